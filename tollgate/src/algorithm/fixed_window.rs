@@ -1,0 +1,245 @@
+//! Fixed window: a count that starts anew with every window.
+
+use std::time::Duration;
+
+use super::packing::Pair;
+use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, never_fits};
+use crate::decision::Verdict;
+use crate::error::InvalidLimit;
+use crate::units::{MINUTE, Timestamp};
+
+/// At most so many units per window of time.
+///
+/// Simple and cheap, with a known flaw: requests on both sides of a boundary are counted apart, so a stretch
+/// as long as the window can hold twice the limit. By default 10 a minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedWindow {
+    pub(super) limit: u64,
+    window: Duration,
+    align: Align,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Align {
+    Clock,
+    FirstRequest,
+}
+
+impl Default for FixedWindow {
+    fn default() -> Self {
+        Self::new(10, MINUTE)
+    }
+}
+
+impl FixedWindow {
+    /// Windows of the clock, the same for every key: a window of an hour begins at every full hour (UTC).
+    #[must_use]
+    pub const fn new(limit: u64, window: Duration) -> Self {
+        Self {
+            limit,
+            window,
+            align: Align::Clock,
+        }
+    }
+
+    /// Opens a key's window with its first request instead.
+    #[must_use]
+    pub const fn from_first_request(self) -> Self {
+        Self {
+            align: Align::FirstRequest,
+            ..self
+        }
+    }
+
+    pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
+        let limit = checked::quota("limit", self.limit)?;
+        let window = checked::span("window", self.window)?;
+        let latest = Timestamp::MAX.as_micros();
+        Ok(match self.align {
+            Align::Clock => Compiled::ClockWindow(ClockWindow {
+                limit,
+                window,
+                packing: Pair::new(latest / window + 1, limit),
+            }),
+            Align::FirstRequest => Compiled::OpenedWindow(OpenedWindow {
+                limit,
+                window,
+                packing: Pair::new(latest, limit),
+            }),
+        })
+    }
+}
+
+impl From<FixedWindow> for Algorithm {
+    fn from(spec: FixedWindow) -> Self {
+        Self::FixedWindow(spec)
+    }
+}
+
+/// The units counted in one window, which is told by its index or by its start.
+#[derive(Clone, Copy)]
+pub(crate) struct Count {
+    window: u64,
+    units: u64,
+}
+
+impl Count {
+    /// Judges a cost against the count, in a window that ends `left` from now.
+    fn judge(self, limit: u64, left: u64, cost: u64) -> (Verdict, Option<Self>) {
+        let remaining = limit.saturating_sub(self.units);
+        let reset_after = if self.units > 0 { left } else { 0 };
+        if cost == 0 {
+            (allowed(remaining, reset_after), None)
+        } else if cost > limit {
+            (never_fits(remaining, reset_after), None)
+        } else if cost > remaining {
+            (denied(left, remaining, reset_after), None)
+        } else {
+            (
+                allowed(remaining - cost, left),
+                Some(Self {
+                    units: self.units + cost,
+                    ..self
+                }),
+            )
+        }
+    }
+
+    fn give_back(self, cost: u64) -> Option<Self> {
+        let units = self.units.saturating_sub(cost);
+        (units != self.units).then_some(Self { units, ..self })
+    }
+}
+
+/// Windows counted from the Unix epoch, so that every node agrees when one ends.
+///
+/// A clock that steps back holds a key in the later window, at most the one after the current: jitter at a
+/// boundary never starts a window twice, and a long step back locks nobody out.
+#[derive(Clone, Debug)]
+pub(crate) struct ClockWindow {
+    limit: u64,
+    window: u64,
+    packing: Pair,
+}
+
+impl ClockWindow {
+    fn count(&self, cells: &impl Cells, now: u64) -> (Count, bool) {
+        let (window, units) = self.packing.load(cells);
+        let current = now / self.window;
+        if window < current {
+            return (
+                Count {
+                    window: current,
+                    units: 0,
+                },
+                false,
+            );
+        }
+        (
+            Count {
+                window: window.min(current + 1),
+                units,
+            },
+            window > current + 1,
+        )
+    }
+}
+
+impl Rules for ClockWindow {
+    type Edit = Count;
+
+    fn words(&self) -> usize {
+        self.packing.words()
+    }
+
+    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Count> {
+        let (count, stepped_back) = self.count(cells, now);
+        let left = (count.window + 1) * self.window - now;
+        let (verdict, edit) = count.judge(self.limit, left, cost);
+        Step {
+            verdict,
+            edit: edit.or(stepped_back.then_some(count)),
+        }
+    }
+
+    /// Only a charge of this window can be taken back: the others are forgotten already.
+    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Count> {
+        let (count, _) = self.count(cells, now);
+        if charge.at / self.window == count.window {
+            count.give_back(charge.cost)
+        } else {
+            None
+        }
+    }
+
+    fn apply(&self, cells: &impl Cells, edit: Count) {
+        self.packing.store(cells, edit.window, edit.units);
+    }
+
+    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+        self.count(cells, now).0.units == 0
+    }
+}
+
+/// A window that opens with the first request that is let through.
+///
+/// A clock that steps back before the opening moves the opening back with it: the window still lasts its whole
+/// length from there, so nothing is minted, and nobody waits longer than that.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenedWindow {
+    limit: u64,
+    window: u64,
+    packing: Pair,
+}
+
+impl OpenedWindow {
+    fn count(&self, cells: &impl Cells, now: u64) -> (Count, bool) {
+        let (opened, units) = self.packing.load(cells);
+        let open = units > 0 && now < opened.saturating_add(self.window);
+        if !open {
+            return (Count { window: now, units: 0 }, false);
+        }
+        (
+            Count {
+                window: opened.min(now),
+                units,
+            },
+            opened > now,
+        )
+    }
+}
+
+impl Rules for OpenedWindow {
+    type Edit = Count;
+
+    fn words(&self) -> usize {
+        self.packing.words()
+    }
+
+    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Count> {
+        let (count, stepped_back) = self.count(cells, now);
+        let left = count.window + self.window - now;
+        let (verdict, edit) = count.judge(self.limit, left, cost);
+        Step {
+            verdict,
+            edit: edit.or(stepped_back.then_some(count)),
+        }
+    }
+
+    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Count> {
+        let (count, _) = self.count(cells, now);
+        if charge.at >= count.window {
+            count.give_back(charge.cost)
+        } else {
+            None
+        }
+    }
+
+    fn apply(&self, cells: &impl Cells, edit: Count) {
+        self.packing.store(cells, edit.window, edit.units);
+    }
+
+    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+        self.count(cells, now).0.units == 0
+    }
+}

@@ -1,0 +1,79 @@
+//! Leaky bucket: whatever comes in, what goes out is steady.
+
+use std::time::Duration;
+
+use super::{Algorithm, Compiled, checked, meter::Meter};
+use crate::error::InvalidLimit;
+use crate::rate::Rate;
+use crate::units::{MAX_SPAN, whole_micros};
+
+/// A bucket that fills with requests and leaks at a steady rate.
+///
+/// It leaks continuously. What does not fit is refused; with [`queue`](Self::queue), what fits is told how
+/// long to wait for its turn, so that requests leave one by one. By default 10 units, leaking one a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeakyBucket {
+    pub(super) capacity: u64,
+    leak: Rate,
+    overflow: Overflow,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Overflow {
+    Reject,
+    Queue { max_wait: Duration },
+}
+
+impl Default for LeakyBucket {
+    fn default() -> Self {
+        Self::new(10, Rate::per_second(1))
+    }
+}
+
+impl LeakyBucket {
+    /// A bucket of `capacity` units that refuses what would overflow it.
+    #[must_use]
+    pub const fn new(capacity: u64, leak: Rate) -> Self {
+        Self {
+            capacity,
+            leak,
+            overflow: Overflow::Reject,
+        }
+    }
+
+    /// Queues instead: an admitted request carries the [`delay`](crate::Decision::delay) after which it may
+    /// leave, first in first out, no two together. One that finds the queue full, or would wait longer than
+    /// `max_wait`, is denied.
+    #[must_use]
+    pub const fn queue(self, max_wait: Duration) -> Self {
+        Self {
+            overflow: Overflow::Queue { max_wait },
+            ..self
+        }
+    }
+
+    pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
+        let capacity = checked::quota("capacity", self.capacity)?;
+        let (count, period) = checked::rate("leak", self.leak)?;
+        checked::full_refill("leak", capacity, count, period)?;
+        let max_wait = match self.overflow {
+            Overflow::Reject => None,
+            Overflow::Queue { max_wait } if max_wait > MAX_SPAN => {
+                let days = max_wait.as_secs() / 86_400;
+                return Err(InvalidLimit::new(
+                    "max_wait",
+                    format!("max_wait of {days} days is too long"),
+                    "use 35 years or less",
+                ));
+            }
+            Overflow::Queue { max_wait } => Some(whole_micros(max_wait)),
+        };
+        Ok(Compiled::Meter(Meter::new(capacity, count, period, max_wait)))
+    }
+}
+
+impl From<LeakyBucket> for Algorithm {
+    fn from(spec: LeakyBucket) -> Self {
+        Self::LeakyBucket(spec)
+    }
+}

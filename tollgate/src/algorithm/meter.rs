@@ -1,0 +1,195 @@
+//! The arithmetic that the token bucket and the leaky bucket share: a debt that is paid off at a steady rate.
+//!
+//! A token bucket of which three tokens are spent and a leaky bucket that holds three units are the same thing,
+//! and one moment says all of it: the time at which the debt will be paid (the theoretical arrival time of
+//! GCRA). A moment that has passed is a key at rest.
+//!
+//! Exactness: with a rate of `n` units in `d` microseconds, reduced, one unit is worth `d / n` microseconds. So
+//! the moment is kept in whole microseconds and in `n`-ths of one, debts are counted in `n`-ths, and nothing is
+//! ever rounded. Only answers are, up to the microsecond at which they become true.
+//!
+//! A clock that steps back makes a debt look larger than the bucket. It is taken for a full bucket, from that
+//! moment on: nothing is minted, and nobody waits longer than one full refill.
+
+use super::packing::Pair;
+use super::{Cells, Charge, Rules, Step, div, div_ceil};
+use crate::decision::{Outcome, Verdict};
+use crate::rate::gcd;
+use crate::units::{MAX_SPAN, Timestamp};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Meter {
+    capacity: u64,
+    /// Units that are paid off in `micros`; the fraction is reduced.
+    units: u64,
+    micros: u64,
+    /// The debt of a full bucket, in `units`-ths of a microsecond.
+    full: u128,
+    /// What one unit adds to the moment of rest.
+    step: Moment,
+    /// In a queue, how long a request may be held.
+    max_wait: Option<u64>,
+    packing: Pair,
+}
+
+/// A moment, or a span, in microseconds and `units`-ths of a microsecond.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    micros: u64,
+    parts: u64,
+}
+
+impl Meter {
+    /// The numbers have been checked: all positive, and a full bucket is paid off within `MAX_SPAN`.
+    pub(super) fn new(capacity: u64, count: u64, period: u64, max_wait: Option<u64>) -> Self {
+        let common = gcd(count, period);
+        let (units, micros) = (count / common, period / common);
+        let latest = Timestamp::MAX.as_micros() + MAX_SPAN.as_micros() as u64;
+        Self {
+            capacity,
+            units,
+            micros,
+            full: u128::from(capacity) * u128::from(micros),
+            step: Moment {
+                micros: micros / units,
+                parts: micros % units,
+            },
+            max_wait,
+            packing: Pair::new(latest, units - 1),
+        }
+    }
+
+    #[inline(always)]
+    fn load(&self, cells: &impl Cells) -> Moment {
+        let (micros, parts) = self.packing.load(cells);
+        Moment { micros, parts }
+    }
+
+    /// The debt at `now`, and whether the clock has stepped back so far that it had to be cut to a full bucket.
+    #[inline(always)]
+    fn debt(&self, rest: Moment, now: u64) -> (u128, bool) {
+        if rest.micros < now {
+            return (0, false);
+        }
+        let debt = u128::from(rest.micros - now) * u128::from(self.units) + u128::from(rest.parts);
+        if debt > self.full {
+            (self.full, true)
+        } else {
+            (debt, false)
+        }
+    }
+
+    fn moment_of(&self, debt: u128, now: u64) -> Moment {
+        let micros = div(debt, self.units);
+        let parts = debt - u128::from(micros) * u128::from(self.units);
+        Moment {
+            micros: now + micros,
+            parts: parts as u64,
+        }
+    }
+
+    /// Where the debt stands once `cost` is added to it. Adding one unit divides nothing.
+    #[inline(always)]
+    fn add(&self, rest: Moment, cost: u64) -> Moment {
+        let step = match cost {
+            1 => self.step,
+            _ => self.moment_of(u128::from(cost) * u128::from(self.micros), 0),
+        };
+        let parts = rest.parts + step.parts;
+        let carry = u64::from(parts >= self.units);
+        Moment {
+            micros: rest.micros + step.micros + carry,
+            parts: parts - carry * self.units,
+        }
+    }
+
+    #[inline(always)]
+    fn remaining(&self, debt: u128) -> u64 {
+        match self.max_wait {
+            Some(max_wait) if div_ceil(debt, self.units) > max_wait => 0,
+            _ => div(self.full - debt, self.micros),
+        }
+    }
+}
+
+impl Rules for Meter {
+    type Edit = Moment;
+
+    fn words(&self) -> usize {
+        self.packing.words()
+    }
+
+    #[inline(always)]
+    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Moment> {
+        let rest = self.load(cells);
+        let (debt, cut) = self.debt(rest, now);
+        let rest = match debt {
+            0 => Moment { micros: now, parts: 0 },
+            _ if cut => self.moment_of(debt, now),
+            _ => rest,
+        };
+        let wait = rest.micros - now + u64::from(rest.parts > 0);
+        let edit = cut.then_some(rest);
+        if cost == 0 {
+            let delay = if self.max_wait.is_some() { wait } else { 0 };
+            let verdict = Verdict {
+                outcome: Outcome::Allowed { delay },
+                remaining: self.remaining(debt),
+                reset_after: wait,
+            };
+            return Step { verdict, edit };
+        }
+        if cost > self.capacity {
+            return Step {
+                verdict: super::never_fits(self.remaining(debt), wait),
+                edit,
+            };
+        }
+        let after = debt + u128::from(cost) * u128::from(self.micros);
+        let delay = if self.max_wait.is_some() { wait } else { 0 };
+        let late = delay.saturating_sub(self.max_wait.unwrap_or(0));
+        if after > self.full || late > 0 {
+            let overflow = div_ceil(after.saturating_sub(self.full), self.units);
+            let retry_after = overflow.max(late);
+            return Step {
+                verdict: super::denied(retry_after, self.remaining(debt), wait),
+                edit,
+            };
+        }
+        let rest = self.add(rest, cost);
+        let reset_after = rest.micros - now + u64::from(rest.parts > 0);
+        let verdict = Verdict {
+            outcome: Outcome::Allowed { delay },
+            remaining: self.remaining(after),
+            reset_after,
+        };
+        Step {
+            verdict,
+            edit: Some(rest),
+        }
+    }
+
+    /// A charge is worth giving back only as far as time has not paid it off already: what was paid off since
+    /// it was made could have been someone else's share of the same debt, so giving it back would mint.
+    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Moment> {
+        if self.max_wait.is_some() {
+            // A place in the queue was promised to those behind it; it cannot be given twice.
+            return None;
+        }
+        let (debt, _) = self.debt(self.load(cells), now);
+        let charged = u128::from(charge.cost) * u128::from(self.micros);
+        let paid = u128::from(now.saturating_sub(charge.at)) * u128::from(self.units);
+        let owed = charged.saturating_sub(paid).min(debt);
+        (owed > 0).then(|| self.moment_of(debt - owed, now))
+    }
+
+    #[inline(always)]
+    fn apply(&self, cells: &impl Cells, edit: Moment) {
+        self.packing.store(cells, edit.micros, edit.parts);
+    }
+
+    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+        let rest = self.load(cells);
+        rest.micros < now || (rest.micros == now && rest.parts == 0)
+    }
+}

@@ -1,0 +1,306 @@
+//! Sliding window counter: a sliding window estimated from a count per segment.
+
+use std::time::Duration;
+
+use super::packing::{bits_for, read_bits, write_bits};
+use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, div_ceil, mul_div, never_fits};
+use crate::error::InvalidLimit;
+use crate::units::{MINUTE, Timestamp};
+
+/// At most so many units in a sliding window, by estimate: the counts of the segments inside the window, and
+/// of the oldest segment the share that is still inside.
+///
+/// With one segment this is the two-window formula that most gateways use. Any run of `segments` whole
+/// segments holds at most the limit; a window that lies across them can hold up to twice the limit when all of
+/// it came at the two ends, and more segments make that stretch shorter. By default 10 a minute, one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingWindowCounter {
+    pub(super) limit: u64,
+    window: Duration,
+    segments: u32,
+}
+
+/// A window of a day in minutes is 1440 segments, and each costs a key some bits: finer than this, a log is
+/// smaller and exact.
+const MAX_SEGMENTS: u32 = 1440;
+
+impl Default for SlidingWindowCounter {
+    fn default() -> Self {
+        Self::new(10, MINUTE)
+    }
+}
+
+impl SlidingWindowCounter {
+    /// A window of one segment.
+    #[must_use]
+    pub const fn new(limit: u64, window: Duration) -> Self {
+        Self {
+            limit,
+            window,
+            segments: 1,
+        }
+    }
+
+    /// Divides the window into so many segments, for a sharper estimate.
+    #[must_use]
+    pub const fn segments(self, segments: u32) -> Self {
+        Self { segments, ..self }
+    }
+
+    pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
+        let limit = checked::quota("limit", self.limit)?;
+        let window = checked::span("window", self.window)?;
+        if self.segments == 0 {
+            return Err(InvalidLimit::new(
+                "segments",
+                "segments 0 leaves nothing to count in".into(),
+                "use 1 or more; 1 is the two-window formula",
+            ));
+        }
+        if self.segments > MAX_SEGMENTS {
+            return Err(InvalidLimit::new(
+                "segments",
+                format!("{} segments are more than 1440", self.segments),
+                "use 1440 or fewer, or a sliding_window_log, which is exact",
+            ));
+        }
+        if u64::from(self.segments) > window {
+            return Err(InvalidLimit::new(
+                "segments",
+                format!(
+                    "{} segments in {window} µs are shorter than a microsecond each",
+                    self.segments
+                ),
+                "use fewer segments or a longer window",
+            ));
+        }
+        Ok(Compiled::Counter(Counter::new(limit, window, self.segments)))
+    }
+}
+
+impl From<SlidingWindowCounter> for Algorithm {
+    fn from(spec: SlidingWindowCounter) -> Self {
+        Self::SlidingWindowCounter(spec)
+    }
+}
+
+/// Counts by segment, newest first, as of the segment that the state was last written in.
+///
+/// Segments are counted from the Unix epoch and need not be whole microseconds long: time is counted in
+/// `segments`-ths of a microsecond, so that a segment is exactly `window` of them.
+///
+/// A clock that steps back is held at the start of the segment last written, at most the one after the
+/// current: jitter never counts a segment twice, and a long step back locks nobody out.
+#[derive(Clone, Debug)]
+pub(crate) struct Counter {
+    limit: u64,
+    window: u64,
+    segments: u64,
+    index_bits: u32,
+    count_bits: u32,
+}
+
+/// Moves the counts on to a segment, and changes the count of the one that is so many segments old.
+pub(crate) struct Move {
+    segment: u64,
+    age: usize,
+    units: u64,
+}
+
+/// Where a moment lies: its segment, and how far into it, in `segments`-ths of a microsecond.
+#[derive(Clone, Copy)]
+struct Place {
+    segment: u64,
+    elapsed: u64,
+}
+
+impl Counter {
+    fn new(limit: u64, window: u64, segments: u32) -> Self {
+        let segments = u64::from(segments);
+        let last_segment = mul_div(Timestamp::MAX.as_micros(), segments, window) + 1;
+        Self {
+            limit,
+            window,
+            segments,
+            index_bits: bits_for(last_segment),
+            count_bits: bits_for(limit),
+        }
+    }
+
+    fn place(&self, now: u64) -> Place {
+        let ticks = now * self.segments;
+        Place {
+            segment: ticks / self.window,
+            elapsed: ticks % self.window,
+        }
+    }
+
+    fn stored_segment(&self, cells: &impl Cells) -> u64 {
+        read_bits(|index| cells.get(index), 0, self.index_bits)
+    }
+
+    /// The stored count of the segment that was `age` segments old when the state was written.
+    fn stored(&self, cells: &impl Cells, age: u64) -> u64 {
+        if age > self.segments {
+            return 0;
+        }
+        let at = self.index_bits as usize + self.count_bits as usize * age as usize;
+        read_bits(|index| cells.get(index), at, self.count_bits)
+    }
+
+    /// Where to judge from, and how many segments that is after the state was written.
+    fn judged_from(&self, cells: &impl Cells, now: u64) -> (Place, u64, bool) {
+        let place = self.place(now);
+        let stored = self.stored_segment(cells);
+        if stored <= place.segment {
+            return (place, place.segment - stored, false);
+        }
+        let held = Place {
+            segment: stored.min(place.segment + 1),
+            elapsed: 0,
+        };
+        (held, 0, stored > place.segment + 1)
+    }
+
+    /// The count of the segments that lie wholly inside the window, once `passed` segments have gone by.
+    fn inside(&self, cells: &impl Cells, passed: u64) -> u64 {
+        (0..self.segments.saturating_sub(passed))
+            .map(|age| self.stored(cells, age))
+            .sum()
+    }
+
+    /// The count of the segment that is leaving the window, once `passed` segments have gone by.
+    fn leaving(&self, cells: &impl Cells, passed: u64) -> u64 {
+        self.segments
+            .checked_sub(passed)
+            .map_or(0, |age| self.stored(cells, age))
+    }
+
+    /// The first moment at which `cost` passes, if nothing else arrives. The estimate only falls until then,
+    /// and without a jump, so it is enough to find the segment in which it falls far enough.
+    fn passes_at(&self, cells: &impl Cells, from: Place, passed: u64, cost: u64) -> u64 {
+        let mut inside = self.inside(cells, passed);
+        let room = self.limit + 1 - cost;
+        for later in 0..=self.segments + 1 {
+            let passed = passed + later;
+            let leaving = self.leaving(cells, passed);
+            if inside < room {
+                // The least elapsed with leaving × (window − elapsed) < (room − inside) × window.
+                let share = u128::from(room - inside) * u128::from(self.window);
+                let stays = if leaving == 0 {
+                    u64::MAX
+                } else {
+                    div_ceil(share, leaving)
+                };
+                let elapsed = (self.window + 1).saturating_sub(stays);
+                let ticks = u128::from(from.segment + later) * u128::from(self.window) + u128::from(elapsed);
+                return div_ceil(ticks, self.segments);
+            }
+            let next_to_leave = self.segments.checked_sub(passed + 1);
+            inside = inside.saturating_sub(next_to_leave.map_or(0, |age| self.stored(cells, age)));
+        }
+        0
+    }
+
+    /// How long until the whole limit is free. Only the newest count matters: the window is empty, but for a
+    /// part of one unit, at some moment while that count is leaving.
+    fn reset_after(&self, segment: u64, newest: Option<(u64, u64)>, now: u64) -> u64 {
+        let Some((age, units)) = newest else { return 0 };
+        let ticks = u128::from(segment + self.segments - age) * u128::from(self.window)
+            + u128::from(self.window + 1 - self.window.div_ceil(units));
+        div_ceil(ticks, self.segments).saturating_sub(now)
+    }
+}
+
+impl Rules for Counter {
+    type Edit = Move;
+
+    fn words(&self) -> usize {
+        let bits = self.index_bits as usize + self.count_bits as usize * (self.segments as usize + 1);
+        bits.div_ceil(64)
+    }
+
+    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Move> {
+        let (place, passed, stepped_back) = self.judged_from(cells, now);
+        let leaving = self.leaving(cells, passed);
+        let estimate = self.inside(cells, passed) + mul_div(leaving, self.window - place.elapsed, self.window);
+        let remaining = self.limit.saturating_sub(estimate);
+        let edit = stepped_back.then_some(Move {
+            segment: place.segment,
+            age: 0,
+            units: self.stored(cells, 0),
+        });
+        if cost > 0 && cost <= remaining {
+            let current = if passed == 0 { self.stored(cells, 0) } else { 0 };
+            let units = current + cost;
+            let verdict = allowed(remaining - cost, self.reset_after(place.segment, Some((0, units)), now));
+            return Step {
+                verdict,
+                edit: Some(Move {
+                    segment: place.segment,
+                    age: 0,
+                    units,
+                }),
+            };
+        }
+        let newest = (passed..=self.segments)
+            .map(|age| (age, self.stored(cells, age - passed)))
+            .find(|(_, units)| *units > 0);
+        let reset_after = self.reset_after(place.segment, newest, now);
+        let verdict = if cost == 0 {
+            allowed(remaining, reset_after)
+        } else if cost > self.limit {
+            never_fits(remaining, reset_after)
+        } else {
+            let retry_after = self.passes_at(cells, place, passed, cost).saturating_sub(now);
+            denied(retry_after, remaining, reset_after)
+        };
+        Step { verdict, edit }
+    }
+
+    /// A charge is taken back from the segment it was made in, while that still counts.
+    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Move> {
+        let (place, passed, _) = self.judged_from(cells, now);
+        let age = place.segment.checked_sub(self.place(charge.at).segment)?;
+        if age > self.segments || age < passed {
+            return None;
+        }
+        let units = self.stored(cells, age - passed);
+        let left = units.saturating_sub(charge.cost);
+        (left != units).then_some(Move {
+            segment: place.segment,
+            age: age as usize,
+            units: left,
+        })
+    }
+
+    fn apply(&self, cells: &impl Cells, edit: Move) {
+        let passed = edit.segment.saturating_sub(self.stored_segment(cells));
+        let set_bits = |at, width, value| {
+            write_bits(
+                |index| cells.get(index),
+                |index, word| cells.set(index, word),
+                at,
+                width,
+                value,
+            );
+        };
+        let base = self.index_bits as usize;
+        for age in (0..=self.segments).rev() {
+            let units = if age as usize == edit.age {
+                edit.units
+            } else {
+                age.checked_sub(passed).map_or(0, |age| self.stored(cells, age))
+            };
+            if passed > 0 || age as usize == edit.age {
+                set_bits(base + self.count_bits as usize * age as usize, self.count_bits, units);
+            }
+        }
+        set_bits(0, self.index_bits, edit.segment);
+    }
+
+    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+        let (_, passed, _) = self.judged_from(cells, now);
+        passed > self.segments || (0..=self.segments - passed).all(|age| self.stored(cells, age) == 0)
+    }
+}

@@ -1,0 +1,197 @@
+//! Token bucket: bursts up to a capacity, then the refill rate.
+
+use super::packing::Pair;
+use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, meter::Meter, never_fits};
+use crate::error::InvalidLimit;
+use crate::rate::Rate;
+use crate::units::Timestamp;
+
+/// A bucket of tokens that refills at a steady rate; a request takes as many tokens as it costs.
+///
+/// In any stretch of time `t` it admits at most `capacity + rate × t`. By default 10 tokens, one a second.
+///
+/// ```
+/// use tollgate::{Limit, Limiter, Rate, TokenBucket};
+///
+/// let limiter = Limiter::new(Limit::new("burst", TokenBucket::new(2, Rate::per_minute(1)))?);
+/// assert!(limiter.check("ann").is_allowed());
+/// assert!(limiter.check("ann").is_allowed());
+/// assert!(!limiter.check("ann").is_allowed());
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBucket {
+    pub(super) capacity: u64,
+    refill: Rate,
+    mode: Refill,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refill {
+    Smooth,
+    Interval,
+}
+
+impl Default for TokenBucket {
+    fn default() -> Self {
+        Self::new(10, Rate::per_second(1))
+    }
+}
+
+impl TokenBucket {
+    /// A bucket of `capacity` tokens that refills smoothly: at `10/s` a token comes every 100 ms.
+    #[must_use]
+    pub const fn new(capacity: u64, refill: Rate) -> Self {
+        Self {
+            capacity,
+            refill,
+            mode: Refill::Smooth,
+        }
+    }
+
+    /// Refills in whole portions at the end of each period instead: at `600/m`, 600 tokens at every full
+    /// minute of the clock.
+    #[must_use]
+    pub const fn interval(self) -> Self {
+        Self {
+            mode: Refill::Interval,
+            ..self
+        }
+    }
+
+    pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
+        let capacity = checked::quota("capacity", self.capacity)?;
+        let (count, period) = checked::rate("refill", self.refill)?;
+        checked::full_refill("refill", capacity, count, period)?;
+        Ok(match self.mode {
+            Refill::Smooth => Compiled::Meter(Meter::new(capacity, count, period, None)),
+            Refill::Interval => Compiled::Interval(Interval::new(capacity, count, period)),
+        })
+    }
+}
+
+impl From<TokenBucket> for Algorithm {
+    fn from(spec: TokenBucket) -> Self {
+        Self::TokenBucket(spec)
+    }
+}
+
+/// Interval refill: the tokens spent, as of a period. Periods are counted from the Unix epoch, so that every
+/// node agrees when one ends.
+///
+/// A clock that steps back holds the bucket in the later period, at most the one after the current: it neither
+/// sees a period end twice, nor waits for one that is far away.
+#[derive(Clone, Debug)]
+pub(crate) struct Interval {
+    capacity: u64,
+    portion: u64,
+    period: u64,
+    packing: Pair,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Spent {
+    period: u64,
+    tokens: u64,
+}
+
+impl Interval {
+    fn new(capacity: u64, portion: u64, period: u64) -> Self {
+        let latest = Timestamp::MAX.as_micros() / period + 1;
+        Self {
+            capacity,
+            portion,
+            period,
+            packing: Pair::new(latest, capacity),
+        }
+    }
+
+    /// What is spent at `now`, and whether that differs from what is stored because the clock stepped back.
+    fn spent(&self, cells: &impl Cells, now: u64) -> (Spent, bool) {
+        let (period, tokens) = self.packing.load(cells);
+        let current = now / self.period;
+        if period <= current {
+            let refilled = self.portion.saturating_mul(current - period);
+            return (
+                Spent {
+                    period: current,
+                    tokens: tokens.saturating_sub(refilled),
+                },
+                false,
+            );
+        }
+        (
+            Spent {
+                period: period.min(current + 1),
+                tokens,
+            },
+            period > current + 1,
+        )
+    }
+
+    /// How long until `tokens` more have come back.
+    fn wait_for(&self, spent: Spent, tokens: u64, now: u64) -> u64 {
+        match tokens {
+            0 => 0,
+            _ => (spent.period + tokens.div_ceil(self.portion)) * self.period - now,
+        }
+    }
+}
+
+impl Rules for Interval {
+    type Edit = Spent;
+
+    fn words(&self) -> usize {
+        self.packing.words()
+    }
+
+    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Spent> {
+        let (spent, stepped_back) = self.spent(cells, now);
+        let remaining = self.capacity.saturating_sub(spent.tokens);
+        let reset_after = self.wait_for(spent, spent.tokens, now);
+        let edit = stepped_back.then_some(spent);
+        if cost > self.capacity {
+            return Step {
+                verdict: never_fits(remaining, reset_after),
+                edit,
+            };
+        }
+        if cost > remaining {
+            let retry_after = self.wait_for(spent, cost - remaining, now);
+            return Step {
+                verdict: denied(retry_after, remaining, reset_after),
+                edit,
+            };
+        }
+        let after = Spent {
+            tokens: spent.tokens + cost,
+            ..spent
+        };
+        let verdict = allowed(remaining - cost, self.wait_for(after, after.tokens, now));
+        Step {
+            verdict,
+            edit: if cost > 0 { Some(after) } else { edit },
+        }
+    }
+
+    /// As with smooth refill: portions that came since the charge may have been it coming back.
+    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Spent> {
+        let (spent, _) = self.spent(cells, now);
+        let came_back = self
+            .portion
+            .saturating_mul(spent.period.saturating_sub(charge.at / self.period));
+        let owed = charge.cost.saturating_sub(came_back).min(spent.tokens);
+        (owed > 0).then_some(Spent {
+            tokens: spent.tokens - owed,
+            ..spent
+        })
+    }
+
+    fn apply(&self, cells: &impl Cells, edit: Spent) {
+        self.packing.store(cells, edit.period, edit.tokens);
+    }
+
+    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+        self.spent(cells, now).0.tokens == 0
+    }
+}

@@ -1,0 +1,89 @@
+//! The memory a store may take, and the zeroed words it takes it in.
+
+use std::sync::Arc;
+
+use crate::sync::{AtomicU64, AtomicUsize, Ordering};
+
+/// Bytes that may still be taken. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Budget(Arc<Inner>);
+
+struct Inner {
+    max: usize,
+    used: AtomicUsize,
+}
+
+/// Words for a table: zeroed, aligned to a pair of cache lines, never moved.
+pub(crate) struct Words {
+    words: Box<[AtomicU64]>,
+    /// Where the first aligned word is.
+    first: usize,
+}
+
+/// Buckets are laid out in units of this many bytes, the pair of lines that the hardware fetches together.
+const ALIGN: usize = 128;
+const WORD: usize = size_of::<AtomicU64>();
+/// Words taken beside those asked for, to align them.
+const SLACK: usize = ALIGN / 8;
+
+impl Budget {
+    pub(crate) fn new(max: usize) -> Self {
+        Self(Arc::new(Inner {
+            max,
+            used: AtomicUsize::new(0),
+        }))
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.0.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether so many words could be taken now.
+    pub(crate) fn has(&self, count: usize) -> bool {
+        count.saturating_add(SLACK).saturating_mul(8) <= self.0.max.saturating_sub(self.used())
+    }
+
+    /// So many words, unless that is more than is left, or than the machine has.
+    pub(crate) fn take(&self, count: usize) -> Option<Words> {
+        let bytes = count.checked_add(SLACK)?.checked_mul(8)?;
+        let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.0.max);
+        self.0
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
+            .ok()?;
+        let words = zeroed(count + SLACK);
+        if words.is_none() {
+            self.0.used.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        words
+    }
+}
+
+impl Words {
+    pub(crate) fn at(&self, index: usize) -> &AtomicU64 {
+        &self.words[self.first + index]
+    }
+
+    #[inline]
+    pub(crate) fn run(&self, index: usize, count: usize) -> &[AtomicU64] {
+        &self.words[self.first + index..self.first + index + count]
+    }
+}
+
+/// Memory fresh from the operating system is zero already: asking for it zeroed touches none of it, so that a
+/// table of a gigabyte costs nothing until it is used.
+#[cfg(not(loom))]
+fn zeroed(count: usize) -> Option<Words> {
+    let words: Box<[AtomicU64]> = bytemuck::try_zeroed_slice_box(count).ok()?;
+    let past = words.as_ptr().addr() % ALIGN;
+    let first = (ALIGN - past) % ALIGN / WORD;
+    Some(Words { words, first })
+}
+
+#[cfg(loom)]
+fn zeroed(count: usize) -> Option<Words> {
+    Some(Words {
+        words: (0..count - SLACK).map(|_| AtomicU64::new(0)).collect(),
+        first: 0,
+    })
+}

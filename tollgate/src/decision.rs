@@ -1,0 +1,158 @@
+//! The answer to a request.
+
+use std::time::Duration;
+
+use crate::limit::LimitId;
+use crate::units::Timestamp;
+
+/// What the limiter answers: whether the request may pass, which limit decided, and what is left of it.
+///
+/// When several limits were asked, the decision speaks of the one that denied, or else of the one with the
+/// least share of its quota left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub(crate) limit: Option<LimitId>,
+    pub(crate) quota: u64,
+    pub(crate) cost: u64,
+    pub(crate) at: Timestamp,
+    pub(crate) verdict: Verdict,
+}
+
+/// What one limit says of one request: the decision without the names. Times are in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) outcome: Outcome,
+    pub(crate) remaining: u64,
+    pub(crate) reset_after: u64,
+}
+
+/// Whether a request passes, and what waiting is worth. Times are in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It may leave after this delay; zero everywhere but in a queue.
+    Allowed { delay: u64 },
+    /// It would pass after this wait if nothing else arrived.
+    Denied { retry_after: u64 },
+    /// Its cost is above the whole quota: no wait helps.
+    NeverFits,
+}
+
+impl Decision {
+    /// Whether the request may pass.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.verdict.is_allowed()
+    }
+
+    /// The limit that decided; `None` when no limit was asked. [`Limiter::limit`](crate::Limiter::limit) tells
+    /// its name and numbers.
+    #[must_use]
+    pub fn limit(&self) -> Option<LimitId> {
+        self.limit
+    }
+
+    /// The whole quota of that limit: its capacity, or its count per window.
+    #[must_use]
+    pub fn quota(&self) -> u64 {
+        self.quota
+    }
+
+    /// The largest cost that would pass right now, after this decision.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.verdict.remaining
+    }
+
+    /// The time until the full quota is back, if nothing else arrives.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.verdict.reset_after)
+    }
+
+    /// For a denied request, the time after which the same cost would pass if nothing else arrived: exact, so
+    /// that a client that waits it passes, and one that waits a microsecond less does not.
+    ///
+    /// `None` for a request that was allowed, and for one whose cost is above the whole quota, which no wait
+    /// can help.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self.verdict.outcome {
+            Outcome::Denied { retry_after } => Some(Duration::from_micros(retry_after)),
+            Outcome::Allowed { .. } | Outcome::NeverFits => None,
+        }
+    }
+
+    /// How long an admitted request has to be held before it may leave: zero, but for a leaky bucket that
+    /// queues.
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        match self.verdict.outcome {
+            Outcome::Allowed { delay } => Duration::from_micros(delay),
+            Outcome::Denied { .. } | Outcome::NeverFits => Duration::ZERO,
+        }
+    }
+
+    /// What was asked for.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// When it was decided.
+    #[must_use]
+    pub fn at(&self) -> Timestamp {
+        self.at
+    }
+}
+
+impl Verdict {
+    pub(crate) fn is_allowed(&self) -> bool {
+        matches!(self.outcome, Outcome::Allowed { .. })
+    }
+
+    /// How long a denied request has to wait; forever if it can never fit.
+    pub(crate) fn wait(&self) -> u64 {
+        match self.outcome {
+            Outcome::Allowed { .. } => 0,
+            Outcome::Denied { retry_after } => retry_after,
+            Outcome::NeverFits => u64::MAX,
+        }
+    }
+}
+
+impl Decision {
+    /// The answer when no limit was asked: nothing stands in the way.
+    pub(crate) fn without_limit(now: Timestamp) -> Self {
+        let verdict = Verdict {
+            outcome: Outcome::Allowed { delay: 0 },
+            remaining: u64::MAX,
+            reset_after: 0,
+        };
+        Self {
+            limit: None,
+            quota: u64::MAX,
+            cost: 0,
+            at: now,
+            verdict,
+        }
+    }
+
+    /// Of two decisions on one request, the one to report: the denial, the longer wait of two denials, else the
+    /// one with the least share of its quota left.
+    pub(crate) fn foremost(self, other: Self) -> Self {
+        let share_left = |decision: &Self, of: u64| u128::from(decision.remaining()) * u128::from(of);
+        let other_first = match (self.is_allowed(), other.is_allowed()) {
+            (true, false) => true,
+            (false, true) => false,
+            (false, false) => other.verdict.wait() > self.verdict.wait(),
+            (true, true) => share_left(&other, self.quota) < share_left(&self, other.quota),
+        };
+        let delay = self.delay().max(other.delay());
+        let mut foremost = if other_first { other } else { self };
+        // A request that several queues let in leaves when the slowest of them lets it go.
+        if let Outcome::Allowed { delay: longest } = &mut foremost.verdict.outcome {
+            *longest = crate::units::whole_micros(delay);
+        }
+        foremost
+    }
+}

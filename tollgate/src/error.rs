@@ -1,0 +1,45 @@
+//! What a limit can be refused for. Being denied is a decision, not an error; see [`crate::Decision`].
+
+use std::fmt;
+
+/// A limit, rate or limiter that cannot be built: the field that is wrong, what is wrong with it, and the fix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidLimit {
+    limit: Option<String>,
+    field: &'static str,
+    problem: String,
+    fix: &'static str,
+}
+
+impl InvalidLimit {
+    pub(crate) fn new(field: &'static str, problem: String, fix: &'static str) -> Self {
+        Self {
+            limit: None,
+            field,
+            problem,
+            fix,
+        }
+    }
+
+    pub(crate) fn of_limit(mut self, name: &str) -> Self {
+        self.limit = Some(name.chars().take(80).collect());
+        self
+    }
+
+    /// The field that has to change, by the name it has in a rule file: `capacity`, `refill`, `window`.
+    #[must_use]
+    pub fn field(&self) -> &str {
+        self.field
+    }
+}
+
+impl fmt::Display for InvalidLimit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(limit) = &self.limit {
+            write!(out, "limit `{limit}`: ")?;
+        }
+        write!(out, "{}; {}", self.problem, self.fix)
+    }
+}
+
+impl std::error::Error for InvalidLimit {}

@@ -1,0 +1,58 @@
+//! Exact, fast and bounded rate limiting.
+//!
+//! ```
+//! use tollgate::{Limit, Limiter, Rate, TokenBucket};
+//!
+//! let limiter = Limiter::new(Limit::new("per-user", TokenBucket::new(10, Rate::per_second(1)))?);
+//! let decision = limiter.check("user:42");
+//! if !decision.is_allowed() {
+//!     println!("try again in {:?}", decision.retry_after());
+//! }
+//! # Ok::<(), tollgate::InvalidLimit>(())
+//! ```
+//!
+//! In the order to read them:
+//!
+//! - A [`Limit`] is configured: a name and one of five algorithms, [`TokenBucket`], [`LeakyBucket`],
+//!   [`FixedWindow`], [`SlidingWindowLog`] and [`SlidingWindowCounter`], with numbers that were checked.
+//! - A [`Limiter`] holds one limit or several and the state of every key. [`Limiter::check`] asks all its limits
+//!   for one key; [`Limiter::decide_now`] asks any set of [`Hit`]s, all or nothing. Neither needs a runtime.
+//! - A [`Decision`] is answered: allowed or not, by which limit, what is left, and exactly how long to wait.
+//! - Beside `check` there are [`peek`](Limiter::peek), [`refund`](Limiter::refund), [`reset`](Limiter::reset)
+//!   and, for costs known only afterwards, [`reserve`](Limiter::reserve) and [`settle`](Limiter::settle). With
+//!   the feature `tokio`, `until_ready` waits for quota.
+//!
+//! What it promises:
+//!
+//! - It never admits more than a limit says, whatever the concurrency, the clock or the number of keys.
+//! - A denied request takes nothing, from any limit.
+//! - `retry_after` is exact to the microsecond.
+//! - Memory stays within a bound that is set, under attack too; see [`LimiterBuilder::max_memory`].
+//! - Rates are exact ratios: nothing drifts, however long it runs.
+
+mod algorithm;
+mod budget;
+mod clock;
+mod decision;
+mod error;
+mod key;
+mod limit;
+mod limiter;
+mod rate;
+mod reservation;
+mod store;
+mod sync;
+mod units;
+#[cfg(feature = "tokio")]
+mod wait;
+
+pub use algorithm::{Algorithm, FixedWindow, LeakyBucket, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
+pub use clock::ManualClock;
+pub use decision::Decision;
+pub use error::InvalidLimit;
+pub use key::Key;
+pub use limit::{Limit, LimitId};
+pub use limiter::{Hit, Limiter, LimiterBuilder};
+pub use rate::Rate;
+pub use reservation::{Reservation, Settlement};
+pub use units::{DAY, HOUR, MAX_SPAN, MIN_SPAN, MINUTE, SECOND, Timestamp};

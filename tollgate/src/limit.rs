@@ -1,0 +1,99 @@
+//! A limit: a name, an algorithm and its numbers, checked once and for all.
+
+use std::sync::Arc;
+
+use crate::algorithm::{Algorithm, Compiled};
+use crate::error::InvalidLimit;
+
+/// The longest name: enough for people, and short enough for headers, metrics and Redis keys.
+const MAX_NAME: usize = 128;
+
+/// A configured limit. There is no other way to make one than [`Limit::new`], which checks its numbers, so
+/// every `Limit` is valid. Cloning it is cheap.
+#[derive(Clone, Debug)]
+pub struct Limit(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    algorithm: Algorithm,
+    compiled: Compiled,
+}
+
+/// Which limit of a [`Limiter`](crate::Limiter) it is; see [`Limiter::id`](crate::Limiter::id).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LimitId(pub(crate) u32);
+
+impl LimitId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl Limit {
+    /// A limit of that name.
+    ///
+    /// # Errors
+    ///
+    /// When a number makes no sense, such as a capacity of 0 or a window of 0, or is out of bounds: quotas go
+    /// from 1 to 2^32, spans of time from 1 ms to 35 years. The error names the field and the fix.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, MINUTE};
+    ///
+    /// let error = Limit::new("login", FixedWindow::new(0, MINUTE)).unwrap_err();
+    /// assert_eq!(error.field(), "limit");
+    /// assert_eq!(error.to_string(), "limit `login`: limit 0 admits nothing; use 1 or more, or remove the limit");
+    /// ```
+    pub fn new(name: impl Into<String>, algorithm: impl Into<Algorithm>) -> Result<Self, InvalidLimit> {
+        let (name, algorithm) = (name.into(), algorithm.into());
+        check_name(&name).map_err(|error| error.of_limit(&name))?;
+        let compiled = algorithm.compile().map_err(|error| error.of_limit(&name))?;
+        Ok(Self(Arc::new(Inner {
+            name,
+            algorithm,
+            compiled,
+        })))
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The whole quota: the capacity, or the count per window.
+    #[must_use]
+    pub fn quota(&self) -> u64 {
+        self.0.algorithm.quota()
+    }
+
+    /// The algorithm and its numbers.
+    #[must_use]
+    pub fn algorithm(&self) -> &Algorithm {
+        &self.0.algorithm
+    }
+
+    pub(crate) fn compiled(&self) -> &Compiled {
+        &self.0.compiled
+    }
+}
+
+fn check_name(name: &str) -> Result<(), InvalidLimit> {
+    if name.is_empty() {
+        return Err(InvalidLimit::new(
+            "name",
+            "a limit needs a name".into(),
+            "give it one, such as per-user",
+        ));
+    }
+    if name.len() > MAX_NAME {
+        let problem = format!("a name of {} bytes is too long", name.len());
+        return Err(InvalidLimit::new("name", problem, "use 128 bytes or less"));
+    }
+    if name.chars().any(char::is_control) {
+        let problem = "the name has a control character in it".into();
+        return Err(InvalidLimit::new("name", problem, "use printable characters"));
+    }
+    Ok(())
+}

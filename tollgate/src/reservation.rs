@@ -1,0 +1,47 @@
+//! Costs that are known only afterwards.
+
+use smallvec::SmallVec;
+
+use crate::decision::Decision;
+use crate::store::memory::Asked;
+use crate::units::Timestamp;
+
+/// An estimate that was taken and waits to be settled; see [`Limiter::reserve`](crate::Limiter::reserve).
+///
+/// It can be settled once, by the limiter that made it. Dropped, it stands: what was taken stays taken.
+#[derive(Debug)]
+#[must_use = "what a reservation took stays taken until it is settled"]
+pub struct Reservation {
+    pub(crate) asked: SmallVec<[Asked; 8]>,
+    pub(crate) decision: Decision,
+    pub(crate) expires_at: Timestamp,
+}
+
+impl Reservation {
+    /// The decision that took the estimate.
+    #[must_use]
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// When it is too late to settle.
+    #[must_use]
+    pub fn expires_at(&self) -> Timestamp {
+        self.expires_at
+    }
+}
+
+/// How a reservation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Settlement {
+    /// The key has been charged what the work cost.
+    Settled,
+    /// The work cost more than was left: the key is spent, and this much could not be taken.
+    Short {
+        /// Units that were spent but not charged.
+        missing: u64,
+    },
+    /// It came too late: the estimate stands.
+    Expired,
+}

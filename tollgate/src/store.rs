@@ -1,0 +1,3 @@
+//! Where the state of keys lives.
+
+pub(crate) mod memory;

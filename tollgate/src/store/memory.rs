@@ -1,0 +1,390 @@
+//! The embedded store: every key of every limit in this process's memory, within a bound.
+//!
+//! Each limit has a table of its own, so that all words in a table mean the same thing. A key is known by a
+//! 64-bit fingerprint, keyed with a secret of the process: nobody outside can aim at a collision, and among ten
+//! million keys of a limit the chance that any two share a fingerprint is about 3 in a million (n² / 2^65).
+//!
+//! One limit is decided by one compare-and-swap. Several are decided with all their buckets held for the few
+//! nanoseconds it takes, so that a request takes from all of them or from none, and others see nothing between.
+
+mod holds;
+#[cfg(all(test, loom))]
+mod loom_models;
+mod newcomer;
+mod split;
+mod table;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
+
+use self::holds::Holds;
+use self::newcomer::Seat;
+use self::table::{Bucket, Busy, Found, Layout, Table, hold_unchanged, pause, unchanged};
+use crate::algorithm::{Charge, Rules, Step, with_rules};
+use crate::budget::Budget;
+use crate::clock::Clock;
+use crate::decision::{Decision, Outcome, Verdict};
+use crate::error::InvalidLimit;
+use crate::key::Key;
+use crate::limit::{Limit, LimitId};
+use crate::units::Timestamp;
+
+pub(crate) struct MemoryStore {
+    /// In the order of the limits.
+    tables: Box<[Table]>,
+    secret: SipHasher13,
+    budget: Budget,
+}
+
+/// One limit, one key and a cost, as the store asks them of a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) limit: LimitId,
+    pub(crate) fingerprint: u64,
+    pub(crate) cost: u64,
+}
+
+/// What may be written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Whatever the decision changes.
+    Take,
+    /// Only what a denial changes. It takes nothing, but a log may count it.
+    Refuse,
+    /// Nothing.
+    Look,
+}
+
+impl Mode {
+    fn writes(self, verdict: &Verdict) -> bool {
+        match self {
+            Self::Take => true,
+            Self::Refuse => !verdict.is_allowed(),
+            Self::Look => false,
+        }
+    }
+}
+
+impl MemoryStore {
+    pub(crate) fn new(limits: &[Limit], max_bytes: usize) -> Result<Self, InvalidLimit> {
+        let budget = Budget::new(max_bytes);
+        let table = |limit: &Limit| {
+            let layout = Layout::new(with_rules!(limit.compiled(), rules => rules.words()));
+            Table::new(layout, budget.clone()).ok_or_else(|| {
+                InvalidLimit::new(
+                    "max_memory",
+                    format!("max_memory {max_bytes} is too little for {} limits", limits.len()),
+                    "allow more memory or use fewer limits",
+                )
+            })
+        };
+        let tables = limits.iter().map(table).collect::<Result<_, _>>()?;
+        // The standard library's own source of keys for hash maps: random, and different in every process.
+        let random = RandomState::new();
+        let secret = SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1));
+        Ok(Self { tables, secret, budget })
+    }
+
+    pub(crate) fn memory_used(&self) -> usize {
+        self.budget.used()
+    }
+
+    #[inline(always)]
+    pub(crate) fn fingerprint(&self, key: Key<'_>) -> u64 {
+        let hash = match key.whole() {
+            Some(bytes) => self.secret.hash(bytes),
+            None => {
+                let mut hasher = self.secret;
+                // Lengths keep parts apart, and the turned bits keep them apart from a key of one part that
+                // spells the same.
+                for part in key.several() {
+                    hasher.write_usize(part.len());
+                    hasher.write(part.as_bytes());
+                }
+                !hasher.finish()
+            }
+        };
+        // The lowest fingerprint means an empty slot.
+        hash.max(1)
+    }
+
+    /// Decides all that is asked: all of it passes and is taken, or nothing is.
+    pub(crate) fn decide(&self, limits: &[Limit], asked: &[Asked], clock: &Clock) -> Decision {
+        match asked {
+            [] => Decision::without_limit(clock.now()),
+            [one] => self.decide_one(limits, *one, clock),
+            several => self.decide_several(limits, several, clock),
+        }
+    }
+
+    /// Reading the clock takes as long as a part of a cache miss, so it is read while one is under way.
+    #[inline(always)]
+    pub(crate) fn decide_one(&self, limits: &[Limit], asked: Asked, clock: &Clock) -> Decision {
+        let (Some(table), Some(limit)) = (self.tables.get(asked.limit.index()), limits.get(asked.limit.index())) else {
+            return self.answer(limits, asked, clock.now(), NO_SUCH_LIMIT);
+        };
+        let now = clock.now();
+        let near = table.approach(asked.fingerprint);
+        let verdict = with_rules!(limit.compiled(), rules => {
+            table.decide_from(rules, near, asked, now.as_micros(), Mode::Take)
+        });
+        Decision {
+            limit: Some(asked.limit),
+            quota: limit.quota(),
+            cost: asked.cost,
+            at: now,
+            verdict,
+        }
+    }
+
+    /// What the decision would be, taking nothing.
+    pub(crate) fn look(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
+        let answers = asked
+            .iter()
+            .map(|one| self.answer(limits, *one, now, self.ask(limits, *one, now, Mode::Look)));
+        answers
+            .reduce(Decision::foremost)
+            .unwrap_or_else(|| Decision::without_limit(now))
+    }
+
+    fn decide_several(&self, limits: &[Limit], asked: &[Asked], clock: &Clock) -> Decision {
+        for one in asked {
+            if let Some(table) = self.tables.get(one.limit.index()) {
+                std::hint::black_box(table.approach(one.fingerprint).1);
+            }
+        }
+        let now = clock.now();
+        // Most denials are found without holding anything, and the buckets are in the cache afterwards.
+        let screened = asked.iter().map(|one| {
+            let verdict = self.ask(limits, *one, now, Mode::Refuse);
+            self.answer(limits, *one, now, verdict)
+        });
+        if let Some(denied) = screened
+            .filter(|decision| !decision.is_allowed())
+            .reduce(Decision::foremost)
+        {
+            return denied;
+        }
+        let mut attempts = 0;
+        loop {
+            match self.take_all(limits, asked, now) {
+                Ok(decision) => {
+                    for one in asked {
+                        self.with_table(limits, one.limit, |table, limit| {
+                            with_rules!(limit.compiled(), rules => table.grow_if_crowded(rules, now.as_micros()));
+                        });
+                    }
+                    return decision;
+                }
+                Err((one, Busy::Crowded)) => {
+                    self.with_table(limits, one.limit, |table, limit| {
+                        with_rules!(limit.compiled(), rules => {
+                            table.make_room(rules, one.fingerprint, now.as_micros());
+                        });
+                    });
+                }
+                Err((_, Busy::Held)) => {}
+            }
+            attempts = pause(attempts);
+        }
+    }
+
+    /// Holds every key's seat, then takes from all of them or from none.
+    fn take_all(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Result<Decision, (Asked, Busy)> {
+        let mut holds = Holds::default();
+        let mut seats: SmallVec<[(Asked, Seat<'_>); 8]> = SmallVec::new();
+        for one in asked {
+            let (Some(table), Some(limit)) = (self.tables.get(one.limit.index()), limits.get(one.limit.index())) else {
+                return Ok(self.answer(limits, *one, now, NO_SUCH_LIMIT));
+            };
+            let seat = with_rules!(limit.compiled(), rules => {
+                table.hold_seat(rules, &mut holds, one.fingerprint, now.as_micros())
+            });
+            let seat = seat.map_err(|busy| (*one, busy))?;
+            // The same key twice, or two keys that share a seat, ask for their sum.
+            match seats.iter_mut().find(|(_, other)| other.is(seat)) {
+                Some((same, _)) => same.cost = same.cost.saturating_add(one.cost),
+                None => seats.push((*one, seat)),
+            }
+        }
+        let verdicts: SmallVec<[Decision; 8]> = seats
+            .iter()
+            .map(|(one, seat)| {
+                let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
+                let verdict = with_rules!(limit.compiled(), rules => {
+                    rules.decide(&table.cells(*seat), now.as_micros(), one.cost).verdict
+                });
+                self.answer(limits, *one, now, verdict)
+            })
+            .collect();
+        let all_pass = verdicts.iter().all(Decision::is_allowed);
+        for ((one, seat), verdict) in seats.iter().zip(&verdicts) {
+            if all_pass || !verdict.is_allowed() {
+                let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
+                let wrote = with_rules!(limit.compiled(), rules => {
+                    let cells = table.cells(*seat);
+                    rules.decide(&cells, now.as_micros(), one.cost).edit.map(|edit| rules.apply(&cells, edit))
+                });
+                if wrote.is_some() {
+                    holds.write(seat.bucket);
+                }
+            }
+        }
+        Ok(verdicts
+            .into_iter()
+            .reduce(Decision::foremost)
+            .unwrap_or_else(|| Decision::without_limit(now)))
+    }
+
+    /// Gives back what a decision took, as far as it still weighs on the key.
+    pub(crate) fn refund(&self, limits: &[Limit], asked: Asked, charged_at: Timestamp, now: Timestamp) {
+        let charge = Charge {
+            at: charged_at.as_micros(),
+            cost: asked.cost,
+        };
+        self.with_table(limits, asked.limit, |table, limit| {
+            with_rules!(limit.compiled(), rules => {
+                table.change(asked.fingerprint, |cells| match rules.refund(cells, now.as_micros(), charge) {
+                    Some(edit) => rules.apply(cells, edit),
+                    None => {}
+                });
+            });
+        });
+    }
+
+    /// Puts a key to rest.
+    pub(crate) fn reset(&self, limits: &[Limit], limit: LimitId, fingerprint: u64) {
+        self.with_table(limits, limit, |table, limit| {
+            with_rules!(limit.compiled(), rules => table.change(fingerprint, |cells| rules.clear(cells)));
+        });
+    }
+
+    fn ask(&self, limits: &[Limit], asked: Asked, now: Timestamp, mode: Mode) -> Verdict {
+        let index = asked.limit.index();
+        let (Some(table), Some(limit)) = (self.tables.get(index), limits.get(index)) else {
+            return NO_SUCH_LIMIT;
+        };
+        let near = table.approach(asked.fingerprint);
+        with_rules!(limit.compiled(), rules => table.decide_from(rules, near, asked, now.as_micros(), mode))
+    }
+
+    fn with_table(&self, limits: &[Limit], limit: LimitId, then: impl FnOnce(&Table, &Limit)) {
+        if let (Some(table), Some(limit)) = (self.tables.get(limit.index()), limits.get(limit.index())) {
+            then(table, limit);
+        }
+    }
+
+    #[inline(always)]
+    fn answer(&self, limits: &[Limit], asked: Asked, now: Timestamp, verdict: Verdict) -> Decision {
+        let quota = limits.get(asked.limit.index()).map_or(0, Limit::quota);
+        Decision {
+            limit: Some(asked.limit),
+            quota,
+            cost: asked.cost,
+            at: now,
+            verdict,
+        }
+    }
+}
+
+/// The answer to a limit of some other limiter: nothing passes by mistake.
+const NO_SUCH_LIMIT: Verdict = Verdict {
+    outcome: Outcome::NeverFits,
+    remaining: 0,
+    reset_after: 0,
+};
+
+impl Table {
+    #[inline(always)]
+    fn decide_from<R: Rules>(&self, rules: &R, near: (Bucket<'_>, u64), asked: Asked, now: u64, mode: Mode) -> Verdict {
+        let Asked { fingerprint, cost, .. } = asked;
+        let mut sought = self.find_from(near, fingerprint);
+        let mut attempts = 0;
+        loop {
+            let Some(found) = sought else {
+                return self.decide_stranger(rules, fingerprint, now, cost, mode);
+            };
+            if let Some(verdict) = self.decide_found(rules, found, now, cost, mode) {
+                return verdict;
+            }
+            attempts = pause(attempts);
+            sought = self.find(fingerprint);
+        }
+    }
+
+    /// Decides on a key that was found; `None` if its bucket has changed meanwhile.
+    #[inline(always)]
+    fn decide_found<R: Rules>(&self, rules: &R, found: Found<'_>, now: u64, cost: u64, mode: Mode) -> Option<Verdict> {
+        let Found { bucket, slot, header } = found;
+        let cells = self.slot(bucket, slot);
+        if rules.must_lock() {
+            let held = hold_unchanged(bucket, header)?;
+            let Step { verdict, edit } = rules.decide(&cells, now, cost);
+            match edit.filter(|_| mode.writes(&verdict)) {
+                Some(edit) => {
+                    rules.apply(&cells, edit);
+                    held.release();
+                }
+                None => held.release_unchanged(),
+            }
+            return Some(verdict);
+        }
+        let Step { verdict, edit } = rules.decide(&cells, now, cost);
+        match edit.filter(|_| mode.writes(&verdict)) {
+            None => unchanged(bucket, header).then_some(verdict),
+            Some(edit) => {
+                let held = hold_unchanged(bucket, header)?;
+                rules.apply(&cells, edit);
+                held.release();
+                Some(verdict)
+            }
+        }
+    }
+
+    #[cold]
+    fn decide_stranger<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64, mode: Mode) -> Verdict {
+        let mut attempts = 0;
+        loop {
+            let verdict = self.look_at_stranger(rules, fingerprint, now, cost);
+            if mode != Mode::Take || cost == 0 || !verdict.is_allowed() {
+                return verdict;
+            }
+            match self.seat_and_take(rules, fingerprint, now, cost) {
+                Ok(verdict) => {
+                    self.grow_if_crowded(rules, now);
+                    return verdict;
+                }
+                Err(Busy::Crowded) => self.make_room(rules, fingerprint, now),
+                Err(Busy::Held) => {}
+            }
+            attempts = pause(attempts);
+        }
+    }
+
+    fn seat_and_take<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64) -> Result<Verdict, Busy> {
+        let mut holds = Holds::default();
+        let seat = self.hold_seat(rules, &mut holds, fingerprint, now)?;
+        let cells = self.cells(seat);
+        let Step { verdict, edit } = rules.decide(&cells, now, cost);
+        if let Some(edit) = edit {
+            rules.apply(&cells, edit);
+            holds.write(seat.bucket);
+        }
+        Ok(verdict)
+    }
+
+    /// Changes the words of a key that has a seat.
+    fn change(&self, fingerprint: u64, change: impl Fn(&table::Slot<'_>)) {
+        let mut attempts = 0;
+        while let Some(found) = self.find(fingerprint) {
+            if let Some(held) = hold_unchanged(found.bucket, found.header) {
+                change(&self.slot(found.bucket, found.slot));
+                held.release();
+                return;
+            }
+            attempts = pause(attempts);
+        }
+    }
+}

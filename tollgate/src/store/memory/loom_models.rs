@@ -1,0 +1,175 @@
+//! Every interleaving of a few threads on a tiny table, by loom: `RUSTFLAGS="--cfg loom" cargo test --release`.
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::table::{Layout, Table};
+use super::{Asked, Mode};
+use crate::algorithm::{Compiled, Rules};
+use crate::budget::Budget;
+use crate::decision::Verdict;
+use crate::limit::{Limit, LimitId};
+use crate::{FixedWindow, MINUTE, SlidingWindowCounter};
+
+const NOW: u64 = 1_700_000_000_000_000;
+
+/// A limit of one word, and its table: one block of `1 << block_bits` buckets of two slots.
+struct Model {
+    limit: Limit,
+    table: Table,
+}
+
+impl Model {
+    fn new(quota: u64, block_bits: u32, budget: usize) -> Self {
+        let limit = Limit::new("model", FixedWindow::new(quota, MINUTE)).unwrap();
+        let table = Table::new(Layout::tiny(1, 2, block_bits), Budget::new(budget)).unwrap();
+        Self { limit, table }
+    }
+
+    fn check(&self, fingerprint: u64) -> Verdict {
+        let Compiled::ClockWindow(rules) = self.limit.compiled() else {
+            unreachable!()
+        };
+        let asked = Asked {
+            limit: LimitId(0),
+            fingerprint,
+            cost: 1,
+        };
+        self.table
+            .decide_from(rules, self.table.approach(fingerprint), asked, NOW, Mode::Take)
+    }
+
+    fn takes(&self, fingerprint: u64) -> u64 {
+        u64::from(self.check(fingerprint).is_allowed())
+    }
+
+    fn left(&self, fingerprint: u64) -> u64 {
+        let Compiled::ClockWindow(rules) = self.limit.compiled() else {
+            unreachable!()
+        };
+        let asked = Asked {
+            limit: LimitId(0),
+            fingerprint,
+            cost: 0,
+        };
+        self.table
+            .decide_from(rules, self.table.approach(fingerprint), asked, NOW, Mode::Look)
+            .remaining
+    }
+
+    /// In how many slots a fingerprint is.
+    fn seats(&self, fingerprint: u64) -> usize {
+        let buckets = (0..1 << self.table.layout.block_bits()).map(|index| self.table.bucket(index));
+        buckets
+            .map(|bucket| {
+                (0..self.table.layout.slots)
+                    .filter(|slot| bucket.fingerprint(*slot) == fingerprint)
+                    .count()
+            })
+            .sum()
+    }
+}
+
+fn check_all_orders(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    // Locks are spun on, so an unbounded search would never end: three forced switches find what there is.
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+#[test]
+fn loom_two_threads_on_one_key_take_exactly_what_there_is() {
+    check_all_orders(|| {
+        let model = Arc::new(Model::new(2, 0, 1 << 10));
+        assert_eq!(model.takes(8), 1);
+        let other = model.clone();
+        let thread = thread::spawn(move || other.takes(8));
+        let here = model.takes(8);
+        assert_eq!(here + thread.join().unwrap(), 1);
+        assert_eq!(model.left(8), 0);
+    });
+}
+
+#[test]
+fn loom_a_key_is_added_once() {
+    check_all_orders(|| {
+        let model = Arc::new(Model::new(1, 0, 1 << 10));
+        let other = model.clone();
+        let thread = thread::spawn(move || other.takes(8));
+        let here = model.takes(8);
+        assert_eq!(here + thread.join().unwrap(), 1);
+        assert_eq!(model.seats(8), 1);
+    });
+}
+
+#[test]
+fn loom_a_key_that_moves_house_loses_nothing() {
+    check_all_orders(|| {
+        let model = Arc::new(Model::new(2, 0, 1 << 10));
+        // 8 stays in bucket 0 when it splits, 9 moves to bucket 1.
+        assert_eq!((model.takes(8), model.takes(9)), (1, 1));
+        let other = model.clone();
+        let thread = thread::spawn(move || {
+            let Compiled::ClockWindow(rules) = other.limit.compiled() else {
+                unreachable!()
+            };
+            other.table.grow_now(rules, NOW);
+        });
+        let here = model.takes(9);
+        thread.join().unwrap();
+        assert_eq!(here, 1);
+        assert_eq!((model.left(8), model.left(9)), (1, 0));
+    });
+}
+
+#[test]
+fn loom_strangers_in_a_full_table_share_one_quota() {
+    check_all_orders(|| {
+        // No memory to grow: two keys have a seat, the others share.
+        let model = Arc::new(Model::new(1, 0, 200));
+        assert_eq!((model.takes(8), model.takes(9)), (1, 1));
+        let other = model.clone();
+        let thread = thread::spawn(move || other.takes(10));
+        let here = model.takes(11);
+        assert_eq!(here + thread.join().unwrap(), 1);
+        assert_eq!([8, 9, 10, 11].map(|key| model.seats(key)), [1, 1, 0, 0]);
+    });
+}
+
+#[test]
+fn loom_nobody_sees_half_of_a_state() {
+    check_all_orders(|| {
+        // Two words: the count of a segment lies across both.
+        let limit = Limit::new("wide", SlidingWindowCounter::new(1 << 32, MINUTE)).unwrap();
+        let Compiled::Counter(rules) = limit.compiled() else {
+            unreachable!()
+        };
+        assert_eq!(rules.words(), 2);
+        let table = Arc::new(Table::new(Layout::tiny(2, 2, 0), Budget::new(1 << 10)).unwrap());
+        fn ask(
+            table: &Table,
+            rules: &crate::algorithm::sliding_window_counter::Counter,
+            cost: u64,
+            mode: Mode,
+        ) -> Verdict {
+            let asked = Asked {
+                limit: LimitId(0),
+                fingerprint: 8,
+                cost,
+            };
+            table.decide_from(rules, table.approach(8), asked, NOW, mode)
+        }
+        ask(&table, rules, (1 << 31) - 1, Mode::Take);
+        let (other, same) = (table.clone(), limit.clone());
+        let thread = thread::spawn(move || {
+            let Compiled::Counter(rules) = same.compiled() else {
+                unreachable!()
+            };
+            ask(&other, rules, 1 << 31, Mode::Take);
+        });
+        let left = ask(&table, rules, 0, Mode::Look).remaining;
+        thread.join().unwrap();
+        let before = (1_u64 << 32) - ((1 << 31) - 1);
+        assert!(left == before || left == before - (1 << 31), "{left}");
+    });
+}

@@ -1,0 +1,172 @@
+//! Finding a seat for a key that has none, and what happens when there is none to be had.
+//!
+//! A newcomer takes an empty slot of its home bucket or the slot of a key at rest, there or in the next few
+//! buckets. When the table is crowded it grows. When it may not grow any more and every slot in reach belongs
+//! to a key that is not at rest, nobody who has a seat loses it: keys without one share the last words of their
+//! home bucket, as if they were one key. So however many keys an attacker invents,
+//!
+//! - a key with a seat is judged exactly, as before;
+//! - a key without one is never richer than it would be alone, because all it spends is in the shared words,
+//!   and when it gets a seat it starts with all that was spent there;
+//! - the table does not grow.
+
+use super::holds::Holds;
+use super::table::{Bucket, Busy, EMPTY, Slot, Table, unchanged};
+use crate::algorithm::Rules;
+use crate::decision::Verdict;
+use crate::sync::Ordering;
+
+/// A slot, or the shared words, of a bucket that is held.
+#[derive(Clone, Copy)]
+pub(super) struct Seat<'a> {
+    pub(super) bucket: Bucket<'a>,
+    pub(super) slot: usize,
+}
+
+impl Seat<'_> {
+    pub(super) fn is(self, other: Seat<'_>) -> bool {
+        self.bucket.is(other.bucket) && self.slot == other.slot
+    }
+}
+
+impl Table {
+    pub(super) fn cells<'a>(&'a self, seat: Seat<'a>) -> Slot<'a> {
+        self.slot(seat.bucket, seat.slot)
+    }
+
+    /// The words that the strangers of a bucket share. At rest unless the table is overfull.
+    pub(super) fn shared<'a>(&'a self, home: Bucket<'a>) -> Slot<'a> {
+        self.slot(home, self.layout.slots)
+    }
+
+    /// What a key without a seat would be told, without giving it one.
+    pub(super) fn look_at_stranger<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64) -> Verdict {
+        loop {
+            if rules.must_lock() {
+                let mut holds = Holds::default();
+                if let Ok(home) = holds.hold_home(self, fingerprint) {
+                    return rules.decide(&self.shared(home), now, cost).verdict;
+                }
+            } else {
+                let (home, header) = self.home(fingerprint);
+                let verdict = rules.decide(&self.shared(home), now, cost).verdict;
+                if unchanged(home, header) {
+                    return verdict;
+                }
+            }
+        }
+    }
+
+    /// Holds the seat of a key, giving it one if it has none. The seat may be the shared one.
+    pub(super) fn hold_seat<'a, R: Rules>(
+        &'a self,
+        rules: &R,
+        holds: &mut Holds<'a>,
+        fingerprint: u64,
+        now: u64,
+    ) -> Result<Seat<'a>, Busy> {
+        let home = holds.hold_home(self, fingerprint)?;
+        if let Some(seat) = self.seat_in_run(holds, home, fingerprint)? {
+            return Ok(seat);
+        }
+        match self.free_seat(rules, holds, home, now)? {
+            Some(seat) => {
+                self.clear_seat(rules, holds, seat);
+                seat.bucket.set_fingerprint(seat.slot, fingerprint);
+                rules.inherit(&self.cells(seat), &self.shared(home));
+                Ok(seat)
+            }
+            // The caller makes room before it tries again.
+            None if self.can_grow() => Err(Busy::Crowded),
+            None => Ok(Seat {
+                bucket: home,
+                slot: self.layout.slots,
+            }),
+        }
+    }
+
+    /// The seat a key has already. Its home is held, so it cannot get one meanwhile.
+    fn seat_in_run<'a>(
+        &'a self,
+        holds: &mut Holds<'a>,
+        home: Bucket<'a>,
+        fingerprint: u64,
+    ) -> Result<Option<Seat<'a>>, Busy> {
+        let mut bucket = home;
+        for _ in 0..self.run() {
+            let passed_by = holds.hold(bucket)?.is_passed_by();
+            if let Some(slot) = self.slot_of(bucket, fingerprint) {
+                return Ok(Some(Seat { bucket, slot }));
+            }
+            if !passed_by {
+                break;
+            }
+            bucket = self.next_in_run(bucket);
+        }
+        Ok(None)
+    }
+
+    /// A slot that is empty or whose key is at rest, the nearest to home. The buckets passed by on the way are
+    /// marked.
+    fn free_seat<'a, R: Rules>(
+        &'a self,
+        rules: &R,
+        holds: &mut Holds<'a>,
+        home: Bucket<'a>,
+        now: u64,
+    ) -> Result<Option<Seat<'a>>, Busy> {
+        let mut bucket = home;
+        for _ in 0..self.run() {
+            holds.hold(bucket)?;
+            let free = self.free_slots(rules, bucket, now);
+            // One of a key at rest rather than an empty one: the table grows by the empty ones it uses up.
+            if let Some(slot) = free
+                .clone()
+                .find(|slot| bucket.fingerprint(*slot) != EMPTY)
+                .or(free.clone().next())
+            {
+                self.mark_passed_by(holds, home, bucket)?;
+                return Ok(Some(Seat { bucket, slot }));
+            }
+            bucket = self.next_in_run(bucket);
+        }
+        Ok(None)
+    }
+
+    /// The slots of a held bucket that nobody needs.
+    pub(super) fn free_slots<'a, R: Rules>(
+        &'a self,
+        rules: &'a R,
+        bucket: Bucket<'a>,
+        now: u64,
+    ) -> impl Iterator<Item = usize> + Clone + 'a {
+        (0..self.layout.slots)
+            .filter(move |slot| bucket.fingerprint(*slot) == EMPTY || rules.is_idle(&self.slot(bucket, *slot), now))
+    }
+
+    /// Puts a free slot to rest for the key that is about to have it.
+    pub(super) fn clear_seat<'a, R: Rules>(&'a self, rules: &R, holds: &mut Holds<'a>, seat: Seat<'a>) {
+        if seat.bucket.fingerprint(seat.slot) == EMPTY {
+            self.occupied.fetch_add(1, Ordering::Relaxed);
+        } else {
+            rules.clear(&self.cells(seat));
+        }
+        holds.write(seat.bucket);
+    }
+
+    /// Marks the buckets between home and where a key ended up.
+    pub(super) fn mark_passed_by<'a>(
+        &'a self,
+        holds: &mut Holds<'a>,
+        home: Bucket<'a>,
+        end: Bucket<'a>,
+    ) -> Result<(), Busy> {
+        let mut passed = home;
+        while !passed.is(end) {
+            holds.hold(passed)?.mark_passed_by();
+            holds.write(passed);
+            passed = self.next_in_run(passed);
+        }
+        Ok(())
+    }
+}
