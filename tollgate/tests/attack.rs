@@ -1,0 +1,219 @@
+//! Far more live keys than there are slots. Memory stays within its bound, nobody gains, and those who were
+//! there are still served.
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::START_US;
+use tollgate::{
+    Algorithm, FixedWindow, HOUR, LeakyBucket, Limit, Limiter, ManualClock, Rate, SlidingWindowCounter,
+    SlidingWindowLog, Timestamp, TokenBucket,
+};
+
+const QUOTA: u64 = 10;
+const MAX_MEMORY: usize = 32 * 1024;
+/// A hundred times the keys that the bound could hold if a key took only its fingerprint and one word.
+const ATTACKERS: u64 = 100 * (MAX_MEMORY as u64 / 16);
+/// Longer than any state here matters.
+const AGED_OUT: Duration = Duration::from_secs(24 * 60 * 60);
+
+struct Siege {
+    limiter: Limiter,
+    clock: ManualClock,
+}
+
+impl Siege {
+    fn of(algorithm: Algorithm) -> Self {
+        let clock = ManualClock::at(Timestamp::from_micros(START_US));
+        let limit = Limit::new("besieged", algorithm).expect("a valid limit");
+        let limiter = Limiter::builder()
+            .limit(limit)
+            .max_memory(MAX_MEMORY)
+            .clock(clock.clone())
+            .build();
+        Self {
+            limiter: limiter.expect("enough memory to begin with"),
+            clock,
+        }
+    }
+
+    /// Every attacker asks for `cost`, in order; `between` is called after every hundredth part of them.
+    fn attack(&self, cost: u64, mut between: impl FnMut(u64)) {
+        for percent in 0..100 {
+            for attacker in percent * ATTACKERS / 100..(percent + 1) * ATTACKERS / 100 {
+                self.limiter.check_n(&attacker.to_le_bytes(), cost);
+            }
+            between(percent);
+            assert!(
+                self.limiter.memory_used() <= MAX_MEMORY,
+                "{} bytes",
+                self.limiter.memory_used()
+            );
+        }
+    }
+
+    fn takes(&self, key: &str, requests: usize) -> usize {
+        (0..requests).filter(|_| self.limiter.check(key).is_allowed()).count()
+    }
+}
+
+fn a_denied_key_stays_denied(algorithm: Algorithm) {
+    let siege = Siege::of(algorithm);
+    assert_eq!(siege.takes("greedy", 20), 10);
+    for cost in [1, QUOTA] {
+        siege.attack(cost, |_| assert!(!siege.limiter.check("greedy").is_allowed()));
+    }
+    let denial = siege.limiter.check("greedy");
+    siege
+        .clock
+        .advance(denial.retry_after().expect("it fits an empty bucket") - Duration::from_micros(1));
+    assert!(
+        !siege.limiter.check("greedy").is_allowed(),
+        "a microsecond before its time"
+    );
+}
+
+/// Those who were there before the attack and go on using what is theirs, whether the attackers spend less than
+/// they or more: first the one, to fill the table, then the other, to spend what is shared.
+fn honest_keys_are_served_exactly(algorithm: Algorithm) {
+    let honest: Vec<String> = (0..20).map(|key| format!("honest {key}")).collect();
+    for costs in [[1, QUOTA], [QUOTA, 1]] {
+        let siege = Siege::of(algorithm);
+        for key in &honest {
+            assert_eq!(siege.takes(key, 6), 6);
+        }
+        let mut left = 4;
+        for cost in costs {
+            siege.attack(cost, |percent| {
+                if percent % 50 == 49 {
+                    left -= 1;
+                    for key in &honest {
+                        let decision = siege.limiter.check(key);
+                        assert!(
+                            decision.is_allowed(),
+                            "{key} at {percent} % of cost {cost} of {costs:?}"
+                        );
+                        assert_eq!(
+                            decision.remaining(),
+                            left,
+                            "{key} at {percent} % of cost {cost} of {costs:?}"
+                        );
+                    }
+                }
+            });
+        }
+        assert!(honest.iter().all(|key| !siege.limiter.check(key).is_allowed()));
+    }
+}
+
+fn nobody_is_over_admitted(algorithm: Algorithm) {
+    const SAMPLES: u64 = 50;
+    for cost in [1, 3, QUOTA] {
+        let siege = Siege::of(algorithm);
+        let mut admitted = vec![0; SAMPLES as usize];
+        siege.attack(cost, |percent| {
+            // Different samples come at different times, and most of them come back often.
+            for sample in (0..SAMPLES).filter(|sample| (percent + sample) % 3 != 0) {
+                let decision = siege.limiter.check_n(&format!("sample {sample}"), 1 + sample % 4);
+                if decision.is_allowed() {
+                    admitted[sample as usize] += decision.cost();
+                }
+            }
+        });
+        assert!(admitted.iter().all(|admitted| *admitted <= QUOTA), "{admitted:?}");
+    }
+}
+
+fn all_are_served_again_after_it(algorithm: Algorithm) {
+    let siege = Siege::of(algorithm);
+    assert_eq!(siege.takes("greedy", 20), 10);
+    siege.attack(QUOTA, |_| {});
+    siege.clock.advance(AGED_OUT);
+    for key in ["greedy", "honest", "stranger"] {
+        let before = siege.limiter.peek(key);
+        assert_eq!(
+            (before.remaining(), before.reset_after()),
+            (QUOTA, Duration::ZERO),
+            "{key}"
+        );
+        assert_eq!(siege.takes(key, 20), 10, "{key}");
+    }
+    for attacker in 0..50_u64 {
+        assert!(siege.limiter.check_n(&attacker.to_le_bytes(), QUOTA).is_allowed());
+    }
+    assert!(siege.limiter.memory_used() <= MAX_MEMORY);
+}
+
+/// The same attackers from four sides at once, each of them coming back again and again.
+fn nobody_is_over_admitted_by_many_threads(algorithm: Algorithm) {
+    let siege = Siege::of(algorithm);
+    let admitted: Vec<AtomicU64> = (0..ATTACKERS / 10).map(|_| AtomicU64::new(0)).collect();
+    thread::scope(|scope| {
+        for from in 0..4 {
+            let (siege, admitted) = (&siege, &admitted);
+            scope.spawn(move || {
+                for step in 0..ATTACKERS {
+                    let attacker = (step + from * ATTACKERS / 40) % (ATTACKERS / 10);
+                    let decision = siege
+                        .limiter
+                        .check_n(&attacker.to_le_bytes(), 1 + (attacker + step) % 4);
+                    if decision.is_allowed() {
+                        admitted[attacker as usize].fetch_add(decision.cost(), Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let most = admitted.iter().map(|admitted| admitted.load(Ordering::Relaxed)).max();
+    assert_eq!(most, Some(QUOTA), "no more than the quota, and some got all of it");
+    assert!(siege.limiter.memory_used() <= MAX_MEMORY);
+}
+
+macro_rules! besieged {
+    ($($name:ident: $algorithm:expr;)+) => {$(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn a_denied_key_stays_denied() {
+                super::a_denied_key_stays_denied($algorithm.into());
+            }
+
+            #[test]
+            fn honest_keys_are_served_exactly() {
+                super::honest_keys_are_served_exactly($algorithm.into());
+            }
+
+            #[test]
+            fn nobody_is_over_admitted() {
+                super::nobody_is_over_admitted($algorithm.into());
+            }
+
+            #[test]
+            fn nobody_is_over_admitted_by_many_threads() {
+                super::nobody_is_over_admitted_by_many_threads($algorithm.into());
+            }
+
+            #[test]
+            fn all_are_served_again_after_it() {
+                super::all_are_served_again_after_it($algorithm.into());
+            }
+        }
+    )+};
+}
+
+besieged! {
+    token_bucket: TokenBucket::new(QUOTA, Rate::per_minute(1));
+    token_bucket_interval: TokenBucket::new(QUOTA, Rate::per_minute(1)).interval();
+    leaky_bucket: LeakyBucket::new(QUOTA, Rate::per_minute(1));
+    leaky_queue: LeakyBucket::new(QUOTA, Rate::per_minute(1)).queue(HOUR);
+    fixed_window: FixedWindow::new(QUOTA, HOUR);
+    fixed_window_first_request: FixedWindow::new(QUOTA, HOUR).from_first_request();
+    sliding_window_log: SlidingWindowLog::new(QUOTA, HOUR);
+    sliding_window_log_count_denied: SlidingWindowLog::new(QUOTA, HOUR).count_denied();
+    sliding_window_counter: SlidingWindowCounter::new(QUOTA, HOUR);
+    sliding_window_counter_segments: SlidingWindowCounter::new(QUOTA, HOUR).segments(6);
+}

@@ -1,0 +1,186 @@
+//! What can be done with a key beside `check`: look, forget, give back, reserve and settle.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Answer, Rig, START_US};
+use tollgate::{
+    Algorithm, FixedWindow, LeakyBucket, Limit, Limiter, MINUTE, ManualClock, Rate, SECOND, Settlement,
+    SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
+};
+
+fn algorithms() -> [Algorithm; 8] {
+    let rate = Rate::per_second(1);
+    [
+        TokenBucket::new(10, rate).into(),
+        TokenBucket::new(10, rate).interval().into(),
+        LeakyBucket::new(10, rate).into(),
+        FixedWindow::new(10, MINUTE).into(),
+        FixedWindow::new(10, MINUTE).from_first_request().into(),
+        SlidingWindowLog::new(10, MINUTE).into(),
+        SlidingWindowLog::new(10, MINUTE).count_denied().into(),
+        SlidingWindowCounter::new(10, MINUTE).segments(3).into(),
+    ]
+}
+
+#[test]
+fn a_look_takes_nothing_however_often() {
+    for algorithm in algorithms() {
+        let rig = Rig::of(algorithm);
+        assert!(rig.limiter.check_n("key", 4).is_allowed());
+        let looks: Vec<_> = (0..100).map(|_| rig.limiter.peek("key")).collect();
+        assert!(
+            looks.iter().all(|look| look.is_allowed() && look.remaining() == 6),
+            "{algorithm:?}"
+        );
+        assert_eq!(
+            Answer::from(rig.limiter.check_n("key", 0)),
+            looks[0].into(),
+            "{algorithm:?}"
+        );
+    }
+}
+
+#[test]
+fn a_key_that_was_reset_is_as_if_never_seen() {
+    for algorithm in algorithms() {
+        let rig = Rig::of(algorithm);
+        assert!(rig.limiter.check_n("key", 10).is_allowed());
+        assert!(rig.limiter.check_n("other", 10).is_allowed());
+        rig.limiter.reset("key");
+        rig.limiter.reset("never seen");
+        let look = rig.limiter.peek("key");
+        assert_eq!(
+            (look.remaining(), look.reset_after()),
+            (10, Duration::ZERO),
+            "{algorithm:?}"
+        );
+        assert!(rig.limiter.check_n("key", 10).is_allowed(), "{algorithm:?}");
+        assert!(!rig.limiter.check("other").is_allowed(), "{algorithm:?}");
+    }
+}
+
+#[test]
+fn what_is_given_back_at_once_can_be_taken_again() {
+    for algorithm in algorithms() {
+        let rig = Rig::of(algorithm);
+        rig.limiter.check_n("key", 3);
+        let decision = rig.limiter.check_n("key", 5);
+        rig.limiter.refund("key", &decision);
+        assert_eq!(rig.limiter.peek("key").remaining(), 7, "{algorithm:?}");
+    }
+}
+
+#[test]
+fn a_denied_request_has_nothing_to_give_back() {
+    for algorithm in algorithms() {
+        let rig = Rig::of(algorithm);
+        rig.limiter.check_n("key", 8);
+        let denied = rig.limiter.check_n("key", 5);
+        let before = rig.limiter.peek("key");
+        rig.limiter.refund("key", &denied);
+        assert_eq!(rig.limiter.peek("key"), before, "{algorithm:?}");
+    }
+}
+
+#[test]
+fn what_has_come_back_by_itself_is_not_given_back_again() {
+    let bucket = Rig::of(TokenBucket::new(10, Rate::per_second(1)));
+    let first = bucket.limiter.check_n("key", 5);
+    bucket.clock.advance(SECOND * 3);
+    assert!(bucket.limiter.check_n("key", 8).is_allowed(), "3 of the 5 are back");
+    bucket.limiter.refund("key", &first);
+    assert_eq!(bucket.limiter.peek("key").remaining(), 2, "2 of the 5 are still owed");
+
+    let window = Rig::of(FixedWindow::new(10, MINUTE));
+    let first = window.limiter.check_n("key", 5);
+    window.clock.advance(MINUTE);
+    window.limiter.check_n("key", 5);
+    window.limiter.refund("key", &first);
+    assert_eq!(
+        window.limiter.peek("key").remaining(),
+        5,
+        "the charge was the last window's"
+    );
+}
+
+#[test]
+fn a_request_of_several_limits_gives_back_to_all() {
+    let limiter = Limiter::builder()
+        .limit(Limit::new("burst", TokenBucket::new(10, Rate::per_second(1))).unwrap())
+        .limit(Limit::new("hour", SlidingWindowLog::new(20, MINUTE)).unwrap())
+        .clock(ManualClock::at(Timestamp::from_micros(START_US)))
+        .build()
+        .unwrap();
+    for _ in 0..50 {
+        let decision = limiter.check_n("key", 10);
+        assert!(decision.is_allowed(), "nothing is left taken");
+        limiter.refund("key", &decision);
+    }
+}
+
+#[test]
+fn a_reservation_is_charged_what_the_work_cost() {
+    for algorithm in algorithms() {
+        for (actual, remaining) in [(0, 10), (3, 7), (6, 4), (9, 1), (10, 0)] {
+            let rig = Rig::of(algorithm);
+            let reservation = rig.limiter.reserve("key", 6, MINUTE).unwrap();
+            assert_eq!(rig.limiter.peek("key").remaining(), 4, "{algorithm:?}");
+            assert_eq!(
+                rig.limiter.settle(reservation, actual),
+                Settlement::Settled,
+                "{algorithm:?}"
+            );
+            assert_eq!(
+                rig.limiter.peek("key").remaining(),
+                remaining,
+                "{algorithm:?} settled for {actual}"
+            );
+        }
+    }
+}
+
+#[test]
+fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
+    for algorithm in algorithms() {
+        let rig = Rig::of(algorithm);
+        let reservation = rig.limiter.reserve("key", 6, MINUTE).unwrap();
+        assert!(rig.limiter.check_n("key", 3).is_allowed());
+        assert_eq!(
+            rig.limiter.settle(reservation, 9),
+            Settlement::Short { missing: 2 },
+            "{algorithm:?}"
+        );
+        assert_eq!(rig.limiter.peek("key").remaining(), 0, "{algorithm:?}");
+        let reservation = Rig::of(algorithm).limiter.reserve("key", 1, MINUTE).unwrap();
+        assert!(
+            matches!(rig.limiter.settle(reservation, u64::MAX), Settlement::Short { .. }),
+            "{algorithm:?}"
+        );
+    }
+}
+
+#[test]
+fn a_reservation_that_expired_stands() {
+    for algorithm in algorithms() {
+        let rig = Rig::of(algorithm);
+        let reservation = rig.limiter.reserve("key", 6, Duration::from_millis(500)).unwrap();
+        rig.clock.advance(Duration::from_millis(500));
+        let before = rig.limiter.peek("key");
+        assert_eq!(rig.limiter.settle(reservation, 0), Settlement::Expired, "{algorithm:?}");
+        assert_eq!(rig.limiter.peek("key"), before, "{algorithm:?}");
+    }
+}
+
+#[test]
+fn an_estimate_that_does_not_fit_is_denied_like_a_request() {
+    for algorithm in algorithms() {
+        let rig = Rig::of(algorithm);
+        rig.limiter.check_n("key", 7);
+        let denial = rig.limiter.reserve("key", 6, MINUTE).unwrap_err();
+        assert!(!denial.is_allowed() && denial.retry_after().is_some(), "{algorithm:?}");
+        let never = rig.limiter.reserve("key", 11, MINUTE).unwrap_err();
+        assert!(!never.is_allowed() && never.retry_after().is_none(), "{algorithm:?}");
+    }
+}

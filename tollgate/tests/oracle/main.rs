@@ -1,0 +1,91 @@
+//! Every algorithm against a brute-force oracle.
+//!
+//! An oracle is written from the definition in the specification, not from the code: it keeps plain events or
+//! an exact fraction, answers one question ("would this cost pass at this moment?"), and everything a decision
+//! says is found from that question alone by searching. The clock only goes forward here; what happens when it
+//! steps back is in `properties`.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod fixed_window;
+mod leaky_bucket;
+mod sliding_window_counter;
+mod sliding_window_log;
+mod token_bucket;
+
+use common::plan::Plan;
+use common::traffic::{Step, untouched};
+use common::{Answer, Rig};
+use proptest::prelude::*;
+
+/// One key of one limit, by the definition. Moments are microseconds since the epoch and never decrease.
+trait Oracle {
+    /// Whether a request of `cost`, from 1 to the quota, would pass at `now` if nothing came before it.
+    fn admits(&self, now: u64, cost: u64) -> bool;
+
+    /// How long a request that comes at `now` has to be held.
+    fn delay(&self, _now: u64) -> u64 {
+        0
+    }
+
+    fn admitted(&mut self, now: u64, cost: u64);
+
+    fn denied(&mut self, _now: u64, _cost: u64) {}
+}
+
+fn expected(oracle: &mut impl Oracle, quota: u64, now: u64, cost: u64) -> Answer {
+    let allowed = cost == 0 || (cost <= quota && oracle.admits(now, cost));
+    let delay = if allowed { oracle.delay(now) } else { 0 };
+    if allowed && cost > 0 {
+        oracle.admitted(now, cost);
+    } else if cost > 0 && cost <= quota {
+        oracle.denied(now, cost);
+    }
+    let first_refused = first(|cost| cost > quota || (cost > 0 && !oracle.admits(now, cost)));
+    Answer {
+        allowed,
+        remaining: first_refused - 1,
+        reset_after: first(|wait| oracle.admits(now + wait, quota)),
+        retry_after: (!allowed && cost <= quota).then(|| first(|wait| oracle.admits(now + wait, cost))),
+        delay,
+    }
+}
+
+/// The smallest number for which a condition holds that, once true, stays true.
+fn first(holds: impl Fn(u64) -> bool) -> u64 {
+    if holds(0) {
+        return 0;
+    }
+    let (mut no, mut yes) = (0, 1);
+    while !holds(yes) {
+        (no, yes) = (yes, yes * 2);
+    }
+    while yes - no > 1 {
+        let middle = no + (yes - no) / 2;
+        if holds(middle) { yes = middle } else { no = middle }
+    }
+    yes
+}
+
+/// Sends the same requests to the library and to the oracle; every answer has to be the same in every part.
+fn agree(plan: Plan, mut oracle: impl Oracle, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
+    let limit = plan.limit();
+    prop_assume!(limit.is_ok());
+    let rig = Rig::new(limit.expect("just seen to be valid"), start);
+    let (mut now, mut last) = (start, untouched(&plan));
+    for (index, step) in steps.iter().enumerate() {
+        now = step.gap.after(now, &last, &plan);
+        let cost = step.ask.cost(&last, &plan);
+        last = expected(&mut oracle, plan.quota(), now, cost);
+        prop_assert_eq!(
+            rig.ask(now, cost),
+            last,
+            "request {} at {} µs for {} (left is tollgate)",
+            index,
+            now,
+            cost
+        );
+    }
+    Ok(())
+}

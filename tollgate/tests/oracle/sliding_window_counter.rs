@@ -1,0 +1,76 @@
+//! Every admitted request with its moment. The estimate is counted from the list, in parts of `1 / window`:
+//! a segment counts whole while all of it is inside the window, and by the share that is inside when not.
+//!
+//! Segment `n` is the time from `n × window / segments` to `(n + 1) × window / segments` since the epoch, which
+//! need not be whole microseconds; so times are multiplied by the number of segments and compared exactly.
+
+use proptest::prelude::*;
+
+use crate::common::plan::{Plan, counter, mostly_accepted};
+use crate::common::traffic::{Step, start, steps};
+use crate::{Oracle, agree};
+
+struct Segments {
+    limit: u64,
+    window_us: u64,
+    segments: u32,
+    charges: Vec<(u64, u64)>,
+}
+
+impl Segments {
+    /// How much of the segment that `at` fell in lies inside the window that ends at `now`, in parts of
+    /// `1 / window`; the segment of `now` counts whole, though part of it is still to come.
+    fn share(&self, at: u64, now: u64) -> i128 {
+        let (window, segments) = (i128::from(self.window_us), i128::from(self.segments));
+        let segment_start = i128::from(at) * segments / window * window;
+        let window_start = (i128::from(now) - window) * segments;
+        (segment_start + window - window_start).clamp(0, window)
+    }
+}
+
+impl Oracle for Segments {
+    fn admits(&self, now: u64, cost: u64) -> bool {
+        let estimate: i128 = self
+            .charges
+            .iter()
+            .map(|&(at, cost)| i128::from(cost) * self.share(at, now))
+            .sum();
+        let window = i128::from(self.window_us);
+        estimate + i128::from(cost - 1) * window < i128::from(self.limit) * window
+    }
+
+    fn admitted(&mut self, now: u64, cost: u64) {
+        self.charges.push((now, cost));
+    }
+}
+
+fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
+    let Plan::Counter {
+        limit,
+        window_us,
+        segments,
+    } = plan
+    else {
+        unreachable!("a plan for a counter")
+    };
+    agree(
+        plan,
+        Segments {
+            limit,
+            window_us,
+            segments,
+            charges: Vec::new(),
+        },
+        start,
+        steps,
+    )
+}
+
+proptest! {
+    #![proptest_config(mostly_accepted())]
+
+    #[test]
+    fn the_estimate_is_exact(plan in counter(), start in start(), steps in steps()) {
+        agrees(plan, start, &steps)?;
+    }
+}

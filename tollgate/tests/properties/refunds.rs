@@ -1,0 +1,171 @@
+//! Giving back, and settling what was reserved, never mints: what was taken and not given back, each charge at
+//! the moment it was made, stays within the same bound as if nothing had ever been given back.
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use tollgate::{Decision, MAX_SPAN, Reservation, Settlement};
+
+use crate::bounds::within_bound;
+use crate::clock_steps::{moves, nothing_minted, our_days};
+use crate::common::plan::{self, Align, Logs, Plan, mostly_accepted};
+use crate::common::traffic::{Ask, Gap, ask, gap, start, untouched};
+use crate::common::{Answer, Rig};
+use crate::{Charge, accepted};
+
+#[derive(Clone, Debug)]
+enum Act {
+    Ask(Ask),
+    /// Gives back one of the decisions that were allowed, once.
+    Refund(Index),
+    /// Gives back a decision that was denied, as often as it likes.
+    RefundDenied(Index),
+    Reserve(Ask),
+    /// Settles one of the reservations for this share of its estimate.
+    Settle(Index, u64),
+}
+
+fn acts() -> impl Strategy<Value = Vec<(Gap, Act)>> {
+    let act = prop_oneof![
+        4 => ask().prop_map(Act::Ask),
+        3 => any::<Index>().prop_map(Act::Refund),
+        1 => any::<Index>().prop_map(Act::RefundDenied),
+        2 => ask().prop_map(Act::Reserve),
+        2 => (any::<Index>(), 0..=1_000_u64).prop_map(|(which, permille)| Act::Settle(which, permille)),
+    ];
+    prop::collection::vec((gap(), act), 1..60)
+}
+
+/// Everything that was taken, and what of it could still be given back.
+struct Ledger {
+    rig: Rig,
+    charges: Vec<Charge>,
+    allowed: Vec<(usize, Decision)>,
+    denied: Vec<Decision>,
+    reserved: Vec<(usize, Reservation)>,
+}
+
+impl Ledger {
+    fn of(rig: Rig) -> Self {
+        Self {
+            rig,
+            charges: Vec::new(),
+            allowed: Vec::new(),
+            denied: Vec::new(),
+            reserved: Vec::new(),
+        }
+    }
+
+    fn charge(&mut self, at: u64, cost: u64) -> usize {
+        self.charges.push(Charge { at, cost });
+        self.charges.len() - 1
+    }
+
+    fn perform(&mut self, act: Act, now: u64, last: &Answer, plan: &Plan) -> Result<(), TestCaseError> {
+        let limiter = self.rig.limiter.clone();
+        match act {
+            Act::Ask(ask) => {
+                let decision = limiter.check_n("key", ask.cost(last, plan));
+                if decision.is_allowed() {
+                    let charge = self.charge(now, decision.cost());
+                    self.allowed.push((charge, decision));
+                } else {
+                    self.denied.push(decision);
+                }
+            }
+            Act::Refund(which) if !self.allowed.is_empty() => {
+                let (charge, decision) = self.allowed.swap_remove(which.index(self.allowed.len()));
+                limiter.refund("key", &decision);
+                self.charges[charge].cost = 0;
+            }
+            Act::RefundDenied(which) if !self.denied.is_empty() => {
+                let before = limiter.peek("key");
+                limiter.refund("key", &self.denied[which.index(self.denied.len())]);
+                prop_assert_eq!(limiter.peek("key"), before, "a denied request has nothing to give back");
+            }
+            Act::Reserve(ask) => {
+                let estimate = ask.cost(last, plan);
+                match limiter.reserve("key", estimate, MAX_SPAN * 4) {
+                    Ok(reservation) => {
+                        let charge = self.charge(now, estimate);
+                        self.reserved.push((charge, reservation));
+                    }
+                    Err(decision) => prop_assert!(!decision.is_allowed()),
+                }
+            }
+            Act::Settle(which, permille) if !self.reserved.is_empty() => {
+                let (charge, reservation) = self.reserved.swap_remove(which.index(self.reserved.len()));
+                let estimate = self.charges[charge].cost;
+                let actual = u64::try_from(u128::from(estimate) * u128::from(permille) / 1_000).expect("a share");
+                prop_assert_eq!(limiter.settle(reservation, actual), Settlement::Settled);
+                self.charges[charge].cost = actual;
+            }
+            Act::Refund(_) | Act::RefundDenied(_) | Act::Settle(..) => {}
+        }
+        Ok(())
+    }
+}
+
+/// What remains of a window from which some charges were taken out as if they had never been; `None` where a
+/// refund is less than that, or the denied count too.
+fn remaining_without(plan: &Plan, charges: &[Charge], now: u64) -> Option<u64> {
+    let inside = |from: u64| {
+        charges
+            .iter()
+            .filter(|charge| charge.at >= from)
+            .map(|charge| charge.cost)
+            .sum::<u64>()
+    };
+    match *plan {
+        Plan::Fixed {
+            limit,
+            window_us,
+            align: Align::Clock,
+        } => Some(limit - inside(now - now % window_us)),
+        Plan::Log {
+            limit,
+            window_us,
+            logs: Logs::Admitted,
+        } => Some(limit - inside((now + 1).saturating_sub(window_us))),
+        _ => None,
+    }
+}
+
+proptest! {
+    #![proptest_config(mostly_accepted())]
+
+    #[test]
+    fn giving_back_mints_nothing(plan in plan::any(), start in start(), acts in acts()) {
+        let mut ledger = Ledger::of(accepted(&plan, start)?);
+        let (mut now, mut last) = (start, untouched(&plan));
+        for (gap, act) in acts {
+            now = gap.after(now, &last, &plan);
+            ledger.rig.set(now);
+            ledger.perform(act, now, &last, &plan)?;
+            last = ledger.rig.limiter.peek("key").into();
+            prop_assert!(last.remaining <= plan.quota());
+            if let Some(remaining) = remaining_without(&plan, &ledger.charges, now) {
+                prop_assert_eq!(last.remaining, remaining);
+            }
+        }
+        within_bound(&plan, &ledger.charges)?;
+    }
+    #[test]
+    fn giving_back_mints_nothing_when_the_clock_steps_back(
+        plan in plan::any(),
+        start in our_days(),
+        acts in acts(),
+        moves in prop::collection::vec(moves(), 60),
+    ) {
+        let mut ledger = Ledger::of(accepted(&plan, start)?);
+        let (mut now, mut forward, mut last) = (start, 0, untouched(&plan));
+        for ((_, act), step) in acts.into_iter().zip(moves) {
+            let then = step.from(now, &last, &plan);
+            forward += then.saturating_sub(now);
+            now = then;
+            ledger.rig.set(now);
+            ledger.perform(act, forward, &last, &plan)?;
+            last = ledger.rig.limiter.peek("key").into();
+        }
+        nothing_minted(&plan, &ledger.charges)?;
+    }
+}
