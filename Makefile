@@ -1,0 +1,43 @@
+# The four things one does with this repository. `make test` needs a Rust toolchain, a C compiler and nothing else.
+
+# Every set of the library's features that a user can choose is built and tested by itself.
+LIBRARY_FEATURE_SETS := --no-default-features --features=tokio
+
+.PHONY: run test test-library test-workspace test-loom test-examples lint lint-workspace lint-examples bench
+
+run:
+	cargo run --release -- serve
+
+test: test-library test-workspace test-loom test-examples
+
+test-library: $(LIBRARY_FEATURE_SETS:%=test-library%)
+
+.PHONY: $(LIBRARY_FEATURE_SETS:%=test-library%)
+$(LIBRARY_FEATURE_SETS:%=test-library%): test-library%:
+	cargo test -p tollgate $*
+
+# All the rest, but for the benchmarks: what they compare with takes minutes to build.
+test-workspace:
+	cargo test --workspace --exclude tollgate --exclude bench
+
+# Every interleaving of the threads on the table of the memory store. A build of its own, in a directory of its
+# own, because the flag reaches every crate.
+test-loom:
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p tollgate --release --lib loom
+
+test-examples:
+	cargo test --manifest-path examples/Cargo.toml
+
+lint: lint-workspace lint-examples
+
+lint-workspace:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --exclude bench --no-deps --all-features
+
+lint-examples:
+	cargo fmt --manifest-path examples/Cargo.toml --check
+	cargo clippy --manifest-path examples/Cargo.toml --all-targets -- -D warnings
+
+bench:
+	cargo run --release -p bench -- memory

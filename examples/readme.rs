@@ -1,0 +1,7 @@
+//! The Rust code of the README and of `docs/`, compiled and run as tests.
+
+#[doc = include_str!("../README.md")]
+pub struct Readme;
+
+#[doc = include_str!("../docs/algorithms.md")]
+pub struct Algorithms;

@@ -1,0 +1,112 @@
+//! `POST /v1/check`: questions and decisions as JSON.
+//!
+//! A valid question is answered with 200, whether it is allowed or denied: being denied is a decision. All the
+//! questions of a batch are understood before the first is decided, so a batch that is refused has spent
+//! nothing; then each is decided by itself, in order.
+
+mod answer;
+mod question;
+mod refusal;
+
+use std::time::Duration;
+
+use axum::body::{Bytes, HttpBody};
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+use tollgate::Limiter;
+
+use self::answer::Answer;
+use self::question::{Questions, Shape};
+use self::refusal::{Refusal, quoted};
+use super::connections;
+
+/// A full batch of questions of about 1,000 bytes each.
+const MAX_BODY_BYTES: usize = 1024 * 1024;
+
+/// A client with a whole question in hand sends it in far less, over any network that is of use.
+const BODY_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Answers questions until `shutdown` ends, then finishes what is under way.
+pub(crate) async fn run(listener: TcpListener, limiter: Limiter, shutdown: impl Future<Output = ()>) {
+    connections::serve(listener, router(limiter), shutdown).await;
+}
+
+fn router(limiter: Limiter) -> Router {
+    Router::new()
+        .route("/v1/check", post(check))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(wrong_path)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(limiter)
+}
+
+async fn check(State(limiter): State<Limiter>, request: Request) -> Result<Response, Refusal> {
+    let body = read_body(request).await?;
+    let questions = Questions::parse(&body)?;
+    let hits = questions.hits(&limiter)?;
+    let mut answers = hits
+        .iter()
+        .map(|hit| Answer::new(&limiter, limiter.decide_now(std::slice::from_ref(hit))));
+    Ok(match questions.shape() {
+        Shape::One => Json(answers.next()).into_response(),
+        Shape::Batch => Json(answers.collect::<Vec<_>>()).into_response(),
+    })
+}
+
+async fn read_body(request: Request) -> Result<Bytes, Refusal> {
+    // A body announced as too long is refused before it is sent.
+    if request.body().size_hint().lower() > MAX_BODY_BYTES as u64 {
+        return Err(too_large());
+    }
+    match timeout(BODY_DEADLINE, Bytes::from_request(request, &())).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(too_large()),
+        Ok(Err(rejection)) => Err(Refusal {
+            status: StatusCode::BAD_REQUEST,
+            error: "unreadable_body",
+            message: format!("{}; send the whole body", rejection.body_text()),
+        }),
+        Err(_) => Err(Refusal {
+            status: StatusCode::REQUEST_TIMEOUT,
+            error: "body_timeout",
+            message: format!(
+                "the body took longer than {} s; send it at once",
+                BODY_DEADLINE.as_secs()
+            ),
+        }),
+    }
+}
+
+fn too_large() -> Refusal {
+    Refusal {
+        status: StatusCode::PAYLOAD_TOO_LARGE,
+        error: "body_too_large",
+        message: format!("the body is longer than {MAX_BODY_BYTES} bytes; send smaller batches"),
+    }
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
+    let refusal = Refusal {
+        status: StatusCode::METHOD_NOT_ALLOWED,
+        error: "method_not_allowed",
+        message: format!(
+            "{} does not take {}; use POST",
+            quoted(uri.path()),
+            quoted(method.as_str())
+        ),
+    };
+    ([(header::ALLOW, "POST")], refusal)
+}
+
+async fn wrong_path(uri: Uri) -> Refusal {
+    Refusal {
+        status: StatusCode::NOT_FOUND,
+        error: "not_found",
+        message: format!("nothing is at {}; use POST /v1/check", quoted(uri.path())),
+    }
+}

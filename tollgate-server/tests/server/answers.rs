@@ -1,0 +1,222 @@
+//! Valid questions.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+
+use crate::process::Server;
+
+/// What `asked` returns when it ran within one window of the clock. At the turn of a minute, the counter rightly
+/// lets a little more through; then it is asked again, and has to use another key.
+fn within_one_window<T>(mut asked: impl FnMut(usize) -> T) -> T {
+    // The server reads its own clock, which may be a little off the one read here.
+    let margin = Duration::from_secs(1);
+    (0..3)
+        .find_map(|attempt| {
+            let start = since_epoch();
+            let answer = asked(attempt);
+            ((start - margin).as_secs() / 60 == (since_epoch() + margin).as_secs() / 60).then_some(answer)
+        })
+        .expect("three attempts do not all meet the turn of a minute")
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the server under test decides by the wall clock"
+)]
+fn since_epoch() -> Duration {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .expect("after 1970")
+}
+
+fn per_user(key: &str) -> Value {
+    json!({"limit": "per-user", "key": key})
+}
+
+fn by_header(name: &str, value: &str) -> Value {
+    json!({"request": {"headers": {name: value}}})
+}
+
+#[test]
+fn ten_pass_and_the_eleventh_is_denied_with_a_retry_after() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let answers = within_one_window(|attempt| {
+        let question = per_user(&format!("user-{attempt}"));
+        (0..12).map(|_| connection.check(&question)).collect::<Vec<_>>()
+    });
+    for (index, answer) in answers[..10].iter().enumerate() {
+        assert_eq!(answer["allowed"], true);
+        assert_eq!(answer["limit"], "per-user");
+        assert_eq!(answer["quota"], 10);
+        assert_eq!(answer["remaining"], 9 - index);
+        assert_eq!(answer["retry_after"], Value::Null);
+        assert_eq!(answer["delay"], 0.0);
+        assert!(answer["reset_after"].as_f64().unwrap() > 0.0);
+    }
+    for answer in &answers[10..] {
+        assert_eq!(answer["allowed"], false);
+        assert_eq!(answer["remaining"], 0);
+        let retry_after = answer["retry_after"].as_f64().unwrap();
+        assert!(retry_after > 0.0 && retry_after <= 120.0, "{answer}");
+        assert!(answer["reset_after"].as_f64().unwrap() >= retry_after, "{answer}");
+    }
+}
+
+#[test]
+fn answer_has_these_fields_in_this_order_with_six_decimals() {
+    let server = Server::start();
+    let answer = server
+        .connect()
+        .post(r#"{"limit":"per-user","key":"42","cost":1}"#)
+        .text;
+    let rest = answer
+        .strip_prefix(r#"{"allowed":true,"limit":"per-user","quota":10,"remaining":9,"reset_after":"#)
+        .unwrap_or_else(|| panic!("{answer}"));
+    let (reset_after, rest) = rest.split_once(',').unwrap();
+    assert_eq!(reset_after.split_once('.').unwrap().1.len(), 6, "{answer}");
+    assert_eq!(rest, r#""retry_after":null,"delay":0.000000}"#);
+}
+
+#[test]
+fn each_key_has_a_quota_of_its_own() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    assert_eq!(
+        connection.check(&json!({"limit": "per-user", "key": "a", "cost": 10}))["allowed"],
+        true
+    );
+    assert_eq!(
+        connection.check(&json!({"limit": "per-user", "key": "b", "cost": 10}))["allowed"],
+        true
+    );
+    assert_eq!(
+        connection.check(&json!({"limit": "per-user", "key": "", "cost": 10}))["allowed"],
+        true
+    );
+}
+
+#[test]
+fn cost_of_zero_spends_nothing() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    for _ in 0..20 {
+        let answer = connection.check(&json!({"limit": "per-user", "key": "a", "cost": 0}));
+        assert_eq!((&answer["allowed"], &answer["remaining"]), (&json!(true), &json!(10)));
+    }
+}
+
+#[test]
+fn cost_that_can_never_fit_is_denied_without_a_retry_after() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    for cost in [11, u64::MAX] {
+        let answer = connection.check(&json!({"limit": "per-user", "key": "a", "cost": cost}));
+        assert_eq!(
+            (&answer["allowed"], &answer["retry_after"]),
+            (&json!(false), &Value::Null)
+        );
+        assert_eq!(answer["remaining"], 10);
+    }
+}
+
+#[test]
+fn request_is_counted_under_its_user_header_whatever_its_case() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let last = within_one_window(|attempt| {
+        let user = format!("user-{attempt}");
+        connection.check(&per_user(&user));
+        connection.check(&by_header("x-user-id", &user));
+        connection.check(&by_header("X-User-Id", &user));
+        connection.check(&by_header("X-USER-ID", &user))
+    });
+    assert_eq!(last["remaining"], 6);
+}
+
+#[test]
+fn requests_without_a_user_header_share_the_anonymous_key() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    // The key is always the same, so a second attempt needs a second server; a cost of 4 makes it needless.
+    let asked = [
+        json!({"request": {}, "cost": 4}),
+        json!({"request": {"headers": {"accept": "*/*"}}, "cost": 4}),
+        json!({"limit": "per-user", "key": "anonymous", "cost": 4}),
+    ];
+    let allowed = asked
+        .iter()
+        .map(|question| connection.check(question)["allowed"].clone())
+        .collect::<Vec<_>>();
+    assert_eq!(allowed, [true, true, false]);
+}
+
+#[test]
+fn request_may_carry_every_fact() {
+    let server = Server::start();
+    let facts = json!({"method": "GET", "path": "/api/test", "host": "example.org", "ip": "2001:db8::1",
+        "headers": {"X-User-Id": "münchen", "Accept": "*/*"}});
+    let answer = server.connect().check(&json!({"request": facts, "cost": 1}));
+    assert_eq!((&answer["allowed"], &answer["remaining"]), (&json!(true), &json!(9)));
+}
+
+#[test]
+fn batch_is_answered_in_the_same_order() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let answers = within_one_window(|attempt| {
+        let user = format!("user-{attempt}");
+        connection.check(&json!([
+            {"limit": "per-user", "key": user, "cost": 7},
+            {"limit": "per-user", "key": user, "cost": 7},
+            {"request": {"headers": {"x-user-id": user}}, "cost": 3},
+            {"limit": "per-user", "key": format!("other-{user}")},
+        ]))
+    });
+    let told = |field: &str| {
+        answers
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|answer| answer[field].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(told("allowed"), [true, false, true, true]);
+    assert_eq!(told("remaining"), [3, 3, 0, 9]);
+}
+
+#[test]
+fn batches_may_be_empty_or_of_a_thousand() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    assert_eq!(connection.check(&json!([])), json!([]));
+    let thousand = (0..1000).map(|key| per_user(&key.to_string())).collect::<Vec<_>>();
+    let answers = connection.check(&json!(thousand));
+    assert_eq!(answers.as_array().unwrap().len(), 1000);
+    assert!(
+        answers
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|answer| answer["allowed"] == true)
+    );
+}
+
+#[test]
+fn many_clients_at_once_admit_exactly_the_limit() {
+    let server = Server::start();
+    let admitted = within_one_window(|attempt| {
+        let question = per_user(&format!("user-{attempt}"));
+        let admitted_by = |mut connection: crate::client::Connection| {
+            (0..20)
+                .filter(|_| connection.check(&question)["allowed"] == true)
+                .count()
+        };
+        std::thread::scope(|scope| {
+            let clients = [(); 8].map(|()| scope.spawn(|| admitted_by(server.connect())));
+            clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
+        })
+    });
+    assert_eq!(admitted, 10);
+}

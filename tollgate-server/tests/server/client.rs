@@ -1,0 +1,138 @@
+//! HTTP/1.1 by hand, so that a test can also send what no client library would.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// Longer than every deadline of the server: a test fails rather than hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Connection {
+    stream: BufReader<TcpStream>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) text: String,
+}
+
+impl Connection {
+    pub(crate) fn to(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).expect("the server accepts");
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .expect("the timeout is not zero");
+        Self {
+            stream: BufReader::new(stream),
+        }
+    }
+
+    /// Asks a question and expects a decision.
+    pub(crate) fn check(&mut self, question: &Value) -> Value {
+        let response = self.post(question.to_string());
+        assert_eq!(response.status, 200, "{question}: {}", response.text);
+        response.json()
+    }
+
+    pub(crate) fn post(&mut self, body: impl AsRef<[u8]>) -> Response {
+        let body = body.as_ref();
+        self.send(head(body.len()));
+        self.send(body);
+        self.receive()
+    }
+
+    pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream
+            .get_mut()
+            .write_all(bytes.as_ref())
+            .expect("the server reads");
+    }
+
+    pub(crate) fn receive(&mut self) -> Response {
+        self.try_receive().expect("the server answers")
+    }
+
+    /// The next answer, or an error of kind `UnexpectedEof` when the server closed the connection instead.
+    pub(crate) fn try_receive(&mut self) -> io::Result<Response> {
+        let status_line = self.line()?;
+        let status = status_line
+            .split(' ')
+            .nth(1)
+            .and_then(|status| status.parse().ok())
+            .expect("a status line");
+        let mut headers = Vec::new();
+        loop {
+            let line = self.line()?;
+            match line.split_once(": ") {
+                Some((name, value)) => headers.push((name.to_owned(), value.to_owned())),
+                None => break,
+            }
+        }
+        let mut response = Response {
+            status,
+            headers,
+            text: String::new(),
+        };
+        let length = response
+            .header("content-length")
+            .map_or(0, |length| length.parse().expect("a length"));
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body)?;
+        response.text = String::from_utf8(body).expect("UTF-8");
+        Ok(response)
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        match self.stream.read_line(&mut line)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(line.trim_end().to_owned()),
+        }
+    }
+
+    /// Whether anything arrives in the time in which a server that has a place answers many times over.
+    pub(crate) fn has_answer_within_a_moment(&mut self) -> bool {
+        self.stream
+            .get_ref()
+            .set_read_timeout(Some(Duration::from_millis(200)))
+            .expect("the timeout is not zero");
+        let arrived = self.stream.fill_buf().is_ok();
+        self.stream
+            .get_ref()
+            .set_read_timeout(Some(PATIENCE))
+            .expect("the timeout is not zero");
+        arrived
+    }
+
+    /// Whether the server closes the connection without another byte.
+    pub(crate) fn is_closed_by_server(&mut self) -> bool {
+        matches!(self.stream.fill_buf(), Ok(bytes) if bytes.is_empty())
+    }
+}
+
+impl Response {
+    /// The value of the only header of this name.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self
+            .headers
+            .iter()
+            .filter(|(header, _)| header.eq_ignore_ascii_case(name));
+        let value = values.next().map(|(_, value)| value.as_str());
+        assert!(values.next().is_none(), "{name} is there twice: {:?}", self.headers);
+        value
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.header("content-type"), Some("application/json"));
+        serde_json::from_str(&self.text).expect("JSON")
+    }
+}
+
+/// The head of a question whose body has this length.
+pub(crate) fn head(length_bytes: usize) -> String {
+    format!("POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ncontent-length: {length_bytes}\r\n\r\n")
+}

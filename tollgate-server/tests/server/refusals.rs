@@ -1,0 +1,312 @@
+//! Questions that cannot be answered: each refusal names what is wrong and the fix, and spends nothing.
+
+use serde_json::{Value, json};
+
+use crate::client::head;
+use crate::process::Server;
+
+/// The `error` and the `message` of a body that is refused with 400.
+fn refused(body: &str) -> (String, String) {
+    let server = Server::start();
+    let response = server.connect().post(body);
+    assert_eq!(response.status, 400, "{body}: {}", response.text);
+    error_of(&response.json())
+}
+
+fn error_of(json: &Value) -> (String, String) {
+    (
+        json["error"].as_str().expect("a string").to_owned(),
+        json["message"].as_str().expect("a string").to_owned(),
+    )
+}
+
+#[track_caller]
+fn assert_invalid(body: &str, message: &str) {
+    assert_eq!(
+        refused(body),
+        ("invalid_question".to_owned(), message.to_owned()),
+        "{body}"
+    );
+}
+
+#[test]
+fn body_that_is_not_json() {
+    for body in [
+        "",
+        "   ",
+        "hello",
+        "{",
+        r#"{"limit":"per-user","key":"1"}}"#,
+        r#"{"limit":"per-user""#,
+        "\u{0}",
+    ] {
+        let (error, message) = refused(body);
+        assert_eq!(error, "invalid_json", "{body:?}");
+        assert!(message.starts_with("the body is not JSON: "), "{message}");
+        assert!(
+            message.ends_with(r#"; send {"limit":"per-user","key":"42"}"#),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn body_that_is_not_utf8() {
+    let server = Server::start();
+    let response = server.connect().post(b"{\"limit\":\"per-user\",\"key\":\"\xff\"}");
+    assert_eq!(
+        (response.status, error_of(&response.json()).0.as_str()),
+        (400, "invalid_json")
+    );
+}
+
+#[test]
+fn json_that_is_no_question() {
+    assert_invalid(
+        "42",
+        "the body: invalid type: integer `42`, expected a question or an array of questions at line 1 column 2",
+    );
+    let message = "`[0]`: invalid type: sequence, expected an object at line 1 column 1";
+    assert_invalid(r#"[["per-user","42",null,1]]"#, message);
+    let message = "`request`: invalid type: sequence, expected an object at line 1 column 11";
+    assert_invalid(r#"{"request":["GET","/","h","::1",{}]}"#, message);
+}
+
+#[test]
+fn unknown_field() {
+    assert_invalid(
+        r#"{"limit":"per-user","key":"1","costs":2}"#,
+        "`costs`: unknown field `costs`, expected one of `limit`, `key`, `request`, `cost` at line 1 column 37",
+    );
+    assert_invalid(
+        r#"{"request":{"user":"1"}}"#,
+        "`request.user`: unknown field `user`, expected one of `method`, `path`, `host`, `ip`, `headers` at line 1 column 18",
+    );
+}
+
+#[test]
+fn field_given_twice() {
+    assert_invalid(
+        r#"{"limit":"per-user","key":"1","key":"2"}"#,
+        "the body: duplicate field `key` at line 1 column 35",
+    );
+}
+
+#[test]
+fn both_forms() {
+    let message = "`request` excludes `limit` and `key`; send one or the other";
+    assert_invalid(r#"{"limit":"per-user","key":"1","request":{}}"#, message);
+    assert_invalid(r#"{"limit":"per-user","request":{}}"#, message);
+    assert_invalid(r#"{"key":"1","request":{}}"#, message);
+}
+
+#[test]
+fn neither_form() {
+    assert_invalid("{}", "`limit` is missing; send `limit` and `key`, or `request`");
+    assert_invalid(
+        r#"{"cost":1}"#,
+        "`limit` is missing; send `limit` and `key`, or `request`",
+    );
+}
+
+#[test]
+fn half_a_form() {
+    assert_invalid(r#"{"limit":"per-user"}"#, "`key` is missing; send it with `limit`");
+    assert_invalid(r#"{"key":"1"}"#, "`limit` is missing; send it with `key`");
+}
+
+#[test]
+fn cost_that_is_no_whole_number() {
+    for (cost, found) in [
+        ("-1", "integer `-1`"),
+        ("1.5", "floating point `1.5`"),
+        ("1.0", "floating point `1.0`"),
+        ("18446744073709551616", "floating point `1.8446744073709552e+19`"),
+        (r#""1""#, "string \"1\""),
+        ("[]", "sequence"),
+    ] {
+        let (error, message) = refused(&format!(r#"{{"limit":"per-user","key":"1","cost":{cost}}}"#));
+        let start =
+            format!("`cost`: invalid type: {found}, expected a whole number from 0 to 18446744073709551615 at line 1");
+        assert_eq!(error, "invalid_question");
+        assert!(message.starts_with(&start), "{message}");
+    }
+}
+
+#[test]
+fn key_that_is_no_string() {
+    assert_invalid(
+        r#"{"limit":"per-user","key":42}"#,
+        "`key`: invalid type: integer `42`, expected a string at line 1 column 28",
+    );
+}
+
+#[test]
+fn unknown_limit() {
+    let unknown = |message: &str| ("unknown_limit".to_owned(), message.to_owned());
+    assert_eq!(
+        refused(r#"{"limit":"x","key":"1"}"#),
+        unknown("no limit is named `x`; use one of: per-user"),
+    );
+    let long = "x".repeat(100_000);
+    assert_eq!(
+        refused(&json!({"limit": long, "key": "1"}).to_string()),
+        unknown(&format!("no limit is named `{}…`; use one of: per-user", &long[..80])),
+    );
+}
+
+#[test]
+fn facts_of_the_wrong_kind() {
+    assert_invalid(
+        r#"{"request":{"ip":"localhost"}}"#,
+        "`request.ip`: invalid IP address syntax at line 1 column 28",
+    );
+    assert_invalid(
+        r#"{"request":{"headers":{"x user":"1"}}}"#,
+        "`request.headers`: `x user` is not a header name; use letters, digits and hyphens at line 1 column 36",
+    );
+    assert_invalid(
+        r#"{"request":{"headers":{"x-user-id":"a\nb"}}}"#,
+        "`request.headers`: the value of `x-user-id` has control characters; send it without at line 1 column 42",
+    );
+    assert_invalid(
+        r#"{"request":{"headers":{"x-user-id":1}}}"#,
+        "`request.headers.x-user-id`: invalid type: integer `1`, expected a string at line 1 column 36",
+    );
+    assert_invalid(
+        r#"{"request":{"headers":{"x-user-id":"a","X-User-Id":"b"}}}"#,
+        "`request.headers`: `X-User-Id` is there twice; names are case-insensitive, send it once at line 1 column 55",
+    );
+}
+
+#[test]
+fn too_many_headers() {
+    let headers = (0..101)
+        .map(|index| (format!("x-{index}"), json!("1")))
+        .collect::<serde_json::Map<_, _>>();
+    let (error, message) = refused(&json!({"request": {"headers": headers}}).to_string());
+    assert_eq!(error, "invalid_question");
+    assert!(message.contains("a request has at most 100 headers"), "{message}");
+}
+
+#[test]
+fn batch_of_more_than_a_thousand() {
+    let batch = vec![json!({"limit": "per-user", "key": "1"}); 1001];
+    let (error, message) = refused(&json!(batch).to_string());
+    assert_eq!(error, "invalid_question");
+    assert!(
+        message.contains("a batch holds at most 1000 questions; send the rest in another request"),
+        "{message}"
+    );
+}
+
+#[test]
+fn batch_with_one_bad_question_is_refused_whole_and_spends_nothing() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let good = json!({"limit": "per-user", "key": "a", "cost": 10});
+    for (bad, message) in [
+        (
+            json!({"limit": "per-user"}),
+            "`[1].key` is missing; send it with `limit`",
+        ),
+        (
+            json!({"limit": "x", "key": "1"}),
+            "no limit is named `x`; use one of: per-user",
+        ),
+        (
+            json!({"limit": "per-user", "key": "1", "cost": -1}),
+            "`[1].cost`: invalid type: integer `-1`",
+        ),
+    ] {
+        let response = connection.post(json!([good, bad]).to_string());
+        assert_eq!(response.status, 400);
+        assert!(error_of(&response.json()).1.starts_with(message), "{}", response.text);
+    }
+    assert_eq!(connection.check(&good)["allowed"], true);
+}
+
+#[test]
+fn deeply_nested_body() {
+    let (error, _) = refused(&"[".repeat(100_000));
+    assert!(error == "invalid_json" || error == "invalid_question");
+}
+
+#[test]
+fn body_announced_as_too_long_is_refused_before_it_is_sent() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    connection.send(head(1024 * 1024 + 1));
+    let response = connection.receive();
+    assert_eq!(response.status, 413);
+    assert_eq!(
+        error_of(&response.json()),
+        (
+            "body_too_large".to_owned(),
+            "the body is longer than 1048576 bytes; send smaller batches".to_owned()
+        ),
+    );
+}
+
+#[test]
+fn body_without_a_length_is_refused_once_it_is_too_long() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    connection.send("POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ntransfer-encoding: chunked\r\n\r\n");
+    for _ in 0..=16 {
+        connection.send(format!("10000\r\n{}\r\n", " ".repeat(65536)));
+    }
+    let response = connection.receive();
+    assert_eq!(
+        (response.status, error_of(&response.json()).0.as_str()),
+        (413, "body_too_large")
+    );
+}
+
+#[test]
+fn body_of_exactly_the_greatest_length_is_read() {
+    let server = Server::start();
+    let question = r#"{"limit":"per-user","key":"1"}"#;
+    let padding = " ".repeat(1024 * 1024 - question.len());
+    assert_eq!(server.connect().post(padding + question).status, 200);
+}
+
+#[test]
+fn wrong_method() {
+    let server = Server::start();
+    for method in ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+        let mut connection = server.connect();
+        connection.send(format!("{method} /v1/check HTTP/1.1\r\nhost: tollgate\r\n\r\n"));
+        let response = connection.receive();
+        assert_eq!(response.status, 405);
+        assert_eq!(response.header("allow"), Some("POST"));
+        let message = format!("`/v1/check` does not take `{method}`; use POST");
+        assert_eq!(error_of(&response.json()), ("method_not_allowed".to_owned(), message));
+    }
+}
+
+#[test]
+fn wrong_path() {
+    let server = Server::start();
+    for path in ["/", "/v1/check/", "/v1/Check", "/v2/check"] {
+        let mut connection = server.connect();
+        connection.send(format!(
+            "POST {path} HTTP/1.1\r\nhost: tollgate\r\ncontent-length: 0\r\n\r\n"
+        ));
+        let response = connection.receive();
+        assert_eq!(response.status, 404);
+        let message = format!("nothing is at `{path}`; use POST /v1/check");
+        assert_eq!(error_of(&response.json()), ("not_found".to_owned(), message));
+    }
+}
+
+#[test]
+fn connection_serves_on_after_a_refusal() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    assert_eq!(connection.post("nonsense").status, 400);
+    assert_eq!(
+        connection.check(&json!({"limit": "per-user", "key": "1"}))["allowed"],
+        true
+    );
+}

@@ -1,0 +1,134 @@
+//! The command line, and the life of the process.
+
+use std::net::{TcpListener, TcpStream};
+
+use serde_json::json;
+
+use crate::client::head;
+use crate::process::{Server, run};
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("UTF-8")
+}
+
+#[test]
+fn first_line_says_what_listens_where_and_which_limit_is_in_force() {
+    let server = Server::start();
+    let expected = format!(
+        "tollgate {} answers POST http://{}/v1/check; \
+         limit per-user: 10 per 60 s (sliding_window_counter), key header:x-user-id\n",
+        env!("CARGO_PKG_VERSION"),
+        server.address,
+    );
+    assert_eq!(server.first_line, expected);
+}
+
+#[test]
+fn version_is_that_of_the_package() {
+    let output = run(&["--version"]);
+    assert!(output.status.success());
+    assert_eq!(
+        text(&output.stdout),
+        format!("tollgate {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[test]
+fn no_command_shows_the_usage() {
+    let output = run(&[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output.stderr).contains("Usage: tollgate <COMMAND>"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn port_in_use_ends_with_2_and_the_fix() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = run(&["serve", "--listen", &address]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stdout), "");
+    let message = text(&output.stderr);
+    assert!(
+        message.starts_with(&format!("tollgate: cannot listen on {address}: Address already in use")),
+        "{message}"
+    );
+    assert!(
+        message.contains("; stop the process that has it, or choose another port with --listen"),
+        "{message}"
+    );
+}
+
+#[test]
+fn address_of_another_machine_ends_with_2_and_the_fix() {
+    let output = run(&["serve", "--listen", "192.0.2.1:8090"]);
+    assert_eq!(output.status.code(), Some(2));
+    let message = text(&output.stderr);
+    assert!(message.contains("cannot listen on 192.0.2.1:8090: "), "{message}");
+    assert!(
+        message.contains("; use an address of this machine with --listen"),
+        "{message}"
+    );
+}
+
+#[test]
+fn bad_address_ends_with_2_and_the_fix() {
+    for address in ["8090", "localhost:8090", "127.0.0.1", "127.0.0.1:65536", ""] {
+        let output = run(&["serve", "--listen", address]);
+        assert_eq!(output.status.code(), Some(2), "{address}");
+        let message = text(&output.stderr);
+        assert!(message.contains("'--listen <ADDR>'"), "{message}");
+        assert!(
+            message.contains("use ADDRESS:PORT, such as 127.0.0.1:8090"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn either_signal_ends_an_idle_server_with_0() {
+    for signal in ["TERM", "INT"] {
+        let server = Server::start();
+        let mut idle = server.connect();
+        assert_eq!(idle.check(&json!({"limit": "per-user", "key": "1"}))["allowed"], true);
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(0), "{signal}");
+        assert!(idle.is_closed_by_server());
+    }
+}
+
+#[test]
+fn question_under_way_is_answered_before_the_end() {
+    let server = Server::start();
+    let (start, rest) = (r#"{"limit":"per-"#, r#"user","key":"1"}"#);
+    let mut under_way = server.connect();
+    under_way.send(head(start.len() + rest.len()));
+    under_way.send(start);
+    // Connections are accepted in order, so this answer says that the one above is being served.
+    server.connect().check(&json!({"limit": "per-user", "key": "2"}));
+
+    server.signal("TERM");
+    while TcpStream::connect(server.address).is_ok() {
+        std::thread::yield_now();
+    }
+
+    under_way.send(rest);
+    let response = under_way.receive();
+    assert_eq!((response.status, &response.json()["allowed"]), (200, &json!(true)));
+    assert_eq!(response.header("connection"), Some("close"));
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn question_that_never_ends_does_not_hold_up_the_end() {
+    let server = Server::start();
+    let mut stuck = server.connect();
+    stuck.send(head(100));
+    server.connect().check(&json!({"limit": "per-user", "key": "1"}));
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(stuck.is_closed_by_server());
+}
