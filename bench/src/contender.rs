@@ -1,0 +1,148 @@
+//! Who is compared. Each contender is used as its own documentation shows, with its fastest documented
+//! settings, and its whole answer is kept from the optimiser, so none is spared the work of giving it.
+//!
+//! All have the same limit. On the allow path it is a burst of 10^9 that gives back one unit per second: no
+//! key ever runs out, and a key that spent [`FILL_COST`] units stays live for an hour, so no store can gain by
+//! forgetting it. On the deny path it is one request per hour.
+
+mod floors;
+mod gcra;
+mod governor;
+mod limitador;
+mod throttlecrab;
+pub(crate) mod tollgate;
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use crate::traffic::Batch;
+
+const ALLOW_BURST: u32 = 1_000_000_000;
+const ALLOW_PERIOD: Duration = Duration::from_secs(1);
+const DENY_BURST: u32 = 1;
+const DENY_PERIOD: Duration = Duration::from_secs(3600);
+
+/// What filling spends per key on the allow path: an hour's worth, so that every key stays live.
+const FILL_COST: u32 = 3600;
+
+/// What a contender needs to be built.
+#[derive(Clone, Copy)]
+pub(crate) struct Setup {
+    pub(crate) path: Path,
+    /// For the contenders that ask for the number of keys in advance.
+    pub(crate) keys: usize,
+}
+
+/// What every answer will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    Allow,
+    Deny,
+}
+
+impl Path {
+    /// The most that passes at once.
+    fn burst(self) -> u32 {
+        match self {
+            Self::Allow => ALLOW_BURST,
+            Self::Deny => DENY_BURST,
+        }
+    }
+
+    /// The time after which one unit more may pass.
+    fn period(self) -> Duration {
+        match self {
+            Self::Allow => ALLOW_PERIOD,
+            Self::Deny => DENY_PERIOD,
+        }
+    }
+}
+
+/// A limiter under test. Keys are `&String` since governor's are.
+#[expect(clippy::ptr_arg, reason = "governor compares owned keys, and all get the same")]
+pub(crate) trait Contender: Sync {
+    /// Asks for one unit; whether it was allowed.
+    fn decide(&self, key: &String) -> bool;
+
+    /// Asks for several units at once.
+    fn spend(&self, key: &String, cost: u32) -> bool;
+
+    /// The bytes the store says it holds, where it says so.
+    fn claimed_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// Asks for each key of a batch; how many were allowed. One copy of this loop per contender, so that
+    /// `decide` is inlined into it and not called through a table.
+    fn run(&self, batch: Batch<'_>) -> usize {
+        let decide = |key: &String| usize::from(black_box(self.decide(black_box(key))));
+        match batch {
+            Batch::Arriving(names) => names.iter().map(decide).sum(),
+            Batch::Scattered { names, picks } => picks.iter().map(|pick| decide(&names[*pick as usize])).sum(),
+        }
+    }
+}
+
+/// One kind of contender, before it is built.
+#[derive(Clone, Copy)]
+pub(crate) struct Entrant {
+    pub(crate) name: &'static str,
+    pub(crate) build: fn(Setup) -> Box<dyn Contender>,
+    /// What filling spends per key on the allow path.
+    fill_cost: u32,
+}
+
+impl Entrant {
+    const fn new(name: &'static str, build: fn(Setup) -> Box<dyn Contender>) -> Self {
+        Self {
+            name,
+            build,
+            fill_cost: FILL_COST,
+        }
+    }
+
+    /// For limits too small for [`FILL_COST`], whose keys stay live for a window anyway.
+    const fn filled_by_one(mut self) -> Self {
+        self.fill_cost = 1;
+        self
+    }
+
+    /// Brings a key to where the path wants it: live, or used up.
+    pub(crate) fn prime(&self, contender: &dyn Contender, path: Path, key: &String) {
+        let ready = match path {
+            Path::Allow => contender.spend(key, self.fill_cost),
+            // throttlecrab lets a few more through than its burst.
+            Path::Deny => (0..8).any(|_| !contender.decide(key)),
+        };
+        assert!(ready, "{} could not bring {key} to the {path:?} path", self.name);
+    }
+}
+
+/// The floors, tollgate's token bucket, and the peers.
+pub(crate) const FIELD: [Entrant; 7] = [
+    Entrant::new(HASH_ONLY, |setup| Box::new(floors::HashOnly::new(setup))),
+    Entrant::new("floor: hash, slot, CAS", |setup| Box::new(floors::OneSlot::new(setup))),
+    Entrant::new(TOLLGATE, tollgate::token_bucket),
+    Entrant::new(GOVERNOR, |setup| Box::new(governor::Governor::new(setup))),
+    Entrant::new(GCRA, |setup| Box::new(gcra::Gcra::new(setup))),
+    Entrant::new(THROTTLECRAB, |setup| Box::new(throttlecrab::Throttlecrab::new(setup))),
+    Entrant::new(LIMITADOR, |setup| Box::new(limitador::Limitador::new(setup))),
+];
+
+pub(crate) const HASH_ONLY: &str = "floor: hash only";
+pub(crate) const TOLLGATE: &str = "tollgate";
+/// The one all others are measured against.
+pub(crate) const GOVERNOR: &str = "governor";
+pub(crate) const GCRA: &str = "gcra";
+pub(crate) const THROTTLECRAB: &str = "throttlecrab";
+pub(crate) const LIMITADOR: &str = "limitador";
+
+/// An entrant of the field or one of tollgate's algorithms.
+pub(crate) fn by_name(name: &str) -> Option<Entrant> {
+    let algorithms = tollgate::ALGORITHMS.iter().chain(&tollgate::LOGS);
+    FIELD
+        .iter()
+        .chain(algorithms)
+        .find(|entrant| entrant.name == name)
+        .copied()
+}

@@ -1,0 +1,149 @@
+//! `bench memory`: decisions in process.
+//!
+//! What is deliberately not here: a store on another machine, HTTP, several limits on one request.
+
+mod algorithms;
+pub(crate) mod child;
+mod decisions;
+mod footprint;
+mod growth;
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use crate::race::Rounds;
+use crate::report::{self, Results};
+
+/// The store size most tables are about.
+const KEYS: usize = 1_000_000;
+
+/// Decisions in process: speed, bytes per key, and pauses while the store grows.
+///
+/// All contenders run in one process and take turns, round by round, on the same keys (`user:000123`). Each has
+/// the same limit and holds all keys, live, before the watch starts.
+///
+/// A key reaches the limiter in one of two ways, and each table says which.
+///
+/// `arriving`: the keys of a run lie in memory in the order they are asked, as freshly parsed requests would,
+/// so no contender is charged with fetching a cold key.
+///
+/// `scattered`: the keys are picked at random out of a list of a million strings, which adds two cache misses
+/// per decision to every contender alike.
+///
+/// Everything is `arriving` unless it says `scattered`; the uniform table is made both ways.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    /// End in under a minute: fewer and shorter rounds, growth to 1 million keys, and some peers left out
+    #[arg(long)]
+    quick: bool,
+
+    /// Thread counts to run the decisions with
+    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = parse_threads)]
+    threads: Vec<usize>,
+
+    /// Measure only these
+    #[arg(long, value_delimiter = ',', value_enum)]
+    only: Vec<Part>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// One hot key, allowed and denied
+    Hot,
+    /// 1 million keys, all alike: allowed (arriving and scattered) and denied
+    Uniform,
+    /// 1 million keys, the k-th asking 1/k as often as the first
+    Zipf,
+    /// tollgate's five algorithms beside its token bucket
+    Algorithms,
+    /// Bytes per key and per log entry
+    Footprint,
+    /// The longest decision while the store grows
+    Growth,
+}
+
+/// How much is measured.
+struct Scale {
+    rounds: Rounds,
+    /// Requests laid out per traffic; a thread turns round when it has asked them all.
+    requests: usize,
+    coverage: Coverage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Coverage {
+    Full,
+    Quick,
+}
+
+impl Scale {
+    const FULL: Self = Self {
+        rounds: Rounds {
+            count: 11,
+            slice: Duration::from_millis(100),
+        },
+        requests: 4 * KEYS,
+        coverage: Coverage::Full,
+    };
+    const QUICK: Self = Self {
+        rounds: Rounds {
+            count: 5,
+            slice: Duration::from_millis(25),
+        },
+        requests: 2 * KEYS,
+        coverage: Coverage::Quick,
+    };
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let scale = if args.quick { Scale::QUICK } else { Scale::FULL };
+    let wants = |part: Part| args.only.is_empty() || args.only.contains(&part);
+    let mut results = Results::default();
+    introduce(&scale);
+    if wants(Part::Hot) {
+        decisions::hot(&scale, &args.threads, &mut results);
+    }
+    if wants(Part::Uniform) || wants(Part::Zipf) {
+        let spreads = decisions::Wanted {
+            uniform: wants(Part::Uniform),
+            zipf: wants(Part::Zipf),
+        };
+        decisions::many_keys(&scale, spreads, &args.threads, &mut results);
+    }
+    if wants(Part::Algorithms) {
+        algorithms::run(&scale, &mut results);
+    }
+    if wants(Part::Footprint) {
+        footprint::run(&scale, &mut results)?;
+    }
+    if wants(Part::Growth) {
+        growth::run(&scale, &mut results)?;
+    }
+    report::note("");
+    results.print();
+    Ok(())
+}
+
+fn introduce(scale: &Scale) {
+    let Rounds { count, slice } = scale.rounds;
+    report::note(format_args!(
+        "Contenders take turns: {count} rounds of {slice:?} each. ns = elapsed time over the decisions of all \
+         threads, median of the rounds.\nratio = to governor in the same round, median of the rounds (the half of \
+         the rounds nearest to it)."
+    ));
+    if scale.coverage == Coverage::Quick {
+        report::note(
+            "QUICK: short rounds, so single figures are rough. Left out: limitador at 1 million keys, denial at \
+             1 million keys, peers other than governor in the footprint, and growth beyond 1 million keys.",
+        );
+    }
+}
+
+fn parse_threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(threads @ 1..=256) => Ok(threads),
+        _ => Err("use a number from 1 to 256".into()),
+    }
+}

@@ -1,0 +1,85 @@
+//! How a benchmark speaks: tables for people, one `RESULT` line for machines.
+
+#![expect(clippy::print_stdout, reason = "printing is what a benchmark is for")]
+
+use std::fmt::Display;
+
+/// What a benchmark found, in the order found.
+#[derive(Default)]
+pub(crate) struct Results(Vec<(String, String)>);
+
+impl Results {
+    /// A ratio to something measured in the same run.
+    pub(crate) fn ratio(&mut self, name: impl Into<String>, value: f64) {
+        self.0.push((name.into(), format!("{value:.3}")));
+    }
+
+    /// A quantity; its unit stands last in its name.
+    pub(crate) fn quantity(&mut self, name: impl Into<String>, value: f64) {
+        self.0.push((name.into(), format!("{value:.1}")));
+    }
+
+    /// The last line of every benchmark.
+    pub(crate) fn print(&self) {
+        let fields: Vec<String> = self.0.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        println!("RESULT {}", fields.join(" "));
+    }
+}
+
+/// A table with its first column to the left and the others to the right.
+pub(crate) struct Table {
+    title: String,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new<C: Into<String>>(title: impl Into<String>, header: impl IntoIterator<Item = C>) -> Self {
+        let mut table = Self {
+            title: title.into(),
+            rows: Vec::new(),
+        };
+        table.row(header);
+        table
+    }
+
+    pub(crate) fn row<C: Into<String>>(&mut self, cells: impl IntoIterator<Item = C>) {
+        self.rows.push(cells.into_iter().map(Into::into).collect());
+    }
+
+    pub(crate) fn print(&self) {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        println!("\n{}", self.title);
+        for row in &self.rows {
+            let mut line = String::new();
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                line += &match column {
+                    0 => format!("  {cell:<width$}"),
+                    _ => format!("  {cell:>width$}"),
+                };
+            }
+            println!("{}", line.trim_end());
+        }
+    }
+}
+
+/// A sentence between the tables.
+pub(crate) fn note(text: impl Display) {
+    println!("{text}");
+}
+
+/// One figure from a child process to its parent; [`parse_figure`] is the other end.
+pub(crate) fn print_figure(name: &str, value: u64) {
+    println!("{name}={value}");
+}
+
+/// Reads back what [`print_figure`] wrote.
+pub(crate) fn parse_figure(output: &str, name: &str) -> Option<u64> {
+    let mut fields = output.lines().filter_map(|line| line.split_once('='));
+    let (_, value) = fields.find(|(field, _)| *field == name)?;
+    value.parse().ok()
+}
