@@ -94,11 +94,7 @@ pub(crate) struct Entrant {
 
 impl Entrant {
     const fn new(name: &'static str, build: fn(Setup) -> Box<dyn Contender>) -> Self {
-        Self {
-            name,
-            build,
-            fill_cost: FILL_COST,
-        }
+        Self { name, build, fill_cost: FILL_COST }
     }
 
     /// For limits too small for [`FILL_COST`], whose keys stay live for a window anyway.
@@ -140,9 +136,5 @@ pub(crate) const LIMITADOR: &str = "limitador";
 /// An entrant of the field or one of tollgate's algorithms.
 pub(crate) fn by_name(name: &str) -> Option<Entrant> {
     let algorithms = tollgate::ALGORITHMS.iter().chain(&tollgate::LOGS);
-    FIELD
-        .iter()
-        .chain(algorithms)
-        .find(|entrant| entrant.name == name)
-        .copied()
+    FIELD.iter().chain(algorithms).find(|entrant| entrant.name == name).copied()
 }

@@ -80,18 +80,12 @@ enum Coverage {
 
 impl Scale {
     const FULL: Self = Self {
-        rounds: Rounds {
-            count: 11,
-            slice: Duration::from_millis(100),
-        },
+        rounds: Rounds { count: 11, slice: Duration::from_millis(100) },
         requests: 4 * KEYS,
         coverage: Coverage::Full,
     };
     const QUICK: Self = Self {
-        rounds: Rounds {
-            count: 5,
-            slice: Duration::from_millis(25),
-        },
+        rounds: Rounds { count: 5, slice: Duration::from_millis(25) },
         requests: 2 * KEYS,
         coverage: Coverage::Quick,
     };
@@ -106,10 +100,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         decisions::hot(&scale, &args.threads, &mut results);
     }
     if wants(Part::Uniform) || wants(Part::Zipf) {
-        let spreads = decisions::Wanted {
-            uniform: wants(Part::Uniform),
-            zipf: wants(Part::Zipf),
-        };
+        let spreads = decisions::Wanted { uniform: wants(Part::Uniform), zipf: wants(Part::Zipf) };
         decisions::many_keys(&scale, spreads, &args.threads, &mut results);
     }
     if wants(Part::Algorithms) {

@@ -46,12 +46,7 @@ impl Times {
     }
 
     pub(crate) fn ratio_to(&self, base: &Self) -> Ratio {
-        let ratios: Vec<f64> = self
-            .rounds
-            .iter()
-            .zip(&base.rounds)
-            .map(|(ours, theirs)| ours / theirs)
-            .collect();
+        let ratios: Vec<f64> = self.rounds.iter().zip(&base.rounds).map(|(ours, theirs)| ours / theirs).collect();
         Ratio {
             median: quantile(ratios.clone(), 0.5),
             quartiles: (quantile(ratios.clone(), 0.25), quantile(ratios, 0.75)),
@@ -66,17 +61,8 @@ pub(crate) struct Ratio {
 }
 
 pub(crate) fn run(runners: &[Runner<'_>], course: &Course<'_>, rounds: Rounds) -> Vec<Times> {
-    let decisions: Vec<usize> = runners
-        .iter()
-        .map(|runner| pace(runner, course, rounds.slice))
-        .collect();
-    let mut times: Vec<Times> = runners
-        .iter()
-        .map(|runner| Times {
-            name: runner.name,
-            rounds: Vec::new(),
-        })
-        .collect();
+    let decisions: Vec<usize> = runners.iter().map(|runner| pace(runner, course, rounds.slice)).collect();
+    let mut times: Vec<Times> = runners.iter().map(|runner| Times { name: runner.name, rounds: Vec::new() }).collect();
     let mut order: Vec<usize> = (0..runners.len()).collect();
     let mut random = SmallRng::seed_from_u64(2);
     let mut from = 0;
@@ -84,9 +70,7 @@ pub(crate) fn run(runners: &[Runner<'_>], course: &Course<'_>, rounds: Rounds) -
         order.shuffle(&mut random);
         for &turn in &order {
             let elapsed = slice(&runners[turn], course, from, decisions[turn]);
-            times[turn]
-                .rounds
-                .push(per_decision(elapsed, decisions[turn] * course.threads));
+            times[turn].rounds.push(per_decision(elapsed, decisions[turn] * course.threads));
         }
         // The next round asks other keys, so a slow contender does not get to know the few it has time for.
         from += decisions.iter().max().copied().unwrap_or(0);
@@ -140,11 +124,7 @@ fn ask(runner: &Runner<'_>, course: &Course<'_>, from: usize, decisions: usize) 
         Path::Allow => decisions,
         Path::Deny => 0,
     };
-    assert_eq!(
-        allowed, expected,
-        "{} allowed {allowed} of {decisions}, not {expected}",
-        runner.name
-    );
+    assert_eq!(allowed, expected, "{} allowed {allowed} of {decisions}, not {expected}", runner.name);
 }
 
 fn per_decision(elapsed: Duration, decisions: usize) -> f64 {
@@ -176,14 +156,8 @@ mod tests {
 
     #[test]
     fn a_ratio_is_taken_within_each_round() {
-        let ours = Times {
-            name: "ours",
-            rounds: vec![10.0, 100.0, 10.0],
-        };
-        let theirs = Times {
-            name: "theirs",
-            rounds: vec![20.0, 200.0, 40.0],
-        };
+        let ours = Times { name: "ours", rounds: vec![10.0, 100.0, 10.0] };
+        let theirs = Times { name: "theirs", rounds: vec![20.0, 200.0, 40.0] };
         assert_eq!(ours.ratio_to(&theirs).median, 0.5);
     }
 }

@@ -34,10 +34,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new<C: Into<String>>(title: impl Into<String>, header: impl IntoIterator<Item = C>) -> Self {
-        let mut table = Self {
-            title: title.into(),
-            rows: Vec::new(),
-        };
+        let mut table = Self { title: title.into(), rows: Vec::new() };
         table.row(header);
         table
     }

@@ -57,10 +57,7 @@ impl Traffic {
             Reach::Arriving => Self::Arriving(ids.into_iter().map(name).collect()),
             Reach::Scattered => Self::Scattered {
                 names: (0..keys).map(name).collect(),
-                picks: ids
-                    .into_iter()
-                    .map(|id| u32::try_from(id).unwrap_or(u32::MAX))
-                    .collect(),
+                picks: ids.into_iter().map(|id| u32::try_from(id).unwrap_or(u32::MAX)).collect(),
             },
         }
     }
@@ -83,10 +80,7 @@ impl Traffic {
             let end = self.len().min(at + left);
             let batch = match self {
                 Self::Arriving(names) => Batch::Arriving(&names[at..end]),
-                Self::Scattered { names, picks } => Batch::Scattered {
-                    names,
-                    picks: &picks[at..end],
-                },
+                Self::Scattered { names, picks } => Batch::Scattered { names, picks: &picks[at..end] },
             };
             left -= end - at;
             at = 0;

@@ -31,9 +31,7 @@ enum Command {
 /// Does what the command line asks; for `serve`, until a signal ends it.
 pub(crate) fn run(cli: Cli) -> Result<(), Error> {
     match cli.command {
-        Command::Serve { listen } => tokio::runtime::Runtime::new()
-            .map_err(Error::Runtime)?
-            .block_on(serve(listen)),
+        Command::Serve { listen } => tokio::runtime::Runtime::new().map_err(Error::Runtime)?.block_on(serve(listen)),
     }
 }
 
@@ -60,8 +58,7 @@ fn announce(address: SocketAddr) {
 }
 
 fn socket_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse()
-        .map_err(|error: AddrParseError| format!("{error}; use ADDRESS:PORT, such as 127.0.0.1:8090"))
+    text.parse().map_err(|error: AddrParseError| format!("{error}; use ADDRESS:PORT, such as 127.0.0.1:8090"))
 }
 
 /// Why a command could not be done, with the fix.
@@ -86,10 +83,7 @@ impl fmt::Display for Error {
                 write!(out, "cannot listen on {address}: {source}; {fix}")
             }
             Self::Runtime(source) => {
-                write!(
-                    out,
-                    "cannot start: {source}; give the process more threads or file descriptors"
-                )
+                write!(out, "cannot start: {source}; give the process more threads or file descriptors")
             }
         }
     }

@@ -95,6 +95,12 @@ pub(crate) trait Rules {
     /// Whether the key is at rest, so that forgetting it changes no answer from now on.
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool;
 
+    /// Called after a change to words that several keys share, to keep each of them no richer than it would be
+    /// alone. Most states see to that by themselves.
+    fn shared(&self, cells: &impl Cells, now: u64) {
+        let _ = (cells, now);
+    }
+
     /// Makes the key a newcomer that has spent all that `from` has.
     fn inherit(&self, cells: &impl Cells, from: &impl Cells) {
         for index in 0..self.words() {
@@ -170,11 +176,9 @@ mod checked {
 
     pub(super) fn quota(field: &'static str, value: u64) -> Result<u64, InvalidLimit> {
         match value {
-            0 => Err(InvalidLimit::new(
-                field,
-                format!("{field} 0 admits nothing"),
-                "use 1 or more, or remove the limit",
-            )),
+            0 => {
+                Err(InvalidLimit::new(field, format!("{field} 0 admits nothing"), "use 1 or more, or remove the limit"))
+            }
             1..=MAX_QUOTA => Ok(value),
             _ => Err(InvalidLimit::new(
                 field,
@@ -269,25 +273,13 @@ fn div_ceil(a: u128, b: u64) -> u64 {
 }
 
 fn allowed(remaining: u64, reset_after: u64) -> Verdict {
-    Verdict {
-        outcome: Outcome::Allowed { delay: 0 },
-        remaining,
-        reset_after,
-    }
+    Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining, reset_after }
 }
 
 fn denied(retry_after: u64, remaining: u64, reset_after: u64) -> Verdict {
-    Verdict {
-        outcome: Outcome::Denied { retry_after },
-        remaining,
-        reset_after,
-    }
+    Verdict { outcome: Outcome::Denied { retry_after }, remaining, reset_after }
 }
 
 fn never_fits(remaining: u64, reset_after: u64) -> Verdict {
-    Verdict {
-        outcome: Outcome::NeverFits,
-        remaining,
-        reset_after,
-    }
+    Verdict { outcome: Outcome::NeverFits, remaining, reset_after }
 }

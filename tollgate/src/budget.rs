@@ -28,10 +28,7 @@ const SLACK: usize = ALIGN / 8;
 
 impl Budget {
     pub(crate) fn new(max: usize) -> Self {
-        Self(Arc::new(Inner {
-            max,
-            used: AtomicUsize::new(0),
-        }))
+        Self(Arc::new(Inner { max, used: AtomicUsize::new(0) }))
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -47,10 +44,7 @@ impl Budget {
     pub(crate) fn take(&self, count: usize) -> Option<Words> {
         let bytes = count.checked_add(SLACK)?.checked_mul(8)?;
         let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.0.max);
-        self.0
-            .used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
-            .ok()?;
+        self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).ok()?;
         let words = zeroed(count + SLACK);
         if words.is_none() {
             self.0.used.fetch_sub(bytes, Ordering::Relaxed);
@@ -82,8 +76,5 @@ fn zeroed(count: usize) -> Option<Words> {
 
 #[cfg(loom)]
 fn zeroed(count: usize) -> Option<Words> {
-    Some(Words {
-        words: (0..count - SLACK).map(|_| AtomicU64::new(0)).collect(),
-        first: 0,
-    })
+    Some(Words { words: (0..count - SLACK).map(|_| AtomicU64::new(0)).collect(), first: 0 })
 }

@@ -123,10 +123,7 @@ impl SystemClock {
                 until: AtomicU64::new(ticks_in(COMPARE_AFTER, slope)),
             },
         };
-        Self {
-            ticks,
-            shared: Arc::new(shared),
-        }
+        Self { ticks, shared: Arc::new(shared) }
     }
 
     #[inline(always)]
@@ -158,11 +155,7 @@ impl SystemClock {
     fn draw_anew(&self, version: u64, ticks: u64, now: u64, slope: u64) {
         let shared = &*self.shared;
         let odd = version.wrapping_add(1);
-        if shared
-            .version
-            .compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
+        if shared.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return;
         }
         fence(Ordering::Release);
@@ -178,10 +171,7 @@ impl SystemClock {
         shared.anchor.ticks.store(ticks, Ordering::Relaxed);
         shared.anchor.nanos.store(from, Ordering::Relaxed);
         shared.anchor.slope.store(slope.max(1), Ordering::Relaxed);
-        shared
-            .anchor
-            .until
-            .store(ticks_in(COMPARE_AFTER, measured), Ordering::Relaxed);
+        shared.anchor.until.store(ticks_in(COMPARE_AFTER, measured), Ordering::Relaxed);
         shared.version.store(version.wrapping_add(2), Ordering::Release);
     }
 }
@@ -210,10 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "compares this clock with the one it stands for"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "compares this clock with the one it stands for")]
     fn follows_the_operating_system_and_never_turns_back() {
         let clock = SystemClock::new();
         let (started, first) = (Instant::now(), clock.now());
@@ -231,9 +218,6 @@ mod tests {
     #[test]
     fn a_line_is_straight_over_years() {
         let slope = slope_of(1_000_000_000, 2_000_000_000).unwrap();
-        assert_eq!(
-            along(5, slope, 2_000_000_000 * 86_400 * 365),
-            5 + 1_000_000_000 * 86_400 * 365
-        );
+        assert_eq!(along(5, slope, 2_000_000_000 * 86_400 * 365), 5 + 1_000_000_000 * 86_400 * 365);
     }
 }

@@ -123,18 +123,8 @@ impl Verdict {
 impl Decision {
     /// The answer when no limit was asked: nothing stands in the way.
     pub(crate) fn without_limit(now: Timestamp) -> Self {
-        let verdict = Verdict {
-            outcome: Outcome::Allowed { delay: 0 },
-            remaining: u64::MAX,
-            reset_after: 0,
-        };
-        Self {
-            limit: None,
-            quota: u64::MAX,
-            cost: 0,
-            at: now,
-            verdict,
-        }
+        let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
+        Self { limit: None, quota: u64::MAX, cost: 0, at: now, verdict }
     }
 
     /// Of two decisions on one request, the one to report: the denial, the longer wait of two denials, else the

@@ -13,12 +13,7 @@ pub struct InvalidLimit {
 
 impl InvalidLimit {
     pub(crate) fn new(field: &'static str, problem: String, fix: &'static str) -> Self {
-        Self {
-            limit: None,
-            field,
-            problem,
-            fix,
-        }
+        Self { limit: None, field, problem, fix }
     }
 
     pub(crate) fn of_limit(mut self, name: &str) -> Self {

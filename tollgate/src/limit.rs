@@ -49,11 +49,7 @@ impl Limit {
         let (name, algorithm) = (name.into(), algorithm.into());
         check_name(&name).map_err(|error| error.of_limit(&name))?;
         let compiled = algorithm.compile().map_err(|error| error.of_limit(&name))?;
-        Ok(Self(Arc::new(Inner {
-            name,
-            algorithm,
-            compiled,
-        })))
+        Ok(Self(Arc::new(Inner { name, algorithm, compiled })))
     }
 
     /// The name.
@@ -81,11 +77,7 @@ impl Limit {
 
 fn check_name(name: &str) -> Result<(), InvalidLimit> {
     if name.is_empty() {
-        return Err(InvalidLimit::new(
-            "name",
-            "a limit needs a name".into(),
-            "give it one, such as per-user",
-        ));
+        return Err(InvalidLimit::new("name", "a limit needs a name".into(), "give it one, such as per-user"));
     }
     if name.len() > MAX_NAME {
         let problem = format!("a name of {} bytes is too long", name.len());

@@ -53,11 +53,7 @@ pub struct Hit<'a> {
 impl<'a> Hit<'a> {
     /// One unit.
     pub fn new(limit: LimitId, key: impl Into<Key<'a>>) -> Self {
-        Self {
-            limit,
-            key: key.into(),
-            cost: 1,
-        }
+        Self { limit, key: key.into(), cost: 1 }
     }
 
     /// So many units; 0 only looks.
@@ -80,11 +76,7 @@ impl Limiter {
     /// A limiter with several limits, or with settings of its own.
     #[must_use]
     pub fn builder() -> LimiterBuilder {
-        LimiterBuilder {
-            limits: Vec::new(),
-            max_memory: DEFAULT_MAX_MEMORY,
-            clock: None,
-        }
+        LimiterBuilder { limits: Vec::new(), max_memory: DEFAULT_MAX_MEMORY, clock: None }
     }
 
     /// Takes one unit of the key from every limit, or from none.
@@ -99,16 +91,10 @@ impl Limiter {
         let inner = &*self.0;
         if let [_] = &*inner.limits {
             let fingerprint = inner.store.fingerprint(key.into());
-            let asked = Asked {
-                limit: LimitId(0),
-                fingerprint,
-                cost,
-            };
+            let asked = Asked { limit: LimitId(0), fingerprint, cost };
             return inner.store.decide_one(&inner.limits, asked, &inner.clock);
         }
-        inner
-            .store
-            .decide(&inner.limits, &self.ask_all(key.into(), cost), &inner.clock)
+        inner.store.decide(&inner.limits, &self.ask_all(key.into(), cost), &inner.clock)
     }
 
     /// What is left for the key, taking nothing.
@@ -136,14 +122,9 @@ impl Limiter {
     /// ```
     pub fn decide_now(&self, hits: &[Hit<'_>]) -> Decision {
         let inner = &*self.0;
-        let ask = |hit: &Hit<'_>| Asked {
-            limit: hit.limit,
-            fingerprint: inner.store.fingerprint(hit.key),
-            cost: hit.cost,
-        };
-        inner
-            .store
-            .decide(&inner.limits, &hits.iter().map(ask).collect::<AllAsked>(), &inner.clock)
+        let ask =
+            |hit: &Hit<'_>| Asked { limit: hit.limit, fingerprint: inner.store.fingerprint(hit.key), cost: hit.cost };
+        inner.store.decide(&inner.limits, &hits.iter().map(ask).collect::<AllAsked>(), &inner.clock)
     }
 
     /// Forgets all that the key has spent.
@@ -192,21 +173,13 @@ impl Limiter {
         if !decision.is_allowed() {
             return Err(decision);
         }
-        Ok(Reservation {
-            asked,
-            decision,
-            expires_at: decision.at().saturating_add(expires_after),
-        })
+        Ok(Reservation { asked, decision, expires_at: decision.at().saturating_add(expires_after) })
     }
 
     /// Brings a reservation to its actual cost: gives back what was too much, as far as [`Limiter::refund`]
     /// would, or takes what was too little, as far as there is any.
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
-        let Reservation {
-            mut asked,
-            decision,
-            expires_at,
-        } = reservation;
+        let Reservation { mut asked, decision, expires_at } = reservation;
         if self.now() >= expires_at {
             return Settlement::Expired;
         }
@@ -228,14 +201,8 @@ impl Limiter {
         let inner = &*self.0;
         loop {
             let now = self.now();
-            let left = inner
-                .store
-                .look(&inner.limits, &[Asked { cost: 0, ..asked }], now)
-                .remaining()
-                .min(cost);
-            let taken = inner
-                .store
-                .decide(&inner.limits, &[Asked { cost: left, ..asked }], &inner.clock);
+            let left = inner.store.look(&inner.limits, &[Asked { cost: 0, ..asked }], now).remaining().min(cost);
+            let taken = inner.store.decide(&inner.limits, &[Asked { cost: left, ..asked }], &inner.clock);
             // Someone else may have taken some meanwhile; each time round there is less to take, so it ends.
             if taken.is_allowed() {
                 return cost - left;
@@ -288,21 +255,13 @@ impl Limiter {
     fn ask_all(&self, key: Key<'_>, cost: u64) -> AllAsked {
         let fingerprint = self.0.store.fingerprint(key);
         let limits = 0..self.0.limits.len() as u32;
-        limits
-            .map(|index| Asked {
-                limit: LimitId(index),
-                fingerprint,
-                cost,
-            })
-            .collect()
+        limits.map(|index| Asked { limit: LimitId(index), fingerprint, cost }).collect()
     }
 }
 
 impl std::fmt::Debug for Limiter {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Limiter")
-            .field("limits", &self.0.limits)
-            .finish_non_exhaustive()
+        out.debug_struct("Limiter").field("limits", &self.0.limits).finish_non_exhaustive()
     }
 }
 
@@ -349,11 +308,7 @@ impl LimiterBuilder {
         }
         if self.limits.len() > MAX_LIMITS {
             let problem = format!("{} limits are more than 10000", self.limits.len());
-            return Err(InvalidLimit::new(
-                "limits",
-                problem,
-                "count by key rather than by limit",
-            ));
+            return Err(InvalidLimit::new("limits", problem, "count by key rather than by limit"));
         }
         let mut names: Vec<&str> = self.limits.iter().map(Limit::name).collect();
         names.sort_unstable();
@@ -362,13 +317,7 @@ impl LimiterBuilder {
             return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
         }
         let store = MemoryStore::new(&self.limits, self.max_memory)?;
-        let clock = self
-            .clock
-            .map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual);
-        Ok(Limiter(Arc::new(Inner {
-            limits: self.limits.into(),
-            store,
-            clock,
-        })))
+        let clock = self.clock.map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual);
+        Ok(Limiter(Arc::new(Inner { limits: self.limits.into(), store, clock })))
     }
 }

@@ -150,13 +150,7 @@ pub(crate) fn gcd(mut a: u64, mut b: u64) -> u64 {
 impl fmt::Display for Rate {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let micros = self.period.as_micros();
-        let units = [
-            (DAY, "d"),
-            (HOUR, "h"),
-            (MINUTE, "m"),
-            (SECOND, "s"),
-            (Duration::from_millis(1), "ms"),
-        ];
+        let units = [(DAY, "d"), (HOUR, "h"), (MINUTE, "m"), (SECOND, "s"), (Duration::from_millis(1), "ms")];
         for (unit, name) in units {
             let unit = unit.as_micros();
             if micros >= unit && micros % unit == 0 {
@@ -201,19 +195,8 @@ mod tests {
 
     #[test]
     fn refuses_what_is_not_a_rate_and_says_what_is() {
-        for text in [
-            "",
-            "7",
-            "7/",
-            "/s",
-            "-1/s",
-            "NaN/s",
-            "inf/s",
-            "1e9/s",
-            "7/fortnight",
-            "1.2.3/s",
-            "0.1234567891/s",
-        ] {
+        for text in ["", "7", "7/", "/s", "-1/s", "NaN/s", "inf/s", "1e9/s", "7/fortnight", "1.2.3/s", "0.1234567891/s"]
+        {
             let error = text.parse::<Rate>().unwrap_err().to_string();
             assert!(error.contains("such as 7/s"), "{text}: {error}");
         }

@@ -29,11 +29,7 @@ impl Limiter {
         let deadline = self.now().saturating_add(max_wait);
         loop {
             let decision = self.check(key);
-            let wait = if decision.is_allowed() {
-                Some(decision.delay())
-            } else {
-                decision.retry_after()
-            };
+            let wait = if decision.is_allowed() { Some(decision.delay()) } else { decision.retry_after() };
             match wait {
                 Some(wait) if decision.is_allowed() => {
                     tokio::time::sleep(wait).await;

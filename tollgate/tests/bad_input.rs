@@ -23,20 +23,14 @@ fn is_refused(algorithm: impl Into<Algorithm>, field: &str) {
     assert!(shown.starts_with("limit `mine`: "), "{shown}");
     let (_, fix) = shown.rsplit_once("; ").expect("a problem, then a fix");
     assert!(!fix.is_empty(), "{shown}");
-    assert!(
-        !shown.contains("Error") && !shown.contains("::"),
-        "`{shown}` is written for people"
-    );
+    assert!(!shown.contains("Error") && !shown.contains("::"), "`{shown}` is written for people");
 }
 
 #[test]
 fn a_quota_is_from_one_to_two_to_the_thirty_second() {
     for quota in [0, (1 << 32) + 1, u64::MAX] {
         is_refused(TokenBucket::new(quota, Rate::per_second(1_000_000)), "capacity");
-        is_refused(
-            TokenBucket::new(quota, Rate::per_second(1_000_000)).interval(),
-            "capacity",
-        );
+        is_refused(TokenBucket::new(quota, Rate::per_second(1_000_000)).interval(), "capacity");
         is_refused(LeakyBucket::new(quota, Rate::per_second(1_000_000)), "capacity");
         is_refused(FixedWindow::new(quota, MINUTE), "limit");
         is_refused(FixedWindow::new(quota, MINUTE).from_first_request(), "limit");
@@ -60,13 +54,7 @@ fn a_quota_is_from_one_to_two_to_the_thirty_second() {
 #[test]
 fn a_window_is_from_a_millisecond_to_years() {
     let below = Duration::from_millis(1) - NANOSECOND;
-    for window in [
-        Duration::ZERO,
-        NANOSECOND,
-        below,
-        MAX_SPAN + Duration::from_micros(1),
-        Duration::MAX,
-    ] {
+    for window in [Duration::ZERO, NANOSECOND, below, MAX_SPAN + Duration::from_micros(1), Duration::MAX] {
         is_refused(FixedWindow::new(10, window), "window");
         is_refused(FixedWindow::new(10, window).from_first_request(), "window");
         is_refused(SlidingWindowLog::new(10, window), "window");
@@ -74,14 +62,8 @@ fn a_window_is_from_a_millisecond_to_years() {
     }
     for window in [Duration::from_millis(1), Duration::from_secs(10 * 366 * 24 * 60 * 60)] {
         assert!(Limit::new("mine", FixedWindow::new(10, window)).is_ok(), "{window:?}");
-        assert!(
-            Limit::new("mine", SlidingWindowLog::new(10, window)).is_ok(),
-            "{window:?}"
-        );
-        assert!(
-            Limit::new("mine", SlidingWindowCounter::new(10, window)).is_ok(),
-            "{window:?}"
-        );
+        assert!(Limit::new("mine", SlidingWindowLog::new(10, window)).is_ok(), "{window:?}");
+        assert!(Limit::new("mine", SlidingWindowCounter::new(10, window)).is_ok(), "{window:?}");
     }
 }
 
@@ -118,45 +100,20 @@ fn a_bucket_that_would_need_centuries_to_fill_is_refused() {
 
 #[test]
 fn a_rate_that_is_no_number_is_refused() {
-    for float in [
-        f64::NAN,
-        f64::INFINITY,
-        f64::NEG_INFINITY,
-        -1.0,
-        -0.001,
-        1e300,
-        f64::MAX,
-        f64::MIN_POSITIVE,
-    ] {
+    for float in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, -0.001, 1e300, f64::MAX, f64::MIN_POSITIVE] {
         let error = Rate::try_from(float).expect_err("no rate");
         assert!(error.to_string().contains("7/s"), "{float}: {error}");
     }
-    let texts = [
-        "NaN/s",
-        "-1/s",
-        "inf/s",
-        "1/0",
-        "1/-1s",
-        "",
-        "/",
-        "99999999999999999999/s",
-        "1/99999999999d",
-        "1/s/s",
-        "١/s",
-    ];
+    let texts =
+        ["NaN/s", "-1/s", "inf/s", "1/0", "1/-1s", "", "/", "99999999999999999999/s", "1/99999999999d", "1/s/s", "١/s"];
     for text in texts {
         let error = text.parse::<Rate>().expect_err("no rate");
         assert!(error.to_string().contains("7/s"), "{text}: {error}");
     }
     let huge = "9".repeat(1_000_000);
-    assert!(
-        huge.parse::<Rate>().unwrap_err().to_string().len() < 200,
-        "an error does not repeat a megabyte"
-    );
+    assert!(huge.parse::<Rate>().unwrap_err().to_string().len() < 200, "an error does not repeat a megabyte");
     for zero in ["0/s", "0.000/h", "1/0s"] {
-        let refused = zero
-            .parse::<Rate>()
-            .and_then(|rate| Limit::new("mine", TokenBucket::new(10, rate)));
+        let refused = zero.parse::<Rate>().and_then(|rate| Limit::new("mine", TokenBucket::new(10, rate)));
         assert!(refused.is_err(), "{zero}");
     }
 }
@@ -196,11 +153,7 @@ fn a_cost_above_the_quota_is_denied_for_good_and_takes_nothing() {
         for cost in [11, 1 << 32, (1 << 32) + 1, u64::MAX - 1, u64::MAX] {
             let answer = rig.ask(START_US, cost);
             assert!(!answer.allowed, "{cost} of {algorithm:?}");
-            assert_eq!(
-                (answer.retry_after, answer.remaining),
-                (None, 10),
-                "{cost} of {algorithm:?}"
-            );
+            assert_eq!((answer.retry_after, answer.remaining), (None, 10), "{cost} of {algorithm:?}");
         }
         assert!(rig.ask(START_US, 10).allowed, "{algorithm:?}");
     }
@@ -211,21 +164,12 @@ fn costs_that_overflow_together_are_denied() {
     let limits = ["a", "b"].map(|name| Limit::new(name, TokenBucket::new(10, PER_SECOND)).unwrap());
     let [first, second] = limits;
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
-    let limiter = Limiter::builder()
-        .limit(first)
-        .limit(second)
-        .clock(clock)
-        .build()
-        .unwrap();
+    let limiter = Limiter::builder().limit(first).limit(second).clock(clock).build().unwrap();
     let [a, b] = ["a", "b"].map(|name| limiter.id(name).unwrap());
     let decision = limiter.decide_now(&[Hit::new(a, "key").cost(1), Hit::new(b, "key").cost(u64::MAX)]);
     assert!(!decision.is_allowed());
     assert_eq!((decision.limit(), decision.retry_after()), (Some(b), None));
-    assert!(
-        !limiter
-            .decide_now(&[Hit::new(a, "key").cost(u64::MAX), Hit::new(a, "key").cost(2)])
-            .is_allowed()
-    );
+    assert!(!limiter.decide_now(&[Hit::new(a, "key").cost(u64::MAX), Hit::new(a, "key").cost(2)]).is_allowed());
     assert_eq!(limiter.peek("key").remaining(), 10);
 }
 
@@ -233,17 +177,9 @@ fn costs_that_overflow_together_are_denied() {
 fn one_limit_and_key_named_twice_in_a_request_pay_twice() {
     let rig = Rig::of(TokenBucket::new(3, PER_SECOND));
     let id = rig.limiter.id("limit").unwrap();
-    assert!(
-        rig.limiter
-            .decide_now(&[Hit::new(id, "key"), Hit::new(id, "key")])
-            .is_allowed()
-    );
+    assert!(rig.limiter.decide_now(&[Hit::new(id, "key"), Hit::new(id, "key")]).is_allowed());
     assert_eq!(rig.limiter.peek("key").remaining(), 1);
-    assert!(
-        !rig.limiter
-            .decide_now(&[Hit::new(id, "key"), Hit::new(id, "key")])
-            .is_allowed()
-    );
+    assert!(!rig.limiter.decide_now(&[Hit::new(id, "key"), Hit::new(id, "key")]).is_allowed());
     assert_eq!(rig.limiter.peek("key").remaining(), 1, "all or nothing");
 }
 
@@ -257,29 +193,16 @@ fn keys_are_any_bytes_of_any_length() {
         assert!(rig.limiter.check(key).is_allowed(), "first of {} bytes", key.len());
         assert!(!rig.limiter.check(key).is_allowed(), "second of {} bytes", key.len());
     }
-    assert!(
-        rig.limiter.memory_used() - before < 1 << 20,
-        "a key of a megabyte is not kept"
-    );
+    assert!(rig.limiter.memory_used() - before < 1 << 20, "a key of a megabyte is not kept");
     assert!(rig.limiter.check(&[0xff, 0xfe, 0x00]).is_allowed());
     rig.limiter.check(Key::parts(&[]));
-    assert!(
-        !rig.limiter.check(Key::parts(&[])).is_allowed(),
-        "no parts are a key too"
-    );
+    assert!(!rig.limiter.check(Key::parts(&[])).is_allowed(), "no parts are a key too");
 }
 
 #[test]
 fn parts_do_not_run_together() {
     let rig = Rig::of(TokenBucket::new(1, PER_SECOND));
-    let lists: [&[&str]; 6] = [
-        &["ab", "c"],
-        &["a", "bc"],
-        &["abc", ""],
-        &["", "abc"],
-        &["a", "b", "c"],
-        &["abc"],
-    ];
+    let lists: [&[&str]; 6] = [&["ab", "c"], &["a", "bc"], &["abc", ""], &["", "abc"], &["a", "b", "c"], &["abc"]];
     for parts in lists {
         assert!(rig.limiter.check(Key::parts(parts)).is_allowed(), "{parts:?}");
     }
@@ -297,9 +220,7 @@ fn a_name_is_not_empty_and_not_a_megabyte() {
 
 fn limits(names: impl Iterator<Item = String>) -> Result<Limiter, InvalidLimit> {
     let limit = |name| Limit::new(name, TokenBucket::new(10, PER_SECOND)).expect("a valid limit");
-    names
-        .fold(Limiter::builder(), |builder, name| builder.limit(limit(name)))
-        .build()
+    names.fold(Limiter::builder(), |builder, name| builder.limit(limit(name))).build()
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::thread;
 
 use common::{Dice, Rig, START_US};
 use tollgate::{
-    Algorithm, FixedWindow, HOUR, Hit, LeakyBucket, Limit, Limiter, ManualClock, Rate, SlidingWindowCounter,
-    SlidingWindowLog, Timestamp, TokenBucket,
+    Algorithm, FixedWindow, HOUR, Hit, LeakyBucket, Limit, Limiter, ManualClock, Rate, Settlement,
+    SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
 const THREADS: usize = 8;
@@ -37,10 +37,7 @@ fn in_threads<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || work(thread))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("no thread panics"))
-            .collect()
+        threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
     })
 }
 
@@ -73,14 +70,42 @@ fn many_threads_in_one_queue_leave_one_by_one() {
     let rig = Rig::of(LeakyBucket::new(400, Rate::per_second(1)).queue(HOUR));
     let delays = in_threads(|_| {
         let asked = (0..100).map(|_| rig.limiter.check("key"));
-        asked
-            .filter(|decision| decision.is_allowed())
-            .map(|decision| decision.delay().as_secs())
-            .collect::<Vec<_>>()
+        asked.filter(|decision| decision.is_allowed()).map(|decision| decision.delay().as_secs()).collect::<Vec<_>>()
     });
     let mut delays = delays.concat();
     delays.sort_unstable();
     assert_eq!(delays, (0..400).collect::<Vec<_>>());
+}
+
+#[test]
+fn many_threads_that_give_back_are_charged_what_they_kept() {
+    for algorithm in variants(20_000) {
+        let rig = Rig::of(algorithm);
+        let kept = in_threads(|thread| {
+            let (limiter, mut dice) = (&rig.limiter, Dice(thread as u64));
+            let mut kept = 0;
+            for _ in 0..150 {
+                let (cost, actual) = (1 + dice.below(3), dice.below(4));
+                match dice.below(3) {
+                    0 => {
+                        let reservation = limiter.reserve("key", cost, HOUR).unwrap();
+                        assert_eq!(limiter.settle(reservation, actual), Settlement::Settled);
+                        kept += actual;
+                    }
+                    1 => limiter.refund("key", &limiter.check_n("key", cost)),
+                    _ => {
+                        assert!(limiter.check_n("key", cost).is_allowed());
+                        kept += cost;
+                    }
+                }
+            }
+            kept
+        });
+        let (kept, spent) = (kept.iter().sum::<u64>(), 20_000 - rig.limiter.peek("key").remaining());
+        // A queue gives nothing back: others have been told already when to leave.
+        let is_queue = matches!(algorithm, Algorithm::LeakyBucket(_)) && !rig.limiter.peek("key").delay().is_zero();
+        assert!(spent == kept || is_queue && spent > kept, "{spent} spent, {kept} kept: {algorithm:?}");
+    }
 }
 
 #[test]
@@ -93,9 +118,7 @@ fn a_request_denied_by_one_limit_takes_nothing_anywhere() {
         builder = builder.limit(Limit::new(format!("limit {index}"), *algorithm).unwrap());
     }
     let limiter = builder.build().unwrap();
-    let ids: Vec<_> = (0..algorithms.len())
-        .map(|index| limiter.id(&format!("limit {index}")).unwrap())
-        .collect();
+    let ids: Vec<_> = (0..algorithms.len()).map(|index| limiter.id(&format!("limit {index}")).unwrap()).collect();
 
     let spent = in_threads(|thread| {
         let mut dice = Dice(thread as u64);
@@ -103,18 +126,10 @@ fn a_request_denied_by_one_limit_takes_nothing_anywhere() {
         for _ in 0..2_000 {
             let first = dice.below(ids.len() as u64) as usize;
             let count = 1 + dice.below(4) as usize;
-            let chosen = (0..count).map(|nth| {
-                (
-                    (first + nth * 2) % ids.len(),
-                    KEYS[dice.below(3) as usize],
-                    dice.below(4),
-                )
-            });
+            let chosen =
+                (0..count).map(|nth| ((first + nth * 2) % ids.len(), KEYS[dice.below(3) as usize], dice.below(4)));
             let chosen: Vec<_> = chosen.collect();
-            let hits: Vec<_> = chosen
-                .iter()
-                .map(|&(limit, key, cost)| Hit::new(ids[limit], key).cost(cost))
-                .collect();
+            let hits: Vec<_> = chosen.iter().map(|&(limit, key, cost)| Hit::new(ids[limit], key).cost(cost)).collect();
             if limiter.decide_now(&hits).is_allowed() {
                 for (limit, key, cost) in chosen {
                     *spent.entry((limit, key)).or_default() += cost;
@@ -127,12 +142,7 @@ fn a_request_denied_by_one_limit_takes_nothing_anywhere() {
         for key in KEYS {
             let spent: u64 = spent.iter().filter_map(|spent| spent.get(&(index, key))).sum();
             let decision = limiter.decide_now(&[Hit::new(*id, key).cost(0)]);
-            assert_eq!(
-                decision.quota() - decision.remaining(),
-                spent,
-                "{:?} for {key}",
-                algorithms[index]
-            );
+            assert_eq!(decision.quota() - decision.remaining(), spent, "{:?} for {key}", algorithms[index]);
         }
     }
 }
@@ -220,8 +230,5 @@ fn a_limiter_is_cloned_into_threads_and_counts_as_one() {
             thread::spawn(move || (0..50).filter(|_| limiter.check("key").is_allowed()).count())
         })
         .collect();
-    assert_eq!(
-        threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>(),
-        100
-    );
+    assert_eq!(threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>(), 100);
 }

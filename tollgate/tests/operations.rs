@@ -30,15 +30,8 @@ fn a_look_takes_nothing_however_often() {
         let rig = Rig::of(algorithm);
         assert!(rig.limiter.check_n("key", 4).is_allowed());
         let looks: Vec<_> = (0..100).map(|_| rig.limiter.peek("key")).collect();
-        assert!(
-            looks.iter().all(|look| look.is_allowed() && look.remaining() == 6),
-            "{algorithm:?}"
-        );
-        assert_eq!(
-            Answer::from(rig.limiter.check_n("key", 0)),
-            looks[0].into(),
-            "{algorithm:?}"
-        );
+        assert!(looks.iter().all(|look| look.is_allowed() && look.remaining() == 6), "{algorithm:?}");
+        assert_eq!(Answer::from(rig.limiter.check_n("key", 0)), looks[0].into(), "{algorithm:?}");
     }
 }
 
@@ -51,11 +44,7 @@ fn a_key_that_was_reset_is_as_if_never_seen() {
         rig.limiter.reset("key");
         rig.limiter.reset("never seen");
         let look = rig.limiter.peek("key");
-        assert_eq!(
-            (look.remaining(), look.reset_after()),
-            (10, Duration::ZERO),
-            "{algorithm:?}"
-        );
+        assert_eq!((look.remaining(), look.reset_after()), (10, Duration::ZERO), "{algorithm:?}");
         assert!(rig.limiter.check_n("key", 10).is_allowed(), "{algorithm:?}");
         assert!(!rig.limiter.check("other").is_allowed(), "{algorithm:?}");
     }
@@ -98,11 +87,7 @@ fn what_has_come_back_by_itself_is_not_given_back_again() {
     window.clock.advance(MINUTE);
     window.limiter.check_n("key", 5);
     window.limiter.refund("key", &first);
-    assert_eq!(
-        window.limiter.peek("key").remaining(),
-        5,
-        "the charge was the last window's"
-    );
+    assert_eq!(window.limiter.peek("key").remaining(), 5, "the charge was the last window's");
 }
 
 #[test]
@@ -127,16 +112,8 @@ fn a_reservation_is_charged_what_the_work_cost() {
             let rig = Rig::of(algorithm);
             let reservation = rig.limiter.reserve("key", 6, MINUTE).unwrap();
             assert_eq!(rig.limiter.peek("key").remaining(), 4, "{algorithm:?}");
-            assert_eq!(
-                rig.limiter.settle(reservation, actual),
-                Settlement::Settled,
-                "{algorithm:?}"
-            );
-            assert_eq!(
-                rig.limiter.peek("key").remaining(),
-                remaining,
-                "{algorithm:?} settled for {actual}"
-            );
+            assert_eq!(rig.limiter.settle(reservation, actual), Settlement::Settled, "{algorithm:?}");
+            assert_eq!(rig.limiter.peek("key").remaining(), remaining, "{algorithm:?} settled for {actual}");
         }
     }
 }
@@ -147,17 +124,10 @@ fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
         let rig = Rig::of(algorithm);
         let reservation = rig.limiter.reserve("key", 6, MINUTE).unwrap();
         assert!(rig.limiter.check_n("key", 3).is_allowed());
-        assert_eq!(
-            rig.limiter.settle(reservation, 9),
-            Settlement::Short { missing: 2 },
-            "{algorithm:?}"
-        );
+        assert_eq!(rig.limiter.settle(reservation, 9), Settlement::Short { missing: 2 }, "{algorithm:?}");
         assert_eq!(rig.limiter.peek("key").remaining(), 0, "{algorithm:?}");
         let reservation = Rig::of(algorithm).limiter.reserve("key", 1, MINUTE).unwrap();
-        assert!(
-            matches!(rig.limiter.settle(reservation, u64::MAX), Settlement::Short { .. }),
-            "{algorithm:?}"
-        );
+        assert!(matches!(rig.limiter.settle(reservation, u64::MAX), Settlement::Short { .. }), "{algorithm:?}");
     }
 }
 

@@ -25,11 +25,7 @@ const IN_USE: u64 = 40;
 fn each_key_is_judged_as_if_alone(algorithm: Algorithm) {
     let limit = Limit::new("limit", algorithm).expect("a valid limit");
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
-    let together = Limiter::builder()
-        .limit(limit.clone())
-        .max_memory(MAX_MEMORY)
-        .clock(clock.clone())
-        .build();
+    let together = Limiter::builder().limit(limit.clone()).max_memory(MAX_MEMORY).clock(clock.clone()).build();
     let together = together.expect("enough memory for those in use");
     let mut alone: HashMap<u64, Rig> = HashMap::new();
     let mut dice = Dice(7);
@@ -39,11 +35,7 @@ fn each_key_is_judged_as_if_alone(algorithm: Algorithm) {
         let (key, cost) = (step / STEPS_PER_KEY + dice.below(IN_USE), dice.below(QUOTA));
         let answer = Answer::from(together.check_n(&key.to_le_bytes(), cost));
         let rig = alone.entry(key).or_insert_with(|| Rig::new(limit.clone(), now));
-        assert_eq!(
-            answer,
-            rig.ask(now, cost),
-            "{algorithm:?}: key {key} for {cost} at step {step}"
-        );
+        assert_eq!(answer, rig.ask(now, cost), "{algorithm:?}: key {key} for {cost} at step {step}");
         if step % 1_000 == 0 {
             alone.retain(|key, _| *key + IN_USE > step / STEPS_PER_KEY);
         }

@@ -71,17 +71,9 @@ fn v04_a_leaky_bucket_takes_its_capacity_and_refuses_the_rest() {
 fn v04_a_queue_lets_them_leave_one_by_one() {
     let rig = Rig::of(LeakyBucket::new(10, Rate::per_second(1)).queue(MINUTE));
     let answers: Vec<_> = (0..20).map(|_| rig.ask(START_US, 1)).collect();
-    let delays: Vec<u64> = answers
-        .iter()
-        .filter(|answer| answer.allowed)
-        .map(|answer| answer.delay)
-        .collect();
+    let delays: Vec<u64> = answers.iter().filter(|answer| answer.allowed).map(|answer| answer.delay).collect();
     assert_eq!(delays, (0..10).map(|second| second * SECOND_US).collect::<Vec<_>>());
-    assert!(
-        answers[10..]
-            .iter()
-            .all(|answer| !answer.allowed && answer.retry_after == Some(SECOND_US))
-    );
+    assert!(answers[10..].iter().all(|answer| !answer.allowed && answer.retry_after == Some(SECOND_US)));
 }
 
 #[test]
@@ -126,15 +118,9 @@ fn v07_the_log_frees_a_place_when_its_request_is_a_window_old() {
 fn v08_a_denied_request_is_in_the_log_only_when_it_is_asked_for() {
     let seconds = [1, 30, 50, 100, 102];
     let admitted_only = Rig::of(SlidingWindowLog::new(2, MINUTE));
-    assert_eq!(
-        seconds.map(|second| admitted_only.passes_at(second)),
-        [true, true, false, true, true]
-    );
+    assert_eq!(seconds.map(|second| admitted_only.passes_at(second)), [true, true, false, true, true]);
     let denied_too = Rig::of(SlidingWindowLog::new(2, MINUTE).count_denied());
-    assert_eq!(
-        seconds.map(|second| denied_too.passes_at(second)),
-        [true, true, false, true, false]
-    );
+    assert_eq!(seconds.map(|second| denied_too.passes_at(second)), [true, true, false, true, false]);
 }
 
 #[test]
@@ -165,11 +151,7 @@ fn v10_the_oldest_of_six_segments_counts_by_its_share() {
         assert_eq!(rig.admitted_at(10 * segment as u64, requests), requests);
     }
     assert_eq!(rig.ask(START_US + 59 * SECOND_US, 0).remaining, 30, "the sum is 70");
-    assert_eq!(
-        rig.ask(START_US + 65 * SECOND_US, 0).remaining,
-        40,
-        "20 × 0.5 + 50 is 60"
-    );
+    assert_eq!(rig.ask(START_US + 65 * SECOND_US, 0).remaining, 40, "20 × 0.5 + 50 is 60");
     assert!(rig.passes_at(65));
 }
 
@@ -186,9 +168,7 @@ fn v11_of_ten_thousand_in_a_second_a_hundred_pass() {
     for algorithm in algorithms {
         let shown = format!("{algorithm:?}");
         let rig = Rig::of(algorithm);
-        let passed = (0..10_000)
-            .filter(|request| rig.ask(START_US + request * 100, 1).allowed)
-            .count();
+        let passed = (0..10_000).filter(|request| rig.ask(START_US + request * 100, 1).allowed).count();
         assert_eq!(passed, 100, "{shown}");
     }
 }
@@ -204,13 +184,8 @@ fn v12_a_call_denied_by_one_limit_takes_nothing_from_the_others() {
         .build()
         .unwrap();
     let [global, user, endpoint] = ["global", "user", "endpoint"].map(|name| limiter.id(name).unwrap());
-    let call = || {
-        limiter.decide_now(&[
-            Hit::new(global, "all"),
-            Hit::new(user, "ann"),
-            Hit::new(endpoint, "ann /search"),
-        ])
-    };
+    let call =
+        || limiter.decide_now(&[Hit::new(global, "all"), Hit::new(user, "ann"), Hit::new(endpoint, "ann /search")]);
     for nth in 1..=10 {
         let decision = call();
         assert!(decision.is_allowed(), "call {nth}");

@@ -18,10 +18,7 @@ pub(super) struct HashOnly {
 
 impl HashOnly {
     pub(super) fn new(setup: Setup) -> Self {
-        Self {
-            hash: Hash::default(),
-            answer: setup.path == Path::Allow,
-        }
+        Self { hash: Hash::default(), answer: setup.path == Path::Allow }
     }
 }
 
@@ -96,12 +93,10 @@ impl OneSlot {
     fn take(&self, key: &str, cost: u64) -> bool {
         let now_ns = self.clock.nanos(0, self.clock.ticks());
         let slot = self.slot(key);
-        let taken = slot
-            .arrival_ns
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |arrival_ns| {
-                let next_ns = arrival_ns.max(now_ns) + cost * self.period_ns;
-                (next_ns <= now_ns + self.burst_ns).then_some(next_ns)
-            });
+        let taken = slot.arrival_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |arrival_ns| {
+            let next_ns = arrival_ns.max(now_ns) + cost * self.period_ns;
+            (next_ns <= now_ns + self.burst_ns).then_some(next_ns)
+        });
         taken.is_ok()
     }
 }

@@ -18,10 +18,7 @@ pub(super) struct Gcra {
 impl Gcra {
     pub(super) fn new(setup: Setup) -> Self {
         let burst = setup.path.burst();
-        Self {
-            limiter: RateLimiter::new(setup.keys),
-            limit: RateLimit::new(burst, setup.path.period() * burst),
-        }
+        Self { limiter: RateLimiter::new(setup.keys), limit: RateLimit::new(burst, setup.path.period() * burst) }
     }
 }
 

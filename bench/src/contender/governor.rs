@@ -19,10 +19,7 @@ impl Governor {
     pub(super) fn new(setup: Setup) -> Self {
         let burst = NonZeroU32::new(setup.path.burst()).unwrap_or(NonZeroU32::MIN);
         match Quota::with_period(setup.path.period()) {
-            Some(quota) => Self(RateLimiter::dashmap_with_hasher(
-                quota.allow_burst(burst),
-                RandomState::default(),
-            )),
+            Some(quota) => Self(RateLimiter::dashmap_with_hasher(quota.allow_burst(burst), RandomState::default())),
             None => unreachable!("no path has a period of zero"),
         }
     }

@@ -21,20 +21,9 @@ impl Limitador {
     pub(super) fn new(setup: Setup) -> Self {
         // Twice the keys: at its size its cache begins to turn keys away.
         let limiter = RateLimiter::new(2 * setup.keys as u64);
-        let variable = VARIABLE
-            .try_into()
-            .unwrap_or_else(|_| unreachable!("a name is an expression"));
-        limiter.add_limit(Limit::new(
-            "bench",
-            u64::from(setup.path.burst()),
-            WINDOW_S,
-            [],
-            [variable],
-        ));
-        Self {
-            limiter,
-            namespace: "bench".into(),
-        }
+        let variable = VARIABLE.try_into().unwrap_or_else(|_| unreachable!("a name is an expression"));
+        limiter.add_limit(Limit::new("bench", u64::from(setup.path.burst()), WINDOW_S, [], [variable]));
+        Self { limiter, namespace: "bench".into() }
     }
 }
 
@@ -47,9 +36,7 @@ impl Contender for Limitador {
     fn spend(&self, key: &String, cost: u32) -> bool {
         let values = HashMap::from([(VARIABLE.to_string(), key.clone())]);
         let context = Context::from(values);
-        let answer = self
-            .limiter
-            .check_rate_limited_and_update(&self.namespace, &context, u64::from(cost));
+        let answer = self.limiter.check_rate_limited_and_update(&self.namespace, &context, u64::from(cost));
         matches!(black_box(answer), Ok(result) if !result.limited)
     }
 }

@@ -21,26 +21,16 @@ const SLOW: Rate = Rate::new(1, SECOND);
 /// smallest, for it keeps an entry for every request.
 pub(crate) const ALGORITHMS: [Entrant; 10] = [
     Entrant::new("token bucket", |_| build(TokenBucket::new(LIMIT, SLOW))),
-    Entrant::new("token bucket, interval", |_| {
-        build(TokenBucket::new(LIMIT, SLOW).interval())
-    }),
+    Entrant::new("token bucket, interval", |_| build(TokenBucket::new(LIMIT, SLOW).interval())),
     Entrant::new("leaky bucket", |_| build(LeakyBucket::new(LIMIT, SLOW))),
-    Entrant::new("leaky bucket, queue", |_| {
-        build(LeakyBucket::new(LIMIT, SLOW).queue(LONG_QUEUE))
-    }),
+    Entrant::new("leaky bucket, queue", |_| build(LeakyBucket::new(LIMIT, SLOW).queue(LONG_QUEUE))),
     Entrant::new("fixed window", |_| build(FixedWindow::new(LIMIT, HOUR))),
-    Entrant::new("fixed window, first request", |_| {
-        build(FixedWindow::new(LIMIT, HOUR).from_first_request())
-    }),
+    Entrant::new("fixed window, first request", |_| build(FixedWindow::new(LIMIT, HOUR).from_first_request())),
     Entrant::new("sliding log", |_| build(SlidingWindowLog::new(LOG_LIMIT, HOUR))).filled_by_one(),
-    Entrant::new("sliding log, count denied", |_| {
-        build(SlidingWindowLog::new(LOG_LIMIT, HOUR).count_denied())
-    })
-    .filled_by_one(),
+    Entrant::new("sliding log, count denied", |_| build(SlidingWindowLog::new(LOG_LIMIT, HOUR).count_denied()))
+        .filled_by_one(),
     Entrant::new("sliding counter", |_| build(SlidingWindowCounter::new(LIMIT, HOUR))),
-    Entrant::new("sliding counter, 6 segments", |_| {
-        build(SlidingWindowCounter::new(LIMIT, HOUR).segments(6))
-    }),
+    Entrant::new("sliding counter, 6 segments", |_| build(SlidingWindowCounter::new(LIMIT, HOUR).segments(6))),
 ];
 
 /// The logs that are filled to the brim to see what an entry takes.

@@ -9,39 +9,21 @@ use crate::report::{Results, Table};
 use crate::traffic::{Reach, Spread, Traffic};
 
 pub(super) fn run(scale: &Scale, results: &mut Results) {
-    let filled = Filled::new(
-        &ALGORITHMS,
-        Setup {
-            path: Path::Allow,
-            keys: KEYS,
-        },
-    );
+    let filled = Filled::new(&ALGORITHMS, Setup { path: Path::Allow, keys: KEYS });
     let traffic = Traffic::new(KEYS, Spread::Uniform, Reach::Arriving, scale.requests);
-    let course = Course {
-        traffic: &traffic,
-        path: Path::Allow,
-        threads: 1,
-    };
+    let course = Course { traffic: &traffic, path: Path::Allow, threads: 1 };
     let times = race::run(&filled.runners(), &course, scale.rounds);
     let title = "All algorithms of tollgate: 1 million keys, uniform, allowed, arriving, 1 thread";
     let mut table = Table::new(title, ["", "ns", "ratio to token bucket"]);
     let Some((token_bucket, others)) = times.split_first() else {
         return;
     };
-    table.row([
-        token_bucket.name.to_string(),
-        format!("{:.1}", token_bucket.median()),
-        "1.00".to_string(),
-    ]);
+    table.row([token_bucket.name.to_string(), format!("{:.1}", token_bucket.median()), "1.00".to_string()]);
     let mut worst = 0.0_f64;
     for times in others {
         let ratio = times.ratio_to(token_bucket);
         worst = worst.max(ratio.median);
-        table.row([
-            times.name.to_string(),
-            format!("{:.1}", times.median()),
-            describe(&ratio),
-        ]);
+        table.row([times.name.to_string(), format!("{:.1}", times.median()), describe(&ratio)]);
     }
     table.print();
     results.ratio("other_algorithms_worst_vs_token", worst);

@@ -45,17 +45,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 pub(super) fn start<A: ToString>(task: &str, name: &str, numbers: &[A]) -> anyhow::Result<String> {
     let program = std::env::current_exe().context("this program cannot find itself to start a child")?;
     let mut command = Command::new(program);
-    command
-        .args(["memory-child", task, name])
-        .args(numbers.iter().map(ToString::to_string));
-    let output = command
-        .output()
-        .with_context(|| format!("{task} of {name} could not be started"))?;
+    command.args(["memory-child", task, name]).args(numbers.iter().map(ToString::to_string));
+    let output = command.output().with_context(|| format!("{task} of {name} could not be started"))?;
     if !output.status.success() {
-        bail!(
-            "{task} of {name} failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("{task} of {name} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -67,10 +60,7 @@ fn entrant(name: &str) -> anyhow::Result<Entrant> {
 fn footprint(entrant: Entrant, keys: usize, requests: usize) -> anyhow::Result<()> {
     let mut key = traffic::name(keys);
     let before = Memory::read()?;
-    let contender = (entrant.build)(Setup {
-        path: Path::Allow,
-        keys,
-    });
+    let contender = (entrant.build)(Setup { path: Path::Allow, keys });
     // Round by round over all keys, so that the entries of a log lie apart in time as they would.
     for request in 0..requests {
         for id in 0..keys {
@@ -92,10 +82,7 @@ fn footprint(entrant: Entrant, keys: usize, requests: usize) -> anyhow::Result<(
 }
 
 fn growth(entrant: Entrant, from: usize, to: usize) -> anyhow::Result<()> {
-    let contender = (entrant.build)(Setup {
-        path: Path::Allow,
-        keys: from,
-    });
+    let contender = (entrant.build)(Setup { path: Path::Allow, keys: from });
     let clock = Ticker::new();
     let mut nanos: Histogram<u64> = Histogram::new(3)?;
     let mut longest_at = from;
@@ -135,19 +122,9 @@ impl Memory {
         let status = std::fs::read_to_string(PATH).with_context(|| format!("{PATH} is needed: run on Linux"))?;
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let kib = line.and_then(|rest| {
-                rest.trim_start_matches(':')
-                    .split_whitespace()
-                    .next()?
-                    .parse::<u64>()
-                    .ok()
-            });
-            kib.map(|kib| kib * 1024)
-                .with_context(|| format!("{PATH} has no {name}"))
+            let kib = line.and_then(|rest| rest.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok());
+            kib.map(|kib| kib * 1024).with_context(|| format!("{PATH} has no {name}"))
         };
-        Ok(Self {
-            resident_bytes: field("VmRSS")?,
-            peak_bytes: field("VmHWM")?,
-        })
+        Ok(Self { resident_bytes: field("VmRSS")?, peak_bytes: field("VmHWM")? })
     }
 }

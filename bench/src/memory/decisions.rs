@@ -42,12 +42,7 @@ impl Filled {
 
     pub(super) fn runners(&self) -> Vec<Runner<'_>> {
         let pairs = self.0.iter();
-        pairs
-            .map(|(name, contender)| Runner {
-                name,
-                contender: contender.as_ref(),
-            })
-            .collect()
+        pairs.map(|(name, contender)| Runner { name, contender: contender.as_ref() }).collect()
     }
 }
 
@@ -58,49 +53,21 @@ pub(super) fn hot(scale: &Scale, threads: &[usize], results: &mut Results) {
         (Path::Deny, "One hot key, denied (arriving)", "hot_deny"),
     ] {
         let filled = Filled::new(&FIELD, Setup { path, keys: 1 });
-        compare(
-            &filled,
-            &Workload {
-                title,
-                result,
-                path,
-                traffic: &traffic,
-            },
-            scale,
-            threads,
-            results,
-        );
+        compare(&filled, &Workload { title, result, path, traffic: &traffic }, scale, threads, results);
     }
 }
 
 pub(super) fn many_keys(scale: &Scale, wanted: Wanted, threads: &[usize], results: &mut Results) {
-    let entrants: Vec<Entrant> = FIELD
-        .into_iter()
-        .filter(|entrant| scale.coverage == Coverage::Full || entrant.name != LIMITADOR)
-        .collect();
+    let entrants: Vec<Entrant> =
+        FIELD.into_iter().filter(|entrant| scale.coverage == Coverage::Full || entrant.name != LIMITADOR).collect();
     let make = |spread, reach| Traffic::new(KEYS, spread, reach, scale.requests);
-    let filled = Filled::new(
-        &entrants,
-        Setup {
-            path: Path::Allow,
-            keys: KEYS,
-        },
-    );
+    let filled = Filled::new(&entrants, Setup { path: Path::Allow, keys: KEYS });
     let mut allow = |title, result, traffic: Traffic| {
-        let workload = Workload {
-            title,
-            result,
-            path: Path::Allow,
-            traffic: &traffic,
-        };
+        let workload = Workload { title, result, path: Path::Allow, traffic: &traffic };
         compare(&filled, &workload, scale, threads, results);
     };
     if wanted.uniform {
-        allow(
-            "1 million keys, uniform, allowed, arriving",
-            "uniform",
-            make(Spread::Uniform, Reach::Arriving),
-        );
+        allow("1 million keys, uniform, allowed, arriving", "uniform", make(Spread::Uniform, Reach::Arriving));
         allow(
             "1 million keys, uniform, allowed, scattered",
             "uniform_scattered",
@@ -108,29 +75,14 @@ pub(super) fn many_keys(scale: &Scale, wanted: Wanted, threads: &[usize], result
         );
     }
     if wanted.zipf {
-        allow(
-            "1 million keys, zipf (s = 1), allowed, arriving",
-            "zipf",
-            make(Spread::Zipf, Reach::Arriving),
-        );
+        allow("1 million keys, zipf (s = 1), allowed, arriving", "zipf", make(Spread::Zipf, Reach::Arriving));
     }
     drop(filled);
     if wanted.uniform && scale.coverage == Coverage::Full {
-        let filled = Filled::new(
-            &entrants,
-            Setup {
-                path: Path::Deny,
-                keys: KEYS,
-            },
-        );
+        let filled = Filled::new(&entrants, Setup { path: Path::Deny, keys: KEYS });
         let traffic = make(Spread::Uniform, Reach::Arriving);
         let title = "1 million keys, uniform, denied, arriving";
-        let workload = Workload {
-            title,
-            result: "uniform_deny",
-            path: Path::Deny,
-            traffic: &traffic,
-        };
+        let workload = Workload { title, result: "uniform_deny", path: Path::Deny, traffic: &traffic };
         compare(&filled, &workload, scale, threads, results);
     }
 }
@@ -140,18 +92,10 @@ fn compare(filled: &Filled, workload: &Workload<'_>, scale: &Scale, threads: &[u
     let runners = filled.runners();
     let mut header = vec![String::new()];
     let mut rows: Vec<Vec<String>> = runners.iter().map(|runner| vec![runner.name.to_string()]).collect();
-    let course = |threads| Course {
-        traffic: workload.traffic,
-        path: workload.path,
-        threads,
-    };
+    let course = |threads| Course { traffic: workload.traffic, path: workload.path, threads };
     let mut hash_only_ns = Vec::new();
     if !threads.contains(&1) {
-        let alone: Vec<Runner<'_>> = filled
-            .runners()
-            .into_iter()
-            .filter(|runner| runner.name == HASH_ONLY)
-            .collect();
+        let alone: Vec<Runner<'_>> = filled.runners().into_iter().filter(|runner| runner.name == HASH_ONLY).collect();
         let times = race::run(&alone, &course(1), scale.rounds);
         hash_only_ns.extend(times.iter().map(|times| (1, times.median())));
     }
@@ -209,10 +153,7 @@ fn suffix(threads: usize) -> String {
 }
 
 pub(super) fn describe(ratio: &Ratio) -> String {
-    format!(
-        "{:.2} ({:.2} to {:.2})",
-        ratio.median, ratio.quartiles.0, ratio.quartiles.1
-    )
+    format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.quartiles.0, ratio.quartiles.1)
 }
 
 fn plural(threads: usize) -> String {

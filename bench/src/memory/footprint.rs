@@ -46,11 +46,7 @@ fn keys(scale: &Scale, results: &mut Results) -> anyhow::Result<()> {
     };
     let mut table = table("Bytes per key, live keys of 11 or 12 bytes", "keys");
     for &(name, keys) in fillings {
-        let bytes = measure(&Filling {
-            name,
-            keys,
-            requests: 1,
-        })?;
+        let bytes = measure(&Filling { name, keys, requests: 1 })?;
         row(&mut table, name, keys, &bytes);
         match (name, keys) {
             (TOLLGATE, KEYS) => results.quantity("bytes_per_key_1m", bytes.resident),
@@ -68,11 +64,7 @@ fn algorithms(scale: &Scale) -> anyhow::Result<()> {
     }
     let mut table = table("Bytes per key of tollgate's algorithms, one request per key", "keys");
     for entrant in ALGORITHMS {
-        let bytes = measure(&Filling {
-            name: entrant.name,
-            keys: KEYS,
-            requests: 1,
-        })?;
+        let bytes = measure(&Filling { name: entrant.name, keys: KEYS, requests: 1 })?;
         row(&mut table, entrant.name, KEYS, &bytes);
     }
     table.print();
@@ -87,11 +79,7 @@ fn logs(scale: &Scale, results: &mut Results) -> anyhow::Result<()> {
     };
     let mut table = table("Bytes per log entry of tollgate, the key's own included", "entries");
     for (name, requests) in [(LOG_OF_10, 10), (LOG_OF_100, 100)] {
-        let filling = Filling {
-            name,
-            keys: KEYS / requests,
-            requests,
-        };
+        let filling = Filling { name, keys: KEYS / requests, requests };
         let bytes = measure(&filling)?;
         row(&mut table, name, entries, &bytes);
         if name == LOG_OF_100 {
@@ -107,11 +95,7 @@ fn measure(filling: &Filling) -> anyhow::Result<Bytes> {
     let entries = (filling.keys * filling.requests) as f64;
     let share = |name: &str| parse_figure(&output, name).map(|bytes| bytes as f64 / entries);
     let needed = |name: &str| share(name).with_context(|| format!("{} printed no {name}", filling.name));
-    Ok(Bytes {
-        resident: needed("resident")?,
-        peak: needed("peak")?,
-        claimed: share("claimed"),
-    })
+    Ok(Bytes { resident: needed("resident")?, peak: needed("peak")?, claimed: share("claimed") })
 }
 
 fn table(title: &str, counted: &str) -> Table {
@@ -121,11 +105,5 @@ fn table(title: &str, counted: &str) -> Table {
 fn row(table: &mut Table, name: &str, count: usize, bytes: &Bytes) {
     let show = |bytes: f64| format!("{bytes:.1}");
     let claimed = bytes.claimed.map_or("-".to_string(), show);
-    table.row([
-        name.to_string(),
-        count.to_string(),
-        show(bytes.resident),
-        show(bytes.peak),
-        claimed,
-    ]);
+    table.row([name.to_string(), count.to_string(), show(bytes.resident), show(bytes.peak), claimed]);
 }

@@ -36,30 +36,17 @@ pub(super) fn run(scale: &Scale, results: &mut Results) -> anyhow::Result<()> {
     let title = format!(
         "One decision while growing from {FROM_KEYS} to {to_keys} keys, in µs, each timed by itself (runs: {runs})"
     );
-    let mut table = Table::new(
-        title,
-        ["", "p50", "p99", "p99.99", "longest", "in the best run", "at keys"],
-    );
+    let mut table = Table::new(title, ["", "p50", "p99", "p99.99", "longest", "in the best run", "at keys"]);
     for (name, runs) in contenders {
         let median = |of: fn(&Run) -> f64| quantile(runs.iter().map(of).collect(), 0.5);
         let by_longest = |a: &&Run, b: &&Run| a.longest.total_cmp(&b.longest);
         let (Some(best), Some(worst)) = (runs.iter().min_by(by_longest), runs.iter().max_by(by_longest)) else {
             continue;
         };
-        let times = [
-            median(|run| run.p50),
-            median(|run| run.p99),
-            median(|run| run.p9999),
-            worst.longest,
-            best.longest,
-        ];
+        let times =
+            [median(|run| run.p50), median(|run| run.p99), median(|run| run.p9999), worst.longest, best.longest];
         let times = times.map(|us| format!("{us:.2}"));
-        table.row(
-            [name.to_string()]
-                .into_iter()
-                .chain(times)
-                .chain([best.longest_at.to_string()]),
-        );
+        table.row([name.to_string()].into_iter().chain(times).chain([best.longest_at.to_string()]));
         let prefix = match name {
             TOLLGATE => "grow",
             GOVERNOR => "governor_grow",

@@ -61,10 +61,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, shutdown: impl 
 
 /// The next connection, and the slot that it takes up.
 async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
-    let slot = Arc::clone(slots)
-        .acquire_owned()
-        .await
-        .expect("the slots are never closed");
+    let slot = Arc::clone(slots).acquire_owned().await.expect("the slots are never closed");
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -197,9 +194,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn client_that_sent_nothing_does_not_hold_up_a_stop() {
-        assert_eq!(
-            until_closed(connect(sleep(Duration::from_secs(3)), 8192)).await,
-            Duration::from_secs(3)
-        );
+        assert_eq!(until_closed(connect(sleep(Duration::from_secs(3)), 8192)).await, Duration::from_secs(3));
     }
 }

@@ -49,9 +49,7 @@ async fn check(State(limiter): State<Limiter>, request: Request) -> Result<Respo
     let body = read_body(request).await?;
     let questions = Questions::parse(&body)?;
     let hits = questions.hits(&limiter)?;
-    let mut answers = hits
-        .iter()
-        .map(|hit| Answer::new(&limiter, limiter.decide_now(std::slice::from_ref(hit))));
+    let mut answers = hits.iter().map(|hit| Answer::new(&limiter, limiter.decide_now(std::slice::from_ref(hit))));
     Ok(match questions.shape() {
         Shape::One => Json(answers.next()).into_response(),
         Shape::Batch => Json(answers.collect::<Vec<_>>()).into_response(),
@@ -74,10 +72,7 @@ async fn read_body(request: Request) -> Result<Bytes, Refusal> {
         Err(_) => Err(Refusal {
             status: StatusCode::REQUEST_TIMEOUT,
             error: "body_timeout",
-            message: format!(
-                "the body took longer than {} s; send it at once",
-                BODY_DEADLINE.as_secs()
-            ),
+            message: format!("the body took longer than {} s; send it at once", BODY_DEADLINE.as_secs()),
         }),
     }
 }
@@ -94,11 +89,7 @@ async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
     let refusal = Refusal {
         status: StatusCode::METHOD_NOT_ALLOWED,
         error: "method_not_allowed",
-        message: format!(
-            "{} does not take {}; use POST",
-            quoted(uri.path()),
-            quoted(method.as_str())
-        ),
+        message: format!("{} does not take {}; use POST", quoted(uri.path()), quoted(method.as_str())),
     };
     ([(header::ALLOW, "POST")], refusal)
 }

@@ -20,14 +20,9 @@ fn within_one_window<T>(mut asked: impl FnMut(usize) -> T) -> T {
         .expect("three attempts do not all meet the turn of a minute")
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the server under test decides by the wall clock"
-)]
+#[expect(clippy::disallowed_methods, reason = "the server under test decides by the wall clock")]
 fn since_epoch() -> Duration {
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .expect("after 1970")
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970")
 }
 
 fn per_user(key: &str) -> Value {
@@ -67,10 +62,7 @@ fn ten_pass_and_the_eleventh_is_denied_with_a_retry_after() {
 #[test]
 fn answer_has_these_fields_in_this_order_with_six_decimals() {
     let server = Server::start();
-    let answer = server
-        .connect()
-        .post(r#"{"limit":"per-user","key":"42","cost":1}"#)
-        .text;
+    let answer = server.connect().post(r#"{"limit":"per-user","key":"42","cost":1}"#).text;
     let rest = answer
         .strip_prefix(r#"{"allowed":true,"limit":"per-user","quota":10,"remaining":9,"reset_after":"#)
         .unwrap_or_else(|| panic!("{answer}"));
@@ -83,18 +75,9 @@ fn answer_has_these_fields_in_this_order_with_six_decimals() {
 fn each_key_has_a_quota_of_its_own() {
     let server = Server::start();
     let mut connection = server.connect();
-    assert_eq!(
-        connection.check(&json!({"limit": "per-user", "key": "a", "cost": 10}))["allowed"],
-        true
-    );
-    assert_eq!(
-        connection.check(&json!({"limit": "per-user", "key": "b", "cost": 10}))["allowed"],
-        true
-    );
-    assert_eq!(
-        connection.check(&json!({"limit": "per-user", "key": "", "cost": 10}))["allowed"],
-        true
-    );
+    assert_eq!(connection.check(&json!({"limit": "per-user", "key": "a", "cost": 10}))["allowed"], true);
+    assert_eq!(connection.check(&json!({"limit": "per-user", "key": "b", "cost": 10}))["allowed"], true);
+    assert_eq!(connection.check(&json!({"limit": "per-user", "key": "", "cost": 10}))["allowed"], true);
 }
 
 #[test]
@@ -113,10 +96,7 @@ fn cost_that_can_never_fit_is_denied_without_a_retry_after() {
     let mut connection = server.connect();
     for cost in [11, u64::MAX] {
         let answer = connection.check(&json!({"limit": "per-user", "key": "a", "cost": cost}));
-        assert_eq!(
-            (&answer["allowed"], &answer["retry_after"]),
-            (&json!(false), &Value::Null)
-        );
+        assert_eq!((&answer["allowed"], &answer["retry_after"]), (&json!(false), &Value::Null));
         assert_eq!(answer["remaining"], 10);
     }
 }
@@ -145,10 +125,7 @@ fn requests_without_a_user_header_share_the_anonymous_key() {
         json!({"request": {"headers": {"accept": "*/*"}}, "cost": 4}),
         json!({"limit": "per-user", "key": "anonymous", "cost": 4}),
     ];
-    let allowed = asked
-        .iter()
-        .map(|question| connection.check(question)["allowed"].clone())
-        .collect::<Vec<_>>();
+    let allowed = asked.iter().map(|question| connection.check(question)["allowed"].clone()).collect::<Vec<_>>();
     assert_eq!(allowed, [true, true, false]);
 }
 
@@ -174,14 +151,7 @@ fn batch_is_answered_in_the_same_order() {
             {"limit": "per-user", "key": format!("other-{user}")},
         ]))
     });
-    let told = |field: &str| {
-        answers
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|answer| answer[field].clone())
-            .collect::<Vec<_>>()
-    };
+    let told = |field: &str| answers.as_array().unwrap().iter().map(|answer| answer[field].clone()).collect::<Vec<_>>();
     assert_eq!(told("allowed"), [true, false, true, true]);
     assert_eq!(told("remaining"), [3, 3, 0, 9]);
 }
@@ -194,13 +164,7 @@ fn batches_may_be_empty_or_of_a_thousand() {
     let thousand = (0..1000).map(|key| per_user(&key.to_string())).collect::<Vec<_>>();
     let answers = connection.check(&json!(thousand));
     assert_eq!(answers.as_array().unwrap().len(), 1000);
-    assert!(
-        answers
-            .as_array()
-            .unwrap()
-            .iter()
-            .all(|answer| answer["allowed"] == true)
-    );
+    assert!(answers.as_array().unwrap().iter().all(|answer| answer["allowed"] == true));
 }
 
 #[test]
@@ -209,9 +173,7 @@ fn many_clients_at_once_admit_exactly_the_limit() {
     let admitted = within_one_window(|attempt| {
         let question = per_user(&format!("user-{attempt}"));
         let admitted_by = |mut connection: crate::client::Connection| {
-            (0..20)
-                .filter(|_| connection.check(&question)["allowed"] == true)
-                .count()
+            (0..20).filter(|_| connection.check(&question)["allowed"] == true).count()
         };
         std::thread::scope(|scope| {
             let clients = [(); 8].map(|()| scope.spawn(|| admitted_by(server.connect())));

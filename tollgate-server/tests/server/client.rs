@@ -23,12 +23,8 @@ pub(crate) struct Response {
 impl Connection {
     pub(crate) fn to(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).expect("the server accepts");
-        stream
-            .set_read_timeout(Some(PATIENCE))
-            .expect("the timeout is not zero");
-        Self {
-            stream: BufReader::new(stream),
-        }
+        stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
+        Self { stream: BufReader::new(stream) }
     }
 
     /// Asks a question and expects a decision.
@@ -46,10 +42,7 @@ impl Connection {
     }
 
     pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        self.stream
-            .get_mut()
-            .write_all(bytes.as_ref())
-            .expect("the server reads");
+        self.stream.get_mut().write_all(bytes.as_ref()).expect("the server reads");
     }
 
     pub(crate) fn receive(&mut self) -> Response {
@@ -59,11 +52,7 @@ impl Connection {
     /// The next answer, or an error of kind `UnexpectedEof` when the server closed the connection instead.
     pub(crate) fn try_receive(&mut self) -> io::Result<Response> {
         let status_line = self.line()?;
-        let status = status_line
-            .split(' ')
-            .nth(1)
-            .and_then(|status| status.parse().ok())
-            .expect("a status line");
+        let status = status_line.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
         let mut headers = Vec::new();
         loop {
             let line = self.line()?;
@@ -72,14 +61,8 @@ impl Connection {
                 None => break,
             }
         }
-        let mut response = Response {
-            status,
-            headers,
-            text: String::new(),
-        };
-        let length = response
-            .header("content-length")
-            .map_or(0, |length| length.parse().expect("a length"));
+        let mut response = Response { status, headers, text: String::new() };
+        let length = response.header("content-length").map_or(0, |length| length.parse().expect("a length"));
         let mut body = vec![0; length];
         self.stream.read_exact(&mut body)?;
         response.text = String::from_utf8(body).expect("UTF-8");
@@ -96,15 +79,9 @@ impl Connection {
 
     /// Whether anything arrives in the time in which a server that has a place answers many times over.
     pub(crate) fn has_answer_within_a_moment(&mut self) -> bool {
-        self.stream
-            .get_ref()
-            .set_read_timeout(Some(Duration::from_millis(200)))
-            .expect("the timeout is not zero");
+        self.stream.get_ref().set_read_timeout(Some(Duration::from_millis(200))).expect("the timeout is not zero");
         let arrived = self.stream.fill_buf().is_ok();
-        self.stream
-            .get_ref()
-            .set_read_timeout(Some(PATIENCE))
-            .expect("the timeout is not zero");
+        self.stream.get_ref().set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
         arrived
     }
 
@@ -117,10 +94,7 @@ impl Connection {
 impl Response {
     /// The value of the only header of this name.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        let mut values = self
-            .headers
-            .iter()
-            .filter(|(header, _)| header.eq_ignore_ascii_case(name));
+        let mut values = self.headers.iter().filter(|(header, _)| header.eq_ignore_ascii_case(name));
         let value = values.next().map(|(_, value)| value.as_str());
         assert!(values.next().is_none(), "{name} is there twice: {:?}", self.headers);
         value

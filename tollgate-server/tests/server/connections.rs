@@ -18,18 +18,12 @@ fn slow_clients_are_cut_off_and_others_are_served_meanwhile() {
     half_body.send(head(100));
     half_body.send(r#"{"limit":"per-user""#);
 
-    assert_eq!(
-        server.connect().check(&json!({"limit": "per-user", "key": "1"}))["allowed"],
-        true
-    );
+    assert_eq!(server.connect().check(&json!({"limit": "per-user", "key": "1"}))["allowed"], true);
 
     assert!(silent.is_closed_by_server());
     assert!(half_head.is_closed_by_server());
     let response = half_body.receive();
-    assert_eq!(
-        (response.status, &response.json()["error"]),
-        (408, &json!("body_timeout"))
-    );
+    assert_eq!((response.status, &response.json()["error"]), (408, &json!("body_timeout")));
     assert!(half_body.is_closed_by_server());
 }
 
@@ -39,10 +33,7 @@ fn client_that_leaves_in_the_middle_disturbs_nobody() {
     for sent in ["", "POST", &head(100), &format!("{}{{", head(100))] {
         server.connect().send(sent);
     }
-    assert_eq!(
-        server.connect().check(&json!({"limit": "per-user", "key": "1"}))["allowed"],
-        true
-    );
+    assert_eq!(server.connect().check(&json!({"limit": "per-user", "key": "1"}))["allowed"], true);
 }
 
 #[test]
@@ -65,9 +56,7 @@ fn head_that_is_too_long_is_refused() {
 #[test]
 fn one_connection_more_than_the_bound_waits_for_a_place() {
     let server = Server::start();
-    let mut held = (0..MAX_CONNECTIONS)
-        .map(|_| server.connect())
-        .collect::<Vec<Connection>>();
+    let mut held = (0..MAX_CONNECTIONS).map(|_| server.connect()).collect::<Vec<Connection>>();
     let question = r#"{"limit":"per-user","key":"1"}"#;
     // All are accepted, in the order in which they came, once the last of them is answered.
     assert_eq!(held[MAX_CONNECTIONS - 1].post(question).status, 200);

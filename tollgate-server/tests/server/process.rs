@@ -21,19 +21,13 @@ impl Server {
             .expect("the built binary starts");
         let mut first_line = String::new();
         let stdout = child.stdout.as_mut().expect("stdout is piped");
-        BufReader::new(stdout)
-            .read_line(&mut first_line)
-            .expect("the server says where it listens");
+        BufReader::new(stdout).read_line(&mut first_line).expect("the server says where it listens");
         let address = first_line
             .split_once("http://")
             .and_then(|(_, rest)| rest.split_once('/'))
             .and_then(|(address, _)| address.parse().ok())
             .unwrap_or_else(|| panic!("no address in {first_line:?}"));
-        Self {
-            child,
-            address,
-            first_line,
-        }
+        Self { child, address, first_line }
     }
 
     pub(crate) fn connect(&self) -> Connection {
@@ -41,9 +35,7 @@ impl Server {
     }
 
     pub(crate) fn signal(&self, name: &str) {
-        let sent = Command::new("sh")
-            .args(["-c", &format!("kill -{name} {}", self.child.id())])
-            .status();
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.child.id())]).status();
         assert!(sent.expect("sh runs").success());
     }
 

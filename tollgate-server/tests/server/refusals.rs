@@ -14,39 +14,21 @@ fn refused(body: &str) -> (String, String) {
 }
 
 fn error_of(json: &Value) -> (String, String) {
-    (
-        json["error"].as_str().expect("a string").to_owned(),
-        json["message"].as_str().expect("a string").to_owned(),
-    )
+    (json["error"].as_str().expect("a string").to_owned(), json["message"].as_str().expect("a string").to_owned())
 }
 
 #[track_caller]
 fn assert_invalid(body: &str, message: &str) {
-    assert_eq!(
-        refused(body),
-        ("invalid_question".to_owned(), message.to_owned()),
-        "{body}"
-    );
+    assert_eq!(refused(body), ("invalid_question".to_owned(), message.to_owned()), "{body}");
 }
 
 #[test]
 fn body_that_is_not_json() {
-    for body in [
-        "",
-        "   ",
-        "hello",
-        "{",
-        r#"{"limit":"per-user","key":"1"}}"#,
-        r#"{"limit":"per-user""#,
-        "\u{0}",
-    ] {
+    for body in ["", "   ", "hello", "{", r#"{"limit":"per-user","key":"1"}}"#, r#"{"limit":"per-user""#, "\u{0}"] {
         let (error, message) = refused(body);
         assert_eq!(error, "invalid_json", "{body:?}");
         assert!(message.starts_with("the body is not JSON: "), "{message}");
-        assert!(
-            message.ends_with(r#"; send {"limit":"per-user","key":"42"}"#),
-            "{message}"
-        );
+        assert!(message.ends_with(r#"; send {"limit":"per-user","key":"42"}"#), "{message}");
     }
 }
 
@@ -54,10 +36,7 @@ fn body_that_is_not_json() {
 fn body_that_is_not_utf8() {
     let server = Server::start();
     let response = server.connect().post(b"{\"limit\":\"per-user\",\"key\":\"\xff\"}");
-    assert_eq!(
-        (response.status, error_of(&response.json()).0.as_str()),
-        (400, "invalid_json")
-    );
+    assert_eq!((response.status, error_of(&response.json()).0.as_str()), (400, "invalid_json"));
 }
 
 #[test]
@@ -103,10 +82,7 @@ fn both_forms() {
 #[test]
 fn neither_form() {
     assert_invalid("{}", "`limit` is missing; send `limit` and `key`, or `request`");
-    assert_invalid(
-        r#"{"cost":1}"#,
-        "`limit` is missing; send `limit` and `key`, or `request`",
-    );
+    assert_invalid(r#"{"cost":1}"#, "`limit` is missing; send `limit` and `key`, or `request`");
 }
 
 #[test]
@@ -144,10 +120,7 @@ fn key_that_is_no_string() {
 #[test]
 fn unknown_limit() {
     let unknown = |message: &str| ("unknown_limit".to_owned(), message.to_owned());
-    assert_eq!(
-        refused(r#"{"limit":"x","key":"1"}"#),
-        unknown("no limit is named `x`; use one of: per-user"),
-    );
+    assert_eq!(refused(r#"{"limit":"x","key":"1"}"#), unknown("no limit is named `x`; use one of: per-user"),);
     let long = "x".repeat(100_000);
     assert_eq!(
         refused(&json!({"limit": long, "key": "1"}).to_string()),
@@ -157,10 +130,7 @@ fn unknown_limit() {
 
 #[test]
 fn facts_of_the_wrong_kind() {
-    assert_invalid(
-        r#"{"request":{"ip":"localhost"}}"#,
-        "`request.ip`: invalid IP address syntax at line 1 column 28",
-    );
+    assert_invalid(r#"{"request":{"ip":"localhost"}}"#, "`request.ip`: invalid IP address syntax at line 1 column 28");
     assert_invalid(
         r#"{"request":{"headers":{"x user":"1"}}}"#,
         "`request.headers`: `x user` is not a header name; use letters, digits and hyphens at line 1 column 36",
@@ -181,9 +151,7 @@ fn facts_of_the_wrong_kind() {
 
 #[test]
 fn too_many_headers() {
-    let headers = (0..101)
-        .map(|index| (format!("x-{index}"), json!("1")))
-        .collect::<serde_json::Map<_, _>>();
+    let headers = (0..101).map(|index| (format!("x-{index}"), json!("1"))).collect::<serde_json::Map<_, _>>();
     let (error, message) = refused(&json!({"request": {"headers": headers}}).to_string());
     assert_eq!(error, "invalid_question");
     assert!(message.contains("a request has at most 100 headers"), "{message}");
@@ -194,10 +162,7 @@ fn batch_of_more_than_a_thousand() {
     let batch = vec![json!({"limit": "per-user", "key": "1"}); 1001];
     let (error, message) = refused(&json!(batch).to_string());
     assert_eq!(error, "invalid_question");
-    assert!(
-        message.contains("a batch holds at most 1000 questions; send the rest in another request"),
-        "{message}"
-    );
+    assert!(message.contains("a batch holds at most 1000 questions; send the rest in another request"), "{message}");
 }
 
 #[test]
@@ -206,18 +171,9 @@ fn batch_with_one_bad_question_is_refused_whole_and_spends_nothing() {
     let mut connection = server.connect();
     let good = json!({"limit": "per-user", "key": "a", "cost": 10});
     for (bad, message) in [
-        (
-            json!({"limit": "per-user"}),
-            "`[1].key` is missing; send it with `limit`",
-        ),
-        (
-            json!({"limit": "x", "key": "1"}),
-            "no limit is named `x`; use one of: per-user",
-        ),
-        (
-            json!({"limit": "per-user", "key": "1", "cost": -1}),
-            "`[1].cost`: invalid type: integer `-1`",
-        ),
+        (json!({"limit": "per-user"}), "`[1].key` is missing; send it with `limit`"),
+        (json!({"limit": "x", "key": "1"}), "no limit is named `x`; use one of: per-user"),
+        (json!({"limit": "per-user", "key": "1", "cost": -1}), "`[1].cost`: invalid type: integer `-1`"),
     ] {
         let response = connection.post(json!([good, bad]).to_string());
         assert_eq!(response.status, 400);
@@ -241,10 +197,7 @@ fn body_announced_as_too_long_is_refused_before_it_is_sent() {
     assert_eq!(response.status, 413);
     assert_eq!(
         error_of(&response.json()),
-        (
-            "body_too_large".to_owned(),
-            "the body is longer than 1048576 bytes; send smaller batches".to_owned()
-        ),
+        ("body_too_large".to_owned(), "the body is longer than 1048576 bytes; send smaller batches".to_owned()),
     );
 }
 
@@ -257,10 +210,7 @@ fn body_without_a_length_is_refused_once_it_is_too_long() {
         connection.send(format!("10000\r\n{}\r\n", " ".repeat(65536)));
     }
     let response = connection.receive();
-    assert_eq!(
-        (response.status, error_of(&response.json()).0.as_str()),
-        (413, "body_too_large")
-    );
+    assert_eq!((response.status, error_of(&response.json()).0.as_str()), (413, "body_too_large"));
 }
 
 #[test]
@@ -290,9 +240,7 @@ fn wrong_path() {
     let server = Server::start();
     for path in ["/", "/v1/check/", "/v1/Check", "/v2/check"] {
         let mut connection = server.connect();
-        connection.send(format!(
-            "POST {path} HTTP/1.1\r\nhost: tollgate\r\ncontent-length: 0\r\n\r\n"
-        ));
+        connection.send(format!("POST {path} HTTP/1.1\r\nhost: tollgate\r\ncontent-length: 0\r\n\r\n"));
         let response = connection.receive();
         assert_eq!(response.status, 404);
         let message = format!("nothing is at `{path}`; use POST /v1/check");
@@ -305,8 +253,5 @@ fn connection_serves_on_after_a_refusal() {
     let server = Server::start();
     let mut connection = server.connect();
     assert_eq!(connection.post("nonsense").status, 400);
-    assert_eq!(
-        connection.check(&json!({"limit": "per-user", "key": "1"}))["allowed"],
-        true
-    );
+    assert_eq!(connection.check(&json!({"limit": "per-user", "key": "1"}))["allowed"], true);
 }

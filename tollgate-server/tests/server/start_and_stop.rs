@@ -27,21 +27,14 @@ fn first_line_says_what_listens_where_and_which_limit_is_in_force() {
 fn version_is_that_of_the_package() {
     let output = run(&["--version"]);
     assert!(output.status.success());
-    assert_eq!(
-        text(&output.stdout),
-        format!("tollgate {}\n", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(text(&output.stdout), format!("tollgate {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
 fn no_command_shows_the_usage() {
     let output = run(&[]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(
-        text(&output.stderr).contains("Usage: tollgate <COMMAND>"),
-        "{}",
-        text(&output.stderr)
-    );
+    assert!(text(&output.stderr).contains("Usage: tollgate <COMMAND>"), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -52,14 +45,8 @@ fn port_in_use_ends_with_2_and_the_fix() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stdout), "");
     let message = text(&output.stderr);
-    assert!(
-        message.starts_with(&format!("tollgate: cannot listen on {address}: Address already in use")),
-        "{message}"
-    );
-    assert!(
-        message.contains("; stop the process that has it, or choose another port with --listen"),
-        "{message}"
-    );
+    assert!(message.starts_with(&format!("tollgate: cannot listen on {address}: Address already in use")), "{message}");
+    assert!(message.contains("; stop the process that has it, or choose another port with --listen"), "{message}");
 }
 
 #[test]
@@ -68,10 +55,7 @@ fn address_of_another_machine_ends_with_2_and_the_fix() {
     assert_eq!(output.status.code(), Some(2));
     let message = text(&output.stderr);
     assert!(message.contains("cannot listen on 192.0.2.1:8090: "), "{message}");
-    assert!(
-        message.contains("; use an address of this machine with --listen"),
-        "{message}"
-    );
+    assert!(message.contains("; use an address of this machine with --listen"), "{message}");
 }
 
 #[test]
@@ -81,10 +65,7 @@ fn bad_address_ends_with_2_and_the_fix() {
         assert_eq!(output.status.code(), Some(2), "{address}");
         let message = text(&output.stderr);
         assert!(message.contains("'--listen <ADDR>'"), "{message}");
-        assert!(
-            message.contains("use ADDRESS:PORT, such as 127.0.0.1:8090"),
-            "{message}"
-        );
+        assert!(message.contains("use ADDRESS:PORT, such as 127.0.0.1:8090"), "{message}");
     }
 }
 

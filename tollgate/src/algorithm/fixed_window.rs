@@ -35,20 +35,13 @@ impl FixedWindow {
     /// Windows of the clock, the same for every key: a window of an hour begins at every full hour (UTC).
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
-        Self {
-            limit,
-            window,
-            align: Align::Clock,
-        }
+        Self { limit, window, align: Align::Clock }
     }
 
     /// Opens a key's window with its first request instead.
     #[must_use]
     pub const fn from_first_request(self) -> Self {
-        Self {
-            align: Align::FirstRequest,
-            ..self
-        }
+        Self { align: Align::FirstRequest, ..self }
     }
 
     pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
@@ -56,16 +49,12 @@ impl FixedWindow {
         let window = checked::span("window", self.window)?;
         let latest = Timestamp::MAX.as_micros();
         Ok(match self.align {
-            Align::Clock => Compiled::ClockWindow(ClockWindow {
-                limit,
-                window,
-                packing: Pair::new(latest / window + 1, limit),
-            }),
-            Align::FirstRequest => Compiled::OpenedWindow(OpenedWindow {
-                limit,
-                window,
-                packing: Pair::new(latest, limit),
-            }),
+            Align::Clock => {
+                Compiled::ClockWindow(ClockWindow { limit, window, packing: Pair::new(latest / window + 1, limit) })
+            }
+            Align::FirstRequest => {
+                Compiled::OpenedWindow(OpenedWindow { limit, window, packing: Pair::new(latest, limit) })
+            }
         })
     }
 }
@@ -95,13 +84,7 @@ impl Count {
         } else if cost > remaining {
             (denied(left, remaining, reset_after), None)
         } else {
-            (
-                allowed(remaining - cost, left),
-                Some(Self {
-                    units: self.units + cost,
-                    ..self
-                }),
-            )
+            (allowed(remaining - cost, left), Some(Self { units: self.units + cost, ..self }))
         }
     }
 
@@ -127,21 +110,9 @@ impl ClockWindow {
         let (window, units) = self.packing.load(cells);
         let current = now / self.window;
         if window < current {
-            return (
-                Count {
-                    window: current,
-                    units: 0,
-                },
-                false,
-            );
+            return (Count { window: current, units: 0 }, false);
         }
-        (
-            Count {
-                window: window.min(current + 1),
-                units,
-            },
-            window > current + 1,
-        )
+        (Count { window: window.min(current + 1), units }, window > current + 1)
     }
 }
 
@@ -156,20 +127,13 @@ impl Rules for ClockWindow {
         let (count, stepped_back) = self.count(cells, now);
         let left = (count.window + 1) * self.window - now;
         let (verdict, edit) = count.judge(self.limit, left, cost);
-        Step {
-            verdict,
-            edit: edit.or(stepped_back.then_some(count)),
-        }
+        Step { verdict, edit: edit.or(stepped_back.then_some(count)) }
     }
 
     /// Only a charge of this window can be taken back: the others are forgotten already.
     fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Count> {
         let (count, _) = self.count(cells, now);
-        if charge.at / self.window == count.window {
-            count.give_back(charge.cost)
-        } else {
-            None
-        }
+        if charge.at / self.window == count.window { count.give_back(charge.cost) } else { None }
     }
 
     fn apply(&self, cells: &impl Cells, edit: Count) {
@@ -199,13 +163,7 @@ impl OpenedWindow {
         if !open {
             return (Count { window: now, units: 0 }, false);
         }
-        (
-            Count {
-                window: opened.min(now),
-                units,
-            },
-            opened > now,
-        )
+        (Count { window: opened.min(now), units }, opened > now)
     }
 }
 
@@ -220,23 +178,22 @@ impl Rules for OpenedWindow {
         let (count, stepped_back) = self.count(cells, now);
         let left = count.window + self.window - now;
         let (verdict, edit) = count.judge(self.limit, left, cost);
-        Step {
-            verdict,
-            edit: edit.or(stepped_back.then_some(count)),
-        }
+        Step { verdict, edit: edit.or(stepped_back.then_some(count)) }
     }
 
     fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Count> {
         let (count, _) = self.count(cells, now);
-        if charge.at >= count.window {
-            count.give_back(charge.cost)
-        } else {
-            None
-        }
+        if charge.at >= count.window { count.give_back(charge.cost) } else { None }
     }
 
     fn apply(&self, cells: &impl Cells, edit: Count) {
         self.packing.store(cells, edit.window, edit.units);
+    }
+
+    /// Someone else opened this window, perhaps long ago, and it would end too soon for who has just come.
+    fn shared(&self, cells: &impl Cells, now: u64) {
+        let (count, _) = self.count(cells, now);
+        self.packing.store(cells, now, count.units);
     }
 
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {

@@ -34,11 +34,7 @@ impl LeakyBucket {
     /// A bucket of `capacity` units that refuses what would overflow it.
     #[must_use]
     pub const fn new(capacity: u64, leak: Rate) -> Self {
-        Self {
-            capacity,
-            leak,
-            overflow: Overflow::Reject,
-        }
+        Self { capacity, leak, overflow: Overflow::Reject }
     }
 
     /// Queues instead: an admitted request carries the [`delay`](crate::Decision::delay) after which it may
@@ -46,10 +42,7 @@ impl LeakyBucket {
     /// `max_wait`, is denied.
     #[must_use]
     pub const fn queue(self, max_wait: Duration) -> Self {
-        Self {
-            overflow: Overflow::Queue { max_wait },
-            ..self
-        }
+        Self { overflow: Overflow::Queue { max_wait }, ..self }
     }
 
     pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {

@@ -50,10 +50,7 @@ impl Meter {
             units,
             micros,
             full: u128::from(capacity) * u128::from(micros),
-            step: Moment {
-                micros: micros / units,
-                parts: micros % units,
-            },
+            step: Moment { micros: micros / units, parts: micros % units },
             max_wait,
             packing: Pair::new(latest, units - 1),
         }
@@ -72,20 +69,13 @@ impl Meter {
             return (0, false);
         }
         let debt = u128::from(rest.micros - now) * u128::from(self.units) + u128::from(rest.parts);
-        if debt > self.full {
-            (self.full, true)
-        } else {
-            (debt, false)
-        }
+        if debt > self.full { (self.full, true) } else { (debt, false) }
     }
 
     fn moment_of(&self, debt: u128, now: u64) -> Moment {
         let micros = div(debt, self.units);
         let parts = debt - u128::from(micros) * u128::from(self.units);
-        Moment {
-            micros: now + micros,
-            parts: parts as u64,
-        }
+        Moment { micros: now + micros, parts: parts as u64 }
     }
 
     /// Where the debt stands once `cost` is added to it. Adding one unit divides nothing.
@@ -97,10 +87,7 @@ impl Meter {
         };
         let parts = rest.parts + step.parts;
         let carry = u64::from(parts >= self.units);
-        Moment {
-            micros: rest.micros + step.micros + carry,
-            parts: parts - carry * self.units,
-        }
+        Moment { micros: rest.micros + step.micros + carry, parts: parts - carry * self.units }
     }
 
     #[inline(always)]
@@ -132,18 +119,12 @@ impl Rules for Meter {
         let edit = cut.then_some(rest);
         if cost == 0 {
             let delay = if self.max_wait.is_some() { wait } else { 0 };
-            let verdict = Verdict {
-                outcome: Outcome::Allowed { delay },
-                remaining: self.remaining(debt),
-                reset_after: wait,
-            };
+            let verdict =
+                Verdict { outcome: Outcome::Allowed { delay }, remaining: self.remaining(debt), reset_after: wait };
             return Step { verdict, edit };
         }
         if cost > self.capacity {
-            return Step {
-                verdict: super::never_fits(self.remaining(debt), wait),
-                edit,
-            };
+            return Step { verdict: super::never_fits(self.remaining(debt), wait), edit };
         }
         let after = debt + u128::from(cost) * u128::from(self.micros);
         let delay = if self.max_wait.is_some() { wait } else { 0 };
@@ -151,22 +132,12 @@ impl Rules for Meter {
         if after > self.full || late > 0 {
             let overflow = div_ceil(after.saturating_sub(self.full), self.units);
             let retry_after = overflow.max(late);
-            return Step {
-                verdict: super::denied(retry_after, self.remaining(debt), wait),
-                edit,
-            };
+            return Step { verdict: super::denied(retry_after, self.remaining(debt), wait), edit };
         }
         let rest = self.add(rest, cost);
         let reset_after = rest.micros - now + u64::from(rest.parts > 0);
-        let verdict = Verdict {
-            outcome: Outcome::Allowed { delay },
-            remaining: self.remaining(after),
-            reset_after,
-        };
-        Step {
-            verdict,
-            edit: Some(rest),
-        }
+        let verdict = Verdict { outcome: Outcome::Allowed { delay }, remaining: self.remaining(after), reset_after };
+        Step { verdict, edit: Some(rest) }
     }
 
     /// A charge is worth giving back only as far as time has not paid it off already: what was paid off since

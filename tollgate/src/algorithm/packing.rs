@@ -17,9 +17,7 @@ pub(super) struct Pair {
 impl Pair {
     pub(super) fn new(max_first: u64, max_second: u64) -> Self {
         let low_bits = bits_for(max_second);
-        Self {
-            low_bits: (bits_for(max_first) + low_bits <= u64::BITS).then_some(low_bits),
-        }
+        Self { low_bits: (bits_for(max_first) + low_bits <= u64::BITS).then_some(low_bits) }
     }
 
     pub(super) fn words(self) -> usize {
@@ -59,11 +57,7 @@ pub(super) fn read_bits(word: impl Fn(usize) -> u64, at: usize, width: u32) -> u
     if shift + width > 64 {
         value |= word(index + 1) << (64 - shift);
     }
-    if width == 64 {
-        value
-    } else {
-        value & ((1_u64 << width) - 1)
-    }
+    if width == 64 { value } else { value & ((1_u64 << width) - 1) }
 }
 
 /// Writes `width` bits, at most 64, that begin at bit `at` of the words.

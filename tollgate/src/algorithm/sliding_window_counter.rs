@@ -34,11 +34,7 @@ impl SlidingWindowCounter {
     /// A window of one segment.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
-        Self {
-            limit,
-            window,
-            segments: 1,
-        }
+        Self { limit, window, segments: 1 }
     }
 
     /// Divides the window into so many segments, for a sharper estimate.
@@ -67,10 +63,7 @@ impl SlidingWindowCounter {
         if u64::from(self.segments) > window {
             return Err(InvalidLimit::new(
                 "segments",
-                format!(
-                    "{} segments in {window} µs are shorter than a microsecond each",
-                    self.segments
-                ),
+                format!("{} segments in {window} µs are shorter than a microsecond each", self.segments),
                 "use fewer segments or a longer window",
             ));
         }
@@ -118,21 +111,12 @@ impl Counter {
     fn new(limit: u64, window: u64, segments: u32) -> Self {
         let segments = u64::from(segments);
         let last_segment = mul_div(Timestamp::MAX.as_micros(), segments, window) + 1;
-        Self {
-            limit,
-            window,
-            segments,
-            index_bits: bits_for(last_segment),
-            count_bits: bits_for(limit),
-        }
+        Self { limit, window, segments, index_bits: bits_for(last_segment), count_bits: bits_for(limit) }
     }
 
     fn place(&self, now: u64) -> Place {
         let ticks = now * self.segments;
-        Place {
-            segment: ticks / self.window,
-            elapsed: ticks % self.window,
-        }
+        Place { segment: ticks / self.window, elapsed: ticks % self.window }
     }
 
     fn stored_segment(&self, cells: &impl Cells) -> u64 {
@@ -155,25 +139,18 @@ impl Counter {
         if stored <= place.segment {
             return (place, place.segment - stored, false);
         }
-        let held = Place {
-            segment: stored.min(place.segment + 1),
-            elapsed: 0,
-        };
+        let held = Place { segment: stored.min(place.segment + 1), elapsed: 0 };
         (held, 0, stored > place.segment + 1)
     }
 
     /// The count of the segments that lie wholly inside the window, once `passed` segments have gone by.
     fn inside(&self, cells: &impl Cells, passed: u64) -> u64 {
-        (0..self.segments.saturating_sub(passed))
-            .map(|age| self.stored(cells, age))
-            .sum()
+        (0..self.segments.saturating_sub(passed)).map(|age| self.stored(cells, age)).sum()
     }
 
     /// The count of the segment that is leaving the window, once `passed` segments have gone by.
     fn leaving(&self, cells: &impl Cells, passed: u64) -> u64 {
-        self.segments
-            .checked_sub(passed)
-            .map_or(0, |age| self.stored(cells, age))
+        self.segments.checked_sub(passed).map_or(0, |age| self.stored(cells, age))
     }
 
     /// The first moment at which `cost` passes, if nothing else arrives. The estimate only falls until then,
@@ -187,11 +164,7 @@ impl Counter {
             if inside < room {
                 // The least elapsed with leaving × (window − elapsed) < (room − inside) × window.
                 let share = u128::from(room - inside) * u128::from(self.window);
-                let stays = if leaving == 0 {
-                    u64::MAX
-                } else {
-                    div_ceil(share, leaving)
-                };
+                let stays = if leaving == 0 { u64::MAX } else { div_ceil(share, leaving) };
                 let elapsed = (self.window + 1).saturating_sub(stays);
                 let ticks = u128::from(from.segment + later) * u128::from(self.window) + u128::from(elapsed);
                 return div_ceil(ticks, self.segments);
@@ -225,27 +198,15 @@ impl Rules for Counter {
         let leaving = self.leaving(cells, passed);
         let estimate = self.inside(cells, passed) + mul_div(leaving, self.window - place.elapsed, self.window);
         let remaining = self.limit.saturating_sub(estimate);
-        let edit = stepped_back.then_some(Move {
-            segment: place.segment,
-            age: 0,
-            units: self.stored(cells, 0),
-        });
+        let edit = stepped_back.then_some(Move { segment: place.segment, age: 0, units: self.stored(cells, 0) });
         if cost > 0 && cost <= remaining {
             let current = if passed == 0 { self.stored(cells, 0) } else { 0 };
             let units = current + cost;
             let verdict = allowed(remaining - cost, self.reset_after(place.segment, Some((0, units)), now));
-            return Step {
-                verdict,
-                edit: Some(Move {
-                    segment: place.segment,
-                    age: 0,
-                    units,
-                }),
-            };
+            return Step { verdict, edit: Some(Move { segment: place.segment, age: 0, units }) };
         }
-        let newest = (passed..=self.segments)
-            .map(|age| (age, self.stored(cells, age - passed)))
-            .find(|(_, units)| *units > 0);
+        let newest =
+            (passed..=self.segments).map(|age| (age, self.stored(cells, age - passed))).find(|(_, units)| *units > 0);
         let reset_after = self.reset_after(place.segment, newest, now);
         let verdict = if cost == 0 {
             allowed(remaining, reset_after)
@@ -267,23 +228,13 @@ impl Rules for Counter {
         }
         let units = self.stored(cells, age - passed);
         let left = units.saturating_sub(charge.cost);
-        (left != units).then_some(Move {
-            segment: place.segment,
-            age: age as usize,
-            units: left,
-        })
+        (left != units).then_some(Move { segment: place.segment, age: age as usize, units: left })
     }
 
     fn apply(&self, cells: &impl Cells, edit: Move) {
         let passed = edit.segment.saturating_sub(self.stored_segment(cells));
         let set_bits = |at, width, value| {
-            write_bits(
-                |index| cells.get(index),
-                |index, word| cells.set(index, word),
-                at,
-                width,
-                value,
-            );
+            write_bits(|index| cells.get(index), |index, word| cells.set(index, word), at, width, value);
         };
         let base = self.index_bits as usize;
         for age in (0..=self.segments).rev() {

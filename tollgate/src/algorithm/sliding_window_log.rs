@@ -1,10 +1,12 @@
 //! Sliding window log: exact at every instant, because every admitted request is remembered for a window.
 
-mod long;
-mod short;
+mod inline;
+mod list;
 
 use std::time::Duration;
 
+use self::inline::Head;
+use self::list::List;
 use super::packing::bits_for;
 use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, never_fits};
 use crate::error::InvalidLimit;
@@ -37,20 +39,13 @@ impl SlidingWindowLog {
     /// Counts the requests that were let through.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
-        Self {
-            limit,
-            window,
-            count: Counted::Admitted,
-        }
+        Self { limit, window, count: Counted::Admitted }
     }
 
     /// Counts denied requests too: who keeps knocking stays out.
     #[must_use]
     pub const fn count_denied(self) -> Self {
-        Self {
-            count: Counted::All,
-            ..self
-        }
+        Self { count: Counted::All, ..self }
     }
 
     pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
@@ -67,7 +62,11 @@ impl From<SlidingWindowLog> for Algorithm {
 }
 
 /// Requests of the same microsecond are one entry. An entry's time is kept by its lowest bits, enough of them
-/// to tell it within a window of the newest; its units by the bits of the limit.
+/// to tell it within a window of the newest; its units by the bits of the limit. The newest entries are in the
+/// words of the key, the older ones of a long log in a list of chunks.
+///
+/// When there is no memory for another chunk, the newest entries become one, of the latest moment: what was
+/// spent counts for longer, never for shorter, so the limit still holds.
 ///
 /// A clock that steps back is held at the newest entry: entries wait for it, for a window at most. A longer
 /// step back makes all of the log one entry of that moment, so that nothing is minted and nobody is locked out
@@ -79,59 +78,118 @@ pub(crate) struct Log {
     counted: Counted,
     time_bits: u32,
     unit_bits: u32,
+    /// How many entries are kept in the words of a key.
+    inline: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+pub(crate) struct Entry {
     at: u64,
     units: u64,
 }
 
-/// A log of at most this many entries is kept whole in the words of its key.
-const SHORT: u64 = 16;
+/// Entries that a long log keeps inline before it moves them to its list: enough that most decisions touch no
+/// chunk, few enough that a key with a short history stays small.
+const INLINE_IN_LONG: usize = 10;
 
-/// What to change: forget the oldest entries, then perhaps all the others for one, then add one.
 pub(crate) enum Edit {
-    Log {
+    /// Forgets the oldest entries, which had so many units, then adds one.
+    Move {
         forget: u64,
-        collapse: Option<u64>,
-        add: Option<(u64, u64)>,
+        gone: u64,
+        add: Entry,
     },
-    GiveBack {
-        at: u64,
-        units: u64,
+    /// Makes all of the log one entry, then perhaps adds to it.
+    Collapse {
+        now: u64,
+        add: u64,
     },
+    GiveBack(Entry),
 }
 
-/// A log to read: entries from the oldest to the newest.
-trait Entries {
-    /// The latest moment the log knows of; `None` when it is empty.
-    fn newest(&self) -> Option<u64>;
-    /// The moment of the newest entry that has any units.
-    fn last_charge(&self) -> Option<u64>;
-    /// All units of all entries, those too old to count included.
-    fn units(&self) -> u64;
+/// A log as it is read.
+struct Reading<'a, C> {
+    log: &'a Log,
+    cells: &'a C,
+    head: Head,
+    list: List,
+}
+
+impl<C: Cells> Reading<'_, C> {
+    fn is_empty(&self) -> bool {
+        self.list.is_empty() && self.head.len == 0
+    }
+
+    fn units(&self) -> u64 {
+        if self.log.has_list() { self.list.units } else { self.head.units }
+    }
+
+    fn inline(&self, index: usize) -> Entry {
+        self.log.inline_entry(self.cells, index, self.head.newest)
+    }
+
+    /// The moment of the oldest entry.
+    fn oldest(&self) -> Option<u64> {
+        if !self.list.is_empty() {
+            return Some(self.list.oldest);
+        }
+        (self.head.len > 0).then(|| self.inline(0).at)
+    }
+
+    /// The moment of the newest entry that has units left.
+    fn last_charge(&self) -> Option<u64> {
+        if self.head.len > 0 {
+            return Some(self.inline(self.head.len - 1).at);
+        }
+        let mut last = None;
+        self.visit(|entry| {
+            last = if entry.units > 0 { Some(entry.at) } else { last };
+            true
+        });
+        last
+    }
+
     /// Visits entries from the oldest on, until told to stop.
-    fn visit(&self, visitor: impl FnMut(Entry) -> bool);
+    fn visit(&self, mut visitor: impl FnMut(Entry) -> bool) {
+        let spill = self.cells.spill();
+        if self.log.visit_list(spill, self.list, self.head.newest, |entry, _, _| visitor(entry)) {
+            let _ = (0..self.head.len).all(|index| visitor(self.inline(index)));
+        }
+    }
+
+    /// How many entries have left the window, and their units.
+    fn expired(&self, now: u64) -> (u64, u64) {
+        let left = |at: u64| at + self.log.window <= now;
+        let (mut entries, mut units) = (0, 0);
+        if self.oldest().is_some_and(left) {
+            self.visit(|entry| {
+                let old = left(entry.at);
+                if old {
+                    (entries, units) = (entries + 1, units + entry.units);
+                }
+                old
+            });
+        }
+        (entries, units)
+    }
 }
 
 impl Log {
     fn new(limit: u64, window: u64, counted: Counted) -> Self {
-        Self {
-            limit,
-            window,
-            counted,
-            time_bits: bits_for(window),
-            unit_bits: bits_for(limit),
-        }
+        let inline = if limit <= inline::MAX as u64 { limit as usize } else { INLINE_IN_LONG };
+        Self { limit, window, counted, time_bits: bits_for(window), unit_bits: bits_for(limit), inline }
     }
 
     fn entry_bits(&self) -> u32 {
         self.time_bits + self.unit_bits
     }
 
-    fn is_short(&self) -> bool {
-        self.limit <= SHORT
+    fn has_list(&self) -> bool {
+        self.limit > self.inline as u64
+    }
+
+    fn read<'a, C: Cells>(&'a self, cells: &'a C) -> Reading<'a, C> {
+        Reading { log: self, cells, head: self.head(cells), list: self.read_list(cells) }
     }
 
     /// The moment whose lowest bits are these, at or before `newest` and within a window of it.
@@ -140,170 +198,184 @@ impl Log {
         newest.saturating_sub(newest.wrapping_sub(low) & mask)
     }
 
-    fn judge(&self, log: &impl Entries, now: u64, cost: u64) -> Step<Edit> {
-        let newest = log.newest().unwrap_or(0);
-        if newest > now.saturating_add(self.window) {
-            return self.judge_collapsed(log.units().min(self.limit), now, cost);
-        }
-        let held = newest.max(now);
-        let (mut forget, mut gone) = (0, 0);
-        log.visit(|entry| {
-            let old = entry.at + self.window <= held;
-            if old {
-                (forget, gone) = (forget + 1, gone + entry.units);
-            }
-            old
-        });
-        let units = log.units().saturating_sub(gone);
-        let remaining = self.limit.saturating_sub(units);
-        let last = if units == 0 { None } else { log.last_charge() };
-        let reset_after = last.map_or(0, |at| (at + self.window).saturating_sub(now));
-        if cost == 0 {
-            return Step {
-                verdict: allowed(remaining, reset_after),
-                edit: None,
-            };
-        }
-        if cost > self.limit {
-            return Step {
-                verdict: never_fits(remaining, reset_after),
-                edit: None,
-            };
-        }
-        let until_added_is_gone = held + self.window - now;
-        if cost <= remaining {
-            let edit = Edit::Log {
-                forget,
-                collapse: None,
-                add: Some((held, cost)),
-            };
-            return Step {
-                verdict: allowed(remaining - cost, until_added_is_gone),
-                edit: Some(edit),
-            };
-        }
-        let (total, added) = match self.counted {
-            Counted::Admitted => (units, 0),
-            Counted::All => (units + cost, cost),
-        };
-        let (mut seen, mut left, mut trim) = (0, total, 0);
-        let mut retry_after = None;
-        log.visit(|entry| {
-            seen += 1;
-            if seen <= forget {
-                return true;
-            }
-            left -= entry.units.min(left);
-            // Of a log that is full beyond its limit, the oldest entries can never matter again.
-            trim += u64::from(added > 0 && left >= self.limit);
-            if left + cost <= self.limit {
-                retry_after = Some((entry.at + self.window).saturating_sub(now));
-            }
-            retry_after.is_none()
-        });
-        let retry_after = retry_after.unwrap_or(until_added_is_gone);
-        if added == 0 {
-            return Step {
-                verdict: denied(retry_after, remaining, reset_after),
-                edit: None,
-            };
-        }
-        let edit = Edit::Log {
-            forget: forget + trim,
-            collapse: None,
-            add: Some((held, cost)),
-        };
-        let remaining = self.limit.saturating_sub(total);
-        Step {
-            verdict: denied(retry_after, remaining, until_added_is_gone),
-            edit: Some(edit),
-        }
-    }
-
     /// After a long step back, all that was spent was spent just now.
-    fn judge_collapsed(&self, units: u64, now: u64, cost: u64) -> Step<Edit> {
+    fn decide_collapsed(&self, units: u64, now: u64, cost: u64) -> Step<Edit> {
         let remaining = self.limit - units;
-        let adds = cost > 0 && cost <= self.limit && (cost <= remaining || self.counted == Counted::All);
+        let counts = cost <= remaining || (self.counted == Counted::All && cost <= self.limit);
         let verdict = if cost > self.limit {
             never_fits(remaining, self.window)
         } else if cost <= remaining {
             allowed(remaining - cost, self.window)
         } else {
-            denied(self.window, if adds { 0 } else { remaining }, self.window)
+            denied(self.window, if counts { 0 } else { remaining }, self.window)
         };
-        let edit = Edit::Log {
-            forget: 0,
-            collapse: Some(now),
-            add: adds.then_some((now, cost)),
-        };
-        Step {
-            verdict,
-            edit: Some(edit),
-        }
+        Step { verdict, edit: Some(Edit::Collapse { now, add: if counts { cost } else { 0 } }) }
     }
+
+    /// How long a request has to wait that is denied in a log of `total` units, its own included if it counts.
+    fn wait(&self, log: &Reading<'_, impl Cells>, expired: u64, total: u64, cost: u64, now: u64) -> Wait {
+        let (mut seen, mut left) = (0, total);
+        let mut wait = Wait { retry_after: None, trim: 0, trimmed: 0 };
+        log.visit(|entry| {
+            seen += 1;
+            if seen <= expired {
+                return true;
+            }
+            left -= entry.units.min(left);
+            if left >= self.limit {
+                (wait.trim, wait.trimmed) = (wait.trim + 1, wait.trimmed + entry.units);
+            }
+            if left + cost <= self.limit {
+                wait.retry_after = Some((entry.at + self.window).saturating_sub(now));
+            }
+            wait.retry_after.is_none()
+        });
+        wait
+    }
+
+    fn add(&self, cells: &impl Cells, head: &mut Head, list: &mut List, entry: Entry) -> u64 {
+        if head.len > 0 && head.newest == entry.at {
+            let newest = self.inline_entry(cells, head.len - 1, head.newest);
+            if newest.at == entry.at {
+                // Of one moment, units past the limit make no difference, and the bits end there.
+                let units = (newest.units + entry.units).min(self.limit);
+                self.set_inline_entry(cells, head.len - 1, Entry { units, ..entry });
+                return units - newest.units;
+            }
+        }
+        if head.len == self.inline && self.has_list() {
+            let inline = (0..head.len).map(|index| self.inline_entry(cells, index, head.newest));
+            let moved = inline.take_while(|older| self.append(cells.spill(), list, *older)).count();
+            self.remove_inline(cells, head, 0, moved);
+        }
+        let mut added = entry.units;
+        let mut units = entry.units;
+        if head.len == self.inline {
+            // No memory for another chunk.
+            let before: u64 = (0..head.len).map(|index| self.inline_entry(cells, index, head.newest).units).sum();
+            units = (before + entry.units).min(self.limit);
+            added = units.saturating_sub(before);
+            head.len = 0;
+        }
+        self.set_inline_entry(cells, head.len, Entry { units, ..entry });
+        (head.len, head.newest) = (head.len + 1, entry.at);
+        added
+    }
+}
+
+/// How long a denied request has to wait, if any entry's leaving helps it; and how many of the oldest entries
+/// can never matter again, because the log is full beyond its limit without them.
+struct Wait {
+    retry_after: Option<u64>,
+    trim: u64,
+    trimmed: u64,
 }
 
 impl Rules for Log {
     type Edit = Edit;
 
     fn words(&self) -> usize {
-        if self.is_short() {
-            self.short_words()
-        } else {
-            long::WORDS
-        }
+        self.inline_words() + if self.has_list() { list::WORDS } else { 0 }
     }
 
+    /// The chunks of a list may be given to others meanwhile: it is only read while its key is held.
     fn must_lock(&self) -> bool {
-        // A long log is a list of chunks that others may be given meanwhile: it is only read when it is held.
-        !self.is_short()
+        self.has_list()
     }
 
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Edit> {
-        if self.is_short() {
-            self.judge(&self.read_short(cells), now, cost)
-        } else {
-            self.judge(&self.read_long(cells), now, cost)
+        let log = self.read(cells);
+        let newest = if log.is_empty() { 0 } else { log.head.newest };
+        if newest > now.saturating_add(self.window) {
+            return self.decide_collapsed(log.units().min(self.limit), now, cost);
+        }
+        let held = newest.max(now);
+        let (expired, gone) = log.expired(held);
+        let units = log.units().saturating_sub(gone);
+        let remaining = self.limit.saturating_sub(units);
+        let until_added_is_gone = held + self.window - now;
+        if cost > 0 && cost <= remaining {
+            let edit = Edit::Move { forget: expired, gone, add: Entry { at: held, units: cost } };
+            return Step { verdict: allowed(remaining - cost, until_added_is_gone), edit: Some(edit) };
+        }
+        let last = if units == 0 { None } else { log.last_charge() };
+        let reset_after = last.map_or(0, |at| (at + self.window).saturating_sub(now));
+        if cost == 0 {
+            return Step { verdict: allowed(remaining, reset_after), edit: None };
+        }
+        if cost > self.limit {
+            return Step { verdict: never_fits(remaining, reset_after), edit: None };
+        }
+        match self.counted {
+            Counted::Admitted => {
+                let wait = self.wait(&log, expired, units, cost, now);
+                let retry_after = wait.retry_after.unwrap_or(until_added_is_gone);
+                Step { verdict: denied(retry_after, remaining, reset_after), edit: None }
+            }
+            Counted::All => {
+                let wait = self.wait(&log, expired, units + cost, cost, now);
+                let retry_after = wait.retry_after.unwrap_or(until_added_is_gone);
+                let remaining = self.limit.saturating_sub(units + cost);
+                let (forget, gone) = (expired + wait.trim, gone + wait.trimmed);
+                let edit = Edit::Move { forget, gone, add: Entry { at: held, units: cost } };
+                Step { verdict: denied(retry_after, remaining, until_added_is_gone), edit: Some(edit) }
+            }
         }
     }
 
-    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Edit> {
-        let _ = (cells, now);
-        (charge.cost > 0).then_some(Edit::GiveBack {
-            at: charge.at,
-            units: charge.cost,
-        })
+    fn refund(&self, _: &impl Cells, _: u64, charge: Charge) -> Option<Edit> {
+        Some(Edit::GiveBack(Entry { at: charge.at, units: charge.cost }))
     }
 
     fn apply(&self, cells: &impl Cells, edit: Edit) {
-        if self.is_short() {
-            self.apply_short(cells, edit)
-        } else {
-            self.apply_long(cells, edit)
+        let Reading { mut head, mut list, .. } = self.read(cells);
+        let mut units = if self.has_list() { list.units } else { head.units };
+        match edit {
+            Edit::Move { mut forget, gone, add } => {
+                while forget > 0 && !list.is_empty() {
+                    self.forget_oldest_in_list(cells.spill(), &mut list, head.newest);
+                    forget -= 1;
+                }
+                if forget > 0 {
+                    self.remove_inline(cells, &mut head, 0, forget as usize);
+                }
+                units = units.saturating_sub(gone) + self.add(cells, &mut head, &mut list, add);
+            }
+            Edit::Collapse { now, add } => {
+                list.release(cells.spill());
+                units = (units + add).min(self.limit);
+                (head.len, head.newest) = (1, now);
+                self.set_inline_entry(cells, 0, Entry { at: now, units });
+            }
+            Edit::GiveBack(charge) => {
+                let at = (0..head.len).find(|index| self.inline_entry(cells, *index, head.newest).at == charge.at);
+                units -= match at {
+                    Some(index) => self.give_back_inline(cells, &mut head, index, charge.units),
+                    None => self.give_back_in_list(cells.spill(), list, head.newest, charge),
+                };
+            }
         }
+        (head.units, list.units) = (units, units);
+        self.set_head(cells, head);
+        self.write_list(cells, list);
     }
 
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
-        let newest = if self.is_short() {
-            self.read_short(cells).newest()
-        } else {
-            self.read_long(cells).newest()
-        };
-        newest.is_none_or(|newest| newest + self.window <= now)
+        let log = self.read(cells);
+        log.is_empty() || log.head.newest + self.window <= now
     }
 
+    /// The newcomer starts with one entry for all that was spent.
     fn inherit(&self, cells: &impl Cells, from: &impl Cells) {
-        if self.is_short() {
-            (0..self.words()).for_each(|index| cells.set(index, from.get(index)));
-        } else {
-            self.inherit_long(cells, from);
-        }
+        let log = self.read(from);
+        let (newest, units) = (log.head.newest, log.units().min(self.limit));
+        self.set_inline_entry(cells, 0, Entry { at: newest, units });
+        self.set_head(cells, Head { newest, len: usize::from(units > 0), units });
+        self.write_list(cells, List::without_chunks(units));
     }
 
     fn clear(&self, cells: &impl Cells) {
-        if !self.is_short() {
-            self.release_long(cells);
-        }
+        self.read_list(cells).release(cells.spill());
         (0..self.words()).for_each(|index| cells.set(index, 0));
     }
 }

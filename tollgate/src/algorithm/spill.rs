@@ -31,11 +31,7 @@ struct Free {
 
 impl Spill {
     pub(crate) fn new(budget: Budget) -> Self {
-        Self {
-            budget,
-            segments: [const { OnceLock::new() }; SEGMENTS],
-            free: Mutex::new(Free::default()),
-        }
+        Self { budget, segments: [const { OnceLock::new() }; SEGMENTS], free: Mutex::new(Free::default()) }
     }
 
     /// A chunk for a log to go on in, or `None` when the memory is spent.
@@ -50,11 +46,7 @@ impl Spill {
         let chunk = free.used.checked_add(1)?;
         let (segment, offset) = locate(chunk);
         if offset == 0 {
-            let chunks = if segment == 0 {
-                FIRST_SEGMENT
-            } else {
-                FIRST_SEGMENT << (segment - 1)
-            };
+            let chunks = if segment == 0 { FIRST_SEGMENT } else { FIRST_SEGMENT << (segment - 1) };
             let words = self.budget.take(chunks as usize * CHUNK_WORDS)?;
             let _ = self.segments.get(segment)?.set(words);
         }
@@ -79,9 +71,7 @@ impl Spill {
 
     pub(crate) fn get(&self, chunk: u32, word: usize) -> u64 {
         let (segment, offset) = locate(chunk);
-        self.segments[segment]
-            .get()
-            .map_or(0, |words| words.at(offset * CHUNK_WORDS + word).load(Ordering::Relaxed))
+        self.segments[segment].get().map_or(0, |words| words.at(offset * CHUNK_WORDS + word).load(Ordering::Relaxed))
     }
 
     pub(crate) fn set(&self, chunk: u32, word: usize, value: u64) {

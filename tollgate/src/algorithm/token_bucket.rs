@@ -42,21 +42,14 @@ impl TokenBucket {
     /// A bucket of `capacity` tokens that refills smoothly: at `10/s` a token comes every 100 ms.
     #[must_use]
     pub const fn new(capacity: u64, refill: Rate) -> Self {
-        Self {
-            capacity,
-            refill,
-            mode: Refill::Smooth,
-        }
+        Self { capacity, refill, mode: Refill::Smooth }
     }
 
     /// Refills in whole portions at the end of each period instead: at `600/m`, 600 tokens at every full
     /// minute of the clock.
     #[must_use]
     pub const fn interval(self) -> Self {
-        Self {
-            mode: Refill::Interval,
-            ..self
-        }
+        Self { mode: Refill::Interval, ..self }
     }
 
     pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
@@ -98,12 +91,7 @@ pub(crate) struct Spent {
 impl Interval {
     fn new(capacity: u64, portion: u64, period: u64) -> Self {
         let latest = Timestamp::MAX.as_micros() / period + 1;
-        Self {
-            capacity,
-            portion,
-            period,
-            packing: Pair::new(latest, capacity),
-        }
+        Self { capacity, portion, period, packing: Pair::new(latest, capacity) }
     }
 
     /// What is spent at `now`, and whether that differs from what is stored because the clock stepped back.
@@ -112,21 +100,9 @@ impl Interval {
         let current = now / self.period;
         if period <= current {
             let refilled = self.portion.saturating_mul(current - period);
-            return (
-                Spent {
-                    period: current,
-                    tokens: tokens.saturating_sub(refilled),
-                },
-                false,
-            );
+            return (Spent { period: current, tokens: tokens.saturating_sub(refilled) }, false);
         }
-        (
-            Spent {
-                period: period.min(current + 1),
-                tokens,
-            },
-            period > current + 1,
-        )
+        (Spent { period: period.min(current + 1), tokens }, period > current + 1)
     }
 
     /// How long until `tokens` more have come back.
@@ -151,40 +127,23 @@ impl Rules for Interval {
         let reset_after = self.wait_for(spent, spent.tokens, now);
         let edit = stepped_back.then_some(spent);
         if cost > self.capacity {
-            return Step {
-                verdict: never_fits(remaining, reset_after),
-                edit,
-            };
+            return Step { verdict: never_fits(remaining, reset_after), edit };
         }
         if cost > remaining {
             let retry_after = self.wait_for(spent, cost - remaining, now);
-            return Step {
-                verdict: denied(retry_after, remaining, reset_after),
-                edit,
-            };
+            return Step { verdict: denied(retry_after, remaining, reset_after), edit };
         }
-        let after = Spent {
-            tokens: spent.tokens + cost,
-            ..spent
-        };
+        let after = Spent { tokens: spent.tokens + cost, ..spent };
         let verdict = allowed(remaining - cost, self.wait_for(after, after.tokens, now));
-        Step {
-            verdict,
-            edit: if cost > 0 { Some(after) } else { edit },
-        }
+        Step { verdict, edit: if cost > 0 { Some(after) } else { edit } }
     }
 
     /// As with smooth refill: portions that came since the charge may have been it coming back.
     fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Spent> {
         let (spent, _) = self.spent(cells, now);
-        let came_back = self
-            .portion
-            .saturating_mul(spent.period.saturating_sub(charge.at / self.period));
+        let came_back = self.portion.saturating_mul(spent.period.saturating_sub(charge.at / self.period));
         let owed = charge.cost.saturating_sub(came_back).min(spent.tokens);
-        (owed > 0).then_some(Spent {
-            tokens: spent.tokens - owed,
-            ..spent
-        })
+        (owed > 0).then_some(Spent { tokens: spent.tokens - owed, ..spent })
     }
 
     fn apply(&self, cells: &impl Cells, edit: Spent) {

@@ -130,23 +130,13 @@ impl MemoryStore {
         let verdict = with_rules!(limit.compiled(), rules => {
             table.decide_from(rules, near, asked, now.as_micros(), Mode::Take)
         });
-        Decision {
-            limit: Some(asked.limit),
-            quota: limit.quota(),
-            cost: asked.cost,
-            at: now,
-            verdict,
-        }
+        Decision { limit: Some(asked.limit), quota: limit.quota(), cost: asked.cost, at: now, verdict }
     }
 
     /// What the decision would be, taking nothing.
     pub(crate) fn look(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
-        let answers = asked
-            .iter()
-            .map(|one| self.answer(limits, *one, now, self.ask(limits, *one, now, Mode::Look)));
-        answers
-            .reduce(Decision::foremost)
-            .unwrap_or_else(|| Decision::without_limit(now))
+        let answers = asked.iter().map(|one| self.answer(limits, *one, now, self.ask(limits, *one, now, Mode::Look)));
+        answers.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now))
     }
 
     fn decide_several(&self, limits: &[Limit], asked: &[Asked], clock: &Clock) -> Decision {
@@ -161,10 +151,7 @@ impl MemoryStore {
             let verdict = self.ask(limits, *one, now, Mode::Refuse);
             self.answer(limits, *one, now, verdict)
         });
-        if let Some(denied) = screened
-            .filter(|decision| !decision.is_allowed())
-            .reduce(Decision::foremost)
-        {
+        if let Some(denied) = screened.filter(|decision| !decision.is_allowed()).reduce(Decision::foremost) {
             return denied;
         }
         let mut attempts = 0;
@@ -223,27 +210,19 @@ impl MemoryStore {
         for ((one, seat), verdict) in seats.iter().zip(&verdicts) {
             if all_pass || !verdict.is_allowed() {
                 let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
-                let wrote = with_rules!(limit.compiled(), rules => {
-                    let cells = table.cells(*seat);
-                    rules.decide(&cells, now.as_micros(), one.cost).edit.map(|edit| rules.apply(&cells, edit))
+                with_rules!(limit.compiled(), rules => {
+                    if let Some(edit) = rules.decide(&table.cells(*seat), now.as_micros(), one.cost).edit {
+                        table.apply(rules, &mut holds, *seat, edit, now.as_micros());
+                    }
                 });
-                if wrote.is_some() {
-                    holds.write(seat.bucket);
-                }
             }
         }
-        Ok(verdicts
-            .into_iter()
-            .reduce(Decision::foremost)
-            .unwrap_or_else(|| Decision::without_limit(now)))
+        Ok(verdicts.into_iter().reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now)))
     }
 
     /// Gives back what a decision took, as far as it still weighs on the key.
     pub(crate) fn refund(&self, limits: &[Limit], asked: Asked, charged_at: Timestamp, now: Timestamp) {
-        let charge = Charge {
-            at: charged_at.as_micros(),
-            cost: asked.cost,
-        };
+        let charge = Charge { at: charged_at.as_micros(), cost: asked.cost };
         self.with_table(limits, asked.limit, |table, limit| {
             with_rules!(limit.compiled(), rules => {
                 table.change(asked.fingerprint, |cells| match rules.refund(cells, now.as_micros(), charge) {
@@ -279,22 +258,12 @@ impl MemoryStore {
     #[inline(always)]
     fn answer(&self, limits: &[Limit], asked: Asked, now: Timestamp, verdict: Verdict) -> Decision {
         let quota = limits.get(asked.limit.index()).map_or(0, Limit::quota);
-        Decision {
-            limit: Some(asked.limit),
-            quota,
-            cost: asked.cost,
-            at: now,
-            verdict,
-        }
+        Decision { limit: Some(asked.limit), quota, cost: asked.cost, at: now, verdict }
     }
 }
 
 /// The answer to a limit of some other limiter: nothing passes by mistake.
-const NO_SUCH_LIMIT: Verdict = Verdict {
-    outcome: Outcome::NeverFits,
-    remaining: 0,
-    reset_after: 0,
-};
+const NO_SUCH_LIMIT: Verdict = Verdict { outcome: Outcome::NeverFits, remaining: 0, reset_after: 0 };
 
 impl Table {
     #[inline(always)]
@@ -366,11 +335,9 @@ impl Table {
     fn seat_and_take<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64) -> Result<Verdict, Busy> {
         let mut holds = Holds::default();
         let seat = self.hold_seat(rules, &mut holds, fingerprint, now)?;
-        let cells = self.cells(seat);
-        let Step { verdict, edit } = rules.decide(&cells, now, cost);
+        let Step { verdict, edit } = rules.decide(&self.cells(seat), now, cost);
         if let Some(edit) = edit {
-            rules.apply(&cells, edit);
-            holds.write(seat.bucket);
+            self.apply(rules, &mut holds, seat, edit, now);
         }
         Ok(verdict)
     }

@@ -50,18 +50,12 @@ impl Rig {
     pub(crate) fn new(limit: Limit, now: u64) -> Self {
         let clock = ManualClock::at(Timestamp::from_micros(now));
         let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build();
-        Self {
-            limiter: limiter.expect("one valid limit makes a limiter"),
-            clock,
-        }
+        Self { limiter: limiter.expect("one valid limit makes a limiter"), clock }
     }
 
     /// A limiter under the name `limit`, at [`START_US`].
     pub(crate) fn of(algorithm: impl Into<tollgate::Algorithm>) -> Self {
-        Self::new(
-            Limit::new("limit", algorithm).expect("the numbers are within the bounds"),
-            START_US,
-        )
+        Self::new(Limit::new("limit", algorithm).expect("the numbers are within the bounds"), START_US)
     }
 
     pub(crate) fn set(&self, now: u64) {
@@ -90,10 +84,7 @@ pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
 }

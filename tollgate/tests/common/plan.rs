@@ -35,31 +35,11 @@ pub(crate) struct Pace {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Plan {
-    Token {
-        capacity: u64,
-        pace: Pace,
-        refill: Refill,
-    },
-    Leaky {
-        capacity: u64,
-        pace: Pace,
-        max_wait_us: Option<u64>,
-    },
-    Fixed {
-        limit: u64,
-        window_us: u64,
-        align: Align,
-    },
-    Log {
-        limit: u64,
-        window_us: u64,
-        logs: Logs,
-    },
-    Counter {
-        limit: u64,
-        window_us: u64,
-        segments: u32,
-    },
+    Token { capacity: u64, pace: Pace, refill: Refill },
+    Leaky { capacity: u64, pace: Pace, max_wait_us: Option<u64> },
+    Fixed { limit: u64, window_us: u64, align: Align },
+    Log { limit: u64, window_us: u64, logs: Logs },
+    Counter { limit: u64, window_us: u64, segments: u32 },
 }
 
 impl Plan {
@@ -69,57 +49,23 @@ impl Plan {
         match *self {
             Self::Token { capacity, pace, refill } => {
                 let bucket = TokenBucket::new(capacity, rate(pace));
-                Limit::new(
-                    "plan",
-                    if refill == Refill::Interval {
-                        bucket.interval()
-                    } else {
-                        bucket
-                    },
-                )
+                Limit::new("plan", if refill == Refill::Interval { bucket.interval() } else { bucket })
             }
-            Self::Leaky {
-                capacity,
-                pace,
-                max_wait_us,
-            } => {
+            Self::Leaky { capacity, pace, max_wait_us } => {
                 let bucket = LeakyBucket::new(capacity, rate(pace));
                 Limit::new("plan", max_wait_us.map_or(bucket, |wait| bucket.queue(micros(wait))))
             }
-            Self::Fixed {
-                limit,
-                window_us,
-                align,
-            } => {
+            Self::Fixed { limit, window_us, align } => {
                 let fixed = FixedWindow::new(limit, micros(window_us));
-                Limit::new(
-                    "plan",
-                    if align == Align::FirstRequest {
-                        fixed.from_first_request()
-                    } else {
-                        fixed
-                    },
-                )
+                Limit::new("plan", if align == Align::FirstRequest { fixed.from_first_request() } else { fixed })
             }
             Self::Log { limit, window_us, logs } => {
                 let log = SlidingWindowLog::new(limit, micros(window_us));
-                Limit::new(
-                    "plan",
-                    if logs == Logs::DeniedToo {
-                        log.count_denied()
-                    } else {
-                        log
-                    },
-                )
+                Limit::new("plan", if logs == Logs::DeniedToo { log.count_denied() } else { log })
             }
-            Self::Counter {
-                limit,
-                window_us,
-                segments,
-            } => Limit::new(
-                "plan",
-                SlidingWindowCounter::new(limit, micros(window_us)).segments(segments),
-            ),
+            Self::Counter { limit, window_us, segments } => {
+                Limit::new("plan", SlidingWindowCounter::new(limit, micros(window_us)).segments(segments))
+            }
         }
     }
 
@@ -133,20 +79,13 @@ impl Plan {
     /// The time in which a whole quota comes back: the window, or the full refill.
     pub(crate) fn span_us(&self) -> u64 {
         match *self {
-            Self::Token {
-                capacity,
-                pace,
-                refill: Refill::Smooth,
-            }
-            | Self::Leaky { capacity, pace, .. } => {
+            Self::Token { capacity, pace, refill: Refill::Smooth } | Self::Leaky { capacity, pace, .. } => {
                 let span = (u128::from(capacity) * u128::from(pace.period_us)).div_ceil(u128::from(pace.count));
                 u64::try_from(span).unwrap_or(u64::MAX)
             }
-            Self::Token {
-                capacity,
-                pace,
-                refill: Refill::Interval,
-            } => capacity.div_ceil(pace.count).saturating_mul(pace.period_us),
+            Self::Token { capacity, pace, refill: Refill::Interval } => {
+                capacity.div_ceil(pace.count).saturating_mul(pace.period_us)
+            }
             Self::Fixed { window_us, .. } | Self::Log { window_us, .. } | Self::Counter { window_us, .. } => window_us,
         }
     }
@@ -163,16 +102,10 @@ impl Plan {
 
     fn line(&self, now: u64, ahead: u128) -> u64 {
         let (length, parts) = match *self {
-            Self::Token {
-                pace,
-                refill: Refill::Interval,
-                ..
-            } => (pace.period_us, 1),
+            Self::Token { pace, refill: Refill::Interval, .. } => (pace.period_us, 1),
             Self::Token { pace, .. } | Self::Leaky { pace, .. } => (pace.period_us, pace.count),
             Self::Fixed { window_us, .. } | Self::Log { window_us, .. } => (window_us, 1),
-            Self::Counter {
-                window_us, segments, ..
-            } => (window_us, u64::from(segments)),
+            Self::Counter { window_us, segments, .. } => (window_us, u64::from(segments)),
         };
         let (length, parts) = (u128::from(length), u128::from(parts));
         let line = u128::from(now) * parts / length + ahead;
@@ -191,15 +124,7 @@ fn quota() -> impl Strategy<Value = u64> {
 
 /// From a millisecond to 35 years, seldom a round number.
 fn span() -> impl Strategy<Value = u64> {
-    let round = [
-        1_000,
-        7_000,
-        1_000_000,
-        60_000_000,
-        3_600_000_000,
-        86_400_000_000,
-        31_536_000_000_000,
-    ];
+    let round = [1_000, 7_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 31_536_000_000_000];
     prop_oneof![2 => select(round.to_vec()), 3 => size(49).prop_map(|span| span.max(1_000)), 1 => 1_000..=100_000_u64]
 }
 
@@ -227,38 +152,21 @@ pub(crate) fn token(refill: Refill) -> impl Strategy<Value = Plan> {
 }
 
 pub(crate) fn leaky_meter() -> impl Strategy<Value = Plan> {
-    (quota(), pace()).prop_map(|(capacity, pace)| Plan::Leaky {
-        capacity,
-        pace,
-        max_wait_us: None,
-    })
+    (quota(), pace()).prop_map(|(capacity, pace)| Plan::Leaky { capacity, pace, max_wait_us: None })
 }
 
 /// A queue whose longest wait is anything from none to more than a full bucket takes to leave.
 pub(crate) fn leaky_queue() -> impl Strategy<Value = Plan> {
     (quota(), pace(), 0..=1_200_u64, 0..=2_u64).prop_map(|(capacity, pace, permille, odd)| {
-        let full = Plan::Leaky {
-            capacity,
-            pace,
-            max_wait_us: None,
-        }
-        .span_us();
+        let full = Plan::Leaky { capacity, pace, max_wait_us: None }.span_us();
         let wait = u128::from(full) * u128::from(permille) / 1_000 + u128::from(odd);
         let max_wait_us = Some(u64::try_from(wait).unwrap_or(u64::MAX).min(1 << 50));
-        Plan::Leaky {
-            capacity,
-            pace,
-            max_wait_us,
-        }
+        Plan::Leaky { capacity, pace, max_wait_us }
     })
 }
 
 pub(crate) fn fixed(align: Align) -> impl Strategy<Value = Plan> {
-    (quota(), span()).prop_map(move |(limit, window_us)| Plan::Fixed {
-        limit,
-        window_us,
-        align,
-    })
+    (quota(), span()).prop_map(move |(limit, window_us)| Plan::Fixed { limit, window_us, align })
 }
 
 pub(crate) fn log(logs: Logs) -> impl Strategy<Value = Plan> {
@@ -266,11 +174,7 @@ pub(crate) fn log(logs: Logs) -> impl Strategy<Value = Plan> {
 }
 
 pub(crate) fn counter() -> impl Strategy<Value = Plan> {
-    (quota(), span(), 1..=7_u32).prop_map(|(limit, window_us, segments)| Plan::Counter {
-        limit,
-        window_us,
-        segments,
-    })
+    (quota(), span(), 1..=7_u32).prop_map(|(limit, window_us, segments)| Plan::Counter { limit, window_us, segments })
 }
 
 /// Any algorithm in any of its variants.
@@ -292,8 +196,5 @@ pub(crate) fn any() -> impl Strategy<Value = Plan> {
 /// its cases would prove little.
 pub(crate) fn mostly_accepted() -> ProptestConfig {
     let config = ProptestConfig::default();
-    ProptestConfig {
-        max_global_rejects: config.cases / 2,
-        ..config
-    }
+    ProptestConfig { max_global_rejects: config.cases / 2, ..config }
 }

@@ -76,13 +76,7 @@ impl Ask {
 
 /// Before the first request everything remains and nothing was promised.
 pub(crate) fn untouched(plan: &Plan) -> Answer {
-    Answer {
-        allowed: true,
-        remaining: plan.quota(),
-        reset_after: 0,
-        retry_after: None,
-        delay: 0,
-    }
+    Answer { allowed: true, remaining: plan.quota(), reset_after: 0, retry_after: None, delay: 0 }
 }
 
 pub(crate) fn gap() -> impl Strategy<Value = Gap> {

@@ -32,12 +32,7 @@ impl Windows {
 impl Oracle for Windows {
     fn admits(&self, now: u64, cost: u64) -> bool {
         let Some(opened) = self.opened(now) else { return true };
-        let spent: u64 = self
-            .charges
-            .iter()
-            .filter(|(at, _)| *at >= opened)
-            .map(|(_, cost)| cost)
-            .sum();
+        let spent: u64 = self.charges.iter().filter(|(at, _)| *at >= opened).map(|(_, cost)| cost).sum();
         spent + cost <= self.limit
     }
 
@@ -47,25 +42,8 @@ impl Oracle for Windows {
 }
 
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Fixed {
-        limit,
-        window_us,
-        align,
-    } = plan
-    else {
-        unreachable!("a plan for fixed windows")
-    };
-    agree(
-        plan,
-        Windows {
-            limit,
-            window_us,
-            align,
-            charges: Vec::new(),
-        },
-        start,
-        steps,
-    )
+    let Plan::Fixed { limit, window_us, align } = plan else { unreachable!("a plan for fixed windows") };
+    agree(plan, Windows { limit, window_us, align, charges: Vec::new() }, start, steps)
 }
 
 proptest! {

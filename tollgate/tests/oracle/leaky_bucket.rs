@@ -20,8 +20,7 @@ impl Bucket {
     }
 
     fn parts_at(&self, now: u64) -> u128 {
-        self.parts
-            .saturating_sub(u128::from(now - self.at) * u128::from(self.pace.count))
+        self.parts.saturating_sub(u128::from(now - self.at) * u128::from(self.pace.count))
     }
 
     /// Until everything admitted before has left, in whole microseconds.
@@ -47,26 +46,8 @@ impl Oracle for Bucket {
 }
 
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Leaky {
-        capacity,
-        pace,
-        max_wait_us,
-    } = plan
-    else {
-        unreachable!("a plan for a leak")
-    };
-    agree(
-        plan,
-        Bucket {
-            capacity,
-            pace,
-            max_wait_us,
-            parts: 0,
-            at: start,
-        },
-        start,
-        steps,
-    )
+    let Plan::Leaky { capacity, pace, max_wait_us } = plan else { unreachable!("a plan for a leak") };
+    agree(plan, Bucket { capacity, pace, max_wait_us, parts: 0, at: start }, start, steps)
 }
 
 proptest! {

@@ -78,14 +78,7 @@ fn agree(plan: Plan, mut oracle: impl Oracle, start: u64, steps: &[Step]) -> Res
         now = step.gap.after(now, &last, &plan);
         let cost = step.ask.cost(&last, &plan);
         last = expected(&mut oracle, plan.quota(), now, cost);
-        prop_assert_eq!(
-            rig.ask(now, cost),
-            last,
-            "request {} at {} µs for {} (left is tollgate)",
-            index,
-            now,
-            cost
-        );
+        prop_assert_eq!(rig.ask(now, cost), last, "request {} at {} µs for {} (left is tollgate)", index, now, cost);
     }
     Ok(())
 }

@@ -30,11 +30,7 @@ impl Segments {
 
 impl Oracle for Segments {
     fn admits(&self, now: u64, cost: u64) -> bool {
-        let estimate: i128 = self
-            .charges
-            .iter()
-            .map(|&(at, cost)| i128::from(cost) * self.share(at, now))
-            .sum();
+        let estimate: i128 = self.charges.iter().map(|&(at, cost)| i128::from(cost) * self.share(at, now)).sum();
         let window = i128::from(self.window_us);
         estimate + i128::from(cost - 1) * window < i128::from(self.limit) * window
     }
@@ -45,25 +41,8 @@ impl Oracle for Segments {
 }
 
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Counter {
-        limit,
-        window_us,
-        segments,
-    } = plan
-    else {
-        unreachable!("a plan for a counter")
-    };
-    agree(
-        plan,
-        Segments {
-            limit,
-            window_us,
-            segments,
-            charges: Vec::new(),
-        },
-        start,
-        steps,
-    )
+    let Plan::Counter { limit, window_us, segments } = plan else { unreachable!("a plan for a counter") };
+    agree(plan, Segments { limit, window_us, segments, charges: Vec::new() }, start, steps)
 }
 
 proptest! {

@@ -32,20 +32,8 @@ impl Oracle for Log {
 }
 
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Log { limit, window_us, logs } = plan else {
-        unreachable!("a plan for a log")
-    };
-    agree(
-        plan,
-        Log {
-            limit,
-            window_us,
-            logs,
-            entries: Vec::new(),
-        },
-        start,
-        steps,
-    )
+    let Plan::Log { limit, window_us, logs } = plan else { unreachable!("a plan for a log") };
+    agree(plan, Log { limit, window_us, logs, entries: Vec::new() }, start, steps)
 }
 
 proptest! {
@@ -71,10 +59,7 @@ fn long_log(logs: Logs) -> impl Strategy<Value = (Plan, Vec<Step>)> {
         1 => (-1..=1_i64).prop_map(Gap::Retry),
     ];
     let ask = prop_oneof![8 => Just(Ask::Units(1)), 2 => (0..=5_u64).prop_map(Ask::Units), 1 => ask()];
-    let plan = (
-        100..=3_000_u64,
-        prop_oneof![1_000..=10_000_000_u64, 1_000..=1_u64 << 49],
-    )
+    let plan = (100..=3_000_u64, prop_oneof![1_000..=10_000_000_u64, 1_000..=1_u64 << 49])
         .prop_map(move |(limit, window_us)| Plan::Log { limit, window_us, logs });
     let step = (gap, ask).prop_map(|(gap, ask)| Step { gap, ask });
     (plan, prop::collection::vec(step, 300..900))

@@ -44,22 +44,9 @@ impl Oracle for Bucket {
 }
 
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Token { capacity, pace, refill } = plan else {
-        unreachable!("a plan for tokens")
-    };
+    let Plan::Token { capacity, pace, refill } = plan else { unreachable!("a plan for tokens") };
     let parts = u128::from(capacity) * u128::from(pace.period_us);
-    agree(
-        plan,
-        Bucket {
-            capacity,
-            pace,
-            refill,
-            parts,
-            at: start,
-        },
-        start,
-        steps,
-    )
+    agree(plan, Bucket { capacity, pace, refill, parts, at: start }, start, steps)
 }
 
 proptest! {

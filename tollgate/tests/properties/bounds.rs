@@ -10,34 +10,21 @@ use crate::{Charge, accepted};
 pub(crate) fn within_bound(plan: &Plan, charges: &[Charge]) -> Result<(), TestCaseError> {
     let segments = |at: u64, window_us: u64, count: u64| u128::from(at) * u128::from(count) / u128::from(window_us);
     match *plan {
-        Plan::Token {
-            capacity,
-            pace,
-            refill: Refill::Smooth,
+        Plan::Token { capacity, pace, refill: Refill::Smooth } | Plan::Leaky { capacity, pace, .. } => {
+            within_rate(charges, capacity, pace)
         }
-        | Plan::Leaky { capacity, pace, .. } => within_rate(charges, capacity, pace),
         Plan::Token { capacity, pace, .. } => every_run(charges, |first, last| {
             u128::from(last.at / pace.period_us - first.at / pace.period_us) * u128::from(pace.count)
                 + u128::from(capacity)
         }),
-        Plan::Fixed {
-            limit,
-            window_us,
-            align: Align::Clock,
-        } => within_any(charges, limit, |first, last| {
-            first.at / window_us == last.at / window_us
-        }),
-        Plan::Fixed {
-            limit,
-            window_us,
-            align: Align::FirstRequest,
-        } => within_any(charges, 2 * limit, |first, last| last.at - first.at < window_us),
+        Plan::Fixed { limit, window_us, align: Align::Clock } => {
+            within_any(charges, limit, |first, last| first.at / window_us == last.at / window_us)
+        }
+        Plan::Fixed { limit, window_us, align: Align::FirstRequest } => {
+            within_any(charges, 2 * limit, |first, last| last.at - first.at < window_us)
+        }
         Plan::Log { limit, window_us, .. } => within_any(charges, limit, |first, last| last.at - first.at < window_us),
-        Plan::Counter {
-            limit,
-            window_us,
-            segments: count,
-        } => {
+        Plan::Counter { limit, window_us, segments: count } => {
             let count = u64::from(count);
             within_any(charges, limit, |first, last| {
                 segments(last.at, window_us, count) - segments(first.at, window_us, count) < u128::from(count)
@@ -61,13 +48,7 @@ pub(crate) fn within_any(
     most: u64,
     together: impl Fn(&Charge, &Charge) -> bool,
 ) -> Result<(), TestCaseError> {
-    every_run(charges, |first, last| {
-        if together(first, last) {
-            u128::from(most)
-        } else {
-            u128::MAX
-        }
-    })
+    every_run(charges, |first, last| if together(first, last) { u128::from(most) } else { u128::MAX })
 }
 
 fn every_run(charges: &[Charge], most: impl Fn(&Charge, &Charge) -> u128) -> Result<(), TestCaseError> {

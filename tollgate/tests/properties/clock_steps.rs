@@ -60,41 +60,26 @@ fn longest_wait(plan: &Plan) -> u64 {
     match *plan {
         // The portion of the line that the clock stepped back over has been paid out: the next one is due a
         // period after that line.
-        Plan::Token {
-            pace,
-            refill: Refill::Interval,
-            ..
-        } => plan.span_us() + pace.period_us,
+        Plan::Token { pace, refill: Refill::Interval, .. } => plan.span_us() + pace.period_us,
         Plan::Token { .. } | Plan::Leaky { .. } => plan.span_us(),
         Plan::Fixed { .. } | Plan::Log { .. } => 2 * plan.span_us(),
         // A sound clock makes one wait for a window and a segment; a step back may add another segment.
-        Plan::Counter {
-            window_us, segments, ..
-        } => window_us + 2 * window_us.div_ceil(u64::from(segments)),
+        Plan::Counter { window_us, segments, .. } => window_us + 2 * window_us.div_ceil(u64::from(segments)),
     }
 }
 
 /// Checks charges whose moments are forward time.
-pub(crate) fn nothing_minted(plan: &Plan, charges: &[Charge]) -> Result<(), TestCaseError> {
+fn nothing_minted(plan: &Plan, charges: &[Charge]) -> Result<(), TestCaseError> {
     match *plan {
-        Plan::Token {
-            capacity,
-            pace,
-            refill: Refill::Smooth,
+        Plan::Token { capacity, pace, refill: Refill::Smooth } | Plan::Leaky { capacity, pace, .. } => {
+            within_rate(charges, capacity, pace)
         }
-        | Plan::Leaky { capacity, pace, .. } => within_rate(charges, capacity, pace),
         // The first portion may come at once, the others a period apart.
-        Plan::Token {
-            capacity,
-            pace,
-            refill: Refill::Interval,
-        } => within_rate(charges, capacity.saturating_add(pace.count), pace),
-        Plan::Log { limit, window_us, .. } => within_any(charges, limit, |first, last| last.at - first.at < window_us),
-        Plan::Fixed {
-            limit,
-            window_us,
-            align: Align::Clock | Align::FirstRequest,
+        Plan::Token { capacity, pace, refill: Refill::Interval } => {
+            within_rate(charges, capacity.saturating_add(pace.count), pace)
         }
+        Plan::Log { limit, window_us, .. } => within_any(charges, limit, |first, last| last.at - first.at < window_us),
+        Plan::Fixed { limit, window_us, align: Align::Clock | Align::FirstRequest }
         | Plan::Counter { limit, window_us, .. } => {
             within_any(charges, 2 * limit, |first, last| last.at - first.at < window_us)
         }

@@ -18,11 +18,7 @@ fn admits_the_ideal_count(algorithm: impl Into<Algorithm>, capacity: u64, rate: 
         }
         asked += 1;
         let came = u128::from(elapsed) * u128::from(rate.count()) / rate.period().as_micros();
-        assert_eq!(
-            u128::from(admitted),
-            u128::from(capacity) + came,
-            "{rate} after {elapsed} µs"
-        );
+        assert_eq!(u128::from(admitted), u128::from(capacity) + came, "{rate} after {elapsed} µs");
         elapsed += gap_us;
     }
 }

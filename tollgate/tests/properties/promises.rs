@@ -30,30 +30,18 @@ fn promises_hold(plan: &Plan, start: u64, steps: &[(Move, Ask)]) -> Result<(), T
 fn promise_holds(plan: &Plan, start: u64, requests: &[Request], answer: &Answer) -> Result<(), TestCaseError> {
     let last = requests.last().expect("a trace has requests");
     let passes = |wait, cost| replay(plan, start, requests).ask(last.at + wait, cost).allowed;
-    prop_assert_eq!(
-        answer.retry_after.is_some(),
-        !answer.allowed && last.cost <= plan.quota()
-    );
+    prop_assert_eq!(answer.retry_after.is_some(), !answer.allowed && last.cost <= plan.quota());
     if let Some(wait) = answer.retry_after {
         prop_assert!(wait > 0, "a denied request was told to come back at once");
         prop_assert!(passes(wait, last.cost), "denied {wait} µs after {last:?}");
-        prop_assert!(
-            !passes(wait - 1, last.cost),
-            "passed a microsecond before {wait} µs after {last:?}"
-        );
+        prop_assert!(!passes(wait - 1, last.cost), "passed a microsecond before {wait} µs after {last:?}");
     }
     prop_assert!(passes(answer.reset_after, plan.quota()), "not all back: {answer:?}");
     if answer.reset_after > 0 {
-        prop_assert!(
-            !passes(answer.reset_after - 1, plan.quota()),
-            "all back earlier: {answer:?}"
-        );
+        prop_assert!(!passes(answer.reset_after - 1, plan.quota()), "all back earlier: {answer:?}");
     }
     prop_assert!(passes(0, answer.remaining), "what remained did not pass: {answer:?}");
-    prop_assert!(
-        !passes(0, answer.remaining + 1),
-        "more than what remained passed: {answer:?}"
-    );
+    prop_assert!(!passes(0, answer.remaining + 1), "more than what remained passed: {answer:?}");
     Ok(())
 }
 

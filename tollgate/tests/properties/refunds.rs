@@ -6,7 +6,6 @@ use proptest::sample::Index;
 use tollgate::{Decision, MAX_SPAN, Reservation, Settlement};
 
 use crate::bounds::within_bound;
-use crate::clock_steps::{moves, nothing_minted, our_days};
 use crate::common::plan::{self, Align, Logs, Plan, mostly_accepted};
 use crate::common::traffic::{Ask, Gap, ask, gap, start, untouched};
 use crate::common::{Answer, Rig};
@@ -46,13 +45,7 @@ struct Ledger {
 
 impl Ledger {
     fn of(rig: Rig) -> Self {
-        Self {
-            rig,
-            charges: Vec::new(),
-            allowed: Vec::new(),
-            denied: Vec::new(),
-            reserved: Vec::new(),
-        }
+        Self { rig, charges: Vec::new(), allowed: Vec::new(), denied: Vec::new(), reserved: Vec::new() }
     }
 
     fn charge(&mut self, at: u64, cost: u64) -> usize {
@@ -108,24 +101,12 @@ impl Ledger {
 /// What remains of a window from which some charges were taken out as if they had never been; `None` where a
 /// refund is less than that, or the denied count too.
 fn remaining_without(plan: &Plan, charges: &[Charge], now: u64) -> Option<u64> {
-    let inside = |from: u64| {
-        charges
-            .iter()
-            .filter(|charge| charge.at >= from)
-            .map(|charge| charge.cost)
-            .sum::<u64>()
-    };
+    let inside = |from: u64| charges.iter().filter(|charge| charge.at >= from).map(|charge| charge.cost).sum::<u64>();
     match *plan {
-        Plan::Fixed {
-            limit,
-            window_us,
-            align: Align::Clock,
-        } => Some(limit - inside(now - now % window_us)),
-        Plan::Log {
-            limit,
-            window_us,
-            logs: Logs::Admitted,
-        } => Some(limit - inside((now + 1).saturating_sub(window_us))),
+        Plan::Fixed { limit, window_us, align: Align::Clock } => Some(limit - inside(now - now % window_us)),
+        Plan::Log { limit, window_us, logs: Logs::Admitted } => {
+            Some(limit - inside((now + 1).saturating_sub(window_us)))
+        }
         _ => None,
     }
 }
@@ -148,24 +129,5 @@ proptest! {
             }
         }
         within_bound(&plan, &ledger.charges)?;
-    }
-    #[test]
-    fn giving_back_mints_nothing_when_the_clock_steps_back(
-        plan in plan::any(),
-        start in our_days(),
-        acts in acts(),
-        moves in prop::collection::vec(moves(), 60),
-    ) {
-        let mut ledger = Ledger::of(accepted(&plan, start)?);
-        let (mut now, mut forward, mut last) = (start, 0, untouched(&plan));
-        for ((_, act), step) in acts.into_iter().zip(moves) {
-            let then = step.from(now, &last, &plan);
-            forward += then.saturating_sub(now);
-            now = then;
-            ledger.rig.set(now);
-            ledger.perform(act, forward, &last, &plan)?;
-            last = ledger.rig.limiter.peek("key").into();
-        }
-        nothing_minted(&plan, &ledger.charges)?;
     }
 }

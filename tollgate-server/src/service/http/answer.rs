@@ -39,9 +39,7 @@ struct Seconds(Duration);
 impl Serialize for Seconds {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let text = format!("{}.{:06}", self.0.as_secs(), self.0.subsec_micros());
-        RawValue::from_string(text)
-            .map_err(S::Error::custom)?
-            .serialize(serializer)
+        RawValue::from_string(text).map_err(S::Error::custom)?.serialize(serializer)
     }
 }
 

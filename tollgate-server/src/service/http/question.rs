@@ -45,10 +45,7 @@ struct Question {
 /// What is known of the request that someone wants to let through.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(
-    dead_code,
-    reason = "clients may send every fact; the built-in limit reads the headers alone"
-)]
+#[expect(dead_code, reason = "clients may send every fact; the built-in limit reads the headers alone")]
 struct Facts {
     method: Option<String>,
     path: Option<String>,
@@ -90,11 +87,7 @@ impl Questions {
             Shape::One => String::new(),
             Shape::Batch => format!("[{index}]."),
         };
-        self.questions
-            .iter()
-            .enumerate()
-            .map(|(index, question)| question.hit(limiter, || place(index)))
-            .collect()
+        self.questions.iter().enumerate().map(|(index, question)| question.hit(limiter, || place(index))).collect()
     }
 }
 
@@ -111,12 +104,7 @@ impl Question {
             (_, _, Some(_)) => return refuse("request", "excludes `limit` and `key`; send one or the other"),
         };
         let Some(id) = limiter.id(name) else {
-            let known = limiter
-                .limits()
-                .iter()
-                .map(|limit| limit.name())
-                .collect::<Vec<_>>()
-                .join(", ");
+            let known = limiter.limits().iter().map(|limit| limit.name()).collect::<Vec<_>>().join(", ");
             return Err(Refusal {
                 status: StatusCode::BAD_REQUEST,
                 error: "unknown_limit",
@@ -130,30 +118,19 @@ impl Question {
 
 fn refuse_json(path: &str, error: &serde_json::Error) -> Refusal {
     if error.is_data() {
-        let place = if path == "." {
-            "the body".to_owned()
-        } else {
-            quoted(path)
-        };
+        let place = if path == "." { "the body".to_owned() } else { quoted(path) };
         invalid_question(format!("{place}: {error}"))
     } else {
         Refusal {
             status: StatusCode::BAD_REQUEST,
             error: "invalid_json",
-            message: format!(
-                r#"the body is not JSON: {error}; send {{"limit":"{}","key":"42"}}"#,
-                builtin::NAME
-            ),
+            message: format!(r#"the body is not JSON: {error}; send {{"limit":"{}","key":"42"}}"#, builtin::NAME),
         }
     }
 }
 
 fn invalid_question(message: String) -> Refusal {
-    Refusal {
-        status: StatusCode::BAD_REQUEST,
-        error: "invalid_question",
-        message,
-    }
+    Refusal { status: StatusCode::BAD_REQUEST, error: "invalid_question", message }
 }
 
 impl<'de> Deserialize<'de> for Questions {
@@ -169,10 +146,7 @@ impl<'de> Deserialize<'de> for Questions {
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Questions, A::Error> {
                 let question = Question::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(Questions {
-                    shape: Shape::One,
-                    questions: vec![question],
-                })
+                Ok(Questions { shape: Shape::One, questions: vec![question] })
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Questions, A::Error> {
@@ -185,10 +159,7 @@ impl<'de> Deserialize<'de> for Questions {
                     }
                     questions.push(question);
                 }
-                Ok(Questions {
-                    shape: Shape::Batch,
-                    questions,
-                })
+                Ok(Questions { shape: Shape::Batch, questions })
             }
         }
 
@@ -272,9 +243,6 @@ fn insert(headers: &mut HeaderMap, name: &str, value: &str) -> Result<(), String
         .map_err(|_| format!("the value of {} has control characters; send it without", quoted(name)))?;
     match headers.insert(parsed, value) {
         None => Ok(()),
-        Some(_) => Err(format!(
-            "{} is there twice; names are case-insensitive, send it once",
-            quoted(name)
-        )),
+        Some(_) => Err(format!("{} is there twice; names are case-insensitive, send it once", quoted(name))),
     }
 }

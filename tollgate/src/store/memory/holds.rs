@@ -22,10 +22,7 @@ impl<'a> Holds<'a> {
             Some(index) => index,
             None => {
                 let held = hold_unchanged(bucket, header_patiently(bucket)?).ok_or(Busy::Held)?;
-                self.held.push(Hold {
-                    bucket: held,
-                    written: false,
-                });
+                self.held.push(Hold { bucket: held, written: false });
                 self.held.len() - 1
             }
         };
@@ -43,10 +40,7 @@ impl<'a> Holds<'a> {
                 None if already.is_some() => return Ok(bucket),
                 None => {
                     let held = hold_unchanged(bucket, header).ok_or(Busy::Held)?;
-                    self.held.push(Hold {
-                        bucket: held,
-                        written: false,
-                    });
+                    self.held.push(Hold { bucket: held, written: false });
                     return Ok(bucket);
                 }
             }

@@ -27,16 +27,9 @@ impl Model {
     }
 
     fn check(&self, fingerprint: u64) -> Verdict {
-        let Compiled::ClockWindow(rules) = self.limit.compiled() else {
-            unreachable!()
-        };
-        let asked = Asked {
-            limit: LimitId(0),
-            fingerprint,
-            cost: 1,
-        };
-        self.table
-            .decide_from(rules, self.table.approach(fingerprint), asked, NOW, Mode::Take)
+        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
+        let asked = Asked { limit: LimitId(0), fingerprint, cost: 1 };
+        self.table.decide_from(rules, self.table.approach(fingerprint), asked, NOW, Mode::Take)
     }
 
     fn takes(&self, fingerprint: u64) -> u64 {
@@ -44,28 +37,16 @@ impl Model {
     }
 
     fn left(&self, fingerprint: u64) -> u64 {
-        let Compiled::ClockWindow(rules) = self.limit.compiled() else {
-            unreachable!()
-        };
-        let asked = Asked {
-            limit: LimitId(0),
-            fingerprint,
-            cost: 0,
-        };
-        self.table
-            .decide_from(rules, self.table.approach(fingerprint), asked, NOW, Mode::Look)
-            .remaining
+        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
+        let asked = Asked { limit: LimitId(0), fingerprint, cost: 0 };
+        self.table.decide_from(rules, self.table.approach(fingerprint), asked, NOW, Mode::Look).remaining
     }
 
     /// In how many slots a fingerprint is.
     fn seats(&self, fingerprint: u64) -> usize {
         let buckets = (0..1 << self.table.layout.block_bits()).map(|index| self.table.bucket(index));
         buckets
-            .map(|bucket| {
-                (0..self.table.layout.slots)
-                    .filter(|slot| bucket.fingerprint(*slot) == fingerprint)
-                    .count()
-            })
+            .map(|bucket| (0..self.table.layout.slots).filter(|slot| bucket.fingerprint(*slot) == fingerprint).count())
             .sum()
     }
 }
@@ -110,9 +91,7 @@ fn loom_a_key_that_moves_house_loses_nothing() {
         assert_eq!((model.takes(8), model.takes(9)), (1, 1));
         let other = model.clone();
         let thread = thread::spawn(move || {
-            let Compiled::ClockWindow(rules) = other.limit.compiled() else {
-                unreachable!()
-            };
+            let Compiled::ClockWindow(rules) = other.limit.compiled() else { unreachable!() };
             other.table.grow_now(rules, NOW);
         });
         let here = model.takes(9);
@@ -141,9 +120,7 @@ fn loom_nobody_sees_half_of_a_state() {
     check_all_orders(|| {
         // Two words: the count of a segment lies across both.
         let limit = Limit::new("wide", SlidingWindowCounter::new(1 << 32, MINUTE)).unwrap();
-        let Compiled::Counter(rules) = limit.compiled() else {
-            unreachable!()
-        };
+        let Compiled::Counter(rules) = limit.compiled() else { unreachable!() };
         assert_eq!(rules.words(), 2);
         let table = Arc::new(Table::new(Layout::tiny(2, 2, 0), Budget::new(1 << 10)).unwrap());
         fn ask(
@@ -152,19 +129,13 @@ fn loom_nobody_sees_half_of_a_state() {
             cost: u64,
             mode: Mode,
         ) -> Verdict {
-            let asked = Asked {
-                limit: LimitId(0),
-                fingerprint: 8,
-                cost,
-            };
+            let asked = Asked { limit: LimitId(0), fingerprint: 8, cost };
             table.decide_from(rules, table.approach(8), asked, NOW, mode)
         }
         ask(&table, rules, (1 << 31) - 1, Mode::Take);
         let (other, same) = (table.clone(), limit.clone());
         let thread = thread::spawn(move || {
-            let Compiled::Counter(rules) = same.compiled() else {
-                unreachable!()
-            };
+            let Compiled::Counter(rules) = same.compiled() else { unreachable!() };
             ask(&other, rules, 1 << 31, Mode::Take);
         });
         let left = ask(&table, rules, 0, Mode::Look).remaining;

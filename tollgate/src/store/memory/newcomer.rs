@@ -34,6 +34,23 @@ impl Table {
         self.slot(seat.bucket, seat.slot)
     }
 
+    /// Changes what is at a held seat.
+    pub(super) fn apply<'a, R: Rules>(
+        &'a self,
+        rules: &R,
+        holds: &mut Holds<'a>,
+        seat: Seat<'a>,
+        edit: R::Edit,
+        now: u64,
+    ) {
+        let cells = self.cells(seat);
+        rules.apply(&cells, edit);
+        if seat.slot == self.layout.slots {
+            rules.shared(&cells, now);
+        }
+        holds.write(seat.bucket);
+    }
+
     /// The words that the strangers of a bucket share. At rest unless the table is overfull.
     pub(super) fn shared<'a>(&'a self, home: Bucket<'a>) -> Slot<'a> {
         self.slot(home, self.layout.slots)
@@ -78,10 +95,7 @@ impl Table {
             }
             // The caller makes room before it tries again.
             None if self.can_grow() => Err(Busy::Crowded),
-            None => Ok(Seat {
-                bucket: home,
-                slot: self.layout.slots,
-            }),
+            None => Ok(Seat { bucket: home, slot: self.layout.slots }),
         }
     }
 
@@ -120,11 +134,7 @@ impl Table {
             holds.hold(bucket)?;
             let free = self.free_slots(rules, bucket, now);
             // One of a key at rest rather than an empty one: the table grows by the empty ones it uses up.
-            if let Some(slot) = free
-                .clone()
-                .find(|slot| bucket.fingerprint(*slot) != EMPTY)
-                .or(free.clone().next())
-            {
+            if let Some(slot) = free.clone().find(|slot| bucket.fingerprint(*slot) != EMPTY).or(free.clone().next()) {
                 self.mark_passed_by(holds, home, bucket)?;
                 return Ok(Some(Seat { bucket, slot }));
             }

@@ -91,11 +91,7 @@ impl Table {
         for _ in 0..self.run() {
             holds.hold(bucket)?;
             let wanted = count - seats.len();
-            seats.extend(
-                self.free_slots(rules, bucket, now)
-                    .take(wanted)
-                    .map(|slot| Seat { bucket, slot }),
-            );
+            seats.extend(self.free_slots(rules, bucket, now).take(wanted).map(|slot| Seat { bucket, slot }));
             if seats.len() == count {
                 return Ok(seats);
             }

@@ -73,12 +73,7 @@ impl Layout {
         let needs = 1 + words + 5 * (1 + words);
         let stride = needs.next_power_of_two().max(16);
         let block = (64 * 16 / stride).clamp(4, 64);
-        Self {
-            words,
-            slots: (stride - 1 - words) / (1 + words),
-            stride,
-            block_bits: block.ilog2(),
-        }
+        Self { words, slots: (stride - 1 - words) / (1 + words), stride, block_bits: block.ilog2() }
     }
 
     #[cfg(all(test, loom))]
@@ -88,12 +83,7 @@ impl Layout {
 
     #[cfg(all(test, loom))]
     pub(super) fn tiny(words: usize, slots: usize, block_bits: u32) -> Self {
-        Self {
-            words,
-            slots,
-            stride: 1 + words + slots * (1 + words),
-            block_bits,
-        }
+        Self { words, slots, stride: 1 + words + slots * (1 + words), block_bits }
     }
 }
 
@@ -200,9 +190,7 @@ impl Table {
     #[inline(always)]
     fn locate(&self, bucket: usize) -> (usize, usize) {
         let level = (bucket >> self.layout.block_bits).checked_ilog2();
-        level.map_or((0, bucket), |level| {
-            (level as usize + 1, bucket - self.buckets_at(level))
-        })
+        level.map_or((0, bucket), |level| (level as usize + 1, bucket - self.buckets_at(level)))
     }
 
     /// The bucket of that index. Indexes come from levels that headers and the extent speak of, and those are
@@ -210,9 +198,9 @@ impl Table {
     #[inline(always)]
     pub(super) fn bucket(&self, index: usize) -> Bucket<'_> {
         let (segment, offset) = self.locate(index);
-        let words = self.segments[segment].get().map_or(&[][..], |words| {
-            words.run(offset * self.layout.stride, self.layout.stride)
-        });
+        let words = self.segments[segment]
+            .get()
+            .map_or(&[][..], |words| words.run(offset * self.layout.stride, self.layout.stride));
         Bucket { index, words }
     }
 
@@ -220,10 +208,7 @@ impl Table {
     #[inline]
     pub(super) fn slot<'a>(&'a self, bucket: Bucket<'a>, slot: usize) -> Slot<'a> {
         let first = 1 + self.layout.slots + slot * self.layout.words;
-        Slot {
-            words: &bucket.words[first..first + self.layout.words],
-            spill: &self.spill,
-        }
+        Slot { words: &bucket.words[first..first + self.layout.words], spill: &self.spill }
     }
 
     pub(super) fn next_in_run<'a>(&'a self, bucket: Bucket<'a>) -> Bucket<'a> {
@@ -249,11 +234,7 @@ impl Table {
     pub(super) fn probable_home(&self, fingerprint: u64) -> Bucket<'_> {
         let (level, split) = self.extent();
         let index = self.home_at(fingerprint, level);
-        self.bucket(if index < split {
-            self.home_at(fingerprint, level + 1)
-        } else {
-            index
-        })
+        self.bucket(if index < split { self.home_at(fingerprint, level + 1) } else { index })
     }
 
     /// The home bucket of a fingerprint, and its header.
@@ -343,9 +324,7 @@ impl Table {
     #[inline(always)]
     pub(super) fn slot_of(&self, bucket: Bucket<'_>, fingerprint: u64) -> Option<usize> {
         let fingerprints = &bucket.words[1..=self.layout.slots];
-        fingerprints
-            .iter()
-            .position(|word| word.load(Ordering::Relaxed) == fingerprint)
+        fingerprints.iter().position(|word| word.load(Ordering::Relaxed) == fingerprint)
     }
 
     /// Whether the table is doubling, or has the memory to.
@@ -356,11 +335,7 @@ impl Table {
     }
 
     fn words_in(&self, segment: usize) -> usize {
-        let buckets = if segment == 0 {
-            self.buckets_at(0)
-        } else {
-            self.buckets_at(segment as u32 - 1)
-        };
+        let buckets = if segment == 0 { self.buckets_at(0) } else { self.buckets_at(segment as u32 - 1) };
         buckets * self.layout.stride
     }
 
@@ -402,13 +377,8 @@ impl Table {
             while split < until && self.split(rules, now, split, level).is_ok() {
                 split += 1;
             }
-            let (level, split) = if split == buckets {
-                (level + 1, 0)
-            } else {
-                (level, split)
-            };
-            self.extent
-                .store(u64::from(level) << 32 | split as u64, Ordering::Release);
+            let (level, split) = if split == buckets { (level + 1, 0) } else { (level, split) };
+            self.extent.store(u64::from(level) << 32 | split as u64, Ordering::Release);
         }
         self.growing.store(false, Ordering::Release);
     }
@@ -453,9 +423,7 @@ pub(super) fn unchanged(bucket: Bucket<'_>, header: u64) -> bool {
 /// Holds a bucket if it is still as it was when its header was read.
 #[inline]
 pub(super) fn hold_unchanged(bucket: Bucket<'_>, header: u64) -> Option<Held<'_>> {
-    let swapped = bucket
-        .header()
-        .compare_exchange(header, header | LOCKED, Ordering::Acquire, Ordering::Relaxed);
+    let swapped = bucket.header().compare_exchange(header, header | LOCKED, Ordering::Acquire, Ordering::Relaxed);
     // Whoever reads a word written from here on must find the header changed.
     fence(Ordering::Release);
     swapped.is_ok().then_some(Held { bucket, header })
@@ -497,9 +465,7 @@ impl Held<'_> {
     /// Lets go of a bucket that was written to.
     #[inline]
     pub(super) fn release(self) {
-        self.bucket
-            .header()
-            .store(self.header.wrapping_add(VERSION), Ordering::Release);
+        self.bucket.header().store(self.header.wrapping_add(VERSION), Ordering::Release);
     }
 
     /// Lets go of a bucket that was not: readers need not look again.
