@@ -204,7 +204,7 @@ mod checked {
                 "use 35 years or less",
             ));
         }
-        if value.subsec_nanos() % 1000 != 0 {
+        if !value.subsec_nanos().is_multiple_of(1000) {
             return Err(InvalidLimit::new(
                 field,
                 format!("{field} {value:?} is not a whole number of microseconds"),

@@ -74,7 +74,6 @@ impl Limiter {
     }
 
     /// A limiter with several limits, or with settings of its own.
-    #[must_use]
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder { limits: Vec::new(), max_memory: DEFAULT_MAX_MEMORY, clock: None }
     }
@@ -91,16 +90,22 @@ impl Limiter {
         let inner = &*self.0;
         if let [_] = &*inner.limits {
             let fingerprint = inner.store.fingerprint(key.into());
+            // The processor reads its counter once all that went before is done, so not after a cache miss.
+            let now = self.now();
             let asked = Asked { limit: LimitId(0), fingerprint, cost };
-            return inner.store.decide_one(&inner.limits, asked, &inner.clock);
+            return inner.store.decide_one(&inner.limits, asked, now);
         }
-        inner.store.decide(&inner.limits, &self.ask_all(key.into(), cost), &inner.clock)
+        inner.store.decide(&inner.limits, &self.ask_all(key.into(), cost), self.now())
     }
 
     /// What is left for the key, taking nothing.
     pub fn peek<'k>(&self, key: impl Into<Key<'k>>) -> Decision {
-        let (inner, now) = (&*self.0, self.now());
-        inner.store.look(&inner.limits, &self.ask_all(key.into(), 0), now)
+        self.look_n(key.into(), 0)
+    }
+
+    /// What [`Limiter::check_n`] would say, taking nothing.
+    pub(crate) fn look_n(&self, key: Key<'_>, cost: u64) -> Decision {
+        self.0.store.look(&self.0.limits, &self.ask_all(key, cost), self.now())
     }
 
     /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. No
@@ -121,10 +126,10 @@ impl Limiter {
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
     pub fn decide_now(&self, hits: &[Hit<'_>]) -> Decision {
-        let inner = &*self.0;
+        let (inner, now) = (&*self.0, self.now());
         let ask =
             |hit: &Hit<'_>| Asked { limit: hit.limit, fingerprint: inner.store.fingerprint(hit.key), cost: hit.cost };
-        inner.store.decide(&inner.limits, &hits.iter().map(ask).collect::<AllAsked>(), &inner.clock)
+        inner.store.decide(&inner.limits, &hits.iter().map(ask).collect::<AllAsked>(), now)
     }
 
     /// Forgets all that the key has spent.
@@ -168,12 +173,13 @@ impl Limiter {
         estimate: u64,
         expires_after: Duration,
     ) -> Result<Reservation, Decision> {
+        let now = self.now();
         let asked = self.ask_all(key.into(), estimate);
-        let decision = self.0.store.decide(&self.0.limits, &asked, &self.0.clock);
+        let decision = self.0.store.decide(&self.0.limits, &asked, now);
         if !decision.is_allowed() {
             return Err(decision);
         }
-        Ok(Reservation { asked, decision, expires_at: decision.at().saturating_add(expires_after) })
+        Ok(Reservation { asked, decision, expires_at: now.saturating_add(expires_after) })
     }
 
     /// Brings a reservation to its actual cost: gives back what was too much, as far as [`Limiter::refund`]
@@ -202,7 +208,7 @@ impl Limiter {
         loop {
             let now = self.now();
             let left = inner.store.look(&inner.limits, &[Asked { cost: 0, ..asked }], now).remaining().min(cost);
-            let taken = inner.store.decide(&inner.limits, &[Asked { cost: left, ..asked }], &inner.clock);
+            let taken = inner.store.decide(&inner.limits, &[Asked { cost: left, ..asked }], now);
             // Someone else may have taken some meanwhile; each time round there is less to take, so it ends.
             if taken.is_allowed() {
                 return cost - left;

@@ -153,7 +153,7 @@ impl fmt::Display for Rate {
         let units = [(DAY, "d"), (HOUR, "h"), (MINUTE, "m"), (SECOND, "s"), (Duration::from_millis(1), "ms")];
         for (unit, name) in units {
             let unit = unit.as_micros();
-            if micros >= unit && micros % unit == 0 {
+            if micros >= unit && micros.is_multiple_of(unit) {
                 return match micros / unit {
                     1 => write!(out, "{}/{name}", self.count),
                     many => write!(out, "{}/{many}{name}", self.count),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::Limiter;
@@ -14,29 +16,32 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// The denial, at once, when the quota would come too late; waiting for nothing helps nobody.
+    /// The decision that stands in the way, at once, when it would come too late to wait for: a denial, or a
+    /// turn in a queue further off than `max_wait`. Nothing is taken then.
     ///
     /// # Cancellation
     ///
     /// Dropped while it waits for quota, it has taken nothing. Dropped while it waits for its turn in a queue,
-    /// its place stays taken.
+    /// its turn stays taken.
     pub async fn until_ready<'k>(
         &self,
         key: impl Into<Key<'k>> + Send,
         max_wait: Duration,
     ) -> Result<Decision, Decision> {
         let key = key.into();
-        let deadline = self.now().saturating_add(max_wait);
+        let deadline = Instant::now() + max_wait;
         loop {
-            let decision = self.check(key);
+            // A turn in a queue cannot be given back, so look before taking one.
+            let ahead = self.look_n(key, 1);
+            let decision =
+                if ahead.is_allowed() && ahead.delay() <= deadline - Instant::now() { self.check(key) } else { ahead };
             let wait = if decision.is_allowed() { Some(decision.delay()) } else { decision.retry_after() };
-            match wait {
-                Some(wait) if decision.is_allowed() => {
-                    tokio::time::sleep(wait).await;
-                    return Ok(decision);
-                }
-                Some(wait) if decision.at().saturating_add(wait) <= deadline => tokio::time::sleep(wait).await,
-                _ => return Err(decision),
+            let Some(wait) = wait.filter(|wait| *wait <= deadline - Instant::now()) else {
+                return Err(decision);
+            };
+            tokio::time::sleep(wait).await;
+            if decision.is_allowed() {
+                return Ok(decision);
             }
         }
     }

@@ -24,7 +24,6 @@ use self::newcomer::Seat;
 use self::table::{Bucket, Busy, Found, Layout, Table, hold_unchanged, pause, unchanged};
 use crate::algorithm::{Charge, Rules, Step, with_rules};
 use crate::budget::Budget;
-use crate::clock::Clock;
 use crate::decision::{Decision, Outcome, Verdict};
 use crate::error::InvalidLimit;
 use crate::key::Key;
@@ -111,21 +110,19 @@ impl MemoryStore {
     }
 
     /// Decides all that is asked: all of it passes and is taken, or nothing is.
-    pub(crate) fn decide(&self, limits: &[Limit], asked: &[Asked], clock: &Clock) -> Decision {
+    pub(crate) fn decide(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
         match asked {
-            [] => Decision::without_limit(clock.now()),
-            [one] => self.decide_one(limits, *one, clock),
-            several => self.decide_several(limits, several, clock),
+            [] => Decision::without_limit(now),
+            [one] => self.decide_one(limits, *one, now),
+            several => self.decide_several(limits, several, now),
         }
     }
 
-    /// Reading the clock takes as long as a part of a cache miss, so it is read while one is under way.
     #[inline(always)]
-    pub(crate) fn decide_one(&self, limits: &[Limit], asked: Asked, clock: &Clock) -> Decision {
+    pub(crate) fn decide_one(&self, limits: &[Limit], asked: Asked, now: Timestamp) -> Decision {
         let (Some(table), Some(limit)) = (self.tables.get(asked.limit.index()), limits.get(asked.limit.index())) else {
-            return self.answer(limits, asked, clock.now(), NO_SUCH_LIMIT);
+            return self.answer(limits, asked, now, NO_SUCH_LIMIT);
         };
-        let now = clock.now();
         let near = table.approach(asked.fingerprint);
         let verdict = with_rules!(limit.compiled(), rules => {
             table.decide_from(rules, near, asked, now.as_micros(), Mode::Take)
@@ -139,13 +136,12 @@ impl MemoryStore {
         answers.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now))
     }
 
-    fn decide_several(&self, limits: &[Limit], asked: &[Asked], clock: &Clock) -> Decision {
+    fn decide_several(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
         for one in asked {
             if let Some(table) = self.tables.get(one.limit.index()) {
                 std::hint::black_box(table.approach(one.fingerprint).1);
             }
         }
-        let now = clock.now();
         // Most denials are found without holding anything, and the buckets are in the cache afterwards.
         let screened = asked.iter().map(|one| {
             let verdict = self.ask(limits, *one, now, Mode::Refuse);
@@ -225,9 +221,10 @@ impl MemoryStore {
         let charge = Charge { at: charged_at.as_micros(), cost: asked.cost };
         self.with_table(limits, asked.limit, |table, limit| {
             with_rules!(limit.compiled(), rules => {
-                table.change(asked.fingerprint, |cells| match rules.refund(cells, now.as_micros(), charge) {
-                    Some(edit) => rules.apply(cells, edit),
-                    None => {}
+                table.change(asked.fingerprint, |cells| {
+                    if let Some(edit) = rules.refund(cells, now.as_micros(), charge) {
+                        rules.apply(cells, edit);
+                    }
                 });
             });
         });
