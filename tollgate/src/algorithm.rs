@@ -95,7 +95,7 @@ pub(crate) trait Rules {
     /// Whether the key is at rest, so that forgetting it changes no answer from now on.
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool;
 
-    /// Called after a change to words that several keys share, to keep each of them no richer than it would be
+    /// Called on words that other keys have written to, to keep whoever comes now no richer than it would be
     /// alone. Most states see to that by themselves.
     fn shared(&self, cells: &impl Cells, now: u64) {
         let _ = (cells, now);

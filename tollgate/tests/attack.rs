@@ -189,14 +189,17 @@ besieged! {
     sliding_window_counter_segments: SlidingWindowCounter::new(QUOTA, HOUR).segments(6);
 }
 
-#[test]
-fn a_window_that_strangers_share_does_not_end_before_their_own() {
+/// A crowded limiter in which something, but not all, is spent where strangers share.
+fn crowded_with_first_request_windows() -> Siege {
     let siege = Siege::of(FixedWindow::new(QUOTA, HOUR).from_first_request().into());
-    // Just enough attackers that most strangers find no slot, and something but not all spent where they share.
     for attacker in 0..MAX_MEMORY as u64 / 23 {
         siege.limiter.check(&attacker.to_le_bytes());
     }
-    siege.clock.advance(HOUR * 9 / 10);
+    siege
+}
+
+/// Strangers who come late in the window of those before them are not given a second one when that ends.
+fn strangers_keep_to_their_own_window(siege: &Siege) {
     let strangers = (0..2_000).map(|key| format!("stranger {key}"));
     let served: Vec<_> = strangers.filter(|key| siege.takes(key, 20) > 0).collect();
     assert!(!served.is_empty());
@@ -204,4 +207,22 @@ fn a_window_that_strangers_share_does_not_end_before_their_own() {
     for key in served {
         assert!(!siege.limiter.check_n(&key, QUOTA).is_allowed(), "the window of {key} is a tenth over");
     }
+}
+
+#[test]
+fn a_window_that_strangers_share_does_not_end_before_their_own() {
+    let siege = crowded_with_first_request_windows();
+    siege.clock.advance(HOUR * 9 / 10);
+    strangers_keep_to_their_own_window(&siege);
+}
+
+#[test]
+fn a_window_that_a_newcomer_inherits_does_not_end_before_its_own() {
+    let siege = crowded_with_first_request_windows();
+    siege.clock.advance(HOUR * 9 / 10);
+    // Now there is room, though something is still spent where strangers shared.
+    for attacker in 0..MAX_MEMORY as u64 / 23 {
+        siege.limiter.reset(&attacker.to_le_bytes());
+    }
+    strangers_keep_to_their_own_window(&siege);
 }

@@ -143,13 +143,14 @@ impl Rules for Meter {
     /// A charge is worth giving back only as far as time has not paid it off already: what was paid off since
     /// it was made could have been someone else's share of the same debt, so giving it back would mint.
     fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Moment> {
-        if self.max_wait.is_some() {
-            // A place in the queue was promised to those behind it; it cannot be given twice.
+        // A place in the queue was promised to those behind it, so it cannot be given twice; and if the clock has
+        // stepped back, nobody knows what was paid off since.
+        if self.max_wait.is_some() || now < charge.at {
             return None;
         }
         let (debt, _) = self.debt(self.load(cells), now);
         let charged = u128::from(charge.cost) * u128::from(self.micros);
-        let paid = u128::from(now.saturating_sub(charge.at)) * u128::from(self.units);
+        let paid = u128::from(now - charge.at) * u128::from(self.units);
         let owed = charged.saturating_sub(paid).min(debt);
         (owed > 0).then(|| self.moment_of(debt - owed, now))
     }

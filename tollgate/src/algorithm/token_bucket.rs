@@ -140,6 +140,9 @@ impl Rules for Interval {
 
     /// As with smooth refill: portions that came since the charge may have been it coming back.
     fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Spent> {
+        if now < charge.at {
+            return None;
+        }
         let (spent, _) = self.spent(cells, now);
         let came_back = self.portion.saturating_mul(spent.period.saturating_sub(charge.at / self.period));
         let owed = charge.cost.saturating_sub(came_back).min(spent.tokens);

@@ -14,9 +14,8 @@ mod newcomer;
 mod split;
 mod table;
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher};
 
-use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 use self::holds::Holds;
@@ -33,7 +32,7 @@ use crate::units::Timestamp;
 pub(crate) struct MemoryStore {
     /// In the order of the limits.
     tables: Box<[Table]>,
-    secret: SipHasher13,
+    secret: ahash::RandomState,
     budget: Budget,
 }
 
@@ -80,10 +79,7 @@ impl MemoryStore {
             })
         };
         let tables = limits.iter().map(table).collect::<Result<_, _>>()?;
-        // The standard library's own source of keys for hash maps: random, and different in every process.
-        let random = RandomState::new();
-        let secret = SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1));
-        Ok(Self { tables, secret, budget })
+        Ok(Self { tables, secret: ahash::RandomState::new(), budget })
     }
 
     pub(crate) fn memory_used(&self) -> usize {
@@ -92,10 +88,13 @@ impl MemoryStore {
 
     #[inline(always)]
     pub(crate) fn fingerprint(&self, key: Key<'_>) -> u64 {
+        let mut hasher = self.secret.build_hasher();
         let hash = match key.whole() {
-            Some(bytes) => self.secret.hash(bytes),
+            Some(bytes) => {
+                hasher.write(bytes);
+                hasher.finish()
+            }
             None => {
-                let mut hasher = self.secret;
                 // Lengths keep parts apart, and the turned bits keep them apart from a key of one part that
                 // spells the same.
                 for part in key.several() {
@@ -272,7 +271,9 @@ impl Table {
             let Some(found) = sought else {
                 return self.decide_stranger(rules, fingerprint, now, cost, mode);
             };
-            if let Some(verdict) = self.decide_found(rules, found, now, cost, mode) {
+            // Who has lost a race claims first and computes then, so as not to lose the next one as well.
+            let claim_first = rules.must_lock() || attempts > 0;
+            if let Some(verdict) = self.decide_found(rules, found, now, cost, mode, claim_first) {
                 return verdict;
             }
             attempts = pause(attempts);
@@ -282,10 +283,18 @@ impl Table {
 
     /// Decides on a key that was found; `None` if its bucket has changed meanwhile.
     #[inline(always)]
-    fn decide_found<R: Rules>(&self, rules: &R, found: Found<'_>, now: u64, cost: u64, mode: Mode) -> Option<Verdict> {
+    fn decide_found<R: Rules>(
+        &self,
+        rules: &R,
+        found: Found<'_>,
+        now: u64,
+        cost: u64,
+        mode: Mode,
+        claim_first: bool,
+    ) -> Option<Verdict> {
         let Found { bucket, slot, header } = found;
         let cells = self.slot(bucket, slot);
-        if rules.must_lock() {
+        if claim_first {
             let held = hold_unchanged(bucket, header)?;
             let Step { verdict, edit } = rules.decide(&cells, now, cost);
             match edit.filter(|_| mode.writes(&verdict)) {

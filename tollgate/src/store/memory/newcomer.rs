@@ -91,6 +91,7 @@ impl Table {
                 self.clear_seat(rules, holds, seat);
                 seat.bucket.set_fingerprint(seat.slot, fingerprint);
                 rules.inherit(&self.cells(seat), &self.shared(home));
+                rules.shared(&self.cells(seat), now);
                 Ok(seat)
             }
             // The caller makes room before it tries again.

@@ -37,8 +37,11 @@ pub(super) const EMPTY: u64 = 0;
 
 /// Segments double, so this many hold more than any machine does.
 const SEGMENTS: usize = 40;
-/// How long to spin on a bucket before letting another thread run: those who hold one need nanoseconds.
-const SPINS: u32 = 64;
+/// How often to spin on a bucket before letting another thread run. Those who hold one need nanoseconds, unless
+/// they have lost their processor.
+const SPINS: u32 = 16;
+/// Each spin is twice as long as the last, up to this power of two: some ten microseconds.
+const LONGEST_SPIN: u32 = 8;
 /// How often to look again at a bucket that someone holds while holding others oneself. Then let go of all and
 /// start over: two who wait for each other would wait forever.
 const PATIENCE: u32 = if cfg!(loom) { 1 } else { 256 };
@@ -62,6 +65,9 @@ pub(super) struct Layout {
     words: usize,
     pub(super) slots: usize,
     stride: usize,
+    /// From one fingerprint to the next. A single word stands right behind its fingerprint, so that a hot key is
+    /// likely to be on the same cache line as the header; longer states stand behind all fingerprints.
+    step: usize,
     /// Buckets at the start, and buckets in a block, the reach of a run, as a power of two.
     block_bits: u32,
 }
@@ -73,7 +79,8 @@ impl Layout {
         let needs = 1 + words + 5 * (1 + words);
         let stride = needs.next_power_of_two().max(16);
         let block = (64 * 16 / stride).clamp(4, 64);
-        Self { words, slots: (stride - 1 - words) / (1 + words), stride, block_bits: block.ilog2() }
+        let slots = (stride - 1 - words) / (1 + words);
+        Self { words, slots, stride, step: if words == 1 { 2 } else { 1 }, block_bits: block.ilog2() }
     }
 
     #[cfg(all(test, loom))]
@@ -83,7 +90,8 @@ impl Layout {
 
     #[cfg(all(test, loom))]
     pub(super) fn tiny(words: usize, slots: usize, block_bits: u32) -> Self {
-        Self { words, slots, stride: 1 + words + slots * (1 + words), block_bits }
+        let stride = 1 + words + slots * (1 + words);
+        Self { words, slots, stride, step: if words == 1 { 2 } else { 1 }, block_bits }
     }
 }
 
@@ -92,6 +100,7 @@ impl Layout {
 pub(super) struct Bucket<'a> {
     pub(super) index: usize,
     words: &'a [AtomicU64],
+    step: usize,
 }
 
 impl<'a> Bucket<'a> {
@@ -105,11 +114,11 @@ impl<'a> Bucket<'a> {
     }
 
     pub(super) fn fingerprint(self, slot: usize) -> u64 {
-        self.words[1 + slot].load(Ordering::Relaxed)
+        self.words[1 + slot * self.step].load(Ordering::Relaxed)
     }
 
     pub(super) fn set_fingerprint(self, slot: usize, fingerprint: u64) {
-        self.words[1 + slot].store(fingerprint, Ordering::Relaxed);
+        self.words[1 + slot * self.step].store(fingerprint, Ordering::Relaxed);
     }
 }
 
@@ -201,14 +210,19 @@ impl Table {
         let words = self.segments[segment]
             .get()
             .map_or(&[][..], |words| words.run(offset * self.layout.stride, self.layout.stride));
-        Bucket { index, words }
+        Bucket { index, words, step: self.layout.step }
     }
 
     /// The words of a slot, or past the last slot the shared ones.
     #[inline]
     pub(super) fn slot<'a>(&'a self, bucket: Bucket<'a>, slot: usize) -> Slot<'a> {
-        let first = 1 + self.layout.slots + slot * self.layout.words;
-        Slot { words: &bucket.words[first..first + self.layout.words], spill: &self.spill }
+        let Layout { words, slots, stride, step, .. } = self.layout;
+        let first = match slot {
+            shared if shared == slots => stride - words,
+            slot if step == 1 => 1 + slots + slot * words,
+            slot => 2 + slot * step,
+        };
+        Slot { words: &bucket.words[first..first + words], spill: &self.spill }
     }
 
     pub(super) fn next_in_run<'a>(&'a self, bucket: Bucket<'a>) -> Bucket<'a> {
@@ -323,8 +337,13 @@ impl Table {
 
     #[inline(always)]
     pub(super) fn slot_of(&self, bucket: Bucket<'_>, fingerprint: u64) -> Option<usize> {
-        let fingerprints = &bucket.words[1..=self.layout.slots];
-        fingerprints.iter().position(|word| word.load(Ordering::Relaxed) == fingerprint)
+        let Layout { slots, step, .. } = self.layout;
+        let is_it = |word: &AtomicU64| word.load(Ordering::Relaxed) == fingerprint;
+        if step == 2 {
+            bucket.words[1..=2 * slots].chunks_exact(2).position(|pair| is_it(&pair[0]))
+        } else {
+            bucket.words[1..=slots].iter().position(is_it)
+        }
     }
 
     /// Whether the table is doubling, or has the memory to.
@@ -474,12 +493,13 @@ impl Held<'_> {
     }
 }
 
-/// Waits a little, a little longer each time.
-pub(super) fn pause(spins: u32) -> u32 {
-    if spins < SPINS && !cfg!(loom) {
-        spin_loop();
+/// Waits a little, twice as long each time: of many threads on one bucket, those that lost a race stay out of
+/// the way of the one that won it, which then gets through several decisions before the line is taken from it.
+pub(super) fn pause(attempts: u32) -> u32 {
+    if attempts < SPINS && !cfg!(loom) {
+        (0..1_u32 << attempts.min(LONGEST_SPIN)).for_each(|_| spin_loop());
     } else {
         yield_now();
     }
-    spins.saturating_add(1)
+    attempts.saturating_add(1)
 }
