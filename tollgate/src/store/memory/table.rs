@@ -78,7 +78,8 @@ impl Layout {
         // key's words have no fingerprint: strangers share them.
         let needs = 1 + words + 5 * (1 + words);
         let stride = needs.next_power_of_two().max(16);
-        let block = (64 * 16 / stride).clamp(4, 64);
+        // 64 buckets make a full block rare; very long states make do with fewer, for half a megabyte a limit.
+        let block = ((1 << 16) / stride).clamp(4, 64);
         let slots = (stride - 1 - words) / (1 + words);
         Self { words, slots, stride, step: if words == 1 { 2 } else { 1 }, block_bits: block.ilog2() }
     }
