@@ -1,4 +1,4 @@
-//! The five algorithms: pure arithmetic on integers. Never reads a clock, never allocates, knows no store.
+//! The five algorithms: pure arithmetic on integers. Never reads a clock, knows no store.
 //!
 //! An algorithm is a function of (configuration, state, now, cost) to (verdict, change of state). The state of
 //! a key is a few 64-bit words, the fewest that keep the algorithm exact, and words of all zeros are a key at
@@ -192,7 +192,7 @@ mod checked {
         if value < MIN_SPAN {
             return Err(InvalidLimit::new(
                 field,
-                format!("{field} {value:?} is shorter than a millisecond"),
+                format!("{field} of {} µs is shorter than a millisecond", value.as_micros()),
                 "use 1ms or more",
             ));
         }
@@ -207,7 +207,7 @@ mod checked {
         if !value.subsec_nanos().is_multiple_of(1000) {
             return Err(InvalidLimit::new(
                 field,
-                format!("{field} {value:?} is not a whole number of microseconds"),
+                format!("{field} of {} ns is not a whole number of microseconds", value.as_nanos()),
                 "round it to microseconds",
             ));
         }

@@ -9,7 +9,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 pub(crate) struct Budget(Arc<Inner>);
 
 struct Inner {
-    max: usize,
+    max: AtomicUsize,
     used: AtomicUsize,
 }
 
@@ -22,13 +22,13 @@ pub(crate) struct Words {
 
 /// Buckets are laid out in units of this many bytes, the pair of lines that the hardware fetches together.
 const ALIGN: usize = 128;
-const WORD: usize = size_of::<AtomicU64>();
-/// Words taken beside those asked for, to align them.
-const SLACK: usize = ALIGN / 8;
+const WORD: usize = 8;
+/// Words taken beside those asked for, to align them; too few to count.
+const SLACK: usize = ALIGN / WORD;
 
 impl Budget {
     pub(crate) fn new(max: usize) -> Self {
-        Self(Arc::new(Inner { max, used: AtomicUsize::new(0) }))
+        Self(Arc::new(Inner { max: AtomicUsize::new(max), used: AtomicUsize::new(0) }))
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -37,17 +37,20 @@ impl Budget {
 
     /// Whether so many words could be taken now.
     pub(crate) fn has(&self, count: usize) -> bool {
-        count.saturating_add(SLACK).saturating_mul(8) <= self.0.max.saturating_sub(self.used())
+        count.saturating_mul(WORD) <= self.0.max.load(Ordering::Relaxed).saturating_sub(self.used())
     }
 
-    /// So many words, unless that is more than is left, or than the machine has.
+    /// So many words, unless that is more than is left. If the machine has less than the budget allows, the
+    /// budget ends there.
     pub(crate) fn take(&self, count: usize) -> Option<Words> {
-        let bytes = count.checked_add(SLACK)?.checked_mul(8)?;
-        let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.0.max);
+        let bytes = count.checked_mul(WORD)?;
+        let max = self.0.max.load(Ordering::Relaxed);
+        let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= max);
         self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).ok()?;
-        let words = zeroed(count + SLACK);
+        let words = zeroed(count.checked_add(SLACK)?);
         if words.is_none() {
-            self.0.used.fetch_sub(bytes, Ordering::Relaxed);
+            let used = self.0.used.fetch_sub(bytes, Ordering::Relaxed);
+            self.0.max.store(used - bytes, Ordering::Relaxed);
         }
         words
     }

@@ -129,50 +129,50 @@ impl SystemClock {
     #[inline(always)]
     pub(crate) fn now(&self) -> Timestamp {
         let Shared { version, anchor, .. } = &*self.shared;
+        let mut spins = 0;
         loop {
             let before = version.load(Ordering::Acquire);
             let from = anchor.ticks.load(Ordering::Relaxed);
             let nanos = anchor.nanos.load(Ordering::Relaxed);
             let slope = anchor.slope.load(Ordering::Relaxed);
             let until = anchor.until.load(Ordering::Relaxed);
+            let ticks = self.ticks.raw();
             fence(Ordering::Acquire);
-            if before % 2 == 0 && version.load(Ordering::Relaxed) == before {
-                let ticks = self.ticks.raw();
+            if before.is_multiple_of(2) && version.load(Ordering::Relaxed) == before {
                 let passed = ticks.saturating_sub(from);
-                let now = along(nanos, slope, passed);
                 if passed > until {
-                    self.draw_anew(before, ticks, now, slope);
+                    return self.draw_anew(before, ticks, along(nanos, slope, until), slope);
                 }
-                return Timestamp::from_micros(now / 1000);
+                return Timestamp::from_micros(along(nanos, slope, passed) / 1000);
             }
-            std::hint::spin_loop();
+            spins += 1;
+            if spins % 64 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
 
-    /// Draws the line to where the operating system's clock will be in a while, from where this clock is now,
-    /// so that it neither jumps nor turns back.
+    /// At the end of a line, draws the next: from here and now to where the operating system's clock will be in
+    /// a while, so that time neither jumps back nor turns back. Who comes late jumps ahead to the operating
+    /// system's time.
     #[cold]
-    fn draw_anew(&self, version: u64, ticks: u64, now: u64, slope: u64) {
+    fn draw_anew(&self, version: u64, ticks: u64, end_of_line: u64, slope: u64) -> Timestamp {
         let shared = &*self.shared;
-        let odd = version.wrapping_add(1);
-        if shared.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            return;
-        }
-        fence(Ordering::Release);
         let elapsed = whole_nanos(shared.start.elapsed());
-        let measured = slope_of(elapsed, ticks.saturating_sub(shared.start_ticks)).unwrap_or(slope);
-        let while_nanos = whole_nanos(COMPARE_AFTER);
-        let target = shared.start_nanos.saturating_add(elapsed).saturating_add(while_nanos);
-        // After a suspension the clock may be far behind: catch up at once rather than run at a mad speed.
-        let late = target.saturating_sub(now) > 2 * while_nanos;
-        let from = if late { target - while_nanos } else { now };
-        let wanted = target.saturating_sub(from).clamp(while_nanos / 2, while_nanos * 2);
-        let slope = (u128::from(measured) * u128::from(wanted) / u128::from(while_nanos)) as u64;
-        shared.anchor.ticks.store(ticks, Ordering::Relaxed);
-        shared.anchor.nanos.store(from, Ordering::Relaxed);
-        shared.anchor.slope.store(slope.max(1), Ordering::Relaxed);
-        shared.anchor.until.store(ticks_in(COMPARE_AFTER, measured), Ordering::Relaxed);
-        shared.version.store(version.wrapping_add(2), Ordering::Release);
+        let system = shared.start_nanos.saturating_add(elapsed);
+        let from = system.max(end_of_line);
+        let odd = version.wrapping_add(1);
+        if shared.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            fence(Ordering::Release);
+            let measured = slope_of(elapsed, ticks.saturating_sub(shared.start_ticks)).unwrap_or(slope);
+            let while_nanos = whole_nanos(COMPARE_AFTER);
+            let wanted = system.saturating_add(while_nanos).saturating_sub(from).max(while_nanos / 2);
+            let slope = (u128::from(measured) * u128::from(wanted) / u128::from(while_nanos)) as u64;
+            shared.anchor.ticks.store(ticks, Ordering::Relaxed);
+            shared.anchor.nanos.store(from, Ordering::Relaxed);
+            shared.anchor.slope.store(slope.max(1), Ordering::Relaxed);
+            shared.anchor.until.store(ticks_in(COMPARE_AFTER, measured), Ordering::Relaxed);
+            shared.version.store(version.wrapping_add(2), Ordering::Release);
+        }
+        Timestamp::from_micros(from / 1000)
     }
 }
 

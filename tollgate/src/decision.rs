@@ -15,7 +15,17 @@ pub struct Decision {
     pub(crate) quota: u64,
     pub(crate) cost: u64,
     pub(crate) at: Timestamp,
+    pub(crate) asked: AskedBy,
     pub(crate) verdict: Verdict,
+}
+
+/// What a decision was asked about, so that it is not given back to limits it never took from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AskedBy {
+    /// One key, in every limit.
+    Key,
+    /// A list of hits.
+    Hits,
 }
 
 /// What one limit says of one request: the decision without the names. Times are in microseconds.
@@ -124,7 +134,7 @@ impl Decision {
     /// The answer when no limit was asked: nothing stands in the way.
     pub(crate) fn without_limit(now: Timestamp) -> Self {
         let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
-        Self { limit: None, quota: u64::MAX, cost: 0, at: now, verdict }
+        Self { limit: None, quota: u64::MAX, cost: 0, at: now, asked: AskedBy::Key, verdict }
     }
 
     /// Of two decisions on one request, the one to report: the denial, the longer wait of two denials, else the

@@ -6,7 +6,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::clock::{Clock, ManualClock, SystemClock};
-use crate::decision::Decision;
+use crate::decision::{AskedBy, Decision};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
@@ -17,7 +17,7 @@ use crate::units::Timestamp;
 /// Memory for keys unless told otherwise: 512 MiB, room for some twenty million keys of a token bucket. It is
 /// not taken before it is needed.
 const DEFAULT_MAX_MEMORY: usize = 512 << 20;
-/// Limits in one limiter: each takes a few kilobytes before it has a single key.
+/// Limits in one limiter: each takes 8 to 64 KiB before it has a single key, more with hundreds of segments.
 const MAX_LIMITS: usize = 10_000;
 
 /// Decides requests by one limit or by several, in this process's memory.
@@ -127,9 +127,14 @@ impl Limiter {
     /// ```
     pub fn decide_now(&self, hits: &[Hit<'_>]) -> Decision {
         let (inner, now) = (&*self.0, self.now());
-        let ask =
-            |hit: &Hit<'_>| Asked { limit: hit.limit, fingerprint: inner.store.fingerprint(hit.key), cost: hit.cost };
-        inner.store.decide(&inner.limits, &hits.iter().map(ask).collect::<AllAsked>(), now)
+        let decision = inner.store.decide(&inner.limits, &self.ask_hits(hits), now);
+        Decision { asked: AskedBy::Hits, ..decision }
+    }
+
+    fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
+        let store = &self.0.store;
+        let ask = |hit: &Hit<'_>| Asked { limit: hit.limit, fingerprint: store.fingerprint(hit.key), cost: hit.cost };
+        hits.iter().map(ask).collect()
     }
 
     /// Forgets all that the key has spent.
@@ -139,15 +144,23 @@ impl Limiter {
         }
     }
 
-    /// Gives back what an allowed decision on this key took.
+    /// Gives back what an allowed decision of [`check`](Self::check) on this key took. For decisions of
+    /// [`decide_now`](Self::decide_now) there is [`refund_hits`](Self::refund_hits); here they give nothing.
     ///
     /// Only what is still owed comes back, so that quota is never minted: a window gives back while the charge
     /// still counts in it; a bucket gives back what has not been refilled since; a queue gives back nothing,
     /// because others were already told when to leave. Refund a decision once, and not after a
     /// [`reset`](Self::reset), which gave it back already.
     pub fn refund<'k>(&self, key: impl Into<Key<'k>>, decision: &Decision) {
-        if decision.is_allowed() {
+        if decision.is_allowed() && decision.asked == AskedBy::Key {
             self.give_back(&self.ask_all(key.into(), decision.cost()), decision.at());
+        }
+    }
+
+    /// Gives back what an allowed decision on these hits took, as [`Limiter::refund`] does.
+    pub fn refund_hits(&self, hits: &[Hit<'_>], decision: &Decision) {
+        if decision.is_allowed() && decision.asked == AskedBy::Hits {
+            self.give_back(&self.ask_hits(hits), decision.at());
         }
     }
 
@@ -291,7 +304,9 @@ impl LimiterBuilder {
     /// Bounds the memory for keys, in bytes, for all limits together. A token bucket's key takes 23 to 46 bytes.
     ///
     /// When it is full of keys that are not at rest, those are judged as before, and keys that find no room
-    /// share what one key may have: an attack with invented keys costs neither memory nor anyone's quota.
+    /// share what one key may have, bucket by bucket. So an attack with invented keys takes no more memory and
+    /// nothing from those who are there; honest newcomers are judged too strictly until it has aged out. A table
+    /// grows by doubling, so up to half of the bound may stay unused.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
         self

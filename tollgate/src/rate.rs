@@ -130,6 +130,7 @@ fn parse_period(text: &str) -> Option<Duration> {
     let (count, unit) = text.split_at(unit_at);
     let count: u32 = if count.is_empty() { 1 } else { count.parse().ok()? };
     let unit = match unit {
+        "us" => Duration::from_micros(1),
         "ms" => Duration::from_millis(1),
         "s" | "sec" | "second" => SECOND,
         "m" | "min" | "minute" => MINUTE,

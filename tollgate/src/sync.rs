@@ -1,4 +1,4 @@
-//! The atomics and locks of the standard library, or those of loom when its models run.
+//! The atomics of the standard library, or those of loom when its models run, and a mutex that is not modelled.
 
 #[cfg(not(loom))]
 pub(crate) use std::hint::spin_loop;

@@ -17,7 +17,8 @@ impl Limiter {
     /// # Errors
     ///
     /// The decision that stands in the way, at once, when it would come too late to wait for: a denial, or a
-    /// turn in a queue further off than `max_wait`. Nothing is taken then.
+    /// turn in a queue further off than `max_wait`. Nothing is taken then, unless another caller took the turn
+    /// that was seen, and left a later one.
     ///
     /// # Cancellation
     ///
@@ -29,14 +30,15 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Decision, Decision> {
         let key = key.into();
-        let deadline = Instant::now() + max_wait;
+        // A wait that is longer than clocks can tell is a wait without end.
+        let deadline = Instant::now().checked_add(max_wait);
+        let in_time = |wait: &Duration| deadline.is_none_or(|deadline| *wait <= deadline - Instant::now());
         loop {
             // A turn in a queue cannot be given back, so look before taking one.
             let ahead = self.look_n(key, 1);
-            let decision =
-                if ahead.is_allowed() && ahead.delay() <= deadline - Instant::now() { self.check(key) } else { ahead };
+            let decision = if ahead.is_allowed() && in_time(&ahead.delay()) { self.check(key) } else { ahead };
             let wait = if decision.is_allowed() { Some(decision.delay()) } else { decision.retry_after() };
-            let Some(wait) = wait.filter(|wait| *wait <= deadline - Instant::now()) else {
+            let Some(wait) = wait.filter(in_time) else {
                 return Err(decision);
             };
             tokio::time::sleep(wait).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Answer, Rig, START_US};
 use tollgate::{
-    Algorithm, FixedWindow, LeakyBucket, Limit, Limiter, MINUTE, ManualClock, Rate, SECOND, Settlement,
+    Algorithm, FixedWindow, Hit, LeakyBucket, Limit, Limiter, MINUTE, ManualClock, Rate, SECOND, Settlement,
     SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
@@ -153,4 +153,61 @@ fn an_estimate_that_does_not_fit_is_denied_like_a_request() {
         let never = rig.limiter.reserve("key", 11, MINUTE).unwrap_err();
         assert!(!never.is_allowed() && never.retry_after().is_none(), "{algorithm:?}");
     }
+}
+
+#[test]
+fn two_keys_of_one_limit_in_one_request_pay_each_for_itself() {
+    let limiter = Limiter::new(Limit::new("pairs", FixedWindow::new(1, MINUTE)).expect("a valid limit"));
+    let id = limiter.id("pairs").expect("it has that name");
+    // A pair in a thousand and more shares a bucket, and many of them find it empty.
+    for pair in 0..2_000 {
+        let (one, other) = (format!("one {pair}"), format!("other {pair}"));
+        let both = limiter.decide_now(&[Hit::new(id, &one), Hit::new(id, &other)]);
+        assert!(both.is_allowed(), "{pair}");
+        assert!(!limiter.check(&one).is_allowed() && !limiter.check(&other).is_allowed(), "{pair}");
+    }
+}
+
+#[test]
+fn the_same_key_twice_in_one_request_pays_twice() {
+    let limiter = Limiter::new(Limit::new("twice", FixedWindow::new(3, MINUTE)).expect("a valid limit"));
+    let id = limiter.id("twice").expect("it has that name");
+    assert!(limiter.decide_now(&[Hit::new(id, "key"), Hit::new(id, "key").cost(2)]).is_allowed());
+    assert!(!limiter.check("key").is_allowed());
+    assert!(!limiter.decide_now(&[Hit::new(id, "new").cost(2), Hit::new(id, "new").cost(2)]).is_allowed());
+    assert_eq!(limiter.peek("new").remaining(), 3, "denied, it took nothing");
+}
+
+#[test]
+fn a_refund_reaches_only_the_limits_that_were_asked() {
+    let limit = |name| Limit::new(name, FixedWindow::new(10, MINUTE)).expect("a valid limit");
+    let limiter = Limiter::builder().limit(limit("a")).limit(limit("b")).build().expect("a valid limiter");
+    let (a, b) = (limiter.id("a").expect("a"), limiter.id("b").expect("b"));
+    let left = |id| limiter.decide_now(&[Hit::new(id, "key").cost(0)]).remaining();
+    assert!(limiter.decide_now(&[Hit::new(b, "key").cost(5)]).is_allowed());
+    let hits = [Hit::new(a, "key").cost(4)];
+    let decision = limiter.decide_now(&hits);
+    limiter.refund("key", &decision);
+    assert_eq!((left(a), left(b)), (6, 5), "it was not asked by key");
+    limiter.refund_hits(&hits, &decision);
+    assert_eq!((left(a), left(b)), (10, 5));
+}
+
+#[test]
+fn a_long_log_without_memory_forgets_all_of_it_in_the_end() {
+    // Just the first block of buckets, and nothing for chunks.
+    let clock = ManualClock::at(Timestamp::from_micros(START_US));
+    let limit = Limit::new("knocks", SlidingWindowLog::new(20, MINUTE).count_denied()).expect("a valid limit");
+    let smallest = (1..)
+        .map(|kib| kib * 1024)
+        .find_map(|bytes| Limiter::builder().limit(limit.clone()).clock(clock.clone()).max_memory(bytes).build().ok());
+    let limiter = smallest.expect("some memory is enough");
+    assert!(limiter.check_n("key", 20).is_allowed());
+    for _ in 0..100 {
+        clock.advance(Duration::from_micros(1));
+        assert!(!limiter.check("key").is_allowed());
+    }
+    clock.advance(MINUTE);
+    assert_eq!(limiter.peek("key").remaining(), 20);
+    assert!(limiter.check_n("key", 20).is_allowed());
 }

@@ -73,3 +73,10 @@ async fn a_clock_that_stands_still_is_not_waited_for_forever() {
     limiter.check("ann");
     assert!(limiter.until_ready("ann", Duration::from_secs(30)).await.is_err());
 }
+
+#[tokio::test]
+async fn a_wait_without_end_is_a_wait() {
+    let limiter = limiter(TokenBucket::new(1, Rate::per_second(100)));
+    limiter.until_ready("ann", Duration::MAX).await.unwrap();
+    limiter.until_ready("ann", Duration::MAX).await.unwrap();
+}

@@ -90,7 +90,9 @@ pub(crate) struct Entry {
 
 /// Entries that a long log keeps inline before it moves them to its list: enough that most decisions touch no
 /// chunk, few enough that a key with a short history stays small.
-const INLINE_IN_LONG: usize = 10;
+const INLINE_IN_LONG: usize = 6;
+/// As many entries as there are: a log that has left the window as a whole is not walked.
+const ALL: u64 = u64::MAX;
 
 pub(crate) enum Edit {
     /// Forgets the oldest entries, which had so many units, then adds one.
@@ -160,6 +162,9 @@ impl<C: Cells> Reading<'_, C> {
     /// How many entries have left the window, and their units.
     fn expired(&self, now: u64) -> (u64, u64) {
         let left = |at: u64| at + self.log.window <= now;
+        if left(self.head.newest) {
+            return (ALL, self.units());
+        }
         let (mut entries, mut units) = (0, 0);
         if self.oldest().is_some_and(left) {
             self.visit(|entry| {
@@ -233,14 +238,15 @@ impl Log {
         wait
     }
 
-    fn add(&self, cells: &impl Cells, head: &mut Head, list: &mut List, entry: Entry) -> u64 {
+    /// Adds an entry to a log of so many units, and says how many it has then.
+    fn add(&self, cells: &impl Cells, head: &mut Head, list: &mut List, total: u64, entry: Entry) -> u64 {
         if head.len > 0 && head.newest == entry.at {
             let newest = self.inline_entry(cells, head.len - 1, head.newest);
             if newest.at == entry.at {
                 // Of one moment, units past the limit make no difference, and the bits end there.
                 let units = (newest.units + entry.units).min(self.limit);
                 self.set_inline_entry(cells, head.len - 1, Entry { units, ..entry });
-                return units - newest.units;
+                return total - newest.units + units;
             }
         }
         if head.len == self.inline && self.has_list() {
@@ -248,18 +254,16 @@ impl Log {
             let moved = inline.take_while(|older| self.append(cells.spill(), list, *older)).count();
             self.remove_inline(cells, head, 0, moved);
         }
-        let mut added = entry.units;
-        let mut units = entry.units;
+        let mut merged = 0;
         if head.len == self.inline {
             // No memory for another chunk.
-            let before: u64 = (0..head.len).map(|index| self.inline_entry(cells, index, head.newest).units).sum();
-            units = (before + entry.units).min(self.limit);
-            added = units.saturating_sub(before);
+            merged = (0..head.len).map(|index| self.inline_entry(cells, index, head.newest).units).sum();
             head.len = 0;
         }
+        let units = (merged + entry.units).min(self.limit);
         self.set_inline_entry(cells, head.len, Entry { units, ..entry });
         (head.len, head.newest) = (head.len + 1, entry.at);
-        added
+        total.saturating_sub(merged) + units
     }
 }
 
@@ -316,7 +320,7 @@ impl Rules for Log {
                 let wait = self.wait(&log, expired, units + cost, cost, now);
                 let retry_after = wait.retry_after.unwrap_or(until_added_is_gone);
                 let remaining = self.limit.saturating_sub(units + cost);
-                let (forget, gone) = (expired + wait.trim, gone + wait.trimmed);
+                let (forget, gone) = (expired.saturating_add(wait.trim), gone + wait.trimmed);
                 let edit = Edit::Move { forget, gone, add: Entry { at: held, units: cost } };
                 Step { verdict: denied(retry_after, remaining, until_added_is_gone), edit: Some(edit) }
             }
@@ -332,6 +336,10 @@ impl Rules for Log {
         let mut units = if self.has_list() { list.units } else { head.units };
         match edit {
             Edit::Move { mut forget, gone, add } => {
+                if forget == ALL {
+                    list.release(cells.spill());
+                    (head.len, forget) = (0, 0);
+                }
                 while forget > 0 && !list.is_empty() {
                     self.forget_oldest_in_list(cells.spill(), &mut list, head.newest);
                     forget -= 1;
@@ -339,7 +347,7 @@ impl Rules for Log {
                 if forget > 0 {
                     self.remove_inline(cells, &mut head, 0, forget as usize);
                 }
-                units = units.saturating_sub(gone) + self.add(cells, &mut head, &mut list, add);
+                units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add);
             }
             Edit::Collapse { now, add } => {
                 list.release(cells.spill());

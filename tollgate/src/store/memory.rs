@@ -7,6 +7,8 @@
 //! One limit is decided by one compare-and-swap. Several are decided with all their buckets held for the few
 //! nanoseconds it takes, so that a request takes from all of them or from none, and others see nothing between.
 
+mod bucket;
+mod growth;
 mod holds;
 #[cfg(all(test, loom))]
 mod loom_models;
@@ -18,12 +20,13 @@ use std::hash::{BuildHasher, Hasher};
 
 use smallvec::SmallVec;
 
+use self::bucket::{Bucket, Busy, Layout, Slot, hold_unchanged, pause, unchanged};
 use self::holds::Holds;
 use self::newcomer::Seat;
-use self::table::{Bucket, Busy, Found, Layout, Table, hold_unchanged, pause, unchanged};
+use self::table::{Found, Table};
 use crate::algorithm::{Charge, Rules, Step, with_rules};
 use crate::budget::Budget;
-use crate::decision::{Decision, Outcome, Verdict};
+use crate::decision::{AskedBy, Decision, Outcome, Verdict};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
@@ -53,6 +56,15 @@ enum Mode {
     Refuse,
     /// Nothing.
     Look,
+}
+
+/// When a bucket is claimed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    /// Once it is known that there is something to write: who denies only reads.
+    ToWrite,
+    /// Before anything is computed, by who has lost a race to write, so as not to lose the next one as well.
+    First,
 }
 
 impl Mode {
@@ -126,7 +138,14 @@ impl MemoryStore {
         let verdict = with_rules!(limit.compiled(), rules => {
             table.decide_from(rules, near, asked, now.as_micros(), Mode::Take)
         });
-        Decision { limit: Some(asked.limit), quota: limit.quota(), cost: asked.cost, at: now, verdict }
+        Decision {
+            limit: Some(asked.limit),
+            quota: limit.quota(),
+            cost: asked.cost,
+            at: now,
+            asked: AskedBy::Key,
+            verdict,
+        }
     }
 
     /// What the decision would be, taking nothing.
@@ -136,6 +155,7 @@ impl MemoryStore {
     }
 
     fn decide_several(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
+        // All buckets are asked for before any is looked into, so that their cache misses overlap.
         for one in asked {
             if let Some(table) = self.tables.get(one.limit.index()) {
                 std::hint::black_box(table.approach(one.fingerprint).1);
@@ -254,7 +274,7 @@ impl MemoryStore {
     #[inline(always)]
     fn answer(&self, limits: &[Limit], asked: Asked, now: Timestamp, verdict: Verdict) -> Decision {
         let quota = limits.get(asked.limit.index()).map_or(0, Limit::quota);
-        Decision { limit: Some(asked.limit), quota, cost: asked.cost, at: now, verdict }
+        Decision { limit: Some(asked.limit), quota, cost: asked.cost, at: now, asked: AskedBy::Key, verdict }
     }
 }
 
@@ -266,22 +286,21 @@ impl Table {
     fn decide_from<R: Rules>(&self, rules: &R, near: (Bucket<'_>, u64), asked: Asked, now: u64, mode: Mode) -> Verdict {
         let Asked { fingerprint, cost, .. } = asked;
         let mut sought = self.find_from(near, fingerprint);
-        let mut attempts = 0;
+        let (mut attempts, mut claim) = (0, if rules.must_lock() { Claim::First } else { Claim::ToWrite });
         loop {
             let Some(found) = sought else {
                 return self.decide_stranger(rules, fingerprint, now, cost, mode);
             };
-            // Who has lost a race claims first and computes then, so as not to lose the next one as well.
-            let claim_first = rules.must_lock() || attempts > 0;
-            if let Some(verdict) = self.decide_found(rules, found, now, cost, mode, claim_first) {
-                return verdict;
+            match self.decide_found(rules, found, now, cost, mode, claim) {
+                Ok(verdict) => return verdict,
+                Err(next) => claim = next,
             }
             attempts = pause(attempts);
             sought = self.find(fingerprint);
         }
     }
 
-    /// Decides on a key that was found; `None` if its bucket has changed meanwhile.
+    /// Decides on a key that was found. If its bucket has changed meanwhile, says how to claim it the next time.
     #[inline(always)]
     fn decide_found<R: Rules>(
         &self,
@@ -290,12 +309,12 @@ impl Table {
         now: u64,
         cost: u64,
         mode: Mode,
-        claim_first: bool,
-    ) -> Option<Verdict> {
+        claim: Claim,
+    ) -> Result<Verdict, Claim> {
         let Found { bucket, slot, header } = found;
         let cells = self.slot(bucket, slot);
-        if claim_first {
-            let held = hold_unchanged(bucket, header)?;
+        if claim == Claim::First {
+            let held = hold_unchanged(bucket, header).ok_or(claim)?;
             let Step { verdict, edit } = rules.decide(&cells, now, cost);
             match edit.filter(|_| mode.writes(&verdict)) {
                 Some(edit) => {
@@ -304,16 +323,22 @@ impl Table {
                 }
                 None => held.release_unchanged(),
             }
-            return Some(verdict);
+            return Ok(verdict);
         }
         let Step { verdict, edit } = rules.decide(&cells, now, cost);
         match edit.filter(|_| mode.writes(&verdict)) {
-            None => unchanged(bucket, header).then_some(verdict),
+            None => {
+                if unchanged(bucket, header) {
+                    Ok(verdict)
+                } else {
+                    Err(claim)
+                }
+            }
             Some(edit) => {
-                let held = hold_unchanged(bucket, header)?;
+                let held = hold_unchanged(bucket, header).ok_or(Claim::First)?;
                 rules.apply(&cells, edit);
                 held.release();
-                Some(verdict)
+                Ok(verdict)
             }
         }
     }
@@ -349,7 +374,7 @@ impl Table {
     }
 
     /// Changes the words of a key that has a seat.
-    fn change(&self, fingerprint: u64, change: impl Fn(&table::Slot<'_>)) {
+    fn change(&self, fingerprint: u64, change: impl Fn(&Slot<'_>)) {
         let mut attempts = 0;
         while let Some(found) = self.find(fingerprint) {
             if let Some(held) = hold_unchanged(found.bucket, found.header) {

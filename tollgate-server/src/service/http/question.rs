@@ -10,7 +10,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use tollgate::{Hit, Limiter};
 
-use super::refusal::{Refusal, quoted};
+use super::refusal::{Refusal, complaint, quoted};
 use crate::builtin;
 
 /// About a millisecond of decisions, during which the thread serves nobody else.
@@ -117,14 +117,15 @@ impl Question {
 }
 
 fn refuse_json(path: &str, error: &serde_json::Error) -> Refusal {
+    let complaint = complaint(error);
     if error.is_data() {
         let place = if path == "." { "the body".to_owned() } else { quoted(path) };
-        invalid_question(format!("{place}: {error}"))
+        invalid_question(format!("{place}: {complaint}"))
     } else {
         Refusal {
             status: StatusCode::BAD_REQUEST,
             error: "invalid_json",
-            message: format!(r#"the body is not JSON: {error}; send {{"limit":"{}","key":"42"}}"#, builtin::NAME),
+            message: format!(r#"the body is not JSON: {complaint}; send {{"limit":"{}","key":"42"}}"#, builtin::NAME),
         }
     }
 }

@@ -8,6 +8,9 @@ use serde::Serialize;
 /// As much of a client's own text as an error message repeats: enough to recognise it.
 const MAX_QUOTED_CHARS: usize = 80;
 
+/// As much of a parser's complaint, which may repeat a client's text, too.
+const MAX_COMPLAINT_CHARS: usize = 300;
+
 /// An error answer: `error` for programs, `message` for people, with the field and the fix.
 #[derive(Debug, Serialize)]
 pub(crate) struct Refusal {
@@ -25,9 +28,18 @@ impl IntoResponse for Refusal {
 
 /// A client's text in backticks, cut to a length that is fit to read.
 pub(crate) fn quoted(text: &str) -> String {
-    let mut start = text.chars().take(MAX_QUOTED_CHARS).collect::<String>();
+    format!("`{}`", cut(text, MAX_QUOTED_CHARS))
+}
+
+/// What a parser complains of, cut to a length that is fit to read.
+pub(crate) fn complaint(error: &serde_json::Error) -> String {
+    cut(&error.to_string(), MAX_COMPLAINT_CHARS)
+}
+
+fn cut(text: &str, max_chars: usize) -> String {
+    let mut start = text.chars().take(max_chars).collect::<String>();
     if start.len() < text.len() {
         start.push('…');
     }
-    format!("`{start}`")
+    start
 }

@@ -2,12 +2,15 @@
 
 use smallvec::SmallVec;
 
-use super::table::{Bucket, Busy, Held, Table, header_patiently, hold_unchanged};
+use super::bucket::{Bucket, Busy, Held, header_patiently, hold_unchanged};
+use super::table::Table;
 
 /// Buckets that are held. All are let go when this is dropped, the last one first.
 #[derive(Default)]
 pub(super) struct Holds<'a> {
     held: SmallVec<[Hold<'a>; 8]>,
+    /// Slots that were given to keys which have not spent anything yet, so that they look free.
+    given: SmallVec<[(Bucket<'a>, usize); 8]>,
 }
 
 struct Hold<'a> {
@@ -45,6 +48,15 @@ impl<'a> Holds<'a> {
                 }
             }
         }
+    }
+
+    /// Keeps a slot for the key that it was given to, as long as anything is held.
+    pub(super) fn give(&mut self, bucket: Bucket<'a>, slot: usize) {
+        self.given.push((bucket, slot));
+    }
+
+    pub(super) fn is_given(&self, bucket: Bucket<'_>, slot: usize) -> bool {
+        self.given.iter().any(|(other, taken)| other.is(bucket) && *taken == slot)
     }
 
     /// Readers of this bucket will have to look again.

@@ -1,9 +1,10 @@
-//! Every interleaving of a few threads on a tiny table, by loom: `RUSTFLAGS="--cfg loom" cargo test --release`.
+//! The interleavings of two threads on a tiny table, up to three forced switches, by loom: `RUSTFLAGS="--cfg loom" cargo test --release`.
 
 use loom::sync::Arc;
 use loom::thread;
 
-use super::table::{Layout, Table};
+use super::bucket::Layout;
+use super::table::Table;
 use super::{Asked, Mode};
 use crate::algorithm::{Compiled, Rules};
 use crate::budget::Budget;
@@ -44,7 +45,7 @@ impl Model {
 
     /// In how many slots a fingerprint is.
     fn seats(&self, fingerprint: u64) -> usize {
-        let buckets = (0..1 << self.table.layout.block_bits()).map(|index| self.table.bucket(index));
+        let buckets = (0..self.table.layout.block()).map(|index| self.table.bucket(index));
         buckets
             .map(|bucket| (0..self.table.layout.slots).filter(|slot| bucket.fingerprint(*slot) == fingerprint).count())
             .sum()

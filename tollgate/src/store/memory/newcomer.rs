@@ -10,8 +10,9 @@
 //!   and when it gets a seat it starts with all that was spent there;
 //! - the table does not grow.
 
+use super::bucket::{Bucket, Busy, EMPTY, Slot, pause, unchanged};
 use super::holds::Holds;
-use super::table::{Bucket, Busy, EMPTY, Slot, Table, unchanged};
+use super::table::Table;
 use crate::algorithm::Rules;
 use crate::decision::Verdict;
 use crate::sync::Ordering;
@@ -58,6 +59,7 @@ impl Table {
 
     /// What a key without a seat would be told, without giving it one.
     pub(super) fn look_at_stranger<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64) -> Verdict {
+        let mut attempts = 0;
         loop {
             if rules.must_lock() {
                 let mut holds = Holds::default();
@@ -71,6 +73,7 @@ impl Table {
                     return verdict;
                 }
             }
+            attempts = pause(attempts);
         }
     }
 
@@ -84,6 +87,7 @@ impl Table {
     ) -> Result<Seat<'a>, Busy> {
         let home = holds.hold_home(self, fingerprint)?;
         if let Some(seat) = self.seat_in_run(holds, home, fingerprint)? {
+            holds.give(seat.bucket, seat.slot);
             return Ok(seat);
         }
         match self.free_seat(rules, holds, home, now)? {
@@ -92,6 +96,7 @@ impl Table {
                 seat.bucket.set_fingerprint(seat.slot, fingerprint);
                 rules.inherit(&self.cells(seat), &self.shared(home));
                 rules.shared(&self.cells(seat), now);
+                holds.give(seat.bucket, seat.slot);
                 Ok(seat)
             }
             // The caller makes room before it tries again.
@@ -133,9 +138,9 @@ impl Table {
         let mut bucket = home;
         for _ in 0..self.run() {
             holds.hold(bucket)?;
-            let free = self.free_slots(rules, bucket, now);
+            let free = self.free_slots(rules, bucket, now).filter(|slot| !holds.is_given(bucket, *slot));
             // One of a key at rest rather than an empty one: the table grows by the empty ones it uses up.
-            if let Some(slot) = free.clone().find(|slot| bucket.fingerprint(*slot) != EMPTY).or(free.clone().next()) {
+            if let Some(slot) = free.max_by_key(|slot| bucket.fingerprint(*slot) != EMPTY) {
                 self.mark_passed_by(holds, home, bucket)?;
                 return Ok(Some(Seat { bucket, slot }));
             }
@@ -150,7 +155,7 @@ impl Table {
         rules: &'a R,
         bucket: Bucket<'a>,
         now: u64,
-    ) -> impl Iterator<Item = usize> + Clone + 'a {
+    ) -> impl Iterator<Item = usize> + 'a {
         (0..self.layout.slots)
             .filter(move |slot| bucket.fingerprint(*slot) == EMPTY || rules.is_idle(&self.slot(bucket, *slot), now))
     }

@@ -2,9 +2,10 @@
 
 use smallvec::SmallVec;
 
+use super::bucket::{Bucket, Busy, EMPTY};
 use super::holds::Holds;
 use super::newcomer::Seat;
-use super::table::{Bucket, Busy, EMPTY, Table};
+use super::table::Table;
 use crate::algorithm::{Cells, Rules};
 use crate::sync::Ordering;
 

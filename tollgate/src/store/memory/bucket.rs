@@ -1,0 +1,249 @@
+//! One bucket: how it is laid out, and the protocol by which threads share it.
+//!
+//! A bucket is a pair of cache lines, or a few: a header, then slots of a fingerprint and the words of its key,
+//! and at the end the words that keys without a slot share. The header holds a version and a lock. A decision
+//! reads a bucket without writing to it, computes, and then takes the lock by replacing exactly the header it
+//! read, so that one compare-and-swap both proves that nothing changed meanwhile and claims the bucket; a
+//! handful of stores later it is free again. A denial writes nothing at all, so a flood of them shares the
+//! cache line.
+
+use crate::algorithm::Cells;
+use crate::algorithm::spill::Spill;
+use crate::sync::{AtomicU64, Ordering, fence, spin_loop, yield_now};
+
+/// Set while someone writes to the bucket.
+pub(super) const LOCKED: u64 = 1;
+/// Set once a key that should live here has gone on to the next bucket.
+pub(super) const PASSED_BY: u64 = 1 << 1;
+const LEVEL_SHIFT: u32 = 2;
+const LEVEL_MASK: u64 = 0x3f << LEVEL_SHIFT;
+const VERSION: u64 = 1 << 8;
+
+/// The fingerprint of an empty slot.
+pub(super) const EMPTY: u64 = 0;
+
+/// How often to spin on a bucket before letting another thread run. Those who hold one need nanoseconds, unless
+/// they have lost their processor.
+const SPINS: u32 = 16;
+/// Each spin is twice as long as the last, up to this power of two: some ten microseconds.
+const LONGEST_SPIN: u32 = 8;
+/// How often to look again at a bucket that someone holds while holding others oneself. Then let go of all and
+/// start over: two who wait for each other would wait forever.
+const PATIENCE: u32 = if cfg!(loom) { 1 } else { 256 };
+
+/// How buckets are laid out, all sizes in words.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// Words of a key, its fingerprint not counted.
+    words: usize,
+    pub(super) slots: usize,
+    stride: usize,
+    /// From one fingerprint to the next. A single word stands right behind its fingerprint, so that a hot key is
+    /// likely to be on the same cache line as the header; longer states stand behind all fingerprints.
+    step: usize,
+    /// Buckets at the start, and buckets in a block, the reach of a run, as a power of two.
+    pub(super) block_bits: u32,
+}
+
+impl Layout {
+    pub(super) fn new(words: usize) -> Self {
+        // Five slots or more keep overflow rare; a stride that is a power of two keeps buckets on lines. One
+        // key's words have no fingerprint: strangers share them.
+        let needs = 1 + words + 5 * (1 + words);
+        let stride = needs.next_power_of_two().max(16);
+        // 64 buckets make a full block rare; very long states make do with fewer, for half a megabyte a limit.
+        let block = ((1 << 16) / stride).clamp(4, 64);
+        let slots = (stride - 1 - words) / (1 + words);
+        Self { words, slots, stride, step: if words == 1 { 2 } else { 1 }, block_bits: block.ilog2() }
+    }
+
+    /// Buckets in a block.
+    pub(super) fn block(self) -> usize {
+        1 << self.block_bits
+    }
+
+    pub(super) fn stride(self) -> usize {
+        self.stride
+    }
+
+    #[cfg(all(test, loom))]
+    pub(super) fn tiny(words: usize, slots: usize, block_bits: u32) -> Self {
+        let stride = 1 + words + slots * (1 + words);
+        Self { words, slots, stride, step: if words == 1 { 2 } else { 1 }, block_bits }
+    }
+}
+
+/// One bucket of the table.
+#[derive(Clone, Copy)]
+pub(super) struct Bucket<'a> {
+    pub(super) index: usize,
+    words: &'a [AtomicU64],
+    step: usize,
+}
+
+impl<'a> Bucket<'a> {
+    #[inline(always)]
+    pub(super) fn new(index: usize, words: &'a [AtomicU64], layout: Layout) -> Self {
+        Self { index, words, step: layout.step }
+    }
+
+    /// The words of a slot, or past the last slot the shared ones.
+    #[inline(always)]
+    pub(super) fn words_of(self, slot: usize, layout: Layout) -> &'a [AtomicU64] {
+        let Layout { words, slots, stride, step, .. } = layout;
+        let first = match slot {
+            shared if shared == slots => stride - words,
+            slot if step == 1 => 1 + slots + slot * words,
+            slot => 2 + slot * step,
+        };
+        &self.words[first..first + words]
+    }
+
+    #[inline(always)]
+    pub(super) fn slot_of(self, fingerprint: u64, layout: Layout) -> Option<usize> {
+        let is_it = |word: &AtomicU64| word.load(Ordering::Relaxed) == fingerprint;
+        if layout.step == 2 {
+            self.words[1..=2 * layout.slots].chunks_exact(2).position(|pair| is_it(&pair[0]))
+        } else {
+            self.words[1..=layout.slots].iter().position(is_it)
+        }
+    }
+
+    pub(super) fn is(self, other: Bucket<'_>) -> bool {
+        std::ptr::eq(self.words, other.words)
+    }
+
+    #[inline]
+    pub(super) fn header(self) -> &'a AtomicU64 {
+        &self.words[0]
+    }
+
+    pub(super) fn fingerprint(self, slot: usize) -> u64 {
+        self.words[1 + slot * self.step].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_fingerprint(self, slot: usize, fingerprint: u64) {
+        self.words[1 + slot * self.step].store(fingerprint, Ordering::Relaxed);
+    }
+}
+
+/// The words of one slot.
+pub(super) struct Slot<'a> {
+    words: &'a [AtomicU64],
+    spill: &'a Spill,
+}
+
+impl<'a> Slot<'a> {
+    #[inline(always)]
+    pub(super) fn new(words: &'a [AtomicU64], spill: &'a Spill) -> Self {
+        Self { words, spill }
+    }
+}
+
+impl Cells for Slot<'_> {
+    #[inline]
+    fn get(&self, index: usize) -> u64 {
+        self.words[index].load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn set(&self, index: usize, word: u64) {
+        self.words[index].store(word, Ordering::Relaxed);
+    }
+
+    fn spill(&self) -> &Spill {
+        self.spill
+    }
+}
+
+/// A bucket that is held, and what its header will be when it is let go.
+pub(super) struct Held<'a> {
+    pub(super) bucket: Bucket<'a>,
+    header: u64,
+}
+
+/// Why to let go of everything and start over.
+#[derive(Debug)]
+pub(super) enum Busy {
+    /// Someone else has held a bucket for too long.
+    Held,
+    /// There is no seat in reach, but the table can grow.
+    Crowded,
+}
+
+#[inline]
+pub(super) fn level_of(header: u64) -> u32 {
+    ((header & LEVEL_MASK) >> LEVEL_SHIFT) as u32
+}
+
+/// Whether a bucket is still as it was when its header was read, so that all that was read since holds.
+#[inline]
+pub(super) fn unchanged(bucket: Bucket<'_>, header: u64) -> bool {
+    fence(Ordering::Acquire);
+    bucket.header().load(Ordering::Relaxed) == header
+}
+
+/// Holds a bucket if it is still as it was when its header was read.
+#[inline]
+pub(super) fn hold_unchanged(bucket: Bucket<'_>, header: u64) -> Option<Held<'_>> {
+    let swapped = bucket.header().compare_exchange(header, header | LOCKED, Ordering::Acquire, Ordering::Relaxed);
+    // Whoever reads a word written from here on must find the header changed.
+    fence(Ordering::Release);
+    swapped.is_ok().then_some(Held { bucket, header })
+}
+
+/// The header of a bucket that may be held by someone who waits for us: gives up rather than wait forever.
+pub(super) fn header_patiently(bucket: Bucket<'_>) -> Result<u64, Busy> {
+    for _ in 0..PATIENCE {
+        let header = bucket.header().load(Ordering::Acquire);
+        if header & LOCKED == 0 {
+            return Ok(header);
+        }
+        spin_loop();
+    }
+    Err(Busy::Held)
+}
+
+impl Held<'_> {
+    pub(super) fn header(&self) -> u64 {
+        self.header
+    }
+
+    pub(super) fn level(&self) -> u32 {
+        level_of(self.header)
+    }
+
+    pub(super) fn mark_passed_by(&mut self) {
+        self.header |= PASSED_BY;
+    }
+
+    pub(super) fn is_passed_by(&self) -> bool {
+        self.header & PASSED_BY != 0
+    }
+
+    pub(super) fn set_level(&mut self, level: u32) {
+        self.header = self.header & !LEVEL_MASK | u64::from(level) << LEVEL_SHIFT;
+    }
+
+    /// Lets go of a bucket that was written to.
+    #[inline]
+    pub(super) fn release(self) {
+        self.bucket.header().store(self.header.wrapping_add(VERSION), Ordering::Release);
+    }
+
+    /// Lets go of a bucket that was not: readers need not look again.
+    pub(super) fn release_unchanged(self) {
+        self.bucket.header().store(self.header, Ordering::Release);
+    }
+}
+
+/// Waits a little, twice as long each time: of many threads on one bucket, those that lost a race stay out of
+/// the way of the one that won it, which then gets through several decisions before the line is taken from it.
+pub(super) fn pause(attempts: u32) -> u32 {
+    if attempts < SPINS && !cfg!(loom) {
+        (0..1_u32 << attempts.min(LONGEST_SPIN)).for_each(|_| spin_loop());
+    } else {
+        yield_now();
+    }
+    attempts.saturating_add(1)
+}

@@ -1,0 +1,75 @@
+//! When and how far the table grows: a few buckets with each newcomer, never all at once.
+
+use super::bucket::Bucket;
+use super::table::{SEGMENTS, Table};
+use crate::algorithm::Rules;
+use crate::sync::Ordering;
+
+impl Table {
+    /// Whether the table is doubling, or has the memory to.
+    pub(super) fn can_grow(&self) -> bool {
+        let next = self.extent().0 as usize + 1;
+        let there = self.segments.get(next).is_some_and(|segment| segment.get().is_some());
+        there || (next < SEGMENTS && self.budget.has(self.words_in(next)))
+    }
+
+    /// Grows by a few buckets, if the table is crowded or in the middle of growing.
+    pub(super) fn grow_if_crowded<R: Rules>(&self, rules: &R, now: u64) {
+        let (level, split) = self.extent();
+        let slots = self.buckets_at(level) * self.layout.slots;
+        let crowded = self.occupied.load(Ordering::Relaxed) * 5 > slots * 4;
+        if split > 0 || (crowded && self.can_grow()) {
+            self.grow(rules, now);
+        }
+    }
+
+    #[cfg(all(test, loom))]
+    pub(super) fn grow_now<R: Rules>(&self, rules: &R, now: u64) {
+        self.grow(rules, now);
+    }
+
+    /// Splits the next few buckets, unless someone else is at it.
+    fn grow<R: Rules>(&self, rules: &R, now: u64) {
+        /// Splits with each newcomer: so many that a doubling is done long before the next is due.
+        const STEP: usize = 4;
+
+        if self.growing.swap(true, Ordering::Acquire) {
+            return;
+        }
+        let (level, mut split) = self.extent();
+        if self.add_segment(level as usize + 1).is_some() {
+            let buckets = self.buckets_at(level);
+            let until = (split + STEP).min(buckets);
+            while split < until && self.split(rules, now, split, level).is_ok() {
+                split += 1;
+            }
+            let (level, split) = if split == buckets { (level + 1, 0) } else { (level, split) };
+            self.extent.store(u64::from(level) << 32 | split as u64, Ordering::Release);
+        }
+        self.growing.store(false, Ordering::Release);
+    }
+
+    /// Makes room where a newcomer found none, by splitting the buckets it looked into before it is their
+    /// turn: nobody waits for all the others.
+    #[cold]
+    pub(super) fn make_room<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64) {
+        let (level, _) = self.extent();
+        self.grow(rules, now);
+        if self.segments[level as usize + 1].get().is_none() {
+            return;
+        }
+        let mut index = self.home_at(fingerprint, level);
+        for _ in 0..self.run() {
+            // Splitting one frees some slots, wherever in the run its keys were.
+            if self.split(rules, now, index, level).is_ok_and(|freed| freed > 0) {
+                return;
+            }
+            index = self.next_in_run(self.bucket(index)).index;
+        }
+    }
+
+    /// The bucket that half of a bucket's keys move to when it splits.
+    pub(super) fn upper(&self, index: usize, level: u32) -> Bucket<'_> {
+        self.bucket(index + self.buckets_at(level))
+    }
+}
