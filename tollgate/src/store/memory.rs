@@ -24,7 +24,7 @@ use self::bucket::{Bucket, Busy, Layout, Slot, hold_unchanged, pause, unchanged}
 use self::holds::Holds;
 use self::newcomer::Seat;
 use self::table::{Found, Table};
-use crate::algorithm::{Charge, Rules, Step, with_rules};
+use crate::algorithm::{Charge, Compiled, Rules, Step, with_rules};
 use crate::budget::Budget;
 use crate::decision::{AskedBy, Decision, Outcome, Verdict};
 use crate::error::InvalidLimit;
@@ -134,10 +134,14 @@ impl MemoryStore {
         let (Some(table), Some(limit)) = (self.tables.get(asked.limit.index()), limits.get(asked.limit.index())) else {
             return self.answer(limits, asked, now, NO_SUCH_LIMIT);
         };
-        let near = table.approach(asked.fingerprint);
-        let verdict = with_rules!(limit.compiled(), rules => {
-            table.decide_from(rules, near, asked, now.as_micros(), Mode::Take)
-        });
+        // The buckets are what most limits use, and short: all the others in one place would crowd them out of
+        // the registers.
+        let verdict = match limit.compiled() {
+            Compiled::Meter(rules) => {
+                table.decide_from(rules, table.approach(asked.fingerprint), asked, now.as_micros(), Mode::Take)
+            }
+            _ => self.ask(limits, asked, now, Mode::Take),
+        };
         Decision {
             limit: Some(asked.limit),
             quota: limit.quota(),
@@ -256,6 +260,7 @@ impl MemoryStore {
         });
     }
 
+    #[inline(never)]
     fn ask(&self, limits: &[Limit], asked: Asked, now: Timestamp, mode: Mode) -> Verdict {
         let index = asked.limit.index();
         let (Some(table), Some(limit)) = (self.tables.get(index), limits.get(index)) else {
