@@ -106,7 +106,7 @@ fn loom_a_key_that_moves_house_loses_nothing() {
 fn loom_strangers_in_a_full_table_share_one_quota() {
     check_all_orders(|| {
         // No memory to grow: two keys have a seat, the others share.
-        let model = Arc::new(Model::new(1, 0, 200));
+        let model = Arc::new(Model::new(1, 0, 48));
         assert_eq!((model.takes(8), model.takes(9)), (1, 1));
         let other = model.clone();
         let thread = thread::spawn(move || other.takes(10));
