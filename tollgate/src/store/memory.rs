@@ -58,15 +58,6 @@ enum Mode {
     Look,
 }
 
-/// When a bucket is claimed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Claim {
-    /// Once it is known that there is something to write: who denies only reads.
-    ToWrite,
-    /// Before anything is computed, by who has lost a race to write, so as not to lose the next one as well.
-    First,
-}
-
 impl Mode {
     fn writes(self, verdict: &Verdict) -> bool {
         match self {
@@ -291,21 +282,22 @@ impl Table {
     fn decide_from<R: Rules>(&self, rules: &R, near: (Bucket<'_>, u64), asked: Asked, now: u64, mode: Mode) -> Verdict {
         let Asked { fingerprint, cost, .. } = asked;
         let mut sought = self.find_from(near, fingerprint);
-        let (mut attempts, mut claim) = (0, if rules.must_lock() { Claim::First } else { Claim::ToWrite });
+        let mut attempts = 0;
+        // Who has lost a race to write claims first and computes then, so as not to lose the next one as well.
+        let mut claim_first = rules.must_lock();
         loop {
             let Some(found) = sought else {
                 return self.decide_stranger(rules, fingerprint, now, cost, mode);
             };
-            match self.decide_found(rules, found, now, cost, mode, claim) {
-                Ok(verdict) => return verdict,
-                Err(next) => claim = next,
+            if let Some(verdict) = self.decide_found(rules, found, now, cost, mode, &mut claim_first) {
+                return verdict;
             }
             attempts = pause(attempts);
             sought = self.find(fingerprint);
         }
     }
 
-    /// Decides on a key that was found. If its bucket has changed meanwhile, says how to claim it the next time.
+    /// Decides on a key that was found; `None` if its bucket has changed meanwhile.
     #[inline(always)]
     fn decide_found<R: Rules>(
         &self,
@@ -314,12 +306,12 @@ impl Table {
         now: u64,
         cost: u64,
         mode: Mode,
-        claim: Claim,
-    ) -> Result<Verdict, Claim> {
+        claim_first: &mut bool,
+    ) -> Option<Verdict> {
         let Found { bucket, slot, header } = found;
         let cells = self.slot(bucket, slot);
-        if claim == Claim::First {
-            let held = hold_unchanged(bucket, header).ok_or(claim)?;
+        if *claim_first {
+            let held = hold_unchanged(bucket, header)?;
             let Step { verdict, edit } = rules.decide(&cells, now, cost);
             match edit.filter(|_| mode.writes(&verdict)) {
                 Some(edit) => {
@@ -328,22 +320,17 @@ impl Table {
                 }
                 None => held.release_unchanged(),
             }
-            return Ok(verdict);
+            return Some(verdict);
         }
         let Step { verdict, edit } = rules.decide(&cells, now, cost);
         match edit.filter(|_| mode.writes(&verdict)) {
-            None => {
-                if unchanged(bucket, header) {
-                    Ok(verdict)
-                } else {
-                    Err(claim)
-                }
-            }
+            None => unchanged(bucket, header).then_some(verdict),
             Some(edit) => {
-                let held = hold_unchanged(bucket, header).ok_or(Claim::First)?;
+                *claim_first = true;
+                let held = hold_unchanged(bucket, header)?;
                 rules.apply(&cells, edit);
                 held.release();
-                Ok(verdict)
+                Some(verdict)
             }
         }
     }
