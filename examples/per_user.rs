@@ -15,11 +15,7 @@ fn main() -> Result<(), InvalidLimit> {
         // A clone is the same limiter: it costs a pointer and shares every count.
         let limiter = limiter.clone();
         thread::spawn(move || {
-            USERS.map(|user| {
-                (0..CALLS_PER_THREAD)
-                    .filter(|_| limiter.check(user).is_allowed())
-                    .count()
-            })
+            USERS.map(|user| (0..CALLS_PER_THREAD).filter(|_| limiter.check(user).is_allowed()).count())
         })
     });
 

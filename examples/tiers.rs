@@ -4,10 +4,7 @@ use tollgate::{Decision, FixedWindow, Hit, InvalidLimit, Key, Limit, Limiter, MI
 
 fn main() -> Result<(), InvalidLimit> {
     let limiter = Limiter::builder()
-        .limit(Limit::new(
-            "global",
-            FixedWindow::new(10_000, MINUTE).from_first_request(),
-        )?)
+        .limit(Limit::new("global", FixedWindow::new(10_000, MINUTE).from_first_request())?)
         .limit(Limit::new("user", SlidingWindowLog::new(100, MINUTE))?)
         .limit(Limit::new("endpoint", SlidingWindowLog::new(10, MINUTE))?)
         .build()?;
@@ -24,11 +21,7 @@ fn main() -> Result<(), InvalidLimit> {
             Hit::new(endpoint, Key::parts(&["ann", "/search"])),
         ]);
         let verdict = if decision.is_allowed() { "passes" } else { "is denied" };
-        println!(
-            "call {call} {verdict}; {} has {} left",
-            decided_by(&decision),
-            decision.remaining()
-        );
+        println!("call {call} {verdict}; {} has {} left", decided_by(&decision), decision.remaining());
     }
 
     // A cost of zero looks without taking.

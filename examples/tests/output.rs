@@ -5,11 +5,7 @@ use std::process::Command;
 fn lines(program: &str) -> Vec<String> {
     let output = Command::new(program).output().expect("the example starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout)
-        .expect("UTF-8")
-        .lines()
-        .map(str::to_owned)
-        .collect()
+    String::from_utf8(output.stdout).expect("UTF-8").lines().map(str::to_owned).collect()
 }
 
 #[test]
@@ -26,19 +22,14 @@ fn plain_greets_three_times_a_minute() {
 
 #[test]
 fn per_user_admits_exactly_the_limit_from_all_threads() {
-    let expected = [
-        "ann: 20 of 200 calls passed",
-        "bob: 20 of 200 calls passed",
-        "eve: 20 of 200 calls passed",
-    ];
+    let expected = ["ann: 20 of 200 calls passed", "bob: 20 of 200 calls passed", "eve: 20 of 200 calls passed"];
     assert_eq!(lines(env!("CARGO_BIN_EXE_per_user")), expected);
 }
 
 #[test]
 fn tiers_spend_nothing_on_a_denied_call() {
-    let mut expected = (1..=10)
-        .map(|call| format!("call {call} passes; endpoint has {} left", 10 - call))
-        .collect::<Vec<_>>();
+    let mut expected =
+        (1..=10).map(|call| format!("call {call} passes; endpoint has {} left", 10 - call)).collect::<Vec<_>>();
     expected.push("call 11 is denied; endpoint has 0 left".to_owned());
     expected.push("global has 9990 left".to_owned());
     expected.push("user has 90 left".to_owned());
