@@ -120,7 +120,9 @@ pub(crate) trait Rules {
 #[derive(Clone, Debug)]
 pub(crate) enum Compiled {
     /// Token bucket with smooth refill, and both leaky buckets: the same arithmetic seen from two sides.
-    Meter(meter::Meter),
+    Meter(meter::Meter<u64>),
+    /// The same for a bucket of very many units that come back very slowly.
+    WideMeter(meter::Meter<u128>),
     Interval(token_bucket::Interval),
     ClockWindow(fixed_window::ClockWindow),
     OpenedWindow(fixed_window::OpenedWindow),
@@ -133,6 +135,7 @@ macro_rules! with_rules {
     ($compiled:expr, $rules:ident => $body:expr) => {
         match $compiled {
             $crate::algorithm::Compiled::Meter($rules) => $body,
+            $crate::algorithm::Compiled::WideMeter($rules) => $body,
             $crate::algorithm::Compiled::Interval($rules) => $body,
             $crate::algorithm::Compiled::ClockWindow($rules) => $body,
             $crate::algorithm::Compiled::OpenedWindow($rules) => $body,
@@ -255,21 +258,21 @@ fn mul_div(a: u64, b: u64, c: u64) -> u64 {
 }
 
 /// `a / b` rounded down, where the quotient is known to fit.
-#[inline]
+#[inline(always)]
 fn div(a: u128, b: u64) -> u64 {
-    match u64::try_from(a) {
-        Ok(a) => a / b,
-        Err(_) => u64::try_from(a / u128::from(b)).unwrap_or(u64::MAX),
-    }
+    u64::try_from(a).map_or_else(|_| div_wide(a, b), |a| a / b)
 }
 
 /// `a / b` rounded up, where the quotient is known to fit.
-#[inline]
+#[inline(always)]
 fn div_ceil(a: u128, b: u64) -> u64 {
-    match u64::try_from(a) {
-        Ok(a) => a.div_ceil(b),
-        Err(_) => u64::try_from(a.div_ceil(u128::from(b))).unwrap_or(u64::MAX),
-    }
+    u64::try_from(a).map_or_else(|_| div_wide(a + u128::from(b - 1), b), |a| a.div_ceil(b))
+}
+
+#[cold]
+#[inline(never)]
+fn div_wide(a: u128, b: u64) -> u64 {
+    u64::try_from(a / u128::from(b)).unwrap_or(u64::MAX)
 }
 
 fn allowed(remaining: u64, reset_after: u64) -> Verdict {

@@ -82,21 +82,27 @@ struct Shared {
     start: Instant,
     start_ticks: u64,
     start_nanos: u64,
-    /// Odd while the anchor is written.
-    version: AtomicU64,
-    anchor: Anchor,
+    line: Line,
 }
 
-/// The line along which ticks are turned into nanoseconds for the next while.
-struct Anchor {
+/// The line along which ticks are turned into microseconds for the next while, in one cache line.
+#[repr(align(64))]
+struct Line {
+    /// Odd while the others are written.
+    version: AtomicU64,
+    /// Where it begins.
     ticks: AtomicU64,
-    /// Since the Unix epoch.
-    nanos: AtomicU64,
-    /// Nanoseconds per tick, times 2^32.
+    /// The time there: whole microseconds since the Unix epoch, and 2^-40ths of one.
+    micros: AtomicU64,
+    parts: AtomicU64,
+    /// 2^-40ths of a microsecond per tick.
     slope: AtomicU64,
-    /// Ticks after which the line is drawn anew.
+    /// Ticks after which it ends.
     until: AtomicU64,
 }
+
+/// The bits of a microsecond's fraction. A line ends after half a second, so a span along it fits 64 bits.
+const PART_BITS: u32 = 40;
 
 /// How often the counter is compared with the operating system's clock.
 const COMPARE_AFTER: Duration = Duration::from_millis(500);
@@ -110,40 +116,40 @@ impl SystemClock {
         let start_nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, whole_nanos);
         // What the counter's library has measured is good enough for the first line.
         let trial: u64 = 1 << 32;
-        let slope = ticks.delta_as_nanos(0, trial).max(1);
-        let shared = Shared {
-            start,
-            start_ticks,
-            start_nanos,
+        let measured = u128::from(ticks.delta_as_nanos(0, trial).max(1));
+        let (micros, parts) = split(start_nanos);
+        let slope = slope_of(measured, trial.into());
+        let line = Line {
             version: AtomicU64::new(0),
-            anchor: Anchor {
-                ticks: AtomicU64::new(start_ticks),
-                nanos: AtomicU64::new(start_nanos),
-                slope: AtomicU64::new(slope),
-                until: AtomicU64::new(ticks_in(COMPARE_AFTER, slope)),
-            },
+            ticks: AtomicU64::new(start_ticks),
+            micros: AtomicU64::new(micros),
+            parts: AtomicU64::new(parts),
+            slope: AtomicU64::new(slope),
+            until: AtomicU64::new(ticks_in(COMPARE_AFTER, slope)),
         };
-        Self { ticks, shared: Arc::new(shared) }
+        Self { ticks, shared: Arc::new(Shared { start, start_ticks, start_nanos, line }) }
     }
 
     #[inline(always)]
     pub(crate) fn now(&self) -> Timestamp {
-        let Shared { version, anchor, .. } = &*self.shared;
+        let line = &self.shared.line;
         let mut spins = 0;
         loop {
-            let before = version.load(Ordering::Acquire);
-            let from = anchor.ticks.load(Ordering::Relaxed);
-            let nanos = anchor.nanos.load(Ordering::Relaxed);
-            let slope = anchor.slope.load(Ordering::Relaxed);
-            let until = anchor.until.load(Ordering::Relaxed);
+            let version = line.version.load(Ordering::Acquire);
+            let from = line.ticks.load(Ordering::Relaxed);
+            let micros = line.micros.load(Ordering::Relaxed);
+            let parts = line.parts.load(Ordering::Relaxed);
+            let slope = line.slope.load(Ordering::Relaxed);
+            let until = line.until.load(Ordering::Relaxed);
             let ticks = self.ticks.raw();
             fence(Ordering::Acquire);
-            if before.is_multiple_of(2) && version.load(Ordering::Relaxed) == before {
+            if version.is_multiple_of(2) && line.version.load(Ordering::Relaxed) == version {
                 let passed = ticks.saturating_sub(from);
+                let now = micros + (passed.min(until).wrapping_mul(slope).wrapping_add(parts) >> PART_BITS);
                 if passed > until {
-                    return self.draw_anew(before, ticks, along(nanos, slope, until), slope);
+                    return self.draw_anew(version, ticks, now);
                 }
-                return Timestamp::from_micros(along(nanos, slope, passed) / 1000);
+                return Timestamp::from_micros(now);
             }
             spins += 1;
             if spins % 64 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
@@ -154,40 +160,45 @@ impl SystemClock {
     /// a while, so that time neither jumps back nor turns back. Who comes late jumps ahead to the operating
     /// system's time.
     #[cold]
-    fn draw_anew(&self, version: u64, ticks: u64, end_of_line: u64, slope: u64) -> Timestamp {
-        let shared = &*self.shared;
-        let elapsed = whole_nanos(shared.start.elapsed());
-        let system = shared.start_nanos.saturating_add(elapsed);
-        let from = system.max(end_of_line);
+    #[inline(never)]
+    fn draw_anew(&self, version: u64, ticks: u64, end_of_line: u64) -> Timestamp {
+        let Shared { start, start_ticks, start_nanos, line } = &*self.shared;
+        let elapsed = whole_nanos(start.elapsed());
+        let system = start_nanos.saturating_add(elapsed);
+        // What the line ended with was rounded down, so the next may begin where that microsecond does.
+        let from = system.max(end_of_line.saturating_mul(1000));
+        let (micros, parts) = split(from);
         let odd = version.wrapping_add(1);
-        if shared.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+        if line.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             fence(Ordering::Release);
-            let measured = slope_of(elapsed, ticks.saturating_sub(shared.start_ticks)).unwrap_or(slope);
+            let measured = slope_of(elapsed.into(), ticks.saturating_sub(*start_ticks).into());
             let while_nanos = whole_nanos(COMPARE_AFTER);
             let wanted = system.saturating_add(while_nanos).saturating_sub(from).max(while_nanos / 2);
             let slope = (u128::from(measured) * u128::from(wanted) / u128::from(while_nanos)) as u64;
-            shared.anchor.ticks.store(ticks, Ordering::Relaxed);
-            shared.anchor.nanos.store(from, Ordering::Relaxed);
-            shared.anchor.slope.store(slope.max(1), Ordering::Relaxed);
-            shared.anchor.until.store(ticks_in(COMPARE_AFTER, measured), Ordering::Relaxed);
-            shared.version.store(version.wrapping_add(2), Ordering::Release);
+            line.ticks.store(ticks, Ordering::Relaxed);
+            line.micros.store(micros, Ordering::Relaxed);
+            line.parts.store(parts, Ordering::Relaxed);
+            line.slope.store(slope, Ordering::Relaxed);
+            line.until.store(ticks_in(COMPARE_AFTER, measured), Ordering::Relaxed);
+            line.version.store(version.wrapping_add(2), Ordering::Release);
         }
-        Timestamp::from_micros(from / 1000)
+        Timestamp::from_micros(micros)
     }
 }
 
-fn along(nanos: u64, slope: u64, ticks: u64) -> u64 {
-    let passed = (u128::from(ticks) * u128::from(slope)) >> 32;
-    nanos.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+/// Nanoseconds as whole microseconds and 2^-40ths of one.
+fn split(nanos: u64) -> (u64, u64) {
+    (nanos / 1000, ((nanos % 1000) << PART_BITS) / 1000)
 }
 
-fn slope_of(nanos: u64, ticks: u64) -> Option<u64> {
-    let slope = (u128::from(nanos) << 32).checked_div(u128::from(ticks))?;
-    u64::try_from(slope).ok().filter(|slope| *slope > 0)
+/// A slope between one microsecond a tick, and a thousandth of a nanosecond.
+fn slope_of(nanos: u128, ticks: u128) -> u64 {
+    let slope = (nanos << PART_BITS).checked_div(ticks.saturating_mul(1000)).unwrap_or(0);
+    u64::try_from(slope).unwrap_or(u64::MAX).clamp(1 << (PART_BITS - 20), 1 << PART_BITS)
 }
 
 fn ticks_in(span: Duration, slope: u64) -> u64 {
-    let ticks = (u128::from(whole_nanos(span)) << 32) / u128::from(slope.max(1));
+    let ticks = (span.as_micros() << PART_BITS) / u128::from(slope.max(1));
     u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
@@ -216,8 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_straight_over_years() {
-        let slope = slope_of(1_000_000_000, 2_000_000_000).unwrap();
-        assert_eq!(along(5, slope, 2_000_000_000 * 86_400 * 365), 5 + 1_000_000_000 * 86_400 * 365);
+    fn a_slope_is_exact_to_a_nanosecond_in_a_line() {
+        let (ticks, nanos) = (2_099_997_123_u64, 1_000_000_000_u64);
+        let slope = slope_of(nanos.into(), ticks.into());
+        let half = ticks_in(COMPARE_AFTER, slope);
+        assert!(half.abs_diff(ticks / 2) <= 4, "{half}");
+        assert_eq!((half * slope) >> PART_BITS, 499_999);
+        assert_eq!(split(1_234_567), (1234, (567 << PART_BITS) / 1000));
+    }
+
+    #[test]
+    fn a_counter_that_stands_still_or_races_makes_no_absurd_line() {
+        assert_eq!(slope_of(1_000_000, 0), 1 << (PART_BITS - 20));
+        assert_eq!(slope_of(u128::from(u64::MAX), 1), 1 << PART_BITS);
     }
 }

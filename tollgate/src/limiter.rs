@@ -95,7 +95,12 @@ impl Limiter {
             let asked = Asked { limit: LimitId(0), fingerprint, cost };
             return inner.store.decide_one(&inner.limits, asked, now);
         }
-        inner.store.decide(&inner.limits, &self.ask_all(key.into(), cost), self.now())
+        self.check_several(key.into(), cost)
+    }
+
+    #[inline(never)]
+    fn check_several(&self, key: Key<'_>, cost: u64) -> Decision {
+        self.0.store.decide(&self.0.limits, &self.ask_all(key, cost), self.now())
     }
 
     /// What is left for the key, taking nothing.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Algorithm, Compiled, checked, meter::Meter};
+use super::{Algorithm, Compiled, checked, meter};
 use crate::error::InvalidLimit;
 use crate::rate::Rate;
 use crate::units::{MAX_SPAN, whole_micros};
@@ -61,7 +61,7 @@ impl LeakyBucket {
             }
             Overflow::Queue { max_wait } => Some(whole_micros(max_wait)),
         };
-        Ok(Compiled::Meter(Meter::new(capacity, count, period, max_wait)))
+        Ok(meter::compile(capacity, count, period, max_wait))
     }
 }
 

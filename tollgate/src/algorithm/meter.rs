@@ -11,25 +11,92 @@
 //! A clock that steps back makes a debt look larger than the bucket. It is taken for a full bucket, from that
 //! moment on: nothing is minted, and nobody waits longer than one full refill.
 
+use std::ops::{Add, Sub};
+
 use super::packing::Pair;
-use super::{Cells, Charge, Rules, Step, div, div_ceil};
+use super::{Cells, Charge, Compiled, Rules, Step, div, div_ceil};
 use crate::decision::{Outcome, Verdict};
 use crate::rate::gcd;
 use crate::units::{MAX_SPAN, Timestamp};
 
 #[derive(Clone, Debug)]
-pub(crate) struct Meter {
+pub(crate) struct Meter<D> {
     capacity: u64,
     /// Units that are paid off in `micros`; the fraction is reduced.
     units: u64,
     micros: u64,
     /// The debt of a full bucket, in `units`-ths of a microsecond.
-    full: u128,
+    full: D,
     /// What one unit adds to the moment of rest.
     step: Moment,
     /// In a queue, how long a request may be held.
     max_wait: Option<u64>,
     packing: Pair,
+}
+
+/// What debts are counted in: 64 bits where they fit, as nearly all do, else 128.
+pub(crate) trait Debt: Copy + Ord + Add<Output = Self> + Sub<Output = Self> {
+    const ZERO: Self;
+
+    /// The product, or if it does not fit, more than any bucket holds.
+    fn product(a: u64, b: u64) -> Self;
+    fn plus(self, parts: u64) -> Self;
+    fn div(self, by: u64) -> u64;
+    fn div_ceil(self, by: u64) -> u64;
+    fn wide(self) -> u128;
+}
+
+impl Debt for u64 {
+    const ZERO: Self = 0;
+
+    #[inline(always)]
+    fn product(a: u64, b: u64) -> Self {
+        a.saturating_mul(b)
+    }
+
+    #[inline(always)]
+    fn plus(self, parts: u64) -> Self {
+        self.saturating_add(parts)
+    }
+
+    #[inline(always)]
+    fn div(self, by: u64) -> u64 {
+        self / by
+    }
+
+    #[inline(always)]
+    fn div_ceil(self, by: u64) -> u64 {
+        u64::div_ceil(self, by)
+    }
+
+    #[inline(always)]
+    fn wide(self) -> u128 {
+        self.into()
+    }
+}
+
+impl Debt for u128 {
+    const ZERO: Self = 0;
+
+    fn product(a: u64, b: u64) -> Self {
+        Self::from(a) * Self::from(b)
+    }
+
+    fn plus(self, parts: u64) -> Self {
+        self + Self::from(parts)
+    }
+
+    fn div(self, by: u64) -> u64 {
+        div(self, by)
+    }
+
+    fn div_ceil(self, by: u64) -> u64 {
+        div_ceil(self, by)
+    }
+
+    fn wide(self) -> u128 {
+        self
+    }
 }
 
 /// A moment, or a span, in microseconds and `units`-ths of a microsecond.
@@ -39,21 +106,25 @@ pub(crate) struct Moment {
     parts: u64,
 }
 
-impl Meter {
-    /// The numbers have been checked: all positive, and a full bucket is paid off within `MAX_SPAN`.
-    pub(super) fn new(capacity: u64, count: u64, period: u64, max_wait: Option<u64>) -> Self {
-        let common = gcd(count, period);
-        let (units, micros) = (count / common, period / common);
-        let latest = Timestamp::MAX.as_micros() + MAX_SPAN.as_micros() as u64;
-        Self {
-            capacity,
-            units,
-            micros,
-            full: u128::from(capacity) * u128::from(micros),
-            step: Moment { micros: micros / units, parts: micros % units },
-            max_wait,
-            packing: Pair::new(latest, units - 1),
+/// The numbers have been checked: all positive, and a full bucket is paid off within `MAX_SPAN`.
+pub(super) fn compile(capacity: u64, count: u64, period: u64, max_wait: Option<u64>) -> Compiled {
+    let common = gcd(count, period);
+    let (units, micros) = (count / common, period / common);
+    // A debt and the cost that is added to it are each at most a full bucket.
+    match capacity.checked_mul(micros).filter(|full| *full <= u64::MAX / 2) {
+        Some(full) => Compiled::Meter(Meter::new(capacity, units, micros, full, max_wait)),
+        None => {
+            let full = u128::from(capacity) * u128::from(micros);
+            Compiled::WideMeter(Meter::new(capacity, units, micros, full, max_wait))
         }
+    }
+}
+
+impl<D: Debt> Meter<D> {
+    fn new(capacity: u64, units: u64, micros: u64, full: D, max_wait: Option<u64>) -> Self {
+        let latest = Timestamp::MAX.as_micros() + MAX_SPAN.as_micros() as u64;
+        let step = Moment { micros: micros / units, parts: micros % units };
+        Self { capacity, units, micros, full, step, max_wait, packing: Pair::new(latest, units - 1) }
     }
 
     #[inline(always)]
@@ -64,11 +135,11 @@ impl Meter {
 
     /// The debt at `now`, and whether the clock has stepped back so far that it had to be cut to a full bucket.
     #[inline(always)]
-    fn debt(&self, rest: Moment, now: u64) -> (u128, bool) {
+    fn debt(&self, rest: Moment, now: u64) -> (D, bool) {
         if rest.micros < now {
-            return (0, false);
+            return (D::ZERO, false);
         }
-        let debt = u128::from(rest.micros - now) * u128::from(self.units) + u128::from(rest.parts);
+        let debt = D::product(rest.micros - now, self.units).plus(rest.parts);
         if debt > self.full { (self.full, true) } else { (debt, false) }
     }
 
@@ -91,15 +162,15 @@ impl Meter {
     }
 
     #[inline(always)]
-    fn remaining(&self, debt: u128) -> u64 {
+    fn remaining(&self, debt: D) -> u64 {
         match self.max_wait {
-            Some(max_wait) if div_ceil(debt, self.units) > max_wait => 0,
-            _ => div(self.full - debt, self.micros),
+            Some(max_wait) if debt.div_ceil(self.units) > max_wait => 0,
+            _ => (self.full - debt).div(self.micros),
         }
     }
 }
 
-impl Rules for Meter {
+impl<D: Debt> Rules for Meter<D> {
     type Edit = Moment;
 
     fn words(&self) -> usize {
@@ -111,8 +182,8 @@ impl Rules for Meter {
         let rest = self.load(cells);
         let (debt, cut) = self.debt(rest, now);
         let rest = match debt {
-            0 => Moment { micros: now, parts: 0 },
-            _ if cut => self.moment_of(debt, now),
+            zero if zero == D::ZERO => Moment { micros: now, parts: 0 },
+            _ if cut => self.moment_of(debt.wide(), now),
             _ => rest,
         };
         let wait = rest.micros - now + u64::from(rest.parts > 0);
@@ -126,11 +197,11 @@ impl Rules for Meter {
         if cost > self.capacity {
             return Step { verdict: super::never_fits(self.remaining(debt), wait), edit };
         }
-        let after = debt + u128::from(cost) * u128::from(self.micros);
+        let after = debt + D::product(cost, self.micros);
         let delay = if self.max_wait.is_some() { wait } else { 0 };
         let late = delay.saturating_sub(self.max_wait.unwrap_or(0));
         if after > self.full || late > 0 {
-            let overflow = div_ceil(after.saturating_sub(self.full), self.units);
+            let overflow = if after > self.full { (after - self.full).div_ceil(self.units) } else { 0 };
             let retry_after = overflow.max(late);
             return Step { verdict: super::denied(retry_after, self.remaining(debt), wait), edit };
         }
@@ -148,7 +219,7 @@ impl Rules for Meter {
         if self.max_wait.is_some() || now < charge.at {
             return None;
         }
-        let (debt, _) = self.debt(self.load(cells), now);
+        let debt = self.debt(self.load(cells), now).0.wide();
         let charged = u128::from(charge.cost) * u128::from(self.micros);
         let paid = u128::from(now - charge.at) * u128::from(self.units);
         let owed = charged.saturating_sub(paid).min(debt);

@@ -1,7 +1,7 @@
 //! Token bucket: bursts up to a capacity, then the refill rate.
 
 use super::packing::Pair;
-use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, meter::Meter, never_fits};
+use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, meter, never_fits};
 use crate::error::InvalidLimit;
 use crate::rate::Rate;
 use crate::units::Timestamp;
@@ -57,7 +57,7 @@ impl TokenBucket {
         let (count, period) = checked::rate("refill", self.refill)?;
         checked::full_refill("refill", capacity, count, period)?;
         Ok(match self.mode {
-            Refill::Smooth => Compiled::Meter(Meter::new(capacity, count, period, None)),
+            Refill::Smooth => meter::compile(capacity, count, period, None),
             Refill::Interval => Compiled::Interval(Interval::new(capacity, count, period)),
         })
     }

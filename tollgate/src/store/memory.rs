@@ -13,6 +13,7 @@ mod holds;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod newcomer;
+mod quick;
 mod split;
 mod table;
 
@@ -20,7 +21,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use smallvec::SmallVec;
 
-use self::bucket::{Bucket, Busy, Layout, Slot, hold_unchanged, pause, unchanged};
+use self::bucket::{Busy, Layout, Slot, hold_unchanged, pause, unchanged};
 use self::holds::Holds;
 use self::newcomer::Seat;
 use self::table::{Found, Table};
@@ -127,20 +128,15 @@ impl MemoryStore {
         };
         // The buckets are what most limits use, and short: all the others in one place would crowd them out of
         // the registers.
-        let verdict = match limit.compiled() {
-            Compiled::Meter(rules) => {
-                table.decide_from(rules, table.approach(asked.fingerprint), asked, now.as_micros(), Mode::Take)
+        if let Compiled::Meter(rules) = limit.compiled() {
+            let (now_micros, Asked { fingerprint, cost, .. }) = (now.as_micros(), asked);
+            if let Some(verdict) = table.decide_quickly(rules, fingerprint, now_micros, cost, Mode::Take) {
+                // Its own return, so that the verdict stays in registers until it is written once.
+                return self.answer(limits, asked, now, verdict);
             }
-            _ => self.ask(limits, asked, now, Mode::Take),
-        };
-        Decision {
-            limit: Some(asked.limit),
-            quota: limit.quota(),
-            cost: asked.cost,
-            at: now,
-            asked: AskedBy::Key,
-            verdict,
         }
+        let verdict = self.ask(limits, asked, now, Mode::Take);
+        self.answer(limits, asked, now, verdict)
     }
 
     /// What the decision would be, taking nothing.
@@ -149,6 +145,7 @@ impl MemoryStore {
         answers.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now))
     }
 
+    #[inline(never)]
     fn decide_several(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
         // All buckets are asked for before any is looked into, so that their cache misses overlap.
         for one in asked {
@@ -257,8 +254,8 @@ impl MemoryStore {
         let (Some(table), Some(limit)) = (self.tables.get(index), limits.get(index)) else {
             return NO_SUCH_LIMIT;
         };
-        let near = table.approach(asked.fingerprint);
-        with_rules!(limit.compiled(), rules => table.decide_from(rules, near, asked, now.as_micros(), mode))
+        let now = now.as_micros();
+        with_rules!(limit.compiled(), rules => table.decide(rules, asked, now, mode))
     }
 
     fn with_table(&self, limits: &[Limit], limit: LimitId, then: impl FnOnce(&Table, &Limit)) {
@@ -279,9 +276,16 @@ const NO_SUCH_LIMIT: Verdict = Verdict { outcome: Outcome::NeverFits, remaining:
 
 impl Table {
     #[inline(always)]
-    fn decide_from<R: Rules>(&self, rules: &R, near: (Bucket<'_>, u64), asked: Asked, now: u64, mode: Mode) -> Verdict {
+    fn decide<R: Rules>(&self, rules: &R, asked: Asked, now: u64, mode: Mode) -> Verdict {
+        match self.decide_quickly(rules, asked.fingerprint, now, asked.cost, mode) {
+            Some(verdict) => verdict,
+            None => self.decide_slowly(rules, asked, now, mode),
+        }
+    }
+
+    fn decide_slowly<R: Rules>(&self, rules: &R, asked: Asked, now: u64, mode: Mode) -> Verdict {
         let Asked { fingerprint, cost, .. } = asked;
-        let mut sought = self.find_from(near, fingerprint);
+        let mut sought = self.find(fingerprint);
         let mut attempts = 0;
         // Who has lost a race to write claims first and computes then, so as not to lose the next one as well.
         let mut claim_first = rules.must_lock();
@@ -336,6 +340,7 @@ impl Table {
     }
 
     #[cold]
+    #[inline(never)]
     fn decide_stranger<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64, mode: Mode) -> Verdict {
         let mut attempts = 0;
         loop {

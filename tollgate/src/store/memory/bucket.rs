@@ -46,6 +46,16 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    /// Of keys of one word: the header, seven slots and the shared word fill two cache lines.
+    pub(super) const SHORT_STRIDE: usize = if cfg!(loom) { 6 } else { 16 };
+    pub(super) const SHORT_SLOTS: usize = (Self::SHORT_STRIDE - 2) / 2;
+
+    /// Whether keys have one word, and buckets the usual size.
+    #[inline(always)]
+    pub(super) fn is_short(self) -> bool {
+        self.words == 1 && self.stride == Self::SHORT_STRIDE
+    }
+
     pub(super) fn new(words: usize) -> Self {
         // Five slots or more keep overflow rare; a stride that is a power of two keeps buckets on lines. One
         // key's words have no fingerprint: strangers share them.
@@ -179,17 +189,33 @@ pub(super) fn level_of(header: u64) -> u32 {
 /// Whether a bucket is still as it was when its header was read, so that all that was read since holds.
 #[inline]
 pub(super) fn unchanged(bucket: Bucket<'_>, header: u64) -> bool {
+    unchanged_header(bucket.header(), header)
+}
+
+#[inline(always)]
+pub(super) fn unchanged_header(word: &AtomicU64, header: u64) -> bool {
     fence(Ordering::Acquire);
-    bucket.header().load(Ordering::Relaxed) == header
+    word.load(Ordering::Relaxed) == header
 }
 
 /// Holds a bucket if it is still as it was when its header was read.
 #[inline]
 pub(super) fn hold_unchanged(bucket: Bucket<'_>, header: u64) -> Option<Held<'_>> {
-    let swapped = bucket.header().compare_exchange(header, header | LOCKED, Ordering::Acquire, Ordering::Relaxed);
+    hold_header(bucket.header(), header).then_some(Held { bucket, header })
+}
+
+#[inline(always)]
+pub(super) fn hold_header(word: &AtomicU64, header: u64) -> bool {
+    let swapped = word.compare_exchange(header, header | LOCKED, Ordering::Acquire, Ordering::Relaxed);
     // Whoever reads a word written from here on must find the header changed.
     fence(Ordering::Release);
-    swapped.is_ok().then_some(Held { bucket, header })
+    swapped.is_ok()
+}
+
+/// Lets go of a bucket that was written to.
+#[inline(always)]
+pub(super) fn release_header(word: &AtomicU64, header: u64) {
+    word.store(header.wrapping_add(VERSION), Ordering::Release);
 }
 
 /// The header of a bucket that may be held by someone who waits for us: gives up rather than wait forever.
@@ -228,7 +254,7 @@ impl Held<'_> {
     /// Lets go of a bucket that was written to.
     #[inline]
     pub(super) fn release(self) {
-        self.bucket.header().store(self.header.wrapping_add(VERSION), Ordering::Release);
+        release_header(self.bucket.header(), self.header);
     }
 
     /// Lets go of a bucket that was not: readers need not look again.
@@ -239,6 +265,8 @@ impl Held<'_> {
 
 /// Waits a little, twice as long each time: of many threads on one bucket, those that lost a race stay out of
 /// the way of the one that won it, which then gets through several decisions before the line is taken from it.
+#[cold]
+#[inline(never)]
 pub(super) fn pause(attempts: u32) -> u32 {
     if attempts < SPINS && !cfg!(loom) {
         (0..1_u32 << attempts.min(LONGEST_SPIN)).for_each(|_| spin_loop());

@@ -30,7 +30,7 @@ impl Model {
     fn check(&self, fingerprint: u64) -> Verdict {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
         let asked = Asked { limit: LimitId(0), fingerprint, cost: 1 };
-        self.table.decide_from(rules, self.table.approach(fingerprint), asked, NOW, Mode::Take)
+        self.table.decide(rules, asked, NOW, Mode::Take)
     }
 
     fn takes(&self, fingerprint: u64) -> u64 {
@@ -40,7 +40,7 @@ impl Model {
     fn left(&self, fingerprint: u64) -> u64 {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
         let asked = Asked { limit: LimitId(0), fingerprint, cost: 0 };
-        self.table.decide_from(rules, self.table.approach(fingerprint), asked, NOW, Mode::Look).remaining
+        self.table.decide(rules, asked, NOW, Mode::Look).remaining
     }
 
     /// In how many slots a fingerprint is.
@@ -131,7 +131,7 @@ fn loom_nobody_sees_half_of_a_state() {
             mode: Mode,
         ) -> Verdict {
             let asked = Asked { limit: LimitId(0), fingerprint: 8, cost };
-            table.decide_from(rules, table.approach(8), asked, NOW, mode)
+            table.decide(rules, asked, NOW, mode)
         }
         ask(&table, rules, (1 << 31) - 1, Mode::Take);
         let (other, same) = (table.clone(), limit.clone());

@@ -112,9 +112,23 @@ impl Table {
     /// Where to begin looking for the home of a fingerprint: right but for the bucket that is splitting now.
     #[inline(always)]
     pub(super) fn probable_home(&self, fingerprint: u64) -> Bucket<'_> {
+        self.bucket(self.probable_index(fingerprint))
+    }
+
+    #[inline(always)]
+    fn probable_index(&self, fingerprint: u64) -> usize {
         let (level, split) = self.extent();
         let index = self.home_at(fingerprint, level);
-        self.bucket(if index < split { self.home_at(fingerprint, level + 1) } else { index })
+        if index < split { self.home_at(fingerprint, level + 1) } else { index }
+    }
+
+    /// The same in a table of short buckets.
+    #[inline(always)]
+    pub(super) fn short_bucket(&self, fingerprint: u64) -> Option<(usize, &[AtomicU64; Layout::SHORT_STRIDE])> {
+        let index = self.probable_index(fingerprint);
+        let (segment, offset) = self.locate(index);
+        let words = self.segments[segment].get()?.run(offset * Layout::SHORT_STRIDE, Layout::SHORT_STRIDE);
+        Some((index, words.try_into().ok()?))
     }
 
     /// The home bucket of a fingerprint, and its header.
@@ -147,6 +161,7 @@ impl Table {
 
     /// The header of a bucket once nobody holds it.
     #[cold]
+    #[inline(never)]
     fn settled(&self, bucket: Bucket<'_>) -> u64 {
         let mut spins = 0;
         loop {
@@ -179,6 +194,8 @@ impl Table {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     fn find_further(&self, fingerprint: u64) -> Option<Found<'_>> {
         loop {
             let (home, home_header) = self.home(fingerprint);
