@@ -1,14 +1,19 @@
-# The four things one does with this repository. `make test` needs a Rust toolchain, a C compiler and nothing else.
+# The four things one does with this repository. `make test` needs a Rust toolchain and a C compiler, and installs
+# what else it needs: Redis.
 
 # Every set of the library's features that a user can choose is built and tested by itself.
-LIBRARY_FEATURE_SETS := --no-default-features --features=tokio
+LIBRARY_FEATURE_SETS := --no-default-features --features=tokio --features=redis
 
-.PHONY: run test test-library test-workspace test-loom test-examples lint lint-workspace lint-examples bench
+.PHONY: run test install-redis test-library test-workspace test-loom test-examples lint lint-workspace lint-examples bench
 
 run:
 	cargo run --release -- serve
 
-test: test-library test-workspace test-loom test-examples
+test: install-redis test-library test-workspace test-loom test-examples
+
+# The servers that the tests of the Redis store start.
+install-redis:
+	tools/install-redis
 
 test-library: $(LIBRARY_FEATURE_SETS:%=test-library%)
 

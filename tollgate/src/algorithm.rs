@@ -12,6 +12,8 @@ pub(crate) mod fixed_window;
 pub(crate) mod leaky_bucket;
 mod meter;
 mod packing;
+#[cfg(feature = "redis")]
+pub(crate) mod portable;
 pub(crate) mod sliding_window_counter;
 pub(crate) mod sliding_window_log;
 pub(crate) mod spill;

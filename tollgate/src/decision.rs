@@ -16,7 +16,24 @@ pub struct Decision {
     pub(crate) cost: u64,
     pub(crate) at: Timestamp,
     pub(crate) asked: AskedBy,
+    pub(crate) source: Source,
     pub(crate) verdict: Verdict,
+}
+
+/// Who answered: the store, or what stands between a limiter and a store that many share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Source {
+    /// The store that holds the key.
+    Store,
+    /// This node, which remembers a denial that is still certain.
+    DenialCache,
+    /// This node, out of a slice of the quota that it took in advance.
+    Lease,
+    /// This node's own memory, while the store fails.
+    Local,
+    /// The failure policy alone, while the store fails: allowed or denied without counting.
+    Policy,
 }
 
 /// What a decision was asked about, so that it is not given back to limits it never took from.
@@ -102,6 +119,12 @@ impl Decision {
         }
     }
 
+    /// Who answered. A denial by [`Source::Policy`] says that the store fails, not that a limit is spent.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
     /// What was asked for.
     #[must_use]
     pub fn cost(&self) -> u64 {
@@ -134,7 +157,7 @@ impl Decision {
     /// The answer when no limit was asked: nothing stands in the way.
     pub(crate) fn without_limit(now: Timestamp) -> Self {
         let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
-        Self { limit: None, quota: u64::MAX, cost: 0, at: now, asked: AskedBy::Key, verdict }
+        Self { limit: None, quota: u64::MAX, cost: 0, at: now, asked: AskedBy::Key, source: Source::Store, verdict }
     }
 
     /// Of two decisions on one request, the one to report: the denial, the longer wait of two denials, else the

@@ -39,6 +39,8 @@ mod key;
 mod limit;
 mod limiter;
 mod rate;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod reservation;
 mod store;
 mod sync;
@@ -48,10 +50,10 @@ mod wait;
 
 pub use algorithm::{Algorithm, FixedWindow, LeakyBucket, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
 pub use clock::ManualClock;
-pub use decision::Decision;
+pub use decision::{Decision, Source};
 pub use error::InvalidLimit;
 pub use key::Key;
-pub use limit::{Limit, LimitId};
+pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
 pub use limiter::{Hit, Limiter, LimiterBuilder};
 pub use rate::Rate;
 pub use reservation::{Reservation, Settlement};

@@ -13,11 +13,38 @@ const MAX_NAME: usize = 128;
 #[derive(Clone, Debug)]
 pub struct Limit(Arc<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
     name: String,
     algorithm: Algorithm,
     compiled: Compiled,
+    consistency: Consistency,
+    on_store_failure: Option<OnStoreFailure>,
+}
+
+/// How a limit that many processes share is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Consistency {
+    /// Every decision is made by the store.
+    #[default]
+    Exact,
+    /// A process takes slices of a busy key's quota in advance and decides by itself: a few trips a second to
+    /// the store instead of one per request, and never more admitted than the limit says.
+    Leased,
+}
+
+/// What a limit that many processes share answers while its store fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnStoreFailure {
+    /// This process's own memory takes over with the same limit.
+    #[default]
+    Local,
+    /// Everything passes.
+    Allow,
+    /// Nothing passes.
+    Deny,
 }
 
 /// Which limit of a [`Limiter`](crate::Limiter) it is; see [`Limiter::id`](crate::Limiter::id).
@@ -49,7 +76,34 @@ impl Limit {
         let (name, algorithm) = (name.into(), algorithm.into());
         check_name(&name).map_err(|error| error.of_limit(&name))?;
         let compiled = algorithm.compile().map_err(|error| error.of_limit(&name))?;
-        Ok(Self(Arc::new(Inner { name, algorithm, compiled })))
+        let inner = Inner { name, algorithm, compiled, consistency: Consistency::default(), on_store_failure: None };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Chooses between exact decisions and leases, on a store that is shared.
+    #[must_use]
+    pub fn with_consistency(mut self, consistency: Consistency) -> Self {
+        Arc::make_mut(&mut self.0).consistency = consistency;
+        self
+    }
+
+    /// Chooses what to answer while a store that is shared fails, instead of what the limiter chooses.
+    #[must_use]
+    pub fn with_on_store_failure(mut self, policy: OnStoreFailure) -> Self {
+        Arc::make_mut(&mut self.0).on_store_failure = Some(policy);
+        self
+    }
+
+    /// Exact, or leased.
+    #[must_use]
+    pub fn consistency(&self) -> Consistency {
+        self.0.consistency
+    }
+
+    /// What this limit answers while the store fails, if that was chosen for it.
+    #[must_use]
+    pub fn on_store_failure(&self) -> Option<OnStoreFailure> {
+        self.0.on_store_failure
     }
 
     /// The name.

@@ -56,6 +56,11 @@ impl<'a> Hit<'a> {
         Self { limit, key: key.into(), cost: 1 }
     }
 
+    #[cfg(feature = "redis")]
+    pub(crate) fn parts(&self) -> (LimitId, Key<'a>, u64) {
+        (self.limit, self.key, self.cost)
+    }
+
     /// So many units; 0 only looks.
     #[must_use]
     pub const fn cost(self, cost: u64) -> Self {
@@ -137,9 +142,16 @@ impl Limiter {
     }
 
     fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
-        let store = &self.0.store;
-        let ask = |hit: &Hit<'_>| Asked { limit: hit.limit, fingerprint: store.fingerprint(hit.key), cost: hit.cost };
-        hits.iter().map(ask).collect()
+        let mut all = AllAsked::new();
+        for hit in hits {
+            let fingerprint = self.0.store.fingerprint(hit.key);
+            // The same key twice asks for the sum.
+            match all.iter_mut().find(|one| one.limit == hit.limit && one.fingerprint == fingerprint) {
+                Some(same) => same.cost = same.cost.saturating_add(hit.cost),
+                None => all.push(Asked { limit: hit.limit, fingerprint, cost: hit.cost }),
+            }
+        }
+        all
     }
 
     /// Forgets all that the key has spent.

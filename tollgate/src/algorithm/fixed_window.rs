@@ -100,9 +100,9 @@ impl Count {
 /// boundary never starts a window twice, and a long step back locks nobody out.
 #[derive(Clone, Debug)]
 pub(crate) struct ClockWindow {
-    limit: u64,
-    window: u64,
-    packing: Pair,
+    pub(super) limit: u64,
+    pub(super) window: u64,
+    pub(super) packing: Pair,
 }
 
 impl ClockWindow {
@@ -151,9 +151,9 @@ impl Rules for ClockWindow {
 /// length from there, so nothing is minted, and nobody waits longer than that.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenedWindow {
-    limit: u64,
-    window: u64,
-    packing: Pair,
+    pub(super) limit: u64,
+    pub(super) window: u64,
+    pub(super) packing: Pair,
 }
 
 impl OpenedWindow {

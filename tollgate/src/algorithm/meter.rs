@@ -21,17 +21,17 @@ use crate::units::{MAX_SPAN, Timestamp};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Meter<D> {
-    capacity: u64,
+    pub(super) capacity: u64,
     /// Units that are paid off in `micros`; the fraction is reduced.
-    units: u64,
-    micros: u64,
+    pub(super) units: u64,
+    pub(super) micros: u64,
     /// The debt of a full bucket, in `units`-ths of a microsecond.
-    full: D,
+    pub(super) full: D,
     /// What one unit adds to the moment of rest.
     step: Moment,
     /// In a queue, how long a request may be held.
-    max_wait: Option<u64>,
-    packing: Pair,
+    pub(super) max_wait: Option<u64>,
+    pub(super) packing: Pair,
 }
 
 /// What debts are counted in: 64 bits where they fit, as nearly all do, else 128.

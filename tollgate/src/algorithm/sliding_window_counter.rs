@@ -86,9 +86,9 @@ impl From<SlidingWindowCounter> for Algorithm {
 /// current: jitter never counts a segment twice, and a long step back locks nobody out.
 #[derive(Clone, Debug)]
 pub(crate) struct Counter {
-    limit: u64,
-    window: u64,
-    segments: u64,
+    pub(super) limit: u64,
+    pub(super) window: u64,
+    pub(super) segments: u64,
     index_bits: u32,
     count_bits: u32,
 }
@@ -130,6 +130,15 @@ impl Counter {
         }
         let at = self.index_bits as usize + self.count_bits as usize * age as usize;
         read_bits(|index| cells.get(index), at, self.count_bits)
+    }
+
+    pub(super) fn set_segment(&self, cells: &impl Cells, segment: u64) {
+        write_bits(|index| cells.get(index), |index, word| cells.set(index, word), 0, self.index_bits, segment);
+    }
+
+    pub(super) fn set_count(&self, cells: &impl Cells, age: u64, units: u64) {
+        let at = self.index_bits as usize + self.count_bits as usize * age as usize;
+        write_bits(|index| cells.get(index), |index, word| cells.set(index, word), at, self.count_bits, units);
     }
 
     /// Where to judge from, and how many segments that is after the state was written.
@@ -233,10 +242,6 @@ impl Rules for Counter {
 
     fn apply(&self, cells: &impl Cells, edit: Move) {
         let passed = edit.segment.saturating_sub(self.stored_segment(cells));
-        let set_bits = |at, width, value| {
-            write_bits(|index| cells.get(index), |index, word| cells.set(index, word), at, width, value);
-        };
-        let base = self.index_bits as usize;
         for age in (0..=self.segments).rev() {
             let units = if age as usize == edit.age {
                 edit.units
@@ -244,10 +249,10 @@ impl Rules for Counter {
                 age.checked_sub(passed).map_or(0, |age| self.stored(cells, age))
             };
             if passed > 0 || age as usize == edit.age {
-                set_bits(base + self.count_bits as usize * age as usize, self.count_bits, units);
+                self.set_count(cells, age, units);
             }
         }
-        set_bits(0, self.index_bits, edit.segment);
+        self.set_segment(cells, edit.segment);
     }
 
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {

@@ -24,7 +24,7 @@ pub struct SlidingWindowLog {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Counted {
+pub(super) enum Counted {
     Admitted,
     All,
 }
@@ -73,9 +73,9 @@ impl From<SlidingWindowLog> for Algorithm {
 /// for longer than a window.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
-    limit: u64,
-    window: u64,
-    counted: Counted,
+    pub(super) limit: u64,
+    pub(super) window: u64,
+    pub(super) counted: Counted,
     time_bits: u32,
     unit_bits: u32,
     /// How many entries are kept in the words of a key.
@@ -118,10 +118,6 @@ struct Reading<'a, C> {
 }
 
 impl<C: Cells> Reading<'_, C> {
-    fn is_empty(&self) -> bool {
-        self.list.is_empty() && self.head.len == 0
-    }
-
     fn units(&self) -> u64 {
         if self.log.has_list() { self.list.units } else { self.head.units }
     }
@@ -289,7 +285,7 @@ impl Rules for Log {
 
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Edit> {
         let log = self.read(cells);
-        let newest = if log.is_empty() { 0 } else { log.head.newest };
+        let newest = if log.units() == 0 { 0 } else { log.head.newest };
         if newest > now.saturating_add(self.window) {
             return self.decide_collapsed(log.units().min(self.limit), now, cost);
         }
@@ -370,7 +366,7 @@ impl Rules for Log {
 
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
         let log = self.read(cells);
-        log.is_empty() || log.head.newest + self.window <= now
+        log.units() == 0 || log.head.newest + self.window <= now
     }
 
     /// The newcomer starts with one entry for all that was spent.

@@ -76,10 +76,10 @@ impl From<TokenBucket> for Algorithm {
 /// sees a period end twice, nor waits for one that is far away.
 #[derive(Clone, Debug)]
 pub(crate) struct Interval {
-    capacity: u64,
-    portion: u64,
-    period: u64,
-    packing: Pair,
+    pub(super) capacity: u64,
+    pub(super) portion: u64,
+    pub(super) period: u64,
+    pub(super) packing: Pair,
 }
 
 #[derive(Clone, Copy)]

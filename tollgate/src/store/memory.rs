@@ -27,7 +27,7 @@ use self::newcomer::Seat;
 use self::table::{Found, Table};
 use crate::algorithm::{Charge, Compiled, Rules, Step, with_rules};
 use crate::budget::Budget;
-use crate::decision::{AskedBy, Decision, Outcome, Verdict};
+use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
@@ -267,7 +267,8 @@ impl MemoryStore {
     #[inline(always)]
     fn answer(&self, limits: &[Limit], asked: Asked, now: Timestamp, verdict: Verdict) -> Decision {
         let quota = limits.get(asked.limit.index()).map_or(0, Limit::quota);
-        Decision { limit: Some(asked.limit), quota, cost: asked.cost, at: now, asked: AskedBy::Key, verdict }
+        let Asked { limit, cost, .. } = asked;
+        Decision { limit: Some(limit), quota, cost, at: now, asked: AskedBy::Key, source: Source::Store, verdict }
     }
 }
 

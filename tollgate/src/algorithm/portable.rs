@@ -1,0 +1,162 @@
+//! The same algorithms where the state is somewhere else: what a script needs to decide there, and the answer
+//! from the state that it saw.
+
+use std::cell::Cell;
+use std::sync::LazyLock;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::meter::{Debt, Meter};
+use super::sliding_window_log::Counted;
+use super::spill::Spill;
+use super::{Cells, Compiled, Rules};
+use crate::budget::Budget;
+use crate::decision::Verdict;
+
+/// A cost as the script adds it: for a bucket the time it takes to come back, in microseconds and `units`-ths of
+/// one; else the units themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PortableCost(pub(crate) u64, pub(crate) u64);
+
+/// What a state looks like from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// Two numbers.
+    Pair,
+    /// A segment and its counts, in text.
+    Counts,
+    /// The script answers itself, in text.
+    Answer,
+}
+
+/// The kinds by which the script tells algorithms apart.
+mod kind {
+    pub(super) const METER: u64 = 1;
+    pub(super) const INTERVAL: u64 = 2;
+    pub(super) const CLOCK_WINDOW: u64 = 3;
+    pub(super) const OPENED_WINDOW: u64 = 4;
+    pub(super) const LOG: u64 = 5;
+    pub(super) const COUNTER: u64 = 6;
+}
+
+/// For a number that there is none.
+const NONE: i64 = -1;
+
+impl Compiled {
+    /// The kind and the numbers of the algorithm, in the order in which the script reads them.
+    pub(crate) fn parameters(&self) -> SmallVec<[i64; 5]> {
+        let (kind, numbers): (u64, SmallVec<[i64; 4]>) = match self {
+            Self::Meter(meter) => (kind::METER, meter_numbers(meter)),
+            Self::WideMeter(meter) => (kind::METER, meter_numbers(meter)),
+            Self::Interval(rules) => {
+                (kind::INTERVAL, smallvec![rules.capacity as i64, rules.portion as i64, rules.period as i64])
+            }
+            Self::ClockWindow(rules) => (kind::CLOCK_WINDOW, smallvec![rules.limit as i64, rules.window as i64]),
+            Self::OpenedWindow(rules) => (kind::OPENED_WINDOW, smallvec![rules.limit as i64, rules.window as i64]),
+            Self::Log(log) => {
+                let all = i64::from(log.counted == Counted::All);
+                (kind::LOG, smallvec![log.limit as i64, log.window as i64, all])
+            }
+            Self::Counter(rules) => {
+                (kind::COUNTER, smallvec![rules.limit as i64, rules.window as i64, rules.segments as i64])
+            }
+        };
+        std::iter::once(kind as i64).chain(numbers).collect()
+    }
+
+    /// Whether asking again makes the wait longer.
+    pub(crate) fn counts_denied(&self) -> bool {
+        matches!(self, Self::Log(log) if log.counted == Counted::All)
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Self::Log(_) => Shape::Answer,
+            Self::Counter(_) => Shape::Counts,
+            _ => Shape::Pair,
+        }
+    }
+
+    /// A cost for the script. One above the whole quota is made just that: it never fits, and stays small.
+    pub(crate) fn portable_cost(&self, cost: u64) -> PortableCost {
+        match self {
+            Self::Meter(meter) => meter_cost(meter, cost),
+            Self::WideMeter(meter) => meter_cost(meter, cost),
+            Self::Interval(rules) => PortableCost(cost.min(rules.capacity + 1), 0),
+            Self::ClockWindow(rules) => PortableCost(cost.min(rules.limit + 1), 0),
+            Self::OpenedWindow(rules) => PortableCost(cost.min(rules.limit + 1), 0),
+            Self::Log(rules) => PortableCost(cost.min(rules.limit + 1), 0),
+            Self::Counter(rules) => PortableCost(cost.min(rules.limit + 1), 0),
+        }
+    }
+
+    /// The answer for a state of two numbers, or of a segment and its counts.
+    pub(crate) fn verdict(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
+        let number = |index: usize| state.get(index).copied().unwrap_or(0);
+        let (first, second) = (number(0), number(1));
+        let words = Restored::of(super::with_rules!(self, rules => rules.words()));
+        match self {
+            Self::Meter(rules) => rules.packing.store(&words, first, second),
+            Self::WideMeter(rules) => rules.packing.store(&words, first, second),
+            Self::Interval(rules) => rules.packing.store(&words, first, second),
+            Self::ClockWindow(rules) => rules.packing.store(&words, first, second),
+            Self::OpenedWindow(rules) => rules.packing.store(&words, first, second),
+            Self::Counter(rules) => {
+                for age in 0..=rules.segments {
+                    rules.set_count(&words, age, number(age as usize + 1));
+                }
+                rules.set_segment(&words, first);
+            }
+            // The script answers for a log itself.
+            Self::Log(_) => {}
+        }
+        super::with_rules!(self, rules => rules.decide(&words, now, cost).verdict)
+    }
+}
+
+fn meter_numbers(meter: &Meter<impl Debt>) -> SmallVec<[i64; 4]> {
+    let (micros, parts) = divided(meter.full.wide(), meter.units);
+    smallvec![meter.units as i64, micros as i64, parts as i64, meter.max_wait.map_or(NONE, |wait| wait as i64)]
+}
+
+fn meter_cost(meter: &Meter<impl Debt>, cost: u64) -> PortableCost {
+    if cost > meter.capacity {
+        let (micros, _) = divided(meter.full.wide(), meter.units);
+        return PortableCost(micros + 1, 0);
+    }
+    let (micros, parts) = divided(u128::from(cost) * u128::from(meter.micros), meter.units);
+    PortableCost(micros, parts)
+}
+
+fn divided(value: u128, by: u64) -> (u64, u64) {
+    let quotient = super::div(value, by);
+    (quotient, (value - u128::from(quotient) * u128::from(by)) as u64)
+}
+
+/// Words that hold a state which came from elsewhere.
+struct Restored(SmallVec<[Cell<u64>; 8]>);
+
+/// Only logs spill, and the script answers for those.
+static NO_SPILL: LazyLock<Spill> = LazyLock::new(|| Spill::new(Budget::new(0)));
+
+impl Restored {
+    fn of(words: usize) -> Self {
+        Self((0..words).map(|_| Cell::new(0)).collect())
+    }
+}
+
+impl Cells for Restored {
+    fn get(&self, index: usize) -> u64 {
+        self.0.get(index).map_or(0, Cell::get)
+    }
+
+    fn set(&self, index: usize, word: u64) {
+        if let Some(cell) = self.0.get(index) {
+            cell.set(word);
+        }
+    }
+
+    fn spill(&self) -> &Spill {
+        &NO_SPILL
+    }
+}

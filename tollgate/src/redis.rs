@@ -1,0 +1,529 @@
+//! Limits that many processes share, on Redis or Valkey: one server, Sentinel or Cluster.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use tollgate::redis::RedisLimiter;
+//! use tollgate::{Limit, Rate, TokenBucket};
+//!
+//! let limiter = RedisLimiter::builder("redis://127.0.0.1:6379")
+//!     .limit(Limit::new("per-user", TokenBucket::new(10, Rate::per_second(1)))?)
+//!     .connect()
+//!     .await?;
+//! if !limiter.check("user:42").await.is_allowed() {
+//!     // …
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The algorithms, the answers and the operations are those of [`Limiter`]; Redis's clock decides, to the
+//! microsecond. What stands between:
+//!
+//! - Questions that arrive while a trip is under way travel together on the next one.
+//! - A denial is remembered for as long as it is certain, so a flood on a spent key never reaches Redis.
+//! - A limit that is [`Leased`](crate::Consistency::Leased) takes slices of a busy key's quota in advance.
+//! - No decision waits longer than the store's timeout. After a few failures nobody waits at all, until Redis is
+//!   back; meanwhile each limit answers by its [`OnStoreFailure`].
+
+mod breaker;
+mod builder;
+mod changes;
+mod denials;
+mod error;
+mod link;
+mod names;
+mod script;
+mod target;
+mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+pub use self::builder::RedisLimiterBuilder;
+use self::denials::{Denials, Times};
+pub use self::error::{ConnectError, StoreError};
+use self::script::{Answer, Ask, Asks, Question, Terms};
+use self::worker::{Job, Trips};
+use crate::clock::SystemClock;
+use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
+use crate::key::Key;
+use crate::limit::{Limit, LimitId, OnStoreFailure};
+use crate::limiter::{Hit, Limiter};
+use crate::reservation::Settlement;
+use crate::units::Timestamp;
+
+/// Decides requests by limits whose keys are on Redis, shared with every other process that has the same limits.
+///
+/// Cloning it is cheap, and clones share everything. It answers whatever happens to Redis: see
+/// [`Decision::source`].
+#[derive(Clone)]
+pub struct RedisLimiter(Arc<Inner>);
+
+struct Inner {
+    limits: Box<[Prepared]>,
+    /// Takes over for limits that fail over to memory.
+    local: Limiter,
+    on_store_failure: OnStoreFailure,
+    jobs: mpsc::Sender<Job>,
+    trips: Arc<Trips>,
+    denials: Arc<Denials>,
+    /// Whether we would hear of it if another process gave something back.
+    hears: Arc<AtomicBool>,
+    clock: SystemClock,
+    store_timeout: Duration,
+    counts: Counts,
+    _tasks: Tasks,
+}
+
+/// A limit, ready for Redis.
+struct Prepared {
+    limit: Limit,
+    prefix: String,
+    terms: Arc<Terms>,
+}
+
+#[derive(Default)]
+struct Counts {
+    cached_denials: AtomicU64,
+    by_policy: AtomicU64,
+}
+
+/// Ends the tasks of a limiter with it.
+struct Tasks(Vec<tokio::task::AbortHandle>);
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.0.iter().for_each(tokio::task::AbortHandle::abort);
+    }
+}
+
+/// What a limiter has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Script calls sent to Redis.
+    pub trips: u64,
+    /// Questions that travelled with them.
+    pub questions: u64,
+    /// Denials that were answered without asking, because they were certain.
+    pub cached_denials: u64,
+    /// Decisions made by the failure policy.
+    pub by_policy: u64,
+    /// How often the store was given up, until it would be back.
+    pub breaker_opened: u64,
+    /// How often it came back.
+    pub breaker_closed: u64,
+}
+
+/// A hit on a limit, ready for Redis.
+struct Wanted {
+    limit: LimitId,
+    ask: Ask,
+}
+
+type AllWanted = SmallVec<[Wanted; 2]>;
+
+/// An estimate that was taken and waits to be settled; see [`RedisLimiter::reserve`].
+#[must_use = "what a reservation took stays taken until it is settled"]
+pub struct RedisReservation {
+    wanted: AllWanted,
+    decision: Decision,
+    expires_at: Timestamp,
+}
+
+impl RedisReservation {
+    /// The decision that took the estimate.
+    #[must_use]
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+}
+
+impl RedisLimiter {
+    /// A limiter on the Redis that the URL names: `redis://host:6379`, `rediss://…` for TLS,
+    /// `redis+cluster://h1:7001,h2:7002` or `redis+sentinel://h1:26379,h2:26379/mymaster`.
+    pub fn builder(url: impl Into<String>) -> RedisLimiterBuilder {
+        RedisLimiterBuilder::new(url.into())
+    }
+
+    /// Takes one unit of the key from every limit, or from none.
+    pub async fn check<'k>(&self, key: impl Into<Key<'k>>) -> Decision {
+        self.check_n(key, 1).await
+    }
+
+    /// Takes `cost` units of the key from every limit, or from none.
+    pub async fn check_n<'k>(&self, key: impl Into<Key<'k>>, cost: u64) -> Decision {
+        let wanted = self.want_all(key.into(), cost);
+        self.take(wanted, cost, AskedBy::Key).await
+    }
+
+    /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. One
+    /// trip to Redis, however many they are.
+    pub async fn decide(&self, hits: &[Hit<'_>]) -> Decision {
+        let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
+        match self.want_hits(hits) {
+            Some(wanted) => self.take(wanted, cost, AskedBy::Hits).await,
+            None => self.no_such_limit(cost),
+        }
+    }
+
+    /// What is left for the key, taking nothing.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot tell.
+    pub async fn peek<'k>(&self, key: impl Into<Key<'k>>) -> Result<Decision, StoreError> {
+        let wanted = self.want_all(key.into(), 0);
+        self.look(&wanted).await
+    }
+
+    /// Forgets all that the key has spent.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be reached in time.
+    pub async fn reset<'k>(&self, key: impl Into<Key<'k>>) -> Result<(), StoreError> {
+        let key = key.into();
+        self.0.local.reset(key);
+        let wanted = self.want_all(key, 0);
+        self.ask_each(&wanted, |asks| Question::Reset(asks)).await
+    }
+
+    /// Gives back what an allowed decision of [`check`](Self::check) on this key took, as far as
+    /// [`Limiter::refund`] would.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be reached in time: then what was taken stays taken.
+    pub async fn refund<'k>(&self, key: impl Into<Key<'k>>, decision: &Decision) -> Result<(), StoreError> {
+        let key = key.into();
+        if !decision.is_allowed() || decision.asked != AskedBy::Key {
+            return Ok(());
+        }
+        match decision.source {
+            Source::Local => self.0.local.refund(key, decision),
+            _ => return self.give_back(&self.want_all(key, decision.cost()), decision).await,
+        }
+        Ok(())
+    }
+
+    /// Gives back what an allowed decision on these hits took, as [`refund`](Self::refund) does.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be reached in time: then what was taken stays taken.
+    pub async fn refund_hits(&self, hits: &[Hit<'_>], decision: &Decision) -> Result<(), StoreError> {
+        if !decision.is_allowed() || decision.asked != AskedBy::Hits {
+            return Ok(());
+        }
+        match (decision.source, self.want_hits(hits)) {
+            (Source::Local, _) => self.0.local.refund_hits(hits, decision),
+            (_, Some(wanted)) => return self.give_back(&wanted, decision).await,
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Takes an estimate now, for a cost that is known only afterwards: see [`settle`](Self::settle). A
+    /// reservation that is not settled in time keeps what it took.
+    ///
+    /// # Errors
+    ///
+    /// The denial, when the estimate does not fit.
+    pub async fn reserve<'k>(
+        &self,
+        key: impl Into<Key<'k>>,
+        estimate: u64,
+        expires_after: Duration,
+    ) -> Result<RedisReservation, Decision> {
+        let key = key.into();
+        let expires_at = self.0.clock.now().saturating_add(expires_after);
+        let decision = self.take(self.want_all(key, estimate), estimate, AskedBy::Key).await;
+        if !decision.is_allowed() {
+            return Err(decision);
+        }
+        Ok(RedisReservation { wanted: self.want_all(key, estimate), decision, expires_at })
+    }
+
+    /// Brings a reservation to its actual cost: gives back what was too much, or takes what was too little, as
+    /// far as there is any.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be reached in time: then the estimate stands.
+    pub async fn settle(&self, reservation: RedisReservation, actual: u64) -> Result<Settlement, StoreError> {
+        let RedisReservation { mut wanted, decision, expires_at } = reservation;
+        if self.0.clock.now() >= expires_at {
+            return Ok(Settlement::Expired);
+        }
+        // What this node's memory or the policy let through is not on the store.
+        if decision.source != Source::Store {
+            return Ok(Settlement::Settled);
+        }
+        let reserved = decision.cost();
+        if actual <= reserved {
+            wanted.iter_mut().for_each(|one| one.ask.cost = reserved - actual);
+            self.give_back(&wanted, &decision).await?;
+            return Ok(Settlement::Settled);
+        }
+        let mut missing = 0;
+        for one in &wanted {
+            missing = missing.max(self.take_up_to(one, actual - reserved).await?);
+        }
+        Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
+    }
+
+    /// Takes what there is of a cost that has been spent already, and says how much there was not.
+    async fn take_up_to(&self, one: &Wanted, cost: u64) -> Result<u64, StoreError> {
+        loop {
+            let ask = |cost: u64| SmallVec::from_iter([Ask { cost, ..one.ask.clone() }]);
+            let looked = self.ask(Question::Look(ask(0))).await?;
+            let left = looked.seen.first().map_or(0, |seen| seen.verdict(&one.ask.terms, looked.at, 0).remaining);
+            let left = left.min(cost);
+            let taken = self.ask(Question::Take(ask(left))).await?;
+            // Someone else may have taken some meanwhile; each time round there is less to take, so it ends.
+            if taken.taken > 0 {
+                return Ok(cost - left);
+            }
+        }
+    }
+
+    /// The limit of that name.
+    #[must_use]
+    pub fn id(&self, name: &str) -> Option<LimitId> {
+        self.0.local.id(name)
+    }
+
+    /// All limits, in the order they were given.
+    #[must_use]
+    pub fn limits(&self) -> &[Limit] {
+        self.0.local.limits()
+    }
+
+    /// Whether Redis is asked. When it has failed, it is not, until it is back.
+    #[must_use]
+    pub fn is_store_available(&self) -> bool {
+        !self.0.trips.breaker.is_open()
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let Inner { trips, counts, .. } = &*self.0;
+        let (breaker_opened, breaker_closed) = trips.breaker.changes();
+        Stats {
+            trips: trips.trips.load(Ordering::Relaxed),
+            questions: trips.asked.load(Ordering::Relaxed),
+            cached_denials: counts.cached_denials.load(Ordering::Relaxed),
+            by_policy: counts.by_policy.load(Ordering::Relaxed),
+            breaker_opened,
+            breaker_closed,
+        }
+    }
+
+    async fn take(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
+        let inner = &*self.0;
+        let asked = inner.clock.now();
+        if let Some(denied) = self.certain_denial(&wanted, asked) {
+            inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+            return Decision { asked: asked_by, ..denied };
+        }
+        let answer = self.ask_all(&wanted).await;
+        match answer.and_then(|answer| self.decided(&wanted, &answer, Times { asked, answered: inner.clock.now() })) {
+            Ok(decision) => Decision { asked: asked_by, cost, ..decision },
+            Err(_) => Decision { asked: asked_by, cost, ..self.by_policy(&wanted, asked) },
+        }
+    }
+
+    /// Asks for all at once, where that is possible; on a cluster slot by slot, and gives back what was taken if
+    /// another slot denies.
+    async fn ask_all(&self, wanted: &AllWanted) -> Result<Answer, StoreError> {
+        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
+        if !self.0.trips.link.is_cluster() || self.one_slot(&asks) {
+            return self.ask(Question::Take(asks)).await;
+        }
+        let questions = asks.iter().map(|ask| self.ask(Question::Take(SmallVec::from_iter([ask.clone()]))));
+        let answers = futures_util::future::join_all(questions).await;
+        let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|answer| answer.taken > 0));
+        if !all {
+            let taken = asks.iter().zip(&answers).filter_map(|(ask, answer)| {
+                let answer = answer.as_ref().ok().filter(|answer| answer.taken > 0)?;
+                Some(self.ask(Question::Refund(SmallVec::from_iter([ask.clone()]), answer.at)))
+            });
+            // A slot that cannot be reached any more keeps what it took: too strict, never too lax.
+            let _ = futures_util::future::join_all(taken).await;
+        }
+        let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
+        let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
+        // Each slot has a clock of its own: its answer is brought to one time by the answer itself.
+        let seen = answers.into_iter().zip(&asks).map(|(answer, ask)| {
+            let verdict = answer.seen.first().map(|seen| seen.verdict(&ask.terms, answer.at, ask.cost));
+            script::Seen::Verdict(verdict.unwrap_or(NEVER))
+        });
+        Ok(Answer { at, taken: u64::from(all), seen: seen.collect() })
+    }
+
+    fn one_slot(&self, asks: &[Ask]) -> bool {
+        let mut slots = asks.iter().map(|ask| names::slot(&ask.name));
+        slots.next().is_none_or(|first| slots.all(|slot| slot == first))
+    }
+
+    fn decided(&self, wanted: &AllWanted, answer: &Answer, times: Times) -> Result<Decision, StoreError> {
+        let mut foremost: Option<Decision> = None;
+        for (one, seen) in wanted.iter().zip(&answer.seen) {
+            let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
+            if let Outcome::Denied { retry_after } = verdict.outcome
+                && self.0.hears.load(Ordering::Relaxed)
+                && one.ask.terms.keeps_denials()
+            {
+                self.0.denials.remember(&one.ask, seen, answer.at, retry_after, times);
+            }
+            let decision = self.decision(one, verdict, answer.at, Source::Store);
+            foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
+        }
+        let decision = foremost.unwrap_or_else(|| Decision::without_limit(answer.at));
+        if decision.is_allowed() != (answer.taken > 0) {
+            return Err(StoreError::unavailable(
+                "the script and this program disagree: are they of one version?".into(),
+            ));
+        }
+        Ok(decision)
+    }
+
+    fn certain_denial(&self, wanted: &AllWanted, now: Timestamp) -> Option<Decision> {
+        if !self.0.hears.load(Ordering::Relaxed) {
+            return None;
+        }
+        let denials = wanted.iter().filter_map(|one| {
+            let (verdict, at) = self.0.denials.certain(&one.ask, now)?;
+            Some(self.decision(one, verdict, at, Source::DenialCache))
+        });
+        denials.reduce(Decision::foremost)
+    }
+
+    fn by_policy(&self, wanted: &AllWanted, now: Timestamp) -> Decision {
+        self.0.counts.by_policy.fetch_add(1, Ordering::Relaxed);
+        let policy = |one: &Wanted| {
+            let limit = &self.0.limits[one.limit.index()].limit;
+            limit.on_store_failure().unwrap_or(self.0.on_store_failure)
+        };
+        if let Some(denying) = wanted.iter().find(|one| policy(one) == OnStoreFailure::Deny) {
+            let outcome = Outcome::Denied { retry_after: RETRY_A_FAILED_STORE };
+            let verdict = Verdict { outcome, remaining: 0, reset_after: RETRY_A_FAILED_STORE };
+            return self.decision(denying, verdict, now, Source::Policy);
+        }
+        let local = wanted.iter().filter(|one| policy(one) == OnStoreFailure::Local);
+        let hits: SmallVec<[Hit<'_>; 2]> =
+            local.map(|one| Hit::new(one.limit, &*one.ask.name).cost(one.ask.cost)).collect();
+        if hits.is_empty() {
+            let Some(one) = wanted.first() else { return Decision::without_limit(now) };
+            let quota = self.0.limits[one.limit.index()].limit.quota();
+            let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: quota, reset_after: 0 };
+            return self.decision(one, verdict, now, Source::Policy);
+        }
+        Decision { source: Source::Local, ..self.0.local.decide_now(&hits) }
+    }
+
+    async fn look(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
+        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
+        let answer = if !self.0.trips.link.is_cluster() || self.one_slot(&asks) {
+            self.ask(Question::Look(asks)).await?
+        } else {
+            let questions = asks.iter().map(|ask| self.ask(Question::Look(SmallVec::from_iter([ask.clone()]))));
+            let answers: Vec<Answer> =
+                futures_util::future::join_all(questions).await.into_iter().collect::<Result<_, _>>()?;
+            let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
+            Answer { at, taken: 0, seen: answers.into_iter().flat_map(|answer| answer.seen).collect() }
+        };
+        let looked = wanted.iter().zip(&answer.seen).map(|(one, seen)| {
+            let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
+            self.decision(one, verdict, answer.at, Source::Store)
+        });
+        Ok(looked.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(answer.at)))
+    }
+
+    async fn give_back(&self, wanted: &AllWanted, decision: &Decision) -> Result<(), StoreError> {
+        if decision.source == Source::Policy {
+            return Ok(());
+        }
+        let at = decision.at();
+        self.ask_each(wanted, |asks| Question::Refund(asks, at)).await
+    }
+
+    /// Asks for all at once, or on a cluster for each by itself; nothing has to be all or nothing.
+    async fn ask_each(&self, wanted: &AllWanted, question: impl Fn(Asks) -> Question) -> Result<(), StoreError> {
+        for one in wanted {
+            self.0.denials.forget(&one.ask.name);
+        }
+        if !self.0.trips.link.is_cluster() {
+            return self.ask(question(wanted.iter().map(|one| one.ask.clone()).collect())).await.map(drop);
+        }
+        let questions = wanted.iter().map(|one| self.ask(question(SmallVec::from_iter([one.ask.clone()]))));
+        futures_util::future::join_all(questions).await.into_iter().try_for_each(|answer| answer.map(drop))
+    }
+
+    async fn ask(&self, question: Question) -> Result<Answer, StoreError> {
+        let inner = &*self.0;
+        if inner.trips.breaker.is_open() {
+            return Err(StoreError::unavailable("the store has failed and is not back yet".into()));
+        }
+        let (reply, answer) = oneshot::channel();
+        inner.jobs.try_send(Job { question, reply }).map_err(|_| StoreError::busy())?;
+        match timeout(inner.store_timeout, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped".into())),
+            Err(_) => Err(StoreError::too_late()),
+        }
+    }
+
+    fn decision(&self, one: &Wanted, verdict: Verdict, at: Timestamp, source: Source) -> Decision {
+        let quota = self.0.limits[one.limit.index()].limit.quota();
+        Decision { limit: Some(one.limit), quota, cost: one.ask.cost, at, asked: AskedBy::Key, source, verdict }
+    }
+
+    /// The answer to a limit of some other limiter: nothing passes by mistake.
+    fn no_such_limit(&self, cost: u64) -> Decision {
+        Decision { cost, verdict: NEVER, asked: AskedBy::Hits, ..Decision::without_limit(self.0.clock.now()) }
+    }
+
+    fn want_all(&self, key: Key<'_>, cost: u64) -> AllWanted {
+        let limits = self.0.limits.iter().enumerate();
+        limits.map(|(index, prepared)| prepared.want(LimitId(index as u32), key, cost)).collect()
+    }
+
+    /// `None` when a limit is not of this limiter.
+    fn want_hits(&self, hits: &[Hit<'_>]) -> Option<AllWanted> {
+        let mut all = AllWanted::new();
+        for hit in hits {
+            let (limit, key, cost) = hit.parts();
+            let wanted = self.0.limits.get(limit.index())?.want(limit, key, cost);
+            // The same key twice asks for the sum.
+            match all.iter_mut().find(|other| other.ask.name == wanted.ask.name) {
+                Some(same) => same.ask.cost = same.ask.cost.saturating_add(cost),
+                None => all.push(wanted),
+            }
+        }
+        Some(all)
+    }
+}
+
+impl Prepared {
+    fn want(&self, limit: LimitId, key: Key<'_>, cost: u64) -> Wanted {
+        Wanted { limit, ask: Ask { terms: self.terms.clone(), name: names::name(&self.prefix, key).into(), cost } }
+    }
+}
+
+/// What to tell a client to wait while the store fails and the policy is to deny: a second, in microseconds.
+const RETRY_A_FAILED_STORE: u64 = 1_000_000;
+const NEVER: Verdict = Verdict { outcome: Outcome::NeverFits, remaining: 0, reset_after: 0 };
+
+impl std::fmt::Debug for RedisLimiter {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("RedisLimiter").field("limits", &self.limits()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,153 @@
+//! Puts a limiter on Redis together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::breaker::Breaker;
+use super::denials::Denials;
+use super::link::Link;
+use super::script::Terms;
+use super::target::Target;
+use super::worker::{self, MAX_WAITING, Trips};
+use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Tasks, names};
+use crate::clock::{ManualClock, SystemClock};
+use crate::limit::{Limit, OnStoreFailure};
+use crate::limiter::Limiter;
+
+/// How long a decision waits for the store, unless told otherwise.
+const DEFAULT_TIMEOUT: Duration = Duration::from_millis(50);
+/// Shorter than a round trip in one data centre, and longer than anyone waits for a decision.
+const TIMEOUTS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
+
+/// Puts a [`RedisLimiter`] together.
+#[must_use]
+pub struct RedisLimiterBuilder {
+    url: String,
+    limits: Vec<Limit>,
+    store_timeout: Duration,
+    on_store_failure: OnStoreFailure,
+    tls_ca: Option<Vec<u8>>,
+    clock: Option<ManualClock>,
+    denial_cache: bool,
+}
+
+impl RedisLimiterBuilder {
+    pub(super) fn new(url: String) -> Self {
+        Self {
+            url,
+            limits: Vec::new(),
+            store_timeout: DEFAULT_TIMEOUT,
+            on_store_failure: OnStoreFailure::default(),
+            tls_ca: None,
+            clock: None,
+            denial_cache: true,
+        }
+    }
+
+    /// Adds a limit. Names must differ.
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.limits.push(limit);
+        self
+    }
+
+    /// The longest that a decision waits for Redis: 50 ms unless told otherwise.
+    pub fn store_timeout(mut self, timeout: Duration) -> Self {
+        self.store_timeout = timeout;
+        self
+    }
+
+    /// What limits answer while Redis fails, unless they choose for themselves.
+    pub fn on_store_failure(mut self, policy: OnStoreFailure) -> Self {
+        self.on_store_failure = policy;
+        self
+    }
+
+    /// The certificate authority that signed the server's certificate, in PEM, instead of the public ones.
+    pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.tls_ca = Some(pem.into());
+        self
+    }
+
+    /// Tells the time by hand instead of asking Redis, for tests and simulations.
+    pub fn clock(mut self, clock: ManualClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// Asks Redis again even where a denial is certain.
+    pub fn without_denial_cache(mut self) -> Self {
+        self.denial_cache = false;
+        self
+    }
+
+    /// The limiter. It tries to reach Redis, and if that fails it keeps trying while limits answer by their
+    /// failure policy: a service can start while its Redis is down.
+    ///
+    /// # Errors
+    ///
+    /// When the URL or a setting can never work.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub async fn connect(self) -> Result<RedisLimiter, ConnectError> {
+        let (shortest, longest) = TIMEOUTS;
+        if !(shortest..=longest).contains(&self.store_timeout) {
+            let given = self.store_timeout;
+            return Err(ConnectError::new(format!("a store_timeout of {given:?} is out of bounds; use 1ms to 60s")));
+        }
+        let local =
+            self.limits.iter().fold(Limiter::builder(), |builder, limit| builder.limit(limit.clone())).build()?;
+        let link = Link::new(Target::parse(&self.url)?, self.tls_ca, self.store_timeout)?;
+        let trips = Arc::new(Trips {
+            link,
+            breaker: Breaker::default(),
+            timeout: self.store_timeout,
+            clock: self.clock.clone(),
+            trips: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+        });
+        let patience = self.store_timeout.max(FIRST_PATIENCE);
+        match tokio::time::timeout(patience, worker::load_script(&trips.link)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => trips.breaker.open(&error),
+            Err(_) => trips.breaker.open(&super::StoreError::too_late()),
+        }
+        let (jobs, queue) = mpsc::channel(MAX_WAITING);
+        let denials = Arc::new(Denials::new());
+        let hears = Arc::new(AtomicBool::new(false));
+        let mut tasks = vec![
+            tokio::spawn(worker::work(trips.clone(), queue)).abort_handle(),
+            tokio::spawn(worker::probe(trips.clone())).abort_handle(),
+        ];
+        // Remembered denials go by real time, which an injected clock knows nothing of.
+        if self.denial_cache && self.clock.is_none() {
+            let ear = super::changes::listen(trips.clone(), denials.clone(), hears.clone());
+            tasks.push(tokio::spawn(ear).abort_handle());
+        }
+        let limits = self.limits.into_iter().map(|limit| Prepared {
+            prefix: names::prefix(&limit),
+            terms: Arc::new(Terms::new(limit.compiled().clone())),
+            limit,
+        });
+        Ok(RedisLimiter(Arc::new(Inner {
+            limits: limits.collect(),
+            local,
+            on_store_failure: self.on_store_failure,
+            jobs,
+            trips,
+            denials,
+            hears,
+            clock: SystemClock::new(),
+            store_timeout: self.store_timeout,
+            counts: Counts::default(),
+            _tasks: Tasks(tasks),
+        })))
+    }
+}
+
+/// The first connection may take longer than a decision: names are resolved, sentinels asked, TLS begun.
+const FIRST_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,0 +1,107 @@
+//! What goes wrong with a store.
+
+use std::fmt;
+
+/// Why a store could not be asked or did not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreError {
+    kind: Kind,
+    detail: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Unavailable,
+    TooLate,
+    Busy,
+    Refused,
+    NotOurs,
+}
+
+impl StoreError {
+    pub(super) fn unavailable(detail: String) -> Self {
+        Self { kind: Kind::Unavailable, detail }
+    }
+
+    pub(super) fn too_late() -> Self {
+        Self { kind: Kind::TooLate, detail: String::new() }
+    }
+
+    pub(super) fn busy() -> Self {
+        Self { kind: Kind::Busy, detail: String::new() }
+    }
+
+    pub(super) fn refused(detail: String) -> Self {
+        Self { kind: Kind::Refused, detail }
+    }
+
+    /// What the script said of one key.
+    pub(super) fn of_key(why: &str) -> Self {
+        let not_ours = why.contains("WRONGTYPE") || why.contains("holds something else");
+        Self { kind: if not_ours { Kind::NotOurs } else { Kind::Refused }, detail: why.to_owned() }
+    }
+
+    /// Whether the store did not answer, or not in time.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self.kind, Kind::Unavailable | Kind::TooLate)
+    }
+
+    /// Whether the store answered that it will not, for example because its memory is full.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.kind == Kind::Refused
+    }
+
+    /// Whether the key is taken by data that is not a limiter's, which is left alone.
+    #[must_use]
+    pub fn is_not_ours(&self) -> bool {
+        self.kind == Kind::NotOurs
+    }
+
+    /// Whether more is waiting for the store already than it can be expected to answer in time.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.kind == Kind::Busy
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::Unavailable => write!(out, "the store is not available: {}", self.detail),
+            Kind::TooLate => out.write_str("the store did not answer in time; raise store_timeout or look at its load"),
+            Kind::Busy => out.write_str("too much is waiting for the store already; add nodes or use leases"),
+            Kind::Refused => write!(out, "the store refused: {}", self.detail),
+            Kind::NotOurs => {
+                write!(out, "the key holds data that is not a limiter's; move that data elsewhere ({})", self.detail)
+            }
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+/// Why a limiter could not be set up: a setting that can never work. A Redis that is down is no such thing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectError(String);
+
+impl ConnectError {
+    pub(super) fn new(problem: String) -> Self {
+        Self(problem)
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+impl From<crate::InvalidLimit> for ConnectError {
+    fn from(error: crate::InvalidLimit) -> Self {
+        Self(error.to_string())
+    }
+}

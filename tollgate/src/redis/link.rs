@@ -1,0 +1,246 @@
+//! The connection to Redis, whatever Redis is: made when it is needed, dropped when it fails, made again.
+
+use std::time::Duration;
+
+use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
+use redis::cluster_async::ClusterConnection;
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, RedisFuture, TlsCertificates, TlsMode, Value};
+use tokio::sync::Mutex;
+
+use super::target::Target;
+use super::{ConnectError, StoreError};
+
+/// Where to connect, and the connection if there is one.
+pub(super) struct Link {
+    door: Door,
+    timeout: Duration,
+    current: Mutex<Option<Numbered>>,
+}
+
+enum Door {
+    Single(Client),
+    /// Asks the sentinels for the master each time.
+    Sentinel(Box<Mutex<SentinelClient>>),
+    Cluster {
+        client: ClusterClient,
+        seeds: Vec<Client>,
+    },
+}
+
+/// Numbered, so that who finds one broken does not drop the next.
+#[derive(Clone)]
+struct Numbered {
+    number: u64,
+    wire: Wire,
+}
+
+/// One connection that many tasks may use at once.
+#[derive(Clone)]
+pub(super) enum Wire {
+    One(MultiplexedConnection),
+    Many(ClusterConnection),
+}
+
+impl ConnectionLike for Wire {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        match self {
+            Self::One(connection) => connection.req_packed_command(cmd),
+            Self::Many(connection) => connection.req_packed_command(cmd),
+        }
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        cmd: &'a redis::Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        match self {
+            Self::One(connection) => connection.req_packed_commands(cmd, offset, count),
+            Self::Many(connection) => connection.req_packed_commands(cmd, offset, count),
+        }
+    }
+
+    fn get_db(&self) -> i64 {
+        match self {
+            Self::One(connection) => connection.get_db(),
+            Self::Many(connection) => connection.get_db(),
+        }
+    }
+}
+
+impl Link {
+    pub(super) fn new(target: Target, ca: Option<Vec<u8>>, timeout: Duration) -> Result<Self, ConnectError> {
+        let certificates = || ca.clone().map(|root| TlsCertificates { client_tls: None, root_cert: Some(root) });
+        let client = |info: redis::ConnectionInfo| match certificates() {
+            Some(certificates) => Client::build_with_tls(info, certificates),
+            None => Client::open(info),
+        };
+        let refused = |error: RedisError| ConnectError::new(format!("the store's address is not usable: {error}"));
+        let door = match target {
+            Target::Single(info) => Door::Single(client(info).map_err(refused)?),
+            Target::Cluster(nodes) => {
+                // Retries are ours to make, within the deadline of a decision.
+                let mut builder = ClusterClientBuilder::new(nodes.clone())
+                    .retries(3)
+                    .min_retry_wait(1)
+                    .max_retry_wait(20)
+                    .connection_timeout(timeout)
+                    .response_timeout(timeout);
+                if let Some(certificates) = certificates() {
+                    builder = builder.certs(certificates);
+                }
+                let seeds = nodes.into_iter().map(client).collect::<Result<_, _>>().map_err(refused)?;
+                Door::Cluster { client: builder.build().map_err(refused)?, seeds }
+            }
+            Target::Sentinel { sentinels, service, master, tls } => {
+                let addresses = sentinels.iter().map(|info| info.addr().clone());
+                let settings = master.redis_settings();
+                let mut builder = SentinelClientBuilder::new(addresses, service, SentinelServerType::Master)
+                    .map_err(refused)?
+                    .set_client_to_redis_db(settings.db());
+                if let Some(username) = settings.username() {
+                    builder = builder.set_client_to_redis_username(username);
+                }
+                if let Some(password) = settings.password() {
+                    builder = builder.set_client_to_redis_password(password);
+                }
+                if tls {
+                    builder = builder
+                        .set_client_to_redis_tls_mode(TlsMode::Secure)
+                        .set_client_to_sentinel_tls_mode(TlsMode::Secure);
+                }
+                if let Some(certificates) = certificates() {
+                    builder = builder
+                        .set_client_to_redis_certificates(certificates.clone())
+                        .set_client_to_sentinel_certificates(certificates);
+                }
+                Door::Sentinel(Box::new(Mutex::new(builder.build().map_err(refused)?)))
+            }
+        };
+        Ok(Self { door, timeout, current: Mutex::new(None) })
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self.door, Door::Cluster { .. })
+    }
+
+    /// Runs a command on the connection, and drops the connection if it proves broken.
+    pub(super) async fn run(&self, command: &Cmd) -> Result<Value, RunError> {
+        let Numbered { number, mut wire } = self.connected().await.map_err(RunError::lost)?;
+        match wire.req_packed_command(command).await.and_then(Value::extract_error) {
+            Ok(value) => Ok(value),
+            Err(error) if error.code() == Some("NOSCRIPT") => Err(RunError::NoScript),
+            Err(error) => {
+                if is_broken(&error) {
+                    self.drop_wire(number).await;
+                }
+                Err(if is_answer(&error) { RunError::Refused(error) } else { RunError::lost(error) })
+            }
+        }
+    }
+
+    /// Gives up on whatever connection there is: it has not answered in time.
+    pub(super) async fn give_up(&self) {
+        if !self.is_cluster() {
+            *self.current.lock().await = None;
+        }
+    }
+
+    async fn drop_wire(&self, number: u64) {
+        let mut current = self.current.lock().await;
+        if current.as_ref().is_some_and(|current| current.number == number) {
+            *current = None;
+        }
+    }
+
+    async fn connected(&self) -> Result<Numbered, RedisError> {
+        let mut current = self.current.lock().await;
+        if let Some(numbered) = &*current {
+            return Ok(numbered.clone());
+        }
+        let wire = self.connect().await?;
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let numbered = Numbered { number, wire };
+        *current = Some(numbered.clone());
+        Ok(numbered)
+    }
+
+    async fn connect(&self) -> Result<Wire, RedisError> {
+        // Replies are waited for as long as the decision may, and that is watched elsewhere.
+        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(self.timeout)).set_response_timeout(None);
+        Ok(match &self.door {
+            Door::Single(client) => Wire::One(client.get_multiplexed_async_connection_with_config(&config).await?),
+            Door::Sentinel(client) => Wire::One(client.lock().await.get_async_connection_with_config(&config).await?),
+            Door::Cluster { client, .. } => Wire::Many(client.get_async_connection().await?),
+        })
+    }
+
+    /// A connection that hears what is published. On a cluster any node hears it all.
+    pub(super) async fn ear(&self) -> Result<PubSub, RedisError> {
+        match &self.door {
+            Door::Single(client) => client.get_async_pubsub().await,
+            Door::Sentinel(client) => {
+                let master = client.lock().await.async_get_client().await?;
+                master.get_async_pubsub().await
+            }
+            Door::Cluster { seeds, .. } => {
+                let mut last = None;
+                for seed in seeds {
+                    match tokio::time::timeout(self.timeout.max(Duration::from_millis(500)), seed.get_async_pubsub())
+                        .await
+                    {
+                        Ok(Ok(ear)) => return Ok(ear),
+                        Ok(Err(error)) => last = Some(error),
+                        Err(_) => {}
+                    }
+                }
+                Err(last.unwrap_or_else(|| std::io::Error::from(std::io::ErrorKind::TimedOut).into()))
+            }
+        }
+    }
+}
+
+static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// Why a command did not run.
+pub(super) enum RunError {
+    /// Redis has forgotten the script.
+    NoScript,
+    /// Redis answered, and the answer is no.
+    Refused(RedisError),
+    /// Redis did not answer.
+    Lost(RedisError),
+}
+
+impl RunError {
+    fn lost(error: RedisError) -> Self {
+        Self::Lost(error)
+    }
+}
+
+impl From<RunError> for StoreError {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::NoScript => Self::unavailable("the script is gone again".into()),
+            RunError::Refused(error) => Self::refused(error.to_string()),
+            RunError::Lost(error) => Self::unavailable(error.to_string()),
+        }
+    }
+}
+
+/// Whether the connection is of no more use: it is gone, or it leads to a server that is no master any more.
+fn is_broken(error: &RedisError) -> bool {
+    error.is_io_error()
+        || error.is_connection_dropped()
+        || error.is_unrecoverable_error()
+        || error.is_timeout()
+        || matches!(error.code(), Some("READONLY" | "MASTERDOWN" | "LOADING" | "NOAUTH" | "NOREPLICAS" | "MISCONF"))
+}
+
+/// Whether Redis is there and says no to this very command.
+fn is_answer(error: &RedisError) -> bool {
+    matches!(error.code(), Some("OOM" | "WRONGTYPE" | "NOPERM" | "CROSSSLOT")) || error.code() == Some("ERR")
+}

@@ -1,0 +1,149 @@
+//! What keys are called on Redis: `rate_limit:<algorithm>:{<limit name>|<key>}`.
+//!
+//! The braces are the hash tag, so that all that belongs to one key of a limit is in one slot of a cluster. Key
+//! material from outside can neither end the tag nor spell another limit's key: braces, bars and per cents are
+//! escaped as in a URL. A long key is told by its SHA-256, which nobody can find a second key for.
+
+use sha2::{Digest, Sha256};
+
+use crate::algorithm::Algorithm;
+use crate::key::Key;
+use crate::limit::Limit;
+
+/// The longest key that is written as it is. Redis keeps names in memory, and a longer one is an attack or a
+/// mistake more often than an identity.
+const LONGEST: usize = 128;
+
+/// Begins a key that was hashed. No escape looks like it.
+const HASHED: &str = "%#";
+/// Stands for a key of no parts. No escape looks like it.
+const NO_PARTS: &str = "%";
+
+/// The name under which a key of a limit is kept.
+pub(super) fn name(prefix: &str, key: Key<'_>) -> Vec<u8> {
+    let mut name = Vec::with_capacity(prefix.len() + 32);
+    name.extend_from_slice(prefix.as_bytes());
+    let begin = name.len();
+    match key.whole() {
+        Some(bytes) => escape(bytes, &mut name),
+        None if key.several().is_empty() => name.extend_from_slice(NO_PARTS.as_bytes()),
+        None => {
+            for (index, part) in key.several().iter().enumerate() {
+                if index > 0 {
+                    name.push(b'|');
+                }
+                escape(part.as_bytes(), &mut name);
+            }
+        }
+    }
+    if name.len() - begin > LONGEST {
+        let digest = Sha256::digest(&name[begin..]);
+        name.truncate(begin);
+        name.extend_from_slice(HASHED.as_bytes());
+        name.extend(digest.iter().flat_map(|byte| hex(*byte)));
+    }
+    name.push(b'}');
+    name
+}
+
+/// All of the name that comes before the key.
+pub(super) fn prefix(limit: &Limit) -> String {
+    let mut name = Vec::new();
+    escape(limit.name().as_bytes(), &mut name);
+    let algorithm = match limit.algorithm() {
+        Algorithm::TokenBucket(_) => "token_bucket",
+        Algorithm::LeakyBucket(_) => "leaky_bucket",
+        Algorithm::FixedWindow(_) => "fixed_window",
+        Algorithm::SlidingWindowLog(_) => "sliding_window_log",
+        Algorithm::SlidingWindowCounter(_) => "sliding_window_counter",
+    };
+    format!("rate_limit:{algorithm}:{{{}|", String::from_utf8_lossy(&name))
+}
+
+/// The slot of a cluster that a name is in.
+pub(super) fn slot(name: &[u8]) -> u16 {
+    let tag = name.iter().position(|byte| *byte == b'{').and_then(|open| {
+        let inside = &name[open + 1..];
+        let length = inside.iter().position(|byte| *byte == b'}')?;
+        (length > 0).then(|| &inside[..length])
+    });
+    crc16::State::<crc16::XMODEM>::calculate(tag.unwrap_or(name)) % 16384
+}
+
+fn escape(bytes: &[u8], into: &mut Vec<u8>) {
+    for byte in bytes {
+        match byte {
+            b'%' | b'{' | b'}' | b'|' => {
+                into.push(b'%');
+                into.extend(hex(*byte));
+            }
+            _ => into.push(*byte),
+        }
+    }
+}
+
+fn hex(byte: u8) -> [u8; 2] {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{FixedWindow, MINUTE};
+
+    fn named(limit: &str, key: Key<'_>) -> Vec<u8> {
+        name(&prefix(&Limit::new(limit, FixedWindow::new(1, MINUTE)).unwrap()), key)
+    }
+
+    #[test]
+    fn a_plain_key_reads_as_it_is_written() {
+        assert_eq!(named("per-user", "ann".into()), b"rate_limit:fixed_window:{per-user|ann}");
+        assert_eq!(named("l", Key::parts(&["ann", "/search"])), b"rate_limit:fixed_window:{l|ann|/search}");
+    }
+
+    #[test]
+    fn nothing_breaks_out_of_the_tag() {
+        assert_eq!(named("l", "a}b{c|d%".into()), b"rate_limit:fixed_window:{l|a%7Db%7Bc%7Cd%25}");
+        assert_eq!(named("l", b"\0\n \xff".into()), b"rate_limit:fixed_window:{l|\0\n \xff}");
+    }
+
+    #[test]
+    fn a_long_key_is_hashed() {
+        let (one, other) = ("x".repeat(64 << 10), "x".repeat((64 << 10) + 1));
+        let name = named("l", (&one).into());
+        assert_eq!(name.len(), "rate_limit:fixed_window:{l|%#}".len() + 64);
+        assert_ne!(name, named("l", (&other).into()));
+    }
+
+    #[test]
+    fn keys_of_no_part_one_part_and_two_differ() {
+        let names = [Key::parts(&[]), "".into(), Key::parts(&["", ""]), "|".into(), "%".into()];
+        let names: std::collections::HashSet<_> = names.map(|key| named("l", key)).into();
+        assert_eq!(names.len(), 5);
+    }
+
+    #[test]
+    fn the_slot_is_that_of_the_tag() {
+        assert_eq!(slot(b"123456789"), 0x31c3);
+        assert_eq!(slot(b"rate_limit:x:{123456789}"), 0x31c3);
+        assert_eq!(slot(b"{}123456789"), crc16::State::<crc16::XMODEM>::calculate(b"{}123456789") % 16384);
+    }
+
+    proptest! {
+        #[test]
+        fn different_keys_have_different_names(
+            one in proptest::collection::vec("[a{}|%]{0,3}", 1..3), other in proptest::collection::vec("[a{}|%]{0,3}", 1..3),
+            limits in ("[a|{}%]{1,3}", "[a|{}%]{1,3}"),
+        ) {
+            let parts = |texts: &[String]| texts.iter().map(String::as_str).collect::<Vec<_>>().join("\0");
+            let (first, second): (Vec<&str>, Vec<&str>) =
+                (one.iter().map(String::as_str).collect(), other.iter().map(String::as_str).collect());
+            let same = limits.0 == limits.1 && parts(&one) == parts(&other);
+            let names = (named(&limits.0, Key::parts(&first)), named(&limits.1, Key::parts(&second)));
+            prop_assert_eq!(names.0 == names.1, same);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Where Redis is, as a URL says it.
+//!
+//! `redis://[user:password@]host[:port][/db]`, `rediss://…` for TLS, `redis+cluster://h1:7001,h2:7002` and
+//! `redis+sentinel://h1:26379,h2:26379/mymaster[/db]`, the last two with `rediss+…` too.
+
+use redis::{ConnectionInfo, IntoConnectionInfo};
+
+use super::ConnectError;
+
+/// What a URL named.
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    Single(ConnectionInfo),
+    Sentinel {
+        sentinels: Vec<ConnectionInfo>,
+        service: String,
+        /// The address stands for whichever the sentinels name; the rest is how to log in there.
+        master: ConnectionInfo,
+        tls: bool,
+    },
+    Cluster(Vec<ConnectionInfo>),
+}
+
+const FORMS: &str = "use redis://host:6379, rediss://host:6379, redis+cluster://h1:7001,h2:7002 or \
+                     redis+sentinel://h1:26379,h2:26379/mymaster";
+
+impl Target {
+    pub(super) fn parse(url: &str) -> Result<Self, ConnectError> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("the store's URL has no scheme"))?;
+        let (base, form) = scheme.split_once('+').unwrap_or((scheme, ""));
+        if base != "redis" && base != "rediss" {
+            return Err(wrong(&format!("`{scheme}` is no scheme of a store")));
+        }
+        let (credentials, rest) = rest.rsplit_once('@').map_or(("", rest), |(before, after)| (before, after));
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if hosts.split(',').any(|host| host.is_empty() || host.starts_with(':')) {
+            return Err(wrong("a host is missing in the store's URL"));
+        }
+        let login = if credentials.is_empty() { String::new() } else { format!("{credentials}@") };
+        let info = |login: &str, host: &str, db: &str| {
+            let url = format!("{base}://{login}{host}/{db}");
+            // The parser's own words are not repeated: they might show the password.
+            url.into_connection_info().map_err(|_| wrong(&format!("`{host}/{db}` is no host, port and database")))
+        };
+        match form {
+            "" if hosts.contains(',') => Err(wrong("a single Redis has one host")),
+            "" => Ok(Self::Single(info(&login, hosts, path)?)),
+            "cluster" if !matches!(path, "" | "0") => Err(wrong("a cluster has only database 0")),
+            "cluster" => {
+                Ok(Self::Cluster(hosts.split(',').map(|host| info(&login, host, "")).collect::<Result<_, _>>()?))
+            }
+            "sentinel" => {
+                let (service, db) = path.split_once('/').unwrap_or((path, ""));
+                if service.is_empty() {
+                    return Err(wrong("the master's name is missing after the sentinels"));
+                }
+                let sentinels =
+                    hosts.split(',').map(|host| info("", &with_port(host), "")).collect::<Result<_, _>>()?;
+                let master = info(&login, "master", db)?;
+                Ok(Self::Sentinel { sentinels, service: service.to_owned(), master, tls: base == "rediss" })
+            }
+            other => Err(wrong(&format!("`redis+{other}` is no kind of Redis"))),
+        }
+    }
+}
+
+fn with_port(host: &str) -> String {
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    if has_port { host.to_owned() } else { format!("{host}:26379") }
+}
+
+fn wrong(problem: &str) -> ConnectError {
+    ConnectError::new(format!("{problem}; {FORMS}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_understood() {
+        let Ok(Target::Single(info)) = Target::parse("redis://ann:s3cret@example:6380/3") else { panic!("single") };
+        assert_eq!(info.addr().to_string(), "example:6380");
+        assert_eq!(info.redis_settings().db(), 3);
+        let Ok(Target::Cluster(nodes)) = Target::parse("redis+cluster://a:7001,b:7002") else { panic!("cluster") };
+        assert_eq!(nodes.len(), 2);
+        let Ok(Target::Sentinel { sentinels, service, .. }) = Target::parse("redis+sentinel://a,b:26380/mymaster/2")
+        else {
+            panic!("sentinel")
+        };
+        assert_eq!(sentinels.iter().map(|info| info.addr().to_string()).collect::<Vec<_>>(), ["a:26379", "b:26380"]);
+        assert_eq!(service, "mymaster");
+    }
+
+    #[test]
+    fn a_wrong_url_is_refused_without_repeating_the_password() {
+        for url in ["", "localhost:6379", "http://h", "redis://", "redis://:6379", "redis+sentinel://h", "redis+x://h"]
+        {
+            assert!(Target::parse(url).is_err(), "{url}");
+        }
+        for url in ["redis://u:hunter2@h:99999999", "redis+cluster://u:hunter2@h:1/7", "redis://u:hunter2@h/x"] {
+            let error = Target::parse(url).unwrap_err().to_string();
+            assert!(!error.contains("hunter2") && error.contains("; use redis://"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Natural batching: while a trip to Redis is under way, questions gather, and travel together on the next.
+//!
+//! An idle limiter sends a question at once and alone. A busy one sends as many as have come, up to a bound, in
+//! one script call, which decides them in order. All of one node's questions pass through here, so those about
+//! one key stay in the order in which they were asked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::StoreError;
+use super::breaker::Breaker;
+use super::link::{Link, RunError};
+use super::names;
+use super::script::{self, Answer, Batch, Question};
+use crate::clock::ManualClock;
+
+/// Questions in one script call. Redis does nothing else meanwhile: some two milliseconds.
+pub(super) const MAX_BATCH: usize = 256;
+/// Questions that may wait for a trip. Beyond that the store is too slow to be waited for.
+pub(super) const MAX_WAITING: usize = 16_384;
+/// Trips under way at once: one is computed by Redis while the next is on its way.
+const TRIPS: usize = 2;
+/// On a cluster a trip is slow if any of its nodes is.
+const CLUSTER_TRIPS: usize = 16;
+/// How often to see whether a store that failed is back: at first, and at most.
+const PROBE_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// A question, and who waits for the answer.
+pub(super) struct Job {
+    pub(super) question: Question,
+    pub(super) reply: oneshot::Sender<Result<Answer, StoreError>>,
+}
+
+/// What the trips of a limiter need, and what they have come to.
+pub(super) struct Trips {
+    pub(super) link: Link,
+    pub(super) breaker: Breaker,
+    pub(super) timeout: Duration,
+    /// Stands in for Redis's time, for tests.
+    pub(super) clock: Option<ManualClock>,
+    pub(super) trips: AtomicU64,
+    pub(super) asked: AtomicU64,
+}
+
+/// Runs until nobody can ask any more.
+pub(super) async fn work(shared: Arc<Trips>, mut jobs: mpsc::Receiver<Job>) {
+    let most = if shared.link.is_cluster() { CLUSTER_TRIPS } else { TRIPS };
+    let mut under_way = FuturesUnordered::new();
+    let mut gathered = Vec::with_capacity(MAX_BATCH);
+    let mut open = true;
+    while open || !under_way.is_empty() {
+        tokio::select! {
+            biased;
+            Some(()) = under_way.next(), if !under_way.is_empty() => {}
+            count = jobs.recv_many(&mut gathered, MAX_BATCH), if open && under_way.len() < most => {
+                if count == 0 {
+                    open = false;
+                    continue;
+                }
+                // Who has stopped waiting is not charged.
+                gathered.retain(|job| !job.reply.is_closed());
+                if !gathered.is_empty() {
+                    under_way.push(travel(&shared, std::mem::take(&mut gathered)));
+                    gathered.reserve(MAX_BATCH);
+                }
+            }
+        }
+    }
+}
+
+async fn travel(shared: &Trips, jobs: Vec<Job>) {
+    shared.asked.fetch_add(jobs.len() as u64, Ordering::Relaxed);
+    if !shared.link.is_cluster() {
+        return trip(shared, jobs).await;
+    }
+    // On a cluster one call stays in one slot.
+    let mut by_slot: BTreeMap<u16, Vec<Job>> = BTreeMap::new();
+    for job in jobs {
+        let slot = job.question.asks().first().map_or(0, |ask| names::slot(&ask.name));
+        by_slot.entry(slot).or_default().push(job);
+    }
+    join_all(by_slot.into_values().map(|jobs| trip(shared, jobs))).await;
+}
+
+async fn trip(shared: &Trips, jobs: Vec<Job>) {
+    shared.trips.fetch_add(1, Ordering::Relaxed);
+    let mut batch = Batch::default();
+    for job in &jobs {
+        batch.add(&job.question);
+    }
+    let outcome = match timeout(shared.timeout, decide(shared, &batch)).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            shared.link.give_up().await;
+            Err(StoreError::too_late())
+        }
+    };
+    match &outcome {
+        Err(error) if error.is_unavailable() => shared.breaker.failed(error),
+        _ => shared.breaker.succeeded(),
+    }
+    match outcome {
+        Ok(answers) => {
+            for (job, answer) in jobs.into_iter().zip(answers) {
+                let _ = job.reply.send(answer);
+            }
+        }
+        Err(error) => {
+            for job in jobs {
+                let _ = job.reply.send(Err(error.clone()));
+            }
+        }
+    }
+}
+
+async fn decide(shared: &Trips, batch: &Batch) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+    let command = batch.command(shared.clock.as_ref().map(ManualClock::now));
+    let reply = match shared.link.run(&command).await {
+        Err(RunError::NoScript) => {
+            load_script(&shared.link).await?;
+            shared.link.run(&command).await?
+        }
+        other => other?,
+    };
+    batch.answers(reply)
+}
+
+/// Gives Redis the script; on a cluster, every node.
+pub(super) async fn load_script(link: &Link) -> Result<(), StoreError> {
+    link.run(&script::load()).await?;
+    Ok(())
+}
+
+/// While the breaker is open, asks now and then whether Redis is back.
+pub(super) async fn probe(shared: Arc<Trips>) {
+    loop {
+        shared.breaker.opened().await;
+        let mut pause = PROBE_EVERY.0;
+        while shared.breaker.is_open() {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PROBE_EVERY.1);
+            let patience = shared.timeout.max(Duration::from_millis(100));
+            match timeout(patience, load_script(&shared.link)).await {
+                Ok(Ok(())) => shared.breaker.close(),
+                Ok(Err(_)) => {}
+                Err(_) => shared.link.give_up().await,
+            }
+        }
+    }
+}

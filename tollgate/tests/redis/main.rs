@@ -1,0 +1,4 @@
+//! The store on Redis, against real servers that these tests start and stop.
+
+mod servers;
+mod traces;

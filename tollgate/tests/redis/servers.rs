@@ -1,0 +1,273 @@
+//! Real servers for tests: one alone, one behind TLS, one watched by sentinels, a cluster.
+//!
+//! Each server is a child process with a temporary directory, a loopback port and no persistence; dropping its owner
+//! kills it. So keep none in a `static`: those are never dropped. What fails here panics, with the tail of the
+//! server's log where that explains it.
+//!
+//! The suite's own errands (readiness, `INFO`, `CLUSTER`, `SENTINEL`) go over a Unix socket in the server's directory:
+//! what answers there can only be the process that was started, and TLS is left to the code under test.
+
+#![allow(dead_code, reason = "a kit: which of its failures the tests stage changes with the tests")]
+
+mod cluster;
+mod port;
+mod process;
+mod sentinels;
+mod tls;
+mod wait;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use redis::{Client, Cmd, Connection, ConnectionAddr, ConnectionInfo, FromRedisValue, InfoDict, IntoConnectionInfo};
+use tempfile::TempDir;
+
+pub(crate) use cluster::Cluster;
+pub(crate) use sentinels::Sentinels;
+
+use port::Port;
+use process::{Process, Signal};
+
+/// A server that has not answered by then never will: an idle one is up within 50 ms.
+const READY_LIMIT: Duration = Duration::from_secs(10);
+
+/// A free port can be taken before the server binds it. Ten times in a row means something else is wrong.
+const START_ATTEMPTS: usize = 10;
+
+/// No reply to the suite takes this long; a test fails rather than hangs.
+const REPLY_LIMIT: Duration = Duration::from_secs(10);
+
+const CONF_FILE: &str = "redis.conf";
+const LOG_FILE: &str = "server.log";
+const SOCKET_FILE: &str = "redis.sock";
+
+const COMMON_ARGS: [&str; 14] = [
+    "--bind",
+    "127.0.0.1",
+    "--unixsocket",
+    SOCKET_FILE,
+    "--daemonize",
+    "no",
+    "--logfile",
+    "",
+    "--save",
+    "",
+    "--appendonly",
+    "no",
+    // Saved to disk, a replica's first copy is sent at once; piped, it waits for a timer of a second.
+    "--repl-diskless-sync",
+    "no",
+];
+
+/// Where the Valkey server is, if `VALKEY_SERVER` names one or `tools/install-redis` could install one.
+pub(crate) fn valkey_server() -> Option<PathBuf> {
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/valkey/valkey-server");
+    std::env::var_os("VALKEY_SERVER").map(PathBuf::from).or_else(|| installed.is_file().then_some(installed))
+}
+
+fn redis_server() -> PathBuf {
+    std::env::var_os("REDIS_SERVER").map_or_else(|| PathBuf::from("redis-server"), PathBuf::from)
+}
+
+#[derive(Clone, Copy)]
+enum Transport {
+    Plain,
+    Tls,
+}
+
+/// All that a start needs but for the port and the directory.
+struct Recipe {
+    binary: PathBuf,
+    args: Vec<String>,
+    transport: Transport,
+    /// Written to the directory before the first start. A server may rewrite its own `redis.conf` from then on.
+    files: Vec<(&'static str, String)>,
+}
+
+impl Recipe {
+    fn new(binary: PathBuf, args: &[&str]) -> Self {
+        let args = args.iter().map(ToString::to_string).collect();
+        Self { binary, args, transport: Transport::Plain, files: vec![(CONF_FILE, String::new())] }
+    }
+
+    fn password(&self) -> Option<&str> {
+        let option = self.args.iter().position(|arg| arg == "--requirepass")?;
+        self.args.get(option + 1).map(String::as_str)
+    }
+}
+
+enum StartError {
+    PortTaken,
+    Failed { log_tail: String },
+}
+
+/// A server of its own. It runs until dropped, unless a test kills it.
+pub(crate) struct RedisServer {
+    // Dropped in this order: the process first, then the directory it writes to, then the claim on its port.
+    process: Option<Process>,
+    dir: TempDir,
+    port: Port,
+    recipe: Recipe,
+}
+
+impl RedisServer {
+    pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// With extra arguments, as on the command line: `&["--requirepass", "secret"]`.
+    pub(crate) fn with(args: &[&str]) -> Self {
+        Self::launch(Recipe::new(redis_server(), args))
+    }
+
+    /// `None` where no Valkey is installed.
+    pub(crate) fn start_valkey() -> Option<Self> {
+        Some(Self::launch(Recipe::new(valkey_server()?, &[])))
+    }
+
+    /// Speaks TLS alone, for `localhost` and `127.0.0.1`, with a certificate of the authority at [`Self::ca_path`].
+    pub(crate) fn start_tls() -> Self {
+        let mut recipe = Recipe::new(redis_server(), &tls::ARGS);
+        recipe.transport = Transport::Tls;
+        recipe.files.extend(tls::files());
+        Self::launch(recipe)
+    }
+
+    fn launch(mut recipe: Recipe) -> Self {
+        for _ in 0..START_ATTEMPTS {
+            let dir = tempfile::tempdir().expect("a temporary directory can be made");
+            for (name, content) in &recipe.files {
+                std::fs::write(dir.path().join(name), content).expect("the temporary directory is writable");
+            }
+            let mut server = Self { process: None, dir, port: Port::claim(), recipe };
+            match server.run() {
+                Ok(()) => return server,
+                Err(StartError::PortTaken) => recipe = server.recipe,
+                Err(StartError::Failed { log_tail }) => panic!("the server did not start; its log ends:\n{log_tail}"),
+            }
+        }
+        panic!("{START_ATTEMPTS} ports in a row were free, then taken");
+    }
+
+    fn run(&mut self) -> Result<(), StartError> {
+        let port = self.port().to_string();
+        let ports = match self.recipe.transport {
+            // A server built without TLS knows no `--tls-port`.
+            Transport::Plain => &["--port", &port][..],
+            Transport::Tls => &["--port", "0", "--tls-port", &port],
+        };
+        let mut args = vec![CONF_FILE];
+        args.extend(COMMON_ARGS.iter().chain(ports));
+        args.extend(self.recipe.args.iter().map(String::as_str));
+        self.process = Some(Process::spawn(&self.recipe.binary, &args, self.dir.path(), LOG_FILE));
+        self.await_ready()
+    }
+
+    fn await_ready(&mut self) -> Result<(), StartError> {
+        let ready = wait::poll(READY_LIMIT, || {
+            if self.process.as_mut().is_none_or(Process::has_exited) {
+                return Some(false);
+            }
+            let answered = self.try_connection().and_then(|mut connection| redis::cmd("PING").exec(&mut connection));
+            answered.is_ok().then_some(true)
+        });
+        if ready == Some(true) {
+            return Ok(());
+        }
+        self.process = None;
+        let log = std::fs::read_to_string(self.dir.path().join(LOG_FILE)).unwrap_or_default();
+        if log.contains("Address already in use") {
+            return Err(StartError::PortTaken);
+        }
+        let lines: Vec<&str> = log.lines().collect();
+        Err(StartError::Failed { log_tail: lines[lines.len().saturating_sub(20)..].join("\n") })
+    }
+
+    /// The address a client is given, with the password if there is one.
+    pub(crate) fn url(&self) -> String {
+        let scheme = match self.recipe.transport {
+            Transport::Plain => "redis",
+            Transport::Tls => "rediss",
+        };
+        let login = self.recipe.password().map(|password| format!(":{password}@")).unwrap_or_default();
+        format!("{scheme}://{login}127.0.0.1:{}", self.port())
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// The certificate to trust, in PEM. Only a server started with TLS has one.
+    pub(crate) fn ca_path(&self) -> PathBuf {
+        self.dir.path().join(tls::CA_FILE)
+    }
+
+    /// A connection of the suite's own, logged in, over the Unix socket.
+    pub(crate) fn connection(&self) -> Connection {
+        self.try_connection().expect("a running server accepts connections")
+    }
+
+    fn try_connection(&self) -> redis::RedisResult<Connection> {
+        let mut info: ConnectionInfo =
+            ConnectionAddr::Unix(self.dir.path().join(SOCKET_FILE)).into_connection_info()?;
+        if let Some(password) = self.recipe.password() {
+            let login = info.redis_settings().clone().set_password(password);
+            info = info.set_redis_settings(login);
+        }
+        let connection = Client::open(info)?.get_connection()?;
+        connection.set_read_timeout(Some(REPLY_LIMIT))?;
+        connection.set_write_timeout(Some(REPLY_LIMIT))?;
+        Ok(connection)
+    }
+
+    /// One command on a connection of its own. Panics on an error, which in the suite's own errands is a bug.
+    fn ask<T: FromRedisValue>(&self, command: &Cmd) -> T {
+        command.query(&mut self.connection()).unwrap_or_else(|error| {
+            panic!("{} on port {}: {error}", String::from_utf8_lossy(&command.get_packed_command()), self.port())
+        })
+    }
+
+    fn info(&self, section: &str) -> InfoDict {
+        self.ask(redis::cmd("INFO").arg(section))
+    }
+
+    fn is_master(&self) -> bool {
+        self.info("replication").get::<String>("role").as_deref() == Some("master")
+    }
+
+    /// Processor time the server has used since its start, in user and kernel mode.
+    pub(crate) fn cpu_micros(&self) -> u64 {
+        let info = self.info("cpu");
+        let seconds = |field| info.get::<f64>(field).expect("INFO cpu has this field");
+        ((seconds("used_cpu_user") + seconds("used_cpu_sys")) * 1e6).round() as u64
+    }
+
+    /// Ends the server as a crash would, and its data with it.
+    pub(crate) fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts the server again, empty, on the same port with the same arguments; kills it first if it still runs.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        match self.run() {
+            Ok(()) => {}
+            Err(StartError::PortTaken) => panic!("port {} was taken while its server was down", self.port()),
+            Err(StartError::Failed { log_tail }) => panic!("the server did not restart; its log ends:\n{log_tail}"),
+        }
+    }
+
+    /// Freezes the server: connections stay open and are even accepted, but nothing is answered until [`Self::cont`].
+    pub(crate) fn stop(&mut self) {
+        self.process.as_mut().expect("only a running server can be stopped").signal(Signal::Stop);
+    }
+
+    pub(crate) fn cont(&mut self) {
+        self.process.as_mut().expect("only a running server can be continued").signal(Signal::Continue);
+    }
+
+    /// Neither killed nor stopped by the test.
+    fn is_running(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| !process.is_stopped())
+    }
+}

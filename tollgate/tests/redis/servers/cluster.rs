@@ -1,0 +1,138 @@
+//! A cluster of three masters with a replica each.
+
+mod slot_move;
+mod view;
+
+use std::time::Duration;
+
+use slot_move::SlotMove;
+
+use super::RedisServer;
+use super::wait::wait_until;
+use view::View;
+
+const MASTERS: usize = 3;
+const NODES: usize = 2 * MASTERS;
+const SLOTS: usize = 16_384;
+
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// The timeout below, then an election of one to two seconds, held again where it fails.
+const FAILOVER_LIMIT: Duration = Duration::from_secs(20);
+
+const NODE_ARGS: [&str; 6] = [
+    "--cluster-enabled",
+    "yes",
+    "--cluster-node-timeout",
+    "1000",
+    // However long its master has been silent, a replica may take over.
+    "--cluster-replica-validity-factor",
+    "0",
+];
+
+/// Nodes are known by their index here: 0 to 2 begin as masters, 3 to 5 as the replicas of 0 to 2.
+pub(crate) struct Cluster {
+    nodes: Vec<RedisServer>,
+    ids: Vec<String>,
+}
+
+impl Cluster {
+    /// Returns when every node sees the cluster whole and every master has its replica in step.
+    pub(crate) fn start() -> Self {
+        let nodes: Vec<RedisServer> = (0..NODES).map(|_| RedisServer::with(&NODE_ARGS)).collect();
+        let ids = nodes.iter().map(|node| node.ask(redis::cmd("CLUSTER").arg("MYID"))).collect();
+        let cluster = Self { nodes, ids };
+        cluster.share_out_slots();
+        cluster.introduce();
+        for replica in MASTERS..NODES {
+            let master = &cluster.ids[replica - MASTERS];
+            let () = cluster.nodes[replica].ask(redis::cmd("CLUSTER").arg("REPLICATE").arg(master));
+        }
+        wait_until("the cluster is whole", START_LIMIT, || {
+            cluster.nodes.iter().all(|node| is_ok(node) && View::of(node).replicas() == NODES - MASTERS)
+                && cluster.nodes[..MASTERS].iter().all(has_replica_in_step)
+        });
+        cluster
+    }
+
+    fn share_out_slots(&self) {
+        for (index, node) in self.nodes.iter().enumerate() {
+            // Nodes that meet with equal epochs would settle that first, one after the other.
+            let () = node.ask(redis::cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(index + 1));
+            if index < MASTERS {
+                let (first, end) = (index * SLOTS / MASTERS, (index + 1) * SLOTS / MASTERS);
+                let () = node.ask(redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(first).arg(end - 1));
+            }
+        }
+    }
+
+    /// Each to each, which is quicker than to let the news get about.
+    fn introduce(&self) {
+        for (index, node) in self.nodes.iter().enumerate() {
+            for other in &self.nodes[index + 1..] {
+                let () = node.ask(redis::cmd("CLUSTER").arg("MEET").arg("127.0.0.1").arg(other.port()));
+            }
+        }
+        wait_until("the nodes know each other", START_LIMIT, || {
+            self.nodes.iter().all(|node| View::of(node).has_met_all(&self.ids))
+        });
+    }
+
+    pub(crate) fn url(&self) -> String {
+        let addresses: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        format!("redis+cluster://{}", addresses.join(","))
+    }
+
+    pub(crate) fn node(&mut self, index: usize) -> &mut RedisServer {
+        &mut self.nodes[index]
+    }
+
+    /// The nodes that run and are masters now.
+    pub(crate) fn masters(&self) -> Vec<usize> {
+        (0..NODES).filter(|&index| self.nodes[index].is_running() && self.nodes[index].is_master()).collect()
+    }
+
+    /// The master that holds a slot, in the eyes of every node that runs; `None` while they disagree.
+    pub(crate) fn owner(&self, slot: u16) -> Option<usize> {
+        let mut seen = self.running().map(|node| View::of(node).owner(slot).map(String::from));
+        let owner = seen.next()??;
+        seen.all(|other| other.as_ref() == Some(&owner)).then_some(())?;
+        self.ids.iter().position(|id| *id == owner)
+    }
+
+    /// Moves a slot with all its keys to another master, while clients go on.
+    pub(crate) fn move_slot(&self, slot: u16, to: usize) {
+        self.begin_move(slot, to).finish();
+    }
+
+    /// Halts a move where clients are sent from one master to the other with `ASK`.
+    pub(crate) fn begin_move(&self, slot: u16, to: usize) -> SlotMove<'_> {
+        SlotMove::begin(self, slot, to)
+    }
+
+    /// Kills a master. Returns the replica that has taken over, once every node that runs knows.
+    pub(crate) fn failover(&mut self, master: usize) -> usize {
+        let slot = View::of(&self.nodes[master]).first_slot_of(&self.ids[master]).expect("only masters have slots");
+        self.nodes[master].kill();
+        let mut successor = master;
+        wait_until("a replica has taken over", FAILOVER_LIMIT, || {
+            successor = self.owner(slot).unwrap_or(master);
+            successor != master && self.running().all(is_ok)
+        });
+        successor
+    }
+
+    fn running(&self) -> impl Iterator<Item = &RedisServer> {
+        self.nodes.iter().filter(|node| node.is_running())
+    }
+}
+
+fn is_ok(node: &RedisServer) -> bool {
+    let info: redis::InfoDict = node.ask(redis::cmd("CLUSTER").arg("INFO"));
+    info.get::<String>("cluster_state").as_deref() == Some("ok")
+}
+
+fn has_replica_in_step(master: &RedisServer) -> bool {
+    let replica: Option<String> = master.info("replication").get("slave0");
+    replica.is_some_and(|replica| replica.contains("state=online"))
+}

@@ -1,0 +1,49 @@
+//! Ports that stay a server's own while it is down.
+//!
+//! The kernel's own choice (bind port 0) comes from the range of outgoing connections. There, a client that knocks at
+//! a killed server's port can be given that very port for its own end: it then talks to itself, and the server cannot
+//! be restarted. So ports are chosen here, below that range.
+
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::process;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+const FIRST: u16 = 12_000;
+const COUNT: u16 = 8_000;
+
+/// A cluster node also listens here, for the other nodes: its port and this. Still below the outgoing range.
+const CLUSTER_BUS_OFFSET: u16 = 10_000;
+
+pub(super) struct Port {
+    number: u16,
+    /// Nobody sends to the UDP port of this number. To hold it is to hold the claim, among all processes that run
+    /// this suite; it lapses with the process.
+    _claim: UdpSocket,
+}
+
+impl Port {
+    pub(super) fn claim() -> Self {
+        // Onwards from a place of this process: what one test left connected shall not meet another test's server.
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let start = process::id().wrapping_mul(101);
+        for _ in 0..COUNT {
+            let step = NEXT.fetch_add(1, Ordering::Relaxed);
+            let number = FIRST + (start.wrapping_add(step.into()) % u32::from(COUNT)) as u16;
+            if let Ok(claim) = UdpSocket::bind((Ipv4Addr::LOCALHOST, number))
+                && is_free(number)
+                && is_free(number + CLUSTER_BUS_OFFSET)
+            {
+                return Self { number, _claim: claim };
+            }
+        }
+        panic!("no port from {FIRST} to {} is free", FIRST + COUNT - 1);
+    }
+
+    pub(super) fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+fn is_free(port: u16) -> bool {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+}

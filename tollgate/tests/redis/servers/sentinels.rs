@@ -1,0 +1,104 @@
+//! A master and its replica, watched by three sentinels.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::wait::wait_until;
+use super::{CONF_FILE, Recipe, RedisServer, redis_server};
+
+const MASTER_NAME: &str = "mymaster";
+const SENTINELS: usize = 3;
+const QUORUM: usize = 2;
+
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// A vote that is split is taken again after twice the failover timeout.
+const FAILOVER_LIMIT: Duration = Duration::from_secs(20);
+
+/// How often a sentinel looks around, in milliseconds. Its own periods, of 1 to 10 s, would be most of the test time.
+const SENTINEL_PERIODS: [(&str, u32); 3] = [("publish-period", 200), ("info-period", 200), ("ask-period", 200)];
+
+pub(crate) struct Sentinels {
+    master: RedisServer,
+    replica: RedisServer,
+    sentinels: Vec<RedisServer>,
+}
+
+impl Sentinels {
+    /// Returns when every sentinel knows the replica and the other sentinels, so a failover can begin.
+    pub(crate) fn start() -> Self {
+        let master = RedisServer::start();
+        let replica = RedisServer::start();
+        let () = replica.ask(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(master.port()));
+        // As after any failover: a replica that restarts is a replica.
+        let () = replica.ask(redis::cmd("CONFIG").arg("REWRITE"));
+        wait_until("the replica has its first copy", START_LIMIT, || is_in_step(&replica));
+
+        let sentinels = (0..SENTINELS).map(|_| start_sentinel(master.port())).collect();
+        let all = Self { master, replica, sentinels };
+        wait_until("the sentinels know all", START_LIMIT, || all.sentinels.iter().all(knows_all));
+        all
+    }
+
+    pub(crate) fn url(&self) -> String {
+        let addresses: Vec<String> = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.port())).collect();
+        format!("redis+sentinel://{}/{MASTER_NAME}", addresses.join(","))
+    }
+
+    pub(crate) fn master(&mut self) -> &mut RedisServer {
+        &mut self.master
+    }
+
+    pub(crate) fn replica(&mut self) -> &mut RedisServer {
+        &mut self.replica
+    }
+
+    pub(crate) fn sentinel(&mut self, index: usize) -> &mut RedisServer {
+        &mut self.sentinels[index]
+    }
+
+    /// After the master was killed or stopped: returns when every sentinel that runs names the replica as master and
+    /// the replica agrees. From then on the two have changed names here too. The answer is the new master's port.
+    pub(crate) fn wait_for_failover(&mut self) -> u16 {
+        let port = self.replica.port();
+        wait_until("the sentinels agree on a new master", FAILOVER_LIMIT, || {
+            let mut running = self.sentinels.iter().filter(|sentinel| sentinel.is_running());
+            running.all(|sentinel| master_port(sentinel) == port) && self.replica.is_master()
+        });
+        std::mem::swap(&mut self.master, &mut self.replica);
+        port
+    }
+}
+
+fn start_sentinel(master_port: u16) -> RedisServer {
+    let mut recipe = Recipe::new(redis_server(), &["--sentinel"]);
+    let conf = format!(
+        "sentinel monitor {MASTER_NAME} 127.0.0.1 {master_port} {QUORUM}\n\
+         sentinel down-after-milliseconds {MASTER_NAME} 500\n\
+         sentinel failover-timeout {MASTER_NAME} 2000\n"
+    );
+    recipe.files = vec![(CONF_FILE, conf)];
+    let sentinel = RedisServer::launch(recipe);
+    for (name, period_ms) in SENTINEL_PERIODS {
+        let () = sentinel.ask(redis::cmd("SENTINEL").arg("DEBUG").arg(name).arg(period_ms));
+    }
+    sentinel
+}
+
+fn is_in_step(replica: &RedisServer) -> bool {
+    replica.info("replication").get::<String>("master_link_status").as_deref() == Some("up")
+}
+
+fn knows_all(sentinel: &RedisServer) -> bool {
+    let flags_of = |whom: &str| -> Vec<String> {
+        let seen: Vec<HashMap<String, String>> = sentinel.ask(redis::cmd("SENTINEL").arg(whom).arg(MASTER_NAME));
+        seen.into_iter().filter_map(|mut one| one.remove("flags")).collect()
+    };
+    // One in any trouble has a second flag.
+    flags_of("SENTINELS") == ["sentinel"; SENTINELS - 1] && flags_of("REPLICAS") == ["slave"]
+}
+
+fn master_port(sentinel: &RedisServer) -> u16 {
+    let (_, port): (String, u16) = sentinel.ask(redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(MASTER_NAME));
+    port
+}
