@@ -10,6 +10,8 @@
 
 pub(crate) mod fixed_window;
 pub(crate) mod leaky_bucket;
+#[cfg(feature = "redis")]
+pub(crate) mod leased;
 mod meter;
 mod packing;
 #[cfg(feature = "redis")]

@@ -30,8 +30,10 @@ mod builder;
 mod changes;
 mod denials;
 mod error;
+mod leases;
 mod link;
 mod names;
+mod rule_sets;
 mod script;
 mod target;
 mod worker;
@@ -47,6 +49,8 @@ use tokio::time::timeout;
 pub use self::builder::RedisLimiterBuilder;
 use self::denials::{Denials, Times};
 pub use self::error::{ConnectError, StoreError};
+use self::leases::{Leases, Next, Wish};
+pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
 use self::script::{Answer, Ask, Asks, Question, Terms};
 use self::worker::{Job, Trips};
 use crate::clock::SystemClock;
@@ -72,6 +76,7 @@ struct Inner {
     jobs: mpsc::Sender<Job>,
     trips: Arc<Trips>,
     denials: Arc<Denials>,
+    leases: Leases,
     /// Whether we would hear of it if another process gave something back.
     hears: Arc<AtomicBool>,
     clock: SystemClock,
@@ -85,11 +90,14 @@ struct Prepared {
     limit: Limit,
     prefix: String,
     terms: Arc<Terms>,
+    /// How long a slice of it lives, if it is leased.
+    horizon: Option<u64>,
 }
 
 #[derive(Default)]
 struct Counts {
     cached_denials: AtomicU64,
+    leased: AtomicU64,
     by_policy: AtomicU64,
 }
 
@@ -112,6 +120,8 @@ pub struct Stats {
     pub questions: u64,
     /// Denials that were answered without asking, because they were certain.
     pub cached_denials: u64,
+    /// Requests that were let through out of a slice of the quota that was taken in advance.
+    pub leased: u64,
     /// Decisions made by the failure policy.
     pub by_policy: u64,
     /// How often the store was given up, until it would be back.
@@ -121,6 +131,7 @@ pub struct Stats {
 }
 
 /// A hit on a limit, ready for Redis.
+#[derive(Clone)]
 struct Wanted {
     limit: LimitId,
     ask: Ask,
@@ -159,7 +170,7 @@ impl RedisLimiter {
     /// Takes `cost` units of the key from every limit, or from none.
     pub async fn check_n<'k>(&self, key: impl Into<Key<'k>>, cost: u64) -> Decision {
         let wanted = self.want_all(key.into(), cost);
-        self.take(wanted, cost, AskedBy::Key).await
+        self.take_or_lease(wanted, cost, AskedBy::Key).await
     }
 
     /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. One
@@ -167,7 +178,7 @@ impl RedisLimiter {
     pub async fn decide(&self, hits: &[Hit<'_>]) -> Decision {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
         match self.want_hits(hits) {
-            Some(wanted) => self.take(wanted, cost, AskedBy::Hits).await,
+            Some(wanted) => self.take_or_lease(wanted, cost, AskedBy::Hits).await,
             None => self.no_such_limit(cost),
         }
     }
@@ -191,7 +202,8 @@ impl RedisLimiter {
         let key = key.into();
         self.0.local.reset(key);
         let wanted = self.want_all(key, 0);
-        self.ask_each(&wanted, |asks| Question::Reset(asks)).await
+        wanted.iter().for_each(|one| self.0.leases.forget(&one.ask.name));
+        self.ask_each(&wanted, Question::Reset).await
     }
 
     /// Gives back what an allowed decision of [`check`](Self::check) on this key took, as far as
@@ -207,6 +219,8 @@ impl RedisLimiter {
         }
         match decision.source {
             Source::Local => self.0.local.refund(key, decision),
+            // What was spent out of a slice was charged before: giving it back now would give back too much.
+            Source::Lease => {}
             _ => return self.give_back(&self.want_all(key, decision.cost()), decision).await,
         }
         Ok(())
@@ -223,6 +237,7 @@ impl RedisLimiter {
         }
         match (decision.source, self.want_hits(hits)) {
             (Source::Local, _) => self.0.local.refund_hits(hits, decision),
+            (Source::Lease, _) => {}
             (_, Some(wanted)) => return self.give_back(&wanted, decision).await,
             (_, None) => {}
         }
@@ -320,10 +335,70 @@ impl RedisLimiter {
             trips: trips.trips.load(Ordering::Relaxed),
             questions: trips.asked.load(Ordering::Relaxed),
             cached_denials: counts.cached_denials.load(Ordering::Relaxed),
+            leased: counts.leased.load(Ordering::Relaxed),
             by_policy: counts.by_policy.load(Ordering::Relaxed),
             breaker_opened,
             breaker_closed,
         }
+    }
+
+    async fn take_or_lease(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
+        if let [one] = &*wanted
+            && let Some(horizon) = self.0.limits[one.limit.index()].horizon
+            && one.ask.cost > 0
+            && let Some(decision) = self.lease(one, horizon).await
+        {
+            return Decision { asked: asked_by, ..decision };
+        }
+        self.take(wanted, cost, asked_by).await
+    }
+
+    /// Decides out of a slice; `None` leaves it to the store.
+    async fn lease(&self, one: &Wanted, horizon: u64) -> Option<Decision> {
+        let inner = &*self.0;
+        let quota = inner.limits[one.limit.index()].limit.quota();
+        let (began, mut first_try) = (inner.clock.now(), true);
+        loop {
+            let now = inner.clock.now();
+            // Those who waited for a slice that was not granted are denied with the one who asked.
+            if now.as_micros() > began.saturating_add(inner.store_timeout).as_micros() {
+                return None;
+            }
+            match inner.leases.spend(&one.ask, quota, horizon, now, first_try) {
+                Next::Exact => return None,
+                Next::Spent { left, renew } => {
+                    if let Some(wish) = renew {
+                        let (limiter, ask) = (self.clone(), one.ask.clone());
+                        tokio::spawn(async move { limiter.renew(&ask, horizon, wish).await });
+                    }
+                    inner.counts.leased.fetch_add(1, Ordering::Relaxed);
+                    let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: left, reset_after: 0 };
+                    return Some(self.decision(one, verdict, now, Source::Lease));
+                }
+                Next::Renew(wish) => {
+                    if let Some(denied) = self.certain_denial(&SmallVec::from_iter([one.clone()]), now) {
+                        inner.leases.renewed(&one.ask.name, None);
+                        inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+                        return Some(denied);
+                    }
+                    if !self.renew(&one.ask, horizon, wish).await {
+                        return None;
+                    }
+                }
+                Next::Wait(renewal) => {
+                    // It has no permits to give: this waits until it is closed.
+                    let _ = timeout(inner.store_timeout, renewal.acquire()).await;
+                }
+            }
+            first_try = false;
+        }
+    }
+
+    /// Asks for a slice; says whether it was granted.
+    async fn renew(&self, ask: &Ask, horizon: u64, wish: Wish) -> bool {
+        let inner = &*self.0;
+        let renewing = Renewing { leases: &inner.leases, name: &ask.name, granted: None };
+        renewing.run(self, ask, horizon, wish).await
     }
 
     async fn take(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
@@ -377,12 +452,7 @@ impl RedisLimiter {
         let mut foremost: Option<Decision> = None;
         for (one, seen) in wanted.iter().zip(&answer.seen) {
             let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
-            if let Outcome::Denied { retry_after } = verdict.outcome
-                && self.0.hears.load(Ordering::Relaxed)
-                && one.ask.terms.keeps_denials()
-            {
-                self.0.denials.remember(&one.ask, seen, answer.at, retry_after, times);
-            }
+            self.remember_denial(&one.ask, seen, answer.at, times);
             let decision = self.decision(one, verdict, answer.at, Source::Store);
             foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
         }
@@ -509,6 +579,79 @@ impl RedisLimiter {
             }
         }
         Some(all)
+    }
+}
+
+/// Ends a renewal however it ends, so that nobody waits for one that was dropped.
+struct Renewing<'a> {
+    leases: &'a Leases,
+    name: &'a [u8],
+    granted: Option<(u64, Timestamp, Timestamp)>,
+}
+
+impl Renewing<'_> {
+    async fn run(mut self, limiter: &RedisLimiter, ask: &Ask, horizon: u64, wish: Wish) -> bool {
+        let inner = &*limiter.0;
+        let (asked, choices) = (inner.clock.now(), wish.choices());
+        let Ok(answer) = limiter.ask(Question::Slice(ask.clone(), choices.clone())).await else { return false };
+        let times = Times { asked, answered: inner.clock.now() };
+        let Some(seen) = answer.seen.first() else { return false };
+        let Some(units) = (answer.taken as usize).checked_sub(1).and_then(|index| choices.get(index)) else {
+            let least = Ask { cost: wish.least, ..ask.clone() };
+            limiter.remember_denial(&least, seen, answer.at, times);
+            return false;
+        };
+        let lives = ask.terms.compiled.slice_lives(seen.numbers(), answer.at.as_micros(), horizon);
+        // Counted from before it was asked for: the store charged it later than that.
+        let until = Timestamp::from_micros(asked.as_micros() + lives);
+        self.granted = Some((*units, answer.at, until));
+        true
+    }
+}
+
+impl Drop for Renewing<'_> {
+    fn drop(&mut self) {
+        self.leases.renewed(self.name, self.granted);
+    }
+}
+
+/// Gives back what is left of slices that were not spent in time.
+async fn return_leftovers(limiter: std::sync::Weak<Inner>) {
+    let mut every = tokio::time::interval(leases::SWEEP_EVERY);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let Some(inner) = limiter.upgrade() else { return };
+        RedisLimiter(inner).return_slices(false).await;
+    }
+}
+
+impl RedisLimiter {
+    /// Gives back the slices that this process has taken and not spent, before it ends. Without it they are
+    /// missing until the limits give them back by themselves.
+    pub async fn return_leases(&self) {
+        for renewal in self.0.leases.renewals() {
+            let _ = timeout(self.0.store_timeout, renewal.acquire()).await;
+        }
+        self.return_slices(true).await;
+    }
+
+    async fn return_slices(&self, all: bool) {
+        let leftovers = self.0.leases.sweep(self.0.clock.now(), all);
+        let given_back = leftovers
+            .into_iter()
+            .map(|leftover| self.ask(Question::Refund(SmallVec::from_iter([leftover.ask]), leftover.at)));
+        // What cannot be given back is missing until the limit gives it back: too strict, never too lax.
+        let _ = futures_util::future::join_all(given_back).await;
+    }
+
+    fn remember_denial(&self, ask: &Ask, seen: &script::Seen, at: Timestamp, times: Times) {
+        if let Outcome::Denied { retry_after } = seen.verdict(&ask.terms, at, ask.cost).outcome
+            && self.0.hears.load(Ordering::Relaxed)
+            && ask.terms.keeps_denials()
+        {
+            self.0.denials.remember(ask, seen, at, retry_after, times);
+        }
     }
 }
 

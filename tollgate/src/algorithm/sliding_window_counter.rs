@@ -108,7 +108,7 @@ struct Place {
 }
 
 impl Counter {
-    fn new(limit: u64, window: u64, segments: u32) -> Self {
+    pub(super) fn new(limit: u64, window: u64, segments: u32) -> Self {
         let segments = u64::from(segments);
         let last_segment = mul_div(Timestamp::MAX.as_micros(), segments, window) + 1;
         Self { limit, window, segments, index_bits: bits_for(last_segment), count_bits: bits_for(limit) }

@@ -176,7 +176,7 @@ impl<C: Cells> Reading<'_, C> {
 }
 
 impl Log {
-    fn new(limit: u64, window: u64, counted: Counted) -> Self {
+    pub(super) fn new(limit: u64, window: u64, counted: Counted) -> Self {
         let inline = if limit <= inline::MAX as u64 { limit as usize } else { INLINE_IN_LONG };
         Self { limit, window, counted, time_bits: bits_for(window), unit_bits: bits_for(limit), inline }
     }

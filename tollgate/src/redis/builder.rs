@@ -8,13 +8,14 @@ use tokio::sync::mpsc;
 
 use super::breaker::Breaker;
 use super::denials::Denials;
+use super::leases::Leases;
 use super::link::Link;
 use super::script::Terms;
 use super::target::Target;
 use super::worker::{self, MAX_WAITING, Trips};
 use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Tasks, names};
 use crate::clock::{ManualClock, SystemClock};
-use crate::limit::{Limit, OnStoreFailure};
+use crate::limit::{Consistency, Limit, OnStoreFailure};
 use crate::limiter::Limiter;
 
 /// How long a decision waits for the store, unless told otherwise.
@@ -128,24 +129,43 @@ impl RedisLimiterBuilder {
             let ear = super::changes::listen(trips.clone(), denials.clone(), hears.clone());
             tasks.push(tokio::spawn(ear).abort_handle());
         }
-        let limits = self.limits.into_iter().map(|limit| Prepared {
-            prefix: names::prefix(&limit),
-            terms: Arc::new(Terms::new(limit.compiled().clone())),
-            limit,
-        });
-        Ok(RedisLimiter(Arc::new(Inner {
-            limits: limits.collect(),
-            local,
-            on_store_failure: self.on_store_failure,
-            jobs,
-            trips,
-            denials,
-            hears,
-            clock: SystemClock::new(),
-            store_timeout: self.store_timeout,
-            counts: Counts::default(),
-            _tasks: Tasks(tasks),
-        })))
+        let limits: Box<[Prepared]> = self.limits.into_iter().map(Prepared::new).collect();
+        let leases = limits.iter().any(|prepared| prepared.horizon.is_some());
+        let limiter = RedisLimiter(Arc::new_cyclic(|itself| {
+            if leases {
+                tasks.push(tokio::spawn(super::return_leftovers(itself.clone())).abort_handle());
+            }
+            Inner {
+                limits,
+                local,
+                on_store_failure: self.on_store_failure,
+                jobs,
+                trips,
+                denials,
+                leases: Leases::new(),
+                hears,
+                clock: SystemClock::new(),
+                store_timeout: self.store_timeout,
+                counts: Counts::default(),
+                _tasks: Tasks(tasks),
+            }
+        }));
+        Ok(limiter)
+    }
+}
+
+impl Prepared {
+    /// Injected time cannot tell how long a slice lives, but what the store counts is the same.
+    fn new(limit: Limit) -> Self {
+        let leased = match limit.consistency() {
+            Consistency::Leased => limit.compiled().leased(),
+            Consistency::Exact => None,
+        };
+        let (compiled, horizon) = match leased {
+            Some(leased) => (leased.stored, Some(leased.horizon)),
+            None => (limit.compiled().clone(), None),
+        };
+        Self { prefix: names::prefix(&limit), terms: Arc::new(Terms::new(compiled)), horizon, limit }
     }
 }
 

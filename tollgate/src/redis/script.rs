@@ -95,6 +95,13 @@ pub(super) enum Seen {
 }
 
 impl Seen {
+    pub(super) fn numbers(&self) -> &[u64] {
+        match self {
+            Self::Numbers(numbers) => numbers,
+            Self::Verdict(_) => &[],
+        }
+    }
+
     /// What the state answers at that time.
     pub(super) fn verdict(&self, terms: &Terms, now: Timestamp, cost: u64) -> Verdict {
         match self {

@@ -1,4 +1,6 @@
 //! The store on Redis, against real servers that these tests start and stop.
 
+mod leases;
+mod rule_sets;
 mod servers;
 mod traces;

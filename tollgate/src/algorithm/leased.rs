@@ -1,0 +1,118 @@
+//! Limits whose quota is taken in slices, ahead of time: what the store must count so that spending a slice a
+//! little later than it was charged never admits more than the limit says.
+//!
+//! A slice is charged at a moment T and spent until T + h. So what is spent in a stretch of time t was charged in
+//! a stretch of at most t + h, and the store is made to allow no more in that than the limit allows in t:
+//!
+//! - A bucket (capacity C, rate r) keeps C − ⌈r·h⌉: charges in t + h are at most C − r·h + r·(t + h) = C + r·t.
+//! - A log or a counter of a window W counts over W + h.
+//! - Where a count starts anew at the end of a window or a period, a slice dies with it.
+
+use super::sliding_window_counter::Counter;
+use super::sliding_window_log::{Counted, Log};
+use super::{Compiled, meter};
+
+/// The longest that a slice lives: a few trips a second for a busy key.
+const LONGEST: u64 = 200_000;
+/// A shorter life is not worth a trip: then every decision is made by the store.
+const SHORTEST: u64 = 10_000;
+/// How much of a bucket may be kept back, and of a window added, for the life of a slice.
+const SHARE_OF_BUCKET: u64 = 4;
+const SHARE_OF_WINDOW: u64 = 20;
+
+/// How a limit is leased. Times are in microseconds.
+#[derive(Debug)]
+pub(crate) struct Leased {
+    /// What the store counts by.
+    pub(crate) stored: Compiled,
+    /// How long a slice lives.
+    pub(crate) horizon: u64,
+}
+
+impl Compiled {
+    /// How to lease this, if it can be.
+    pub(crate) fn leased(&self) -> Option<Leased> {
+        match self {
+            Self::Meter(rules) => leased_meter(rules.capacity, rules.units, rules.micros, rules.max_wait),
+            Self::WideMeter(rules) => leased_meter(rules.capacity, rules.units, rules.micros, rules.max_wait),
+            Self::Interval(rules) => while_it_lasts(rules.period, self),
+            Self::ClockWindow(rules) => while_it_lasts(rules.window, self),
+            Self::OpenedWindow(rules) => while_it_lasts(rules.window, self),
+            Self::Log(log) if log.counted == Counted::Admitted => {
+                let horizon = of_window(log.window)?;
+                let stored = Self::Log(Log::new(log.limit, log.window + horizon, Counted::Admitted));
+                Some(Leased { stored, horizon })
+            }
+            Self::Counter(rules) => {
+                let horizon = of_window(rules.window)?;
+                let segments = u32::try_from(rules.segments).ok()?;
+                let stored = Self::Counter(Counter::new(rules.limit, rules.window + horizon, segments));
+                Some(Leased { stored, horizon })
+            }
+            // Who counts denials has to hear of each.
+            Self::Log(_) => None,
+        }
+    }
+
+    /// How long after `at` a slice may be spent that was charged to this state then.
+    pub(crate) fn slice_lives(&self, state: &[u64], at: u64, horizon: u64) -> u64 {
+        let left = match self {
+            Self::Interval(rules) => rules.period - at % rules.period,
+            Self::ClockWindow(rules) => rules.window - at % rules.window,
+            Self::OpenedWindow(rules) => {
+                let (opened, units) = (state.first().copied().unwrap_or(0), state.get(1).copied().unwrap_or(0));
+                let open = units > 0 && at < opened.saturating_add(rules.window);
+                if open { opened.min(at) + rules.window - at } else { rules.window }
+            }
+            _ => horizon,
+        };
+        left.min(horizon)
+    }
+}
+
+fn leased_meter(capacity: u64, units: u64, micros: u64, max_wait: Option<u64>) -> Option<Leased> {
+    // A place in a queue is given by the store.
+    if max_wait.is_some() {
+        return None;
+    }
+    let refill = |horizon: u64| (u128::from(units) * u128::from(horizon)).div_ceil(u128::from(micros));
+    let share = u128::from(capacity / SHARE_OF_BUCKET);
+    let horizon = LONGEST.min(u64::try_from(share * u128::from(micros) / u128::from(units)).unwrap_or(LONGEST));
+    if horizon < SHORTEST {
+        return None;
+    }
+    let kept_back = u64::try_from(refill(horizon)).ok()?;
+    let stored = meter::compile(capacity.checked_sub(kept_back).filter(|left| *left > 0)?, units, micros, None);
+    Some(Leased { stored, horizon })
+}
+
+fn of_window(window: u64) -> Option<u64> {
+    Some(LONGEST.min(window / SHARE_OF_WINDOW)).filter(|horizon| *horizon >= SHORTEST)
+}
+
+fn while_it_lasts(window: u64, same: &Compiled) -> Option<Leased> {
+    of_window(window).map(|horizon| Leased { stored: same.clone(), horizon })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Limit, Rate, TokenBucket};
+
+    #[test]
+    fn a_bucket_keeps_back_what_refills_while_a_slice_lives() {
+        let limit = Limit::new("l", TokenBucket::new(1000, Rate::per_second(700))).unwrap();
+        let leased = limit.compiled().leased().unwrap();
+        assert_eq!(leased.horizon, 200_000);
+        let Compiled::Meter(stored) = leased.stored else { panic!("a meter") };
+        assert_eq!(stored.capacity, 1000 - 140);
+    }
+
+    #[test]
+    fn a_bucket_that_is_too_small_is_exact() {
+        for (capacity, rate) in [(3, 1), (10, 1000)] {
+            let limit = Limit::new("l", TokenBucket::new(capacity, Rate::per_second(rate))).unwrap();
+            assert!(limit.compiled().leased().is_none(), "{capacity} at {rate}/s");
+        }
+    }
+}

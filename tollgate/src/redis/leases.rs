@@ -1,0 +1,207 @@
+//! Slices of a busy key's quota, taken in advance and spent here: see `algorithm/leased.rs` for why that admits
+//! nothing too much.
+//!
+//! A key is leased once it is busy: a quiet one is decided by the store, one trip each. A slice is sized by what
+//! was asked of the key lately, lives for a horizon counted by this node's clock from before it was asked for,
+//! and is renewed before it runs out. What is left when it dies is given back. If this node dies, what it had
+//! taken is missing until the limit itself gives it back: at most one slice.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::sync::Semaphore;
+
+use super::script::Ask;
+use crate::units::Timestamp;
+
+/// Keys leased at once. Beyond that the store decides.
+const MOST: usize = 16_384;
+const SHARDS: usize = 16;
+/// Units asked for within a horizon before a key is worth a slice.
+const BUSY: u64 = 4;
+/// A slice is at most this part of the quota, so that one node does not take all.
+const SHARE: u64 = 4;
+/// How often the dead slices are looked for.
+pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(50);
+
+pub(super) struct Leases {
+    shards: [Mutex<HashMap<Arc<[u8]>, Lease, ahash::RandomState>>; SHARDS],
+    hasher: ahash::RandomState,
+}
+
+/// What this node has of one key. Times are by its own clock, but for those of grants.
+struct Lease {
+    /// Oldest first.
+    grants: SmallVec<[Grant; 2]>,
+    ask: Ask,
+    horizon: u64,
+    /// Units asked for since then, and in the horizon before.
+    since: Timestamp,
+    demand: u64,
+    demand_before: u64,
+    /// Closed when the renewal ends.
+    renewing: Option<Arc<Semaphore>>,
+}
+
+struct Grant {
+    left: u64,
+    until: Timestamp,
+    /// When it was charged, by the store's clock.
+    at: Timestamp,
+}
+
+/// What to do with a request.
+pub(super) enum Next {
+    /// It was spent from a slice; so much is left. Renew it meanwhile if told how much to ask for.
+    Spent { left: u64, renew: Option<Wish> },
+    /// Ask the store for a slice.
+    Renew(Wish),
+    /// Someone is asking for one.
+    Wait(Arc<Semaphore>),
+    /// Let the store decide.
+    Exact,
+}
+
+/// A slice to ask for: the most, and the least that helps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub(super) most: u64,
+    pub(super) least: u64,
+}
+
+impl Wish {
+    /// What to try, the largest first.
+    pub(super) fn choices(self) -> SmallVec<[u64; 8]> {
+        let halves = std::iter::successors(Some(self.most), |units| Some(units / 2));
+        let mut choices: SmallVec<[u64; 8]> = halves.take(7).take_while(|units| *units > self.least).collect();
+        choices.push(self.least);
+        choices
+    }
+}
+
+/// What is left of a dead slice.
+pub(super) struct Leftover {
+    pub(super) ask: Ask,
+    pub(super) at: Timestamp,
+}
+
+impl Leases {
+    pub(super) fn new() -> Self {
+        Self { shards: std::array::from_fn(|_| Mutex::default()), hasher: ahash::RandomState::new() }
+    }
+
+    fn shard(&self, name: &[u8]) -> MutexGuard<'_, HashMap<Arc<[u8]>, Lease, ahash::RandomState>> {
+        let shard = &self.shards[self.hasher.hash_one(name) as usize % SHARDS];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Spends from a slice, or says what to do instead.
+    pub(super) fn spend(&self, ask: &Ask, quota: u64, horizon: u64, now: Timestamp, first_try: bool) -> Next {
+        let mut shard = self.shard(&ask.name);
+        if !shard.contains_key(&ask.name) {
+            if shard.len() >= MOST / SHARDS {
+                return Next::Exact;
+            }
+            shard.insert(ask.name.clone(), Lease::new(ask.clone(), horizon, now));
+        }
+        let Some(lease) = shard.get_mut(&ask.name) else { return Next::Exact };
+        if first_try {
+            lease.count(ask.cost, now);
+        }
+        if let Some(grant) = lease.grants.iter_mut().find(|grant| grant.until > now && grant.left >= ask.cost) {
+            grant.left -= ask.cost;
+            let left = lease.left(now);
+            let low = left < lease.wanted() / 2 && lease.renewing.is_none();
+            let renew = low.then(|| lease.begin_renewing(ask.cost, left, quota));
+            return Next::Spent { left, renew };
+        }
+        if let Some(renewal) = &lease.renewing {
+            return Next::Wait(renewal.clone());
+        }
+        if lease.wanted() < BUSY || ask.cost > quota / SHARE {
+            return Next::Exact;
+        }
+        let left = lease.left(now);
+        Next::Renew(lease.begin_renewing(ask.cost, left, quota))
+    }
+
+    /// A slice was granted: of so many units, charged at `at` by the store's clock, to be spent until then.
+    /// Whatever came of it, those who wait look again.
+    pub(super) fn renewed(&self, name: &[u8], granted: Option<(u64, Timestamp, Timestamp)>) {
+        let mut shard = self.shard(name);
+        let Some(lease) = shard.get_mut(name) else { return };
+        if let Some((units, at, until)) = granted {
+            lease.grants.push(Grant { left: units, until, at });
+        }
+        if let Some(renewal) = lease.renewing.take() {
+            renewal.close();
+        }
+    }
+
+    /// Takes away slices that are dead, and keys that have been quiet for long; says what is left of them.
+    pub(super) fn sweep(&self, now: Timestamp, all: bool) -> Vec<Leftover> {
+        let mut leftovers = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.retain(|_, lease| {
+                let Lease { grants, ask, .. } = lease;
+                grants.retain(|grant| {
+                    let dead = all || grant.until <= now;
+                    if dead && grant.left > 0 {
+                        leftovers.push(Leftover { ask: Ask { cost: grant.left, ..ask.clone() }, at: grant.at });
+                    }
+                    !dead && grant.left > 0
+                });
+                lease.count(0, now);
+                lease.renewing.is_some() || !lease.grants.is_empty() || lease.wanted() > 0
+            });
+        }
+        leftovers
+    }
+
+    /// The renewals that are under way.
+    pub(super) fn renewals(&self) -> Vec<Arc<Semaphore>> {
+        let shards = self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner));
+        shards.flat_map(|shard| shard.values().filter_map(|lease| lease.renewing.clone()).collect::<Vec<_>>()).collect()
+    }
+
+    /// Forgets what it has of a key, for a reset: the store forgets the charges.
+    pub(super) fn forget(&self, name: &[u8]) {
+        if let Some(lease) = self.shard(name).get_mut(name) {
+            lease.grants.clear();
+        }
+    }
+}
+
+impl Lease {
+    fn new(ask: Ask, horizon: u64, now: Timestamp) -> Self {
+        Self { grants: SmallVec::new(), ask, horizon, since: now, demand: 0, demand_before: 0, renewing: None }
+    }
+
+    fn count(&mut self, units: u64, now: Timestamp) {
+        let passed = now.as_micros().saturating_sub(self.since.as_micros());
+        if passed >= self.horizon {
+            self.demand_before = if passed >= 2 * self.horizon { 0 } else { self.demand };
+            (self.demand, self.since) = (0, now);
+        }
+        self.demand = self.demand.saturating_add(units);
+    }
+
+    /// What a horizon is likely to ask for.
+    fn wanted(&self) -> u64 {
+        self.demand.max(self.demand_before)
+    }
+
+    fn left(&self, now: Timestamp) -> u64 {
+        self.grants.iter().filter(|grant| grant.until > now).map(|grant| grant.left).sum()
+    }
+
+    fn begin_renewing(&mut self, cost: u64, left: u64, quota: u64) -> Wish {
+        self.renewing = Some(Arc::new(Semaphore::new(0)));
+        // A fifth more, because who is busy often gets busier.
+        let wanted = (self.wanted() + self.wanted() / 5).saturating_sub(left);
+        Wish { most: wanted.min(quota / SHARE).max(cost), least: cost }
+    }
+}

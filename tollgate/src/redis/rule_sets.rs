@@ -1,0 +1,186 @@
+//! Rule sets on Redis: published once, they reach every node.
+//!
+//! The newest set is kept under one key with a version that only grows, so a node that was away, or that missed
+//! the announcement, finds it: it looks when it hears an announcement, when it has connected anew, and every few
+//! seconds. What a rule set says is not read here: it is bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use redis::Value;
+use tokio::sync::watch;
+
+use super::link::{Link, RunError};
+use super::target::Target;
+use super::{ConnectError, StoreError, Tasks};
+
+const KEY: &str = "rate_limit:{rules}";
+const CHANNEL: &str = "rate_limit:rules";
+/// The longest that a node is behind when announcements are lost.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How soon to try again when Redis is not there.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// How long publishing and looking may take. No request waits for either.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Rules are written by people: a larger one is a mistake, and every node would fetch it.
+const MAX_BYTES: usize = 4 << 20;
+
+/// Publishes if the version is as expected, or whatever it is if none is.
+const PUBLISH: &str = r"
+local version = tonumber(redis.call('HGET', KEYS[1], 'version') or '0')
+if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= version then return {0, version} end
+redis.call('HSET', KEYS[1], 'version', version + 1, 'rules', ARGV[1])
+redis.call('PUBLISH', ARGV[3], version + 1)
+return {1, version + 1}
+";
+
+/// A rule set as it was published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RuleSet {
+    /// Grows by one with each publication.
+    pub version: u64,
+    /// What was published.
+    pub rules: Arc<[u8]>,
+}
+
+/// Why a rule set was not published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PublishError {
+    /// Someone else has published meanwhile; this is the version now.
+    Conflict {
+        /// The version that is in force.
+        version: u64,
+    },
+    /// It is larger than 4 MiB.
+    TooLarge,
+    /// Redis could not be asked.
+    Store(StoreError),
+}
+
+impl std::fmt::Display for PublishError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Conflict { version } => {
+                write!(out, "version {version} was published meanwhile; look at it and publish on top of it")
+            }
+            Self::TooLarge => {
+                out.write_str("a rule set may have 4 MiB; use overrides by key rather than limits by key")
+            }
+            Self::Store(error) => error.fmt(out),
+        }
+    }
+}
+
+impl std::error::Error for PublishError {}
+
+/// Where the rule sets of a fleet are published, and heard of.
+pub struct RuleSets {
+    link: Arc<Link>,
+    latest: watch::Receiver<Option<RuleSet>>,
+    _tasks: Tasks,
+}
+
+impl RuleSets {
+    /// The rule sets on that Redis; the URL as for [`RedisLimiter::builder`](super::RedisLimiter::builder). Redis
+    /// need not be there yet.
+    ///
+    /// # Errors
+    ///
+    /// When the URL can never work.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub fn connect(url: &str) -> Result<Self, ConnectError> {
+        let link = Arc::new(Link::new(Target::parse(url)?, None, PATIENCE)?);
+        let (sender, latest) = watch::channel(None);
+        let task = tokio::spawn(follow(link.clone(), sender));
+        Ok(Self { link, latest, _tasks: Tasks(vec![task.abort_handle()]) })
+    }
+
+    /// Publishes a rule set to every node, and says its version. With `expected`, only if that is the version in
+    /// force: 0 if there is none.
+    ///
+    /// # Errors
+    ///
+    /// When another was published meanwhile, when it is too large, or when Redis is not there.
+    pub async fn publish(&self, rules: &[u8], expected: Option<u64>) -> Result<u64, PublishError> {
+        if rules.len() > MAX_BYTES {
+            return Err(PublishError::TooLarge);
+        }
+        let mut command = redis::cmd("EVAL");
+        let expected = expected.map(|version| version.to_string()).unwrap_or_default();
+        command.arg(PUBLISH).arg(1).arg(KEY).arg(rules).arg(expected).arg(CHANNEL);
+        let reply = run(&self.link, &command).await.map_err(PublishError::Store)?;
+        match redis::from_redis_value::<(u64, u64)>(reply) {
+            Ok((1, version)) => Ok(version),
+            Ok((_, version)) => Err(PublishError::Conflict { version }),
+            Err(_) => Err(PublishError::Store(StoreError::unavailable("the reply is not what was expected".into()))),
+        }
+    }
+
+    /// The newest rule set this node has heard of, and every one after it: see [`watch::Receiver::changed`].
+    #[must_use]
+    pub fn latest(&self) -> watch::Receiver<Option<RuleSet>> {
+        self.latest.clone()
+    }
+}
+
+async fn follow(link: Arc<Link>, sender: watch::Sender<Option<RuleSet>>) {
+    loop {
+        let ear = tokio::time::timeout(PATIENCE, async {
+            let mut ear = link.ear().await.ok()?;
+            ear.subscribe(CHANNEL).await.ok()?;
+            Some(ear)
+        });
+        if let Ok(Some(mut ear)) = ear.await {
+            let mut announced = ear.on_message();
+            loop {
+                if let Ok(Some(found)) = look(&link).await {
+                    offer(&sender, found);
+                }
+                match tokio::time::timeout(LOOK_EVERY, announced.next()).await {
+                    Ok(None) => break,
+                    Ok(Some(_)) | Err(_) => {}
+                }
+            }
+        }
+        tokio::time::sleep(AGAIN_AFTER).await;
+    }
+}
+
+/// A failover may bring back an older version: what a node has is never replaced by that.
+fn offer(sender: &watch::Sender<Option<RuleSet>>, found: RuleSet) {
+    sender.send_if_modified(|latest| {
+        let newer = latest.as_ref().is_none_or(|latest| latest.version < found.version);
+        if newer {
+            tracing::info!(version = found.version, "a rule set was published");
+            *latest = Some(found);
+        }
+        newer
+    });
+}
+
+async fn look(link: &Link) -> Result<Option<RuleSet>, StoreError> {
+    let mut command = redis::cmd("HMGET");
+    command.arg(KEY).arg("version").arg("rules");
+    let reply = run(link, &command).await?;
+    let found = redis::from_redis_value::<(Option<u64>, Option<Vec<u8>>)>(reply).unwrap_or((None, None));
+    Ok(match found {
+        (Some(version), Some(rules)) => Some(RuleSet { version, rules: rules.into() }),
+        _ => None,
+    })
+}
+
+async fn run(link: &Link, command: &redis::Cmd) -> Result<Value, StoreError> {
+    match tokio::time::timeout(PATIENCE, link.run(command)).await {
+        Ok(outcome) => outcome.map_err(|error: RunError| error.into()),
+        Err(_) => {
+            link.give_up().await;
+            Err(StoreError::too_late())
+        }
+    }
+}

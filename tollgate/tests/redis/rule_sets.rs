@@ -1,0 +1,56 @@
+//! A rule set that is published once reaches every node.
+
+use std::time::Duration;
+
+use tollgate::redis::{PublishError, RuleSets};
+
+use crate::servers::RedisServer;
+
+async fn hears(node: &RuleSets, version: u64) -> Vec<u8> {
+    let mut latest = node.latest();
+    let found = latest.wait_for(|rules| rules.as_ref().is_some_and(|rules| rules.version >= version));
+    let found = tokio::time::timeout(Duration::from_secs(20), found).await.expect("in time").expect("follows");
+    found.as_ref().map(|rules| rules.rules.to_vec()).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_node_hears_of_a_rule_set_and_who_comes_late_finds_it() {
+    let server = RedisServer::start();
+    let nodes: Vec<RuleSets> = (0..4).map(|_| RuleSets::connect(&server.url()).expect("connects")).collect();
+    assert_eq!(nodes[0].publish(b"first", None).await, Ok(1));
+    for node in &nodes {
+        assert_eq!(hears(node, 1).await, b"first");
+    }
+    assert_eq!(nodes[1].publish(b"second \xff\0", Some(1)).await, Ok(2));
+    assert_eq!(nodes[2].publish(b"lost", Some(1)).await, Err(PublishError::Conflict { version: 2 }));
+    for node in &nodes {
+        assert_eq!(hears(node, 2).await, b"second \xff\0");
+    }
+    let late = RuleSets::connect(&server.url()).expect("connects");
+    assert_eq!(hears(&late, 2).await, b"second \xff\0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_cut_off_catches_up_and_never_goes_back() {
+    let mut server = RedisServer::start();
+    let node = RuleSets::connect(&server.url()).expect("connects");
+    assert_eq!(node.publish(b"old", None).await, Ok(1));
+    assert_eq!(hears(&node, 1).await, b"old");
+    server.kill();
+    assert!(node.publish(b"nowhere", None).await.is_err());
+    // It comes back empty: what the node has stays, until something newer is published.
+    server.restart();
+    let other = RuleSets::connect(&server.url()).expect("connects");
+    for version in 1..=2 {
+        assert_eq!(other.publish(b"new", None).await, Ok(version));
+    }
+    assert_eq!(hears(&node, 2).await, b"new");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rule_set_has_a_bound() {
+    let server = RedisServer::start();
+    let node = RuleSets::connect(&server.url()).expect("connects");
+    assert_eq!(node.publish(&vec![b'x'; (4 << 20) + 1], None).await, Err(PublishError::TooLarge));
+    assert!(RuleSets::connect("nowhere").is_err());
+}
