@@ -26,8 +26,10 @@ const SHARE: u64 = 4;
 /// How often the dead slices are looked for.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
+type ByName = HashMap<Arc<[u8]>, Lease, ahash::RandomState>;
+
 pub(super) struct Leases {
-    shards: [Mutex<HashMap<Arc<[u8]>, Lease, ahash::RandomState>>; SHARDS],
+    shards: [Mutex<ByName>; SHARDS],
     hasher: ahash::RandomState,
 }
 
@@ -92,7 +94,7 @@ impl Leases {
         Self { shards: std::array::from_fn(|_| Mutex::default()), hasher: ahash::RandomState::new() }
     }
 
-    fn shard(&self, name: &[u8]) -> MutexGuard<'_, HashMap<Arc<[u8]>, Lease, ahash::RandomState>> {
+    fn shard(&self, name: &[u8]) -> MutexGuard<'_, ByName> {
         let shard = &self.shards[self.hasher.hash_one(name) as usize % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }

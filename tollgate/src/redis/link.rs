@@ -20,7 +20,7 @@ pub(super) struct Link {
 }
 
 enum Door {
-    Single(Client),
+    Single(Box<Client>),
     /// Asks the sentinels for the master each time.
     Sentinel(Box<Mutex<SentinelClient>>),
     Cluster {
@@ -80,7 +80,7 @@ impl Link {
         };
         let refused = |error: RedisError| ConnectError::new(format!("the store's address is not usable: {error}"));
         let door = match target {
-            Target::Single(info) => Door::Single(client(info).map_err(refused)?),
+            Target::Single(info) => Door::Single(Box::new(client(info).map_err(refused)?)),
             Target::Cluster(nodes) => {
                 // Retries are ours to make, within the deadline of a decision.
                 let mut builder = ClusterClientBuilder::new(nodes.clone())
@@ -93,7 +93,7 @@ impl Link {
                     builder = builder.certs(certificates);
                 }
                 let seeds = nodes.into_iter().map(client).collect::<Result<_, _>>().map_err(refused)?;
-                Door::Cluster { client: builder.build().map_err(refused)?, seeds }
+                Door::Cluster { client: Box::new(builder.build().map_err(refused)?), seeds }
             }
             Target::Sentinel { sentinels, service, master, tls } => {
                 let addresses = sentinels.iter().map(|info| info.addr().clone());

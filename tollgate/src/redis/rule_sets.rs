@@ -142,9 +142,9 @@ async fn follow(link: Arc<Link>, sender: watch::Sender<Option<RuleSet>>) {
                 if let Ok(Some(found)) = look(&link).await {
                     offer(&sender, found);
                 }
-                match tokio::time::timeout(LOOK_EVERY, announced.next()).await {
-                    Ok(None) => break,
-                    Ok(Some(_)) | Err(_) => {}
+                // An announcement, or nothing for a while: look again. The end: connect again.
+                if let Ok(None) = tokio::time::timeout(LOOK_EVERY, announced.next()).await {
+                    break;
                 }
             }
         }
