@@ -24,7 +24,7 @@ enum Door {
     /// Asks the sentinels for the master each time.
     Sentinel(Box<Mutex<SentinelClient>>),
     Cluster {
-        client: ClusterClient,
+        client: Box<ClusterClient>,
         seeds: Vec<Client>,
     },
 }
