@@ -52,7 +52,7 @@ pub use self::error::{ConnectError, StoreError};
 use self::leases::{Leases, Next, Wish};
 pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
 use self::script::{Answer, Ask, Asks, Question, Terms};
-use self::worker::{Job, Trips};
+use self::worker::{Job, MAX_KEYS, Trips};
 use crate::clock::SystemClock;
 use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
 use crate::key::Key;
@@ -199,10 +199,11 @@ impl RedisLimiter {
     ///
     /// When the store cannot be reached in time.
     pub async fn reset<'k>(&self, key: impl Into<Key<'k>>) -> Result<(), StoreError> {
-        let key = key.into();
-        self.0.local.reset(key);
-        let wanted = self.want_all(key, 0);
-        wanted.iter().for_each(|one| self.0.leases.forget(&one.ask.name));
+        let wanted = self.want_all(key.into(), 0);
+        for one in &wanted {
+            self.0.local.reset(&*one.ask.name);
+            self.0.leases.forget(&one.ask.name);
+        }
         self.ask_each(&wanted, Question::Reset).await
     }
 
@@ -213,17 +214,10 @@ impl RedisLimiter {
     ///
     /// When the store cannot be reached in time: then what was taken stays taken.
     pub async fn refund<'k>(&self, key: impl Into<Key<'k>>, decision: &Decision) -> Result<(), StoreError> {
-        let key = key.into();
         if !decision.is_allowed() || decision.asked != AskedBy::Key {
             return Ok(());
         }
-        match decision.source {
-            Source::Local => self.0.local.refund(key, decision),
-            // What was spent out of a slice was charged before: giving it back now would give back too much.
-            Source::Lease => {}
-            _ => return self.give_back(&self.want_all(key, decision.cost()), decision).await,
-        }
-        Ok(())
+        self.give_back(&self.want_all(key.into(), decision.cost()), decision).await
     }
 
     /// Gives back what an allowed decision on these hits took, as [`refund`](Self::refund) does.
@@ -232,16 +226,12 @@ impl RedisLimiter {
     ///
     /// When the store cannot be reached in time: then what was taken stays taken.
     pub async fn refund_hits(&self, hits: &[Hit<'_>], decision: &Decision) -> Result<(), StoreError> {
-        if !decision.is_allowed() || decision.asked != AskedBy::Hits {
-            return Ok(());
+        match self.want_hits(hits) {
+            Some(wanted) if decision.is_allowed() && decision.asked == AskedBy::Hits => {
+                self.give_back(&wanted, decision).await
+            }
+            _ => Ok(()),
         }
-        match (decision.source, self.want_hits(hits)) {
-            (Source::Local, _) => self.0.local.refund_hits(hits, decision),
-            (Source::Lease, _) => {}
-            (_, Some(wanted)) => return self.give_back(&wanted, decision).await,
-            (_, None) => {}
-        }
-        Ok(())
     }
 
     /// Takes an estimate now, for a cost that is known only afterwards: see [`settle`](Self::settle). A
@@ -276,11 +266,11 @@ impl RedisLimiter {
         if self.0.clock.now() >= expires_at {
             return Ok(Settlement::Expired);
         }
-        // What this node's memory or the policy let through is not on the store.
-        if decision.source != Source::Store {
-            return Ok(Settlement::Settled);
-        }
         let reserved = decision.cost();
+        // What this node's memory or the policy let through is not on the store.
+        if decision.source != Source::Store && actual > reserved {
+            return Ok(Settlement::Short { missing: actual - reserved });
+        }
         if actual <= reserved {
             wanted.iter_mut().for_each(|one| one.ask.cost = reserved - actual);
             self.give_back(&wanted, &decision).await?;
@@ -343,6 +333,9 @@ impl RedisLimiter {
     }
 
     async fn take_or_lease(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
+        if wanted.is_empty() {
+            return Decision { asked: asked_by, ..Decision::without_limit(self.0.clock.now()) };
+        }
         if let [one] = &*wanted
             && let Some(horizon) = self.0.limits[one.limit.index()].horizon
             && one.ask.cost > 0
@@ -478,18 +471,12 @@ impl RedisLimiter {
 
     fn by_policy(&self, wanted: &AllWanted, now: Timestamp) -> Decision {
         self.0.counts.by_policy.fetch_add(1, Ordering::Relaxed);
-        let policy = |one: &Wanted| {
-            let limit = &self.0.limits[one.limit.index()].limit;
-            limit.on_store_failure().unwrap_or(self.0.on_store_failure)
-        };
-        if let Some(denying) = wanted.iter().find(|one| policy(one) == OnStoreFailure::Deny) {
+        if let Some(denying) = wanted.iter().find(|one| self.policy(one) == OnStoreFailure::Deny) {
             let outcome = Outcome::Denied { retry_after: RETRY_A_FAILED_STORE };
             let verdict = Verdict { outcome, remaining: 0, reset_after: RETRY_A_FAILED_STORE };
             return self.decision(denying, verdict, now, Source::Policy);
         }
-        let local = wanted.iter().filter(|one| policy(one) == OnStoreFailure::Local);
-        let hits: SmallVec<[Hit<'_>; 2]> =
-            local.map(|one| Hit::new(one.limit, &*one.ask.name).cost(one.ask.cost)).collect();
+        let hits = self.local_hits(wanted);
         if hits.is_empty() {
             let Some(one) = wanted.first() else { return Decision::without_limit(now) };
             let quota = self.0.limits[one.limit.index()].limit.quota();
@@ -497,6 +484,17 @@ impl RedisLimiter {
             return self.decision(one, verdict, now, Source::Policy);
         }
         Decision { source: Source::Local, ..self.0.local.decide_now(&hits) }
+    }
+
+    fn policy(&self, one: &Wanted) -> OnStoreFailure {
+        let limit = &self.0.limits[one.limit.index()].limit;
+        limit.on_store_failure().unwrap_or(self.0.on_store_failure)
+    }
+
+    /// What this node's memory counts while the store fails, by the names that keys have on the store.
+    fn local_hits<'w>(&self, wanted: &'w AllWanted) -> SmallVec<[Hit<'w>; 2]> {
+        let local = wanted.iter().filter(|one| self.policy(one) == OnStoreFailure::Local);
+        local.map(|one| Hit::new(one.limit, &*one.ask.name).cost(one.ask.cost)).collect()
     }
 
     async fn look(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
@@ -518,11 +516,19 @@ impl RedisLimiter {
     }
 
     async fn give_back(&self, wanted: &AllWanted, decision: &Decision) -> Result<(), StoreError> {
-        if decision.source == Source::Policy {
-            return Ok(());
+        match decision.source {
+            Source::Store => {
+                let at = decision.at();
+                return self.ask_each(wanted, |asks| Question::Refund(asks, at)).await;
+            }
+            Source::Local => {
+                let taken = Decision { asked: AskedBy::Hits, ..*decision };
+                self.0.local.refund_hits(&self.local_hits(wanted), &taken);
+            }
+            // What was spent out of a slice was charged before: giving it back now would give back too much.
+            Source::Lease | Source::DenialCache | Source::Policy => {}
         }
-        let at = decision.at();
-        self.ask_each(wanted, |asks| Question::Refund(asks, at)).await
+        Ok(())
     }
 
     /// Asks for all at once, or on a cluster for each by itself; nothing has to be all or nothing.
@@ -541,6 +547,9 @@ impl RedisLimiter {
         let inner = &*self.0;
         if inner.trips.breaker.is_open() {
             return Err(StoreError::unavailable("the store has failed and is not back yet".into()));
+        }
+        if question.asks().len() > MAX_KEYS {
+            return Err(StoreError::refused(format!("a request may have {MAX_KEYS} limits and keys")));
         }
         let (reply, answer) = oneshot::channel();
         inner.jobs.try_send(Job { question, reply }).map_err(|_| StoreError::busy())?;

@@ -24,6 +24,8 @@ use crate::clock::ManualClock;
 
 /// Questions in one script call. Redis does nothing else meanwhile: some two milliseconds.
 pub(super) const MAX_BATCH: usize = 256;
+/// Keys in one script call: Lua's stack holds some thousands.
+pub(super) const MAX_KEYS: usize = 1024;
 /// Questions that may wait for a trip. Beyond that the store is too slow to be waited for.
 pub(super) const MAX_WAITING: usize = 16_384;
 /// Trips under way at once: one is computed by Redis while the next is on its way.
@@ -79,7 +81,10 @@ pub(super) async fn work(shared: Arc<Trips>, mut jobs: mpsc::Receiver<Job>) {
 async fn travel(shared: &Trips, jobs: Vec<Job>) {
     shared.asked.fetch_add(jobs.len() as u64, Ordering::Relaxed);
     if !shared.link.is_cluster() {
-        return trip(shared, jobs).await;
+        for jobs in in_bounds(jobs) {
+            trip(shared, jobs).await;
+        }
+        return;
     }
     // On a cluster one call stays in one slot.
     let mut by_slot: BTreeMap<u16, Vec<Job>> = BTreeMap::new();
@@ -88,6 +93,25 @@ async fn travel(shared: &Trips, jobs: Vec<Job>) {
         by_slot.entry(slot).or_default().push(job);
     }
     join_all(by_slot.into_values().map(|jobs| trip(shared, jobs))).await;
+}
+
+/// The same questions in order, in as many calls as their keys need; nearly always one.
+fn in_bounds(jobs: Vec<Job>) -> Vec<Vec<Job>> {
+    let keys = |job: &Job| job.question.asks().len();
+    if jobs.iter().map(keys).sum::<usize>() <= MAX_KEYS {
+        return vec![jobs];
+    }
+    let (mut calls, mut call, mut count) = (Vec::new(), Vec::new(), 0);
+    for job in jobs {
+        if count + keys(&job) > MAX_KEYS {
+            calls.push(std::mem::take(&mut call));
+            count = 0;
+        }
+        count += keys(&job);
+        call.push(job);
+    }
+    calls.push(call);
+    calls
 }
 
 async fn trip(shared: &Trips, jobs: Vec<Job>) {
