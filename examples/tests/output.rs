@@ -1,9 +1,15 @@
 //! Every example is run as a reader would run it, and prints what it promises.
 
-use std::process::Command;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn lines(program: &str) -> Vec<String> {
-    let output = Command::new(program).output().expect("the example starts");
+    lines_with(program, &[])
+}
+
+fn lines_with(program: &str, arguments: &[&str]) -> Vec<String> {
+    let output = Command::new(program).args(arguments).output().expect("the example starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("UTF-8").lines().map(str::to_owned).collect()
 }
@@ -51,4 +57,49 @@ fn shaping_lets_one_job_leave_every_100_ms() {
         // The limiter's clock started a moment before the one that prints.
         assert!(after_ms + 5 >= index * 100, "{job}");
     }
+}
+
+/// A Redis that ends with the test.
+struct Redis {
+    server: Child,
+    port: u16,
+    _dir: tempfile::TempDir,
+}
+
+impl Redis {
+    fn start() -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
+        let dir = tempfile::tempdir().expect("a directory");
+        let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let server = Command::new(program)
+            .args(["--port", &port.to_string(), "--save", "", "--dir"])
+            .arg(dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server starts: tools/install-redis installs it");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < deadline, "redis-server did not come up");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Self { server, port, _dir: dir }
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+#[test]
+fn shared_counts_for_both_servers() {
+    let redis = Redis::start();
+    let url = format!("redis://127.0.0.1:{}", redis.port);
+    let mut expected: Vec<_> = (1..=5)
+        .map(|call| format!("call {call} on server {} passes; {} left, says Store", call % 2, 5 - call))
+        .collect();
+    expected.push("call 6 on server 0 is denied; 0 left, says Store".to_owned());
+    assert_eq!(lines_with(env!("CARGO_BIN_EXE_shared"), &[&url]), expected);
 }

@@ -10,6 +10,7 @@ use crate::units::Timestamp;
 /// When several limits were asked, the decision speaks of the one that denied, or else of the one with the
 /// least share of its quota left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a decision that nobody looks at limits nothing"]
 pub struct Decision {
     pub(crate) limit: Option<LimitId>,
     pub(crate) quota: u64,
@@ -19,6 +20,32 @@ pub struct Decision {
     pub(crate) source: Source,
     pub(crate) verdict: Verdict,
 }
+
+/// A decision that is an error to whoever wanted to go on: of [`Limiter::reserve`](crate::Limiter::reserve), and
+/// of waits that would be too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied(pub(crate) Decision);
+
+impl Denied {
+    /// The decision that stands in the way.
+    pub fn decision(&self) -> &Decision {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Denied {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0.verdict.outcome {
+            Outcome::Allowed { .. } => write!(out, "rate limited: its turn comes only after {:?}", self.0.delay()),
+            Outcome::Denied { retry_after } => {
+                write!(out, "rate limited: the same passes after {:?}", Duration::from_micros(retry_after))
+            }
+            Outcome::NeverFits => out.write_str("rate limited: the cost is above the whole quota, so no wait helps"),
+        }
+    }
+}
+
+impl std::error::Error for Denied {}
 
 /// Who answered: the store, or what stands between a limiter and a store that many share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -50,7 +50,7 @@ mod wait;
 
 pub use algorithm::{Algorithm, FixedWindow, LeakyBucket, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
 pub use clock::ManualClock;
-pub use decision::{Decision, Source};
+pub use decision::{Decision, Denied, Source};
 pub use error::InvalidLimit;
 pub use key::Key;
 pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};

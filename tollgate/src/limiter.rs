@@ -6,7 +6,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::clock::{Clock, ManualClock, SystemClock};
-use crate::decision::{AskedBy, Decision};
+use crate::decision::{AskedBy, Decision, Denied};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
@@ -203,12 +203,12 @@ impl Limiter {
         key: impl Into<Key<'k>>,
         estimate: u64,
         expires_after: Duration,
-    ) -> Result<Reservation, Decision> {
+    ) -> Result<Reservation, Denied> {
         let now = self.now();
         let asked = self.ask_all(key.into(), estimate);
         let decision = self.0.store.decide(&self.0.limits, &asked, now);
         if !decision.is_allowed() {
-            return Err(decision);
+            return Err(Denied(decision));
         }
         Ok(Reservation { asked, decision, expires_at: now.saturating_add(expires_after) })
     }

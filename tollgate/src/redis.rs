@@ -54,7 +54,7 @@ pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
 use self::script::{Answer, Ask, Asks, Question, Terms};
 use self::worker::{Job, MAX_KEYS, Trips};
 use crate::clock::SystemClock;
-use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
+use crate::decision::{AskedBy, Decision, Denied, Outcome, Source, Verdict};
 use crate::key::Key;
 use crate::limit::{Limit, LimitId, OnStoreFailure};
 use crate::limiter::{Hit, Limiter};
@@ -149,7 +149,6 @@ pub struct RedisReservation {
 
 impl RedisReservation {
     /// The decision that took the estimate.
-    #[must_use]
     pub fn decision(&self) -> &Decision {
         &self.decision
     }
@@ -245,12 +244,12 @@ impl RedisLimiter {
         key: impl Into<Key<'k>>,
         estimate: u64,
         expires_after: Duration,
-    ) -> Result<RedisReservation, Decision> {
+    ) -> Result<RedisReservation, Denied> {
         let key = key.into();
         let expires_at = self.0.clock.now().saturating_add(expires_after);
         let decision = self.take(self.want_all(key, estimate), estimate, AskedBy::Key).await;
         if !decision.is_allowed() {
-            return Err(decision);
+            return Err(Denied(decision));
         }
         Ok(RedisReservation { wanted: self.want_all(key, estimate), decision, expires_at })
     }

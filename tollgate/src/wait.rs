@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::decision::Decision;
+use crate::decision::{Decision, Denied};
 use crate::key::Key;
 use crate::limiter::Limiter;
 
@@ -28,7 +28,7 @@ impl Limiter {
         &self,
         key: impl Into<Key<'k>> + Send,
         max_wait: Duration,
-    ) -> Result<Decision, Decision> {
+    ) -> Result<Decision, Denied> {
         let key = key.into();
         // A wait that is longer than clocks can tell is a wait without end.
         let deadline = Instant::now().checked_add(max_wait);
@@ -39,7 +39,7 @@ impl Limiter {
             let decision = if ahead.is_allowed() && in_time(&ahead.delay()) { self.check(key) } else { ahead };
             let wait = if decision.is_allowed() { Some(decision.delay()) } else { decision.retry_after() };
             let Some(wait) = wait.filter(in_time) else {
-                return Err(decision);
+                return Err(Denied(decision));
             };
             tokio::time::sleep(wait).await;
             if decision.is_allowed() {

@@ -42,7 +42,7 @@ impl Siege {
     fn attack(&self, cost: u64, mut between: impl FnMut(u64)) {
         for percent in 0..100 {
             for attacker in percent * ATTACKERS / 100..(percent + 1) * ATTACKERS / 100 {
-                self.limiter.check_n(&attacker.to_le_bytes(), cost);
+                let _ = self.limiter.check_n(&attacker.to_le_bytes(), cost);
             }
             between(percent);
             assert!(self.limiter.memory_used() <= self.max_memory, "{} bytes", self.limiter.memory_used());
@@ -198,7 +198,7 @@ besieged! {
 fn crowded_with_first_request_windows() -> Siege {
     let siege = Siege::of(FixedWindow::new(QUOTA, HOUR).from_first_request().into());
     for attacker in 0..MAX_MEMORY as u64 / 23 {
-        siege.limiter.check(&attacker.to_le_bytes());
+        let _ = siege.limiter.check(&attacker.to_le_bytes());
     }
     siege
 }

@@ -82,7 +82,7 @@ impl Ledger {
                         let charge = self.charge(now, estimate);
                         self.reserved.push((charge, reservation));
                     }
-                    Err(decision) => prop_assert!(!decision.is_allowed()),
+                    Err(decision) => prop_assert!(!decision.decision().is_allowed()),
                 }
             }
             Act::Settle(which, permille) if !self.reserved.is_empty() => {

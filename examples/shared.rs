@@ -1,0 +1,32 @@
+//! Several servers, one quota: two limiters on the same Redis let through as much together as one would.
+//!
+//! Needs a Redis: `redis-server --port 6379` elsewhere, then `cargo run --bin shared -- redis://127.0.0.1:6379`.
+
+use tollgate::redis::RedisLimiter;
+use tollgate::{FixedWindow, HOUR, Limit, OnStoreFailure};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let url = std::env::args().nth(1).unwrap_or_else(|| "redis://127.0.0.1:6379".to_owned());
+    let mut servers = Vec::new();
+    for _ in 0..2 {
+        // While Redis is away, each server counts for itself.
+        let server = RedisLimiter::builder(&url)
+            .limit(Limit::new("signup", FixedWindow::new(5, HOUR).from_first_request())?)
+            .on_store_failure(OnStoreFailure::Local)
+            .connect()
+            .await?;
+        servers.push(server);
+    }
+    for call in 1..=6 {
+        let server = call % 2;
+        let decision = servers[server].check("203.0.113.7").await;
+        let answer = if decision.is_allowed() { "passes" } else { "is denied" };
+        println!(
+            "call {call} on server {server} {answer}; {} left, says {:?}",
+            decision.remaining(),
+            decision.source()
+        );
+    }
+    Ok(())
+}
