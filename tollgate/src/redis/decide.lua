@@ -497,7 +497,16 @@ while q[at] do
   at = at + 2
   size = size + 1
   local verdict_at = size
-  if op == TAKE or op == LOOK then
+  if op == TAKE and hits == 1 then
+    -- Most requests: no tables are made for one hit.
+    local p, k = limits[q[at]], q[at + 1]
+    prepare(k, p)
+    local pass, edit, answer = judge[p[1]](k, p, q[at + 2], q[at + 3])
+    tell(k, p, answer)
+    if edit and not failed[k] then write(k, p, edit) end
+    out[verdict_at] = pass and 1 or 0
+    at = at + 4
+  elseif op == TAKE or op == LOOK then
     local all, edits, passes = true, {}, {}
     for hit = 1, hits do
       local p, k = limits[q[at]], q[at + 1]

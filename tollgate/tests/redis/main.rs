@@ -1,6 +1,14 @@
 //! The store on Redis, against real servers that these tests start and stop.
 
+mod batching;
+mod conformance;
+mod exactness;
+mod failures;
+mod hostile;
 mod leases;
+mod load;
 mod rule_sets;
 mod servers;
+mod topologies;
 mod traces;
+mod variants;

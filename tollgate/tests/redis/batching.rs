@@ -1,0 +1,108 @@
+//! Questions that come while a trip is under way travel together on the next, and stay apart in all else.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tollgate::redis::RedisLimiter;
+use tollgate::{DAY, FixedWindow, Hit, Limit, OnStoreFailure, Source};
+
+use crate::servers::RedisServer;
+use crate::variants::variants;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+async fn limiter(server: &RedisServer, limit: Limit) -> RedisLimiter {
+    let builder = RedisLimiter::builder(server.url()).limit(limit).store_timeout(PATIENCE);
+    builder.on_store_failure(OnStoreFailure::Deny).without_denial_cache().connect().await.expect("valid settings")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_at_once_take_few_trips() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, Limit::new("wide", FixedWindow::new(1_000_000, DAY)).unwrap()).await;
+    let before = limiter.stats();
+    let tasks = (0..256).map(|task| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            for turn in 0..20 {
+                let decision = limiter.check(&format!("{task} {turn}")).await;
+                assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Store));
+            }
+        })
+    });
+    for task in join_all(tasks).await {
+        task.expect("no task panics");
+    }
+    let (trips, questions) = (limiter.stats().trips - before.trips, limiter.stats().questions - before.questions);
+    assert_eq!(questions, 256 * 20);
+    assert!(trips * 8 < questions, "{trips} trips for {questions} questions");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_alone_travels_at_once() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, Limit::new("alone", FixedWindow::new(1_000, DAY)).unwrap()).await;
+    let before = limiter.stats();
+    for _ in 0..50 {
+        assert!(limiter.check("key").await.is_allowed());
+    }
+    assert_eq!(limiter.stats().trips - before.trips, 50);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_not_ours_fails_alone() {
+    let server = RedisServer::start();
+    for variant in variants(10, DAY) {
+        let limiter = limiter(&server, variant.limit()).await;
+        let _: () = redis::cmd("HSET")
+            .arg(variant.name_of("taken"))
+            .arg("their")
+            .arg("data")
+            .query(&mut server.connection())
+            .expect("set");
+        let before = limiter.stats().trips;
+        let keys: Vec<String> =
+            (0..100).map(|key| if key == 50 { "taken".to_owned() } else { format!("key {key}") }).collect();
+        let decisions = join_all(keys.iter().map(|key| limiter.check(key))).await;
+        assert!(limiter.stats().trips - before <= 50, "{}: it travelled with others", variant.name);
+        for (key, decision) in keys.iter().zip(&decisions) {
+            let expected = if key == "taken" { (false, Source::Policy) } else { (true, Source::Store) };
+            assert_eq!((decision.is_allowed(), decision.source()), expected, "{}: {key}", variant.name);
+        }
+        assert!(limiter.is_store_available(), "{}: a bad key is no outage", variant.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_first_is_served_first() {
+    let server = RedisServer::start();
+    for variant in variants(700, DAY) {
+        let limiter = limiter(&server, variant.limit()).await;
+        // More than two batches, so that several are under way at once.
+        let decisions = join_all((0..1_000).map(|_| limiter.check("key"))).await;
+        let allowed: Vec<bool> = decisions.iter().map(|decision| decision.is_allowed()).collect();
+        let first_denied = allowed.iter().position(|allowed| !allowed);
+        assert_eq!(first_denied, Some(700), "{}", variant.name);
+        assert!(!allowed[700..].contains(&true), "{}", variant.name);
+        if !variant.counts_denied() {
+            let remaining = decisions[..700].iter().map(|decision| decision.remaining());
+            assert!(remaining.eq((0..700).rev()), "{}: each sees what those before it left", variant.name);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_of_very_many_limits_are_served() {
+    // 64 keys a request, 256 requests together: more keys than one script call could name.
+    let server = RedisServer::start();
+    let limits = (0..64).map(|limit| Limit::new(format!("limit {limit}"), FixedWindow::new(1_000, DAY)).unwrap());
+    let builder = limits.fold(RedisLimiter::builder(server.url()), |builder, limit| builder.limit(limit));
+    let builder = builder.store_timeout(PATIENCE).on_store_failure(OnStoreFailure::Deny);
+    let limiter = builder.connect().await.expect("valid settings");
+    let keys: Vec<String> = (0..300).map(|key| format!("key {key}")).collect();
+    let decisions = join_all(keys.iter().map(|key| limiter.check(key))).await;
+    let served = decisions.iter().filter(|decision| decision.source() == Source::Store).count();
+    assert_eq!(served, keys.len());
+    let id = limiter.id("limit 63").expect("it has that name");
+    assert_eq!(limiter.decide(&[Hit::new(id, "key 7").cost(0)]).await.remaining(), 999);
+}

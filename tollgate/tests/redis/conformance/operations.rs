@@ -1,0 +1,214 @@
+//! What can be done with a key beside `check`: look, forget, give back, reserve and settle; several limits at once.
+
+use std::time::Duration;
+
+use tollgate::{FixedWindow, Hit, Limit, MINUTE, Rate, SECOND, Settlement, SlidingWindowLog, TokenBucket};
+
+use super::rig::{rigs, rigs_with};
+use crate::servers::RedisServer;
+use crate::variants::{Variant, variants};
+
+/// The variants that can take something back, of 10 a minute.
+fn giving() -> impl Iterator<Item = Variant> {
+    variants(10, MINUTE).into_iter().filter(Variant::gives_back)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_takes_nothing_however_often() {
+    let server = RedisServer::start();
+    for variant in variants(10, MINUTE) {
+        for rig in rigs(&server, variant.algorithm).await {
+            assert!(rig.check("key", 4).await.is_allowed());
+            let look = rig.peek("key").await;
+            assert_eq!((look.is_allowed(), look.remaining()), (true, 6), "{rig:?} {}", variant.name);
+            for _ in 0..20 {
+                assert_eq!(rig.peek("key").await, look, "{rig:?} {}", variant.name);
+                assert_eq!(rig.check("key", 0).await, look, "{rig:?} {}", variant.name);
+            }
+            assert!(rig.check("key", 6).await.is_allowed(), "{rig:?} {}", variant.name);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_was_reset_is_as_if_never_seen() {
+    let server = RedisServer::start();
+    for variant in variants(10, MINUTE) {
+        for rig in rigs(&server, variant.algorithm).await {
+            assert!(rig.check("key", 10).await.is_allowed());
+            assert!(rig.check("other", 10).await.is_allowed());
+            rig.reset("key").await;
+            rig.reset("never seen").await;
+            let look = rig.peek("key").await;
+            assert_eq!((look.remaining(), look.reset_after()), (10, Duration::ZERO), "{rig:?} {}", variant.name);
+            assert!(rig.check("key", 10).await.is_allowed(), "{rig:?} {}", variant.name);
+            assert!(!rig.check("other", 1).await.is_allowed(), "{rig:?} {}", variant.name);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_given_back_can_be_taken_again() {
+    let server = RedisServer::start();
+    for variant in giving() {
+        for rig in rigs(&server, variant.algorithm).await {
+            assert!(rig.check("key", 3).await.is_allowed());
+            let decision = rig.check("key", 5).await;
+            rig.refund("key", &decision).await;
+            assert_eq!(rig.peek("key").await.remaining(), 7, "{rig:?} {}", variant.name);
+            assert!(rig.check("key", 7).await.is_allowed(), "{rig:?} {}", variant.name);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denied_request_has_nothing_to_give_back() {
+    let server = RedisServer::start();
+    for variant in variants(10, MINUTE) {
+        for rig in rigs(&server, variant.algorithm).await {
+            assert!(rig.check("key", 8).await.is_allowed());
+            let denied = rig.check("key", 5).await;
+            let before = rig.peek("key").await;
+            rig.refund("key", &denied).await;
+            assert_eq!(rig.peek("key").await, before, "{rig:?} {}", variant.name);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_come_back_by_itself_is_not_given_back_again() {
+    let server = RedisServer::start();
+    for rig in rigs(&server, TokenBucket::new(10, Rate::per_second(1))).await {
+        let first = rig.check("key", 5).await;
+        rig.clock.advance(SECOND * 3);
+        assert!(rig.check("key", 8).await.is_allowed(), "{rig:?}: 3 of the 5 are back");
+        rig.refund("key", &first).await;
+        assert_eq!(rig.peek("key").await.remaining(), 2, "{rig:?}: 2 of the 5 are still owed");
+    }
+    for rig in rigs(&server, FixedWindow::new(10, MINUTE)).await {
+        let first = rig.check("key", 5).await;
+        rig.clock.advance(MINUTE);
+        assert!(rig.check("key", 5).await.is_allowed());
+        rig.refund("key", &first).await;
+        assert_eq!(rig.peek("key").await.remaining(), 5, "{rig:?}: the charge was the last window's");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reservation_is_charged_what_the_work_cost() {
+    let server = RedisServer::start();
+    for variant in giving() {
+        for (actual, remaining) in [(0, 10), (3, 7), (6, 4), (9, 1), (10, 0)] {
+            for rig in rigs(&server, variant.algorithm).await {
+                let Ok(reserved) = rig.reserve("key", 6, MINUTE).await else { panic!("6 of 10 fit") };
+                assert_eq!(rig.peek("key").await.remaining(), 4, "{rig:?} {}", variant.name);
+                assert_eq!(rig.settle(reserved, actual).await, Settlement::Settled, "{rig:?} {}", variant.name);
+                let left = rig.peek("key").await.remaining();
+                assert_eq!(left, remaining, "{rig:?} {} settled for {actual}", variant.name);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
+    let server = RedisServer::start();
+    for variant in giving() {
+        for rig in rigs(&server, variant.algorithm).await {
+            let Ok(reserved) = rig.reserve("key", 6, MINUTE).await else { panic!("6 of 10 fit") };
+            assert!(rig.check("key", 3).await.is_allowed());
+            let settled = rig.settle(reserved, 9).await;
+            assert_eq!(settled, Settlement::Short { missing: 2 }, "{rig:?} {}", variant.name);
+            assert_eq!(rig.peek("key").await.remaining(), 0, "{rig:?} {}", variant.name);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "on Redis a reservation expires by the system's clock, not by the one injected"]
+async fn a_reservation_that_expired_stands() {
+    let server = RedisServer::start();
+    for variant in variants(10, MINUTE) {
+        for rig in rigs(&server, variant.algorithm).await {
+            let Ok(reserved) = rig.reserve("key", 6, SECOND).await else { panic!("6 of 10 fit") };
+            rig.clock.advance(SECOND);
+            let before = rig.peek("key").await;
+            assert_eq!(rig.settle(reserved, 0).await, Settlement::Expired, "{rig:?} {}", variant.name);
+            assert_eq!(rig.peek("key").await, before, "{rig:?} {}", variant.name);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_estimate_that_does_not_fit_is_denied_like_a_request() {
+    let server = RedisServer::start();
+    for variant in variants(10, MINUTE) {
+        for rig in rigs(&server, variant.algorithm).await {
+            assert!(rig.check("key", 7).await.is_allowed());
+            let Err(denial) = rig.reserve("key", 6, MINUTE).await else { panic!("3 of 10 are left") };
+            assert!(denial.decision().retry_after().is_some(), "{rig:?} {}", variant.name);
+            let Err(never) = rig.reserve("key", 11, MINUTE).await else { panic!("there are 10 in all") };
+            assert!(never.decision().retry_after().is_none(), "{rig:?} {}", variant.name);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_limits_are_taken_from_together_or_not_at_all() {
+    let server = RedisServer::start();
+    // Each variant in turn is the one that denies; all the others have room.
+    let all = variants(10, MINUTE);
+    for tight in all.iter().filter(|variant| !variant.counts_denied()) {
+        let limits: Vec<Limit> = all.iter().map(Variant::limit).collect();
+        let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
+        for rig in rigs_with(&server, &limits).await {
+            assert!(rig.decide(&[Hit::new(rig.id(tight.name), "key").cost(8)]).await.is_allowed());
+            let hits: Vec<Hit<'_>> = all.iter().map(|variant| Hit::new(rig.id(variant.name), "key").cost(3)).collect();
+            let denied = rig.decide(&hits).await;
+            assert_eq!((denied.is_allowed(), denied.limit()), (false, Some(rig.id(tight.name))), "{rig:?}");
+            for variant in &all {
+                let left = rig.decide(&[Hit::new(rig.id(variant.name), "key").cost(0)]).await.remaining();
+                let expected = if variant.name == tight.name { 2 } else { 10 };
+                assert_eq!(left, expected, "{rig:?}: {} after a denial by {}", variant.name, tight.name);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_of_several_limits_gives_back_to_those_it_asked() {
+    let limits = [
+        Limit::new("burst", TokenBucket::new(10, Rate::per_second(1))).unwrap(),
+        Limit::new("minute", SlidingWindowLog::new(20, MINUTE)).unwrap(),
+        Limit::new("not asked", FixedWindow::new(10, MINUTE)).unwrap(),
+    ];
+    for rig in rigs_with(&RedisServer::start(), &limits).await {
+        let [burst, minute, not_asked] = ["burst", "minute", "not asked"].map(|name| rig.id(name));
+        assert!(rig.decide(&[Hit::new(not_asked, "key").cost(5)]).await.is_allowed());
+        let hits = [Hit::new(burst, "key").cost(10), Hit::new(minute, "key").cost(10)];
+        for _ in 0..10 {
+            let decision = rig.decide(&hits).await;
+            assert!(decision.is_allowed(), "{rig:?}: nothing is left taken");
+            rig.refund_hits(&hits, &decision).await;
+        }
+        for (id, left) in [(burst, 10), (minute, 20), (not_asked, 5)] {
+            assert_eq!(rig.decide(&[Hit::new(id, "key").cost(0)]).await.remaining(), left, "{rig:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_key_twice_in_one_request_pays_twice() {
+    let server = RedisServer::start();
+    for variant in variants(3, MINUTE) {
+        for rig in rigs_with(&server, &[variant.limit()]).await {
+            let id = rig.id(variant.name);
+            let denied = rig.decide(&[Hit::new(id, "new").cost(2), Hit::new(id, "new").cost(2)]).await;
+            assert!(!denied.is_allowed(), "{rig:?} {}", variant.name);
+            assert_eq!(rig.peek("new").await.remaining(), 3, "{rig:?} {}", variant.name);
+            let both = rig.decide(&[Hit::new(id, "key"), Hit::new(id, "key").cost(2)]).await;
+            assert!(both.is_allowed(), "{rig:?} {}", variant.name);
+            assert!(!rig.check("key", 1).await.is_allowed(), "{rig:?} {}", variant.name);
+        }
+    }
+}

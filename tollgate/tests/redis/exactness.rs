@@ -1,0 +1,174 @@
+//! However many processes ask, exactly the limit is admitted: this test program runs itself eight times over, and
+//! each of the children has tasks and a connection of its own.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tollgate::redis::RedisLimiter;
+use tollgate::{Hit, Limit, OnStoreFailure, Rate, SlidingWindowLog, Source, TokenBucket};
+
+use crate::servers::RedisServer;
+use crate::variants::{Variant, variants};
+
+const PROCESSES: usize = 8;
+const TASKS: usize = 16;
+const QUOTA: u64 = 500;
+
+/// In each task and variant: all together they ask for more than twice the quota.
+const TURNS: usize = 10;
+
+/// What a child is told: where Redis is, and the window of its limits in seconds.
+const URL: &str = "TOLLGATE_TEST_URL";
+const WINDOW_SECS: &str = "TOLLGATE_TEST_WINDOW_SECS";
+
+/// Nothing here is about a slow Redis, and eight processes share two cores.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A window that this moment lies in the middle of: neither ends nor refills during a test, in any year.
+fn long_window(server: &RedisServer) -> Duration {
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).expect("Redis tells the time");
+    Duration::from_secs(seconds / 5 * 2)
+}
+
+async fn limiter(url: &str, limit: Limit) -> RedisLimiter {
+    let builder = RedisLimiter::builder(url).limit(limit).store_timeout(PATIENCE);
+    builder.on_store_failure(OnStoreFailure::Deny).connect().await.expect("the settings are valid")
+}
+
+/// Not a test by itself: what the children run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::print_stdout, reason = "a child tells its parent")]
+async fn a_child_asks_its_share() {
+    let (Ok(url), Ok(window)) = (std::env::var(URL), std::env::var(WINDOW_SECS)) else { return };
+    let window = Duration::from_secs(window.parse().expect("the parent sends a number"));
+    for variant in variants(QUOTA, window) {
+        let limiter = limiter(&url, variant.limit()).await;
+        let ask = || {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { ask_and_count(&limiter).await })
+        };
+        let counts = join_all((0..TASKS).map(|_| ask())).await;
+        let allowed: u64 = counts.into_iter().map(|count| count.expect("no task panics")).sum();
+        println!("\nallowed/{}/{allowed}", variant.name);
+    }
+}
+
+/// How many were allowed, of so many that the store answered.
+async fn ask_and_count(limiter: &RedisLimiter) -> u64 {
+    let (mut answered, mut allowed) = (0, 0);
+    while answered < TURNS {
+        let decision = limiter.check("key").await;
+        match decision.source() {
+            Source::Store | Source::DenialCache => answered += 1,
+            // The script was flushed once too often: nothing was taken.
+            _ => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+        allowed += u64::from(decision.is_allowed());
+    }
+    allowed
+}
+
+fn spawn_children(server: &RedisServer, window: Duration) -> Vec<Child> {
+    let program = std::env::current_exe().expect("a test knows its program");
+    let child = || {
+        Command::new(&program)
+            .args(["--exact", "exactness::a_child_asks_its_share", "--nocapture"])
+            .envs([(URL, server.url()), (WINDOW_SECS, window.as_secs().to_string())])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("a test can run its own program")
+    };
+    (0..PROCESSES).map(|_| child()).collect()
+}
+
+/// What all children together were allowed, by variant.
+fn collect(children: Vec<Child>) -> Vec<(Variant, u64)> {
+    let mut totals = variants(QUOTA, Duration::from_secs(1)).map(|variant| (variant, 0)).to_vec();
+    for child in children {
+        let output = child.wait_with_output().expect("a child ends");
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "a child failed: {told}");
+        for (variant, total) in &mut totals {
+            let told = told.lines().find_map(|line| line.strip_prefix(&format!("allowed/{}/", variant.name)));
+            *total += told.and_then(|count| count.parse::<u64>().ok()).expect("a child tells all its counts");
+        }
+    }
+    totals
+}
+
+#[test]
+fn eight_processes_are_admitted_exactly_the_limit() {
+    let server = RedisServer::start();
+    let children = spawn_children(&server, long_window(&server));
+    for (variant, admitted) in collect(children) {
+        assert_eq!(admitted, QUOTA, "{}", variant.name);
+    }
+}
+
+#[test]
+fn flushing_the_script_in_mid_traffic_neither_loses_nor_mints_any() {
+    let server = RedisServer::start();
+    let mut children = spawn_children(&server, long_window(&server));
+    let mut connection = server.connection();
+    let mut flushes = 0;
+    while children.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
+        let _: () = redis::cmd("SCRIPT").arg("FLUSH").arg("SYNC").query(&mut connection).expect("flushed");
+        flushes += 1;
+        // A batch that never met its script would never end.
+        pause();
+    }
+    assert!(flushes > 10, "the script was flushed {flushes} times only");
+    for (variant, admitted) in collect(children) {
+        assert_eq!(admitted, QUOTA, "{}", variant.name);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the parent of real processes has nothing to await")]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(5));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_of_several_limits_is_charged_what_was_admitted() {
+    let server = RedisServer::start();
+    let window = long_window(&server);
+    let limits = [
+        Limit::new("all", SlidingWindowLog::new(400, window)).unwrap(),
+        Limit::new("some", TokenBucket::new(150, Rate::new(150, window))).unwrap(),
+    ];
+    let build = || {
+        let builder = RedisLimiter::builder(server.url()).store_timeout(PATIENCE);
+        limits.iter().fold(builder, |builder, limit| builder.limit(limit.clone())).connect()
+    };
+    let limiters = [build().await.unwrap(), build().await.unwrap()];
+    let (all, some) = (limiters[0].id("all").unwrap(), limiters[0].id("some").unwrap());
+    // A task's turns name two keys of one limit and one of the other, in either order; `some` denies first.
+    let tasks = (0..32).map(|task| {
+        let limiter = limiters[task % 2].clone();
+        tokio::spawn(async move {
+            let user = format!("user {}", task % 4);
+            let mut hits = [Hit::new(all, "everyone"), Hit::new(some, &user)];
+            if task % 3 == 0 {
+                hits.reverse();
+            }
+            let mut admitted = 0;
+            for _ in 0..40 {
+                admitted += u64::from(limiter.decide(&hits).await.is_allowed());
+            }
+            (task % 4, admitted)
+        })
+    });
+    let mut by_user = [0; 4];
+    for task in join_all(tasks).await {
+        let (user, admitted) = task.expect("no task panics");
+        by_user[user] += admitted;
+    }
+    let left = async |id, key: &str| limiters[1].decide(&[Hit::new(id, key).cost(0)]).await.remaining();
+    assert_eq!(by_user.iter().sum::<u64>(), 400, "1280 asked, and each user alone would have had 150");
+    assert_eq!(left(all, "everyone").await, 0);
+    for (user, admitted) in by_user.into_iter().enumerate() {
+        assert_eq!(left(some, &format!("user {user}")).await, 150 - admitted, "user {user}");
+    }
+}

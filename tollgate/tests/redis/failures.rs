@@ -1,0 +1,296 @@
+//! Whatever happens to the server, nobody waits longer than the store's timeout, everyone is answered as the policy
+//! says, and all goes back to the store by itself.
+
+use std::time::Duration;
+
+use redis::Connection;
+use tokio::time::{Instant, sleep};
+use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
+use tollgate::{Decision, FixedWindow, HOUR, Limit, MINUTE, OnStoreFailure, Source};
+
+use crate::load::{Load, RECOVERY, SCHEDULING, until, until_back, until_gone};
+use crate::servers::RedisServer;
+
+const TIMEOUT: Duration = Duration::from_millis(100);
+const TASKS: usize = 64;
+
+/// The first connection is given this much more than a decision.
+const FIRST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Of traffic, before, during and after something happens.
+const WHILE: Duration = Duration::from_millis(300);
+
+fn builder(server: &RedisServer, policy: OnStoreFailure) -> RedisLimiterBuilder {
+    let wide = Limit::new("wide", FixedWindow::new(1 << 32, HOUR)).expect("the numbers are within the bounds");
+    RedisLimiter::builder(server.url()).limit(wide).store_timeout(TIMEOUT).on_store_failure(policy)
+}
+
+fn stands_by(policy: OnStoreFailure, decision: &Decision) -> bool {
+    match policy {
+        OnStoreFailure::Local => decision.source() == Source::Local && decision.is_allowed(),
+        OnStoreFailure::Allow => decision.source() == Source::Policy && decision.is_allowed(),
+        OnStoreFailure::Deny => {
+            decision.source() == Source::Policy && !decision.is_allowed() && decision.retry_after().is_some()
+        }
+        other => panic!("a policy that this suite does not know: {other:?}"),
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Outage {
+    Crash,
+    Hang,
+}
+
+impl Outage {
+    fn begin(self, server: &mut RedisServer) {
+        match self {
+            Self::Crash => server.kill(),
+            Self::Hang => server.stop(),
+        }
+    }
+
+    fn end(self, server: &mut RedisServer) {
+        match self {
+            Self::Crash => server.restart(),
+            Self::Hang => server.cont(),
+        }
+    }
+}
+
+/// Two outages of one kind under load, with the policy in force during each.
+async fn endures(outage: Outage, policy: OnStoreFailure) {
+    let mut server = RedisServer::start();
+    let limiter = builder(&server, policy).connect().await.expect("the settings are valid");
+    let load = Load::begin(&limiter, TASKS, |task| format!("user {task}"));
+    for nth in 1..=2 {
+        until_back(&limiter, "probe").await;
+        sleep(WHILE).await;
+        outage.begin(&mut server);
+        until_gone(&limiter, "probe").await;
+        let during = Instant::now();
+        while during.elapsed() < WHILE {
+            let decision = limiter.check("probe").await;
+            assert!(stands_by(policy, &decision), "{outage:?} {policy:?}: {decision:?}");
+            sleep(Duration::from_millis(5)).await;
+        }
+        outage.end(&mut server);
+        until_back(&limiter, "probe").await;
+        let stats = limiter.stats();
+        assert_eq!((stats.breaker_opened, stats.breaker_closed), (nth, nth), "{outage:?}: an outage is counted once");
+    }
+    sleep(WHILE).await;
+    assert!(limiter.is_store_available());
+    let tally = load.end().await;
+    assert!(tally.slowest <= TIMEOUT + SCHEDULING, "{outage:?} {policy:?}: someone waited {:?}", tally.slowest);
+    assert_eq!(tally.without_retry, 0, "{outage:?} {policy:?}");
+    let (expected, other) = match policy {
+        OnStoreFailure::Local => (tally.by_local, tally.by_policy),
+        _ => (tally.by_policy, tally.by_local),
+    };
+    assert!(expected > 0 && other == 0 && tally.by_store > expected / 10, "{outage:?} {policy:?}: {tally:?}");
+    assert!(limiter.stats().by_policy >= expected, "{:?}", limiter.stats());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_is_bridged_by_local_limits() {
+    endures(Outage::Crash, OnStoreFailure::Local).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_is_bridged_by_letting_all_pass() {
+    endures(Outage::Crash, OnStoreFailure::Allow).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_is_bridged_by_denying() {
+    endures(Outage::Crash, OnStoreFailure::Deny).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hang_is_bridged_by_local_limits() {
+    endures(Outage::Hang, OnStoreFailure::Local).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hang_is_bridged_by_letting_all_pass() {
+    endures(Outage::Hang, OnStoreFailure::Allow).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hang_is_bridged_by_denying() {
+    endures(Outage::Hang, OnStoreFailure::Deny).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quick_restart_under_load_is_survived() {
+    let mut server = RedisServer::start();
+    let limiter = builder(&server, OnStoreFailure::Local).connect().await.unwrap();
+    let load = Load::begin(&limiter, TASKS, |task| format!("user {task}"));
+    for _ in 0..5 {
+        until_back(&limiter, "probe").await;
+        server.restart();
+    }
+    until_back(&limiter, "probe").await;
+    let tally = load.end().await;
+    assert!(tally.slowest <= TIMEOUT + SCHEDULING, "someone waited {:?}", tally.slowest);
+    assert_eq!(tally.by_policy, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn local_limits_admit_the_limit_and_no_more() {
+    let mut server = RedisServer::start();
+    let limit = Limit::new("five", FixedWindow::new(5, HOUR).from_first_request()).unwrap();
+    let limiter = RedisLimiter::builder(server.url()).limit(limit).store_timeout(TIMEOUT).connect().await.unwrap();
+    assert!(limiter.check("key").await.is_allowed());
+    server.kill();
+    until_gone(&limiter, "another").await;
+    let mut allowed = 0;
+    for _ in 0..20 {
+        let decision = limiter.check("key").await;
+        assert_eq!(decision.source(), Source::Local);
+        allowed += u64::from(decision.is_allowed());
+    }
+    assert_eq!(allowed, 5, "a node that is alone knows only what it let through itself");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_local_limits_took_can_be_given_back() {
+    let mut server = RedisServer::start();
+    let limit = Limit::new("five", FixedWindow::new(5, HOUR).from_first_request()).unwrap();
+    let limiter = RedisLimiter::builder(server.url()).limit(limit).store_timeout(TIMEOUT).connect().await.unwrap();
+    server.kill();
+    until_gone(&limiter, "another").await;
+    for _ in 0..20 {
+        let decision = limiter.check_n("key", 5).await;
+        assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Local));
+        limiter.refund("key", &decision).await.expect("it is in this process");
+    }
+    assert!(limiter.check_n("key", 5).await.is_allowed());
+    let _ = limiter.reset("key").await;
+    assert!(limiter.check_n("key", 5).await.is_allowed(), "the local count was reset");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_may_choose_its_own_policy() {
+    let mut server = RedisServer::start();
+    let limit = |name, policy| Limit::new(name, FixedWindow::new(10, MINUTE)).unwrap().with_on_store_failure(policy);
+    let limiter = RedisLimiter::builder(server.url())
+        .limit(limit("allow", OnStoreFailure::Allow))
+        .limit(limit("deny", OnStoreFailure::Deny))
+        .limit(limit("local", OnStoreFailure::Local))
+        .store_timeout(TIMEOUT)
+        .connect()
+        .await
+        .unwrap();
+    server.kill();
+    let _ = until(&limiter, "key", RECOVERY, |_| !limiter.is_store_available()).await;
+    let ask = async |names: &[&str]| {
+        let hits: Vec<_> =
+            names.iter().map(|name| tollgate::Hit::new(limiter.id(name).expect("a limit"), "key")).collect();
+        let decision = limiter.decide(&hits).await;
+        (decision.is_allowed(), decision.source())
+    };
+    assert_eq!(ask(&["allow"]).await, (true, Source::Policy));
+    assert_eq!(ask(&["deny"]).await, (false, Source::Policy));
+    assert_eq!(ask(&["local"]).await, (true, Source::Local));
+    assert_eq!(ask(&["allow", "local"]).await, (true, Source::Local));
+    assert_eq!(ask(&["allow", "local", "deny"]).await, (false, Source::Policy), "the strictest prevails");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limiter_can_be_made_while_redis_is_down_or_hangs() {
+    for outage in [Outage::Crash, Outage::Hang] {
+        let mut server = RedisServer::start();
+        outage.begin(&mut server);
+        let begin = Instant::now();
+        let limiter = builder(&server, OnStoreFailure::Allow).connect().await.unwrap();
+        assert!(begin.elapsed() <= FIRST_PATIENCE + SCHEDULING, "{outage:?}: {:?}", begin.elapsed());
+        let begin = Instant::now();
+        let decision = limiter.check("key").await;
+        assert!(begin.elapsed() <= TIMEOUT + SCHEDULING, "{outage:?}: {:?}", begin.elapsed());
+        assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Policy), "{outage:?}");
+        assert!(limiter.peek("key").await.unwrap_err().is_unavailable(), "{outage:?}");
+        outage.end(&mut server);
+        until_back(&limiter, "key").await;
+        assert_eq!(limiter.peek("key").await.unwrap().remaining(), (1 << 32) - 1, "{outage:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_operation_keeps_the_deadline() {
+    let mut server = RedisServer::start();
+    let limiter = builder(&server, OnStoreFailure::Deny).connect().await.unwrap();
+    let allowed = limiter.check("key").await;
+    let Ok(first) = limiter.reserve("key", 5, MINUTE).await else { panic!("5 fit") };
+    let Ok(second) = limiter.reserve("key", 5, MINUTE).await else { panic!("5 fit") };
+    server.stop();
+    let begin = Instant::now();
+    let (peek, reset, refund, less, more) = tokio::join!(
+        limiter.peek("key"),
+        limiter.reset("key"),
+        limiter.refund("key", &allowed),
+        limiter.settle(first, 1),
+        limiter.settle(second, 9),
+    );
+    assert!(begin.elapsed() <= TIMEOUT + SCHEDULING, "{:?}", begin.elapsed());
+    let errors = [peek.err(), reset.err(), refund.err(), less.err(), more.err()];
+    assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.is_unavailable())), "{errors:?}");
+}
+
+/// All connections to the server, that of the test among them.
+fn connections(connection: &mut Connection) -> usize {
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(connection).expect("Redis lists its clients");
+    list.lines().count()
+}
+
+async fn until_connections(connection: &mut Connection, wanted: impl Fn(usize) -> bool) {
+    let begin = Instant::now();
+    while !wanted(connections(connection)) {
+        assert!(begin.elapsed() < RECOVERY, "still {} connections", connections(connection));
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_the_limiter_ends_its_connections() {
+    let mut server = RedisServer::start();
+    let mut connection = server.connection();
+    let before = connections(&mut connection);
+    let limiter = builder(&server, OnStoreFailure::Local).connect().await.unwrap();
+    let clone = limiter.clone();
+    // One to ask on, one to listen on.
+    until_connections(&mut connection, |count| count == before + 2).await;
+    drop(limiter);
+    assert_eq!(clone.check("key").await.source(), Source::Store, "a clone goes on");
+    drop(clone);
+    until_connections(&mut connection, |count| count == before).await;
+
+    // Dropped in the middle of an outage, with decisions under way.
+    let limiter = builder(&server, OnStoreFailure::Local).connect().await.unwrap();
+    let load = Load::begin(&limiter, TASKS, |task| format!("user {task}"));
+    until_back(&limiter, "probe").await;
+    server.stop();
+    until_gone(&limiter, "probe").await;
+    load.end().await;
+    drop(limiter);
+    server.cont();
+    until_connections(&mut connection, |count| count == before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outages_leave_no_connections_behind() {
+    let mut server = RedisServer::start();
+    let mut connection = server.connection();
+    let before = connections(&mut connection);
+    let limiter = builder(&server, OnStoreFailure::Local).connect().await.unwrap();
+    for _ in 0..3 {
+        until_back(&limiter, "probe").await;
+        server.stop();
+        until_gone(&limiter, "probe").await;
+        sleep(WHILE).await;
+        server.cont();
+    }
+    until_back(&limiter, "probe").await;
+    until_connections(&mut connection, |count| count == before + 2).await;
+}

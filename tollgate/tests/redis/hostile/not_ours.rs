@@ -1,0 +1,129 @@
+//! A key of ours that holds something else is left alone, and only those who ask for it are answered by the policy.
+
+use futures_util::future::join_all;
+use redis::{Cmd, Connection};
+use tollgate::{HOUR, Source};
+
+use super::limiter;
+use crate::servers::RedisServer;
+use crate::variants::{Variant, variants};
+
+const TYPES: [&str; 6] = ["hash", "list", "set", "zset", "string", "stream"];
+
+fn put(connection: &mut Connection, name: &str, kind: &str) -> Vec<u8> {
+    let command = |verb: &str, args: &[&str]| {
+        let mut command = redis::cmd(verb);
+        command.arg(name).arg(args);
+        command
+    };
+    let command: Cmd = match kind {
+        "hash" => command("HSET", &["field", "value"]),
+        "list" => command("RPUSH", &["a", "b", "c"]),
+        "set" => command("SADD", &["a", "b"]),
+        "zset" => command("ZADD", &["1", "a"]),
+        "string" => command("SET", &["hello"]),
+        _ => command("XADD", &["*", "field", "value"]),
+    };
+    let _: redis::Value = command.query(connection).expect("written");
+    dump(connection, name)
+}
+
+/// The value, and whether it will be forgotten.
+fn dump(connection: &mut Connection, name: &str) -> Vec<u8> {
+    let mut dump: Vec<u8> = redis::cmd("DUMP").arg(name).query(connection).expect("it is there");
+    let ttl: i64 = redis::cmd("PTTL").arg(name).query(connection).expect("Redis answers");
+    dump.extend(ttl.to_be_bytes());
+    dump
+}
+
+/// A key of every variant for every foreign type.
+fn cases() -> impl Iterator<Item = (Variant, &'static str)> {
+    variants(10, HOUR).into_iter().flat_map(|variant| TYPES.map(|kind| (variant, kind)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn taking_leaves_it_alone_and_neighbours_are_served() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    for (variant, kind) in cases() {
+        let limiter = limiter(&server.url(), variant.limit()).await;
+        let name = variant.name_of(kind);
+        let theirs = put(&mut connection, &name, kind);
+        let keys = [&format!("{kind} before"), kind, &format!("{kind} after"), kind];
+        let decisions = join_all(keys.iter().map(|key| limiter.check(*key))).await;
+        for (key, decision) in keys.iter().zip(&decisions) {
+            let expected = if *key == kind { (false, Source::Policy) } else { (true, Source::Store) };
+            assert_eq!((decision.is_allowed(), decision.source()), expected, "{} {kind} {key}", variant.name);
+        }
+        assert_eq!(dump(&mut connection, &name), theirs, "{} {kind}", variant.name);
+        assert!(limiter.is_store_available(), "{} {kind}: that is no outage", variant.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a key that is no string reads as absent"]
+async fn looking_says_so() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    for (variant, kind) in cases() {
+        let limiter = limiter(&server.url(), variant.limit()).await;
+        let name = variant.name_of(kind);
+        let theirs = put(&mut connection, &name, kind);
+        let looked = limiter.peek(kind).await;
+        assert!(looked.as_ref().is_err_and(|error| error.is_not_ours()), "{} {kind}: {looked:?}", variant.name);
+        assert_eq!(dump(&mut connection, &name), theirs, "{} {kind}", variant.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a key that is no string is deleted"]
+async fn resetting_leaves_it_alone_and_says_so() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    for (variant, kind) in cases() {
+        let limiter = limiter(&server.url(), variant.limit()).await;
+        let name = variant.name_of(kind);
+        let theirs = put(&mut connection, &name, kind);
+        let reset = limiter.reset(kind).await;
+        let exists: bool = redis::cmd("EXISTS").arg(&name).query(&mut connection).expect("Redis answers");
+        assert!(exists, "{} {kind}: someone else's data is gone", variant.name);
+        assert_eq!(dump(&mut connection, &name), theirs, "{} {kind}", variant.name);
+        assert!(reset.as_ref().is_err_and(|error| error.is_not_ours()), "{} {kind}: {reset:?}", variant.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn giving_back_leaves_it_alone() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    for (variant, kind) in cases() {
+        let limiter = limiter(&server.url(), variant.limit()).await;
+        let name = variant.name_of(kind);
+        let taken = limiter.check_n(kind, 5).await;
+        assert!(taken.is_allowed(), "{} {kind}", variant.name);
+        let _: () = redis::cmd("DEL").arg(&name).query(&mut connection).expect("deleted");
+        let theirs = put(&mut connection, &name, kind);
+        let _ = limiter.refund(kind, &taken).await;
+        assert_eq!(dump(&mut connection, &name), theirs, "{} {kind}", variant.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other limits are charged"]
+async fn several_limits_take_nothing_when_one_of_the_keys_is_not_ours() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    for bad in variants(10, HOUR) {
+        let _: () = redis::cmd("FLUSHALL").query(&mut connection).expect("flushed");
+        put(&mut connection, &bad.name_of("key"), "hash");
+        let builder = tollgate::redis::RedisLimiter::builder(server.url()).store_timeout(super::PATIENCE);
+        let builder = variants(10, HOUR).iter().fold(builder, |builder, variant| builder.limit(variant.limit()));
+        let limiter = builder.connect().await.expect("the settings are valid");
+        assert_eq!(limiter.check_n("key", 3).await.source(), Source::Local, "{}", bad.name);
+        for variant in variants(10, HOUR).iter().filter(|variant| variant.name != bad.name) {
+            let id = limiter.id(variant.name).expect("it has that name");
+            let left = limiter.decide(&[tollgate::Hit::new(id, "key").cost(0)]).await.remaining();
+            assert_eq!(left, 10, "{} is charged for a request that the key of {} spoilt", variant.name, bad.name);
+        }
+    }
+}

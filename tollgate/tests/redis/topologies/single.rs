@@ -1,0 +1,133 @@
+//! One server: passwords, users, databases, TLS, and Valkey in its place.
+
+use std::time::Duration;
+
+use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
+use tollgate::{HOUR, Limit, MINUTE, OnStoreFailure, SlidingWindowLog, Source};
+
+use crate::load::until_back;
+use crate::servers::RedisServer;
+use crate::variants::variants;
+
+fn builder(url: impl Into<String>) -> RedisLimiterBuilder {
+    let limit = Limit::new("log", SlidingWindowLog::new(10, HOUR)).expect("the numbers are within the bounds");
+    let builder = RedisLimiter::builder(url).limit(limit).store_timeout(Duration::from_secs(5));
+    builder.on_store_failure(OnStoreFailure::Allow)
+}
+
+async fn works(limiter: &RedisLimiter) {
+    let decision = limiter.check_n("key", 3).await;
+    assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Store));
+    assert_eq!(limiter.peek("key").await.expect("Redis answers").remaining(), 7);
+    limiter.refund("key", &decision).await.expect("Redis answers");
+    limiter.reset("key").await.expect("Redis answers");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_is_given() {
+    let server = RedisServer::with(&["--requirepass", "s3cret"]);
+    works(&builder(server.url()).connect().await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_with_no_more_rights_than_needed_is_enough() {
+    let server = RedisServer::start();
+    let rules = ["reset", "on", ">s3cret", "~rate_limit:*", "&rate_limit:changed"];
+    let rights = ["+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+time"];
+    let mut set_user = redis::cmd("ACL");
+    set_user.arg("SETUSER").arg("ann").arg(&rules).arg(&rights);
+    let _: () = set_user.query(&mut server.connection()).expect("set");
+    let url = format!("redis://ann:s3cret@127.0.0.1:{}", server.port());
+    let limiter = builder(url).connect().await.unwrap();
+    works(&limiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_without_rights_to_the_keys_is_left_to_the_policy() {
+    let server = RedisServer::start();
+    let mut set_user = redis::cmd("ACL");
+    set_user.arg("SETUSER").arg("bob").arg(&["reset", "on", ">s3cret", "~theirs:*", "+@all"]);
+    let mut connection = server.connection();
+    let _: () = set_user.query(&mut connection).expect("set");
+    let url = format!("redis://bob:s3cret@127.0.0.1:{}", server.port());
+    let limiter = builder(url).connect().await.unwrap();
+    assert_eq!(limiter.check("key").await.source(), Source::Policy);
+    let error = limiter.peek("key").await.unwrap_err();
+    assert!(error.is_refused(), "{error}");
+    let _: () = redis::cmd("ACL").arg("SETUSER").arg("bob").arg("~rate_limit:*").query(&mut connection).expect("set");
+    until_back(&limiter, "key").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_password_is_an_outage_that_ends_with_the_right_one() {
+    let server = RedisServer::with(&["--requirepass", "right"]);
+    let mut connection = server.connection();
+    let limiter = builder(format!("redis://:wrong@127.0.0.1:{}", server.port())).connect().await.unwrap();
+    let decision = limiter.check("key").await;
+    assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Policy));
+    let error = limiter.peek("key").await.unwrap_err().to_string();
+    assert!(!error.contains("wrong@") && !error.contains(":wrong"), "{error}");
+    let _: () = redis::cmd("CONFIG").arg("SET").arg("requirepass").arg("wrong").query(&mut connection).expect("set");
+    until_back(&limiter, "key").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_is_chosen() {
+    let server = RedisServer::start();
+    let limiter = builder(format!("{}/3", server.url())).connect().await.unwrap();
+    assert_eq!(limiter.check("key").await.source(), Source::Store);
+    let mut connection = server.connection();
+    let mut size = |database: u8| -> usize {
+        let _: () = redis::cmd("SELECT").arg(database).query(&mut connection).expect("selected");
+        redis::cmd("DBSIZE").query(&mut connection).expect("counted")
+    };
+    assert_eq!((size(0), size(3)), (0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_is_spoken_to_whom_the_authority_vouches_for() {
+    let server = RedisServer::start_tls();
+    let ca = std::fs::read(server.ca_path()).expect("the authority is a file");
+    works(&builder(server.url()).tls_ca(ca).connect().await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_another_authority_vouches_for_is_not_spoken_to() {
+    let (server, other) = (RedisServer::start_tls(), RedisServer::start_tls());
+    let ca = std::fs::read(other.ca_path()).expect("the authority is a file");
+    for builder in [builder(server.url()).tls_ca(ca), builder(server.url())] {
+        let limiter = builder.connect().await.unwrap();
+        let decision = limiter.check("key").await;
+        assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Policy));
+        assert!(limiter.peek("key").await.unwrap_err().is_unavailable());
+    }
+    let keys: usize = redis::cmd("DBSIZE").query(&mut server.connection()).expect("counted");
+    assert_eq!(keys, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "any bytes are taken for a certificate"]
+async fn what_is_no_certificate_is_refused_at_once() {
+    let server = RedisServer::start_tls();
+    let error = builder(server.url()).tls_ca("not a certificate").connect().await.unwrap_err().to_string();
+    assert!(!error.is_empty(), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::print_stderr, reason = "a test that could not run says so")]
+async fn valkey_does_as_well() {
+    let Some(server) = RedisServer::start_valkey() else {
+        eprintln!("skipped: no Valkey is installed; run tools/install-redis");
+        return;
+    };
+    works(&builder(server.url()).connect().await.unwrap()).await;
+    for variant in variants(10, MINUTE * 60) {
+        let builder = RedisLimiter::builder(server.url()).limit(variant.limit()).store_timeout(Duration::from_secs(5));
+        let limiter = builder.connect().await.unwrap();
+        for nth in 1..=11 {
+            let decision = limiter.check("key").await;
+            assert_eq!(decision.is_allowed(), nth <= 10, "{} {nth}: {decision:?}", variant.name);
+            assert_eq!(decision.source(), Source::Store, "{} {nth}", variant.name);
+        }
+    }
+}
