@@ -5,8 +5,11 @@ mod clock;
 mod contender;
 mod memory;
 mod race;
+mod redis;
 mod report;
 mod traffic;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -20,14 +23,24 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Memory(memory::Args),
+    Redis(redis::Args),
     /// One measurement that needs a process of its own; `memory` starts it
     #[command(hide = true)]
     MemoryChild(memory::child::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+/// Something is missing that somebody has to install first.
+const EXIT_MISSING: u8 = 2;
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
         Command::Memory(args) => memory::run(&args),
         Command::MemoryChild(args) => memory::child::run(&args),
-    }
+        Command::Redis(args) => redis::run(&args),
+    };
+    let Err(error) = done else {
+        return ExitCode::SUCCESS;
+    };
+    report::error(format_args!("{error:#}"));
+    if error.is::<redis::NoServer>() { ExitCode::from(EXIT_MISSING) } else { ExitCode::FAILURE }
 }

@@ -2,6 +2,8 @@
 //! drawn anew, so that whatever else the machine does meets all of them. Ratios are taken within a round and
 //! the median of the rounds is reported; a ratio of two medians would mix quiet minutes with loud ones.
 
+use std::convert::Infallible;
+use std::fmt::{self, Display, Formatter};
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -34,13 +36,21 @@ pub(crate) struct Runner<'a> {
     pub(crate) contender: &'a dyn Contender,
 }
 
-/// Nanoseconds per decision of one contender, round by round: elapsed time over the decisions of all threads.
+/// What a decision of one contender took, round by round: nanoseconds, unless it is said otherwise.
 pub(crate) struct Times {
     pub(crate) name: &'static str,
     rounds: Vec<f64>,
 }
 
 impl Times {
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self { name, rounds: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, round: f64) {
+        self.rounds.push(round);
+    }
+
     pub(crate) fn median(&self) -> f64 {
         quantile(self.rounds.clone(), 0.5)
     }
@@ -60,21 +70,38 @@ pub(crate) struct Ratio {
     pub(crate) quartiles: (f64, f64),
 }
 
+impl Display for Ratio {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        write!(out, "{:.2} ({:.2} to {:.2})", self.median, self.quartiles.0, self.quartiles.1)
+    }
+}
+
+/// Gives each contender its turn in every round, in an order drawn anew: `turn(round, contender)`.
+pub(crate) fn take_turns<E>(
+    rounds: usize,
+    contenders: usize,
+    mut turn: impl FnMut(usize, usize) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut order: Vec<usize> = (0..contenders).collect();
+    let mut random = SmallRng::seed_from_u64(2);
+    for round in 0..rounds {
+        order.shuffle(&mut random);
+        order.iter().try_for_each(|&contender| turn(round, contender))?;
+    }
+    Ok(())
+}
+
+/// Nanoseconds per decision of each contender: elapsed time over the decisions of all threads.
 pub(crate) fn run(runners: &[Runner<'_>], course: &Course<'_>, rounds: Rounds) -> Vec<Times> {
     let decisions: Vec<usize> = runners.iter().map(|runner| pace(runner, course, rounds.slice)).collect();
-    let mut times: Vec<Times> = runners.iter().map(|runner| Times { name: runner.name, rounds: Vec::new() }).collect();
-    let mut order: Vec<usize> = (0..runners.len()).collect();
-    let mut random = SmallRng::seed_from_u64(2);
-    let mut from = 0;
-    for _ in 0..rounds.count {
-        order.shuffle(&mut random);
-        for &turn in &order {
-            let elapsed = slice(&runners[turn], course, from, decisions[turn]);
-            times[turn].rounds.push(per_decision(elapsed, decisions[turn] * course.threads));
-        }
-        // The next round asks other keys, so a slow contender does not get to know the few it has time for.
-        from += decisions.iter().max().copied().unwrap_or(0);
-    }
+    // Each round asks other keys, so a slow contender does not get to know the few it has time for.
+    let step = decisions.iter().max().copied().unwrap_or(0);
+    let mut times: Vec<Times> = runners.iter().map(|runner| Times::new(runner.name)).collect();
+    let Ok(()) = take_turns::<Infallible>(rounds.count, runners.len(), |round, turn| {
+        let elapsed = slice(&runners[turn], course, round * step, decisions[turn]);
+        times[turn].push(per_decision(elapsed, decisions[turn] * course.threads));
+        Ok(())
+    });
     times
 }
 
@@ -127,7 +154,7 @@ fn ask(runner: &Runner<'_>, course: &Course<'_>, from: usize, decisions: usize) 
     assert_eq!(allowed, expected, "{} allowed {allowed} of {decisions}, not {expected}", runner.name);
 }
 
-fn per_decision(elapsed: Duration, decisions: usize) -> f64 {
+pub(crate) fn per_decision(elapsed: Duration, decisions: usize) -> f64 {
     elapsed.as_nanos() as f64 / decisions as f64
 }
 

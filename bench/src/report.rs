@@ -1,6 +1,6 @@
 //! How a benchmark speaks: tables for people, one `RESULT` line for machines.
 
-#![expect(clippy::print_stdout, reason = "printing is what a benchmark is for")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "printing is what a benchmark is for")]
 
 use std::fmt::Display;
 
@@ -17,6 +17,11 @@ impl Results {
     /// A quantity; its unit stands last in its name.
     pub(crate) fn quantity(&mut self, name: impl Into<String>, value: f64) {
         self.0.push((name.into(), format!("{value:.1}")));
+    }
+
+    /// What is far below 1 when it is good.
+    pub(crate) fn fraction(&mut self, name: impl Into<String>, value: f64) {
+        self.0.push((name.into(), format!("{value:.5}")));
     }
 
     /// The last line of every benchmark.
@@ -67,6 +72,11 @@ impl Table {
 /// A sentence between the tables.
 pub(crate) fn note(text: impl Display) {
     println!("{text}");
+}
+
+/// Why there is no result.
+pub(crate) fn error(text: impl Display) {
+    eprintln!("bench: {text}");
 }
 
 /// One figure from a child process to its parent; [`parse_figure`] is the other end.

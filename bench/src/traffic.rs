@@ -69,6 +69,15 @@ impl Traffic {
         }
     }
 
+    /// The key that asks at a position; it turns round at the end.
+    pub(crate) fn key(&self, position: usize) -> &String {
+        let at = position % self.len();
+        match self {
+            Self::Arriving(names) => &names[at],
+            Self::Scattered { names, picks } => &names[picks[at] as usize],
+        }
+    }
+
     /// The `count` requests from position `from` on, turn by turn.
     pub(crate) fn batches(&self, from: usize, count: usize) -> impl Iterator<Item = Batch<'_>> {
         let mut at = from % self.len();

@@ -44,16 +44,16 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 pub use self::builder::RedisLimiterBuilder;
-use self::denials::{Denials, Times};
+use self::denials::{Denials, Known, Times};
 pub use self::error::{ConnectError, StoreError};
 use self::leases::{Leases, Next, Wish};
 pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
 use self::script::{Answer, Ask, Asks, Question, Terms};
 use self::worker::{Job, MAX_KEYS, Trips};
-use crate::clock::SystemClock;
+use crate::clock::Clock;
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source, Verdict};
 use crate::key::Key;
 use crate::limit::{Limit, LimitId, OnStoreFailure};
@@ -79,7 +79,7 @@ struct Inner {
     leases: Leases,
     /// Whether we would hear of it if another process gave something back.
     hears: Arc<AtomicBool>,
-    clock: SystemClock,
+    clock: Clock,
     store_timeout: Duration,
     counts: Counts,
     _tasks: Tasks,
@@ -138,6 +138,8 @@ struct Wanted {
 }
 
 type AllWanted = SmallVec<[Wanted; 2]>;
+/// What was given back before each was asked.
+type Marks = SmallVec<[u64; 2]>;
 
 /// An estimate that was taken and waits to be settled; see [`RedisLimiter::reserve`].
 #[must_use = "what a reservation took stays taken until it is settled"]
@@ -349,13 +351,12 @@ impl RedisLimiter {
     async fn lease(&self, one: &Wanted, horizon: u64) -> Option<Decision> {
         let inner = &*self.0;
         let quota = inner.limits[one.limit.index()].limit.quota();
-        let (began, mut first_try) = (inner.clock.now(), true);
+        let (began, mut first_try) = (Instant::now(), true);
         loop {
-            let now = inner.clock.now();
-            // Those who waited for a slice that was not granted are denied with the one who asked.
-            if now.as_micros() > began.saturating_add(inner.store_timeout).as_micros() {
+            if began.elapsed() > inner.store_timeout {
                 return None;
             }
+            let now = inner.clock.now();
             match inner.leases.spend(&one.ask, quota, horizon, now, first_try) {
                 Next::Exact => return None,
                 Next::Spent { left, renew } => {
@@ -367,11 +368,21 @@ impl RedisLimiter {
                     let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: left, reset_after: 0 };
                     return Some(self.decision(one, verdict, now, Source::Lease));
                 }
+                Next::Dry { wait } => {
+                    let outcome = Outcome::Denied { retry_after: wait };
+                    let verdict = Verdict { outcome, remaining: 0, reset_after: wait };
+                    return Some(self.decision(one, verdict, now, Source::Lease));
+                }
                 Next::Renew(wish) => {
-                    if let Some(denied) = self.certain_denial(&SmallVec::from_iter([one.clone()]), now) {
-                        inner.leases.renewed(&one.ask.name, None);
-                        inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
-                        return Some(denied);
+                    match inner.denials.known(&one.ask, now) {
+                        Known::Denied(verdict, at) if inner.hears.load(Ordering::Relaxed) => {
+                            inner.leases.renewed(&one.ask.name, None, None);
+                            inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+                            return Some(self.decision(one, verdict, at, Source::DenialCache));
+                        }
+                        // A slice is asked for by one at a time anyway.
+                        Known::AskForAll(asking, _) => inner.denials.asked_for_all(&one.ask.name, &asking),
+                        _ => {}
                     }
                     if !self.renew(&one.ask, horizon, wish).await {
                         return None;
@@ -389,19 +400,24 @@ impl RedisLimiter {
     /// Asks for a slice; says whether it was granted.
     async fn renew(&self, ask: &Ask, horizon: u64, wish: Wish) -> bool {
         let inner = &*self.0;
-        let renewing = Renewing { leases: &inner.leases, name: &ask.name, granted: None };
+        let renewing = Renewing { leases: &inner.leases, name: &ask.name, granted: None, dry: None };
         renewing.run(self, ask, horizon, wish).await
     }
 
     async fn take(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
         let inner = &*self.0;
+        let _asking_for_all = match self.before_asking(&wanted).await {
+            Ok(asking) => asking,
+            Err(denied) => {
+                inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+                return Decision { asked: asked_by, ..denied.0 };
+            }
+        };
         let asked = inner.clock.now();
-        if let Some(denied) = self.certain_denial(&wanted, asked) {
-            inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
-            return Decision { asked: asked_by, ..denied };
-        }
+        let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
         let answer = self.ask_all(&wanted).await;
-        match answer.and_then(|answer| self.decided(&wanted, &answer, Times { asked, answered: inner.clock.now() })) {
+        let answered = inner.clock.now();
+        match answer.and_then(|answer| self.decided(&wanted, &answer, &marks, (asked, answered))) {
             Ok(decision) => Decision { asked: asked_by, cost, ..decision },
             Err(_) => Decision { asked: asked_by, cost, ..self.by_policy(&wanted, asked) },
         }
@@ -440,11 +456,21 @@ impl RedisLimiter {
         slots.next().is_none_or(|first| slots.all(|slot| slot == first))
     }
 
-    fn decided(&self, wanted: &AllWanted, answer: &Answer, times: Times) -> Result<Decision, StoreError> {
+    fn decided(
+        &self,
+        wanted: &AllWanted,
+        answer: &Answer,
+        marks: &Marks,
+        (asked, answered): (Timestamp, Timestamp),
+    ) -> Result<Decision, StoreError> {
         let mut foremost: Option<Decision> = None;
-        for (one, seen) in wanted.iter().zip(&answer.seen) {
+        for ((one, seen), mark) in wanted.iter().zip(&answer.seen).zip(marks) {
             let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
+            let times = Times { asked, answered, mark: *mark };
             self.remember_denial(&one.ask, seen, answer.at, times);
+            if answer.taken > 0 && verdict.remaining < one.ask.cost {
+                self.remember_next(&one.ask, seen, answer.at, times);
+            }
             let decision = self.decision(one, verdict, answer.at, Source::Store);
             foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
         }
@@ -457,15 +483,42 @@ impl RedisLimiter {
         Ok(decision)
     }
 
-    fn certain_denial(&self, wanted: &AllWanted, now: Timestamp) -> Option<Decision> {
-        if !self.0.hears.load(Ordering::Relaxed) {
-            return None;
+    /// The denial, if it is certain. When one has just ended, the first to ask asks for all, and the others wait
+    /// for what it finds: so a flood costs one trip per wait, not one per task.
+    async fn before_asking(&self, wanted: &AllWanted) -> Result<AskingForAll<'_>, Denied> {
+        let (inner, began) = (&*self.0, Instant::now());
+        let mut asking = AskingForAll { denials: &inner.denials, asking: SmallVec::new() };
+        if !inner.hears.load(Ordering::Relaxed) {
+            return Ok(asking);
         }
-        let denials = wanted.iter().filter_map(|one| {
-            let (verdict, at) = self.0.denials.certain(&one.ask, now)?;
-            Some(self.decision(one, verdict, at, Source::DenialCache))
-        });
-        denials.reduce(Decision::foremost)
+        loop {
+            let now = inner.clock.now();
+            let (mut denied, mut wait, mut too_soon) = (None::<Decision>, None, 0);
+            for one in wanted {
+                match inner.denials.known(&one.ask, now) {
+                    Known::Nothing => {}
+                    Known::Denied(verdict, at) => {
+                        let denial = self.decision(one, verdict, at, Source::DenialCache);
+                        denied = Some(denied.map_or(denial, |other| other.foremost(denial)));
+                    }
+                    Known::AskForAll(semaphore, wait) => {
+                        asking.asking.push((one.ask.name.clone(), semaphore));
+                        too_soon = too_soon.max(wait);
+                    }
+                    Known::Wait(semaphore) => wait = Some(semaphore),
+                }
+            }
+            if let Some(denied) = denied {
+                return Err(Denied(denied));
+            }
+            if too_soon > 0 {
+                tokio::time::sleep(Duration::from_micros(too_soon).min(inner.store_timeout)).await;
+            }
+            // Who asks for others does not wait for others.
+            let late = began.elapsed() > inner.store_timeout;
+            let Some(wait) = wait.filter(|_| asking.asking.is_empty() && !late) else { return Ok(asking) };
+            let _ = timeout(inner.store_timeout, wait.acquire()).await;
+        }
     }
 
     fn by_policy(&self, wanted: &AllWanted, now: Timestamp) -> Decision {
@@ -590,36 +643,60 @@ impl RedisLimiter {
     }
 }
 
+/// Asks for all who wait to know whether a denial has ended; ends however it ends.
+struct AskingForAll<'a> {
+    denials: &'a Denials,
+    asking: SmallVec<[Asking; 1]>,
+}
+
+/// A name, and what those wait for who want to know of it.
+type Asking = (Arc<[u8]>, Arc<tokio::sync::Semaphore>);
+
+impl Drop for AskingForAll<'_> {
+    fn drop(&mut self) {
+        for (name, asking) in &self.asking {
+            self.denials.asked_for_all(name, asking);
+        }
+    }
+}
+
 /// Ends a renewal however it ends, so that nobody waits for one that was dropped.
 struct Renewing<'a> {
     leases: &'a Leases,
     name: &'a [u8],
     granted: Option<(u64, Timestamp, Timestamp)>,
+    dry: Option<(u64, Timestamp)>,
 }
 
 impl Renewing<'_> {
     async fn run(mut self, limiter: &RedisLimiter, ask: &Ask, horizon: u64, wish: Wish) -> bool {
         let inner = &*limiter.0;
         let (asked, choices) = (inner.clock.now(), wish.choices());
+        let mark = inner.denials.mark(&ask.name);
         let Ok(answer) = limiter.ask(Question::Slice(ask.clone(), choices.clone())).await else { return false };
-        let times = Times { asked, answered: inner.clock.now() };
+        let times = Times { asked, answered: inner.clock.now(), mark };
         let Some(seen) = answer.seen.first() else { return false };
         let Some(units) = (answer.taken as usize).checked_sub(1).and_then(|index| choices.get(index)) else {
             let least = Ask { cost: wish.least, ..ask.clone() };
             limiter.remember_denial(&least, seen, answer.at, times);
+            self.dry = Some((wish.least, times.answered));
             return false;
         };
         let lives = ask.terms.compiled.slice_lives(seen.numbers(), answer.at.as_micros(), horizon);
         // Counted from before it was asked for: the store charged it later than that.
         let until = Timestamp::from_micros(asked.as_micros() + lives);
         self.granted = Some((*units, answer.at, until));
+        // Less than was wished for: the store is running out, and what comes back is better fetched at once.
+        if *units < wish.most {
+            self.dry = Some((wish.least, times.answered));
+        }
         true
     }
 }
 
 impl Drop for Renewing<'_> {
     fn drop(&mut self) {
-        self.leases.renewed(self.name, self.granted);
+        self.leases.renewed(self.name, self.granted, self.dry);
     }
 }
 
@@ -651,6 +728,14 @@ impl RedisLimiter {
             .map(|leftover| self.ask(Question::Refund(SmallVec::from_iter([leftover.ask]), leftover.at)));
         // What cannot be given back is missing until the limit gives it back: too strict, never too lax.
         let _ = futures_util::future::join_all(given_back).await;
+    }
+
+    /// Who has just taken the last knows that the next is denied.
+    fn remember_next(&self, ask: &Ask, seen: &script::Seen, at: Timestamp, times: Times) {
+        if let script::Seen::Numbers(numbers) = seen {
+            let next = ask.terms.compiled.verdict_after(numbers, at.as_micros(), ask.cost);
+            self.remember_denial(ask, &script::Seen::Verdict(next), at, times);
+        }
     }
 
     fn remember_denial(&self, ask: &Ask, seen: &script::Seen, at: Timestamp, times: Times) {

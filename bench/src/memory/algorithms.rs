@@ -1,6 +1,6 @@
 //! tollgate's five algorithms and their variants, beside its own token bucket.
 
-use super::decisions::{Filled, describe};
+use super::decisions::Filled;
 use super::{KEYS, Scale};
 use crate::contender::tollgate::ALGORITHMS;
 use crate::contender::{Path, Setup};
@@ -23,7 +23,7 @@ pub(super) fn run(scale: &Scale, results: &mut Results) {
     for times in others {
         let ratio = times.ratio_to(token_bucket);
         worst = worst.max(ratio.median);
-        table.row([times.name.to_string(), format!("{:.1}", times.median()), describe(&ratio)]);
+        table.row([times.name.to_string(), format!("{:.1}", times.median()), ratio.to_string()]);
     }
     table.print();
     results.ratio("other_algorithms_worst_vs_token", worst);

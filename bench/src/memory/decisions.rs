@@ -109,7 +109,7 @@ fn compare(filled: &Filled, workload: &Workload<'_>, scale: &Scale, threads: &[u
         hash_only_ns.push((threads, hash_only.median()));
         for (row, times) in rows.iter_mut().zip(&times) {
             let ratio = times.ratio_to(governor);
-            row.extend([format!("{:.1}", times.median()), describe(&ratio)]);
+            row.extend([format!("{:.1}", times.median()), ratio.to_string()]);
             if times.name == TOLLGATE {
                 note(workload.result, threads, times, &ratio, results);
             }
@@ -150,10 +150,6 @@ fn suffix(threads: usize) -> String {
         1 => String::new(),
         _ => format!("{threads}t"),
     }
-}
-
-pub(super) fn describe(ratio: &Ratio) -> String {
-    format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.quartiles.0, ratio.quartiles.1)
 }
 
 fn plural(threads: usize) -> String {

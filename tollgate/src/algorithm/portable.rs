@@ -12,6 +12,7 @@ use super::spill::Spill;
 use super::{Cells, Compiled, Rules};
 use crate::budget::Budget;
 use crate::decision::Verdict;
+use crate::units::Timestamp;
 
 /// A cost as the script adds it: for a bucket the time it takes to come back, in microseconds and `units`-ths of
 /// one; else the units themselves.
@@ -64,6 +65,15 @@ impl Compiled {
         std::iter::once(kind as i64).chain(numbers).collect()
     }
 
+    /// Of a bucket, in how many parts of a microsecond it counts.
+    pub(crate) fn bucket_units(&self) -> Option<u64> {
+        match self {
+            Self::Meter(meter) => Some(meter.units),
+            Self::WideMeter(meter) => Some(meter.units),
+            _ => None,
+        }
+    }
+
     /// Whether asking again makes the wait longer.
     pub(crate) fn counts_denied(&self) -> bool {
         matches!(self, Self::Log(log) if log.counted == Counted::All)
@@ -92,26 +102,61 @@ impl Compiled {
 
     /// The answer for a state of two numbers, or of a segment and its counts.
     pub(crate) fn verdict(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
+        let words = self.restored(state, now);
+        super::with_rules!(self, rules => rules.decide(&words, now, cost).verdict)
+    }
+
+    /// What the same request would be answered next, right after it has been let through.
+    pub(crate) fn verdict_after(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
+        let words = self.restored(state, now);
+        super::with_rules!(self, rules => {
+            if let Some(edit) = rules.decide(&words, now, cost).edit {
+                rules.apply(&words, edit);
+            }
+            rules.decide(&words, now, cost).verdict
+        })
+    }
+
+    /// The words of a state. It may be from before the limit was changed: whatever it says is cut to what the
+    /// limit can mean, as the script does.
+    fn restored(&self, state: &[u64], now: u64) -> Restored {
         let number = |index: usize| state.get(index).copied().unwrap_or(0);
         let (first, second) = (number(0), number(1));
+        // Further ahead is all the same: the clock has stepped back.
+        let ahead = |current: u64| first.min(current + 2);
         let words = Restored::of(super::with_rules!(self, rules => rules.words()));
         match self {
-            Self::Meter(rules) => rules.packing.store(&words, first, second),
-            Self::WideMeter(rules) => rules.packing.store(&words, first, second),
-            Self::Interval(rules) => rules.packing.store(&words, first, second),
-            Self::ClockWindow(rules) => rules.packing.store(&words, first, second),
-            Self::OpenedWindow(rules) => rules.packing.store(&words, first, second),
+            Self::Meter(rules) => {
+                rules.packing.store(&words, moment(first, second, rules.units), parts(second, rules.units))
+            }
+            Self::WideMeter(rules) => {
+                rules.packing.store(&words, moment(first, second, rules.units), parts(second, rules.units));
+            }
+            Self::Interval(rules) => rules.packing.store(&words, ahead(now / rules.period), second.min(rules.capacity)),
+            Self::ClockWindow(rules) => rules.packing.store(&words, ahead(now / rules.window), second.min(rules.limit)),
+            Self::OpenedWindow(rules) => rules.packing.store(&words, first.min(LATEST), second.min(rules.limit)),
             Self::Counter(rules) => {
                 for age in 0..=rules.segments {
-                    rules.set_count(&words, age, number(age as usize + 1));
+                    rules.set_count(&words, age, number(age as usize + 1).min(rules.limit));
                 }
-                rules.set_segment(&words, first);
+                rules.set_segment(&words, ahead(super::mul_div(now, rules.segments, rules.window)));
             }
             // The script answers for a log itself.
             Self::Log(_) => {}
         }
-        super::with_rules!(self, rules => rules.decide(&words, now, cost).verdict)
+        words
     }
+}
+
+/// The latest moment that any state can speak of.
+const LATEST: u64 = Timestamp::MAX.as_micros();
+
+fn moment(micros: u64, parts: u64, units: u64) -> u64 {
+    (micros + u64::from(parts >= units)).min(LATEST)
+}
+
+fn parts(parts: u64, units: u64) -> u64 {
+    if parts >= units { 0 } else { parts }
 }
 
 fn meter_numbers(meter: &Meter<impl Debt>) -> SmallVec<[i64; 4]> {

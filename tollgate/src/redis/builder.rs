@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use tokio::sync::mpsc;
 
 use super::breaker::Breaker;
@@ -14,7 +16,7 @@ use super::script::Terms;
 use super::target::Target;
 use super::worker::{self, MAX_WAITING, Trips};
 use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Tasks, names};
-use crate::clock::{ManualClock, SystemClock};
+use crate::clock::{Clock, ManualClock, SystemClock};
 use crate::limit::{Consistency, Limit, OnStoreFailure};
 use crate::limiter::Limiter;
 
@@ -100,8 +102,17 @@ impl RedisLimiterBuilder {
             let given = self.store_timeout;
             return Err(ConnectError::new(format!("a store_timeout of {given:?} is out of bounds; use 1ms to 60s")));
         }
-        let local =
-            self.limits.iter().fold(Limiter::builder(), |builder, limit| builder.limit(limit.clone())).build()?;
+        let local = self.limits.iter().fold(Limiter::builder(), |builder, limit| builder.limit(limit.clone()));
+        let local = match &self.clock {
+            Some(clock) => local.clock(clock.clone()),
+            None => local,
+        };
+        let local = local.build()?;
+        if let Some(pem) = &self.tls_ca
+            && !matches!(CertificateDer::pem_slice_iter(pem).next(), Some(Ok(_)))
+        {
+            return Err(ConnectError::new("tls_ca has no certificate in it; give it one in PEM".into()));
+        }
         let link = Link::new(Target::parse(&self.url)?, self.tls_ca, self.store_timeout)?;
         let trips = Arc::new(Trips {
             link,
@@ -144,7 +155,7 @@ impl RedisLimiterBuilder {
                 denials,
                 leases: Leases::new(),
                 hears,
-                clock: SystemClock::new(),
+                clock: self.clock.map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual),
                 store_timeout: self.store_timeout,
                 counts: Counts::default(),
                 _tasks: Tasks(tasks),

@@ -35,8 +35,14 @@ local function is_count(n)
   return n and n >= 0 and n < 9007199254740992 and n % 1 == 0
 end
 
+-- What is no string reads as absent.
+local function check_absent(k)
+  if call('EXISTS', KEYS[k]) == 1 then fail(k, 'holds something else') end
+end
+
 local function load_pair(k)
   local value = values[k]
+  if not value then check_absent(k) end
   local a, b = 0, 0
   if value then
     a, b = tonumber(value), 0
@@ -52,14 +58,15 @@ local function load_pair(k)
   A[k], B[k] = a, b
 end
 
-local function load_counter(k, segments)
+local function load_counter(k, limit, segments)
   local counts, seen = {}, -1
   local value = values[k]
+  if not value then check_absent(k) end
   A[k] = 0
   if value then
     for word in value:gmatch('%d+') do
       local n = tonumber(word)
-      if seen < 0 then A[k] = n else counts[seen] = n end
+      if seen < 0 then A[k] = n else counts[seen] = min(n, limit) end
       seen = seen + 1
     end
     if seen < 1 or not is_count(A[k]) or value:find('[^%d ]') then
@@ -121,8 +128,11 @@ end
 -- Each judges a cost: whether it passes, and the state to write, if any.
 local judge, give_back = {}, {}
 
+-- A state may be from before the limit was changed: whatever it says is cut to what the limit can mean.
+
 local function meter_now(k, p)
   local a, b = A[k], B[k]
+  if b >= p[2] then a, b = a + 1, 0 end
   if a < now then return now, 0, false end
   local debt = a - now
   if debt > p[3] or (debt == p[3] and b > p[4]) then return now + p[3], p[4], true end
@@ -155,7 +165,7 @@ end
 
 local function interval_now(k, p)
   local current = floor(now / p[4])
-  local period, tokens = A[k], B[k]
+  local period, tokens = A[k], min(B[k], p[2])
   if period <= current then return current, max(tokens - p[3] * (current - period), 0), false end
   return min(period, current + 1), tokens, period > current + 1
 end
@@ -186,7 +196,7 @@ end
 
 local function clock_now(k, p)
   local current = floor(now / p[3])
-  local window, units = A[k], B[k]
+  local window, units = A[k], min(B[k], p[2])
   if window < current then return current, 0, false end
   return min(window, current + 1), units, window > current + 1
 end
@@ -204,7 +214,7 @@ give_back[CLOCK] = function(k, p, cost, _, at)
 end
 
 local function opened_now(k, p)
-  local opened, units = A[k], B[k]
+  local opened, units = A[k], min(B[k], p[2])
   if units > 0 and now < opened + p[3] then return min(opened, now), units, opened > now end
   return now, 0, false
 end
@@ -228,7 +238,7 @@ local function counter_edit(k, p, segment, passed, age, units)
     new[index] = passed <= index and old[index - passed] or 0
   end
   if age then new[age] = units end
-  return { segment, new, ceil((segment + p[4] + 1) / p[4] * p[3]) + p[3] / p[4] }
+  return { segment, new, ceil((segment + p[4] + 1) / p[4] * p[3]) }
 end
 
 local function counter_now(k, p)
@@ -459,7 +469,7 @@ end
 
 local function prepare(k, p)
   if p[1] == COUNTER then
-    if not C[k] then load_counter(k, p[4]) end
+    if not C[k] then load_counter(k, p[2], p[4]) end
   elseif p[1] ~= LOG and not A[k] then
     load_pair(k)
   end
@@ -569,7 +579,7 @@ while q[at] do
       if not failed[k] then
         if try(k, 'DEL', KEYS[k]) == 1 then tell_others(k) end
         values[k], A[k], B[k], dirty[k] = false, 0, 0, nil
-        if p[1] == COUNTER then load_counter(k, p[4]) end
+        if p[1] == COUNTER then load_counter(k, p[2], p[4]) end
       end
       at = at + 2
     end
@@ -583,11 +593,11 @@ for k, p in pairs(dirty) do
     if p[1] == COUNTER then
       value = format('%.0f ', A[k]) .. table.concat(C[k], ' ', 0, p[4])
     elseif B[k] == 0 then
-      value = A[k]
+      value = format('%d', A[k])
     else
-      value = format('%.0f %.0f', A[k], B[k])
+      value = format('%d %d', A[k], B[k])
     end
-    local ttl = injected and 3600000 or max(ceil((ends[k] - now) / 1000), 0) + 1
+    local ttl = format('%d', injected and 3600000 or max(ceil((ends[k] - now) / 1000), 0) + 1)
     local reply
     if values[k] then
       reply = try(k, 'SET', KEYS[k], value, 'PX', ttl)

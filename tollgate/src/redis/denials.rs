@@ -4,7 +4,10 @@
 //! Only durations cross machines. An entry lasts from before the question was sent, so it never outlives the
 //! denial; what it answers is counted from when the answer came, so a client that waits that long passes.
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::Semaphore;
 
 use super::script::{Ask, Seen};
 use crate::decision::{Outcome, Verdict};
@@ -17,6 +20,8 @@ const SETS: usize = 8192;
 
 pub(super) struct Denials {
     sets: Box<[Mutex<Vec<Entry>>]>,
+    /// How often something was given back to a key of the set: a denial that was decided before that is not certain.
+    given_back: Box<[AtomicU64]>,
     hasher: ahash::RandomState,
 }
 
@@ -26,9 +31,24 @@ struct Entry {
     /// By Redis's clock, and by ours when it had answered.
     at: Timestamp,
     answered: Timestamp,
-    /// By our clock.
+    /// By our clock: until when it is certain, and when it has certainly ended, a trip later.
     until: Timestamp,
+    ended: Timestamp,
     seen: Seen,
+    /// Once it has ended, who asks the store what is true now. Closed when that is known.
+    asking: Option<Arc<Semaphore>>,
+}
+
+/// What is known of a key before it is asked for.
+pub(super) enum Known {
+    /// It is denied, as of that time by the store's clock.
+    Denied(Verdict, Timestamp),
+    /// Nothing.
+    Nothing,
+    /// A denial ends just now, and who asks first asks for all, after so many microseconds: a trip at most.
+    AskForAll(Arc<Semaphore>, u64),
+    /// Someone is asking.
+    Wait(Arc<Semaphore>),
 }
 
 /// When a question was asked and answered, by our clock.
@@ -36,11 +56,17 @@ struct Entry {
 pub(super) struct Times {
     pub(super) asked: Timestamp,
     pub(super) answered: Timestamp,
+    /// [`Denials::mark`] of the key before it was asked.
+    pub(super) mark: u64,
 }
 
 impl Denials {
     pub(super) fn new() -> Self {
-        Self { sets: (0..SETS).map(|_| Mutex::default()).collect(), hasher: ahash::RandomState::new() }
+        Self {
+            sets: (0..SETS).map(|_| Mutex::default()).collect(),
+            given_back: (0..SETS).map(|_| AtomicU64::new(0)).collect(),
+            hasher: ahash::RandomState::new(),
+        }
     }
 
     fn fingerprint(&self, name: &[u8]) -> u64 {
@@ -52,16 +78,23 @@ impl Denials {
         set.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// To be taken before a question is asked, and shown with its answer.
+    pub(super) fn mark(&self, name: &[u8]) -> u64 {
+        self.given_back[self.fingerprint(name) as usize % SETS].load(Ordering::SeqCst)
+    }
+
     /// Remembers a denial.
     pub(super) fn remember(&self, ask: &Ask, seen: &Seen, at: Timestamp, retry_after: u64, times: Times) {
         let fingerprint = self.fingerprint(&ask.name);
         let until = Timestamp::from_micros(times.asked.as_micros().saturating_add(retry_after));
-        if until <= times.answered {
+        let answered = times.answered;
+        let ended = Timestamp::from_micros(answered.as_micros().saturating_add(retry_after));
+        let entry = Entry { fingerprint, cost: ask.cost, at, answered, until, ended, seen: seen.clone(), asking: None };
+        let mut set = self.set(fingerprint);
+        // Something was given back while the answer was on its way.
+        if self.given_back[fingerprint as usize % SETS].load(Ordering::SeqCst) != times.mark {
             return;
         }
-        let answered = times.answered;
-        let entry = Entry { fingerprint, cost: ask.cost, at, answered, until, seen: seen.clone() };
-        let mut set = self.set(fingerprint);
         if let Some(same) = set.iter_mut().find(|other| other.fingerprint == fingerprint) {
             *same = entry;
         } else if set.len() < WAYS {
@@ -71,39 +104,52 @@ impl Denials {
         }
     }
 
-    /// The denial of this key and cost, if there is no doubt about it.
-    pub(super) fn certain(&self, ask: &Ask, now: Timestamp) -> Option<(Verdict, Timestamp)> {
+    /// Whether there is no doubt that this key and cost are denied.
+    pub(super) fn known(&self, ask: &Ask, now: Timestamp) -> Known {
         let fingerprint = self.fingerprint(&ask.name);
         let mut set = self.set(fingerprint);
-        let index = set.iter().position(|entry| entry.fingerprint == fingerprint)?;
-        let entry = &set[index];
+        let entry = set.iter_mut().find(|entry| entry.fingerprint == fingerprint);
+        let Some(entry) = entry.filter(|entry| ask.cost >= entry.cost) else { return Known::Nothing };
         if now >= entry.until {
-            set.swap_remove(index);
-            return None;
-        }
-        if ask.cost < entry.cost {
-            return None;
+            return match &entry.asking {
+                Some(asking) => Known::Wait(asking.clone()),
+                None => {
+                    let asking = entry.asking.insert(Arc::new(Semaphore::new(0))).clone();
+                    Known::AskForAll(asking, entry.ended.as_micros().saturating_sub(now.as_micros()))
+                }
+            };
         }
         let since = now.as_micros().saturating_sub(entry.answered.as_micros());
         let at = Timestamp::from_micros(entry.at.as_micros().saturating_add(since));
         let verdict = match &entry.seen {
-            // A log's answer was computed by Redis: it ages by as much as the clock has moved.
+            // An answer that was computed then ages by as much as the clock has moved.
             Seen::Verdict(verdict) if ask.cost == entry.cost => aged(*verdict, since),
-            Seen::Verdict(_) => return None,
+            Seen::Verdict(_) => return Known::Nothing,
             seen => seen.verdict(&ask.terms, at, ask.cost),
         };
-        (!verdict.is_allowed()).then_some((verdict, at))
+        if verdict.is_allowed() { Known::Nothing } else { Known::Denied(verdict, at) }
+    }
+
+    /// Whoever asked for all knows: what ended without a new denial is forgotten.
+    pub(super) fn asked_for_all(&self, name: &[u8], asking: &Arc<Semaphore>) {
+        let fingerprint = self.fingerprint(name);
+        let is_it = |entry: &Entry| entry.asking.as_ref().is_some_and(|other| Arc::ptr_eq(other, asking));
+        self.set(fingerprint).retain(|entry| !is_it(entry));
+        asking.close();
     }
 
     /// Something was given back to that key.
     pub(super) fn forget(&self, name: &[u8]) {
         let fingerprint = self.fingerprint(name);
-        self.set(fingerprint).retain(|entry| entry.fingerprint != fingerprint);
+        let mut set = self.set(fingerprint);
+        self.given_back[fingerprint as usize % SETS].fetch_add(1, Ordering::SeqCst);
+        set.retain(|entry| entry.fingerprint != fingerprint);
     }
 
     /// Nothing is certain any more.
     pub(super) fn clear(&self) {
-        for set in &self.sets {
+        for (set, given_back) in self.sets.iter().zip(&self.given_back) {
+            given_back.fetch_add(1, Ordering::SeqCst);
             set.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
         }
     }

@@ -23,6 +23,9 @@ const SHARDS: usize = 16;
 const BUSY: u64 = 4;
 /// A slice is at most this part of the quota, so that one node does not take all.
 const SHARE: u64 = 4;
+/// When the store has nothing, it is asked again after this part of a horizon: what comes back meanwhile is then
+/// fetched at once, instead of unit by unit.
+const DRY: u64 = 10;
 /// How often the dead slices are looked for.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
@@ -43,6 +46,8 @@ struct Lease {
     since: Timestamp,
     demand: u64,
     demand_before: u64,
+    /// The store had nothing for that cost: not asked again before then.
+    dry: Option<(u64, Timestamp)>,
     /// Closed when the renewal ends.
     renewing: Option<Arc<Semaphore>>,
 }
@@ -62,6 +67,8 @@ pub(super) enum Next {
     Renew(Wish),
     /// Someone is asking for one.
     Wait(Arc<Semaphore>),
+    /// The store had nothing a moment ago; it is asked again in so many microseconds.
+    Dry { wait: u64 },
     /// Let the store decide.
     Exact,
 }
@@ -115,7 +122,7 @@ impl Leases {
         if let Some(grant) = lease.grants.iter_mut().find(|grant| grant.until > now && grant.left >= ask.cost) {
             grant.left -= ask.cost;
             let left = lease.left(now);
-            let low = left < lease.wanted() / 2 && lease.renewing.is_none();
+            let low = left < lease.wanted() / 2 && lease.renewing.is_none() && lease.dry_for(ask.cost, now) == 0;
             let renew = low.then(|| lease.begin_renewing(ask.cost, left, quota));
             return Next::Spent { left, renew };
         }
@@ -125,18 +132,28 @@ impl Leases {
         if lease.wanted() < BUSY || ask.cost > quota / SHARE {
             return Next::Exact;
         }
+        let wait = lease.dry_for(ask.cost, now);
+        if wait > 0 {
+            return Next::Dry { wait };
+        }
         let left = lease.left(now);
         Next::Renew(lease.begin_renewing(ask.cost, left, quota))
     }
 
-    /// A slice was granted: of so many units, charged at `at` by the store's clock, to be spent until then.
-    /// Whatever came of it, those who wait look again.
-    pub(super) fn renewed(&self, name: &[u8], granted: Option<(u64, Timestamp, Timestamp)>) {
+    /// A slice was granted: of so many units, charged at `at` by the store's clock, to be spent until then. Or
+    /// it was not, not even so many units, as of a moment. Whatever came of it, those who wait look again.
+    pub(super) fn renewed(
+        &self,
+        name: &[u8],
+        granted: Option<(u64, Timestamp, Timestamp)>,
+        refused: Option<(u64, Timestamp)>,
+    ) {
         let mut shard = self.shard(name);
         let Some(lease) = shard.get_mut(name) else { return };
         if let Some((units, at, until)) = granted {
             lease.grants.push(Grant { left: units, until, at });
         }
+        lease.dry = refused.map(|(cost, at)| (cost, Timestamp::from_micros(at.as_micros() + lease.horizon / DRY)));
         if let Some(renewal) = lease.renewing.take() {
             renewal.close();
         }
@@ -179,7 +196,16 @@ impl Leases {
 
 impl Lease {
     fn new(ask: Ask, horizon: u64, now: Timestamp) -> Self {
-        Self { grants: SmallVec::new(), ask, horizon, since: now, demand: 0, demand_before: 0, renewing: None }
+        Self {
+            grants: SmallVec::new(),
+            ask,
+            horizon,
+            since: now,
+            demand: 0,
+            demand_before: 0,
+            dry: None,
+            renewing: None,
+        }
     }
 
     fn count(&mut self, units: u64, now: Timestamp) {
@@ -189,6 +215,14 @@ impl Lease {
             (self.demand, self.since) = (0, now);
         }
         self.demand = self.demand.saturating_add(units);
+    }
+
+    /// How long not to ask the store for such a cost.
+    fn dry_for(&self, cost: u64, now: Timestamp) -> u64 {
+        match self.dry {
+            Some((refused, until)) if cost >= refused => until.as_micros().saturating_sub(now.as_micros()),
+            _ => 0,
+        }
     }
 
     /// What a horizon is likely to ask for.

@@ -1,5 +1,6 @@
 //! The connection to Redis, whatever Redis is: made when it is needed, dropped when it fails, made again.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
@@ -22,11 +23,38 @@ pub(super) struct Link {
 enum Door {
     Single(Box<Client>),
     /// Asks the sentinels for the master each time.
-    Sentinel(Box<Mutex<SentinelClient>>),
+    Sentinel(Sentinels),
     Cluster {
         client: Box<ClusterClient>,
         seeds: Vec<Client>,
     },
+}
+
+/// A client for each sentinel: one that hangs shall not stand before the others.
+struct Sentinels {
+    each: Vec<Mutex<SentinelClient>>,
+    /// The one to ask first.
+    first: AtomicUsize,
+}
+
+impl Sentinels {
+    /// The master, from the first sentinel that answers. Whoever gives up waiting asks another first next time.
+    async fn master(&self) -> Result<Client, RedisError> {
+        let mut last = None;
+        for _ in 0..self.each.len() {
+            let index = self.first.fetch_add(1, Ordering::Relaxed) % self.each.len();
+            // Another who waits for this one has it: the next may be quicker.
+            let Ok(mut sentinel) = self.each[index].try_lock() else { continue };
+            match sentinel.async_get_client().await {
+                Ok(master) => {
+                    self.first.store(index, Ordering::Relaxed);
+                    return Ok(master);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| std::io::Error::from(std::io::ErrorKind::WouldBlock).into()))
+    }
 }
 
 /// Numbered, so that who finds one broken does not drop the next.
@@ -96,28 +124,32 @@ impl Link {
                 Door::Cluster { client: Box::new(builder.build().map_err(refused)?), seeds }
             }
             Target::Sentinel { sentinels, service, master, tls } => {
-                let addresses = sentinels.iter().map(|info| info.addr().clone());
                 let settings = master.redis_settings();
-                let mut builder = SentinelClientBuilder::new(addresses, service, SentinelServerType::Master)
-                    .map_err(refused)?
-                    .set_client_to_redis_db(settings.db());
-                if let Some(username) = settings.username() {
-                    builder = builder.set_client_to_redis_username(username);
-                }
-                if let Some(password) = settings.password() {
-                    builder = builder.set_client_to_redis_password(password);
-                }
-                if tls {
-                    builder = builder
-                        .set_client_to_redis_tls_mode(TlsMode::Secure)
-                        .set_client_to_sentinel_tls_mode(TlsMode::Secure);
-                }
-                if let Some(certificates) = certificates() {
-                    builder = builder
-                        .set_client_to_redis_certificates(certificates.clone())
-                        .set_client_to_sentinel_certificates(certificates);
-                }
-                Door::Sentinel(Box::new(Mutex::new(builder.build().map_err(refused)?)))
+                let one = |sentinel: &redis::ConnectionInfo| {
+                    let address = [sentinel.addr().clone()];
+                    let mut builder = SentinelClientBuilder::new(address, service.clone(), SentinelServerType::Master)
+                        .map_err(refused)?
+                        .set_client_to_redis_db(settings.db());
+                    if let Some(username) = settings.username() {
+                        builder = builder.set_client_to_redis_username(username);
+                    }
+                    if let Some(password) = settings.password() {
+                        builder = builder.set_client_to_redis_password(password);
+                    }
+                    if tls {
+                        builder = builder
+                            .set_client_to_redis_tls_mode(TlsMode::Secure)
+                            .set_client_to_sentinel_tls_mode(TlsMode::Secure);
+                    }
+                    if let Some(certificates) = certificates() {
+                        builder = builder
+                            .set_client_to_redis_certificates(certificates.clone())
+                            .set_client_to_sentinel_certificates(certificates);
+                    }
+                    Ok(Mutex::new(builder.build().map_err(refused)?))
+                };
+                let each = sentinels.iter().map(one).collect::<Result<_, ConnectError>>()?;
+                Door::Sentinel(Sentinels { each, first: AtomicUsize::new(0) })
             }
         };
         Ok(Self { door, timeout, current: Mutex::new(None) })
@@ -173,7 +205,10 @@ impl Link {
         let config = AsyncConnectionConfig::new().set_connection_timeout(Some(self.timeout)).set_response_timeout(None);
         Ok(match &self.door {
             Door::Single(client) => Wire::One(client.get_multiplexed_async_connection_with_config(&config).await?),
-            Door::Sentinel(client) => Wire::One(client.lock().await.get_async_connection_with_config(&config).await?),
+            Door::Sentinel(sentinels) => {
+                let master = sentinels.master().await?;
+                Wire::One(master.get_multiplexed_async_connection_with_config(&config).await?)
+            }
             Door::Cluster { client, .. } => Wire::Many(client.get_async_connection().await?),
         })
     }
@@ -182,10 +217,7 @@ impl Link {
     pub(super) async fn ear(&self) -> Result<PubSub, RedisError> {
         match &self.door {
             Door::Single(client) => client.get_async_pubsub().await,
-            Door::Sentinel(client) => {
-                let master = client.lock().await.async_get_client().await?;
-                master.get_async_pubsub().await
-            }
+            Door::Sentinel(sentinels) => sentinels.master().await?.get_async_pubsub().await,
             Door::Cluster { seeds, .. } => {
                 let mut last = None;
                 for seed in seeds {

@@ -12,15 +12,22 @@ use crate::algorithm::portable::Shape;
 use crate::decision::{Outcome, Verdict};
 use crate::units::Timestamp;
 
-/// Decides a batch. Redis keeps it by its hash.
-static DECIDE: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
-const SOURCE: &str = include_str!("decide.lua");
+/// Decides any batch.
+const DECIDE: &str = include_str!("decide.lua");
+/// Decides a batch in which every request takes from one bucket.
+const BUCKETS: &str = include_str!("buckets.lua");
 
-/// Gives Redis the script.
-pub(super) fn load() -> redis::Cmd {
-    let mut command = redis::cmd("SCRIPT");
-    command.arg("LOAD").arg(SOURCE);
-    command
+/// Redis keeps scripts by their hash.
+static DECIDE_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());
+static BUCKETS_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(BUCKETS).get_hash().to_owned());
+
+/// Gives Redis the scripts.
+pub(super) fn load() -> [redis::Cmd; 2] {
+    [DECIDE, BUCKETS].map(|source| {
+        let mut command = redis::cmd("SCRIPT");
+        command.arg("LOAD").arg(source);
+        command
+    })
 }
 
 /// A limit as the script knows it.
@@ -121,11 +128,15 @@ pub(super) struct Batch {
     asked: Vec<u64>,
     /// How to read the answers.
     expected: Vec<Expected>,
+    /// Whether there is anything but requests that take from one bucket each.
+    mixed: bool,
 }
 
 struct Expected {
     shapes: SmallVec<[Shape; 2]>,
     keys: SmallVec<[u64; 2]>,
+    /// Of a bucket, whether its rate needs the second number.
+    parts: bool,
 }
 
 const TAKE: u64 = 0;
@@ -145,7 +156,16 @@ impl Batch {
             Question::Slice(_, costs) => (SLICE, costs.len()),
         };
         self.asked.extend([op, count as u64]);
-        let mut expected = Expected { shapes: SmallVec::new(), keys: SmallVec::new() };
+        let mut expected = Expected { shapes: SmallVec::new(), keys: SmallVec::new(), parts: false };
+        match question {
+            Question::Take(asks) if asks.len() == 1 && asks[0].cost > 0 => {
+                match asks[0].terms.compiled.bucket_units() {
+                    Some(units) => expected.parts = units > 1,
+                    None => self.mixed = true,
+                }
+            }
+            _ => self.mixed = true,
+        }
         for ask in asks {
             let (limit, key) = (self.index_of_terms(&ask.terms), self.index_of_key(&ask.name));
             expected.keys.push(key);
@@ -195,7 +215,7 @@ impl Batch {
     /// The command. `now` stands in for Redis's own time, for tests.
     pub(super) fn command(&self, now: Option<Timestamp>) -> redis::Cmd {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(DECIDE.get_hash()).arg(self.keys.len());
+        command.arg(if self.mixed { &*DECIDE_HASH } else { &*BUCKETS_HASH }).arg(self.keys.len());
         for key in &self.keys {
             command.arg(&**key);
         }
@@ -233,15 +253,8 @@ impl Batch {
         let failures = failures(items.next())?;
         let mut answers = Vec::with_capacity(self.expected.len());
         for expected in &self.expected {
-            let taken = number(items.next())?;
-            let mut seen = SmallVec::new();
-            for shape in &expected.shapes {
-                seen.push(match shape {
-                    Shape::Pair => Seen::Numbers(SmallVec::from_slice(&[number(items.next())?, number(items.next())?])),
-                    Shape::Counts => Seen::Numbers(numbers(items.next())?),
-                    Shape::Answer => Seen::Verdict(verdict(&numbers(items.next())?)?),
-                });
-            }
+            let (taken, seen) =
+                if self.mixed { told(expected, &mut items)? } else { told_of_bucket(expected, &mut items)? };
             let failure = failures.iter().find(|(key, _)| expected.keys.contains(key));
             answers.push(match failure {
                 Some((_, why)) => Err(StoreError::of_key(why)),
@@ -250,6 +263,34 @@ impl Batch {
         }
         Ok(answers)
     }
+}
+
+fn told(
+    expected: &Expected,
+    items: &mut impl Iterator<Item = Value>,
+) -> Result<(u64, SmallVec<[Seen; 2]>), StoreError> {
+    let taken = number(items.next())?;
+    let mut seen = SmallVec::new();
+    for shape in &expected.shapes {
+        seen.push(match shape {
+            Shape::Pair => Seen::Numbers(SmallVec::from_slice(&[number(items.next())?, number(items.next())?])),
+            Shape::Counts => Seen::Numbers(numbers(items.next())?),
+            Shape::Answer => Seen::Verdict(verdict(&numbers(items.next())?)?),
+        });
+    }
+    Ok((taken, seen))
+}
+
+fn told_of_bucket(
+    expected: &Expected,
+    items: &mut impl Iterator<Item = Value>,
+) -> Result<(u64, SmallVec<[Seen; 2]>), StoreError> {
+    let Some(Value::Int(told)) = items.next() else { return Err(unreadable()) };
+    // Less than zero if it was denied.
+    let (taken, first) = if told < 0 { (0, !told) } else { (1, told) };
+    let second = if expected.parts { number(items.next())? } else { 0 };
+    let seen = Seen::Numbers(SmallVec::from_slice(&[first.unsigned_abs(), second]));
+    Ok((taken, SmallVec::from_iter([seen])))
 }
 
 fn failures(value: Option<Value>) -> Result<Vec<(u64, String)>, StoreError> {

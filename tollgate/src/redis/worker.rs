@@ -22,14 +22,15 @@ use super::names;
 use super::script::{self, Answer, Batch, Question};
 use crate::clock::ManualClock;
 
-/// Questions in one script call. Redis does nothing else meanwhile: some two milliseconds.
-pub(super) const MAX_BATCH: usize = 256;
+/// Questions in one script call. More would save Redis little, make the others wait, and leave one side idle while
+/// the other works.
+pub(super) const MAX_BATCH: usize = 64;
 /// Keys in one script call: Lua's stack holds some thousands.
 pub(super) const MAX_KEYS: usize = 1024;
 /// Questions that may wait for a trip. Beyond that the store is too slow to be waited for.
 pub(super) const MAX_WAITING: usize = 16_384;
-/// Trips under way at once: one is computed by Redis while the next is on its way.
-const TRIPS: usize = 2;
+/// Trips under way at once: while Redis decides one, the next is waiting there and the last is read here.
+const TRIPS: usize = 3;
 /// On a cluster a trip is slow if any of its nodes is.
 const CLUSTER_TRIPS: usize = 16;
 /// How often to see whether a store that failed is back: at first, and at most.
@@ -71,7 +72,6 @@ pub(super) async fn work(shared: Arc<Trips>, mut jobs: mpsc::Receiver<Job>) {
                 gathered.retain(|job| !job.reply.is_closed());
                 if !gathered.is_empty() {
                     under_way.push(travel(&shared, std::mem::take(&mut gathered)));
-                    gathered.reserve(MAX_BATCH);
                 }
             }
         }
@@ -157,9 +157,11 @@ async fn decide(shared: &Trips, batch: &Batch) -> Result<Vec<Result<Answer, Stor
     batch.answers(reply)
 }
 
-/// Gives Redis the script; on a cluster, every node.
+/// Gives Redis the scripts; on a cluster, every node.
 pub(super) async fn load_script(link: &Link) -> Result<(), StoreError> {
-    link.run(&script::load()).await?;
+    for command in script::load() {
+        link.run(&command).await?;
+    }
     Ok(())
 }
 

@@ -125,7 +125,6 @@ async fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "on Redis a reservation expires by the system's clock, not by the one injected"]
 async fn a_reservation_that_expired_stands() {
     let server = RedisServer::start();
     for variant in variants(10, MINUTE) {

@@ -107,7 +107,6 @@ async fn a_reservation_that_another_settles_for_less_is_seen_promptly() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a denial is remembered although its key was reset meanwhile"]
 async fn a_reset_that_crosses_a_denial_on_its_way_is_not_lost() {
     let server = RedisServer::start();
     let limit = || Limit::new("one", FixedWindow::new(1, HOUR).from_first_request()).unwrap();

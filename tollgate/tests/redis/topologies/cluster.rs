@@ -73,29 +73,6 @@ async fn a_request_across_slots_is_all_or_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a log in another slot knows no charge of that time"]
-async fn what_a_request_across_slots_took_can_be_given_back() {
-    let cluster = Cluster::start();
-    let limiter = builder(&cluster, Duration::from_secs(20))
-        .limit(Limit::new("counted", FixedWindow::new(10, DAY).from_first_request()).unwrap())
-        .limit(Limit::new("logged", SlidingWindowLog::new(10, DAY)).unwrap())
-        .connect()
-        .await
-        .unwrap();
-    let ids = ["counted", "logged"].map(|name| limiter.id(name).expect("a limit"));
-    for key in 0..20 {
-        let key = format!("key {key}");
-        let hits = ids.map(|id| Hit::new(id, &key).cost(4));
-        let decision = limiter.decide(&hits).await;
-        assert!(decision.is_allowed(), "{key}");
-        limiter.refund_hits(&hits, &decision).await.expect("given back");
-        for id in ids {
-            assert_eq!(limiter.decide(&[Hit::new(id, &key).cost(0)]).await.remaining(), 10, "{key} {id:?}");
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_across_slots_never_admit_too_many_at_once() {
     let cluster = Cluster::start();
     let build = || {

@@ -86,7 +86,6 @@ async fn a_master_that_hangs_under_load_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the first sentinel is waited for again and again"]
 async fn a_sentinel_that_hangs_stops_neither_start_nor_failover() {
     let mut sentinels = Sentinels::start();
     let before = builder(&sentinels, wide()).connect().await.unwrap();

@@ -106,7 +106,6 @@ async fn a_server_that_another_authority_vouches_for_is_not_spoken_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "any bytes are taken for a certificate"]
 async fn what_is_no_certificate_is_refused_at_once() {
     let server = RedisServer::start_tls();
     let error = builder(server.url()).tls_ca("not a certificate").connect().await.unwrap_err().to_string();
@@ -127,7 +126,9 @@ async fn valkey_does_as_well() {
         for nth in 1..=11 {
             let decision = limiter.check("key").await;
             assert_eq!(decision.is_allowed(), nth <= 10, "{} {nth}: {decision:?}", variant.name);
-            assert_eq!(decision.source(), Source::Store, "{} {nth}", variant.name);
+            // Who has taken the last knows that the next is denied.
+            let known = [Source::Store, Source::DenialCache].contains(&decision.source());
+            assert!(known, "{} {nth}: {:?}", variant.name, decision.source());
         }
     }
 }

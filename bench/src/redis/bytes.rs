@@ -1,0 +1,88 @@
+//! What a key takes on Redis: the growth of `used_memory` while fresh keys come, over the keys. That is all of it:
+//! names, values, and each key's share of the tables of keys and of expiries as large as they are at that number
+//! of keys, for the documents' script both of its two keys.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use tollgate::{Algorithm, FixedWindow, HOUR, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
+
+use super::contender::{Bucket, Contender, SCRIPT, limiter};
+use super::{Bench, Coverage};
+use crate::report::{Results, Table};
+
+const KEYS: usize = 100_000;
+
+/// A limit as people set it.
+const REAL: Bucket = Bucket { capacity: 100, per_second: 10 };
+
+/// Two requests per key, so that a value is one of a key in use, and no short number that Redis keeps for all.
+/// What they spend takes nine seconds to come back: a key that is at rest is forgotten.
+const COSTS: &[u64] = &[50, 40];
+
+/// Redis moves keys from a table to a larger one in its idle time.
+const SETTLE_TRIES: usize = 50;
+const SETTLE_EVERY: Duration = Duration::from_millis(100);
+
+pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    let title = format!("Redis bytes per user key, {KEYS} keys");
+    let mut table = Table::new(title, ["", "bytes", "Redis keys each", "a name"]);
+    let algorithms: [(&str, Algorithm); 6] = [
+        ("tollgate, token bucket, 100 and 10/s", REAL.algorithm().into()),
+        // A seventh of a second is no whole number of microseconds, and the rest is kept too.
+        ("tollgate, token bucket, 100 and 7/s", TokenBucket::new(100, Rate::per_second(7)).into()),
+        ("tollgate, leaky bucket, 100 and 10/s", LeakyBucket::new(100, Rate::per_second(10)).into()),
+        ("tollgate, fixed window, 100 an hour", FixedWindow::new(100, HOUR).into()),
+        ("tollgate, sliding log, 2 requests of 100 an hour", SlidingWindowLog::new(100, HOUR).into()),
+        ("tollgate, sliding counter, 100 an hour", SlidingWindowCounter::new(100, HOUR).into()),
+    ];
+    bench.block_on(async {
+        let script = Contender::script(&bench.server, REAL).await?;
+        let script_bytes = measure(bench, SCRIPT, &script, &mut table).await?;
+        let wanted = match bench.scale.coverage {
+            Coverage::Full => algorithms.len(),
+            Coverage::Quick => 1,
+        };
+        for (index, (name, algorithm)) in algorithms.into_iter().take(wanted).enumerate() {
+            let contender = Contender::Tollgate(limiter(&bench.server, "u", algorithm).await?);
+            let bytes = measure(bench, name, &contender, &mut table).await?;
+            if index == 0 {
+                results.quantity("bytes_per_key", bytes);
+                results.ratio("bytes_vs_script", bytes / script_bytes);
+            }
+        }
+        anyhow::Ok(())
+    })?;
+    table.print();
+    Ok(())
+}
+
+async fn measure(bench: &Bench, name: &str, contender: &Contender, table: &mut Table) -> anyhow::Result<f64> {
+    let server = &bench.server;
+    server.flush().await?;
+    // Once before, so that scripts and the connection's buffers are there already. Not the second cost: who has
+    // spent most of a key remembers that the next is denied, and does not hear of a flush.
+    contender.fill(KEYS / 100, &COSTS[..1]).await?;
+    server.flush().await?;
+    let before = settled(bench).await?;
+    contender.fill(KEYS, COSTS).await?;
+    let after = settled(bench).await?;
+    let each = server.key_count().await? as f64 / KEYS as f64;
+    ensure!(each.fract() == 0.0 && each > 0.0, "some of {name}'s keys were forgotten while they were counted");
+    let bytes = after.saturating_sub(before) as f64 / KEYS as f64;
+    table.row([name.to_string(), format!("{bytes:.1}"), format!("{each:.0}"), server.any_key().await?]);
+    Ok(bytes)
+}
+
+async fn settled(bench: &Bench) -> anyhow::Result<u64> {
+    let mut last = bench.server.used_memory_bytes().await?;
+    for _ in 0..SETTLE_TRIES {
+        tokio::time::sleep(SETTLE_EVERY).await;
+        let now = bench.server.used_memory_bytes().await?;
+        if now == last {
+            break;
+        }
+        last = now;
+    }
+    Ok(last)
+}

@@ -1,0 +1,117 @@
+//! A Redis of this benchmark's own: one process on a loopback port, without persistence.
+
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, InfoDict};
+
+/// An idle machine has it up within 50 ms.
+const READY_TRIES: usize = 500;
+const TRY_EVERY: Duration = Duration::from_millis(20);
+
+/// There is no redis-server to start.
+#[derive(Debug)]
+pub(crate) struct NoServer(String);
+
+impl std::fmt::Display for NoServer {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self(binary) = self;
+        write!(out, "`{binary}` cannot be found; run tools/install-redis, or set REDIS_SERVER to the path of one")
+    }
+}
+
+impl std::error::Error for NoServer {}
+
+/// A server, until it is dropped.
+pub(super) struct Server {
+    pub(super) url: String,
+    /// For this benchmark's own errands.
+    connection: MultiplexedConnection,
+    _process: Process,
+}
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Whether it was still there or not, it is gone now.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Server {
+    pub(super) async fn start() -> anyhow::Result<Self> {
+        let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".into());
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?.port();
+        let mut command = Command::new(&binary);
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no"]);
+        command.args(["--save", "", "--appendonly", "no"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = match command.spawn() {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(NoServer(binary).into()),
+            started => Process(started.with_context(|| format!("`{binary}` could not be started"))?),
+        };
+        let url = format!("redis://127.0.0.1:{port}");
+        for _ in 0..READY_TRIES {
+            if let Ok(mut connection) = connect(&url).await
+                && let Ok(info) = redis::cmd("INFO").arg("server").query_async::<InfoDict>(&mut connection).await
+            {
+                // The port may have been taken by another between our look and its bind.
+                if info.get::<u32>("process_id") != Some(process.0.id()) {
+                    bail!("port {port} was taken by another Redis; run it again");
+                }
+                return Ok(Self { url, connection, _process: process });
+            }
+            tokio::time::sleep(TRY_EVERY).await;
+        }
+        bail!("`{binary}` did not answer on port {port}; see whether it starts by hand")
+    }
+
+    /// A connection for a contender.
+    pub(super) async fn connect(&self) -> anyhow::Result<MultiplexedConnection> {
+        Ok(connect(&self.url).await?)
+    }
+
+    pub(super) async fn flush(&self) -> anyhow::Result<()> {
+        Ok(redis::cmd("FLUSHALL").arg("SYNC").exec_async(&mut self.connection.clone()).await?)
+    }
+
+    pub(super) async fn key_count(&self) -> anyhow::Result<usize> {
+        Ok(redis::cmd("DBSIZE").query_async(&mut self.connection.clone()).await?)
+    }
+
+    pub(super) async fn any_key(&self) -> anyhow::Result<String> {
+        Ok(redis::cmd("RANDOMKEY").query_async(&mut self.connection.clone()).await?)
+    }
+
+    pub(super) async fn version(&self) -> anyhow::Result<String> {
+        self.info("server", "redis_version").await
+    }
+
+    /// What its process has spent so far, in user and system time.
+    pub(super) async fn cpu(&self) -> anyhow::Result<Duration> {
+        let user: f64 = self.info("cpu", "used_cpu_user").await?;
+        let system: f64 = self.info("cpu", "used_cpu_sys").await?;
+        Ok(Duration::from_secs_f64(user + system))
+    }
+
+    pub(super) async fn used_memory_bytes(&self) -> anyhow::Result<u64> {
+        self.info("memory", "used_memory").await
+    }
+
+    async fn info<T: redis::FromRedisValue>(&self, section: &str, field: &str) -> anyhow::Result<T> {
+        let info: InfoDict = redis::cmd("INFO").arg(section).query_async(&mut self.connection.clone()).await?;
+        info.get(field).with_context(|| format!("INFO {section} does not tell {field}"))
+    }
+}
+
+async fn connect(url: &str) -> redis::RedisResult<MultiplexedConnection> {
+    // A timer for every reply would be charged to those that make a call per decision.
+    let config = AsyncConnectionConfig::new().set_response_timeout(None);
+    redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
+}

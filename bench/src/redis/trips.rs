@@ -1,0 +1,176 @@
+//! How often tollgate goes to Redis at all: for a flood against a spent key, for a leased hot key on several
+//! nodes, and for a request under several limits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::ensure;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tollgate::redis::RedisLimiter;
+use tollgate::{Consistency, FixedWindow, HOUR, Limit, MINUTE, SlidingWindowCounter};
+
+use super::Bench;
+use super::contender::{Bucket, limiter, limiter_of};
+use crate::clock;
+use crate::report::{Results, Table};
+
+const KEY: &str = "user:000000";
+
+const FLOOD_TASKS: usize = 64;
+const FLOOD_FOR: Duration = Duration::from_secs(2);
+/// One at a time, and the next after 200 ms.
+const FLOODED: Bucket = Bucket { capacity: 1, per_second: 5 };
+
+const NODES: usize = 4;
+/// Each asks once a millisecond, so a node is asked 10 000 times a second.
+const ASKERS_PER_NODE: usize = 10;
+const ASK_EVERY: Duration = Duration::from_millis(1);
+/// Less than the 40 000 a second that all nodes are asked, by far: it is used up within the first second or two.
+const TIGHT: Bucket = Bucket { capacity: 20_000, per_second: 20_000 };
+/// More than they are asked: nothing is ever denied.
+const AMPLE: Bucket = Bucket { capacity: 100_000, per_second: 100_000 };
+
+const SEVERAL_DECISIONS: usize = 1000;
+
+pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    bench.block_on(async {
+        bench.server.flush().await?;
+        flood(bench, results).await?;
+        leased(bench, results).await?;
+        several_limits(bench, results).await
+    })
+}
+
+async fn flood(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    let limiter = limiter(&bench.server, "flood", FLOODED.algorithm()).await?;
+    // What is certain can be known only once tollgate hears what others give back.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let first_two = [limiter.check(KEY).await, limiter.check(KEY).await].map(|decision| decision.is_allowed());
+    ensure!(first_two == [true, false], "a bucket of 1 let {first_two:?} pass");
+    let before = limiter.stats();
+    let began = clock::now();
+    let (asked, passed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut tasks = JoinSet::new();
+    for _ in 0..FLOOD_TASKS {
+        let (limiter, asked, passed) = (limiter.clone(), asked.clone(), passed.clone());
+        tasks.spawn(async move {
+            while clock::now() - began < FLOOD_FOR {
+                let decision = limiter.check(KEY).await;
+                asked.fetch_add(1, Ordering::Relaxed);
+                passed.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
+                // A remembered denial is answered at once, and would keep everything else from running.
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    tasks.join_all().await;
+    let waits = (clock::now() - began).as_secs_f64() * FLOODED.per_second as f64;
+    let trips = (limiter.stats().trips - before.trips) as f64;
+    let questions = limiter.stats().questions - before.questions;
+    let title = format!("A flood against a spent key: {FLOOD_TASKS} tasks, one passes every 200 ms");
+    let header = ["", "requests", "passed", "reached Redis", "trips", "trips per retry_after"];
+    let mut table = Table::new(title, header);
+    let counts = [asked.load(Ordering::Relaxed), passed.load(Ordering::Relaxed), questions];
+    let counts = counts.into_iter().map(|count| count.to_string());
+    let shares = [format!("{trips:.0}"), format!("{:.2}", trips / waits)];
+    table.row(["tollgate".to_string()].into_iter().chain(counts).chain(shares));
+    table.print();
+    results.ratio("flood_trips", trips / waits);
+    Ok(())
+}
+
+/// What several nodes did with one key.
+struct Shared {
+    requests: u64,
+    admitted: u64,
+    trips: u64,
+    /// From before the first question until after the last answer.
+    elapsed: Duration,
+}
+
+async fn leased(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    let title = format!(
+        "Leased, one hot key, {NODES} nodes of 10000 requests/s each; at most capacity + rate × time may be admitted"
+    );
+    let header = ["", "requests/s", "trips/request", "admitted", "at most", "excess"];
+    let mut table = Table::new(title, header);
+    for (name, result, bucket) in [
+        ("tollgate, asked for twice the rate", "leased", TIGHT),
+        ("tollgate, asked for less than the rate", "leased_ample", AMPLE),
+    ] {
+        let shared = share(bench, result, bucket).await?;
+        let seconds = shared.elapsed.as_secs_f64();
+        let bound = bucket.capacity as f64 + bucket.per_second as f64 * seconds;
+        let excess = shared.admitted as f64 - bound;
+        let per_request = shared.trips as f64 / shared.requests as f64;
+        table.row([
+            name.to_string(),
+            format!("{:.0}", shared.requests as f64 / seconds),
+            format!("{per_request:.5}"),
+            shared.admitted.to_string(),
+            format!("{bound:.0}"),
+            format!("{excess:.0}"),
+        ]);
+        results.fraction(format!("{result}_trips_per_request"), per_request);
+        results.quantity(format!("{result}_excess"), excess);
+    }
+    table.print();
+    Ok(())
+}
+
+async fn share(bench: &Bench, name: &str, bucket: Bucket) -> anyhow::Result<Shared> {
+    let limit = Limit::new(name, bucket.algorithm())?.with_consistency(Consistency::Leased);
+    let mut nodes = Vec::new();
+    for _ in 0..NODES {
+        nodes.push(limiter_of(&bench.server, [limit.clone()]).await?);
+    }
+    let ticks = u32::try_from(bench.scale.leased_for.as_millis())?;
+    let began = clock::now();
+    let mut askers = JoinSet::new();
+    for node in &nodes {
+        for asker in 0..ASKERS_PER_NODE {
+            let offset = ASK_EVERY * u32::try_from(asker)? / u32::try_from(ASKERS_PER_NODE)?;
+            askers.spawn(ask(node.clone(), offset, ticks));
+        }
+    }
+    let admitted = askers.join_all().await.into_iter().sum();
+    let elapsed = clock::now() - began;
+    let stats = nodes.iter().map(RedisLimiter::stats);
+    ensure!(stats.clone().all(|stats| stats.by_policy == 0), "tollgate decided without Redis");
+    let requests = u64::from(ticks) * (NODES * ASKERS_PER_NODE) as u64;
+    Ok(Shared { requests, admitted, trips: stats.map(|stats| stats.trips).sum(), elapsed })
+}
+
+/// Asks at every tick, and makes up for ticks it was too late for; how often it may pass.
+async fn ask(limiter: RedisLimiter, offset: Duration, ticks: u32) -> u64 {
+    let mut clock = interval_at(Instant::from_std(clock::now()) + offset, ASK_EVERY);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let mut admitted = 0;
+    for _ in 0..ticks {
+        clock.tick().await;
+        admitted += u64::from(limiter.check(KEY).await.is_allowed());
+    }
+    admitted
+}
+
+async fn several_limits(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    let limits = [
+        Limit::new("second", Bucket::VAST.algorithm())?,
+        Limit::new("minute", SlidingWindowCounter::new(1_000_000, MINUTE))?,
+        Limit::new("hour", FixedWindow::new(1_000_000, HOUR))?,
+    ];
+    let count = limits.len();
+    let limiter = limiter_of(&bench.server, limits).await?;
+    let before = limiter.stats().trips;
+    for _ in 0..SEVERAL_DECISIONS {
+        ensure!(limiter.check(KEY).await.is_allowed(), "a request under {count} vast limits was denied");
+    }
+    let trips = (limiter.stats().trips - before) as f64 / SEVERAL_DECISIONS as f64;
+    let mut table = Table::new(format!("{count} limits on one request, one request at a time"), ["", "trips/request"]);
+    table.row(["tollgate".to_string(), format!("{trips:.3}")]);
+    table.print();
+    results.ratio("several_limits_trips", trips);
+    Ok(())
+}
