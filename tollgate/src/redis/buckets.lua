@@ -13,8 +13,35 @@ if not injected then
 end
 local keys = KEYS
 local values = redis.call('MGET', unpack(keys))
-local A, B, changed, failed = {}, {}, {}, {}
-local out, size = { now, 0 }, 2
+local out, size, failed = { now, 0 }, 2, nil
+-- Of keys that are asked for more than once: the state so far, to be written at the end.
+local A, B, changed = {}, {}, nil
+local once = #q == 6 * #keys
+
+local ceil, format, set = math.ceil, string.format, redis.pcall
+
+local function fail(k, why)
+  failed = failed or {}
+  failed[k] = why
+end
+
+local function save(k, a, b)
+  -- Written as integers here: Redis would write numbers as fractions of 17 digits, which takes longer.
+  local ttl = injected and '3600000' or format('%d', ceil((a - now) / 1000) + 1)
+  local value = b > 0 and format('%d %d', a, b) or format('%d', a)
+  local reply
+  if values[k] then
+    reply = set('SET', keys[k], value, 'PX', ttl)
+  else
+    -- What is there and was not read is not ours.
+    reply = set('SET', keys[k], value, 'PX', ttl, 'NX')
+  end
+  if not reply then
+    fail(k, 'holds something else')
+  elseif reply.err then
+    fail(k, reply.err)
+  end
+end
 
 for at = 3, #q, 6 do
   local p, k, cost, parts = limits[q[at]], q[at + 1], q[at + 2], q[at + 3]
@@ -30,7 +57,8 @@ for at = 3, #q, 6 do
         a, b = tonumber(first), tonumber(second)
       end
       if not a or not b or a < 0 or a >= 9007199254740992 or a % 1 ~= 0 then
-        failed[k], a, b = 'holds something else', 0, 0
+        fail(k, 'holds something else')
+        a, b = 0, 0
       elseif b >= units then
         -- From before the rate was changed.
         a, b = a + 1, 0
@@ -38,27 +66,36 @@ for at = 3, #q, 6 do
     end
   end
   size = size + 1
-  local seen, seen_parts, debt, cut = a, b, a - now, false
+  local seen, seen_parts, debt = a, b, a - now
+  -- Whether the state changes.
+  local changes = false
   if debt < 0 then
     debt, b = 0, 0
   elseif debt > full or (debt == full and b > full_parts) then
-    debt, b, cut = full, full_parts, true
+    debt, b, changes = full, full_parts, true
   end
   local micros, sum = debt + cost, b + parts
   if sum >= units then
     micros, sum = micros + 1, sum - units
   end
-  if micros > full or (micros == full and sum > full_parts)
-    or (max_wait >= 0 and debt + (b > 0 and 1 or 0) > max_wait) then
-    out[size] = -1 - seen
-    if cut then
-      A[k], B[k], changed[k] = now + debt, b, true
-    else
-      A[k], B[k] = seen, seen_parts
-    end
+  local denied = micros > full or (micros == full and sum > full_parts)
+    or (max_wait >= 0 and debt + (b > 0 and 1 or 0) > max_wait)
+  out[size] = denied and -1 - seen or seen
+  if not denied then
+    a, b, changes = now + micros, sum, true
+  elseif changes then
+    a = now + debt
   else
-    out[size] = seen
-    A[k], B[k], changed[k] = now + micros, sum, true
+    a, b = seen, seen_parts
+  end
+  if not once then
+    A[k], B[k] = a, b
+    if changes then
+      changed = changed or {}
+      changed[k] = true
+    end
+  elseif changes and not (failed and failed[k]) then
+    save(k, a, b)
   end
   if units > 1 then
     size = size + 1
@@ -66,32 +103,17 @@ for at = 3, #q, 6 do
   end
 end
 
--- Written as integers here: Redis would write numbers with 17 digits of fraction in mind, which takes longer.
-local ceil, format, set = math.ceil, string.format, redis.pcall
-for k in pairs(changed) do
-  if not failed[k] then
-    local a, b = A[k], B[k]
-    local ttl = injected and '3600000' or format('%d', ceil((a - now) / 1000) + 1)
-    local value = b > 0 and format('%d %d', a, b) or format('%d', a)
-    local reply
-    if values[k] then
-      reply = set('SET', keys[k], value, 'PX', ttl)
-    else
-      -- What is there and was not read is not ours.
-      reply = set('SET', keys[k], value, 'PX', ttl, 'NX')
-    end
-    if not reply then
-      failed[k] = 'holds something else'
-    elseif reply.err then
-      failed[k] = reply.err
-    end
+if changed then
+  for k in pairs(changed) do
+    if not (failed and failed[k]) then save(k, A[k], B[k]) end
   end
 end
+if not failed then return out end
 
 local failures = {}
 for k, why in pairs(failed) do
   failures[#failures + 1] = k
   failures[#failures + 1] = why
 end
-if #failures > 0 then out[2] = failures end
+out[2] = failures
 return out
