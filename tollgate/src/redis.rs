@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 pub use self::builder::RedisLimiterBuilder;
 use self::denials::{Denials, Known, Times};
@@ -205,7 +205,9 @@ impl RedisLimiter {
             self.0.local.reset(&*one.ask.name);
             self.0.leases.forget(&one.ask.name);
         }
-        self.ask_each(&wanted, Question::Reset).await
+        let outcome = self.ask_each(&wanted, Question::Reset).await;
+        wanted.iter().for_each(|one| self.0.leases.forget(&one.ask.name));
+        outcome
     }
 
     /// Gives back what an allowed decision of [`check`](Self::check) on this key took, as far as
@@ -249,7 +251,7 @@ impl RedisLimiter {
     ) -> Result<RedisReservation, Denied> {
         let key = key.into();
         let expires_at = self.0.clock.now().saturating_add(expires_after);
-        let decision = self.take(self.want_all(key, estimate), estimate, AskedBy::Key).await;
+        let decision = self.take(self.want_all(key, estimate), estimate, AskedBy::Key, self.deadline()).await;
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
@@ -286,17 +288,18 @@ impl RedisLimiter {
 
     /// Takes what there is of a cost that has been spent already, and says how much there was not.
     async fn take_up_to(&self, one: &Wanted, cost: u64) -> Result<u64, StoreError> {
-        loop {
+        // Someone else may take some meanwhile, or some may come back: a few tries, and what is left is missing.
+        for _ in 0..TRIES {
             let ask = |cost: u64| SmallVec::from_iter([Ask { cost, ..one.ask.clone() }]);
             let looked = self.ask(Question::Look(ask(0))).await?;
             let left = looked.seen.first().map_or(0, |seen| seen.verdict(&one.ask.terms, looked.at, 0).remaining);
             let left = left.min(cost);
             let taken = self.ask(Question::Take(ask(left))).await?;
-            // Someone else may have taken some meanwhile; each time round there is less to take, so it ends.
             if taken.taken > 0 {
                 return Ok(cost - left);
             }
         }
+        Ok(cost)
     }
 
     /// The limit of that name.
@@ -337,76 +340,82 @@ impl RedisLimiter {
         if wanted.is_empty() {
             return Decision { asked: asked_by, ..Decision::without_limit(self.0.clock.now()) };
         }
+        let deadline = self.deadline();
         if let [one] = &*wanted
             && let Some(horizon) = self.0.limits[one.limit.index()].horizon
             && one.ask.cost > 0
-            && let Some(decision) = self.lease(one, horizon).await
+            && let Some(decision) = self.lease(one, horizon, deadline).await
         {
             return Decision { asked: asked_by, ..decision };
         }
-        self.take(wanted, cost, asked_by).await
+        self.take(wanted, cost, asked_by, deadline).await
     }
 
     /// Decides out of a slice; `None` leaves it to the store.
-    async fn lease(&self, one: &Wanted, horizon: u64) -> Option<Decision> {
+    async fn lease(&self, one: &Wanted, horizon: u64, deadline: Instant) -> Option<Decision> {
         let inner = &*self.0;
         let quota = inner.limits[one.limit.index()].limit.quota();
-        let (began, mut first_try) = (Instant::now(), true);
-        loop {
-            if began.elapsed() > inner.store_timeout {
-                return None;
-            }
+        let (mut first_try, mut has_asked) = (true, false);
+        while Instant::now() < deadline {
             let now = inner.clock.now();
             match inner.leases.spend(&one.ask, quota, horizon, now, first_try) {
                 Next::Exact => return None,
                 Next::Spent { left, renew } => {
                     if let Some(wish) = renew {
-                        let (limiter, ask) = (self.clone(), one.ask.clone());
-                        tokio::spawn(async move { limiter.renew(&ask, horizon, wish).await });
+                        self.renew(&one.ask, horizon, wish);
                     }
                     inner.counts.leased.fetch_add(1, Ordering::Relaxed);
                     let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: left, reset_after: 0 };
                     return Some(self.decision(one, verdict, now, Source::Lease));
                 }
                 Next::Dry { wait } => {
-                    let outcome = Outcome::Denied { retry_after: wait };
-                    let verdict = Verdict { outcome, remaining: 0, reset_after: wait };
-                    return Some(self.decision(one, verdict, now, Source::Lease));
+                    return Some(self.known_denial(one, now).unwrap_or_else(|| {
+                        let outcome = Outcome::Denied { retry_after: wait };
+                        let verdict = Verdict { outcome, remaining: 0, reset_after: wait };
+                        self.decision(one, verdict, now, Source::Lease)
+                    }));
                 }
                 Next::Renew(wish) => {
-                    match inner.denials.known(&one.ask, now) {
-                        Known::Denied(verdict, at) if inner.hears.load(Ordering::Relaxed) => {
-                            inner.leases.renewed(&one.ask.name, None, None);
-                            inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
-                            return Some(self.decision(one, verdict, at, Source::DenialCache));
-                        }
-                        // A slice is asked for by one at a time anyway.
-                        Known::AskForAll(asking, _) => inner.denials.asked_for_all(&one.ask.name, &asking),
-                        _ => {}
+                    let denied = self.known_denial(one, now);
+                    if denied.is_some() || has_asked {
+                        inner.leases.renewed(&one.ask.name, wish.resets, None, None);
+                        return denied;
                     }
-                    if !self.renew(&one.ask, horizon, wish).await {
-                        return None;
-                    }
+                    has_asked = true;
+                    self.renew(&one.ask, horizon, wish);
                 }
                 Next::Wait(renewal) => {
                     // It has no permits to give: this waits until it is closed.
-                    let _ = timeout(inner.store_timeout, renewal.acquire()).await;
+                    let _ = timeout_at(deadline, renewal.acquire()).await;
                 }
             }
             first_try = false;
         }
+        None
     }
 
-    /// Asks for a slice; says whether it was granted.
-    async fn renew(&self, ask: &Ask, horizon: u64, wish: Wish) -> bool {
-        let inner = &*self.0;
-        let renewing = Renewing { leases: &inner.leases, name: &ask.name, granted: None, dry: None };
-        renewing.run(self, ask, horizon, wish).await
+    fn known_denial(&self, one: &Wanted, now: Timestamp) -> Option<Decision> {
+        match self.0.denials.known(&one.ask, now) {
+            Known::Denied(verdict, at) if self.0.hears.load(Ordering::Relaxed) => {
+                self.0.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+                return Some(self.decision(one, verdict, at, Source::DenialCache));
+            }
+            // A slice is asked for by one at a time anyway.
+            Known::AskForAll(asking, _) => self.0.denials.asked_for_all(&one.ask.name, &asking),
+            _ => {}
+        }
+        None
     }
 
-    async fn take(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
+    fn renew(&self, ask: &Ask, horizon: u64, wish: Wish) {
+        let limiter = self.clone();
+        let renewing = Renewing { limiter, ask: ask.clone(), horizon, wish, granted: None, dry: None };
+        tokio::spawn(renewing.run());
+    }
+
+    async fn take(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy, deadline: Instant) -> Decision {
         let inner = &*self.0;
-        let _asking_for_all = match self.before_asking(&wanted).await {
+        let _asking_for_all = match self.before_asking(&wanted, deadline).await {
             Ok(asking) => asking,
             Err(denied) => {
                 inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
@@ -415,7 +424,7 @@ impl RedisLimiter {
         };
         let asked = inner.clock.now();
         let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
-        let answer = self.ask_all(&wanted).await;
+        let answer = self.ask_all(&wanted, deadline).await;
         let answered = inner.clock.now();
         match answer.and_then(|answer| self.decided(&wanted, &answer, &marks, (asked, answered))) {
             Ok(decision) => Decision { asked: asked_by, cost, ..decision },
@@ -425,12 +434,13 @@ impl RedisLimiter {
 
     /// Asks for all at once, where that is possible; on a cluster slot by slot, and gives back what was taken if
     /// another slot denies.
-    async fn ask_all(&self, wanted: &AllWanted) -> Result<Answer, StoreError> {
+    async fn ask_all(&self, wanted: &AllWanted, deadline: Instant) -> Result<Answer, StoreError> {
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
         if !self.0.trips.link.is_cluster() || self.one_slot(&asks) {
-            return self.ask(Question::Take(asks)).await;
+            return self.ask_by(deadline, Question::Take(asks)).await;
         }
-        let questions = asks.iter().map(|ask| self.ask(Question::Take(SmallVec::from_iter([ask.clone()]))));
+        let questions =
+            asks.iter().map(|ask| self.ask_by(deadline, Question::Take(SmallVec::from_iter([ask.clone()]))));
         let answers = futures_util::future::join_all(questions).await;
         let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|answer| answer.taken > 0));
         if !all {
@@ -485,8 +495,8 @@ impl RedisLimiter {
 
     /// The denial, if it is certain. When one has just ended, the first to ask asks for all, and the others wait
     /// for what it finds: so a flood costs one trip per wait, not one per task.
-    async fn before_asking(&self, wanted: &AllWanted) -> Result<AskingForAll<'_>, Denied> {
-        let (inner, began) = (&*self.0, Instant::now());
+    async fn before_asking(&self, wanted: &AllWanted, deadline: Instant) -> Result<AskingForAll<'_>, Denied> {
+        let inner = &*self.0;
         let mut asking = AskingForAll { denials: &inner.denials, asking: SmallVec::new() };
         if !inner.hears.load(Ordering::Relaxed) {
             return Ok(asking);
@@ -512,12 +522,13 @@ impl RedisLimiter {
                 return Err(Denied(denied));
             }
             if too_soon > 0 {
-                tokio::time::sleep(Duration::from_micros(too_soon).min(inner.store_timeout)).await;
+                let then = Instant::now() + Duration::from_micros(too_soon);
+                tokio::time::sleep_until(then.min(deadline)).await;
             }
             // Who asks for others does not wait for others.
-            let late = began.elapsed() > inner.store_timeout;
+            let late = Instant::now() >= deadline;
             let Some(wait) = wait.filter(|_| asking.asking.is_empty() && !late) else { return Ok(asking) };
-            let _ = timeout(inner.store_timeout, wait.acquire()).await;
+            let _ = timeout_at(deadline, wait.acquire()).await;
         }
     }
 
@@ -585,17 +596,29 @@ impl RedisLimiter {
 
     /// Asks for all at once, or on a cluster for each by itself; nothing has to be all or nothing.
     async fn ask_each(&self, wanted: &AllWanted, question: impl Fn(Asks) -> Question) -> Result<(), StoreError> {
+        let outcome = if self.0.trips.link.is_cluster() {
+            let questions = wanted.iter().map(|one| self.ask(question(SmallVec::from_iter([one.ask.clone()]))));
+            let answers = futures_util::future::join_all(questions).await;
+            answers.into_iter().try_for_each(|answer| answer.map(drop))
+        } else {
+            self.ask(question(wanted.iter().map(|one| one.ask.clone()).collect())).await.map(drop)
+        };
+        // Also what was decided just before, and is remembered only now.
         for one in wanted {
             self.0.denials.forget(&one.ask.name);
         }
-        if !self.0.trips.link.is_cluster() {
-            return self.ask(question(wanted.iter().map(|one| one.ask.clone()).collect())).await.map(drop);
-        }
-        let questions = wanted.iter().map(|one| self.ask(question(SmallVec::from_iter([one.ask.clone()]))));
-        futures_util::future::join_all(questions).await.into_iter().try_for_each(|answer| answer.map(drop))
+        outcome
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.0.store_timeout
     }
 
     async fn ask(&self, question: Question) -> Result<Answer, StoreError> {
+        self.ask_by(self.deadline(), question).await
+    }
+
+    async fn ask_by(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
         let inner = &*self.0;
         if inner.trips.breaker.is_open() {
             return Err(StoreError::unavailable("the store has failed and is not back yet".into()));
@@ -605,7 +628,7 @@ impl RedisLimiter {
         }
         let (reply, answer) = oneshot::channel();
         inner.jobs.try_send(Job { question, reply }).map_err(|_| StoreError::busy())?;
-        match timeout(inner.store_timeout, answer).await {
+        match timeout_at(deadline, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped".into())),
             Err(_) => Err(StoreError::too_late()),
@@ -660,43 +683,45 @@ impl Drop for AskingForAll<'_> {
     }
 }
 
-/// Ends a renewal however it ends, so that nobody waits for one that was dropped.
-struct Renewing<'a> {
-    leases: &'a Leases,
-    name: &'a [u8],
+/// A slice that is asked for, in a task of its own: who wants it may go away, and what was charged must not be
+/// lost with them. Ends however it ends, so that nobody waits for one that was dropped.
+struct Renewing {
+    limiter: RedisLimiter,
+    ask: Ask,
+    horizon: u64,
+    wish: Wish,
     granted: Option<(u64, Timestamp, Timestamp)>,
     dry: Option<(u64, Timestamp)>,
 }
 
-impl Renewing<'_> {
-    async fn run(mut self, limiter: &RedisLimiter, ask: &Ask, horizon: u64, wish: Wish) -> bool {
-        let inner = &*limiter.0;
-        let (asked, choices) = (inner.clock.now(), wish.choices());
-        let mark = inner.denials.mark(&ask.name);
-        let Ok(answer) = limiter.ask(Question::Slice(ask.clone(), choices.clone())).await else { return false };
+impl Renewing {
+    async fn run(mut self) {
+        let inner = &*self.limiter.0;
+        let (asked, choices) = (inner.clock.now(), self.wish.choices());
+        let mark = inner.denials.mark(&self.ask.name);
+        let Ok(answer) = self.limiter.ask(Question::Slice(self.ask.clone(), choices.clone())).await else { return };
         let times = Times { asked, answered: inner.clock.now(), mark };
-        let Some(seen) = answer.seen.first() else { return false };
+        let Some(seen) = answer.seen.first() else { return };
         let Some(units) = (answer.taken as usize).checked_sub(1).and_then(|index| choices.get(index)) else {
-            let least = Ask { cost: wish.least, ..ask.clone() };
-            limiter.remember_denial(&least, seen, answer.at, times);
-            self.dry = Some((wish.least, times.answered));
-            return false;
+            let least = Ask { cost: self.wish.least, ..self.ask.clone() };
+            self.limiter.remember_denial(&least, seen, answer.at, times);
+            self.dry = Some((self.wish.least, times.answered));
+            return;
         };
-        let lives = ask.terms.compiled.slice_lives(seen.numbers(), answer.at.as_micros(), horizon);
+        let lives = self.ask.terms.compiled.slice_lives(seen.numbers(), answer.at.as_micros(), self.horizon);
         // Counted from before it was asked for: the store charged it later than that.
         let until = Timestamp::from_micros(asked.as_micros() + lives);
         self.granted = Some((*units, answer.at, until));
         // Less than was wished for: the store is running out, and what comes back is better fetched at once.
-        if *units < wish.most {
-            self.dry = Some((wish.least, times.answered));
+        if *units < self.wish.most {
+            self.dry = Some((self.wish.least, times.answered));
         }
-        true
     }
 }
 
-impl Drop for Renewing<'_> {
+impl Drop for Renewing {
     fn drop(&mut self) {
-        self.leases.renewed(self.name, self.granted, self.dry);
+        self.limiter.0.leases.renewed(&self.ask.name, self.wish.resets, self.granted, self.dry);
     }
 }
 
@@ -756,6 +781,8 @@ impl Prepared {
 
 /// What to tell a client to wait while the store fails and the policy is to deny: a second, in microseconds.
 const RETRY_A_FAILED_STORE: u64 = 1_000_000;
+/// How often to take what was seen to be left, when others take it first.
+const TRIES: usize = 4;
 const NEVER: Verdict = Verdict { outcome: Outcome::NeverFits, remaining: 0, reset_after: 0 };
 
 impl std::fmt::Debug for RedisLimiter {

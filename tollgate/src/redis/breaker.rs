@@ -1,21 +1,31 @@
 //! Whether it is worth asking Redis: after a few failures nobody waits for it any more, until it answers again.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
-/// Failures in a row after which the breaker opens. One lost connection is one failure, however many decisions
-/// it carried.
+/// Failures in a row after which the breaker opens. One lost connection is one failure, however many trips and
+/// decisions it carried: those that set out before it was noticed are not counted again.
 const FAILURES: u32 = 3;
 
 #[derive(Default)]
 pub(super) struct Breaker {
-    failures: AtomicU32,
+    failures: Mutex<Failures>,
+    /// Whether any are counted, without the lock.
+    failing: AtomicBool,
     open: AtomicBool,
     /// Rung when it opens, for the one who probes.
     opened: Notify,
     times_opened: AtomicU64,
     times_closed: AtomicU64,
+}
+
+#[derive(Default)]
+struct Failures {
+    in_a_row: u32,
+    last: Option<Instant>,
 }
 
 impl Breaker {
@@ -24,15 +34,27 @@ impl Breaker {
     }
 
     pub(super) fn succeeded(&self) {
-        if self.failures.load(Ordering::Relaxed) != 0 {
-            self.failures.store(0, Ordering::Relaxed);
+        if self.failing.load(Ordering::Relaxed) {
+            self.forget_failures();
         }
     }
 
-    pub(super) fn failed(&self, why: &dyn std::fmt::Display) {
-        if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES {
+    /// A trip that set out at `began` has failed.
+    pub(super) fn failed(&self, began: Instant, why: &dyn std::fmt::Display) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if failures.last.is_some_and(|last| began <= last) {
+            return;
+        }
+        (failures.in_a_row, failures.last) = (failures.in_a_row + 1, Some(Instant::now()));
+        self.failing.store(true, Ordering::Relaxed);
+        if failures.in_a_row >= FAILURES {
             self.open(why);
         }
+    }
+
+    fn forget_failures(&self) {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).in_a_row = 0;
+        self.failing.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn open(&self, why: &dyn std::fmt::Display) {
@@ -44,7 +66,7 @@ impl Breaker {
     }
 
     pub(super) fn close(&self) {
-        self.failures.store(0, Ordering::Relaxed);
+        self.forget_failures();
         if self.open.swap(false, Ordering::Relaxed) {
             self.times_closed.fetch_add(1, Ordering::Relaxed);
             tracing::info!("the store is back");

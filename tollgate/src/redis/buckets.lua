@@ -39,6 +39,8 @@ local function save(k, a, b)
   if not reply then
     fail(k, 'holds something else')
   elseif reply.err then
+    -- A replica can decide nothing, and has written nothing.
+    if reply.err:find('READONLY', 1, true) then error(reply) end
     fail(k, reply.err)
   end
 end

@@ -14,7 +14,7 @@ use super::leases::Leases;
 use super::link::Link;
 use super::script::Terms;
 use super::target::Target;
-use super::worker::{self, MAX_WAITING, Trips};
+use super::worker::{self, MAX_WAITING, PATIENCE, Trips};
 use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Tasks, names};
 use crate::clock::{Clock, ManualClock, SystemClock};
 use crate::limit::{Consistency, Limit, OnStoreFailure};
@@ -122,8 +122,7 @@ impl RedisLimiterBuilder {
             trips: AtomicU64::new(0),
             asked: AtomicU64::new(0),
         });
-        let patience = self.store_timeout.max(FIRST_PATIENCE);
-        match tokio::time::timeout(patience, worker::load_script(&trips.link)).await {
+        match tokio::time::timeout(self.store_timeout.max(PATIENCE), worker::reach(&trips.link)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => trips.breaker.open(&error),
             Err(_) => trips.breaker.open(&super::StoreError::too_late()),
@@ -166,7 +165,6 @@ impl RedisLimiterBuilder {
 }
 
 impl Prepared {
-    /// Injected time cannot tell how long a slice lives, but what the store counts is the same.
     fn new(limit: Limit) -> Self {
         let leased = match limit.consistency() {
             Consistency::Leased => limit.compiled().leased(),
@@ -179,6 +177,3 @@ impl Prepared {
         Self { prefix: names::prefix(&limit), terms: Arc::new(Terms::new(compiled)), horizon, limit }
     }
 }
-
-/// The first connection may take longer than a decision: names are resolved, sentinels asked, TLS begun.
-const FIRST_PATIENCE: Duration = Duration::from_secs(2);

@@ -35,9 +35,20 @@ local function is_count(n)
   return n and n >= 0 and n < 9007199254740992 and n % 1 == 0
 end
 
+local function try(k, ...)
+  local reply = pcall_redis(...)
+  if type(reply) == 'table' and reply.err then
+    -- A replica can decide nothing, and has written nothing.
+    if reply.err:find('READONLY', 1, true) then error(reply) end
+    fail(k, reply.err)
+    return nil
+  end
+  return reply
+end
+
 -- What is no string reads as absent.
 local function check_absent(k)
-  if call('EXISTS', KEYS[k]) == 1 then fail(k, 'holds something else') end
+  if try(k, 'EXISTS', KEYS[k]) == 1 then fail(k, 'holds something else') end
 end
 
 local function load_pair(k)
@@ -280,15 +291,6 @@ end
 
 local CHUNK = 64
 
-local function try(k, ...)
-  local reply = pcall_redis(...)
-  if type(reply) == 'table' and reply.err then
-    fail(k, reply.err)
-    return nil
-  end
-  return reply
-end
-
 local function read_entry(text)
   local at = tonumber(text)
   if at then return at, 1 end
@@ -405,7 +407,7 @@ end
 
 local function write_log(k, edit)
   local key = KEYS[k]
-  local ttl = injected and 3600000 or ceil((edit.ends - now) / 1000) + 1
+  local ttl = format('%d', injected and 3600000 or ceil((edit.ends - now) / 1000) + 1)
   if edit.collapse then
     local total = min(edit.total + edit.add, edit.limit)
     if not try(k, 'DEL', key) then return end
@@ -417,7 +419,7 @@ local function write_log(k, edit)
     if not try(k, 'DEL', key) then return end
     edit.exists, edit.newest = false, 0
   elseif edit.forget > 0 then
-    if not try(k, 'LPOP', key, edit.forget) then return end
+    if not try(k, 'LPOP', key, format('%d', edit.forget)) then return end
   end
   local total, added = edit.total, nil
   if edit.exists and edit.newest == edit.at and (edit.forget >= 0) then
@@ -446,7 +448,10 @@ local function give_back_log(k, cost, charged_at)
     if not chunk then return end
     for back = #chunk, 1, -1 do
       local at, units = read_entry(chunk[back])
-      if at == charged_at then
+      if not at then
+        fail(k, 'holds something else')
+        return
+      elseif at == charged_at then
         found, left = index - (#chunk - back), units
         break
       elseif at < charged_at then
@@ -577,7 +582,7 @@ while q[at] do
       prepare(k, p)
       if p[1] == LOG then log_now(k) end
       if not failed[k] then
-        if try(k, 'DEL', KEYS[k]) == 1 then tell_others(k) end
+        if try(k, 'DEL', KEYS[k]) == 1 or dirty[k] then tell_others(k) end
         values[k], A[k], B[k], dirty[k] = false, 0, 0, nil
         if p[1] == COUNTER then load_counter(k, p[2], p[4]) end
       end

@@ -50,6 +50,8 @@ struct Lease {
     dry: Option<(u64, Timestamp)>,
     /// Closed when the renewal ends.
     renewing: Option<Arc<Semaphore>>,
+    /// How often the key was reset: what was charged before a reset is not there any more.
+    resets: u64,
 }
 
 struct Grant {
@@ -78,6 +80,8 @@ pub(super) enum Next {
 pub(super) struct Wish {
     pub(super) most: u64,
     pub(super) least: u64,
+    /// How often the key had been reset when it was wished for.
+    pub(super) resets: u64,
 }
 
 impl Wish {
@@ -117,12 +121,14 @@ impl Leases {
         }
         let Some(lease) = shard.get_mut(&ask.name) else { return Next::Exact };
         if first_try {
-            lease.count(ask.cost, now);
+            lease.count(ask.cost.min(quota), now);
         }
         if let Some(grant) = lease.grants.iter_mut().find(|grant| grant.until > now && grant.left >= ask.cost) {
             grant.left -= ask.cost;
             let left = lease.left(now);
-            let low = left < lease.wanted() / 2 && lease.renewing.is_none() && lease.dry_for(ask.cost, now) == 0;
+            let low = left < lease.wanted().min(quota / SHARE) / 2
+                && lease.renewing.is_none()
+                && lease.dry_for(ask.cost, now) == 0;
             let renew = low.then(|| lease.begin_renewing(ask.cost, left, quota));
             return Next::Spent { left, renew };
         }
@@ -145,12 +151,15 @@ impl Leases {
     pub(super) fn renewed(
         &self,
         name: &[u8],
+        resets: u64,
         granted: Option<(u64, Timestamp, Timestamp)>,
         refused: Option<(u64, Timestamp)>,
     ) {
         let mut shard = self.shard(name);
         let Some(lease) = shard.get_mut(name) else { return };
-        if let Some((units, at, until)) = granted {
+        if let Some((units, at, until)) = granted
+            && lease.resets == resets
+        {
             lease.grants.push(Grant { left: units, until, at });
         }
         lease.dry = refused.map(|(cost, at)| (cost, Timestamp::from_micros(at.as_micros() + lease.horizon / DRY)));
@@ -190,6 +199,8 @@ impl Leases {
     pub(super) fn forget(&self, name: &[u8]) {
         if let Some(lease) = self.shard(name).get_mut(name) {
             lease.grants.clear();
+            lease.dry = None;
+            lease.resets += 1;
         }
     }
 }
@@ -205,6 +216,7 @@ impl Lease {
             demand_before: 0,
             dry: None,
             renewing: None,
+            resets: 0,
         }
     }
 
@@ -237,7 +249,7 @@ impl Lease {
     fn begin_renewing(&mut self, cost: u64, left: u64, quota: u64) -> Wish {
         self.renewing = Some(Arc::new(Semaphore::new(0)));
         // A fifth more, because who is busy often gets busier.
-        let wanted = (self.wanted() + self.wanted() / 5).saturating_sub(left);
-        Wish { most: wanted.min(quota / SHARE).max(cost), least: cost }
+        let wanted = self.wanted().saturating_add(self.wanted() / 5).min(quota / SHARE);
+        Wish { most: wanted.saturating_sub(left).max(cost), least: cost, resets: self.resets }
     }
 }

@@ -9,8 +9,10 @@ use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, RedisFuture, TlsCertificates, TlsMode, Value};
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use super::target::Target;
+use super::worker::PATIENCE;
 use super::{ConnectError, StoreError};
 
 /// Where to connect, and the connection if there is one.
@@ -61,6 +63,7 @@ impl Sentinels {
 #[derive(Clone)]
 struct Numbered {
     number: u64,
+    made: Instant,
     wire: Wire,
 }
 
@@ -115,7 +118,7 @@ impl Link {
                     .retries(3)
                     .min_retry_wait(1)
                     .max_retry_wait(20)
-                    .connection_timeout(timeout)
+                    .connection_timeout(timeout.max(PATIENCE))
                     .response_timeout(timeout);
                 if let Some(certificates) = certificates() {
                     builder = builder.certs(certificates);
@@ -161,7 +164,7 @@ impl Link {
 
     /// Runs a command on the connection, and drops the connection if it proves broken.
     pub(super) async fn run(&self, command: &Cmd) -> Result<Value, RunError> {
-        let Numbered { number, mut wire } = self.connected().await.map_err(RunError::lost)?;
+        let Numbered { number, mut wire, .. } = self.connected().await.map_err(RunError::lost)?;
         match wire.req_packed_command(command).await.and_then(Value::extract_error) {
             Ok(value) => Ok(value),
             Err(error) if error.code() == Some("NOSCRIPT") => Err(RunError::NoScript),
@@ -174,10 +177,12 @@ impl Link {
         }
     }
 
-    /// Gives up on whatever connection there is: it has not answered in time.
-    pub(super) async fn give_up(&self) {
-        if !self.is_cluster() {
-            *self.current.lock().await = None;
+    /// Gives up on the connection that was there at `began`: it has not answered since. That of a cluster mends
+    /// itself, node by node.
+    pub(super) async fn give_up(&self, began: Instant) {
+        let mut current = self.current.lock().await;
+        if !self.is_cluster() && current.as_ref().is_some_and(|current| current.made <= began) {
+            *current = None;
         }
     }
 
@@ -195,14 +200,16 @@ impl Link {
         }
         let wire = self.connect().await?;
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let numbered = Numbered { number, wire };
+        let numbered = Numbered { number, made: Instant::now(), wire };
         *current = Some(numbered.clone());
         Ok(numbered)
     }
 
     async fn connect(&self) -> Result<Wire, RedisError> {
         // Replies are waited for as long as the decision may, and that is watched elsewhere.
-        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(self.timeout)).set_response_timeout(None);
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.timeout.max(PATIENCE)))
+            .set_response_timeout(None);
         Ok(match &self.door {
             Door::Single(client) => Wire::One(client.get_multiplexed_async_connection_with_config(&config).await?),
             Door::Sentinel(sentinels) => {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use redis::Value;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::link::{Link, RunError};
 use super::target::Target;
@@ -176,10 +177,11 @@ async fn look(link: &Link) -> Result<Option<RuleSet>, StoreError> {
 }
 
 async fn run(link: &Link, command: &redis::Cmd) -> Result<Value, StoreError> {
+    let began = Instant::now();
     match tokio::time::timeout(PATIENCE, link.run(command)).await {
         Ok(outcome) => outcome.map_err(|error: RunError| error.into()),
         Err(_) => {
-            link.give_up().await;
+            link.give_up(began).await;
             Err(StoreError::too_late())
         }
     }

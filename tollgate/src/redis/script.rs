@@ -21,13 +21,11 @@ const BUCKETS: &str = include_str!("buckets.lua");
 static DECIDE_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());
 static BUCKETS_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(BUCKETS).get_hash().to_owned());
 
-/// Gives Redis the scripts.
-pub(super) fn load() -> [redis::Cmd; 2] {
-    [DECIDE, BUCKETS].map(|source| {
-        let mut command = redis::cmd("SCRIPT");
-        command.arg("LOAD").arg(source);
-        command
-    })
+/// Asks whether Redis is there and can be written to: a replica refuses even to delete what is not there.
+pub(super) fn probe() -> redis::Cmd {
+    let mut command = redis::cmd("DEL");
+    command.arg("rate_limit:{probe}");
+    command
 }
 
 /// A limit as the script knows it.
@@ -214,8 +212,17 @@ impl Batch {
 
     /// The command. `now` stands in for Redis's own time, for tests.
     pub(super) fn command(&self, now: Option<Timestamp>) -> redis::Cmd {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(if self.mixed { &*DECIDE_HASH } else { &*BUCKETS_HASH }).arg(self.keys.len());
+        self.calling("EVALSHA", if self.mixed { &DECIDE_HASH } else { &BUCKETS_HASH }, now)
+    }
+
+    /// The same for a server that does not have the script: it keeps it from then on.
+    pub(super) fn command_in_full(&self, now: Option<Timestamp>) -> redis::Cmd {
+        self.calling("EVAL", if self.mixed { DECIDE } else { BUCKETS }, now)
+    }
+
+    fn calling(&self, verb: &str, script: &str, now: Option<Timestamp>) -> redis::Cmd {
+        let mut command = redis::cmd(verb);
+        command.arg(script).arg(self.keys.len());
         for key in &self.keys {
             command.arg(&**key);
         }

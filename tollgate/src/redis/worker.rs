@@ -13,7 +13,7 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::StoreError;
 use super::breaker::Breaker;
@@ -33,6 +33,9 @@ pub(super) const MAX_WAITING: usize = 16_384;
 const TRIPS: usize = 3;
 /// On a cluster a trip is slow if any of its nodes is.
 const CLUSTER_TRIPS: usize = 16;
+/// How long a probe may take. A connection may take longer than a decision: names are resolved, sentinels asked,
+/// TLS begun.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// How often to see whether a store that failed is back: at first, and at most.
 const PROBE_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
@@ -92,7 +95,8 @@ async fn travel(shared: &Trips, jobs: Vec<Job>) {
         let slot = job.question.asks().first().map_or(0, |ask| names::slot(&ask.name));
         by_slot.entry(slot).or_default().push(job);
     }
-    join_all(by_slot.into_values().map(|jobs| trip(shared, jobs))).await;
+    let calls = by_slot.into_values().flat_map(in_bounds);
+    join_all(calls.map(|jobs| trip(shared, jobs))).await;
 }
 
 /// The same questions in order, in as many calls as their keys need; nearly always one.
@@ -120,15 +124,16 @@ async fn trip(shared: &Trips, jobs: Vec<Job>) {
     for job in &jobs {
         batch.add(&job.question);
     }
+    let began = Instant::now();
     let outcome = match timeout(shared.timeout, decide(shared, &batch)).await {
         Ok(outcome) => outcome,
         Err(_) => {
-            shared.link.give_up().await;
+            shared.link.give_up(began).await;
             Err(StoreError::too_late())
         }
     };
     match &outcome {
-        Err(error) if error.is_unavailable() => shared.breaker.failed(error),
+        Err(error) if error.is_unavailable() => shared.breaker.failed(began, error),
         _ => shared.breaker.succeeded(),
     }
     match outcome {
@@ -146,23 +151,20 @@ async fn trip(shared: &Trips, jobs: Vec<Job>) {
 }
 
 async fn decide(shared: &Trips, batch: &Batch) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
-    let command = batch.command(shared.clock.as_ref().map(ManualClock::now));
-    let reply = match shared.link.run(&command).await {
-        Err(RunError::NoScript) => {
-            load_script(&shared.link).await?;
-            shared.link.run(&command).await?
-        }
+    let now = shared.clock.as_ref().map(ManualClock::now);
+    let reply = match shared.link.run(&batch.command(now)).await {
+        Err(RunError::NoScript) => shared.link.run(&batch.command_in_full(now)).await?,
         other => other?,
     };
     batch.answers(reply)
 }
 
-/// Gives Redis the scripts; on a cluster, every node.
-pub(super) async fn load_script(link: &Link) -> Result<(), StoreError> {
-    for command in script::load() {
-        link.run(&command).await?;
+/// Whether Redis is there and can be written to. One whose memory is full is there.
+pub(super) async fn reach(link: &Link) -> Result<(), StoreError> {
+    match link.run(&script::probe()).await {
+        Ok(_) | Err(RunError::Refused(_)) => Ok(()),
+        Err(error) => Err(error.into()),
     }
-    Ok(())
 }
 
 /// While the breaker is open, asks now and then whether Redis is back.
@@ -173,11 +175,11 @@ pub(super) async fn probe(shared: Arc<Trips>) {
         while shared.breaker.is_open() {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PROBE_EVERY.1);
-            let patience = shared.timeout.max(Duration::from_millis(100));
-            match timeout(patience, load_script(&shared.link)).await {
+            let began = Instant::now();
+            match timeout(shared.timeout.max(PATIENCE), reach(&shared.link)).await {
                 Ok(Ok(())) => shared.breaker.close(),
                 Ok(Err(_)) => {}
-                Err(_) => shared.link.give_up().await,
+                Err(_) => shared.link.give_up(began).await,
             }
         }
     }
