@@ -21,6 +21,15 @@ const BUCKETS: &str = include_str!("buckets.lua");
 static DECIDE_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());
 static BUCKETS_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(BUCKETS).get_hash().to_owned());
 
+/// Gives Redis the scripts.
+pub(super) fn load() -> [redis::Cmd; 2] {
+    [DECIDE, BUCKETS].map(|source| {
+        let mut command = redis::cmd("SCRIPT");
+        command.arg("LOAD").arg(source);
+        command
+    })
+}
+
 /// Asks whether Redis is there and can be written to: a replica refuses even to delete what is not there.
 pub(super) fn probe() -> redis::Cmd {
     let mut command = redis::cmd("DEL");

@@ -162,9 +162,14 @@ async fn decide(shared: &Trips, batch: &Batch) -> Result<Vec<Result<Answer, Stor
 /// Whether Redis is there and can be written to. One whose memory is full is there.
 pub(super) async fn reach(link: &Link) -> Result<(), StoreError> {
     match link.run(&script::probe()).await {
-        Ok(_) | Err(RunError::Refused(_)) => Ok(()),
-        Err(error) => Err(error.into()),
+        Ok(_) | Err(RunError::Refused(_)) => {}
+        Err(error) => return Err(error.into()),
     }
+    // A server without the scripts is given them when it is asked, but two calls that find it so may change places.
+    for command in script::load() {
+        let _ = link.run(&command).await;
+    }
+    Ok(())
 }
 
 /// While the breaker is open, asks now and then whether Redis is back.
