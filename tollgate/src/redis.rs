@@ -25,12 +25,14 @@
 //! - No decision waits longer than the store's timeout. After a few failures nobody waits at all, until Redis is
 //!   back; meanwhile each limit answers by its [`OnStoreFailure`].
 
+mod asking;
 mod breaker;
 mod builder;
 mod changes;
 mod denials;
 mod error;
 mod leases;
+mod leasing;
 mod link;
 mod names;
 mod rule_sets;
@@ -43,16 +45,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::sync::mpsc;
 
 pub use self::builder::RedisLimiterBuilder;
-use self::denials::{Denials, Known, Times};
+use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
-use self::leases::{Leases, Next, Wish};
+use self::leases::Leases;
 pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
-use self::script::{Answer, Ask, Asks, Question, Terms};
-use self::worker::{Job, MAX_KEYS, Trips};
+use self::script::{Ask, Question, Terms};
+use self::worker::{Job, Trips};
 use crate::clock::Clock;
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source, Verdict};
 use crate::key::Key;
@@ -138,8 +139,6 @@ struct Wanted {
 }
 
 type AllWanted = SmallVec<[Wanted; 2]>;
-/// What was given back before each was asked.
-type Marks = SmallVec<[u64; 2]>;
 
 /// An estimate that was taken and waits to be settled; see [`RedisLimiter::reserve`].
 #[must_use = "what a reservation took stays taken until it is settled"]
@@ -249,13 +248,13 @@ impl RedisLimiter {
         estimate: u64,
         expires_after: Duration,
     ) -> Result<RedisReservation, Denied> {
-        let key = key.into();
+        let wanted = self.want_all(key.into(), estimate);
         let expires_at = self.0.clock.now().saturating_add(expires_after);
-        let decision = self.take(self.want_all(key, estimate), estimate, AskedBy::Key, self.deadline()).await;
+        let decision = self.take(&wanted, estimate, AskedBy::Key, self.deadline()).await;
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
-        Ok(RedisReservation { wanted: self.want_all(key, estimate), decision, expires_at })
+        Ok(RedisReservation { wanted, decision, expires_at })
     }
 
     /// Brings a reservation to its actual cost: gives back what was too much, or takes what was too little, as
@@ -348,188 +347,7 @@ impl RedisLimiter {
         {
             return Decision { asked: asked_by, ..decision };
         }
-        self.take(wanted, cost, asked_by, deadline).await
-    }
-
-    /// Decides out of a slice; `None` leaves it to the store.
-    async fn lease(&self, one: &Wanted, horizon: u64, deadline: Instant) -> Option<Decision> {
-        let inner = &*self.0;
-        let quota = inner.limits[one.limit.index()].limit.quota();
-        let (mut first_try, mut has_asked) = (true, false);
-        while Instant::now() < deadline {
-            let now = inner.clock.now();
-            match inner.leases.spend(&one.ask, quota, horizon, now, first_try) {
-                Next::Exact => return None,
-                Next::Spent { left, renew } => {
-                    if let Some(wish) = renew {
-                        self.renew(&one.ask, horizon, wish);
-                    }
-                    inner.counts.leased.fetch_add(1, Ordering::Relaxed);
-                    let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: left, reset_after: 0 };
-                    return Some(self.decision(one, verdict, now, Source::Lease));
-                }
-                Next::Dry { wait } => {
-                    return Some(self.known_denial(one, now).unwrap_or_else(|| {
-                        let outcome = Outcome::Denied { retry_after: wait };
-                        let verdict = Verdict { outcome, remaining: 0, reset_after: wait };
-                        self.decision(one, verdict, now, Source::Lease)
-                    }));
-                }
-                Next::Renew(wish) => {
-                    let denied = self.known_denial(one, now);
-                    if denied.is_some() || has_asked {
-                        inner.leases.renewed(&one.ask.name, wish.resets, None, None);
-                        return denied;
-                    }
-                    has_asked = true;
-                    self.renew(&one.ask, horizon, wish);
-                }
-                Next::Wait(renewal) => {
-                    // It has no permits to give: this waits until it is closed.
-                    let _ = timeout_at(deadline, renewal.acquire()).await;
-                }
-            }
-            first_try = false;
-        }
-        None
-    }
-
-    fn known_denial(&self, one: &Wanted, now: Timestamp) -> Option<Decision> {
-        match self.0.denials.known(&one.ask, now) {
-            Known::Denied(verdict, at) if self.0.hears.load(Ordering::Relaxed) => {
-                self.0.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
-                return Some(self.decision(one, verdict, at, Source::DenialCache));
-            }
-            // A slice is asked for by one at a time anyway.
-            Known::AskForAll(asking, _) => self.0.denials.asked_for_all(&one.ask.name, &asking),
-            _ => {}
-        }
-        None
-    }
-
-    fn renew(&self, ask: &Ask, horizon: u64, wish: Wish) {
-        let limiter = self.clone();
-        let renewing = Renewing { limiter, ask: ask.clone(), horizon, wish, granted: None, dry: None };
-        tokio::spawn(renewing.run());
-    }
-
-    async fn take(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy, deadline: Instant) -> Decision {
-        let inner = &*self.0;
-        let _asking_for_all = match self.before_asking(&wanted, deadline).await {
-            Ok(asking) => asking,
-            Err(denied) => {
-                inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
-                return Decision { asked: asked_by, ..denied.0 };
-            }
-        };
-        let asked = inner.clock.now();
-        let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
-        let answer = self.ask_all(&wanted, deadline).await;
-        let answered = inner.clock.now();
-        match answer.and_then(|answer| self.decided(&wanted, &answer, &marks, (asked, answered))) {
-            Ok(decision) => Decision { asked: asked_by, cost, ..decision },
-            Err(_) => Decision { asked: asked_by, cost, ..self.by_policy(&wanted, asked) },
-        }
-    }
-
-    /// Asks for all at once, where that is possible; on a cluster slot by slot, and gives back what was taken if
-    /// another slot denies.
-    async fn ask_all(&self, wanted: &AllWanted, deadline: Instant) -> Result<Answer, StoreError> {
-        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        if !self.0.trips.link.is_cluster() || self.one_slot(&asks) {
-            return self.ask_by(deadline, Question::Take(asks)).await;
-        }
-        let questions =
-            asks.iter().map(|ask| self.ask_by(deadline, Question::Take(SmallVec::from_iter([ask.clone()]))));
-        let answers = futures_util::future::join_all(questions).await;
-        let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|answer| answer.taken > 0));
-        if !all {
-            let taken = asks.iter().zip(&answers).filter_map(|(ask, answer)| {
-                let answer = answer.as_ref().ok().filter(|answer| answer.taken > 0)?;
-                Some(self.ask(Question::Refund(SmallVec::from_iter([ask.clone()]), answer.at)))
-            });
-            // A slot that cannot be reached any more keeps what it took: too strict, never too lax.
-            let _ = futures_util::future::join_all(taken).await;
-        }
-        let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
-        let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
-        // Each slot has a clock of its own: its answer is brought to one time by the answer itself.
-        let seen = answers.into_iter().zip(&asks).map(|(answer, ask)| {
-            let verdict = answer.seen.first().map(|seen| seen.verdict(&ask.terms, answer.at, ask.cost));
-            script::Seen::Verdict(verdict.unwrap_or(NEVER))
-        });
-        Ok(Answer { at, taken: u64::from(all), seen: seen.collect() })
-    }
-
-    fn one_slot(&self, asks: &[Ask]) -> bool {
-        let mut slots = asks.iter().map(|ask| names::slot(&ask.name));
-        slots.next().is_none_or(|first| slots.all(|slot| slot == first))
-    }
-
-    fn decided(
-        &self,
-        wanted: &AllWanted,
-        answer: &Answer,
-        marks: &Marks,
-        (asked, answered): (Timestamp, Timestamp),
-    ) -> Result<Decision, StoreError> {
-        let mut foremost: Option<Decision> = None;
-        for ((one, seen), mark) in wanted.iter().zip(&answer.seen).zip(marks) {
-            let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
-            let times = Times { asked, answered, mark: *mark };
-            self.remember_denial(&one.ask, seen, answer.at, times);
-            if answer.taken > 0 && verdict.remaining < one.ask.cost {
-                self.remember_next(&one.ask, seen, answer.at, times);
-            }
-            let decision = self.decision(one, verdict, answer.at, Source::Store);
-            foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
-        }
-        let decision = foremost.unwrap_or_else(|| Decision::without_limit(answer.at));
-        if decision.is_allowed() != (answer.taken > 0) {
-            return Err(StoreError::unavailable(
-                "the script and this program disagree: are they of one version?".into(),
-            ));
-        }
-        Ok(decision)
-    }
-
-    /// The denial, if it is certain. When one has just ended, the first to ask asks for all, and the others wait
-    /// for what it finds: so a flood costs one trip per wait, not one per task.
-    async fn before_asking(&self, wanted: &AllWanted, deadline: Instant) -> Result<AskingForAll<'_>, Denied> {
-        let inner = &*self.0;
-        let mut asking = AskingForAll { denials: &inner.denials, asking: SmallVec::new() };
-        if !inner.hears.load(Ordering::Relaxed) {
-            return Ok(asking);
-        }
-        loop {
-            let now = inner.clock.now();
-            let (mut denied, mut wait, mut too_soon) = (None::<Decision>, None, 0);
-            for one in wanted {
-                match inner.denials.known(&one.ask, now) {
-                    Known::Nothing => {}
-                    Known::Denied(verdict, at) => {
-                        let denial = self.decision(one, verdict, at, Source::DenialCache);
-                        denied = Some(denied.map_or(denial, |other| other.foremost(denial)));
-                    }
-                    Known::AskForAll(semaphore, wait) => {
-                        asking.asking.push((one.ask.name.clone(), semaphore));
-                        too_soon = too_soon.max(wait);
-                    }
-                    Known::Wait(semaphore) => wait = Some(semaphore),
-                }
-            }
-            if let Some(denied) = denied {
-                return Err(Denied(denied));
-            }
-            if too_soon > 0 {
-                let then = Instant::now() + Duration::from_micros(too_soon);
-                tokio::time::sleep_until(then.min(deadline)).await;
-            }
-            // Who asks for others does not wait for others.
-            let late = Instant::now() >= deadline;
-            let Some(wait) = wait.filter(|_| asking.asking.is_empty() && !late) else { return Ok(asking) };
-            let _ = timeout_at(deadline, wait.acquire()).await;
-        }
+        self.take(&wanted, cost, asked_by, deadline).await
     }
 
     fn by_policy(&self, wanted: &AllWanted, now: Timestamp) -> Decision {
@@ -560,24 +378,6 @@ impl RedisLimiter {
         local.map(|one| Hit::new(one.limit, &*one.ask.name).cost(one.ask.cost)).collect()
     }
 
-    async fn look(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
-        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        let answer = if !self.0.trips.link.is_cluster() || self.one_slot(&asks) {
-            self.ask(Question::Look(asks)).await?
-        } else {
-            let questions = asks.iter().map(|ask| self.ask(Question::Look(SmallVec::from_iter([ask.clone()]))));
-            let answers: Vec<Answer> =
-                futures_util::future::join_all(questions).await.into_iter().collect::<Result<_, _>>()?;
-            let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
-            Answer { at, taken: 0, seen: answers.into_iter().flat_map(|answer| answer.seen).collect() }
-        };
-        let looked = wanted.iter().zip(&answer.seen).map(|(one, seen)| {
-            let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
-            self.decision(one, verdict, answer.at, Source::Store)
-        });
-        Ok(looked.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(answer.at)))
-    }
-
     async fn give_back(&self, wanted: &AllWanted, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
             Source::Store => {
@@ -592,47 +392,6 @@ impl RedisLimiter {
             Source::Lease | Source::DenialCache | Source::Policy => {}
         }
         Ok(())
-    }
-
-    /// Asks for all at once, or on a cluster for each by itself; nothing has to be all or nothing.
-    async fn ask_each(&self, wanted: &AllWanted, question: impl Fn(Asks) -> Question) -> Result<(), StoreError> {
-        let outcome = if self.0.trips.link.is_cluster() {
-            let questions = wanted.iter().map(|one| self.ask(question(SmallVec::from_iter([one.ask.clone()]))));
-            let answers = futures_util::future::join_all(questions).await;
-            answers.into_iter().try_for_each(|answer| answer.map(drop))
-        } else {
-            self.ask(question(wanted.iter().map(|one| one.ask.clone()).collect())).await.map(drop)
-        };
-        // Also what was decided just before, and is remembered only now.
-        for one in wanted {
-            self.0.denials.forget(&one.ask.name);
-        }
-        outcome
-    }
-
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.0.store_timeout
-    }
-
-    async fn ask(&self, question: Question) -> Result<Answer, StoreError> {
-        self.ask_by(self.deadline(), question).await
-    }
-
-    async fn ask_by(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
-        let inner = &*self.0;
-        if inner.trips.breaker.is_open() {
-            return Err(StoreError::unavailable("the store has failed and is not back yet".into()));
-        }
-        if question.asks().len() > MAX_KEYS {
-            return Err(StoreError::refused(format!("a request may have {MAX_KEYS} limits and keys")));
-        }
-        let (reply, answer) = oneshot::channel();
-        inner.jobs.try_send(Job { question, reply }).map_err(|_| StoreError::busy())?;
-        match timeout_at(deadline, answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped".into())),
-            Err(_) => Err(StoreError::too_late()),
-        }
     }
 
     fn decision(&self, one: &Wanted, verdict: Verdict, at: Timestamp, source: Source) -> Decision {
@@ -666,116 +425,9 @@ impl RedisLimiter {
     }
 }
 
-/// Asks for all who wait to know whether a denial has ended; ends however it ends.
-struct AskingForAll<'a> {
-    denials: &'a Denials,
-    asking: SmallVec<[Asking; 1]>,
-}
-
-/// A name, and what those wait for who want to know of it.
-type Asking = (Arc<[u8]>, Arc<tokio::sync::Semaphore>);
-
-impl Drop for AskingForAll<'_> {
-    fn drop(&mut self) {
-        for (name, asking) in &self.asking {
-            self.denials.asked_for_all(name, asking);
-        }
-    }
-}
-
-/// A slice that is asked for, in a task of its own: who wants it may go away, and what was charged must not be
-/// lost with them. Ends however it ends, so that nobody waits for one that was dropped.
-struct Renewing {
-    limiter: RedisLimiter,
-    ask: Ask,
-    horizon: u64,
-    wish: Wish,
-    granted: Option<(u64, Timestamp, Timestamp)>,
-    dry: Option<(u64, Timestamp)>,
-}
-
-impl Renewing {
-    async fn run(mut self) {
-        let inner = &*self.limiter.0;
-        let (asked, choices) = (inner.clock.now(), self.wish.choices());
-        let mark = inner.denials.mark(&self.ask.name);
-        let Ok(answer) = self.limiter.ask(Question::Slice(self.ask.clone(), choices.clone())).await else { return };
-        let times = Times { asked, answered: inner.clock.now(), mark };
-        let Some(seen) = answer.seen.first() else { return };
-        let Some(units) = (answer.taken as usize).checked_sub(1).and_then(|index| choices.get(index)) else {
-            let least = Ask { cost: self.wish.least, ..self.ask.clone() };
-            self.limiter.remember_denial(&least, seen, answer.at, times);
-            self.dry = Some((self.wish.least, times.answered));
-            return;
-        };
-        let lives = self.ask.terms.compiled.slice_lives(seen.numbers(), answer.at.as_micros(), self.horizon);
-        // Counted from before it was asked for: the store charged it later than that.
-        let until = Timestamp::from_micros(asked.as_micros() + lives);
-        self.granted = Some((*units, answer.at, until));
-        // Less than was wished for: the store is running out, and what comes back is better fetched at once.
-        if *units < self.wish.most {
-            self.dry = Some((self.wish.least, times.answered));
-        }
-    }
-}
-
-impl Drop for Renewing {
-    fn drop(&mut self) {
-        self.limiter.0.leases.renewed(&self.ask.name, self.wish.resets, self.granted, self.dry);
-    }
-}
-
-/// Gives back what is left of slices that were not spent in time.
-async fn return_leftovers(limiter: std::sync::Weak<Inner>) {
-    let mut every = tokio::time::interval(leases::SWEEP_EVERY);
-    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        every.tick().await;
-        let Some(inner) = limiter.upgrade() else { return };
-        RedisLimiter(inner).return_slices(false).await;
-    }
-}
-
-impl RedisLimiter {
-    /// Gives back the slices that this process has taken and not spent, before it ends. Without it they are
-    /// missing until the limits give them back by themselves.
-    pub async fn return_leases(&self) {
-        for renewal in self.0.leases.renewals() {
-            let _ = timeout(self.0.store_timeout, renewal.acquire()).await;
-        }
-        self.return_slices(true).await;
-    }
-
-    async fn return_slices(&self, all: bool) {
-        let leftovers = self.0.leases.sweep(self.0.clock.now(), all);
-        let given_back = leftovers
-            .into_iter()
-            .map(|leftover| self.ask(Question::Refund(SmallVec::from_iter([leftover.ask]), leftover.at)));
-        // What cannot be given back is missing until the limit gives it back: too strict, never too lax.
-        let _ = futures_util::future::join_all(given_back).await;
-    }
-
-    /// Who has just taken the last knows that the next is denied.
-    fn remember_next(&self, ask: &Ask, seen: &script::Seen, at: Timestamp, times: Times) {
-        if let script::Seen::Numbers(numbers) = seen {
-            let next = ask.terms.compiled.verdict_after(numbers, at.as_micros(), ask.cost);
-            self.remember_denial(ask, &script::Seen::Verdict(next), at, times);
-        }
-    }
-
-    fn remember_denial(&self, ask: &Ask, seen: &script::Seen, at: Timestamp, times: Times) {
-        if let Outcome::Denied { retry_after } = seen.verdict(&ask.terms, at, ask.cost).outcome
-            && self.0.hears.load(Ordering::Relaxed)
-            && ask.terms.keeps_denials()
-        {
-            self.0.denials.remember(ask, seen, at, retry_after, times);
-        }
-    }
-}
-
 impl Prepared {
     fn want(&self, limit: LimitId, key: Key<'_>, cost: u64) -> Wanted {
-        Wanted { limit, ask: Ask { terms: self.terms.clone(), name: names::name(&self.prefix, key).into(), cost } }
+        Wanted { limit, ask: Ask { terms: self.terms.clone(), name: names::name(&self.prefix, key), cost } }
     }
 }
 

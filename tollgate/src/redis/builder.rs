@@ -1,7 +1,7 @@
 //! Puts a limiter on Redis together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
@@ -121,6 +121,7 @@ impl RedisLimiterBuilder {
             clock: self.clock.clone(),
             trips: AtomicU64::new(0),
             asked: AtomicU64::new(0),
+            made_again: AtomicUsize::new(0),
         });
         match tokio::time::timeout(self.store_timeout.max(PATIENCE), worker::reach(&trips.link)).await {
             Ok(Ok(())) => {}
@@ -143,7 +144,7 @@ impl RedisLimiterBuilder {
         let leases = limits.iter().any(|prepared| prepared.horizon.is_some());
         let limiter = RedisLimiter(Arc::new_cyclic(|itself| {
             if leases {
-                tasks.push(tokio::spawn(super::return_leftovers(itself.clone())).abort_handle());
+                tasks.push(tokio::spawn(super::leasing::return_leftovers(itself.clone())).abort_handle());
             }
             Inner {
                 limits,

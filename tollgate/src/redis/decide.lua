@@ -544,7 +544,7 @@ while q[at] do
     -- One hit with several costs to try, the largest first.
     local p, k, taken = limits[q[at]], q[at + 1], 0
     prepare(k, p)
-    local answer, told
+    local answer
     for choice = 1, hits do
       local pass, edit
       pass, edit, answer = judge[p[1]](k, p, q[at + 2 * choice], q[at + 2 * choice + 1])

@@ -7,7 +7,7 @@ use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
-use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, RedisFuture, TlsCertificates, TlsMode, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, TlsCertificates, TlsMode, Value};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -19,7 +19,7 @@ use super::{ConnectError, StoreError};
 pub(super) struct Link {
     door: Door,
     timeout: Duration,
-    current: Mutex<Option<Numbered>>,
+    current: Mutex<Option<Current>>,
 }
 
 enum Door {
@@ -59,46 +59,27 @@ impl Sentinels {
     }
 }
 
-/// Numbered, so that who finds one broken does not drop the next.
+/// A connection, told from the next by when it was made, so that who finds one broken does not drop the other.
 #[derive(Clone)]
-struct Numbered {
-    number: u64,
+struct Current {
     made: Instant,
     wire: Wire,
 }
 
 /// One connection that many tasks may use at once.
 #[derive(Clone)]
-pub(super) enum Wire {
+enum Wire {
     One(MultiplexedConnection),
     Many(ClusterConnection),
 }
 
-impl ConnectionLike for Wire {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        match self {
-            Self::One(connection) => connection.req_packed_command(cmd),
-            Self::Many(connection) => connection.req_packed_command(cmd),
-        }
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        cmd: &'a redis::Pipeline,
-        offset: usize,
-        count: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        match self {
-            Self::One(connection) => connection.req_packed_commands(cmd, offset, count),
-            Self::Many(connection) => connection.req_packed_commands(cmd, offset, count),
-        }
-    }
-
-    fn get_db(&self) -> i64 {
-        match self {
-            Self::One(connection) => connection.get_db(),
-            Self::Many(connection) => connection.get_db(),
-        }
+impl Wire {
+    async fn run(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+        let reply = match self {
+            Self::One(connection) => connection.req_packed_command(command).await,
+            Self::Many(connection) => connection.req_packed_command(command).await,
+        };
+        reply.and_then(Value::extract_error)
     }
 }
 
@@ -164,15 +145,15 @@ impl Link {
 
     /// Runs a command on the connection, and drops the connection if it proves broken.
     pub(super) async fn run(&self, command: &Cmd) -> Result<Value, RunError> {
-        let Numbered { number, mut wire, .. } = self.connected().await.map_err(RunError::lost)?;
-        match wire.req_packed_command(command).await.and_then(Value::extract_error) {
+        let Current { made, mut wire } = self.connected().await.map_err(RunError::Lost)?;
+        match wire.run(command).await {
             Ok(value) => Ok(value),
             Err(error) if error.code() == Some("NOSCRIPT") => Err(RunError::NoScript),
             Err(error) => {
                 if is_broken(&error) {
-                    self.drop_wire(number).await;
+                    self.drop_made_at(made).await;
                 }
-                Err(if is_answer(&error) { RunError::Refused(error) } else { RunError::lost(error) })
+                Err(if is_answer(&error) { RunError::Refused(error) } else { RunError::Lost(error) })
             }
         }
     }
@@ -186,23 +167,20 @@ impl Link {
         }
     }
 
-    async fn drop_wire(&self, number: u64) {
+    async fn drop_made_at(&self, made: Instant) {
         let mut current = self.current.lock().await;
-        if current.as_ref().is_some_and(|current| current.number == number) {
+        if current.as_ref().is_some_and(|current| current.made == made) {
             *current = None;
         }
     }
 
-    async fn connected(&self) -> Result<Numbered, RedisError> {
+    async fn connected(&self) -> Result<Current, RedisError> {
         let mut current = self.current.lock().await;
-        if let Some(numbered) = &*current {
-            return Ok(numbered.clone());
+        if let Some(current) = &*current {
+            return Ok(current.clone());
         }
         let wire = self.connect().await?;
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let numbered = Numbered { number, made: Instant::now(), wire };
-        *current = Some(numbered.clone());
-        Ok(numbered)
+        Ok(current.insert(Current { made: Instant::now(), wire }).clone())
     }
 
     async fn connect(&self) -> Result<Wire, RedisError> {
@@ -242,8 +220,6 @@ impl Link {
     }
 }
 
-static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-
 /// Why a command did not run.
 pub(super) enum RunError {
     /// Redis has forgotten the script.
@@ -252,12 +228,6 @@ pub(super) enum RunError {
     Refused(RedisError),
     /// Redis did not answer.
     Lost(RedisError),
-}
-
-impl RunError {
-    fn lost(error: RedisError) -> Self {
-        Self::Lost(error)
-    }
 }
 
 impl From<RunError> for StoreError {

@@ -4,7 +4,10 @@
 //! material from outside can neither end the tag nor spell another limit's key: braces, bars and per cents are
 //! escaped as in a URL. A long key is told by its SHA-256, which nobody can find a second key for.
 
+use std::sync::Arc;
+
 use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
 
 use crate::algorithm::Algorithm;
 use crate::key::Key;
@@ -20,8 +23,8 @@ const HASHED: &str = "%#";
 const NO_PARTS: &str = "%";
 
 /// The name under which a key of a limit is kept.
-pub(super) fn name(prefix: &str, key: Key<'_>) -> Vec<u8> {
-    let mut name = Vec::with_capacity(prefix.len() + 32);
+pub(super) fn name(prefix: &str, key: Key<'_>) -> Arc<[u8]> {
+    let mut name: SmallVec<[u8; 256]> = SmallVec::new();
     name.extend_from_slice(prefix.as_bytes());
     let begin = name.len();
     match key.whole() {
@@ -43,12 +46,12 @@ pub(super) fn name(prefix: &str, key: Key<'_>) -> Vec<u8> {
         name.extend(digest.iter().flat_map(|byte| hex(*byte)));
     }
     name.push(b'}');
-    name
+    Arc::from(&*name)
 }
 
 /// All of the name that comes before the key.
 pub(super) fn prefix(limit: &Limit) -> String {
-    let mut name = Vec::new();
+    let mut name = SmallVec::new();
     escape(limit.name().as_bytes(), &mut name);
     let algorithm = match limit.algorithm() {
         Algorithm::TokenBucket(_) => "token_bucket",
@@ -70,7 +73,7 @@ pub(super) fn slot(name: &[u8]) -> u16 {
     crc16::State::<crc16::XMODEM>::calculate(tag.unwrap_or(name)) % 16384
 }
 
-fn escape(bytes: &[u8], into: &mut Vec<u8>) {
+fn escape(bytes: &[u8], into: &mut SmallVec<[u8; 256]>) {
     for byte in bytes {
         match byte {
             b'%' | b'{' | b'}' | b'|' => {
@@ -95,7 +98,7 @@ mod tests {
     use crate::{FixedWindow, MINUTE};
 
     fn named(limit: &str, key: Key<'_>) -> Vec<u8> {
-        name(&prefix(&Limit::new(limit, FixedWindow::new(1, MINUTE)).unwrap()), key)
+        name(&prefix(&Limit::new(limit, FixedWindow::new(1, MINUTE)).unwrap()), key).to_vec()
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -54,6 +54,9 @@ pub(super) struct Trips {
     pub(super) clock: Option<ManualClock>,
     pub(super) trips: AtomicU64,
     pub(super) asked: AtomicU64,
+    /// Trips that found the script gone and are being made again. No other sets out meanwhile: it might find the
+    /// script there, and decide on a key before those that asked for it earlier.
+    pub(super) made_again: AtomicUsize,
 }
 
 /// Runs until nobody can ask any more.
@@ -66,7 +69,7 @@ pub(super) async fn work(shared: Arc<Trips>, mut jobs: mpsc::Receiver<Job>) {
         tokio::select! {
             biased;
             Some(()) = under_way.next(), if !under_way.is_empty() => {}
-            count = jobs.recv_many(&mut gathered, MAX_BATCH), if open && under_way.len() < most => {
+            count = jobs.recv_many(&mut gathered, MAX_BATCH), if open && under_way.len() < most && !shared.is_making_again() => {
                 if count == 0 {
                     open = false;
                     continue;
@@ -153,10 +156,35 @@ async fn trip(shared: &Trips, jobs: Vec<Job>) {
 async fn decide(shared: &Trips, batch: &Batch) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
     let now = shared.clock.as_ref().map(ManualClock::now);
     let reply = match shared.link.run(&batch.command(now)).await {
-        Err(RunError::NoScript) => shared.link.run(&batch.command_in_full(now)).await?,
+        Err(RunError::NoScript) => {
+            let _again = MadeAgain::begin(&shared.made_again);
+            shared.link.run(&batch.command_in_full(now)).await?
+        }
         other => other?,
     };
     batch.answers(reply)
+}
+
+impl Trips {
+    fn is_making_again(&self) -> bool {
+        self.made_again.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Counts a trip that is made again, also if that is given up.
+struct MadeAgain<'a>(&'a AtomicUsize);
+
+impl<'a> MadeAgain<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for MadeAgain<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Whether Redis is there and can be written to. One whose memory is full is there.

@@ -1,0 +1,247 @@
+//! How a question gets to Redis and its answer back: what is certain is not asked, what was learnt is remembered.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use super::denials::{Denials, Known, Times};
+use super::script::{Answer, Ask, Asks, Question, Seen};
+use super::worker::{Job, MAX_KEYS};
+use super::{AllWanted, NEVER, RedisLimiter, StoreError, names};
+use crate::decision::{AskedBy, Decision, Denied, Outcome, Source};
+use crate::units::Timestamp;
+
+/// What was given back before each was asked.
+type Marks = SmallVec<[u64; 2]>;
+
+impl RedisLimiter {
+    pub(super) async fn take(&self, wanted: &AllWanted, cost: u64, asked_by: AskedBy, deadline: Instant) -> Decision {
+        let inner = &*self.0;
+        let _asking_for_all = match self.before_asking(wanted, deadline).await {
+            Ok(asking) => asking,
+            Err(denied) => {
+                inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+                return Decision { asked: asked_by, ..denied.0 };
+            }
+        };
+        let asked = inner.clock.now();
+        let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
+        let answer = self.ask_all(wanted, deadline).await;
+        let answered = inner.clock.now();
+        match answer.and_then(|answer| self.decided(wanted, &answer, &marks, (asked, answered))) {
+            Ok(decision) => Decision { asked: asked_by, cost, ..decision },
+            Err(_) => Decision { asked: asked_by, cost, ..self.by_policy(wanted, asked) },
+        }
+    }
+
+    /// Asks for all at once, where that is possible; on a cluster slot by slot, and gives back what was taken if
+    /// another slot denies.
+    async fn ask_all(&self, wanted: &AllWanted, deadline: Instant) -> Result<Answer, StoreError> {
+        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
+        if !self.0.trips.link.is_cluster() || self.one_slot(&asks) {
+            return self.ask_by(deadline, Question::Take(asks)).await;
+        }
+        let answers = self.ask_one_by_one(deadline, &asks, Question::Take).await;
+        let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|answer| answer.taken > 0));
+        if !all {
+            let taken = asks.iter().zip(&answers).filter_map(|(ask, answer)| {
+                let answer = answer.as_ref().ok().filter(|answer| answer.taken > 0)?;
+                Some(self.ask(Question::Refund(SmallVec::from_iter([ask.clone()]), answer.at)))
+            });
+            // A slot that cannot be reached any more keeps what it took: too strict, never too lax.
+            let _ = join_all(taken).await;
+        }
+        let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
+        let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
+        // Each slot has a clock of its own: its answer is brought to one time by the answer itself.
+        let seen = answers.into_iter().zip(&asks).map(|(answer, ask)| {
+            let verdict = answer.seen.first().map(|seen| seen.verdict(&ask.terms, answer.at, ask.cost));
+            Seen::Verdict(verdict.unwrap_or(NEVER))
+        });
+        Ok(Answer { at, taken: u64::from(all), seen: seen.collect() })
+    }
+
+    fn one_slot(&self, asks: &[Ask]) -> bool {
+        let mut slots = asks.iter().map(|ask| names::slot(&ask.name));
+        slots.next().is_none_or(|first| slots.all(|slot| slot == first))
+    }
+
+    fn decided(
+        &self,
+        wanted: &AllWanted,
+        answer: &Answer,
+        marks: &Marks,
+        (asked, answered): (Timestamp, Timestamp),
+    ) -> Result<Decision, StoreError> {
+        let mut foremost: Option<Decision> = None;
+        for ((one, seen), mark) in wanted.iter().zip(&answer.seen).zip(marks) {
+            let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
+            let times = Times { asked, answered, mark: *mark };
+            self.remember_denial(&one.ask, seen, answer.at, times);
+            if answer.taken > 0 && verdict.remaining < one.ask.cost {
+                self.remember_next(&one.ask, seen, answer.at, times);
+            }
+            let decision = self.decision(one, verdict, answer.at, Source::Store);
+            foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
+        }
+        let decision = foremost.unwrap_or_else(|| Decision::without_limit(answer.at));
+        if decision.is_allowed() != (answer.taken > 0) {
+            return Err(StoreError::unavailable(
+                "the script and this program disagree: are they of one version?".into(),
+            ));
+        }
+        Ok(decision)
+    }
+
+    /// The denial, if it is certain. When one has just ended, the first to ask asks for all, and the others wait
+    /// for what it finds: so a flood costs one trip per wait, not one per task.
+    async fn before_asking(&self, wanted: &AllWanted, deadline: Instant) -> Result<AskingForAll<'_>, Denied> {
+        let inner = &*self.0;
+        let mut asking = AskingForAll { denials: &inner.denials, asking: SmallVec::new() };
+        if !inner.hears.load(Ordering::Relaxed) {
+            return Ok(asking);
+        }
+        loop {
+            let now = inner.clock.now();
+            let (mut denied, mut wait, mut too_soon) = (None::<Decision>, None, 0);
+            for one in wanted {
+                match inner.denials.known(&one.ask, now) {
+                    Known::Nothing => {}
+                    Known::Denied(verdict, at) => {
+                        let denial = self.decision(one, verdict, at, Source::DenialCache);
+                        denied = Some(denied.map_or(denial, |other| other.foremost(denial)));
+                    }
+                    Known::AskForAll(semaphore, wait) => {
+                        asking.asking.push((one.ask.name.clone(), semaphore));
+                        too_soon = too_soon.max(wait);
+                    }
+                    Known::Wait(semaphore) => wait = Some(semaphore),
+                }
+            }
+            if let Some(denied) = denied {
+                return Err(Denied(denied));
+            }
+            if too_soon > 0 {
+                let then = Instant::now() + Duration::from_micros(too_soon);
+                tokio::time::sleep_until(then.min(deadline)).await;
+            }
+            // Who asks for others does not wait for others.
+            let Some(wait) = wait.filter(|_| asking.asking.is_empty()) else { return Ok(asking) };
+            if timeout_at(deadline, wait.acquire()).await.is_err() {
+                return Ok(asking);
+            }
+        }
+    }
+
+    pub(super) async fn look(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
+        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
+        let answer = if !self.0.trips.link.is_cluster() || self.one_slot(&asks) {
+            self.ask(Question::Look(asks)).await?
+        } else {
+            let answers = self.ask_one_by_one(self.deadline(), &asks, Question::Look).await;
+            let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
+            let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
+            Answer { at, taken: 0, seen: answers.into_iter().flat_map(|answer| answer.seen).collect() }
+        };
+        let looked = wanted.iter().zip(&answer.seen).map(|(one, seen)| {
+            let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
+            self.decision(one, verdict, answer.at, Source::Store)
+        });
+        Ok(looked.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(answer.at)))
+    }
+
+    /// Asks for all at once, or on a cluster for each by itself; nothing has to be all or nothing.
+    pub(super) async fn ask_each(
+        &self,
+        wanted: &AllWanted,
+        question: impl Fn(Asks) -> Question,
+    ) -> Result<(), StoreError> {
+        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
+        let outcome = if self.0.trips.link.is_cluster() {
+            let answers = self.ask_one_by_one(self.deadline(), &asks, question).await;
+            answers.into_iter().try_for_each(|answer| answer.map(drop))
+        } else {
+            self.ask(question(asks)).await.map(drop)
+        };
+        // Also what was decided just before, and is remembered only now.
+        for one in wanted {
+            self.0.denials.forget(&one.ask.name);
+        }
+        outcome
+    }
+
+    /// Asks for each by itself, all at the same time: on a cluster a question stays in one slot.
+    async fn ask_one_by_one(
+        &self,
+        deadline: Instant,
+        asks: &[Ask],
+        question: impl Fn(Asks) -> Question,
+    ) -> Vec<Result<Answer, StoreError>> {
+        let each = asks.iter().map(|ask| self.ask_by(deadline, question(SmallVec::from_iter([ask.clone()]))));
+        join_all(each).await
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.0.store_timeout
+    }
+
+    pub(super) async fn ask(&self, question: Question) -> Result<Answer, StoreError> {
+        self.ask_by(self.deadline(), question).await
+    }
+
+    async fn ask_by(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
+        let inner = &*self.0;
+        if inner.trips.breaker.is_open() {
+            return Err(StoreError::unavailable("the store has failed and is not back yet".into()));
+        }
+        if question.asks().len() > MAX_KEYS {
+            return Err(StoreError::refused(format!("a request may have {MAX_KEYS} limits and keys")));
+        }
+        let (reply, answer) = oneshot::channel();
+        inner.jobs.try_send(Job { question, reply }).map_err(|_| StoreError::busy())?;
+        match timeout_at(deadline, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped".into())),
+            Err(_) => Err(StoreError::too_late()),
+        }
+    }
+
+    /// Who has just taken the last knows that the next is denied.
+    fn remember_next(&self, ask: &Ask, seen: &Seen, at: Timestamp, times: Times) {
+        if let Seen::Numbers(numbers) = seen {
+            let next = ask.terms.compiled.verdict_after(numbers, at.as_micros(), ask.cost);
+            self.remember_denial(ask, &Seen::Verdict(next), at, times);
+        }
+    }
+
+    pub(super) fn remember_denial(&self, ask: &Ask, seen: &Seen, at: Timestamp, times: Times) {
+        if let Outcome::Denied { retry_after } = seen.verdict(&ask.terms, at, ask.cost).outcome
+            && self.0.hears.load(Ordering::Relaxed)
+            && ask.terms.keeps_denials()
+        {
+            self.0.denials.remember(ask, seen, at, retry_after, times);
+        }
+    }
+}
+
+/// Asks for all who wait to know whether a denial has ended; ends however it ends.
+struct AskingForAll<'a> {
+    denials: &'a Denials,
+    asking: SmallVec<[Asking; 1]>,
+}
+
+/// A name, and what those wait for who want to know of it.
+type Asking = (Arc<[u8]>, Arc<Semaphore>);
+
+impl Drop for AskingForAll<'_> {
+    fn drop(&mut self) {
+        for (name, asking) in &self.asking {
+            self.denials.asked_for_all(name, asking);
+        }
+    }
+}
