@@ -35,6 +35,8 @@ mod budget;
 mod clock;
 mod decision;
 mod error;
+#[cfg(feature = "http")]
+pub mod http;
 mod key;
 mod limit;
 mod limiter;
@@ -42,6 +44,8 @@ mod rate;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod reservation;
+#[cfg(feature = "rules")]
+pub mod rules;
 mod store;
 mod sync;
 mod units;

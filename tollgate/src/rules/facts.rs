@@ -1,0 +1,186 @@
+//! What is known of a request, borrowed from wherever it came in.
+
+use std::net::IpAddr;
+
+use http::{Extensions, HeaderMap};
+
+/// What rules may look at: a request's method, path, host, headers, and who sent it.
+///
+/// Every surface makes the same facts of its own kind of request, so that a rule means the same everywhere. All
+/// is borrowed; nothing is copied to ask.
+///
+/// ```
+/// use tollgate::rules::Facts;
+///
+/// let facts = Facts::new("GET", "/api/search?q=rust").host("api.example.com");
+/// assert_eq!((facts.path(), facts.query()), ("/api/search", Some("q=rust")));
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Facts<'a> {
+    method: &'a str,
+    path: &'a str,
+    query: Option<&'a str>,
+    host: Option<&'a str>,
+    peer: Option<IpAddr>,
+    headers: Option<&'a HeaderMap>,
+    route: Option<&'a str>,
+    domain: Option<&'a str>,
+    descriptors: &'a [(&'a str, &'a str)],
+    extensions: Option<&'a Extensions>,
+}
+
+impl<'a> Facts<'a> {
+    /// A request of that method for that path, which may have a query behind it.
+    pub fn new(method: &'a str, target: &'a str) -> Self {
+        let (path, query) = match target.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (target, None),
+        };
+        Self {
+            method,
+            path,
+            query,
+            host: None,
+            peer: None,
+            headers: None,
+            route: None,
+            domain: None,
+            descriptors: &[],
+            extensions: None,
+        }
+    }
+
+    /// The host that was asked, with or without a port.
+    pub fn host(mut self, host: &'a str) -> Self {
+        self.host = Some(host);
+        self
+    }
+
+    /// The address at the other end of the connection, which may be a proxy's.
+    pub fn peer(mut self, address: IpAddr) -> Self {
+        self.peer = Some(address);
+        self
+    }
+
+    /// The headers. A host that was not given by [`host`](Self::host) is taken from them.
+    pub fn headers(mut self, headers: &'a HeaderMap) -> Self {
+        self.headers = Some(headers);
+        self
+    }
+
+    /// The name of the route that serves the request.
+    pub fn route(mut self, route: &'a str) -> Self {
+        self.route = Some(route);
+        self
+    }
+
+    /// The domain of a decision service's client.
+    pub fn domain(mut self, domain: &'a str) -> Self {
+        self.domain = Some(domain);
+        self
+    }
+
+    /// Names and values that a client of a decision service gave.
+    pub fn descriptors(mut self, descriptors: &'a [(&'a str, &'a str)]) -> Self {
+        self.descriptors = descriptors;
+        self
+    }
+
+    /// What other middleware left with the request, for keys that are made by a closure.
+    pub fn extensions(mut self, extensions: &'a Extensions) -> Self {
+        self.extensions = Some(extensions);
+        self
+    }
+}
+
+/// What was given.
+impl<'a> Facts<'a> {
+    /// The method.
+    #[must_use]
+    pub fn method(&self) -> &'a str {
+        self.method
+    }
+
+    /// The path as it was sent, without the query.
+    #[must_use]
+    pub fn path(&self) -> &'a str {
+        self.path
+    }
+
+    /// What followed the question mark.
+    #[must_use]
+    pub fn query(&self) -> Option<&'a str> {
+        self.query
+    }
+
+    /// The address at the other end of the connection.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<IpAddr> {
+        self.peer
+    }
+
+    /// All headers.
+    #[must_use]
+    pub fn header_map(&self) -> Option<&'a HeaderMap> {
+        self.headers
+    }
+
+    /// The first header of that name, which is in lower case.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&'a [u8]> {
+        self.headers?.get(name).map(http::HeaderValue::as_bytes)
+    }
+
+    /// The host without its port, as it was sent: its case means nothing.
+    #[must_use]
+    pub fn host_name(&self) -> Option<&'a str> {
+        let host = match self.host {
+            Some(host) => host,
+            None => self.headers?.get(http::header::HOST)?.to_str().ok()?,
+        };
+        Some(without_port(host))
+    }
+
+    /// The name of the route.
+    #[must_use]
+    pub fn route_name(&self) -> Option<&'a str> {
+        self.route
+    }
+
+    /// The domain.
+    #[must_use]
+    pub fn domain_name(&self) -> Option<&'a str> {
+        self.domain
+    }
+
+    /// The value of a descriptor.
+    #[must_use]
+    pub fn descriptor(&self, name: &str) -> Option<&'a str> {
+        self.descriptors.iter().find(|(given, _)| *given == name).map(|(_, value)| *value)
+    }
+
+    /// All descriptors.
+    #[must_use]
+    pub fn all_descriptors(&self) -> &'a [(&'a str, &'a str)] {
+        self.descriptors
+    }
+
+    /// What other middleware left with the request.
+    #[must_use]
+    pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&'a T> {
+        self.extensions?.get()
+    }
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !is_bare_v6(host) => name,
+        _ => host,
+    }
+}
+
+/// An IPv6 address without brackets has no port, whatever its last group looks like.
+fn is_bare_v6(host: &str) -> bool {
+    !host.starts_with('[') && host.bytes().filter(|byte| *byte == b':').count() > 1
+}
