@@ -1,4 +1,4 @@
-//! The five algorithms: pure arithmetic on integers. Never reads a clock, knows no store.
+//! The algorithms: pure arithmetic on integers. Never reads a clock, knows no store.
 //!
 //! An algorithm is a function of (configuration, state, now, cost) to (verdict, change of state). The state of
 //! a key is a few 64-bit words, the fewest that keep the algorithm exact, and words of all zeros are a key at
@@ -19,6 +19,8 @@ pub(crate) mod portable;
 pub(crate) mod sliding_window_counter;
 pub(crate) mod sliding_window_log;
 pub(crate) mod spill;
+pub(crate) mod strikes;
+mod succession;
 pub(crate) mod token_bucket;
 
 use crate::decision::{Outcome, Verdict};
@@ -28,6 +30,7 @@ pub use fixed_window::FixedWindow;
 pub use leaky_bucket::LeakyBucket;
 pub use sliding_window_counter::SlidingWindowCounter;
 pub use sliding_window_log::SlidingWindowLog;
+pub use strikes::Ban;
 pub use token_bucket::TokenBucket;
 
 /// The most a limit may hold: 2^32.
@@ -47,6 +50,8 @@ pub enum Algorithm {
     SlidingWindowLog(SlidingWindowLog),
     /// A sliding window estimated from counts per segment. The default.
     SlidingWindowCounter(SlidingWindowCounter),
+    /// No limit by itself: refuses for a while who has been struck too often.
+    Ban(Ban),
 }
 
 impl Default for Algorithm {
@@ -132,6 +137,7 @@ pub(crate) enum Compiled {
     OpenedWindow(fixed_window::OpenedWindow),
     Log(sliding_window_log::Log),
     Counter(sliding_window_counter::Counter),
+    Strikes(strikes::Strikes),
 }
 
 /// Runs the same expression on whichever algorithm it is, each compiled on its own.
@@ -145,6 +151,7 @@ macro_rules! with_rules {
             $crate::algorithm::Compiled::OpenedWindow($rules) => $body,
             $crate::algorithm::Compiled::Log($rules) => $body,
             $crate::algorithm::Compiled::Counter($rules) => $body,
+            $crate::algorithm::Compiled::Strikes($rules) => $body,
         }
     };
 }
@@ -158,6 +165,7 @@ impl Algorithm {
             Self::FixedWindow(spec) => spec.compile(),
             Self::SlidingWindowLog(spec) => spec.compile(),
             Self::SlidingWindowCounter(spec) => spec.compile(),
+            Self::Ban(spec) => spec.compile(),
         }
     }
 
@@ -168,6 +176,7 @@ impl Algorithm {
             Self::FixedWindow(spec) => spec.limit,
             Self::SlidingWindowLog(spec) => spec.limit,
             Self::SlidingWindowCounter(spec) => spec.limit,
+            Self::Ban(spec) => spec.after,
         }
     }
 }

@@ -40,6 +40,23 @@ impl Budget {
         count.saturating_mul(WORD) <= self.0.max.load(Ordering::Relaxed).saturating_sub(self.used())
     }
 
+    /// All that may be taken, in bytes.
+    pub(crate) fn max(&self) -> usize {
+        self.0.max.load(Ordering::Relaxed)
+    }
+
+    /// So many words even if there are none left, to begin a table with: a limit that is added while the tables of
+    /// others have taken everything must still count. They do not grow any more until it has been made up for.
+    pub(crate) fn take_anyway(&self, count: usize) -> Option<Words> {
+        let words = zeroed(count.checked_add(SLACK)?)?;
+        self.0.used.fetch_add(words.bytes(), Ordering::Relaxed);
+        Some(words)
+    }
+
+    pub(crate) fn give_back(&self, words: &Words) {
+        self.0.used.fetch_sub(words.bytes(), Ordering::Relaxed);
+    }
+
     /// So many words, unless that is more than is left. If the machine has less than the budget allows, the
     /// budget ends there.
     pub(crate) fn take(&self, count: usize) -> Option<Words> {
@@ -57,6 +74,11 @@ impl Budget {
 }
 
 impl Words {
+    /// What they were counted as when they were taken.
+    fn bytes(&self) -> usize {
+        (self.words.len() - if cfg!(loom) { 0 } else { SLACK }) * WORD
+    }
+
     pub(crate) fn at(&self, index: usize) -> &AtomicU64 {
         &self.words[self.first + index]
     }

@@ -39,6 +39,7 @@ mod error;
 pub mod http;
 mod key;
 mod limit;
+mod limit_set;
 mod limiter;
 mod rate;
 #[cfg(feature = "redis")]
@@ -52,12 +53,13 @@ mod units;
 #[cfg(feature = "tokio")]
 mod wait;
 
-pub use algorithm::{Algorithm, FixedWindow, LeakyBucket, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
+pub use algorithm::{Algorithm, Ban, FixedWindow, LeakyBucket, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
 pub use clock::ManualClock;
 pub use decision::{Decision, Denied, Source};
 pub use error::InvalidLimit;
 pub use key::Key;
 pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
+pub use limit_set::LimitSet;
 pub use limiter::{Hit, Limiter, LimiterBuilder};
 pub use rate::Rate;
 pub use reservation::{Reservation, Settlement};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::algorithm::{Algorithm, Compiled};
+use crate::algorithm::{Algorithm, Ban, Compiled};
 use crate::error::InvalidLimit;
 
 /// The longest name: enough for people, and short enough for headers, metrics and Redis keys.
@@ -80,6 +80,15 @@ impl Limit {
         Ok(Self(Arc::new(inner)))
     }
 
+    /// A ban of that name: see [`Ban`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Limit::new`].
+    pub fn ban(name: impl Into<String>, ban: Ban) -> Result<Self, InvalidLimit> {
+        Self::new(name, ban)
+    }
+
     /// Chooses between exact decisions and leases, on a store that is shared.
     #[must_use]
     pub fn with_consistency(mut self, consistency: Consistency) -> Self {
@@ -126,6 +135,18 @@ impl Limit {
 
     pub(crate) fn compiled(&self) -> &Compiled {
         &self.0.compiled
+    }
+
+    /// Whether both count by the same algorithm under the same name, so that a key of one is a key of the other.
+    pub(crate) fn is_namesake_of(&self, other: &Self) -> bool {
+        let kind = |limit: &Self| std::mem::discriminant(limit.algorithm());
+        kind(self) == kind(other) && self.name() == other.name()
+    }
+
+    /// The same limit, its keys laid out as those of an older one of its name, if their words mean the same to it.
+    pub(crate) fn laid_out_as(&self, old: &Self) -> Option<Self> {
+        let compiled = self.is_namesake_of(old).then(|| self.compiled().laid_out_as(old.compiled()))??;
+        Some(Self(Arc::new(Inner { compiled, ..(*self.0).clone() })))
     }
 }
 

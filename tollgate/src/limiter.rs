@@ -10,6 +10,7 @@ use crate::decision::{AskedBy, Decision, Denied};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
+use crate::limit_set::{self, Checked, LimitSet};
 use crate::reservation::{Reservation, Settlement};
 use crate::store::memory::{Asked, MemoryStore};
 use crate::units::Timestamp;
@@ -17,8 +18,6 @@ use crate::units::Timestamp;
 /// Memory for keys unless told otherwise: 512 MiB, room for some twenty million keys of a token bucket. It is
 /// not taken before it is needed.
 const DEFAULT_MAX_MEMORY: usize = 512 << 20;
-/// Limits in one limiter: each takes 8 to 64 KiB before it has a single key, more with hundreds of segments.
-const MAX_LIMITS: usize = 10_000;
 
 /// Decides requests by one limit or by several, in this process's memory.
 ///
@@ -38,6 +37,8 @@ pub struct Limiter(Arc<Inner>);
 
 struct Inner {
     limits: Box<[Limit]>,
+    /// So many of them, the first ones, are asked for every key. The others are asked only by hits that name them.
+    asked: usize,
     store: MemoryStore,
     clock: Clock,
 }
@@ -80,7 +81,46 @@ impl Limiter {
 
     /// A limiter with several limits, or with settings of its own.
     pub fn builder() -> LimiterBuilder {
-        LimiterBuilder { limits: Vec::new(), max_memory: DEFAULT_MAX_MEMORY, clock: None }
+        LimiterBuilder { limits: LimitSet::new(), max_memory: DEFAULT_MAX_MEMORY, clock: None }
+    }
+
+    /// A limiter with other limits that goes on where this one is: the same keys, clock and memory. This one works on
+    /// as before, and both count together, so that they can be exchanged while requests are decided.
+    ///
+    /// A limit keeps its counts if its name and algorithm stay the same, the window of one that has windows (with its
+    /// segments, its alignment and what it counts), and the period of one that refills in portions. Its new numbers
+    /// then apply at once to keys that are in use:
+    ///
+    /// - Of a bucket, the time at which it is full again survives, at most the time that the new bucket takes to fill.
+    /// - Of a window, what was spent in it survives, also if it is more than the new limit: then nothing is left.
+    ///
+    /// Other limits start anew, and so do those whose keys have no room for their new numbers. Room for lower numbers
+    /// there always is. For higher ones there is too, but for a log that is raised past 16 or past the next power of
+    /// two, a window from the first request that is raised past 2047, a bucket whose rate then needs a word more (past
+    /// 2048 units in its shortest terms), and counts in the billions. What limits had that are gone is given up with the
+    /// last limiter that had them.
+    ///
+    /// Give back what a decision took through the limiter that made it: another one may have other limits.
+    ///
+    /// # Errors
+    ///
+    /// As [`LimiterBuilder::build`]. Then nothing has changed. When the memory is spent, new limits get room for their
+    /// first keys beyond it.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
+    ///
+    /// let limiter = Limiter::new(Limit::new("per-user", FixedWindow::new(10, MINUTE))?);
+    /// assert_eq!(limiter.check_n("ann", 6).remaining(), 4);
+    /// let limiter = limiter.with_limits(vec![Limit::new("per-user", FixedWindow::new(100, MINUTE))?])?;
+    /// assert_eq!(limiter.peek("ann").remaining(), 94);
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
+        let inner = &*self.0;
+        let Checked { mut limits, asked } = limits.into().checked()?;
+        let store = inner.store.successor(&inner.limits, &mut limits)?;
+        Ok(Self(Arc::new(Inner { limits: limits.into(), asked, store, clock: inner.clock.clone() })))
     }
 
     /// Takes one unit of the key from every limit, or from none.
@@ -146,12 +186,23 @@ impl Limiter {
         for hit in hits {
             let fingerprint = self.0.store.fingerprint(hit.key);
             // The same key twice asks for the sum.
-            match all.iter_mut().find(|one| one.limit == hit.limit && one.fingerprint == fingerprint) {
+            let same = |one: &&mut Asked| one.fingerprint == fingerprint && self.is_one_bucket(one.limit, hit.limit);
+            match all.iter_mut().find(same) {
                 Some(same) => same.cost = same.cost.saturating_add(hit.cost),
                 None => all.push(Asked { limit: hit.limit, fingerprint, cost: hit.cost }),
             }
         }
         all
+    }
+
+    /// Whether a key of one is a key of the other: the same limit, or variants of one.
+    fn is_one_bucket(&self, one: LimitId, other: LimitId) -> bool {
+        let Inner { limits, asked, .. } = &*self.0;
+        let are_variants = || match (limits.get(one.index()), limits.get(other.index())) {
+            (Some(one), Some(other)) => one.is_namesake_of(other),
+            _ => false,
+        };
+        one == other || (one.index().max(other.index()) >= *asked && are_variants())
     }
 
     /// Forgets all that the key has spent.
@@ -210,23 +261,24 @@ impl Limiter {
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
-        Ok(Reservation { asked, decision, expires_at: now.saturating_add(expires_after) })
+        Ok(Reservation { limiter: self.clone(), asked, decision, expires_at: now.saturating_add(expires_after) })
     }
 
     /// Brings a reservation to its actual cost: gives back what was too much, as far as [`Limiter::refund`]
-    /// would, or takes what was too little, as far as there is any.
+    /// would, or takes what was too little, as far as there is any. If the limits have changed since, it is settled by
+    /// those that took it.
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
-        let Reservation { mut asked, decision, expires_at } = reservation;
-        if self.now() >= expires_at {
+        let Reservation { limiter, mut asked, decision, expires_at } = reservation;
+        if limiter.now() >= expires_at {
             return Settlement::Expired;
         }
         let reserved = decision.cost();
         if actual <= reserved {
             asked.iter_mut().for_each(|one| one.cost = reserved - actual);
-            self.give_back(&asked, decision.at());
+            limiter.give_back(&asked, decision.at());
             return Settlement::Settled;
         }
-        let missing = asked.iter().map(|one| self.take_up_to(*one, actual - reserved)).max();
+        let missing = asked.iter().map(|one| limiter.take_up_to(*one, actual - reserved)).max();
         match missing.unwrap_or(0) {
             0 => Settlement::Settled,
             missing => Settlement::Short { missing },
@@ -257,8 +309,13 @@ impl Limiter {
     /// The limit of that name.
     #[must_use]
     pub fn id(&self, name: &str) -> Option<LimitId> {
-        let index = self.0.limits.iter().position(|limit| limit.name() == name)?;
+        let index = self.limits().iter().position(|limit| limit.name() == name)?;
         u32::try_from(index).ok().map(LimitId)
+    }
+
+    /// The variants and bans, in the order they were given: see [`LimitSet`].
+    pub fn beside(&self) -> impl Iterator<Item = LimitId> + use<> {
+        limit_set::ids(self.0.asked..self.0.limits.len())
     }
 
     /// The limit a decision speaks of.
@@ -271,10 +328,10 @@ impl Limiter {
         &self.0.limits[id.index()]
     }
 
-    /// All limits, in the order they were given.
+    /// The limits that are asked for every key, in the order they were given.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
-        &self.0.limits
+        &self.0.limits[..self.0.asked]
     }
 
     /// Bytes taken for keys so far, of those allowed.
@@ -291,8 +348,7 @@ impl Limiter {
     #[inline]
     fn ask_all(&self, key: Key<'_>, cost: u64) -> AllAsked {
         let fingerprint = self.0.store.fingerprint(key);
-        let limits = 0..self.0.limits.len() as u32;
-        limits.map(|index| Asked { limit: LimitId(index), fingerprint, cost }).collect()
+        limit_set::ids(0..self.0.asked).map(|limit| Asked { limit, fingerprint, cost }).collect()
     }
 }
 
@@ -306,7 +362,7 @@ impl std::fmt::Debug for Limiter {
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct LimiterBuilder {
-    limits: Vec<Limit>,
+    limits: LimitSet,
     max_memory: usize,
     clock: Option<ManualClock>,
 }
@@ -314,7 +370,19 @@ pub struct LimiterBuilder {
 impl LimiterBuilder {
     /// Adds a limit. Names must differ.
     pub fn limit(mut self, limit: Limit) -> Self {
-        self.limits.push(limit);
+        self.limits = self.limits.limit(limit);
+        self
+    }
+
+    /// Sets the limits, and those beside them, instead of what was added so far.
+    pub fn limits(mut self, limits: impl Into<LimitSet>) -> Self {
+        self.limits = limits.into();
+        self
+    }
+
+    /// Adds other numbers for a limit: see [`LimitSet::variant`].
+    pub fn variant(mut self, limit: Limit) -> Self {
+        self.limits = self.limits.variant(limit);
         self
     }
 
@@ -339,24 +407,12 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// When there is no limit or more than 10 000, when two have the same name, or when the memory is too
-    /// little for the first keys of each.
+    /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its
+    /// name and algorithm, or when the memory is too little for the first keys of each.
     pub fn build(self) -> Result<Limiter, InvalidLimit> {
-        if self.limits.is_empty() {
-            return Err(InvalidLimit::new("limits", "there is no limit".into(), "add one"));
-        }
-        if self.limits.len() > MAX_LIMITS {
-            let problem = format!("{} limits are more than 10000", self.limits.len());
-            return Err(InvalidLimit::new("limits", problem, "count by key rather than by limit"));
-        }
-        let mut names: Vec<&str> = self.limits.iter().map(Limit::name).collect();
-        names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            let problem = format!("two limits are named `{}`", twice[0]);
-            return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
-        }
-        let store = MemoryStore::new(&self.limits, self.max_memory)?;
+        let Checked { mut limits, asked } = self.limits.checked()?;
+        let store = MemoryStore::new(&mut limits, self.max_memory)?;
         let clock = self.clock.map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual);
-        Ok(Limiter(Arc::new(Inner { limits: self.limits.into(), store, clock })))
+        Ok(Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })))
     }
 }

@@ -3,15 +3,18 @@
 use smallvec::SmallVec;
 
 use crate::decision::Decision;
+use crate::limiter::Limiter;
 use crate::store::memory::Asked;
 use crate::units::Timestamp;
 
 /// An estimate that was taken and waits to be settled; see [`Limiter::reserve`](crate::Limiter::reserve).
 ///
-/// It can be settled once, by the limiter that made it. Dropped, it stands: what was taken stays taken.
+/// It can be settled once. Dropped, it stands: what was taken stays taken.
 #[derive(Debug)]
 #[must_use = "what a reservation took stays taken until it is settled"]
 pub struct Reservation {
+    /// Whose limits took it: they may have been changed by the time it is settled.
+    pub(crate) limiter: Limiter,
     pub(crate) asked: SmallVec<[Asked; 8]>,
     pub(crate) decision: Decision,
     pub(crate) expires_at: Timestamp,

@@ -8,8 +8,8 @@
 //! the moment is kept in whole microseconds and in `n`-ths of one, debts are counted in `n`-ths, and nothing is
 //! ever rounded. Only answers are, up to the microsecond at which they become true.
 //!
-//! A clock that steps back makes a debt look larger than the bucket. It is taken for a full bucket, from that
-//! moment on: nothing is minted, and nobody waits longer than one full refill.
+//! A clock that steps back makes a debt look larger than the bucket, and so does a bucket that was made smaller. It
+//! is taken for a full bucket, from that moment on: nothing is minted, and nobody waits longer than one full refill.
 
 use std::ops::{Add, Sub};
 
@@ -127,13 +127,17 @@ impl<D: Debt> Meter<D> {
         Self { capacity, units, micros, full, step, max_wait, packing: Pair::new(latest, units - 1) }
     }
 
+    /// The moment of rest. Parts that this rate does not know are from before it was changed: they are taken for a
+    /// whole microsecond.
     #[inline(always)]
     fn load(&self, cells: &impl Cells) -> Moment {
         let (micros, parts) = self.packing.load(cells);
-        Moment { micros, parts }
+        let unknown = parts >= self.units;
+        Moment { micros: micros + u64::from(unknown), parts: if unknown { 0 } else { parts } }
     }
 
-    /// The debt at `now`, and whether the clock has stepped back so far that it had to be cut to a full bucket.
+    /// The debt at `now`, and whether it had to be cut to a full bucket, because the clock has stepped back or the
+    /// bucket was larger when the debt was made.
     #[inline(always)]
     fn debt(&self, rest: Moment, now: u64) -> (D, bool) {
         if rest.micros < now {

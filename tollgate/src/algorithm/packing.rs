@@ -15,9 +15,21 @@ pub(super) struct Pair {
 }
 
 impl Pair {
+    /// The second number gets all the bits that the first leaves it, so that it can grow when a limit is changed.
     pub(super) fn new(max_first: u64, max_second: u64) -> Self {
-        let low_bits = bits_for(max_second);
-        Self { low_bits: (bits_for(max_first) + low_bits <= u64::BITS).then_some(low_bits) }
+        let left = u64::BITS - bits_for(max_first);
+        Self { low_bits: (bits_for(max_second) <= left).then_some(left) }
+    }
+
+    /// A word each, whatever they are.
+    #[cfg(feature = "redis")]
+    pub(super) const fn of_two_words() -> Self {
+        Self { low_bits: None }
+    }
+
+    /// Whether a second number up to this one can be kept.
+    pub(super) fn holds(self, max_second: u64) -> bool {
+        self.low_bits.is_none_or(|bits| bits_for(max_second) <= bits)
     }
 
     pub(super) fn words(self) -> usize {
@@ -28,7 +40,6 @@ impl Pair {
     pub(super) fn load(self, cells: &impl Cells) -> (u64, u64) {
         let word = cells.get(0);
         match self.low_bits {
-            // A second number of no bits leaves the word to the first.
             Some(bits) => (word >> bits, word & ((1_u64 << bits) - 1)),
             None => (word, cells.get(1)),
         }

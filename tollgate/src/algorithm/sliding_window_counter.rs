@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::packing::{bits_for, read_bits, write_bits};
-use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, div_ceil, mul_div, never_fits};
+use super::{
+    Algorithm, Cells, Charge, Compiled, MAX_QUOTA, Rules, Step, allowed, checked, denied, div_ceil, mul_div, never_fits,
+};
 use crate::error::InvalidLimit;
 use crate::units::{MINUTE, Timestamp};
 
@@ -89,8 +91,8 @@ pub(crate) struct Counter {
     pub(super) limit: u64,
     pub(super) window: u64,
     pub(super) segments: u64,
-    index_bits: u32,
-    count_bits: u32,
+    pub(super) index_bits: u32,
+    pub(super) count_bits: u32,
 }
 
 /// Moves the counts on to a segment, and changes the count of the one that is so many segments old.
@@ -109,9 +111,13 @@ struct Place {
 
 impl Counter {
     pub(super) fn new(limit: u64, window: u64, segments: u32) -> Self {
-        let segments = u64::from(segments);
-        let last_segment = mul_div(Timestamp::MAX.as_micros(), segments, window) + 1;
-        Self { limit, window, segments, index_bits: bits_for(last_segment), count_bits: bits_for(limit) }
+        let (counts, segments) = (segments + 1, u64::from(segments));
+        let index_bits = bits_for(mul_div(Timestamp::MAX.as_micros(), segments, window) + 1);
+        // The counts share what is left of the words they need anyway, so that they can grow when the limit is
+        // changed.
+        let words = (index_bits + counts * bits_for(limit)).div_ceil(u64::BITS);
+        let count_bits = ((words * u64::BITS - index_bits) / counts).min(bits_for(MAX_QUOTA));
+        Self { limit, window, segments, index_bits, count_bits }
     }
 
     fn place(&self, now: u64) -> Place {

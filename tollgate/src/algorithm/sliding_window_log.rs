@@ -76,10 +76,18 @@ pub(crate) struct Log {
     pub(super) limit: u64,
     pub(super) window: u64,
     pub(super) counted: Counted,
+    layout: Layout,
+}
+
+/// How a log is laid out: chosen for a limit, and kept when the limit is changed to one that it can hold.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
     time_bits: u32,
     unit_bits: u32,
     /// How many entries are kept in the words of a key.
     inline: usize,
+    /// Whether more of them go on in a list.
+    list: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,16 +185,27 @@ impl<C: Cells> Reading<'_, C> {
 
 impl Log {
     pub(super) fn new(limit: u64, window: u64, counted: Counted) -> Self {
-        let inline = if limit <= inline::MAX as u64 { limit as usize } else { INLINE_IN_LONG };
-        Self { limit, window, counted, time_bits: bits_for(window), unit_bits: bits_for(limit), inline }
+        let list = limit > inline::MAX as u64;
+        let inline = if list { INLINE_IN_LONG } else { limit as usize };
+        let layout = Layout { time_bits: bits_for(window), unit_bits: bits_for(limit), inline, list };
+        Self { limit, window, counted, layout }
+    }
+
+    /// The same limit in the layout of an older one, if that can hold it. A lower limit always fits: entries of more
+    /// units than it allows are full beyond it, and leave as they would have.
+    pub(super) fn laid_out_as(&self, old: &Self) -> Option<Self> {
+        let Layout { unit_bits, inline, list, .. } = old.layout;
+        let same = self.window == old.window && self.counted == old.counted;
+        let fits = bits_for(self.limit) <= unit_bits && (list || self.limit <= inline as u64);
+        (same && fits).then(|| Self { layout: old.layout, ..self.clone() })
     }
 
     fn entry_bits(&self) -> u32 {
-        self.time_bits + self.unit_bits
+        self.layout.time_bits + self.layout.unit_bits
     }
 
     fn has_list(&self) -> bool {
-        self.limit > self.inline as u64
+        self.layout.list
     }
 
     fn read<'a, C: Cells>(&'a self, cells: &'a C) -> Reading<'a, C> {
@@ -195,7 +214,7 @@ impl Log {
 
     /// The moment whose lowest bits are these, at or before `newest` and within a window of it.
     fn moment(&self, newest: u64, low: u64) -> u64 {
-        let mask = (1 << self.time_bits) - 1;
+        let mask = (1 << self.layout.time_bits) - 1;
         newest.saturating_sub(newest.wrapping_sub(low) & mask)
     }
 
@@ -245,13 +264,13 @@ impl Log {
                 return total - newest.units + units;
             }
         }
-        if head.len == self.inline && self.has_list() {
+        if head.len == self.layout.inline && self.has_list() {
             let inline = (0..head.len).map(|index| self.inline_entry(cells, index, head.newest));
             let moved = inline.take_while(|older| self.append(cells.spill(), list, *older)).count();
             self.remove_inline(cells, head, 0, moved);
         }
         let mut merged = 0;
-        if head.len == self.inline {
+        if head.len == self.layout.inline {
             // No memory for another chunk.
             merged = (0..head.len).map(|index| self.inline_entry(cells, index, head.newest).units).sum();
             head.len = 0;

@@ -82,6 +82,12 @@ impl Spill {
     }
 }
 
+impl Drop for Spill {
+    fn drop(&mut self) {
+        self.segments.iter().filter_map(OnceLock::get).for_each(|words| self.budget.give_back(words));
+    }
+}
+
 /// The segment of a chunk, and its place there.
 fn locate(chunk: u32) -> (usize, usize) {
     let index = chunk.saturating_sub(1);

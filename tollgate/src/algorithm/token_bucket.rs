@@ -94,9 +94,14 @@ impl Interval {
         Self { capacity, portion, period, packing: Pair::new(latest, capacity) }
     }
 
-    /// What is spent at `now`, and whether that differs from what is stored because the clock stepped back.
+    /// What is spent at `now`, and whether that differs from what is stored because the clock stepped back. More
+    /// than the capacity was spent when that was larger: it counts as all there is.
     fn spent(&self, cells: &impl Cells, now: u64) -> (Spent, bool) {
         let (period, tokens) = self.packing.load(cells);
+        self.spent_of(period, tokens.min(self.capacity), now)
+    }
+
+    fn spent_of(&self, period: u64, tokens: u64, now: u64) -> (Spent, bool) {
         let current = now / self.period;
         if period <= current {
             let refilled = self.portion.saturating_mul(current - period);
@@ -153,7 +158,9 @@ impl Rules for Interval {
         self.packing.store(cells, edit.period, edit.tokens);
     }
 
+    /// By all that was spent, also under a larger capacity: others may share the table for whom that counts.
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
-        self.spent(cells, now).0.tokens == 0
+        let (period, tokens) = self.packing.load(cells);
+        self.spent_of(period, tokens, now).0.tokens == 0
     }
 }

@@ -1,6 +1,7 @@
 //! The embedded store: every key of every limit in this process's memory, within a bound.
 //!
-//! Each limit has a table of its own, so that all words in a table mean the same thing. A key is known by a
+//! Each limit has a table, and shares it at most with limits of its name to which the words mean the same: its
+//! variants, and what it was before its numbers were changed. A key is known by a
 //! 64-bit fingerprint, keyed with a secret of the process: nobody outside can aim at a collision, and among ten
 //! million keys of a limit the chance that any two share a fingerprint is about 3 in a million (n² / 2^65).
 //!
@@ -16,15 +17,18 @@ mod newcomer;
 mod quick;
 mod split;
 mod table;
+mod tables;
 
 use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use self::bucket::{Busy, Layout, Slot, hold_unchanged, pause, unchanged};
+use self::bucket::{Busy, Slot, hold_unchanged, pause, unchanged};
 use self::holds::Holds;
 use self::newcomer::Seat;
 use self::table::{Found, Table};
+use self::tables::Seated;
 use crate::algorithm::{Charge, Compiled, Rules, Step, with_rules};
 use crate::budget::Budget;
 use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
@@ -35,7 +39,7 @@ use crate::units::Timestamp;
 
 pub(crate) struct MemoryStore {
     /// In the order of the limits.
-    tables: Box<[Table]>,
+    tables: Box<[Arc<Table>]>,
     secret: ahash::RandomState,
     budget: Budget,
 }
@@ -70,20 +74,19 @@ impl Mode {
 }
 
 impl MemoryStore {
-    pub(crate) fn new(limits: &[Limit], max_bytes: usize) -> Result<Self, InvalidLimit> {
+    /// A store for these limits. Where several share a table they take on its layout.
+    pub(crate) fn new(limits: &mut [Limit], max_bytes: usize) -> Result<Self, InvalidLimit> {
         let budget = Budget::new(max_bytes);
-        let table = |limit: &Limit| {
-            let layout = Layout::new(with_rules!(limit.compiled(), rules => rules.words()));
-            Table::new(layout, budget.clone()).ok_or_else(|| {
-                InvalidLimit::new(
-                    "max_memory",
-                    format!("max_memory {max_bytes} is too little for {} limits", limits.len()),
-                    "allow more memory or use fewer limits",
-                )
-            })
-        };
-        let tables = limits.iter().map(table).collect::<Result<_, _>>()?;
+        let tables = tables::choose(limits, None, &budget)?;
         Ok(Self { tables, secret: ahash::RandomState::new(), budget })
+    }
+
+    /// A store for other limits that knows the same keys, within the same memory. Limits whose words mean the same as
+    /// before act on the same tables as this store does.
+    pub(crate) fn successor(&self, before: &[Limit], limits: &mut [Limit]) -> Result<Self, InvalidLimit> {
+        let before = Seated { limits: before, tables: &self.tables };
+        let tables = tables::choose(limits, Some(before), &self.budget)?;
+        Ok(Self { tables, secret: self.secret.clone(), budget: self.budget.clone() })
     }
 
     pub(crate) fn memory_used(&self) -> usize {
@@ -153,14 +156,31 @@ impl MemoryStore {
                 std::hint::black_box(table.approach(one.fingerprint).1);
             }
         }
-        // Most denials are found without holding anything, and the buckets are in the cache afterwards.
-        let screened = asked.iter().map(|one| {
-            let verdict = self.ask(limits, *one, now, Mode::Refuse);
-            self.answer(limits, *one, now, verdict)
-        });
-        if let Some(denied) = screened.filter(|decision| !decision.is_allowed()).reduce(Decision::foremost) {
+        // Most denials are found without holding anything, and the buckets are in the cache afterwards. What takes
+        // nothing is answered by this look alone: it needs no seat.
+        let (mut denied, mut looked) = (None::<Decision>, None::<Decision>);
+        let mut taking: SmallVec<[Asked; 8]> = SmallVec::new();
+        for one in asked {
+            let decision = self.answer(limits, *one, now, self.ask(limits, *one, now, Mode::Refuse));
+            let foremost = |other: Option<Decision>| Some(other.map_or(decision, |other| other.foremost(decision)));
+            match decision.is_allowed() {
+                false => denied = foremost(denied),
+                true if one.cost == 0 => looked = foremost(looked),
+                true => taking.push(*one),
+            }
+        }
+        if let Some(denied) = denied {
             return denied;
         }
+        let taken = match &*taking {
+            [] => None,
+            [one] => Some(self.decide_one(limits, *one, now)),
+            several => Some(self.take_several(limits, several, now)),
+        };
+        looked.into_iter().chain(taken).reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now))
+    }
+
+    fn take_several(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
         let mut attempts = 0;
         loop {
             match self.take_all(limits, asked, now) {

@@ -23,7 +23,7 @@ pub(super) struct Head {
 
 impl Log {
     pub(super) fn inline_words(&self) -> usize {
-        1 + (self.entry_bits() as usize * self.inline).div_ceil(64)
+        1 + (self.entry_bits() as usize * self.layout.inline).div_ceil(64)
     }
 
     #[inline]
@@ -31,7 +31,7 @@ impl Log {
         let word = cells.get(0);
         Head {
             newest: word >> (LEN_BITS + UNIT_BITS),
-            len: (word as usize & ((1 << LEN_BITS) - 1)).min(self.inline),
+            len: (word as usize & ((1 << LEN_BITS) - 1)).min(self.layout.inline),
             units: word >> LEN_BITS & ((1 << UNIT_BITS) - 1),
         }
     }
@@ -77,8 +77,11 @@ impl Log {
     #[inline]
     pub(super) fn unpack(&self, word: impl Fn(usize) -> u64, index: usize, newest: u64) -> Entry {
         let at = 64 + index * self.entry_bits() as usize;
-        let low = read_bits(&word, at, self.time_bits);
-        Entry { at: self.moment(newest, low), units: read_bits(&word, at + self.time_bits as usize, self.unit_bits) }
+        let low = read_bits(&word, at, self.layout.time_bits);
+        Entry {
+            at: self.moment(newest, low),
+            units: read_bits(&word, at + self.layout.time_bits as usize, self.layout.unit_bits),
+        }
     }
 
     #[inline]
@@ -90,7 +93,7 @@ impl Log {
         entry: Entry,
     ) {
         let at = 64 + index * self.entry_bits() as usize;
-        write_bits(&word, &mut set, at, self.time_bits, entry.at & ((1 << self.time_bits) - 1));
-        write_bits(&word, &mut set, at + self.time_bits as usize, self.unit_bits, entry.units);
+        write_bits(&word, &mut set, at, self.layout.time_bits, entry.at & ((1 << self.layout.time_bits) - 1));
+        write_bits(&word, &mut set, at + self.layout.time_bits as usize, self.layout.unit_bits, entry.units);
     }
 }

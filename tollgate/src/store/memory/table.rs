@@ -41,8 +41,10 @@ pub(super) struct Found<'a> {
 }
 
 impl Table {
-    /// A table with its first block of buckets, or `None` when the budget has not even that.
+    /// A table with its first block of buckets, or `None` when the machine has not even that. Whether the budget has
+    /// it is for the caller to see.
     pub(super) fn new(layout: Layout, budget: Budget) -> Option<Self> {
+        let first = budget.take_anyway(Self::first_words(layout))?;
         let table = Self {
             layout,
             segments: [const { OnceLock::new() }; SEGMENTS],
@@ -52,8 +54,13 @@ impl Table {
             spill: Spill::new(budget.clone()),
             budget,
         };
-        table.add_segment(0)?;
+        let _ = table.segments[0].set(first);
         Some(table)
+    }
+
+    /// The words that a table begins with.
+    pub(super) fn first_words(layout: Layout) -> usize {
+        layout.block() * layout.stride()
     }
 
     /// Buckets before the sweep that is under way, if one is.
@@ -234,5 +241,11 @@ impl Table {
             let _ = self.segments[segment].set(words);
         }
         Some(())
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        self.segments.iter().filter_map(OnceLock::get).for_each(|words| self.budget.give_back(words));
     }
 }

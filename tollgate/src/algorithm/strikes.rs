@@ -1,0 +1,184 @@
+//! Strikes: after so many within a period, refuse for a period. This is what bans are made of.
+//!
+//! It decides nothing by itself: whoever denies a request strikes its key, and asks with every request whether the key
+//! is banned. So a cost of 0, which only looks everywhere else, can be denied here.
+
+use std::time::Duration;
+
+use super::packing::Pair;
+use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied};
+use crate::error::InvalidLimit;
+use crate::units::Timestamp;
+
+/// Refuses a key for a while once it has been struck too often.
+///
+/// A hit of cost 1 or more is so many strikes. The first one opens a period of `within`; when there are `after` of
+/// them in it, the key is banned from that moment on, for `for_`. A hit of cost 0 asks: it is allowed unless the key
+/// is banned, and then denied until exactly the moment at which the ban ends. Strikes on a banned key are denied and
+/// change nothing, and after the ban the count starts from 0.
+///
+/// ```
+/// use tollgate::{Ban, FixedWindow, Hit, HOUR, Limit, LimitSet, Limiter, MINUTE};
+///
+/// let limits = LimitSet::new()
+///     .limit(Limit::new("login", FixedWindow::new(5, MINUTE))?)
+///     .ban(Limit::new("login", Ban { after: 2, within: MINUTE, for_: HOUR })?);
+/// let limiter = Limiter::builder().limits(limits).build()?;
+/// let (login, ban) = (limiter.id("login").unwrap(), limiter.beside().next().unwrap());
+///
+/// // Every request asks for the ban, and who is denied is struck.
+/// assert!(limiter.decide_now(&[Hit::new(login, "eve"), Hit::new(ban, "eve").cost(0)]).is_allowed());
+/// let _ = limiter.decide_now(&[Hit::new(ban, "eve").cost(2)]);
+/// let banned = limiter.decide_now(&[Hit::new(login, "eve"), Hit::new(ban, "eve").cost(0)]);
+/// assert_eq!(banned.limit(), Some(ban));
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ban {
+    /// Strikes that ban: 1 to 2^32.
+    pub after: u64,
+    /// How long strikes count together, from the first of them on.
+    pub within: Duration,
+    /// How long the ban lasts.
+    pub for_: Duration,
+}
+
+impl Ban {
+    pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
+        let after = checked::quota("after", self.after)?;
+        let within = checked::span("within", self.within)?;
+        let lasts = checked::span("for", self.for_)?;
+        let packing = Pair::new(Timestamp::MAX.as_micros(), Marks::most(after));
+        Ok(Compiled::Strikes(Strikes { after, within, lasts, packing }))
+    }
+}
+
+impl From<Ban> for Algorithm {
+    fn from(spec: Ban) -> Self {
+        Self::Ban(spec)
+    }
+}
+
+/// A moment, and what it began: strikes that count together, or a ban.
+///
+/// A clock that steps back before that moment moves it back with it: strikes are not forgotten, and nobody is banned
+/// for longer than one ban from then on.
+#[derive(Clone, Debug)]
+pub(crate) struct Strikes {
+    pub(super) after: u64,
+    pub(super) within: u64,
+    pub(super) lasts: u64,
+    pub(super) packing: Pair,
+}
+
+/// Twice the strikes, and one more in a ban: so a ban stays one when the number of strikes is changed.
+#[derive(Clone, Copy)]
+struct Marks(u64);
+
+impl Marks {
+    const BAN: u64 = 1;
+
+    fn most(after: u64) -> u64 {
+        2 * after + Self::BAN
+    }
+
+    fn strikes(self) -> u64 {
+        self.0 >> 1
+    }
+
+    fn is_ban(self) -> bool {
+        self.0 & Self::BAN != 0
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Struck {
+    since: u64,
+    marks: Marks,
+}
+
+impl Strikes {
+    pub(super) fn most_marks(&self) -> u64 {
+        Marks::most(self.after)
+    }
+
+    /// What counts at `now`, and whether that differs from what is stored because the clock stepped back.
+    fn struck(&self, cells: &impl Cells, now: u64) -> (Struck, bool) {
+        let (since, marks) = self.packing.load(cells);
+        let marks = Marks(marks);
+        let counts = marks.0 > 0 && now < since.saturating_add(self.span(marks));
+        if !counts {
+            return (Struck { since: now, marks: Marks(0) }, false);
+        }
+        (Struck { since: since.min(now), marks }, since > now)
+    }
+
+    fn span(&self, marks: Marks) -> u64 {
+        if marks.is_ban() { self.lasts } else { self.within }
+    }
+
+    fn strike(&self, struck: Struck, now: u64, cost: u64) -> Struck {
+        let strikes = struck.marks.strikes().saturating_add(cost);
+        if strikes >= self.after {
+            Struck { since: now, marks: Marks(Marks::most(self.after)) }
+        } else {
+            Struck { marks: Marks(2 * strikes), ..struck }
+        }
+    }
+
+    fn allowed_after(&self, struck: Struck, now: u64) -> crate::decision::Verdict {
+        let Struck { since, marks } = struck;
+        let reset_after = if marks.0 > 0 { since + self.span(marks) - now } else { 0 };
+        let left = if marks.is_ban() { 0 } else { self.after.saturating_sub(marks.strikes()) };
+        allowed(left, reset_after)
+    }
+}
+
+impl Rules for Strikes {
+    type Edit = Struck;
+
+    fn words(&self) -> usize {
+        self.packing.words()
+    }
+
+    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Struck> {
+        let (struck, stepped_back) = self.struck(cells, now);
+        let edit = stepped_back.then_some(struck);
+        if struck.marks.is_ban() {
+            let wait = struck.since + self.lasts - now;
+            return Step { verdict: denied(wait, 0, wait), edit };
+        }
+        if cost == 0 {
+            return Step { verdict: self.allowed_after(struck, now), edit };
+        }
+        let after = self.strike(struck, now, cost);
+        Step { verdict: self.allowed_after(after, now), edit: Some(after) }
+    }
+
+    /// Strikes are taken back while they count together. A ban stands.
+    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Struck> {
+        let (struck, _) = self.struck(cells, now);
+        let strikes = struck.marks.strikes();
+        if struck.marks.is_ban() || charge.at < struck.since || strikes == 0 || charge.cost == 0 {
+            return None;
+        }
+        Some(Struck { marks: Marks(2 * strikes.saturating_sub(charge.cost)), ..struck })
+    }
+
+    fn apply(&self, cells: &impl Cells, edit: Struck) {
+        self.packing.store(cells, edit.since, edit.marks.0);
+    }
+
+    /// Someone else was struck first, perhaps long ago, and the period would end too soon for who has just come. A ban
+    /// ends when it ends: who comes into it has done nothing to make it longer.
+    fn shared(&self, cells: &impl Cells, now: u64) {
+        let (struck, _) = self.struck(cells, now);
+        if !struck.marks.is_ban() {
+            self.packing.store(cells, now, struck.marks.0);
+        }
+    }
+
+    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+        self.struck(cells, now).0.marks.0 == 0
+    }
+}

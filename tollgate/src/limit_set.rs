@@ -1,0 +1,116 @@
+//! The limits of a limiter: those that are asked for every key, and those beside them that only a hit names.
+
+use crate::algorithm::Algorithm;
+use crate::error::InvalidLimit;
+use crate::limit::{Limit, LimitId};
+
+/// Limits in one limiter: each takes 8 to 64 KiB before it has a single key, more with hundreds of segments.
+const MAX_LIMITS: usize = 10_000;
+
+/// Limits to make a limiter of, or to change the limits of one to: see [`Limiter::with_limits`].
+///
+/// ```
+/// use tollgate::{FixedWindow, Hit, Limit, LimitSet, Limiter, MINUTE};
+///
+/// let limits = LimitSet::new()
+///     .limit(Limit::new("per-user", FixedWindow::new(10, MINUTE))?)
+///     .variant(Limit::new("per-user", FixedWindow::new(1000, MINUTE))?);
+/// let limiter = Limiter::builder().limits(limits).build()?;
+/// assert_eq!(limiter.check("ann").remaining(), 9);
+/// // Ann buys a plan: what she has spent counts there too.
+/// let plan = limiter.beside().next().unwrap();
+/// assert_eq!(limiter.decide_now(&[Hit::new(plan, "ann")]).remaining(), 998);
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
+///
+/// [`Limiter::with_limits`]: crate::Limiter::with_limits
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct LimitSet {
+    asked: Vec<Limit>,
+    beside: Vec<Limit>,
+}
+
+impl LimitSet {
+    /// No limits yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a limit. Names must differ.
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.asked.push(limit);
+        self
+    }
+
+    /// Adds other numbers for a limit that is in the set, under its name and with its algorithm: for a plan, or for a
+    /// single key. Only hits ask for it, by the id that [`beside`](crate::Limiter::beside) tells.
+    ///
+    /// What a key has spent counts in all variants of a limit that count by the same window, or that are buckets
+    /// (which, if they refill in portions, must be of the same rate). A variant of another window counts for itself
+    /// in memory; on Redis there is one count for all, which is brought to the window that is asked for.
+    pub fn variant(mut self, limit: Limit) -> Self {
+        self.beside.push(limit);
+        self
+    }
+
+    /// Adds a ban, under the name of a limit or one of its own. Only hits ask for it, by the id that
+    /// [`beside`](crate::Limiter::beside) tells.
+    pub fn ban(mut self, ban: Limit) -> Self {
+        self.beside.push(ban);
+        self
+    }
+
+    /// Sees to it that there are limits, not too many of them, and that names say which is which.
+    pub(crate) fn checked(self) -> Result<Checked, InvalidLimit> {
+        if self.asked.is_empty() {
+            return Err(InvalidLimit::new("limits", "there is no limit".into(), "add one"));
+        }
+        let count = self.asked.len() + self.beside.len();
+        if count > MAX_LIMITS {
+            let problem = format!("{count} limits are more than 10000");
+            return Err(InvalidLimit::new("limits", problem, "count by key rather than by limit"));
+        }
+        let mut names: Vec<&str> = self.asked.iter().map(Limit::name).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            let problem = format!("two limits are named `{}`", twice[0]);
+            return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
+        }
+        for limit in self.beside.iter().filter(|limit| !matches!(limit.algorithm(), Algorithm::Ban(_))) {
+            self.check_variant(limit, &names)?;
+        }
+        let asked = self.asked.len();
+        Ok(Checked { limits: self.asked.into_iter().chain(self.beside).collect(), asked })
+    }
+
+    fn check_variant(&self, variant: &Limit, names: &[&str]) -> Result<(), InvalidLimit> {
+        if names.binary_search(&variant.name()).is_err() {
+            let problem = format!("there is no limit `{}` for this to be a variant of", variant.name());
+            return Err(InvalidLimit::new("name", problem, "add the limit itself too"));
+        }
+        if !self.asked.iter().any(|limit| limit.is_namesake_of(variant)) {
+            let problem = format!("a variant of `{}` counts by another algorithm", variant.name());
+            return Err(InvalidLimit::new("algorithm", problem, "use the algorithm of the limit, with other numbers"));
+        }
+        Ok(())
+    }
+}
+
+impl From<Vec<Limit>> for LimitSet {
+    fn from(limits: Vec<Limit>) -> Self {
+        Self { asked: limits, beside: Vec::new() }
+    }
+}
+
+/// Limits that make sense together, in the order of their ids.
+pub(crate) struct Checked {
+    pub(crate) limits: Vec<Limit>,
+    /// So many of them, the first ones, are asked for every key.
+    pub(crate) asked: usize,
+}
+
+/// The ids of limits from one position to another.
+pub(crate) fn ids(positions: std::ops::Range<usize>) -> impl Iterator<Item = LimitId> {
+    (positions.start as u32..positions.end as u32).map(LimitId)
+}
