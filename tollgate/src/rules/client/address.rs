@@ -1,0 +1,55 @@
+//! One hop of a chain as proxies write it: an address, perhaps in brackets, perhaps with a port.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The longest that is legal is 39 of an address, brackets, a zone and a port.
+const MAX_HOP_BYTES: usize = 96;
+
+/// The longest port that is legal, which stands for five digits too.
+const MAX_PORT_BYTES: usize = 32;
+
+/// The address of `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`. A zone, as in
+/// `fe80::1%eth0`, means something on the proxy alone and is left out. Anything else is none, nor is `unknown`.
+pub(super) fn parse(hop: &[u8]) -> Option<IpAddr> {
+    if hop.len() > MAX_HOP_BYTES {
+        return None;
+    }
+    let hop = std::str::from_utf8(hop).ok()?;
+    let address = match hop.strip_prefix('[') {
+        Some(rest) => {
+            let (address, behind) = rest.split_once(']')?;
+            if !behind.is_empty() && !is_port(behind.strip_prefix(':')?) {
+                return None;
+            }
+            IpAddr::V6(v6(address)?)
+        }
+        None => match hop.split_once(':') {
+            None => IpAddr::V4(hop.parse().ok()?),
+            Some((address, port)) if is_port(port) && address.contains('.') => {
+                IpAddr::V4(address.parse::<Ipv4Addr>().ok()?)
+            }
+            Some(_) => IpAddr::V6(v6(hop)?),
+        },
+    };
+    Some(address.to_canonical())
+}
+
+fn v6(text: &str) -> Option<Ipv6Addr> {
+    match text.split_once('%') {
+        None => text.parse().ok(),
+        Some((address, zone)) if !zone.is_empty() && zone.bytes().all(is_plain) => address.parse().ok(),
+        Some(_) => None,
+    }
+}
+
+/// A number, or a name that hides it (RFC 7239, section 6).
+fn is_port(text: &str) -> bool {
+    match text.strip_prefix('_') {
+        Some(name) => !name.is_empty() && name.len() <= MAX_PORT_BYTES && name.bytes().all(is_plain),
+        None => text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok(),
+    }
+}
+
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
+}

@@ -1,0 +1,126 @@
+//! How many addresses are one client.
+//!
+//! An IPv4 address is one. Of IPv6 a single customer holds 2^64 addresses and more, so a limit by whole addresses
+//! would be none at all; their network counts instead. The result is text, as it is seen in keys and explanations,
+//! in a buffer on the stack.
+
+use std::fmt::{self, Write};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// What is counted as one client: an IPv4 address, or an IPv6 network of this many bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IpGroup {
+    v6_prefix: u8,
+}
+
+impl IpGroup {
+    /// A /64 is the least that is handed out: one home, one phone, one server.
+    pub(crate) const DEFAULT: Self = Self { v6_prefix: 64 };
+
+    /// IPv6 networks of 1 to 128 bits, or none.
+    pub(crate) fn of_prefix(bits: u8) -> Option<Self> {
+        (1..=128).contains(&bits).then_some(Self { v6_prefix: bits })
+    }
+
+    /// `192.0.2.1`, `2001:db8:1:2::/64`, or with all 128 bits `2001:db8:1:2::3`.
+    pub(crate) fn text(self, address: IpAddr) -> GroupText {
+        let mut text = GroupText { bytes: [0; MAX_TEXT_BYTES], length: 0 };
+        let written = match address.to_canonical() {
+            IpAddr::V4(whole) => write!(text, "{whole}"),
+            IpAddr::V6(whole) if self.v6_prefix == 128 => write!(text, "{whole}"),
+            IpAddr::V6(whole) => write!(text, "{}/{}", self.network(whole), self.v6_prefix),
+        };
+        written.expect("an address with its prefix fits");
+        text
+    }
+
+    fn network(self, address: Ipv6Addr) -> Ipv6Addr {
+        let beyond = u128::MAX.checked_shr(self.v6_prefix.into()).unwrap_or(0);
+        Ipv6Addr::from_bits(address.to_bits() & !beyond)
+    }
+}
+
+/// Eight groups of four digits, seven colons, and a slash with three digits are 43.
+const MAX_TEXT_BYTES: usize = 48;
+
+/// A group as text.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupText {
+    bytes: [u8; MAX_TEXT_BYTES],
+    length: usize,
+}
+
+impl GroupText {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Write for GroupText {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        let end = self.length + part.len();
+        self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?.copy_from_slice(part.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn text(prefix: u8, address: &str) -> String {
+        grouped(prefix, address.parse().unwrap())
+    }
+
+    fn grouped(prefix: u8, address: IpAddr) -> String {
+        let text = IpGroup::of_prefix(prefix).unwrap().text(address);
+        String::from_utf8(text.as_bytes().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn ipv4_is_whole_and_ipv6_is_its_network() {
+        for (prefix, address, expected) in [
+            (64, "192.0.2.1", "192.0.2.1"),
+            (1, "255.255.255.255", "255.255.255.255"),
+            (64, "::ffff:192.0.2.1", "192.0.2.1"),
+            (64, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+            (64, "2001:db8::", "2001:db8::/64"),
+            (56, "2001:db8:1:2fff::1", "2001:db8:1:2f00::/56"),
+            (48, "2001:db8:1:2::1", "2001:db8:1::/48"),
+            (1, "ffff::1", "8000::/1"),
+            (1, "7fff::1", "::/1"),
+            (127, "2001:db8::3", "2001:db8::2/127"),
+            (128, "2001:db8::3", "2001:db8::3"),
+            (128, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+            (127, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/127"),
+        ] {
+            assert_eq!(text(prefix, address), expected, "{address}/{prefix}");
+        }
+    }
+
+    #[test]
+    fn there_is_no_group_of_all_addresses_or_of_less_than_one() {
+        assert_eq!(IpGroup::of_prefix(0), None);
+        assert_eq!(IpGroup::of_prefix(129), None);
+        assert_eq!(IpGroup::of_prefix(64), Some(IpGroup::DEFAULT));
+    }
+
+    proptest! {
+        #[test]
+        fn a_group_is_the_network_that_the_address_is_in(bits: u128, prefix in 1_u8..128) {
+            let address = IpAddr::from(Ipv6Addr::from(bits));
+            prop_assume!(address.to_canonical().is_ipv6());
+            let network: ipnet::Ipv6Net = grouped(prefix, address).parse().unwrap();
+            prop_assert_eq!(network, ipnet::Ipv6Net::new(bits.into(), prefix).unwrap().trunc());
+        }
+
+        #[test]
+        fn two_ipv4_addresses_never_share_a_group(one: u32, other: u32) {
+            let text = |bits: u32| grouped(64, IpAddr::V4(bits.into()));
+            prop_assert_eq!(text(one) == text(other), one == other);
+        }
+    }
+}
