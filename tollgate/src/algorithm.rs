@@ -23,6 +23,8 @@ pub(crate) mod strikes;
 mod succession;
 pub(crate) mod token_bucket;
 
+use std::time::Duration;
+
 use crate::decision::{Outcome, Verdict};
 use crate::error::InvalidLimit;
 
@@ -179,6 +181,16 @@ impl Algorithm {
             Self::Ban(spec) => spec.after,
         }
     }
+
+    pub(crate) fn window(&self) -> Duration {
+        match self {
+            Self::TokenBucket(spec) => spec.window(),
+            Self::LeakyBucket(spec) => spec.window(),
+            Self::FixedWindow(spec) => spec.window,
+            Self::SlidingWindowLog(spec) => spec.window,
+            Self::SlidingWindowCounter(spec) => spec.window,
+        }
+    }
 }
 
 /// What every algorithm asks of its numbers.
@@ -249,10 +261,16 @@ mod checked {
         Ok((rate.count(), span(field, rate.period())?))
     }
 
+    /// How long a bucket of that capacity takes to fill or to run empty, rounded up to a microsecond.
+    pub(super) fn full_refill_time(capacity: u64, rate: Rate) -> Duration {
+        let micros = (u128::from(capacity) * rate.period().as_micros()).div_ceil(u128::from(rate.count().max(1)));
+        Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+    }
+
     /// Refuses a bucket that takes longer than any window may to fill.
     pub(super) fn full_refill(field: &'static str, capacity: u64, count: u64, period: u64) -> Result<(), InvalidLimit> {
-        let micros = (u128::from(capacity) * u128::from(period)).div_ceil(u128::from(count));
-        if micros > MAX_SPAN.as_micros() {
+        let rate = Rate::new(count, Duration::from_micros(period));
+        if full_refill_time(capacity, rate) > MAX_SPAN {
             return Err(InvalidLimit::new(
                 field,
                 format!("at this {field} a capacity of {capacity} takes over 35 years to come back"),

@@ -1,6 +1,7 @@
 //! A limit: a name, an algorithm and its numbers, checked once and for all.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::algorithm::{Algorithm, Ban, Compiled};
 use crate::error::InvalidLimit;
@@ -125,6 +126,12 @@ impl Limit {
     #[must_use]
     pub fn quota(&self) -> u64 {
         self.0.algorithm.quota()
+    }
+
+    /// The time in which the whole quota comes back: the window, or how long an empty bucket takes to fill.
+    #[must_use]
+    pub fn window(&self) -> Duration {
+        self.0.algorithm.window()
     }
 
     /// The algorithm and its numbers.

@@ -15,7 +15,7 @@ use crate::units::{MINUTE, Timestamp};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
     pub(super) limit: u64,
-    window: Duration,
+    pub(super) window: Duration,
     align: Align,
 }
 

@@ -45,6 +45,11 @@ impl LeakyBucket {
         Self { overflow: Overflow::Queue { max_wait }, ..self }
     }
 
+    /// How long a full bucket takes to run empty.
+    pub(super) fn window(&self) -> Duration {
+        checked::full_refill_time(self.capacity, self.leak)
+    }
+
     pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
         let capacity = checked::quota("capacity", self.capacity)?;
         let (count, period) = checked::rate("leak", self.leak)?;

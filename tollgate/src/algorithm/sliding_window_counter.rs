@@ -18,7 +18,7 @@ use crate::units::{MINUTE, Timestamp};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowCounter {
     pub(super) limit: u64,
-    window: Duration,
+    pub(super) window: Duration,
     segments: u32,
 }
 

@@ -19,7 +19,7 @@ use crate::units::MINUTE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowLog {
     pub(super) limit: u64,
-    window: Duration,
+    pub(super) window: Duration,
     count: Counted,
 }
 

@@ -1,10 +1,12 @@
 //! Token bucket: bursts up to a capacity, then the refill rate.
 
+use std::time::Duration;
+
 use super::packing::Pair;
 use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, meter, never_fits};
 use crate::error::InvalidLimit;
 use crate::rate::Rate;
-use crate::units::Timestamp;
+use crate::units::{Timestamp, whole_micros};
 
 /// A bucket of tokens that refills at a steady rate; a request takes as many tokens as it costs.
 ///
@@ -50,6 +52,17 @@ impl TokenBucket {
     #[must_use]
     pub const fn interval(self) -> Self {
         Self { mode: Refill::Interval, ..self }
+    }
+
+    /// How long an empty bucket takes to fill. Portions come whole, so the last one counts as a full period.
+    pub(super) fn window(&self) -> Duration {
+        match self.mode {
+            Refill::Smooth => checked::full_refill_time(self.capacity, self.refill),
+            Refill::Interval => {
+                let periods = self.capacity.div_ceil(self.refill.count().max(1));
+                Duration::from_micros(periods.saturating_mul(whole_micros(self.refill.period())))
+            }
+        }
     }
 
     pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {

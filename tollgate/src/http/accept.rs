@@ -1,0 +1,134 @@
+//! Content negotiation: which of a few media types the `Accept` of a request likes best (RFC 9110, section 12.5.1).
+//!
+//! Parameters of a media range other than `q` are not looked at: a client that asks for
+//! `application/json; charset=utf-8` means JSON.
+
+use ::http::HeaderMap;
+use ::http::header::ACCEPT;
+
+/// The media ranges that are looked at. Browsers send some eight; past this, a client is not asking.
+const MAX_RANGES: usize = 32;
+
+/// A range of media types and how much it is liked, in thousandths.
+#[derive(Clone, Copy)]
+struct Range<'a> {
+    kind: &'a str,
+    subtype: &'a str,
+    quality: u16,
+}
+
+/// The index of the offer that is liked best, the first of those that are liked equally; 0 if none is.
+pub(super) fn choose<const N: usize>(request: &HeaderMap, offers: [&str; N]) -> usize {
+    let mut best = (0, 0);
+    if request.contains_key(ACCEPT) {
+        for (index, offer) in offers.into_iter().enumerate() {
+            let quality = quality(request, offer);
+            if quality > best.1 {
+                best = (index, quality);
+            }
+        }
+    }
+    best.0
+}
+
+/// How much a media type is liked: as its most specific range says, and not at all if no range has it.
+fn quality(request: &HeaderMap, offer: &str) -> u16 {
+    let Some((kind, subtype)) = offer.split_once('/') else { return 0 };
+    let lines = request.get_all(ACCEPT).iter().filter_map(|line| line.to_str().ok());
+    let ranges = lines.flat_map(|line| line.split(',')).take(MAX_RANGES).filter_map(range);
+    let fitting = ranges.filter_map(|range| {
+        let specific = match (range.kind, range.subtype) {
+            ("*", "*") => 0,
+            (of, "*") if of.eq_ignore_ascii_case(kind) => 1,
+            (of, sub) if of.eq_ignore_ascii_case(kind) && sub.eq_ignore_ascii_case(subtype) => 2,
+            _ => return None,
+        };
+        Some((specific, range.quality))
+    });
+    fitting.max().map_or(0, |(_, quality)| quality)
+}
+
+/// `text/html;level=1;q=0.5`. What is not a range, or has a quality that is none, says nothing.
+fn range(text: &str) -> Option<Range<'_>> {
+    let mut parts = text.split(';').map(str::trim);
+    let (kind, subtype) = parts.next()?.split_once('/')?;
+    let mut quality = 1000;
+    for parameter in parts {
+        let Some((name, value)) = parameter.split_once('=') else { continue };
+        if name.trim_end().eq_ignore_ascii_case("q") {
+            quality = thousandths(value.trim_start())?;
+            break;
+        }
+    }
+    Some(Range { kind, subtype, quality })
+}
+
+/// `0.5` as 500: one digit, and at most three behind the point.
+fn thousandths(text: &str) -> Option<u16> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    if fraction.len() > 3 || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let fraction = fraction.bytes().zip([100, 10, 1]).map(|(digit, weight)| u16::from(digit - b'0') * weight).sum();
+    match whole {
+        "0" => Some(fraction),
+        "1" if fraction == 0 => Some(1000),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn the_most_specific_range_says_how_much_a_type_is_liked() {
+        // (Accept, which of the offers below)
+        let table: &[(&[&str], usize)] = &[
+            (&[], 0),
+            (&[""], 0),
+            (&["*/*"], 0),
+            (&["application/*"], 1),
+            (&["application/json"], 1),
+            (&["APPLICATION/JSON"], 1),
+            (&["application/problem+json"], 2),
+            (&["application/json, application/problem+json"], 1),
+            (&["application/json;q=0.5, application/problem+json;q=0.6"], 2),
+            (&["application/json;q=0.5", "application/problem+json;q=0.6"], 2),
+            (&["*/*;q=0.1, application/problem+json"], 2),
+            (&["text/html;q=0, */*"], 1),
+            (&["text/*;q=0.2, application/*;q=0.3"], 1),
+            (&["text/html, application/xhtml+xml, application/xml;q=0.9, */*;q=0.8"], 0),
+            (&["application/json; charset=utf-8"], 1),
+            (&["application/json ; Q=0.4 , application/problem+json ; q=0.41"], 2),
+            // Nothing fits, so the body that is set does.
+            (&["image/png"], 0),
+            (&["*/*;q=0"], 0),
+            (&["application/json;q=0"], 0),
+            // What makes no sense says nothing.
+            (&["json"], 0),
+            (&["application/json;q=2, application/problem+json;q=0.1"], 2),
+            (&["application/json;q=0.1234, application/problem+json;q=0.1"], 2),
+            (&["application/json;q=, application/problem+json;q=0.1"], 2),
+            (&["*/json"], 0),
+            (&[",,;;/,=,"], 0),
+        ];
+        for (lines, best) in table {
+            let mut request = HeaderMap::new();
+            for line in *lines {
+                request.append(ACCEPT, HeaderValue::from_static(line));
+            }
+            let chosen = choose(&request, ["text/html", "application/json", "application/problem+json"]);
+            assert_eq!(chosen, *best, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn an_accept_that_is_not_text_says_nothing() {
+        let mut request = HeaderMap::new();
+        request.append(ACCEPT, HeaderValue::from_bytes(b"application/json, \xff").unwrap());
+        assert_eq!(choose(&request, ["text/html", "application/json"]), 0);
+    }
+}

@@ -1,0 +1,108 @@
+//! The whole answer to a request that is refused.
+
+use std::time::Duration;
+
+use ::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use ::http::{HeaderMap, HeaderValue, Response};
+use bytes::Bytes;
+
+use super::body::Body;
+use super::policy::{Policy, set_number};
+use super::refusal::Refusal;
+use super::wait_seconds;
+use crate::decision::Decision;
+
+/// How long to wait for a store that fails, when nobody knows better: about as long as it takes to notice that it
+/// is back.
+const RETRY_A_FAILED_STORE: Duration = Duration::from_secs(1);
+
+/// The answer to a request that is refused: why, and by what.
+///
+/// It is not to be kept by a cache (RFC 6585 forbids it for a 429), which `Cache-Control: no-store` says. So there
+/// is no `Vary` either, although the body follows `Accept`: it tells caches what to compare, and there is nothing
+/// in them.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "an answer says nothing until it is made a response"]
+pub struct Answer<'a> {
+    pub(super) refusal: &'a Refusal,
+    pub(super) policy: Option<&'a Policy>,
+    pub(super) decision: Option<&'a Decision>,
+}
+
+impl<'a> Answer<'a> {
+    /// An answer that says why.
+    pub fn new(refusal: &'a Refusal) -> Self {
+        Self { refusal, policy: None, decision: None }
+    }
+
+    /// Names the limit that refuses.
+    pub fn limit(self, policy: &'a Policy) -> Self {
+        Self { policy: Some(policy), ..self }
+    }
+
+    /// Tells what is left, and when it is worth to try again.
+    pub fn decision(self, decision: &'a Decision) -> Self {
+        Self { decision: Some(decision), ..self }
+    }
+
+    /// The answer in HTTP: status, headers, and of the bodies there are the one that the request's `Accept`
+    /// likes best. `request` is the headers of the request.
+    #[must_use]
+    pub fn response(&self, body: &Body, request: &HeaderMap) -> Response<Bytes> {
+        let (content_type, content) = body.render(self, request);
+        let mut response = Response::new(content);
+        *response.status_mut() = self.refusal.status();
+        let headers = response.headers_mut();
+        self.write_headers(headers);
+        headers.insert(CONTENT_TYPE, content_type);
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+
+    /// What is left, and when to try again.
+    pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
+        let by_limit = matches!(self.refusal, Refusal::Limited | Refusal::Banned { .. });
+        if let (Some(policy), Some(decision), true) = (self.policy, self.decision, by_limit) {
+            policy.write_left(decision, headers);
+        }
+        if let Some(seconds) = self.wait_secs() {
+            set_number(headers, &RETRY_AFTER, seconds);
+        }
+    }
+
+    /// How long to wait; `None` where that does not help.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        let of_decision = || self.decision.and_then(Decision::retry_after);
+        match self.refusal {
+            Refusal::Limited => of_decision(),
+            Refusal::Banned { retry_after } => Some(*retry_after),
+            Refusal::Blocked | Refusal::KeyMissing { .. } => None,
+            Refusal::StoreUnavailable => Some(of_decision().unwrap_or(RETRY_A_FAILED_STORE)),
+        }
+    }
+
+    pub(super) fn wait_secs(&self) -> Option<u64> {
+        self.wait().map(wait_seconds)
+    }
+
+    /// The answer in a sentence or two, for people. Its first wording is the documents', so it says `seconds` of
+    /// one second too.
+    pub(super) fn message(&self) -> String {
+        let problem = match self.refusal {
+            Refusal::Limited if self.wait().is_none() && self.decision.is_some() => {
+                "The request asks for more than the limit ever allows."
+            }
+            Refusal::Limited => "Too many requests.",
+            Refusal::Banned { .. } => "Too many refused requests.",
+            Refusal::Blocked => "This client is blocked.",
+            Refusal::KeyMissing { part } => {
+                return format!("The request lacks {part}, which the limit counts by.");
+            }
+            Refusal::StoreUnavailable => "The limit cannot be checked at the moment.",
+        };
+        match self.wait_secs() {
+            Some(seconds) => format!("{problem} Please retry after {seconds} seconds."),
+            None => problem.to_owned(),
+        }
+    }
+}

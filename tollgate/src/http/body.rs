@@ -1,0 +1,87 @@
+//! The body of a refusal: the documents' JSON, problem details, or a template, whichever the client likes best.
+
+use ::http::{HeaderMap, HeaderValue};
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::accept;
+use super::answer::Answer;
+use super::error::InvalidAnswer;
+use super::problem::Problem;
+use super::template::Template;
+
+/// What a refusal says, unless the request's `Accept` prefers one of the others.
+///
+/// JSON and problem details can always be had. The body that is set here is sent when there is no `Accept`, when it
+/// likes several equally well, and when it likes none: a client that is refused is better told why in a language it
+/// did not ask for than not at all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Body {
+    /// `application/json`: `{"error":"rate_limit_exceeded","message":"…","retry_after":60}`.
+    #[default]
+    Json,
+    /// `application/problem+json` of RFC 9457, with the problem types of draft-ietf-httpapi-ratelimit-headers.
+    Problem,
+    /// A text of the user's own.
+    Template(Template),
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    error: &'a str,
+    message: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after: Option<u64>,
+}
+
+impl Body {
+    /// A text of the user's own; see [`Template::new`].
+    ///
+    /// # Errors
+    ///
+    /// When the text or its type cannot be sent.
+    pub fn template(text: &str, content_type: &str) -> Result<Self, InvalidAnswer> {
+        Ok(Self::Template(Template::new(text, content_type)?))
+    }
+
+    /// The body for that request and its type.
+    pub(super) fn render(&self, answer: &Answer<'_>, request: &HeaderMap) -> (HeaderValue, Bytes) {
+        match self {
+            Self::Json => match accept::choose(request, [Self::JSON, Self::PROBLEM]) {
+                0 => json(answer),
+                _ => problem(answer),
+            },
+            Self::Problem => match accept::choose(request, [Self::PROBLEM, Self::JSON]) {
+                0 => problem(answer),
+                _ => json(answer),
+            },
+            Self::Template(template) => {
+                match accept::choose(request, [template.media_type(), Self::JSON, Self::PROBLEM]) {
+                    0 => (template.content_type(), template.render(answer)),
+                    1 => json(answer),
+                    _ => problem(answer),
+                }
+            }
+        }
+    }
+
+    const JSON: &'static str = "application/json";
+    const PROBLEM: &'static str = "application/problem+json";
+}
+
+fn json(answer: &Answer<'_>) -> (HeaderValue, Bytes) {
+    let message = answer.message();
+    let json = Json { error: answer.refusal.code(), message: &message, retry_after: answer.wait_secs() };
+    (HeaderValue::from_static(Body::JSON), written(&json))
+}
+
+fn problem(answer: &Answer<'_>) -> (HeaderValue, Bytes) {
+    let message = answer.message();
+    (HeaderValue::from_static(Body::PROBLEM), written(&Problem::new(answer, &message)))
+}
+
+/// Texts and numbers always make JSON; an empty body is what an answer would be left with if they ever did not.
+fn written(json: &impl Serialize) -> Bytes {
+    serde_json::to_vec(json).unwrap_or_default().into()
+}

@@ -1,0 +1,109 @@
+//! The answer to a gRPC client: a response that ends with its headers, with a status and when to try again.
+//!
+//! The messages are those of `google/rpc/status.proto`, `google/rpc/error_details.proto` and the well-known types,
+//! as far as they are needed here: five fields do not ask for generated code.
+
+use std::time::Duration;
+
+use ::http::header::CONTENT_TYPE;
+use ::http::{HeaderMap, HeaderName, HeaderValue, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use prost::Message;
+
+use super::answer::Answer;
+use super::policy::percent_encoded;
+
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+static GRPC_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+
+/// The longest `google.protobuf.Duration`, ten thousand years: clients may refuse a longer one.
+const MAX_DELAY_SECS: i64 = 315_576_000_000 - 1;
+
+const GRPC: &str = "application/grpc";
+
+/// Whether the request of these headers is one of gRPC, which wants [`Answer::grpc`]. gRPC-Web is not meant.
+#[must_use]
+pub fn is_grpc(request: &HeaderMap) -> bool {
+    let content_type = request.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    match content_type.split_at_checked(GRPC.len()) {
+        Some((media_type, rest)) => {
+            media_type.eq_ignore_ascii_case(GRPC.as_bytes()) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+        }
+        None => false,
+    }
+}
+
+impl Answer<'_> {
+    /// The answer in gRPC: status 200, as gRPC wants it, with the refusal in `grpc-status` and `grpc-message`, and
+    /// the exact wait as a `google.rpc.RetryInfo` in `grpc-status-details-bin`. The headers of HTTP are there too.
+    #[must_use]
+    pub fn grpc(&self) -> Response<()> {
+        let mut response = Response::new(());
+        let headers = response.headers_mut();
+        self.write_headers(headers);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(GRPC));
+        let (code, message) = (self.refusal.grpc_code(), self.message());
+        headers.insert(&GRPC_STATUS, HeaderValue::from(code));
+        let stays = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'%';
+        if let Ok(value) = HeaderValue::try_from(percent_encoded(&message, stays)) {
+            headers.insert(&GRPC_MESSAGE, value);
+        }
+        if let Some(wait) = self.wait() {
+            let details = STANDARD_NO_PAD.encode(Status::new(code, message, wait).encode_to_vec());
+            if let Ok(value) = HeaderValue::try_from(details) {
+                headers.insert(&GRPC_DETAILS, value);
+            }
+        }
+        response
+    }
+}
+
+/// `google.rpc.Status`.
+#[derive(Clone, PartialEq, Message)]
+struct Status {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<Any>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(Clone, PartialEq, Message)]
+struct Any {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `google.rpc.RetryInfo`.
+#[derive(Clone, PartialEq, Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<Delay>,
+}
+
+/// `google.protobuf.Duration`.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Delay {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+    #[prost(int32, tag = "2")]
+    nanos: i32,
+}
+
+impl Status {
+    fn new(code: i32, message: String, wait: Duration) -> Self {
+        let retry_delay = Some(Delay {
+            seconds: i64::try_from(wait.as_secs()).unwrap_or(MAX_DELAY_SECS).min(MAX_DELAY_SECS),
+            nanos: i32::try_from(wait.subsec_nanos()).unwrap_or(0),
+        });
+        let value = RetryInfo { retry_delay }.encode_to_vec();
+        let type_url = "type.googleapis.com/google.rpc.RetryInfo".to_owned();
+        Self { code, message, details: vec![Any { type_url, value }] }
+    }
+}

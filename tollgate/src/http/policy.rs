@@ -1,0 +1,245 @@
+//! A limit as clients see it: the headers that tell what is left of it.
+//!
+//! The quota and the window do not change, so their headers are made once, when rules are loaded. Only what is
+//! left and when it comes back is formatted for each answer, with one small allocation for each value.
+
+use ::http::header::RETRY_AFTER;
+use ::http::{HeaderMap, HeaderName, HeaderValue};
+use bytes::Bytes;
+
+use super::families::{Families, HeaderFamily};
+use super::upstream::{self, Offer};
+use super::{seconds, wait_seconds};
+use crate::decision::{Decision, Source};
+use crate::limit::Limit;
+
+pub(super) static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+pub(super) static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+pub(super) static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+pub(super) static LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+pub(super) static REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+pub(super) static RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
+pub(super) static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+pub(super) static POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// What all families together and `Retry-After` need. Room for them is made at once, so that the map grows once.
+const MOST_FIELDS: usize = 9;
+
+/// The largest integer of a structured field, fifteen digits (RFC 9651, section 3.3.1).
+const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+/// What the headers say of one limit, prepared.
+///
+/// Make one for each [`Limit`] when it is loaded, plans and single keys with numbers of their own included, and
+/// use the one of the limit that decided.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    name: Box<str>,
+    ascii_name: Box<str>,
+    quota: u64,
+    limit: HeaderValue,
+    legacy: bool,
+    draft6: bool,
+    /// `RateLimit-Policy`, in the form of the newest family that has it.
+    policy: Option<HeaderValue>,
+    /// `RateLimit`, likewise.
+    combined: Option<Combined>,
+}
+
+/// `RateLimit`, but for its two numbers.
+#[derive(Clone, Debug)]
+struct Combined {
+    before_remaining: Box<str>,
+    before_reset: &'static str,
+}
+
+impl Policy {
+    /// The headers of that limit in these families.
+    ///
+    /// In the `ietf` family a limit goes by its name, which is a string of printable ASCII there. A name with other
+    /// characters has those and its percent signs percent-encoded as UTF-8: `café` is `"caf%C3%A9"`. The drafts
+    /// know whole seconds only, so a window is rounded up, to a second at least.
+    #[must_use]
+    pub fn new(limit: &Limit, families: Families) -> Self {
+        let (quota, window) = (limit.quota(), wait_seconds(limit.window()));
+        let ascii_name = ascii(limit.name());
+        let old_policy = || format!("{quota};w={window}");
+        let (policy, combined) = if families.has(HeaderFamily::Ietf) {
+            let name = quoted(&ascii_name);
+            let combined = Combined { before_remaining: format!("{name};r=").into(), before_reset: ";t=" };
+            (Some(format!("{name};q={quota};w={window}")), Some(combined))
+        } else if families.has(HeaderFamily::Draft7) {
+            let before_remaining = format!("limit={quota}, remaining=").into();
+            (Some(old_policy()), Some(Combined { before_remaining, before_reset: ", reset=" }))
+        } else {
+            (families.has(HeaderFamily::Draft6).then(old_policy), None)
+        };
+        let policy = policy.map(|text| HeaderValue::try_from(text).expect("names are made printable ASCII"));
+        Self {
+            name: limit.name().into(),
+            ascii_name: ascii_name.into(),
+            quota,
+            limit: HeaderValue::from(quota),
+            legacy: families.has(HeaderFamily::Legacy),
+            draft6: families.has(HeaderFamily::Draft6),
+            policy,
+            combined,
+        }
+    }
+
+    /// The name of the limit.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name as `RateLimit-Policy` has it.
+    pub(super) fn ascii_name(&self) -> &str {
+        &self.ascii_name
+    }
+
+    /// The whole quota of the limit.
+    #[must_use]
+    pub fn quota(&self) -> u64 {
+        self.quota
+    }
+
+    /// Writes what is left, over any such headers there are; and for a denial that waiting helps, `Retry-After`.
+    ///
+    /// When the store failed and its limit denies for that, nobody knows what is left, so only `Retry-After` is
+    /// written.
+    pub fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
+        self.write_left(decision, headers);
+        if let Some(wait) = decision.retry_after() {
+            set_number(headers, &RETRY_AFTER, wait_seconds(wait));
+        }
+    }
+
+    /// Writes what is left, without `Retry-After`.
+    pub(super) fn write_left(&self, decision: &Decision, headers: &mut HeaderMap) {
+        let is_known = decision.is_allowed() || decision.source() != Source::Policy;
+        if is_known && headers.try_reserve(MOST_FIELDS).is_ok() {
+            self.write_legacy(decision, headers);
+            self.write_standard(decision, headers);
+        }
+    }
+
+    /// Writes what is left on the response of an upstream that may limit requests too: where its headers are
+    /// stricter than these, they stay.
+    ///
+    /// `X-RateLimit-*` are judged as one, and so are all `RateLimit*` together, whatever their form: the side with
+    /// less remaining wins, and of two with the same the one that resets later. Headers that make no sense are
+    /// written over, those of families that were not chosen are left alone.
+    pub fn merge(&self, decision: &Decision, headers: &mut HeaderMap) {
+        if headers.try_reserve(MOST_FIELDS).is_err() {
+            return;
+        }
+        let ours = Offer { remaining: decision.remaining(), reset_secs: reset_seconds(decision) };
+        if self.legacy && !upstream::legacy(headers, decision.at()).is_some_and(|theirs| theirs.is_stricter_than(ours))
+        {
+            self.write_legacy(decision, headers);
+        }
+        if !self.has_standard() {
+            return;
+        }
+        match upstream::standard(headers) {
+            Some(theirs) if theirs.is_stricter_than(ours) => {}
+            _ => {
+                upstream::remove_standard(headers);
+                self.write_standard(decision, headers);
+            }
+        }
+    }
+
+    fn has_standard(&self) -> bool {
+        self.draft6 || self.combined.is_some()
+    }
+
+    fn write_legacy(&self, decision: &Decision, headers: &mut HeaderMap) {
+        if self.legacy {
+            let reset_at = decision.at().as_micros().saturating_add(crate::units::whole_micros(decision.reset_after()));
+            headers.insert(&X_LIMIT, self.limit.clone());
+            set_number(headers, &X_REMAINING, decision.remaining());
+            set_number(headers, &X_RESET, reset_at.div_ceil(1_000_000));
+        }
+    }
+
+    fn write_standard(&self, decision: &Decision, headers: &mut HeaderMap) {
+        let reset_secs = reset_seconds(decision);
+        if let Some(policy) = &self.policy {
+            headers.insert(&POLICY, policy.clone());
+        }
+        if self.draft6 {
+            headers.insert(&LIMIT, self.limit.clone());
+            set_number(headers, &REMAINING, decision.remaining());
+            set_number(headers, &RESET, reset_secs);
+        }
+        if let Some(combined) = &self.combined {
+            let (mut remaining, mut reset) = (itoa::Buffer::new(), itoa::Buffer::new());
+            let text = [
+                &*combined.before_remaining,
+                remaining.format(decision.remaining().min(MAX_INTEGER)),
+                combined.before_reset,
+                reset.format(reset_secs.min(MAX_INTEGER)),
+            ]
+            .concat();
+            if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
+                headers.insert(&RATELIMIT, value);
+            }
+        }
+    }
+}
+
+/// What the drafts call reset or `t`: for a denial the time to wait, for others the time until all is back.
+///
+/// Drafts 06 and 07 want the moment of `Retry-After` here, and the later ones one that is not after it. Draft 11
+/// reads it as the time in which a client can use no more than what remains: a denied client gets more once it may
+/// retry, and one that was allowed spends no more than it may if it makes the rest last until all is back.
+fn reset_seconds(decision: &Decision) -> u64 {
+    decision.retry_after().map_or_else(|| seconds(decision.reset_after()), wait_seconds)
+}
+
+pub(super) fn set_number(headers: &mut HeaderMap, name: &'static HeaderName, number: u64) {
+    // Digits are always a header value, and only a map of thousands of headers is ever full.
+    if let Ok(value) = HeaderValue::from_bytes(itoa::Buffer::new().format(number).as_bytes()) {
+        let _ = headers.try_insert(name, value);
+    }
+}
+
+/// A name in printable ASCII: as it is where it can be.
+fn ascii(name: &str) -> String {
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~');
+    if name.bytes().all(is_plain) {
+        return name.to_owned();
+    }
+    percent_encoded(name, |byte| is_plain(byte) && byte != b'%')
+}
+
+/// The bytes of a text that may stay, and the others as `%` and two digits.
+pub(super) fn percent_encoded(text: &str, stays: impl Fn(u8) -> bool) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if stays(byte) {
+            encoded.push(char::from(byte));
+        } else {
+            let digits = [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
+            encoded.extend(['%', char::from(digits[0]), char::from(digits[1])]);
+        }
+    }
+    encoded
+}
+
+/// A string of a structured field (RFC 9651, section 3.3.3).
+fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for letter in text.chars() {
+        if matches!(letter, '"' | '\\') {
+            quoted.push('\\');
+        }
+        quoted.push(letter);
+    }
+    quoted.push('"');
+    quoted
+}

@@ -1,0 +1,139 @@
+//! Why a request is refused, and what that is called in each language a client may speak.
+
+use std::time::Duration;
+
+use ::http::StatusCode;
+
+use crate::decision::{Decision, Source};
+
+/// Why a request is refused. None of these is ever a 500: a limiter that cannot decide says so with a 503.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A limit is spent: 429.
+    Limited,
+    /// Refused too often, and so refused for a while whatever is left: 429.
+    Banned {
+        /// How long it lasts.
+        retry_after: Duration,
+    },
+    /// On the list of those who are never served: 403.
+    Blocked,
+    /// Without what the limit counts by, of a limit that insists on it: 403.
+    KeyMissing {
+        /// What is missing, as the rule file calls it: `header:x-user-id`.
+        part: String,
+    },
+    /// The store fails, and its limit would rather deny: 503.
+    StoreUnavailable,
+}
+
+impl Refusal {
+    /// Why that decision refuses; `None` when it allows.
+    #[must_use]
+    pub fn of(decision: &Decision) -> Option<Self> {
+        match (decision.is_allowed(), decision.source()) {
+            (true, _) => None,
+            (false, Source::Policy) => Some(Self::StoreUnavailable),
+            (false, _) => Some(Self::Limited),
+        }
+    }
+
+    /// The status of the answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Limited | Self::Banned { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Blocked | Self::KeyMissing { .. } => StatusCode::FORBIDDEN,
+            Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// The word that programs tell it by, in the member `error` of the JSON answer.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Limited => "rate_limit_exceeded",
+            Self::Banned { .. } => "banned",
+            Self::Blocked => "blocked",
+            Self::KeyMissing { .. } => "key_missing",
+            Self::StoreUnavailable => "store_unavailable",
+        }
+    }
+
+    /// The status that a gRPC client gets.
+    pub(super) fn grpc_code(&self) -> i32 {
+        match self {
+            Self::Limited | Self::Banned { .. } => 8,     // RESOURCE_EXHAUSTED
+            Self::Blocked | Self::KeyMissing { .. } => 7, // PERMISSION_DENIED
+            Self::StoreUnavailable => 14,                 // UNAVAILABLE
+        }
+    }
+
+    /// The problem type of RFC 9457 and its title: those of draft-ietf-httpapi-ratelimit-headers where it has
+    /// one, and else the status by itself.
+    pub(super) fn problem_type(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::Limited => (
+                "https://iana.org/assignments/http-problem-types#quota-exceeded",
+                "Request cannot be satisfied as assigned quota has been exceeded",
+            ),
+            Self::Banned { .. } => (
+                "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
+                "Request not satisfied due to detection of abnormal request pattern",
+            ),
+            Self::StoreUnavailable => (
+                "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+                "Request cannot be satisfied due to temporary server capacity constraints",
+            ),
+            Self::Blocked | Self::KeyMissing { .. } => ("about:blank", "Forbidden"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decision::{Outcome, Verdict};
+    use crate::units::Timestamp;
+
+    fn decided(outcome: Outcome, source: Source) -> Decision {
+        let verdict = Verdict { outcome, remaining: 0, reset_after: 1_000_000 };
+        Decision { source, verdict, ..Decision::without_limit(Timestamp::EPOCH) }
+    }
+
+    #[test]
+    fn a_store_that_fails_is_not_a_limit_that_is_spent() {
+        let denied = Outcome::Denied { retry_after: 1_000_000 };
+        for source in [Source::Store, Source::DenialCache, Source::Lease, Source::Local] {
+            assert_eq!(Refusal::of(&decided(denied, source)), Some(Refusal::Limited), "{source:?}");
+        }
+        assert_eq!(Refusal::of(&decided(denied, Source::Policy)), Some(Refusal::StoreUnavailable));
+        assert_eq!(Refusal::of(&decided(Outcome::NeverFits, Source::Store)), Some(Refusal::Limited));
+        assert_eq!(Refusal::of(&decided(Outcome::Allowed { delay: 0 }, Source::Policy)), None);
+    }
+
+    #[test]
+    fn a_store_that_fails_says_when_to_retry_and_not_what_is_left() {
+        use crate::http::{Answer, Body, Families, Policy};
+        use crate::{Limit, TokenBucket};
+
+        let policy = Policy::new(&Limit::new("per-user", TokenBucket::default()).unwrap(), Families::default());
+        let decision = decided(Outcome::Denied { retry_after: 1_500_000 }, Source::Policy);
+        let refusal = Refusal::of(&decision).unwrap();
+        let response = Answer::new(&refusal).limit(&policy).decision(&decision);
+        let response = response.response(&Body::Json, &::http::HeaderMap::new());
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()["retry-after"], "2");
+        assert!(!response.headers().keys().any(|name| name.as_str().contains("ratelimit")));
+        assert_eq!(
+            &response.body()[..],
+            br#"{"error":"store_unavailable","message":"The limit cannot be checked at the moment. Please retry after 2 seconds.","retry_after":2}"#
+        );
+
+        let mut headers = ::http::HeaderMap::new();
+        policy.write(&decision, &mut headers);
+        assert_eq!(headers.len(), 1, "{headers:?}");
+        assert_eq!(headers["retry-after"], "2");
+    }
+}
