@@ -134,6 +134,11 @@ impl Policy {
         if headers.try_reserve(MOST_FIELDS).is_err() {
             return;
         }
+        if !upstream::says_anything(headers) {
+            self.write_legacy(decision, headers);
+            self.write_standard(decision, headers);
+            return;
+        }
         let ours = Offer { remaining: decision.remaining(), reset_secs: reset_seconds(decision) };
         if self.legacy && !upstream::legacy(headers, decision.at()).is_some_and(|theirs| theirs.is_stricter_than(ours))
         {

@@ -29,6 +29,12 @@ impl Offer {
     }
 }
 
+/// Whether there is anything to read. Most upstreams do not limit, and a look at the few names that a response has
+/// is cheaper than a search for each of ours.
+pub(super) fn says_anything(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().strip_prefix("x-").unwrap_or(name.as_str()).starts_with("ratelimit"))
+}
+
 /// What `X-RateLimit-*` say.
 pub(super) fn legacy(headers: &HeaderMap, now: Timestamp) -> Option<Offer> {
     let remaining = numbers(headers, &X_REMAINING).min()?;
