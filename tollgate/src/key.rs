@@ -21,6 +21,7 @@ pub struct Key<'a>(Repr<'a>);
 enum Repr<'a> {
     Whole(&'a [u8]),
     Parts(&'a [&'a str]),
+    ByteParts(&'a [&'a [u8]]),
 }
 
 impl<'a> Key<'a> {
@@ -30,21 +31,31 @@ impl<'a> Key<'a> {
         Self(Repr::Parts(parts))
     }
 
+    /// A key made of several parts that need not be text. It is the same key as that of the same parts as text.
+    #[must_use]
+    pub const fn byte_parts(parts: &'a [&'a [u8]]) -> Self {
+        Self(Repr::ByteParts(parts))
+    }
+
     /// The bytes of a key of one part.
+    #[inline(always)]
     pub(crate) fn whole(&self) -> Option<&'a [u8]> {
         match self.0 {
             Repr::Whole(bytes) => Some(bytes),
             Repr::Parts([part]) => Some(part.as_bytes()),
-            Repr::Parts(_) => None,
+            Repr::ByteParts([part]) => Some(part),
+            Repr::Parts(_) | Repr::ByteParts(_) => None,
         }
     }
 
     /// The parts of a key of several, or of none.
-    pub(crate) fn several(&self) -> &'a [&'a str] {
-        match self.0 {
-            Repr::Whole(_) => &[],
-            Repr::Parts(parts) => parts,
-        }
+    pub(crate) fn several(&self) -> impl Iterator<Item = &'a [u8]> {
+        let (text, bytes): (&[&str], &[&[u8]]) = match self.0 {
+            Repr::Whole(_) => (&[], &[]),
+            Repr::Parts(parts) => (parts, &[]),
+            Repr::ByteParts(parts) => (&[], parts),
+        };
+        text.iter().map(|part| part.as_bytes()).chain(bytes.iter().copied())
     }
 }
 

@@ -29,13 +29,13 @@ pub(super) fn name(prefix: &str, key: Key<'_>) -> Arc<[u8]> {
     let begin = name.len();
     match key.whole() {
         Some(bytes) => escape(bytes, &mut name),
-        None if key.several().is_empty() => name.extend_from_slice(NO_PARTS.as_bytes()),
+        None if key.several().next().is_none() => name.extend_from_slice(NO_PARTS.as_bytes()),
         None => {
-            for (index, part) in key.several().iter().enumerate() {
+            for (index, part) in key.several().enumerate() {
                 if index > 0 {
                     name.push(b'|');
                 }
-                escape(part.as_bytes(), &mut name);
+                escape(part, &mut name);
             }
         }
     }

@@ -106,7 +106,7 @@ impl MemoryStore {
                 // spells the same.
                 for part in key.several() {
                     hasher.write_usize(part.len());
-                    hasher.write(part.as_bytes());
+                    hasher.write(part);
                 }
                 !hasher.finish()
             }
