@@ -189,6 +189,7 @@ impl Algorithm {
             Self::FixedWindow(spec) => spec.window,
             Self::SlidingWindowLog(spec) => spec.window,
             Self::SlidingWindowCounter(spec) => spec.window,
+            Self::Ban(spec) => spec.for_,
         }
     }
 }

@@ -187,6 +187,13 @@ impl Decision {
         Self { limit: None, quota: u64::MAX, cost: 0, at: now, asked: AskedBy::Key, source: Source::Store, verdict }
     }
 
+    /// The same told of another limit, of which nothing is left meanwhile: it stands for a ban.
+    #[cfg(feature = "rules")]
+    pub(crate) fn speaking_of(self, limit: LimitId, quota: u64) -> Self {
+        let verdict = Verdict { remaining: 0, ..self.verdict };
+        Self { limit: Some(limit), quota, verdict, ..self }
+    }
+
     /// Of two decisions on one request, the one to report: the denial, the longer wait of two denials, else the
     /// one with the least share of its quota left.
     pub(crate) fn foremost(self, other: Self) -> Self {

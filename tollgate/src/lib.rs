@@ -35,6 +35,8 @@ mod budget;
 mod clock;
 mod decision;
 mod error;
+#[cfg(feature = "rules")]
+mod gate;
 #[cfg(feature = "http")]
 pub mod http;
 mod key;
@@ -49,6 +51,8 @@ mod reservation;
 pub mod rules;
 mod store;
 mod sync;
+#[cfg(feature = "tower")]
+pub mod tower;
 mod units;
 #[cfg(feature = "tokio")]
 mod wait;
@@ -57,6 +61,8 @@ pub use algorithm::{Algorithm, Ban, FixedWindow, LeakyBucket, SlidingWindowCount
 pub use clock::ManualClock;
 pub use decision::{Decision, Denied, Source};
 pub use error::InvalidLimit;
+#[cfg(feature = "rules")]
+pub use gate::{Asking, Explanation, Gate, RuleExplained, Ruling, Standing};
 pub use key::Key;
 pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
 pub use limit_set::LimitSet;

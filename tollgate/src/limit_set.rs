@@ -66,6 +66,11 @@ impl LimitSet {
         if self.asked.is_empty() {
             return Err(InvalidLimit::new("limits", "there is no limit".into(), "add one"));
         }
+        self.checked_or_none()
+    }
+
+    /// The same where it makes sense that there are none: rules may all have been taken away.
+    pub(crate) fn checked_or_none(self) -> Result<Checked, InvalidLimit> {
         let count = self.asked.len() + self.beside.len();
         if count > MAX_LIMITS {
             let problem = format!("{count} limits are more than 10000");

@@ -1,17 +1,22 @@
 //! The limiter: limits, a store and a clock in one handle.
 
+#[cfg(feature = "rules")]
+mod asked;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
+#[cfg(feature = "rules")]
+pub(crate) use self::asked::only;
 use crate::clock::{Clock, ManualClock, SystemClock};
 use crate::decision::{AskedBy, Decision, Denied};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::{self, Checked, LimitSet};
-use crate::reservation::{Reservation, Settlement};
+use crate::reservation::{Costs, Reservation, Settlement};
 use crate::store::memory::{Asked, MemoryStore};
 use crate::units::Timestamp;
 
@@ -69,7 +74,7 @@ impl<'a> Hit<'a> {
     }
 }
 
-type AllAsked = SmallVec<[Asked; 8]>;
+pub(crate) type AllAsked = SmallVec<[Asked; 8]>;
 
 impl Limiter {
     /// A limiter with one limit, a memory of 512 MiB at most and the system's clock.
@@ -117,8 +122,12 @@ impl Limiter {
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
+        self.with_checked(limits.into().checked()?)
+    }
+
+    pub(crate) fn with_checked(&self, limits: Checked) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
-        let Checked { mut limits, asked } = limits.into().checked()?;
+        let Checked { mut limits, asked } = limits;
         let store = inner.store.successor(&inner.limits, &mut limits)?;
         Ok(Self(Arc::new(Inner { limits: limits.into(), asked, store, clock: inner.clock.clone() })))
     }
@@ -176,12 +185,15 @@ impl Limiter {
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
     pub fn decide_now(&self, hits: &[Hit<'_>]) -> Decision {
-        let (inner, now) = (&*self.0, self.now());
-        let decision = inner.store.decide(&inner.limits, &self.ask_hits(hits), now);
-        Decision { asked: AskedBy::Hits, ..decision }
+        self.decide_asked(&self.ask_hits(hits))
     }
 
-    fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
+    pub(crate) fn decide_asked(&self, asked: &AllAsked) -> Decision {
+        let inner = &*self.0;
+        Decision { asked: AskedBy::Hits, ..inner.store.decide(&inner.limits, asked, self.now()) }
+    }
+
+    pub(crate) fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
         let mut all = AllAsked::new();
         for hit in hits {
             let fingerprint = self.0.store.fingerprint(hit.key);
@@ -268,17 +280,22 @@ impl Limiter {
     /// would, or takes what was too little, as far as there is any. If the limits have changed since, it is settled by
     /// those that took it.
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
-        let Reservation { limiter, mut asked, decision, expires_at } = reservation;
+        let Reservation { limiter, asked, decision, expires_at } = reservation;
         if limiter.now() >= expires_at {
             return Settlement::Expired;
         }
-        let reserved = decision.cost();
-        if actual <= reserved {
-            asked.iter_mut().for_each(|one| one.cost = reserved - actual);
-            limiter.give_back(&asked, decision.at());
+        limiter.settle_asked(&asked, &decision, Costs { charged: decision.cost(), actual })
+    }
+
+    /// Brings what a decision has taken to its actual cost, as far as that can be.
+    pub(crate) fn settle_asked(&self, asked: &AllAsked, decision: &Decision, costs: Costs) -> Settlement {
+        let Costs { charged, actual } = costs;
+        if actual <= charged {
+            let owed: AllAsked = asked.iter().map(|one| Asked { cost: charged - actual, ..*one }).collect();
+            self.give_back(&owed, decision.at());
             return Settlement::Settled;
         }
-        let missing = asked.iter().map(|one| limiter.take_up_to(*one, actual - reserved)).max();
+        let missing = asked.iter().map(|one| self.take_up_to(*one, actual - charged)).max();
         match missing.unwrap_or(0) {
             0 => Settlement::Settled,
             missing => Settlement::Short { missing },
@@ -409,8 +426,13 @@ impl LimiterBuilder {
     ///
     /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its
     /// name and algorithm, or when the memory is too little for the first keys of each.
-    pub fn build(self) -> Result<Limiter, InvalidLimit> {
-        let Checked { mut limits, asked } = self.limits.checked()?;
+    pub fn build(mut self) -> Result<Limiter, InvalidLimit> {
+        let limits = std::mem::take(&mut self.limits).checked()?;
+        self.build_checked(limits)
+    }
+
+    pub(crate) fn build_checked(self, limits: Checked) -> Result<Limiter, InvalidLimit> {
+        let Checked { mut limits, asked } = limits;
         let store = MemoryStore::new(&mut limits, self.max_memory)?;
         let clock = self.clock.map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual);
         Ok(Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })))

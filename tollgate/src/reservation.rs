@@ -46,4 +46,26 @@ pub enum Settlement {
     },
     /// It came too late: the estimate stands.
     Expired,
+    /// The store could not be reached in time: the estimate stands.
+    Unreachable,
+}
+
+/// What a limit was charged, and what it should have been.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Costs {
+    pub(crate) charged: u64,
+    pub(crate) actual: u64,
+}
+
+#[cfg(feature = "rules")]
+impl Settlement {
+    /// Of two limits that were settled, the one that is further from what it should be.
+    pub(crate) fn worse(self, other: Self) -> Self {
+        let weight = |settlement: &Self| match settlement {
+            Self::Settled => 0,
+            Self::Short { missing } => *missing,
+            Self::Expired | Self::Unreachable => u64::MAX,
+        };
+        if weight(&other) > weight(&self) { other } else { self }
+    }
 }

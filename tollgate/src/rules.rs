@@ -1,17 +1,37 @@
 //! Rules: which limits a request meets, by which keys, at what cost.
+//!
+//! A [`Rule`] is a limit with the requests it is for ([`Match`]), the key they count by ([`KeyPart`]), their
+//! [`Cost`], and who is exempt, blocked, or has numbers of its own. A [`RuleSet`] is rules compiled: every surface
+//! makes [`Facts`] of its requests, and the rule set makes hits of the facts. Nothing here decides; see
+//! [`Gate`](crate::Gate).
 
 mod client;
-#[cfg_attr(not(test), expect(dead_code, reason = "key parts, which ask for it, are still to come"))]
 mod cookies;
 mod facts;
 #[cfg(feature = "file")]
 pub mod file;
-#[cfg_attr(not(test), expect(dead_code, reason = "key parts, which ask for it, are still to come"))]
+mod host;
+mod index;
 mod ip_group;
+mod key_map;
+mod key_part;
+mod matching;
 mod networks;
-#[cfg_attr(not(test), expect(dead_code, reason = "key parts, which ask for it, are still to come"))]
+mod path;
 mod query;
+mod request;
+mod rule;
+mod set;
 
 pub use self::client::{ForwardingHeader, TrustedProxies};
 pub use self::facts::Facts;
+pub use self::host::HostGlob;
+pub use self::key_part::KeyPart;
+pub(crate) use self::key_part::Piece;
+pub use self::matching::Match;
 pub use self::networks::{InvalidNetwork, Networks};
+pub use self::path::{InvalidGlob, PathGlob};
+pub use self::request::Request;
+pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
+pub(crate) use self::set::{Finding, Met, Refused};
+pub use self::set::{RuleSet, RuleSetBuilder};

@@ -22,6 +22,10 @@ impl IpGroup {
         (1..=128).contains(&bits).then_some(Self { v6_prefix: bits })
     }
 
+    pub(crate) fn bits(self) -> u8 {
+        self.v6_prefix
+    }
+
     /// `192.0.2.1`, `2001:db8:1:2::/64`, or with all 128 bits `2001:db8:1:2::3`.
     pub(crate) fn text(self, address: IpAddr) -> GroupText {
         let mut text = GroupText { bytes: [0; MAX_TEXT_BYTES], length: 0 };
@@ -44,7 +48,7 @@ impl IpGroup {
 const MAX_TEXT_BYTES: usize = 48;
 
 /// A group as text.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupText {
     bytes: [u8; MAX_TEXT_BYTES],
     length: usize,

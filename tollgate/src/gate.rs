@@ -1,0 +1,169 @@
+//! Rules and a store in one handle: the whole of a decision about a request.
+//!
+//! A surface makes [`Facts`] of a request and asks; the [`Ruling`] says what to answer. Rules can be replaced at
+//! any moment: a request is decided wholly by the old ones or wholly by the new.
+
+mod explain;
+mod posed;
+mod ruling;
+#[cfg(feature = "redis")]
+mod store;
+#[cfg(not(feature = "redis"))]
+#[path = "gate/store_in_memory.rs"]
+mod store;
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use smallvec::{SmallVec, smallvec};
+
+pub use self::explain::{Explanation, RuleExplained, Standing};
+use self::posed::Posed;
+pub use self::ruling::Ruling;
+use self::store::Store;
+use crate::error::InvalidLimit;
+use crate::limiter::{Limiter, LimiterBuilder};
+use crate::rules::{Facts, Met, Piece, RuleSet};
+
+/// Decides requests by rules.
+///
+/// Cloning it is cheap, and clones share everything.
+///
+/// ```
+/// use tollgate::rules::{Facts, KeyPart, Rule, RuleSet};
+/// use tollgate::{FixedWindow, Gate, Limit, MINUTE};
+///
+/// let per_ip = Rule::new(Limit::new("per-ip", FixedWindow::new(2, MINUTE))?).key(KeyPart::ip());
+/// let gate = Gate::in_memory(RuleSet::builder().rule(per_ip).build()?)?;
+/// let facts = Facts::new("GET", "/").peer([192, 0, 2, 7].into());
+/// assert!(gate.decide_now(&facts).is_some_and(|ruling| ruling.is_allowed()));
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
+#[derive(Clone)]
+pub struct Gate(Arc<ArcSwap<State>>);
+
+/// Rules with the store that has their limits.
+struct State {
+    rules: RuleSet,
+    store: Store,
+}
+
+/// A ruling, or the way to one.
+pub enum Asking {
+    /// The store is this process's memory, and has answered; or no store had to be asked.
+    Done(Ruling),
+    /// The store is somewhere else.
+    Waiting(Pin<Box<dyn Future<Output = Ruling> + Send>>),
+}
+
+impl Gate {
+    /// A gate whose keys are in this process's memory, 512 MiB of it at most.
+    ///
+    /// # Errors
+    ///
+    /// When that is too little for so many limits.
+    pub fn in_memory(rules: RuleSet) -> Result<Self, InvalidLimit> {
+        Self::with_limiter(rules, Limiter::builder())
+    }
+
+    /// A gate on a limiter with settings of its own: how much memory it may take, or a clock.
+    ///
+    /// # Errors
+    ///
+    /// When the memory is too little for so many limits.
+    pub fn with_limiter(rules: RuleSet, settings: LimiterBuilder) -> Result<Self, InvalidLimit> {
+        let store = Store::memory(&rules, settings)?;
+        Ok(Self::with_store(rules, store))
+    }
+
+    fn with_store(rules: RuleSet, store: Store) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(State { rules, store })))
+    }
+
+    /// The rules in force.
+    #[must_use]
+    pub fn rules(&self) -> RuleSet {
+        self.0.load().rules.clone()
+    }
+
+    /// Puts other rules in force, at once and whole. Limits whose name, algorithm and window stay the same keep
+    /// their counts, and other numbers apply to them from the next request on.
+    ///
+    /// # Errors
+    ///
+    /// When the memory is too little for so many limits. The old rules stay in force then.
+    pub fn replace(&self, rules: RuleSet) -> Result<(), InvalidLimit> {
+        let store = self.0.load().store.with_rules(&rules)?;
+        self.0.store(Arc::new(State { rules, store }));
+        Ok(())
+    }
+
+    /// Goes over to the rules and the store of another gate.
+    pub fn become_like(&self, other: &Self) {
+        self.0.store(other.0.load_full());
+    }
+
+    /// Decides a request, at once if the store is this process's memory. The facts are not needed for longer than
+    /// the call.
+    pub fn ask(&self, facts: &Facts<'_>) -> Asking {
+        let state = self.0.load_full();
+        let posed = {
+            let request = state.rules.request(*facts);
+            let mut findings = state.rules.find(&request);
+            match findings.refused.take() {
+                Some((rule, refused)) => Err((rule, refused)),
+                None => Ok(Posed::new(&state, &findings.pieces, findings.hits)),
+            }
+        };
+        match posed {
+            Ok(posed) => store::ask(state, posed),
+            Err((rule, refused)) => Asking::Done(Ruling::refused(state, rule, refused)),
+        }
+    }
+
+    /// Decides a request.
+    pub fn decide(&self, facts: &Facts<'_>) -> impl Future<Output = Ruling> + Send + use<> {
+        self.ask(facts).ruling()
+    }
+
+    /// Decides a request, if the store is this process's memory.
+    #[must_use]
+    pub fn decide_now(&self, facts: &Facts<'_>) -> Option<Ruling> {
+        match self.ask(facts) {
+            Asking::Done(ruling) => Some(ruling),
+            Asking::Waiting(_) => None,
+        }
+    }
+
+    /// Decides on a key of the rule of that name, whatever the rule matches: its overrides, exemptions, blocks and
+    /// bans by key apply. `None` if there is no such rule.
+    #[must_use]
+    pub fn ask_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Asking> {
+        let state = self.0.load_full();
+        let finding = match state.rules.named(rule, key, cost)? {
+            Met::Hit(finding) => finding,
+            Met::Refused(number, refused) => return Some(Asking::Done(Ruling::refused(state, number, refused))),
+            Met::Not(_) | Met::Lacks(_) | Met::Exempt => return Some(Asking::Done(Ruling::unlimited(state))),
+        };
+        let pieces: SmallVec<[Piece<'_>; 6]> = key.iter().map(|part| Piece::Borrowed(part)).collect();
+        let posed = Posed::new(&state, &pieces, smallvec![finding]);
+        Some(store::ask(state, posed))
+    }
+}
+
+impl Asking {
+    /// The ruling, once it is there.
+    pub async fn ruling(self) -> Ruling {
+        match self {
+            Self::Done(ruling) => ruling,
+            Self::Waiting(ruling) => ruling.await,
+        }
+    }
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Gate").field("rules", &self.0.load().rules).finish_non_exhaustive()
+    }
+}

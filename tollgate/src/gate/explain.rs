@@ -1,0 +1,163 @@
+//! What rules would make of a request, one by one, without asking anything of anybody.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::store::Wanted;
+use super::{Gate, State};
+use crate::decision::Decision;
+use crate::http::Refusal;
+use crate::key::Key;
+use crate::limiter::Hit;
+use crate::rules::{Facts, Finding, Met, Mode, Piece, Request};
+
+/// What rules would make of a request. Nothing is taken for it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// One for each rule, in their order.
+    pub rules: Vec<RuleExplained>,
+    /// Whether the request would pass.
+    pub allowed: bool,
+    /// The limit that would be named in the answer.
+    pub limit: Option<String>,
+    /// Why it would be refused.
+    pub refusal: Option<Refusal>,
+}
+
+/// What one rule would make of a request.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct RuleExplained {
+    /// The name of its limit.
+    pub name: String,
+    /// Whether it only watches.
+    pub shadow: bool,
+    /// Where the request stands with it.
+    pub standing: Standing,
+}
+
+/// Where a request stands with a rule.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Standing {
+    /// The rule is not for it, and why.
+    NotMatched(String),
+    /// The rule is not for it, because it lacks this part of the key.
+    KeyMissing(String),
+    /// The rule is for it, but lets it pass.
+    Exempt,
+    /// The rule refuses it, whatever is left.
+    Refused(Refusal),
+    /// The rule counts it.
+    Counted {
+        /// The parts of its key.
+        key: Vec<String>,
+        /// What it would take.
+        cost: u64,
+        /// What would be decided; `None` if the store cannot tell.
+        decision: Option<Decision>,
+        /// How long its key is banned yet.
+        banned_for: Option<Duration>,
+    },
+}
+
+/// A rule's standing, and what to look up for it.
+struct Looked {
+    standing: Standing,
+    limit: Option<Wanted>,
+    ban: Option<Wanted>,
+}
+
+impl Gate {
+    /// What the rules in force would make of a request. Nothing is taken.
+    pub fn explain(&self, facts: &Facts<'_>) -> impl Future<Output = Explanation> + Send + use<> {
+        let state = self.0.load_full();
+        let looked: Vec<Looked> = {
+            let request = state.rules.request(*facts);
+            (0..state.rules.len()).map(|number| state.look_into(number, &request)).collect()
+        };
+        async move {
+            let mut rules = Vec::with_capacity(looked.len());
+            for (number, looked) in (0..).zip(looked) {
+                let name = state.rules.base(number).name().to_owned();
+                let shadow = state.rules.rule(number).mode == Mode::Shadow;
+                rules.push(RuleExplained { name, shadow, standing: state.stand(looked).await });
+            }
+            Explanation::of(rules)
+        }
+    }
+}
+
+impl State {
+    fn look_into(&self, number: u32, request: &Request<'_>) -> Looked {
+        let mut pieces = SmallVec::new();
+        let standing = match self.rules.meet(number, request, &mut pieces) {
+            Met::Not(miss) => Standing::NotMatched(miss.to_string()),
+            Met::Lacks(part) => Standing::KeyMissing(part.to_string()),
+            Met::Exempt => Standing::Exempt,
+            Met::Refused(_, refused) => Standing::Refused(refused.into()),
+            Met::Hit(finding) => return self.look_up(&finding, &pieces),
+        };
+        Looked { standing, limit: None, ban: None }
+    }
+
+    fn look_up(&self, finding: &Finding, pieces: &[Piece<'_>]) -> Looked {
+        let slices: SmallVec<[&[u8]; 8]> = pieces.iter().map(Piece::as_bytes).collect();
+        let key = Key::byte_parts(&slices);
+        let want = |limit, cost| self.store.want(&[Hit::new(limit, key).cost(cost)]);
+        let text = |slice: &&[u8]| String::from_utf8_lossy(slice).into_owned();
+        let key_text = slices.iter().map(text).collect();
+        let standing = Standing::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };
+        let ban = finding.ban.map(|ban| want(ban, 0));
+        Looked { standing, limit: Some(want(finding.limit, finding.cost)), ban }
+    }
+
+    async fn stand(&self, looked: Looked) -> Standing {
+        let Looked { mut standing, limit, ban } = looked;
+        if let Standing::Counted { decision, banned_for, .. } = &mut standing {
+            if let Some(limit) = limit {
+                *decision = self.store.look(&limit).await;
+            }
+            if let Some(ban) = ban {
+                *banned_for = self.store.look(&ban).await.and_then(|decision| decision.retry_after());
+            }
+        }
+        standing
+    }
+}
+
+impl Explanation {
+    fn of(rules: Vec<RuleExplained>) -> Self {
+        let enforced = || rules.iter().filter(|rule| !rule.shadow);
+        // As a request meets them: a rule that refuses whatever is left, then bans and denials, then who has the
+        // least share left.
+        let refused = enforced().find_map(|rule| match &rule.standing {
+            Standing::Refused(refusal) => Some((rule.name.clone(), Some(refusal.clone()))),
+            _ => None,
+        });
+        let banned = || {
+            enforced().find_map(|rule| match &rule.standing {
+                Standing::Counted { banned_for: Some(left), .. } => {
+                    Some((rule.name.clone(), Some(Refusal::Banned { retry_after: *left })))
+                }
+                _ => None,
+            })
+        };
+        let counted = || {
+            let decided = enforced().filter_map(|rule| match &rule.standing {
+                Standing::Counted { decision: Some(decision), .. } => Some((rule.name.clone(), *decision)),
+                _ => None,
+            });
+            let is_first = |one: Decision, other: Decision| one.foremost(other).limit() == one.limit();
+            let foremost = decided.reduce(|one, other| if is_first(one.1, other.1) { one } else { other });
+            foremost.map(|(name, decision)| (name, (!decision.is_allowed()).then_some(Refusal::Limited)))
+        };
+        let (limit, refusal) = match refused.or_else(banned).or_else(counted) {
+            Some((name, refusal)) => (Some(name), refusal),
+            None => (None, None),
+        };
+        Self { rules, allowed: refusal.is_none(), limit, refusal }
+    }
+}

@@ -1,0 +1,206 @@
+//! What is ruled about a request, and what to tell the client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use smallvec::SmallVec;
+
+use super::State;
+use super::posed::Watched;
+use super::store::Wanted;
+use crate::decision::{Decision, Source};
+use crate::http::{Answer, Policy, Refusal};
+use crate::reservation::{Costs, Settlement};
+use crate::rules::{Finding, Mode, Refused, RuleSet};
+
+/// What is ruled about a request: whether it may pass, by which rule, and what the client is to be told.
+#[must_use = "a ruling that nobody looks at limits nothing"]
+pub struct Ruling {
+    state: Arc<State>,
+    findings: SmallVec<[Finding; 6]>,
+    /// What was asked of the store by the rules that are enforced.
+    wanted: Option<Wanted>,
+    /// Of the rules that are enforced; `None` if none was asked.
+    decision: Option<Decision>,
+    refusal: Option<Refusal>,
+    /// The rule that speaks.
+    rule: Option<u32>,
+    watched: Watched,
+}
+
+impl Ruling {
+    pub(super) fn new(
+        state: Arc<State>,
+        findings: SmallVec<[Finding; 6]>,
+        wanted: Wanted,
+        decision: Decision,
+        watched: Watched,
+    ) -> Self {
+        let Some(limit) = decision.limit() else {
+            return Self { findings, watched, ..Self::unlimited(state) };
+        };
+        let rule = state.rules.owner(limit);
+        let banned = findings.iter().find(|finding| finding.rule == rule && finding.ban == Some(limit));
+        // Who is banned is told so by the limit that the ban is of: all of it is spent.
+        let decision = match banned {
+            Some(finding) => decision.speaking_of(finding.limit, state.rules.quota(finding.limit)),
+            None => decision,
+        };
+        let refusal = match (decision.is_allowed(), decision.source()) {
+            (true, _) => None,
+            (false, Source::Policy) => Some(Refusal::StoreUnavailable),
+            (false, _) if banned.is_some() => {
+                Some(Refusal::Banned { retry_after: decision.retry_after().unwrap_or_default() })
+            }
+            (false, _) => Some(Refusal::Limited),
+        };
+        Self { state, findings, wanted: Some(wanted), decision: Some(decision), refusal, rule: Some(rule), watched }
+    }
+
+    pub(super) fn refused(state: Arc<State>, rule: u32, refused: Refused) -> Self {
+        Self { refusal: Some(refused.into()), rule: Some(rule), ..Self::unlimited(state) }
+    }
+
+    /// No rule is for the request.
+    pub(super) fn unlimited(state: Arc<State>) -> Self {
+        Self {
+            state,
+            findings: SmallVec::new(),
+            wanted: None,
+            decision: None,
+            refusal: None,
+            rule: None,
+            watched: SmallVec::new(),
+        }
+    }
+
+    /// Whether the request may pass.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.refusal.is_none()
+    }
+
+    /// Why it may not.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&Refusal> {
+        self.refusal.as_ref()
+    }
+
+    /// The name of the limit that decided, or that has the least share left; `None` if no rule was for the request.
+    #[must_use]
+    pub fn limit(&self) -> Option<&str> {
+        self.rule.map(|rule| self.state.rules.base(rule).name())
+    }
+
+    /// What that limit decided; `None` if no rule was for the request, or one refused it whatever is left.
+    #[must_use]
+    pub fn decision(&self) -> Option<&Decision> {
+        self.decision.as_ref()
+    }
+
+    /// How long an admitted request has to be held before it may go on: zero, but for a queue.
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        self.decision.as_ref().map_or(Duration::ZERO, Decision::delay)
+    }
+
+    /// What each rule that only watches has decided, by its name.
+    pub fn watched(&self) -> impl Iterator<Item = (&str, &Decision)> {
+        self.watched.iter().map(|(rule, decision)| (self.state.rules.base(*rule).name(), decision))
+    }
+
+    fn policy(&self) -> Option<&Policy> {
+        let limit = self.decision.as_ref()?.limit()?;
+        Some(self.state.rules.policy(limit))
+    }
+
+    /// Adds what the client is to know of its limits to the headers of an answer. Stricter ones that are there
+    /// already stay.
+    pub fn write_headers(&self, headers: &mut HeaderMap) {
+        if let (Some(policy), Some(decision)) = (self.policy(), &self.decision) {
+            policy.merge(decision, headers);
+        }
+    }
+
+    fn answer(&self) -> Option<Answer<'_>> {
+        let mut answer = Answer::new(self.refusal.as_ref()?);
+        if let Some(policy) = self.policy() {
+            answer = answer.limit(policy);
+        }
+        if let Some(decision) = &self.decision {
+            answer = answer.decision(decision);
+        }
+        Some(answer)
+    }
+
+    /// The whole answer to a request with these headers, if it was refused.
+    #[must_use]
+    pub fn response(&self, request: &HeaderMap) -> Option<Response<Bytes>> {
+        self.answer().map(|answer| answer.response(self.state.rules.body(), request))
+    }
+
+    /// The whole answer to a gRPC request, if it was refused: there is only a head.
+    #[must_use]
+    pub fn grpc_response(&self) -> Option<Response<()>> {
+        self.answer().map(|answer| answer.grpc())
+    }
+
+    /// The rules that it was ruled by.
+    #[must_use]
+    pub fn rules(&self) -> &RuleSet {
+        &self.state.rules
+    }
+
+    /// Brings the request to its actual cost, once that is known: in every rule whose cost was more than one unit or
+    /// not a constant, gives back what was too much, as far as it still weighs on the key, or takes what was too
+    /// little, as far as there is any.
+    pub async fn settle(&self, actual: u64) -> Settlement {
+        self.settle_where(|finding| finding.is_estimate, actual).await
+    }
+
+    /// The same for the rule of that name alone, whatever its cost was.
+    pub async fn settle_limit(&self, name: &str, actual: u64) -> Settlement {
+        self.settle_where(|finding| self.state.rules.base(finding.rule).name() == name, actual).await
+    }
+
+    /// Gives back all that the request took, as far as it still weighs on its keys.
+    pub async fn refund(&self) -> Settlement {
+        self.settle_where(|_| true, 0).await
+    }
+
+    async fn settle_where(&self, concerns: impl Fn(&Finding) -> bool, actual: u64) -> Settlement {
+        let (Some(wanted), Some(decision)) = (&self.wanted, &self.decision) else { return Settlement::Settled };
+        if !decision.is_allowed() {
+            return Settlement::Settled;
+        }
+        let mut worst = Settlement::Settled;
+        let enforced = self.findings.iter().filter(|finding| finding.mode == Mode::Enforced);
+        for finding in enforced.filter(|finding| concerns(finding)) {
+            let one = wanted.only(finding.limit, finding.cost);
+            let settled = self.state.store.settle(&one, decision, Costs { charged: finding.cost, actual }).await;
+            worst = worst.worse(settled);
+        }
+        worst
+    }
+}
+
+impl std::fmt::Debug for Ruling {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Ruling")
+            .field("limit", &self.limit())
+            .field("decision", &self.decision)
+            .field("refusal", &self.refusal)
+            .finish_non_exhaustive()
+    }
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Blocked => Self::Blocked,
+            Refused::KeyMissing(part) => Self::KeyMissing { part },
+        }
+    }
+}

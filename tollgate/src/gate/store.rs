@@ -1,0 +1,141 @@
+//! Where a gate keeps its keys: in this process's memory, or on Redis.
+
+use std::sync::Arc;
+
+use futures_util::future::{join, join_all};
+
+use super::posed::Posed;
+use super::{Asking, Gate, State};
+use crate::decision::Decision;
+use crate::error::InvalidLimit;
+use crate::limit::LimitId;
+use crate::limiter::{AllAsked, Hit, Limiter, LimiterBuilder};
+use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder};
+use crate::reservation::{Costs, Settlement};
+use crate::rules::RuleSet;
+
+pub(super) enum Store {
+    Memory(Limiter),
+    Redis(RedisLimiter),
+}
+
+/// What is asked of a store, ready to be asked.
+#[derive(Clone)]
+pub(super) enum Wanted {
+    Memory(AllAsked),
+    Redis(AllWanted),
+}
+
+impl Wanted {
+    /// One of its limits alone, at another cost.
+    pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
+        match self {
+            Self::Memory(asked) => Self::Memory(crate::limiter::only(asked, limit, cost)),
+            Self::Redis(wanted) => Self::Redis(crate::redis::only(wanted, limit, cost)),
+        }
+    }
+}
+
+impl Gate {
+    /// A gate whose keys are on Redis. The limits of the rules take the place of any that the builder has.
+    ///
+    /// # Errors
+    ///
+    /// When the URL or a setting can never work. Redis need not be there yet.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub async fn on_redis(rules: RuleSet, settings: RedisLimiterBuilder) -> Result<Self, ConnectError> {
+        let limiter = settings.connect_checked(rules.limit_set().checked_or_none()?).await?;
+        Ok(Self::with_store(rules, Store::Redis(limiter)))
+    }
+
+    /// The limiter on Redis, for its [`stats`](RedisLimiter::stats) and to return leases; `None` in memory.
+    #[must_use]
+    pub fn redis(&self) -> Option<RedisLimiter> {
+        match &self.0.load().store {
+            Store::Memory(_) => None,
+            Store::Redis(limiter) => Some(limiter.clone()),
+        }
+    }
+}
+
+impl Store {
+    pub(super) fn memory(rules: &RuleSet, settings: LimiterBuilder) -> Result<Self, InvalidLimit> {
+        rules.limiter(settings).map(Self::Memory)
+    }
+
+    pub(super) fn with_rules(&self, rules: &RuleSet) -> Result<Self, InvalidLimit> {
+        match self {
+            Self::Memory(limiter) => rules.limiter_after(limiter).map(Self::Memory),
+            Self::Redis(limiter) => limiter.with_checked(rules.limit_set().checked_or_none()?).map(Self::Redis),
+        }
+    }
+
+    pub(super) fn want(&self, hits: &[Hit<'_>]) -> Wanted {
+        match self {
+            Self::Memory(limiter) => Wanted::Memory(limiter.ask_hits(hits)),
+            Self::Redis(limiter) => Wanted::Redis(limiter.want(hits)),
+        }
+    }
+
+    /// What would be answered now, taking nothing; `None` if the store cannot tell.
+    pub(super) async fn look(&self, wanted: &Wanted) -> Option<Decision> {
+        match (self, wanted) {
+            (Self::Memory(limiter), Wanted::Memory(asked)) => Some(limiter.look_asked(asked)),
+            (Self::Redis(limiter), Wanted::Redis(wanted)) => limiter.look_wanted(wanted).await.ok(),
+            _ => None,
+        }
+    }
+
+    /// Brings what a decision has charged for one limit to what it should have been.
+    pub(super) async fn settle(&self, wanted: &Wanted, decision: &Decision, costs: Costs) -> Settlement {
+        match (self, wanted) {
+            (Self::Memory(limiter), Wanted::Memory(asked)) => limiter.settle_asked(asked, decision, costs),
+            (Self::Redis(limiter), Wanted::Redis(wanted)) => {
+                limiter.settle_wanted(wanted, decision, costs).await.unwrap_or(Settlement::Unreachable)
+            }
+            _ => Settlement::Unreachable,
+        }
+    }
+}
+
+/// Asks all that a request asks.
+pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
+    match &state.store {
+        Store::Memory(limiter) => {
+            let limiter = limiter.clone();
+            let nothing = AllAsked::new();
+            let asked = |wanted: &Wanted| match wanted {
+                Wanted::Memory(asked) => limiter.decide_asked(asked),
+                Wanted::Redis(_) => limiter.decide_asked(&nothing),
+            };
+            Asking::Done(posed.ask_now(state, asked))
+        }
+        Store::Redis(limiter) => {
+            let limiter = limiter.clone();
+            Asking::Waiting(Box::pin(ask_redis(state, posed, limiter)))
+        }
+    }
+}
+
+async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> super::Ruling {
+    let decide = |wanted: &Wanted| {
+        let wanted = match wanted {
+            Wanted::Redis(wanted) => wanted.clone(),
+            Wanted::Memory(_) => AllWanted::new(),
+        };
+        limiter.clone().decide_wanted(wanted)
+    };
+    // All at once, so that they travel together.
+    let watching = posed.watching.iter().map(|(rule, wanted)| {
+        let decision = decide(wanted);
+        async move { (*rule, decision.await) }
+    });
+    let (decision, watched) = join(decide(&posed.enforced), join_all(watching)).await;
+    if let Some(strike) = posed.strike(&state, &decision) {
+        _ = decide(&strike).await;
+    }
+    posed.ruling(state, decision, watched.into_iter().collect())
+}

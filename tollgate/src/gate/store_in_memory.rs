@@ -1,0 +1,55 @@
+//! Where a gate keeps its keys: in this process's memory.
+
+use std::sync::Arc;
+
+use super::posed::Posed;
+use super::{Asking, State};
+use crate::decision::Decision;
+use crate::error::InvalidLimit;
+use crate::limit::LimitId;
+use crate::limiter::{AllAsked, Hit, Limiter, LimiterBuilder};
+use crate::reservation::{Costs, Settlement};
+use crate::rules::RuleSet;
+
+pub(super) struct Store(Limiter);
+
+/// What is asked of a store, ready to be asked.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted(AllAsked);
+
+impl Wanted {
+    /// One of its limits alone, at another cost.
+    pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
+        Self(crate::limiter::only(&self.0, limit, cost))
+    }
+}
+
+impl Store {
+    pub(super) fn memory(rules: &RuleSet, settings: LimiterBuilder) -> Result<Self, InvalidLimit> {
+        rules.limiter(settings).map(Self)
+    }
+
+    pub(super) fn with_rules(&self, rules: &RuleSet) -> Result<Self, InvalidLimit> {
+        rules.limiter_after(&self.0).map(Self)
+    }
+
+    pub(super) fn want(&self, hits: &[Hit<'_>]) -> Wanted {
+        Wanted(self.0.ask_hits(hits))
+    }
+
+    /// What would be answered now, taking nothing; `None` if the store cannot tell.
+    pub(super) async fn look(&self, wanted: &Wanted) -> Option<Decision> {
+        Some(self.0.look_asked(&wanted.0))
+    }
+
+    /// Brings what a decision has charged for one limit to what it should have been.
+    pub(super) async fn settle(&self, wanted: &Wanted, decision: &Decision, costs: Costs) -> Settlement {
+        self.0.settle_asked(&wanted.0, decision, costs)
+    }
+}
+
+/// Asks all that a request asks.
+pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
+    let limiter = state.store.0.clone();
+    Asking::Done(posed.ask_now(state, |wanted| limiter.decide_asked(&wanted.0)))
+}

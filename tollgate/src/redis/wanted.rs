@@ -1,0 +1,61 @@
+//! Questions that were made ready before, for rules: asked, looked at, and brought to their actual cost.
+
+use super::{AllWanted, RedisLimiter, StoreError};
+use crate::decision::{AskedBy, Decision, Source};
+use crate::limit::LimitId;
+use crate::limiter::Hit;
+use crate::reservation::{Costs, Settlement};
+
+impl RedisLimiter {
+    /// The hits as they are asked. The limits are this limiter's own.
+    pub(crate) fn want(&self, hits: &[Hit<'_>]) -> AllWanted {
+        self.want_hits(hits).unwrap_or_default()
+    }
+
+    /// Takes all that is wanted, or nothing.
+    pub(crate) async fn decide_wanted(self, wanted: AllWanted) -> Decision {
+        let cost = wanted.iter().map(|one| one.ask.cost).max().unwrap_or(0);
+        self.take_or_lease(wanted, cost, AskedBy::Hits).await
+    }
+
+    /// What would be decided, taking nothing.
+    pub(crate) async fn look_wanted(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
+        self.look(wanted).await
+    }
+
+    /// Brings what a decision has taken to its actual cost, as far as that can be.
+    pub(crate) async fn settle_wanted(
+        &self,
+        wanted: &AllWanted,
+        decision: &Decision,
+        costs: Costs,
+    ) -> Result<Settlement, StoreError> {
+        let Costs { charged, actual } = costs;
+        // What this node's memory or the policy let through is not on the store.
+        if decision.source != Source::Store && actual > charged {
+            return Ok(Settlement::Short { missing: actual - charged });
+        }
+        if actual <= charged {
+            let mut owed = wanted.clone();
+            owed.iter_mut().for_each(|one| one.ask.cost = charged - actual);
+            self.give_back(&owed, decision).await?;
+            return Ok(Settlement::Settled);
+        }
+        let mut missing = 0;
+        for one in wanted {
+            missing = missing.max(self.take_up_to(one, actual - charged).await?);
+        }
+        Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
+    }
+}
+
+/// One of the limits alone, at another cost.
+#[cfg(feature = "rules")]
+pub(crate) fn only(wanted: &AllWanted, limit: LimitId, cost: u64) -> AllWanted {
+    let same = wanted.iter().filter(|one| one.limit == limit).cloned();
+    same.map(|mut one| {
+        one.ask.cost = cost;
+        one
+    })
+    .collect()
+}

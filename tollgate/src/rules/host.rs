@@ -1,0 +1,106 @@
+//! Hosts and the patterns that match them.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use super::path::InvalidGlob;
+
+/// The longest name that DNS has.
+const MAX_BYTES: usize = 253;
+
+/// A host in a rule: `api.example.com`, or `*.example.com` for every name below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostGlob {
+    /// In lower case; of a wildcard, what follows the star and its dot.
+    pub(super) name: Box<str>,
+    pub(super) is_wildcard: bool,
+}
+
+impl std::str::FromStr for HostGlob {
+    type Err = InvalidGlob;
+
+    fn from_str(text: &str) -> Result<Self, InvalidGlob> {
+        let invalid = |problem| InvalidGlob::new(text, problem);
+        let (name, is_wildcard) = text.strip_prefix("*.").map_or((text, false), |name| (name, true));
+        if name.contains("://") {
+            return Err(invalid("is a URL; write the host alone, such as api.example.com"));
+        }
+        let is_v6 = name.starts_with('[') && name.ends_with(']');
+        if name.contains(':') && !is_v6 {
+            return Err(invalid("has a port; hosts are compared without it, so write the name alone"));
+        }
+        if name.is_empty() || name.len() > MAX_BYTES {
+            return Err(invalid("is no host; write a name such as api.example.com"));
+        }
+        if name.contains('*') {
+            return Err(invalid("has a star in the middle; a star stands at the front, as in *.example.com"));
+        }
+        if name.contains(|letter: char| letter.is_whitespace() || letter.is_control() || letter == '/') {
+            return Err(invalid("is no host; write a name such as api.example.com"));
+        }
+        Ok(Self { name: lower(name.trim_end_matches('.')).as_str().into(), is_wildcard })
+    }
+}
+
+impl HostGlob {
+    /// Whether a host matches, in any case of letters and without its port.
+    pub(super) fn matches(&self, host: &str) -> bool {
+        let host = host.strip_suffix('.').unwrap_or(host);
+        if !self.is_wildcard {
+            return self.name.eq_ignore_ascii_case(host);
+        }
+        let Some(cut) = host.len().checked_sub(self.name.len() + 1) else { return false };
+        cut > 0 && host.as_bytes()[cut] == b'.' && host.as_bytes()[cut + 1..].eq_ignore_ascii_case(self.name.as_bytes())
+    }
+}
+
+impl fmt::Display for HostGlob {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}{}", if self.is_wildcard { "*." } else { "" }, self.name)
+    }
+}
+
+/// A host in lower case, without a heap for any name that DNS has.
+pub(super) fn lower(host: &str) -> LowerHost {
+    let host = host.strip_suffix('.').unwrap_or(host);
+    LowerHost(host.bytes().map(|byte| byte.to_ascii_lowercase()).collect())
+}
+
+pub(super) struct LowerHost(SmallVec<[u8; 64]>);
+
+impl LowerHost {
+    pub(super) fn as_str(&self) -> &str {
+        // Only ASCII letters were changed, so it is as valid as it was.
+        std::str::from_utf8(&self.0).unwrap_or("")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_match_without_regard_to_case() {
+        let exact: HostGlob = "API.example.com".parse().unwrap();
+        assert!(exact.matches("api.EXAMPLE.com") && exact.matches("api.example.com."));
+        assert!(!exact.matches("www.api.example.com") && !exact.matches("example.com"));
+        let below: HostGlob = "*.example.com".parse().unwrap();
+        assert!(below.matches("a.example.com") && below.matches("A.B.Example.COM"));
+        assert!(!below.matches("example.com") && !below.matches(".example.com") && !below.matches("anexample.com"));
+    }
+
+    #[test]
+    fn what_is_no_host_says_what_would_be() {
+        for (text, fix) in [
+            ("https://a.com", "write the host alone"),
+            ("a.com:80", "without it"),
+            ("a.*.com", "stands at the front"),
+            ("", "such as api.example.com"),
+            ("a b", "such as api.example.com"),
+        ] {
+            let error = text.parse::<HostGlob>().unwrap_err().to_string();
+            assert!(error.contains(fix), "{error}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Finds the rules that a request may meet, without asking every rule.
+//!
+//! A rule stands in one place: by its path, by its host, or among those that have neither. Where it has both, it
+//! stands where fewer others do. What an index finds is only a candidate; its other conditions are asked then.
+
+use std::collections::HashMap;
+
+use smallvec::SmallVec;
+
+use super::host::{HostGlob, lower};
+use super::path::{PathGlob, Segment, first_segment, wildcard};
+
+/// Numbers of rules, ascending. A request rarely meets more.
+pub(super) type Candidates = SmallVec<[u32; 16]>;
+
+/// Rules by path, by host, and the rest.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    paths: Paths,
+    hosts: HashMap<Box<str>, Vec<u32>, ahash::RandomState>,
+    wildcard_hosts: HashMap<Box<str>, Vec<u32>, ahash::RandomState>,
+    always: Vec<u32>,
+}
+
+/// What an index needs to know of a rule.
+pub(super) struct Indexed<'a> {
+    pub(super) paths: &'a [PathGlob],
+    pub(super) hosts: &'a [HostGlob],
+}
+
+impl Index {
+    /// An index of rules, which are numbered in the order in which they come.
+    pub(super) fn new(rules: &[Indexed<'_>]) -> Self {
+        let mut index = Self::default();
+        let mut on_path: HashMap<String, usize> = HashMap::new();
+        let mut on_host: HashMap<&str, usize> = HashMap::new();
+        for rule in rules {
+            rule.paths.iter().for_each(|glob| *on_path.entry(glob.to_string()).or_default() += 1);
+            rule.hosts.iter().for_each(|glob| *on_host.entry(&glob.name).or_default() += 1);
+        }
+        for (number, rule) in (0..).zip(rules) {
+            let by_path = !rule.paths.is_empty() && !rule.paths.iter().any(PathGlob::is_everything);
+            let crowd_on_path = rule.paths.iter().map(|glob| on_path[&glob.to_string()]).max().unwrap_or(0);
+            let crowd_on_host = rule.hosts.iter().map(|glob| on_host[&*glob.name]).max().unwrap_or(usize::MAX);
+            if by_path && crowd_on_path <= crowd_on_host {
+                rule.paths.iter().for_each(|glob| index.paths.insert(glob, number));
+            } else if !rule.hosts.is_empty() {
+                rule.hosts.iter().for_each(|glob| index.insert_host(glob, number));
+            } else if by_path {
+                rule.paths.iter().for_each(|glob| index.paths.insert(glob, number));
+            } else {
+                index.always.push(number);
+            }
+        }
+        index
+    }
+
+    fn insert_host(&mut self, glob: &HostGlob, number: u32) {
+        let hosts = if glob.is_wildcard { &mut self.wildcard_hosts } else { &mut self.hosts };
+        hosts.entry(glob.name.clone()).or_default().push(number);
+    }
+
+    /// The rules that a request for this path, in its normal form, and this host may meet.
+    pub(super) fn candidates(&self, path: &str, host: Option<&str>) -> Candidates {
+        let mut found = Candidates::from_slice(&self.always);
+        self.paths.collect(path, &mut found);
+        if let Some(host) = host
+            && !(self.hosts.is_empty() && self.wildcard_hosts.is_empty())
+        {
+            let host = lower(host);
+            let host = host.as_str();
+            found.extend(self.hosts.get(host).into_iter().flatten().copied());
+            for (dot, _) in host.match_indices('.').filter(|(dot, _)| *dot > 0) {
+                found.extend(self.wildcard_hosts.get(&host[dot + 1..]).into_iter().flatten().copied());
+            }
+        }
+        if found.len() > self.always.len() {
+            found.sort_unstable();
+            found.dedup();
+        }
+        found
+    }
+}
+
+/// A tree of path segments. The first node is the root.
+#[derive(Debug, Default)]
+struct Paths {
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    literals: HashMap<Box<str>, usize, ahash::RandomState>,
+    patterns: Vec<(Box<str>, usize)>,
+    one: Option<usize>,
+    any: Option<usize>,
+    /// The rules whose glob ends here.
+    ends: Vec<u32>,
+}
+
+impl Paths {
+    fn insert(&mut self, glob: &PathGlob, number: u32) {
+        if self.nodes.is_empty() {
+            self.nodes.push(Node::default());
+        }
+        let mut at = 0;
+        for segment in &glob.segments {
+            let new = self.nodes.len();
+            let node = &mut self.nodes[at];
+            let next = match segment {
+                Segment::Literal(text) => *node.literals.entry(text.clone()).or_insert(new),
+                Segment::One => *node.one.get_or_insert(new),
+                Segment::Any => *node.any.get_or_insert(new),
+                Segment::Pattern(text) => match node.patterns.iter().find(|(pattern, _)| pattern == text) {
+                    Some((_, child)) => *child,
+                    None => {
+                        node.patterns.push((text.clone(), new));
+                        new
+                    }
+                },
+            };
+            if next == new {
+                self.nodes.push(Node::default());
+            }
+            at = next;
+        }
+        self.nodes[at].ends.push(number);
+    }
+
+    fn collect(&self, path: &str, found: &mut Candidates) {
+        if let Some(root) = self.nodes.first() {
+            self.visit(root, path, found);
+        }
+    }
+
+    fn visit(&self, node: &Node, path: &str, found: &mut Candidates) {
+        if let Some(any) = node.any {
+            self.visit_any(&self.nodes[any], path, found);
+        }
+        let Some((segment, rest)) = first_segment(path) else {
+            found.extend_from_slice(&node.ends);
+            return;
+        };
+        if let Some(child) = node.literals.get(segment) {
+            self.visit(&self.nodes[*child], rest, found);
+        }
+        if let Some(child) = node.one {
+            self.visit(&self.nodes[child], rest, found);
+        }
+        for (pattern, child) in &node.patterns {
+            if wildcard(pattern.as_bytes(), segment.as_bytes()) {
+                self.visit(&self.nodes[*child], rest, found);
+            }
+        }
+    }
+
+    /// Behind `**`: whatever is left of the path, from each of its segments on. No glob has two in a row.
+    fn visit_any(&self, node: &Node, path: &str, found: &mut Candidates) {
+        found.extend_from_slice(&node.ends);
+        if node.literals.is_empty() && node.patterns.is_empty() && node.one.is_none() {
+            return;
+        }
+        let mut rest = path;
+        while let Some((_, after)) = first_segment(rest) {
+            self.visit(node, rest, found);
+            rest = after;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn segment() -> impl Strategy<Value = String> {
+        prop_oneof![3 => "[ab]{1,2}", 1 => Just("*".to_owned()), 1 => "[ab]\\*", 1 => Just("**".to_owned())]
+    }
+
+    fn globs() -> impl Strategy<Value = Vec<PathGlob>> {
+        let glob = proptest::collection::vec(segment(), 0..5);
+        proptest::collection::vec(glob.prop_map(|segments| format!("/{}", segments.join("/"))), 0..3)
+            .prop_map(|texts| texts.iter().filter_map(|text| text.parse().ok()).collect())
+    }
+
+    fn hosts() -> impl Strategy<Value = Vec<HostGlob>> {
+        proptest::collection::vec("(\\*\\.)?[ab]\\.c", 0..3)
+            .prop_map(|texts| texts.iter().filter_map(|text| text.parse().ok()).collect())
+    }
+
+    proptest! {
+        #[test]
+        fn candidates_hold_every_rule_that_matches(
+            rules in proptest::collection::vec((globs(), hosts()), 0..12),
+            path in proptest::collection::vec("[ab]{1,2}", 0..5), host in "([ab]\\.)?[abAB]\\.c",
+        ) {
+            let path = format!("/{}", path.join("/"));
+            let indexed: Vec<Indexed<'_>> =
+                rules.iter().map(|(paths, hosts)| Indexed { paths, hosts }).collect();
+            let found = Index::new(&indexed).candidates(&path, Some(&host));
+            prop_assert!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
+            for (number, (paths, hosts)) in (0..).zip(&rules) {
+                let on_path = paths.is_empty() || paths.iter().any(|glob| glob.matches(&path));
+                let on_host = hosts.is_empty() || hosts.iter().any(|glob| glob.matches(&host));
+                if on_path && on_host {
+                    prop_assert!(found.contains(&number), "{number} of {found:?}");
+                }
+                if found.contains(&number) {
+                    prop_assert!(on_path || on_host);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_thousand_paths_or_hosts_leave_few_candidates() {
+        let paths: Vec<[PathGlob; 1]> = (0..1000).map(|n| [format!("/api/r{n}/**").parse().unwrap()]).collect();
+        let hosts: Vec<[HostGlob; 1]> = (0..1000).map(|n| [format!("h{n}.example.com").parse().unwrap()]).collect();
+        let same: [PathGlob; 1] = ["/api/**".parse().unwrap()];
+        let by_path: Vec<_> = paths.iter().map(|paths| Indexed { paths, hosts: &[] }).collect();
+        assert_eq!(Index::new(&by_path).candidates("/api/r7/x", None).as_slice(), [7]);
+        let by_host: Vec<_> = hosts.iter().map(|hosts| Indexed { paths: &same, hosts }).collect();
+        assert_eq!(Index::new(&by_host).candidates("/api/x", Some("H7.example.com")).as_slice(), [7]);
+    }
+}

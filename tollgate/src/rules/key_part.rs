@@ -1,0 +1,198 @@
+//! What a key is made of.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use http::HeaderName;
+
+use super::Request;
+use super::ip_group::{GroupText, IpGroup};
+use super::{cookies, query};
+
+/// One part of the key that a rule counts by.
+#[derive(Clone)]
+pub struct KeyPart(pub(super) Source);
+
+/// Makes a part of a key.
+type Custom = Arc<dyn Fn(&Request<'_>) -> Option<String> + Send + Sync>;
+
+#[derive(Clone)]
+pub(super) enum Source {
+    Ip(IpGroup),
+    Header(HeaderName),
+    Cookie(Box<str>),
+    Query(Box<str>),
+    Path,
+    Method,
+    Host,
+    Route,
+    Jwt(Box<str>),
+    Descriptor(Box<str>),
+    Constant(Box<str>),
+    Custom(Custom),
+}
+
+impl KeyPart {
+    /// The client's address; of an IPv6 address the /64 it is in, which is what one customer gets.
+    #[must_use]
+    pub fn ip() -> Self {
+        Self(Source::Ip(IpGroup::DEFAULT))
+    }
+
+    /// The client's address; of an IPv6 address its first `bits`, 1 to 128. `None` for any other number of bits.
+    #[must_use]
+    pub fn ip_network(bits: u8) -> Option<Self> {
+        IpGroup::of_prefix(bits).map(|group| Self(Source::Ip(group)))
+    }
+
+    /// The first value of a header. An empty one is as good as missing.
+    #[must_use]
+    pub fn header(name: HeaderName) -> Self {
+        Self(Source::Header(name))
+    }
+
+    /// The value of a cookie.
+    #[must_use]
+    pub fn cookie(name: &str) -> Self {
+        Self(Source::Cookie(name.into()))
+    }
+
+    /// The value of a query parameter.
+    #[must_use]
+    pub fn query(name: &str) -> Self {
+        Self(Source::Query(name.into()))
+    }
+
+    /// The path, in the form in which it is matched.
+    #[must_use]
+    pub fn path() -> Self {
+        Self(Source::Path)
+    }
+
+    /// The method.
+    #[must_use]
+    pub fn method() -> Self {
+        Self(Source::Method)
+    }
+
+    /// The host, in lower case, without its port.
+    #[must_use]
+    pub fn host() -> Self {
+        Self(Source::Host)
+    }
+
+    /// The name of the route that serves the request.
+    #[must_use]
+    pub fn route() -> Self {
+        Self(Source::Route)
+    }
+
+    /// A claim of a token that was verified.
+    #[must_use]
+    pub fn jwt(claim: &str) -> Self {
+        Self(Source::Jwt(claim.into()))
+    }
+
+    /// A descriptor that a client of a decision service gave.
+    #[must_use]
+    pub fn descriptor(name: &str) -> Self {
+        Self(Source::Descriptor(name.into()))
+    }
+
+    /// Always the same text.
+    #[must_use]
+    pub fn constant(text: &str) -> Self {
+        Self(Source::Constant(text.into()))
+    }
+
+    /// Whatever a closure makes of the request; `None` is missing.
+    pub fn custom(make: impl Fn(&Request<'_>) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self(Source::Custom(Arc::new(make)))
+    }
+
+    /// Whether it is `None` for a descriptor that the client did not give: then the rule is not for the request.
+    pub(super) fn is_absent_descriptor(&self, request: &Request<'_>) -> bool {
+        matches!(&self.0, Source::Descriptor(name) if request.facts().descriptor(name).is_none())
+    }
+
+    /// The part of this request's key; `None` if it is missing or empty.
+    pub(super) fn of<'r>(&'r self, request: &'r Request<'_>) -> Option<Piece<'r>> {
+        let facts = request.facts();
+        let piece = match &self.0 {
+            Source::Ip(group) => Piece::Short(group.text(request.client()?)),
+            Source::Header(name) => Piece::Borrowed(facts.header_map()?.get(name)?.as_bytes()),
+            Source::Cookie(name) => Piece::Borrowed(cookies::cookie(facts.header_map()?, name)?),
+            Source::Query(name) => Piece::of(query::query(facts.query()?, name)?),
+            Source::Path => Piece::Borrowed(request.path().as_bytes()),
+            Source::Method => Piece::Borrowed(facts.method().as_bytes()),
+            Source::Host => Piece::lower(facts.host_name()?),
+            Source::Route => Piece::Borrowed(facts.route_name()?.as_bytes()),
+            Source::Jwt(claim) => Piece::of(request.claim(claim)?),
+            Source::Descriptor(name) => Piece::Borrowed(facts.descriptor(name)?.as_bytes()),
+            Source::Constant(text) => Piece::Borrowed(text.as_bytes()),
+            Source::Custom(make) => Piece::Owned(make(request)?.into_bytes()),
+        };
+        (!piece.as_bytes().is_empty()).then_some(piece)
+    }
+}
+
+/// As it is written in a rule file.
+impl fmt::Display for KeyPart {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Source::Ip(group) if *group == IpGroup::DEFAULT => out.write_str("ip"),
+            Source::Ip(group) => write!(out, "ip/{}", group.bits()),
+            Source::Header(name) => write!(out, "header:{name}"),
+            Source::Cookie(name) => write!(out, "cookie:{name}"),
+            Source::Query(name) => write!(out, "query:{name}"),
+            Source::Path => out.write_str("path"),
+            Source::Method => out.write_str("method"),
+            Source::Host => out.write_str("host"),
+            Source::Route => out.write_str("route"),
+            Source::Jwt(claim) => write!(out, "jwt:{claim}"),
+            Source::Descriptor(name) => write!(out, "descriptor:{name}"),
+            Source::Constant(text) => write!(out, "const:{text}"),
+            Source::Custom(_) => out.write_str("custom"),
+        }
+    }
+}
+
+impl fmt::Debug for KeyPart {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "KeyPart({self})")
+    }
+}
+
+/// A part of a key: borrowed from the request where it can be.
+#[derive(Clone, Debug)]
+pub(crate) enum Piece<'r> {
+    Borrowed(&'r [u8]),
+    Short(GroupText),
+    Owned(Vec<u8>),
+}
+
+impl<'r> Piece<'r> {
+    fn of(text: Cow<'r, str>) -> Self {
+        match text {
+            Cow::Borrowed(text) => Self::Borrowed(text.as_bytes()),
+            Cow::Owned(text) => Self::Owned(text.into_bytes()),
+        }
+    }
+
+    fn lower(text: &'r str) -> Self {
+        if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            Self::Owned(text.to_ascii_lowercase().into_bytes())
+        } else {
+            Self::Borrowed(text.as_bytes())
+        }
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Borrowed(bytes) => bytes,
+            Self::Short(text) => text.as_bytes(),
+            Self::Owned(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Which requests a rule is for.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use http::HeaderName;
+use smallvec::SmallVec;
+
+use super::Request;
+use super::host::HostGlob;
+use super::path::{PathGlob, wildcard};
+
+/// A condition that is code: a closure, or an expression of a rule file.
+pub(super) type Condition = Arc<dyn Fn(&Request<'_>) -> bool + Send + Sync>;
+
+/// Which requests a rule is for. Of several paths, methods or hosts one has to fit; of headers and all other
+/// conditions, every one. With no condition it is every request.
+///
+/// ```
+/// use tollgate::rules::Match;
+///
+/// let expensive = Match::everything().path("/api/expensive/**".parse()?).method("POST");
+/// # Ok::<(), tollgate::rules::InvalidGlob>(())
+/// ```
+#[derive(Clone, Default)]
+#[must_use]
+pub struct Match {
+    pub(super) paths: Vec<PathGlob>,
+    methods: SmallVec<[Box<str>; 2]>,
+    pub(super) hosts: Vec<HostGlob>,
+    headers: Vec<(HeaderName, Box<str>)>,
+    domain: Option<Box<str>>,
+    conditions: Vec<(Box<str>, Condition)>,
+}
+
+impl Match {
+    /// Every request.
+    pub fn everything() -> Self {
+        Self::default()
+    }
+
+    /// Requests for this path, or for another that was named.
+    pub fn path(mut self, glob: PathGlob) -> Self {
+        self.paths.push(glob);
+        self
+    }
+
+    /// Requests of this method, or of another that was named.
+    pub fn method(mut self, method: &str) -> Self {
+        self.methods.push(method.into());
+        self
+    }
+
+    /// Requests to this host, or to another that was named.
+    pub fn host(mut self, glob: HostGlob) -> Self {
+        self.hosts.push(glob);
+        self
+    }
+
+    /// Requests with a header of this value, in which `*` stands for anything.
+    pub fn header(mut self, name: HeaderName, value: &str) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// Requests of this domain, which a client of a decision service names.
+    pub fn domain(mut self, domain: &str) -> Self {
+        self.domain = Some(domain.into());
+        self
+    }
+
+    /// Requests for which this is true.
+    pub fn when(self, condition: impl Fn(&Request<'_>) -> bool + Send + Sync + 'static) -> Self {
+        self.when_described("a condition", condition)
+    }
+
+    /// The same, with what to call the condition when it is explained why a rule did not match.
+    pub fn when_described(
+        mut self,
+        description: &str,
+        condition: impl Fn(&Request<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.conditions.push((description.into(), Arc::new(condition)));
+        self
+    }
+
+    /// The first condition that does not hold.
+    pub(super) fn first_miss(&self, request: &Request<'_>) -> Option<Miss<'_>> {
+        let facts = request.facts();
+        if !self.paths.is_empty() && !self.paths.iter().any(|glob| glob.matches_normal(request.path())) {
+            return Some(Miss::Path(&self.paths));
+        }
+        if !self.methods.is_empty() && !self.methods.iter().any(|method| **method == *facts.method()) {
+            return Some(Miss::Method(&self.methods));
+        }
+        if !self.hosts.is_empty() {
+            let host = facts.host_name();
+            if !host.is_some_and(|host| self.hosts.iter().any(|glob| glob.matches(host))) {
+                return Some(Miss::Host(&self.hosts));
+            }
+        }
+        let missed = |(name, value): &&(HeaderName, Box<str>)| {
+            let values = facts.header_map().into_iter().flat_map(|headers| headers.get_all(name));
+            !values.into_iter().any(|given| wildcard(value.as_bytes(), given.as_bytes()))
+        };
+        if let Some((name, value)) = self.headers.iter().find(missed) {
+            return Some(Miss::Header(name, value));
+        }
+        if self.domain.is_some() && self.domain.as_deref() != facts.domain_name() {
+            return self.domain.as_deref().map(Miss::Domain);
+        }
+        let failed = self.conditions.iter().find(|(_, condition)| !condition(request));
+        failed.map(|(description, _)| Miss::Condition(description))
+    }
+}
+
+/// Why a rule is not for a request.
+pub(crate) enum Miss<'a> {
+    Path(&'a [PathGlob]),
+    Method(&'a [Box<str>]),
+    Host(&'a [HostGlob]),
+    Header(&'a HeaderName, &'a str),
+    Domain(&'a str),
+    Condition(&'a str),
+}
+
+impl std::fmt::Display for Miss<'_> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        fn list<T: ToString>(items: &[T]) -> String {
+            items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        }
+        let (what, wanted): (_, Cow<'_, str>) = match self {
+            Self::Path(globs) => ("path", list(globs).into()),
+            Self::Method(methods) => ("method", list(methods).into()),
+            Self::Host(globs) => ("host", list(globs).into()),
+            Self::Header(name, value) => return write!(out, "header {name} is not {value}"),
+            Self::Domain(domain) => ("domain", (*domain).into()),
+            Self::Condition(text) => return write!(out, "not true: {text}"),
+        };
+        write!(out, "{what} is not {wanted}")
+    }
+}
+
+impl std::fmt::Debug for Match {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let conditions: Vec<&str> = self.conditions.iter().map(|(text, _)| &**text).collect();
+        out.debug_struct("Match")
+            .field("paths", &self.paths)
+            .field("methods", &self.methods)
+            .field("hosts", &self.hosts)
+            .field("headers", &self.headers)
+            .field("domain", &self.domain)
+            .field("conditions", &conditions)
+            .finish()
+    }
+}

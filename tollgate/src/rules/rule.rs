@@ -1,0 +1,261 @@
+//! A rule: a limit, the requests it is for, and the key and cost by which they count.
+
+use std::sync::Arc;
+
+use http::HeaderName;
+
+use super::matching::Condition;
+use super::{KeyPart, Match, Networks, Request};
+use crate::algorithm::{Algorithm, Ban};
+use crate::limit::Limit;
+
+/// A limit, the requests it is for, and how they count.
+///
+/// ```
+/// use tollgate::rules::{KeyPart, Match, Rule};
+/// use tollgate::{FixedWindow, Limit, MINUTE};
+///
+/// let rule = Rule::new(Limit::new("search", FixedWindow::new(10, MINUTE))?)
+///     .matching(Match::everything().path("/search/**".parse()?))
+///     .key(KeyPart::ip());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct Rule {
+    pub(super) limit: Limit,
+    pub(super) matching: Match,
+    pub(super) key: Vec<KeyPart>,
+    pub(super) missing: Missing,
+    pub(super) cost: Cost,
+    pub(super) plan: Option<KeyPart>,
+    pub(super) overrides: Vec<(Whom, Algorithm)>,
+    pub(super) exempt: Listing,
+    pub(super) blocked: Listing,
+    pub(crate) mode: Mode,
+    pub(super) ban: Option<Ban>,
+}
+
+/// Whose numbers an override changes.
+#[derive(Clone, Debug)]
+pub(super) enum Whom {
+    Plan(Box<str>),
+    Key(Box<[Box<[u8]>]>),
+}
+
+/// What happens to a request that lacks a part of the key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Missing {
+    /// It shares one key, `anonymous`, with all others that lack it.
+    #[default]
+    Anonymous,
+    /// The rule is not for it.
+    Skip,
+    /// It is refused.
+    Deny,
+}
+
+/// Whether a rule refuses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// It does.
+    #[default]
+    Enforced,
+    /// It decides and counts, for every request it is for, but never refuses: to see what a rule would do.
+    Shadow,
+}
+
+/// Computes a cost.
+type CostOf = Arc<dyn Fn(&Request<'_>) -> Option<u64> + Send + Sync>;
+
+/// How much a request takes.
+#[derive(Clone)]
+pub struct Cost(pub(super) CostSource);
+
+#[derive(Clone)]
+pub(super) enum CostSource {
+    Constant(u64),
+    Header(HeaderName),
+    Custom(CostOf),
+}
+
+impl Cost {
+    /// Always so many units.
+    #[must_use]
+    pub const fn constant(units: u64) -> Self {
+        Self(CostSource::Constant(units))
+    }
+
+    /// The number in a header. If it is missing, no number or 0, the request takes one unit: what a client sends
+    /// must not make its request free.
+    #[must_use]
+    pub const fn header(name: HeaderName) -> Self {
+        Self(CostSource::Header(name))
+    }
+
+    /// What a closure says; one unit where it says nothing.
+    pub fn custom(cost: impl Fn(&Request<'_>) -> Option<u64> + Send + Sync + 'static) -> Self {
+        Self(CostSource::Custom(Arc::new(cost)))
+    }
+
+    pub(super) fn of(&self, request: &Request<'_>) -> u64 {
+        match &self.0 {
+            CostSource::Constant(units) => *units,
+            CostSource::Header(name) => {
+                let value = request.facts().header_map().and_then(|headers| headers.get(name));
+                let units = value.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+                units.unwrap_or(1).max(1)
+            }
+            CostSource::Custom(cost) => cost(request).unwrap_or(1),
+        }
+    }
+
+    /// Whether it may be other than what a request is known to take.
+    pub(super) fn is_estimate(&self) -> bool {
+        !matches!(self.0, CostSource::Constant(1))
+    }
+}
+
+/// Whom a rule exempts or blocks: addresses, keys, or whatever a condition says.
+#[derive(Clone, Default)]
+#[must_use]
+pub struct Listing {
+    networks: Networks,
+    pub(super) keys: Vec<Box<[Box<[u8]>]>>,
+    conditions: Vec<Condition>,
+}
+
+impl Listing {
+    /// Nobody.
+    pub fn nobody() -> Self {
+        Self::default()
+    }
+
+    /// Clients with an address in these networks too.
+    pub fn networks(mut self, networks: Networks) -> Self {
+        self.networks = networks;
+        self
+    }
+
+    /// This key of the rule too, by its parts.
+    pub fn key(mut self, parts: &[&str]) -> Self {
+        self.keys.push(owned(parts));
+        self
+    }
+
+    /// Requests for which this is true too.
+    pub fn when(mut self, condition: impl Fn(&Request<'_>) -> bool + Send + Sync + 'static) -> Self {
+        self.conditions.push(Arc::new(condition));
+        self
+    }
+
+    /// Whether the request is listed, by anything but its key.
+    pub(super) fn lists(&self, request: &Request<'_>) -> bool {
+        let within = |address| self.networks.contain(address);
+        (!self.networks.is_empty() && request.client().is_some_and(within))
+            || self.conditions.iter().any(|condition| condition(request))
+    }
+}
+
+pub(super) fn owned(parts: &[&str]) -> Box<[Box<[u8]>]> {
+    parts.iter().map(|part| part.as_bytes().into()).collect()
+}
+
+impl Rule {
+    /// The limit for every request, one bucket for all.
+    pub fn new(limit: Limit) -> Self {
+        Self {
+            limit,
+            matching: Match::everything(),
+            key: Vec::new(),
+            missing: Missing::default(),
+            cost: Cost::constant(1),
+            plan: None,
+            overrides: Vec::new(),
+            exempt: Listing::nobody(),
+            blocked: Listing::nobody(),
+            mode: Mode::default(),
+            ban: None,
+        }
+    }
+
+    /// For these requests only.
+    pub fn matching(mut self, matching: Match) -> Self {
+        self.matching = matching;
+        self
+    }
+
+    /// Counted by this part too. Several make one key together.
+    pub fn key(mut self, part: KeyPart) -> Self {
+        self.key.push(part);
+        self
+    }
+
+    /// What happens to requests that lack a part of the key.
+    pub fn missing(mut self, missing: Missing) -> Self {
+        self.missing = missing;
+        self
+    }
+
+    /// How much a request takes.
+    pub fn cost(mut self, cost: Cost) -> Self {
+        self.cost = cost;
+        self
+    }
+
+    /// Where a request tells its plan. Whoever can set it chooses their own numbers: take it from a verified
+    /// token, or from a header that a gateway before this one sets.
+    pub fn plan(mut self, source: KeyPart) -> Self {
+        self.plan = Some(source);
+        self
+    }
+
+    /// Other numbers for a plan. It must be the limit's own algorithm.
+    pub fn plan_limit(mut self, plan: &str, algorithm: impl Into<Algorithm>) -> Self {
+        self.overrides.push((Whom::Plan(plan.into()), algorithm.into()));
+        self
+    }
+
+    /// Other numbers for one key, by its parts; they win over those of a plan. It must be the limit's own
+    /// algorithm.
+    pub fn key_limit(mut self, parts: &[&str], algorithm: impl Into<Algorithm>) -> Self {
+        self.overrides.push((Whom::Key(owned(parts)), algorithm.into()));
+        self
+    }
+
+    /// Who is not limited by this rule.
+    pub fn exempt(mut self, listing: Listing) -> Self {
+        self.exempt = listing;
+        self
+    }
+
+    /// Who is refused by this rule, whatever is left.
+    pub fn blocked(mut self, listing: Listing) -> Self {
+        self.blocked = listing;
+        self
+    }
+
+    /// Whether the rule refuses, or only counts.
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Refuses a key for a time once it has been denied too often: each denial by this rule is a strike.
+    pub fn ban(mut self, ban: Ban) -> Self {
+        self.ban = Some(ban);
+        self
+    }
+}
+
+impl std::fmt::Debug for Rule {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Rule")
+            .field("limit", &self.limit.name())
+            .field("matching", &self.matching)
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}

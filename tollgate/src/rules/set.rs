@@ -1,0 +1,459 @@
+//! Rules compiled: the hits that a request makes.
+//!
+//! Everything that can be done at load is done there. For a request that meets no expression and no token,
+//! finding its hits allocates nothing.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::client::TrustedProxies;
+use super::index::{Index, Indexed};
+use super::key_map::KeyMap;
+use super::key_part::Piece;
+use super::matching::Miss;
+use super::request::Tokens;
+use super::rule::{Missing, Mode, Rule, Whom};
+use super::{Facts, KeyPart, Request};
+use crate::algorithm::Algorithm;
+use crate::error::InvalidLimit;
+use crate::http::{Body, Families, Policy};
+use crate::limit::{Limit, LimitId};
+use crate::limit_set::LimitSet;
+use crate::limiter::{Limiter, LimiterBuilder};
+
+/// More rules than people write, and as many limits as one limiter takes.
+const MAX_RULES: usize = 10_000;
+/// Numbers for plans and single keys, over all rules: each takes some hundred bytes.
+const MAX_OVERRIDES: usize = 100_000;
+/// Parts of one key. What needs more wants a key of its own in the service.
+pub(super) const MAX_KEY_PARTS: usize = 8;
+/// What requests that lack a part of the key share.
+const ANONYMOUS: &[u8] = b"anonymous";
+
+/// Rules, compiled. Cloning it is cheap.
+#[derive(Clone, Debug)]
+pub struct RuleSet(Arc<Inner>);
+
+struct Inner {
+    rules: Box<[Compiled]>,
+    index: Index,
+    proxies: TrustedProxies,
+    tokens: Option<Tokens>,
+    /// What a store is made with: the limit of each rule, then bans, then variants of the numbers.
+    limits: Vec<Limit>,
+    /// For each of them, its rule.
+    owners: Box<[u32]>,
+    /// For each of them, what headers say of it.
+    policies: Box<[Policy]>,
+    body: Body,
+}
+
+struct Compiled {
+    rule: Rule,
+    limit: LimitId,
+    by_plan: HashMap<Box<str>, LimitId, ahash::RandomState>,
+    by_key: KeyMap<LimitId>,
+    exempt: KeyMap<()>,
+    blocked: KeyMap<()>,
+    ban: Option<LimitId>,
+}
+
+/// What a request asks of the store.
+#[derive(Default)]
+pub(crate) struct Findings<'r> {
+    pub(crate) pieces: SmallVec<[Piece<'r>; 6]>,
+    pub(crate) hits: SmallVec<[Finding; 6]>,
+    /// The rule that refuses the request whatever is left, and why.
+    pub(crate) refused: Option<(u32, Refused)>,
+}
+
+/// One rule that a request meets.
+#[derive(Clone, Debug)]
+pub(crate) struct Finding {
+    pub(crate) rule: u32,
+    pub(crate) limit: LimitId,
+    pub(crate) ban: Option<LimitId>,
+    /// Its key, among the pieces.
+    pub(crate) key: Range<usize>,
+    pub(crate) cost: u64,
+    pub(crate) mode: Mode,
+    pub(crate) is_estimate: bool,
+}
+
+/// Why a request is refused without asking a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Blocked,
+    KeyMissing(String),
+}
+
+/// What one rule makes of a request.
+pub(crate) enum Met<'r> {
+    Not(Miss<'r>),
+    /// It lacks a part of the key, and the rule is only for requests that have it.
+    Lacks(&'r KeyPart),
+    Exempt,
+    Refused(u32, Refused),
+    Hit(Finding),
+}
+
+impl RuleSet {
+    /// Rules, put together.
+    pub fn builder() -> RuleSetBuilder {
+        RuleSetBuilder::default()
+    }
+
+    pub(crate) fn request<'a>(&'a self, facts: Facts<'a>) -> Request<'a> {
+        Request::new(facts, &self.0.proxies, self.0.tokens.as_ref())
+    }
+
+    /// What the request asks of the store.
+    pub(crate) fn find<'r>(&'r self, request: &'r Request<'_>) -> Findings<'r> {
+        let mut findings = Findings::default();
+        let host = request.facts().host_name();
+        for number in self.0.index.candidates(request.path(), host) {
+            match self.meet(number, request, &mut findings.pieces) {
+                Met::Hit(finding) => findings.hits.push(finding),
+                Met::Refused(number, refused) => {
+                    findings.refused = Some((number, refused));
+                    return findings;
+                }
+                Met::Not(_) | Met::Lacks(_) | Met::Exempt => {}
+            }
+        }
+        findings
+    }
+
+    /// What one rule makes of the request. The pieces of its key are added to the others.
+    pub(crate) fn meet<'r>(
+        &'r self,
+        number: u32,
+        request: &'r Request<'_>,
+        pieces: &mut SmallVec<[Piece<'r>; 6]>,
+    ) -> Met<'r> {
+        let compiled = &self.0.rules[number as usize];
+        let rule = &compiled.rule;
+        if let Some(miss) = rule.matching.first_miss(request) {
+            return Met::Not(miss);
+        }
+        let from = pieces.len();
+        for part in &rule.key {
+            let piece = match (part.of(request), rule.missing) {
+                (Some(piece), _) => piece,
+                (None, _) if part.is_absent_descriptor(request) => return Met::Lacks(part),
+                (None, Missing::Anonymous) => Piece::Borrowed(ANONYMOUS),
+                (None, Missing::Deny) if rule.mode == Mode::Enforced => {
+                    return Met::Refused(number, Refused::KeyMissing(part.to_string()));
+                }
+                (None, Missing::Skip | Missing::Deny) => return Met::Lacks(part),
+            };
+            pieces.push(piece);
+        }
+        let key = from..pieces.len();
+        let parts = pieces[from..].iter().map(Piece::as_bytes);
+        if rule.exempt.lists(request) || compiled.exempt.get(parts.clone()).is_some() {
+            return Met::Exempt;
+        }
+        if rule.mode == Mode::Enforced && (rule.blocked.lists(request) || compiled.blocked.get(parts.clone()).is_some())
+        {
+            return Met::Refused(number, Refused::Blocked);
+        }
+        let limit = compiled.by_key.get(parts).copied().or_else(|| compiled.plan_limit(request));
+        let (limit, cost) = (limit.unwrap_or(compiled.limit), rule.cost.of(request));
+        Met::Hit(Finding {
+            rule: number,
+            limit,
+            ban: compiled.ban,
+            key,
+            cost,
+            mode: rule.mode,
+            is_estimate: rule.cost.is_estimate(),
+        })
+    }
+
+    /// The hit of a question that names a rule and a key itself.
+    pub(crate) fn named(&self, name: &str, parts: &[&[u8]], cost: u64) -> Option<Met<'_>> {
+        let number = self.number(name)?;
+        let compiled = &self.0.rules[number as usize];
+        let known = parts.iter().copied();
+        if compiled.exempt.get(known.clone()).is_some() {
+            return Some(Met::Exempt);
+        }
+        if compiled.rule.mode == Mode::Enforced && compiled.blocked.get(known.clone()).is_some() {
+            return Some(Met::Refused(number, Refused::Blocked));
+        }
+        Some(Met::Hit(Finding {
+            rule: number,
+            limit: compiled.by_key.get(known).copied().unwrap_or(compiled.limit),
+            ban: compiled.ban,
+            key: 0..parts.len(),
+            cost,
+            mode: compiled.rule.mode,
+            is_estimate: true,
+        }))
+    }
+
+    fn number(&self, name: &str) -> Option<u32> {
+        let number = self.0.rules.iter().position(|compiled| compiled.rule.limit.name() == name)?;
+        u32::try_from(number).ok()
+    }
+
+    /// The names of all rules, in their order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.rules.iter().map(|compiled| compiled.rule.limit.name())
+    }
+
+    /// The limits of all rules, in their order, without overrides and bans.
+    #[must_use]
+    pub fn limits(&self) -> &[Limit] {
+        &self.0.limits[..self.0.rules.len()]
+    }
+
+    pub(crate) fn rule(&self, number: u32) -> &Rule {
+        &self.0.rules[number as usize].rule
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.0.rules.len() as u32
+    }
+
+    /// A limiter in memory with the limits of these rules.
+    pub(crate) fn limiter(&self, settings: LimiterBuilder) -> Result<Limiter, InvalidLimit> {
+        settings.build_checked(self.limit_set().checked_or_none()?)
+    }
+
+    /// A limiter with the limits of these rules, and the keys of another as far as they mean the same.
+    pub(crate) fn limiter_after(&self, before: &Limiter) -> Result<Limiter, InvalidLimit> {
+        before.with_checked(self.limit_set().checked_or_none()?)
+    }
+
+    /// What a store keeps, in the order of their ids.
+    pub(crate) fn limit_set(&self) -> LimitSet {
+        let (limits, beside) = self.0.limits.split_at(self.0.rules.len());
+        let set = LimitSet::from(limits.to_vec());
+        beside.iter().fold(set, |set, limit| set.variant(limit.clone()))
+    }
+
+    pub(crate) fn quota(&self, limit: LimitId) -> u64 {
+        self.0.limits[limit.index()].quota()
+    }
+
+    /// The rule that a limit of the store belongs to.
+    pub(crate) fn owner(&self, limit: LimitId) -> u32 {
+        self.0.owners[limit.index()]
+    }
+
+    pub(crate) fn policy(&self, limit: LimitId) -> &Policy {
+        &self.0.policies[limit.index()]
+    }
+
+    /// Bodies of refusals.
+    pub(crate) fn body(&self) -> &Body {
+        &self.0.body
+    }
+
+    /// The limit of a rule, whatever plan or key asks.
+    pub(crate) fn base(&self, rule: u32) -> &Limit {
+        &self.0.limits[rule as usize]
+    }
+}
+
+impl Compiled {
+    fn plan_limit(&self, request: &Request<'_>) -> Option<LimitId> {
+        let plan = self.rule.plan.as_ref()?.of(request)?;
+        self.by_plan.get(std::str::from_utf8(plan.as_bytes()).ok()?).copied()
+    }
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rules: Vec<&Rule> = self.rules.iter().map(|compiled| &compiled.rule).collect();
+        out.debug_struct("RuleSet").field("rules", &rules).finish_non_exhaustive()
+    }
+}
+
+/// Puts a [`RuleSet`] together.
+#[derive(Clone, Default)]
+#[must_use]
+pub struct RuleSetBuilder {
+    rules: Vec<Rule>,
+    proxies: TrustedProxies,
+    tokens: Option<Tokens>,
+    families: Families,
+    body: Body,
+}
+
+impl RuleSetBuilder {
+    /// Adds a rule. Names of limits must differ.
+    pub fn rule(mut self, rule: Rule) -> Self {
+        self.rules.push(rule);
+        self
+    }
+
+    /// Whose word is believed about whom a request is from; nobody's unless told otherwise.
+    pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
+        self.proxies = proxies;
+        self
+    }
+
+    /// Which headers answers carry.
+    pub fn headers(mut self, families: Families) -> Self {
+        self.families = families;
+        self
+    }
+
+    /// What refusals say.
+    pub fn body(mut self, body: Body) -> Self {
+        self.body = body;
+        self
+    }
+
+    /// Verifies tokens.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
+    pub(super) fn tokens(mut self, tokens: Tokens) -> Self {
+        self.tokens = Some(tokens);
+        self
+    }
+
+    /// The rules, compiled.
+    ///
+    /// # Errors
+    ///
+    /// When a rule cannot be: an override that is not of its limit's algorithm or has numbers that make no sense,
+    /// a ban likewise, a key of too many parts, two limits of one name, or too many of anything.
+    pub fn build(self) -> Result<RuleSet, InvalidLimit> {
+        if self.rules.len() > MAX_RULES {
+            let problem = format!("{} rules are more than 10000", self.rules.len());
+            return Err(InvalidLimit::new("limits", problem, "count by key rather than by rule"));
+        }
+        check_names(&self.rules)?;
+        let mut compiling = Compiling::default();
+        for rule in &self.rules {
+            compiling.add(rule.limit.clone());
+        }
+        let mut compiled = Vec::with_capacity(self.rules.len());
+        for rule in self.rules {
+            let (limit, ban) = (LimitId(compiled.len() as u32), compiling.ban(&rule, compiled.len() as u32)?);
+            compiled.push(Compiled {
+                limit,
+                ban,
+                by_plan: HashMap::default(),
+                by_key: KeyMap::default(),
+                exempt: listed(&rule.exempt.keys),
+                blocked: listed(&rule.blocked.keys),
+                rule,
+            });
+        }
+        for (number, compiled) in (0..).zip(&mut compiled) {
+            compiling.overrides(number, compiled)?;
+        }
+        let indexed: Vec<Indexed<'_>> = compiled
+            .iter()
+            .map(|one| Indexed { paths: &one.rule.matching.paths, hosts: &one.rule.matching.hosts })
+            .collect();
+        let index = Index::new(&indexed);
+        let policies = compiling.limits.iter().map(|limit| Policy::new(limit, self.families)).collect();
+        Ok(RuleSet(Arc::new(Inner {
+            rules: compiled.into(),
+            index,
+            proxies: self.proxies,
+            tokens: self.tokens,
+            limits: compiling.limits,
+            owners: compiling.owners.into(),
+            policies,
+            body: self.body,
+        })))
+    }
+}
+
+fn listed(keys: &[Box<[Box<[u8]>]>]) -> KeyMap<()> {
+    let mut map = KeyMap::default();
+    keys.iter().for_each(|parts| map.insert(parts.clone(), ()));
+    map
+}
+
+fn check_names(rules: &[Rule]) -> Result<(), InvalidLimit> {
+    let mut names = std::collections::HashSet::new();
+    for rule in rules {
+        let name = rule.limit.name();
+        if !names.insert(name) {
+            let problem = format!("two limits are named `{name}`");
+            return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
+        }
+        if rule.key.len() > MAX_KEY_PARTS {
+            let problem = format!("a key of {} parts is too long", rule.key.len());
+            return Err(InvalidLimit::new("key", problem, "use 8 parts or fewer").of_limit(name));
+        }
+    }
+    Ok(())
+}
+
+/// The limits of a store, as they come together.
+#[derive(Default)]
+struct Compiling {
+    limits: Vec<Limit>,
+    owners: Vec<u32>,
+    overrides: usize,
+}
+
+impl Compiling {
+    fn add(&mut self, limit: Limit) -> LimitId {
+        let number = self.limits.len() as u32;
+        self.owners.push(number);
+        self.limits.push(limit);
+        LimitId(number)
+    }
+
+    fn add_of(&mut self, rule: u32, limit: Limit) -> LimitId {
+        let id = self.add(limit);
+        self.owners[id.index()] = rule;
+        id
+    }
+
+    fn ban(&mut self, rule: &Rule, number: u32) -> Result<Option<LimitId>, InvalidLimit> {
+        let Some(ban) = rule.ban else { return Ok(None) };
+        let limit = Limit::ban(rule.limit.name(), ban)?;
+        Ok(Some(self.add_of(number, limit)))
+    }
+
+    fn overrides(&mut self, number: u32, compiled: &mut Compiled) -> Result<(), InvalidLimit> {
+        self.overrides += compiled.rule.overrides.len();
+        if self.overrides > MAX_OVERRIDES {
+            let problem = format!("{} overrides are more than 100000", self.overrides);
+            return Err(InvalidLimit::new("overrides", problem, "use plans rather than single keys"));
+        }
+        let mut known: Vec<(Algorithm, LimitId)> = Vec::new();
+        for (whom, algorithm) in &compiled.rule.overrides {
+            let id = match known.iter().find(|(other, _)| other == algorithm) {
+                Some((_, id)) => *id,
+                None => {
+                    let id = self.add_of(number, variant(&compiled.rule.limit, *algorithm)?);
+                    known.push((*algorithm, id));
+                    id
+                }
+            };
+            match whom {
+                Whom::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
+                Whom::Key(parts) => compiled.by_key.insert(parts.clone(), id),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The same limit with other numbers.
+fn variant(limit: &Limit, algorithm: Algorithm) -> Result<Limit, InvalidLimit> {
+    if std::mem::discriminant(&algorithm) != std::mem::discriminant(limit.algorithm()) {
+        let problem = "an override has another algorithm than its limit".into();
+        let fix = "change numbers only, or use a limit of its own";
+        return Err(InvalidLimit::new("overrides", problem, fix).of_limit(limit.name()));
+    }
+    let mut variant = Limit::new(limit.name(), algorithm)?.with_consistency(limit.consistency());
+    if let Some(policy) = limit.on_store_failure() {
+        variant = variant.with_on_store_failure(policy);
+    }
+    Ok(variant)
+}

@@ -1,0 +1,31 @@
+//! Rate limits around any [tower](https://docs.rs/tower) service: axum, hyper, tonic.
+//!
+//! Two lines for the simple case:
+//!
+//! ```
+//! use tollgate::tower::RateLimitLayer;
+//! use tollgate::{Limit, Rate, TokenBucket};
+//!
+//! # fn example() -> Result<(), tollgate::InvalidLimit> {
+//! let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
+//! let layer = RateLimitLayer::per_ip(per_client)?;
+//! // axum: Router::new().route(…).layer(layer)
+//! # let _ = layer;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A denied request never reaches the service inside. What the client is told is in [`crate::http`]; gRPC clients
+//! get a status `RESOURCE_EXHAUSTED` with retry information.
+
+mod body;
+mod future;
+mod layer;
+mod peer;
+mod service;
+
+pub use self::body::ResponseBody;
+pub use self::future::ResponseFuture;
+pub use self::layer::RateLimitLayer;
+pub use self::peer::PeerAddress;
+pub use self::service::{ActualCost, RateLimit};

@@ -1,0 +1,98 @@
+//! The layer: puts a gate around a service.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::Extensions;
+use tower_layer::Layer;
+
+use super::RateLimit;
+use super::peer::{self, FindPeer};
+use crate::error::InvalidLimit;
+use crate::gate::Gate;
+use crate::limit::Limit;
+use crate::rules::{KeyPart, Request, Rule, RuleSet};
+
+/// Puts rate limits around a service.
+///
+/// The client's address is taken from a [`PeerAddress`](super::PeerAddress) among the request's extensions, with the
+/// feature `axum` also from axum's `ConnectInfo` (serve with `into_make_service_with_connect_info::<SocketAddr>()`),
+/// or from wherever [`peer_address`](Self::peer_address) says. Requests of unknown address share one key.
+#[derive(Clone)]
+#[must_use]
+pub struct RateLimitLayer {
+    gate: Gate,
+    find_peer: FindPeer,
+}
+
+impl RateLimitLayer {
+    /// The rules of a gate. Keep a clone of the gate to replace its rules while the service runs.
+    pub fn new(gate: Gate) -> Self {
+        Self { gate, find_peer: Arc::new(peer::find) }
+    }
+
+    /// One limit for each client address; IPv6 by /64.
+    ///
+    /// # Errors
+    ///
+    /// When the limiter cannot be built.
+    pub fn per_ip(limit: Limit) -> Result<Self, InvalidLimit> {
+        Self::of(Rule::new(limit).key(KeyPart::ip()))
+    }
+
+    /// One limit for each key that a closure makes of a request. Requests of which it makes none share one key.
+    ///
+    /// ```
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::{Limit, SlidingWindowLog, MINUTE};
+    ///
+    /// #[derive(Clone)]
+    /// struct User(String);
+    ///
+    /// let limit = Limit::new("per-user", SlidingWindowLog::new(100, MINUTE))?;
+    /// let layer = RateLimitLayer::per_key(limit, |request| {
+    ///     request.facts().extension::<User>().map(|user| user.0.clone())
+    /// })?;
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the limiter cannot be built.
+    pub fn per_key(
+        limit: Limit,
+        key: impl Fn(&Request<'_>) -> Option<String> + Send + Sync + 'static,
+    ) -> Result<Self, InvalidLimit> {
+        Self::of(Rule::new(limit).key(KeyPart::custom(key)))
+    }
+
+    fn of(rule: Rule) -> Result<Self, InvalidLimit> {
+        Ok(Self::new(Gate::in_memory(RuleSet::builder().rule(rule).build()?)?))
+    }
+
+    /// Finds the address of the connection's other end among the extensions of a request.
+    pub fn peer_address(mut self, find: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
+        self.find_peer = Arc::new(find);
+        self
+    }
+
+    /// The gate, to replace its rules.
+    #[must_use]
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+}
+
+impl<S> Layer<S> for RateLimitLayer {
+    type Service = RateLimit<S>;
+
+    fn layer(&self, inner: S) -> RateLimit<S> {
+        RateLimit { inner, gate: self.gate.clone(), find_peer: self.find_peer.clone() }
+    }
+}
+
+impl std::fmt::Debug for RateLimitLayer {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("RateLimitLayer").field("gate", &self.gate).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,127 @@
+//! The service: asks first, and lets in what may pass.
+
+use std::net::IpAddr;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::peer::FindPeer;
+use super::{ResponseBody, ResponseFuture};
+use crate::gate::{Asking, Gate, Ruling};
+use crate::http::is_grpc;
+use crate::rules::Facts;
+
+/// A service with rate limits around it; see [`RateLimitLayer`](super::RateLimitLayer).
+#[derive(Clone)]
+pub struct RateLimit<S> {
+    pub(super) inner: S,
+    pub(super) gate: Gate,
+    pub(super) find_peer: FindPeer,
+}
+
+/// What a request really cost, for a handler that knows it only afterwards: left among the extensions of its
+/// response, it settles every limit whose `cost` was an estimate, or the one that is named.
+///
+/// ```
+/// use tollgate::tower::ActualCost;
+///
+/// let mut response = http::Response::new("…");
+/// response.extensions_mut().insert(ActualCost::new(300));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActualCost {
+    units: u64,
+    limit: Option<String>,
+}
+
+impl ActualCost {
+    /// So many units, of every limit whose cost is not one unit for all.
+    #[must_use]
+    pub fn new(units: u64) -> Self {
+        Self { units, limit: None }
+    }
+
+    /// Of the limit of that name alone, whatever its cost was.
+    #[must_use]
+    pub fn of_limit(mut self, name: impl Into<String>) -> Self {
+        self.limit = Some(name.into());
+        self
+    }
+
+    pub(super) async fn settle(self, ruling: &Ruling) {
+        // Nobody is left to tell when the store cannot be reached: the estimate stands.
+        _ = match &self.limit {
+            Some(name) => ruling.settle_limit(name, self.units).await,
+            None => ruling.settle(self.units).await,
+        };
+    }
+}
+
+impl<S> RateLimit<S> {
+    fn ask<B>(&self, request: &Request<B>) -> Asking {
+        let target = request.uri().path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+        let mut facts =
+            Facts::new(request.method().as_str(), target).headers(request.headers()).extensions(request.extensions());
+        if let Some(host) = request.uri().host() {
+            facts = facts.host(host);
+        }
+        let peer: Option<IpAddr> = (self.find_peer)(request.extensions());
+        if let Some(peer) = peer {
+            facts = facts.peer(peer);
+        }
+        self.gate.ask(&facts)
+    }
+}
+
+/// The refusal that a ruling is, in the form that the client of these headers understands.
+pub(super) fn refusal<B>(ruling: &Ruling, headers: &HeaderMap) -> Option<Response<ResponseBody<B>>> {
+    if is_grpc(headers) {
+        return ruling.grpc_response().map(|response| response.map(|()| ResponseBody::refusal(Bytes::new())));
+    }
+    ruling.response(headers).map(|response| response.map(ResponseBody::refusal))
+}
+
+impl<S, Q, R> Service<Request<Q>> for RateLimit<S>
+where
+    S: Service<Request<Q>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: 'static,
+    Q: Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S::Future, R, S::Error>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Q>) -> Self::Future {
+        match self.ask(&request) {
+            Asking::Done(ruling) => match refusal(&ruling, request.headers()) {
+                Some(refused) => ResponseFuture::refused(refused),
+                None if ruling.delay().is_zero() => ResponseFuture::inside(self.inner.call(request), ruling),
+                None => ResponseFuture::longer(std::future::ready(ruling), self.take_ready(), request),
+            },
+            Asking::Waiting(ruling) => ResponseFuture::longer(ruling, self.take_ready(), request),
+        }
+    }
+}
+
+impl<S: Clone> RateLimit<S> {
+    /// The service that was ready. A clone of it, which may not be, takes its place.
+    fn take_ready(&mut self) -> S {
+        let clone = self.inner.clone();
+        std::mem::replace(&mut self.inner, clone)
+    }
+}
+
+impl<S: std::fmt::Debug> std::fmt::Debug for RateLimit<S> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("RateLimit").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

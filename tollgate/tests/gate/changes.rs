@@ -1,0 +1,106 @@
+//! Rules that change while requests are decided.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use http::HeaderName;
+use tollgate::rules::{Facts, KeyPart, Rule};
+use tollgate::{FixedWindow, Gate, HOUR, Limit, MINUTE, Rate, TokenBucket};
+
+use super::{ask, gate, headers, remaining, rule_set};
+
+fn per_user(limit: u64) -> Rule {
+    let key = KeyPart::header(HeaderName::from_static("x-user-id"));
+    Rule::new(Limit::new("per-user", FixedWindow::new(limit, MINUTE)).unwrap()).key(key)
+}
+
+const ANN: [(&str, &str); 1] = [("x-user-id", "ann")];
+
+#[test]
+fn counts_survive_and_new_numbers_apply_at_once() {
+    let (gate, _) = gate([per_user(10)]);
+    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 9);
+    gate.replace(rule_set([per_user(100)])).unwrap();
+    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 98);
+    gate.replace(rule_set([per_user(2)])).unwrap();
+    assert!(!ask(&gate, "GET", "/", &ANN).is_allowed());
+    gate.replace(rule_set([])).unwrap();
+    assert!(ask(&gate, "GET", "/", &ANN).limit().is_none());
+}
+
+#[test]
+fn other_rules_beside_a_limit_do_not_touch_its_counts() {
+    let (gate, _) = gate([per_user(10)]);
+    let _ = ask(&gate, "GET", "/", &ANN);
+    let bucket = Limit::new("bucket", TokenBucket::new(100, Rate::per_second(1))).unwrap();
+    let before = Rule::new(bucket).matching(tollgate::rules::Match::everything().method("POST"));
+    gate.replace(rule_set([before, per_user(10).plan_limit("gold", FixedWindow::new(50, MINUTE))])).unwrap();
+    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 8);
+}
+
+#[test]
+fn a_limit_of_another_window_starts_anew() {
+    let (gate, _) = gate([per_user(10)]);
+    let _ = ask(&gate, "GET", "/", &ANN);
+    let key = KeyPart::header(HeaderName::from_static("x-user-id"));
+    let hourly = Rule::new(Limit::new("per-user", FixedWindow::new(10, HOUR)).unwrap()).key(key);
+    gate.replace(rule_set([hourly])).unwrap();
+    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 9);
+}
+
+#[test]
+fn a_ruling_is_settled_by_the_rules_that_made_it() {
+    let (gate, _) = gate([per_user(10)]);
+    let ruling = ask(&gate, "GET", "/", &ANN);
+    gate.replace(rule_set([Rule::new(Limit::new("other", FixedWindow::new(5, MINUTE)).unwrap()), per_user(20)]))
+        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(ruling.refund());
+    let after = gate.ask_by_name("per-user", &[b"ann"], 0).unwrap();
+    assert_eq!(remaining(&runtime.block_on(after.ruling())), 20);
+}
+
+/// Threads ask while the rules are replaced without end. The quota of the test is never above 1000, so no more than
+/// that passes, and with the same numbers not one is lost.
+#[test]
+fn rules_are_replaced_under_load_without_one_wrong_answer() {
+    let (gate, _) = gate([per_user(1000)]);
+    let (admitted, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let headers = headers(&ANN);
+                    for _ in 0..20_000 {
+                        let ruling = gate.decide_now(&Facts::new("GET", "/").headers(&headers)).unwrap();
+                        let quota = ruling.decision().map(tollgate::Decision::quota);
+                        assert!(matches!(quota, Some(1000 | 600)), "{quota:?}");
+                        if ruling.is_allowed() {
+                            admitted.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| replace_without_end(&gate, &done));
+        for thread in asking {
+            thread.join().unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    gate.replace(rule_set([per_user(1000)])).unwrap();
+    while ask(&gate, "GET", "/", &ANN).is_allowed() {
+        admitted.fetch_add(1, Ordering::Relaxed);
+    }
+    assert_eq!(admitted.into_inner(), 1000);
+}
+
+fn replace_without_end(gate: &Gate, done: &AtomicBool) {
+    let mut tick = 0_u64;
+    while !done.load(Ordering::Relaxed) {
+        tick += 1;
+        let other = Rule::new(Limit::new(format!("other-{tick}"), FixedWindow::new(1_000_000, MINUTE)).unwrap())
+            .matching(tollgate::rules::Match::everything().method("POST"));
+        let limit = if tick.is_multiple_of(2) { 1000 } else { 600 };
+        gate.replace(rule_set([other, per_user(limit)])).unwrap();
+    }
+}

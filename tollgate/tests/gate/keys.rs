@@ -1,0 +1,127 @@
+//! What a key is made of.
+
+use std::net::IpAddr;
+
+use http::HeaderName;
+use tollgate::http::Refusal;
+use tollgate::rules::{Facts, KeyPart, Missing, Rule, RuleSet, TrustedProxies};
+use tollgate::{FixedWindow, Gate, Limit, MINUTE};
+
+use super::{ask, gate, headers};
+
+fn once() -> Rule {
+    Rule::new(Limit::new("once", FixedWindow::new(1, MINUTE)).unwrap())
+}
+
+/// The key that a rule makes of a request, as it is explained.
+fn key_of(part: KeyPart, facts: &Facts<'_>) -> Vec<String> {
+    let (gate, _) = gate([once().key(part)]);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut explained = runtime.block_on(gate.explain(facts));
+    match explained.rules.remove(0).standing {
+        tollgate::Standing::Counted { key, .. } => key,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_part_is_found_where_it_is() {
+    let headers =
+        headers(&[("x-user-id", "ann"), ("cookie", "a=1; session=\"s7\"; b=2"), ("host", "API.Example.com:8080")]);
+    let descriptors = [("plan", "gold")];
+    let facts = Facts::new("GET", "/a//b/%7euser/?q=x%20y&z=1")
+        .headers(&headers)
+        .peer("192.0.2.7".parse().unwrap())
+        .route("users")
+        .descriptors(&descriptors);
+    let header = KeyPart::header(HeaderName::from_static("x-user-id"));
+    for (part, text) in [
+        (KeyPart::ip(), "192.0.2.7"),
+        (header, "ann"),
+        (KeyPart::cookie("session"), "s7"),
+        (KeyPart::query("q"), "x y"),
+        (KeyPart::path(), "/a/b/~user"),
+        (KeyPart::method(), "GET"),
+        (KeyPart::host(), "api.example.com"),
+        (KeyPart::route(), "users"),
+        (KeyPart::descriptor("plan"), "gold"),
+        (KeyPart::constant("all"), "all"),
+        (KeyPart::custom(|request| Some(request.facts().method().to_lowercase())), "get"),
+        (KeyPart::jwt("sub"), "anonymous"),
+        (KeyPart::cookie("none"), "anonymous"),
+    ] {
+        assert_eq!(key_of(part.clone(), &facts), [text], "{part}");
+    }
+}
+
+#[test]
+fn an_ipv6_user_is_a_network() {
+    let key = |part: KeyPart, address: &str| {
+        key_of(part, &Facts::new("GET", "/").peer(address.parse::<IpAddr>().unwrap())).remove(0)
+    };
+    assert_eq!(key(KeyPart::ip(), "2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
+    assert_eq!(key(KeyPart::ip_network(56).unwrap(), "2001:db8:1:2ff:3:4:5:6"), "2001:db8:1:200::/56");
+    assert_eq!(key(KeyPart::ip(), "::ffff:192.0.2.1"), "192.0.2.1");
+}
+
+#[test]
+fn a_forged_address_is_believed_from_nobody_unless_it_is_trusted() {
+    let forged = headers(&[("x-forwarded-for", "203.0.113.9")]);
+    let asked = |gate: &Gate| {
+        let facts = Facts::new("GET", "/").peer("10.0.0.1".parse().unwrap()).headers(&forged);
+        gate.decide_now(&facts).unwrap().is_allowed()
+    };
+    let rules = || RuleSet::builder().rule(once().key(KeyPart::ip()));
+    let direct = Facts::new("GET", "/").peer("203.0.113.9".parse().unwrap());
+    let stranger = Gate::in_memory(rules().build().unwrap()).unwrap();
+    assert!(asked(&stranger) && stranger.decide_now(&direct).unwrap().is_allowed());
+    let proxies = TrustedProxies::parse(["10.0.0.0/8"]).unwrap();
+    let trusting = Gate::in_memory(rules().trusted_proxies(proxies).build().unwrap()).unwrap();
+    assert!(asked(&trusting) && !trusting.decide_now(&direct).unwrap().is_allowed());
+}
+
+#[test]
+fn who_lacks_the_key_is_skipped_or_refused_as_the_rule_says() {
+    let part = || KeyPart::header(HeaderName::from_static("x-api-key"));
+    let (skipping, _) = gate([once().key(part()).missing(Missing::Skip)]);
+    for _ in 0..3 {
+        assert!(ask(&skipping, "GET", "/", &[]).is_allowed());
+    }
+    let (denying, _) = gate([once().key(part()).missing(Missing::Deny)]);
+    let refused = ask(&denying, "GET", "/", &[]);
+    assert_eq!(refused.refusal(), Some(&Refusal::KeyMissing { part: "header:x-api-key".into() }));
+    assert_eq!(refused.response(&headers(&[])).unwrap().status(), 403);
+    assert!(ask(&denying, "GET", "/", &[("x-api-key", "k")]).is_allowed());
+}
+
+#[test]
+fn a_descriptor_that_was_not_given_means_that_the_rule_is_not_for_it() {
+    let (gate, _) = gate([once().key(KeyPart::descriptor("user"))]);
+    for _ in 0..3 {
+        assert!(gate.decide_now(&Facts::new("GET", "/")).unwrap().is_allowed());
+    }
+    let descriptors = [("user", "ann")];
+    let facts = Facts::new("GET", "/").descriptors(&descriptors);
+    assert!(gate.decide_now(&facts).unwrap().is_allowed());
+    assert!(!gate.decide_now(&facts).unwrap().is_allowed());
+}
+
+#[test]
+fn paths_that_mean_the_same_are_one_key() {
+    let (gate, _) = gate([once().key(KeyPart::path())]);
+    assert!(ask(&gate, "GET", "/api/x", &[]).is_allowed());
+    for evasion in ["/api//x", "/api/./x", "/api/y/../x", "/api/%78", "/api/x/", "/api/x?a=b", "/%61pi/x"] {
+        assert!(!ask(&gate, "GET", evasion, &[]).is_allowed(), "{evasion}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_text_are_keys_as_well() {
+    let (gate, _) = gate([once().key(KeyPart::header(HeaderName::from_static("x-user-id")))]);
+    let asked = |bytes: &[u8]| {
+        let mut headers = http::HeaderMap::new();
+        headers.insert("x-user-id", http::HeaderValue::from_bytes(bytes).unwrap());
+        gate.decide_now(&Facts::new("GET", "/").headers(&headers)).unwrap().is_allowed()
+    };
+    assert!(asked(b"\xff") && asked(b"\xfe") && !asked(b"\xff"));
+}

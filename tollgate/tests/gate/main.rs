@@ -1,0 +1,38 @@
+//! Rules on the memory store: which request meets which limit, by which key, at what cost.
+
+mod changes;
+mod keys;
+mod lists;
+mod plans;
+mod scenarios;
+mod settling;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tollgate::rules::{Facts, Rule, RuleSet};
+use tollgate::{Gate, Limiter, ManualClock, Ruling};
+
+/// A gate with these rules, at a time that only the test moves.
+fn gate(rules: impl IntoIterator<Item = Rule>) -> (Gate, ManualClock) {
+    let clock = ManualClock::at(tollgate::Timestamp::from_secs(1_700_000_000));
+    let gate = Gate::with_limiter(rule_set(rules), Limiter::builder().clock(clock.clone())).unwrap();
+    (gate, clock)
+}
+
+fn rule_set(rules: impl IntoIterator<Item = Rule>) -> RuleSet {
+    rules.into_iter().fold(RuleSet::builder(), |builder, rule| builder.rule(rule)).build().unwrap()
+}
+
+fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+    let header =
+        |(name, value): &(&'static str, &str)| (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
+    pairs.iter().map(header).collect()
+}
+
+/// What is ruled about a request with these headers.
+fn ask(gate: &Gate, method: &str, path: &str, pairs: &[(&'static str, &str)]) -> Ruling {
+    gate.decide_now(&Facts::new(method, path).headers(&headers(pairs))).expect("the store is in memory")
+}
+
+fn remaining(ruling: &Ruling) -> u64 {
+    ruling.decision().expect("a limit was asked").remaining()
+}

@@ -1,0 +1,77 @@
+//! Numbers of one's own, and costs.
+
+use http::HeaderName;
+use tollgate::rules::{Cost, KeyPart, Rule};
+use tollgate::{FixedWindow, Limit, MINUTE, Rate, TokenBucket};
+
+use super::{ask, gate, remaining};
+
+fn per_user() -> Rule {
+    let key = KeyPart::header(HeaderName::from_static("x-user-id"));
+    Rule::new(Limit::new("per-user", FixedWindow::new(10, MINUTE)).unwrap()).key(key)
+}
+
+fn tiered() -> Rule {
+    per_user()
+        .plan(KeyPart::header(HeaderName::from_static("x-plan")))
+        .plan_limit("gold", FixedWindow::new(1000, MINUTE))
+        .plan_limit("trial", FixedWindow::new(3, MINUTE))
+        .key_limit(&["vip"], FixedWindow::new(5000, MINUTE))
+}
+
+#[test]
+fn plans_and_single_keys_have_numbers_of_their_own() {
+    let (gate, _) = gate([tiered()]);
+    let left = |user: &str, plan: &str| {
+        let ruling = ask(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]);
+        let decision = ruling.decision().unwrap();
+        assert_eq!(ruling.limit(), Some("per-user"));
+        (decision.quota(), decision.remaining())
+    };
+    assert_eq!(left("ann", "gold"), (1000, 999));
+    assert_eq!(left("bob", "trial"), (3, 2));
+    assert_eq!(left("cid", "unknown"), (10, 9));
+    assert_eq!(left("dan", ""), (10, 9));
+    assert_eq!(left("vip", "trial"), (5000, 4999));
+    // Who changes plans takes along what is spent.
+    assert_eq!(left("bob", "gold"), (1000, 998));
+    assert_eq!(left("bob", "trial"), (3, 0));
+}
+
+#[test]
+fn an_override_must_be_of_the_same_algorithm_and_make_sense() {
+    let other = per_user().plan_limit("gold", TokenBucket::new(10, Rate::per_second(1)));
+    let error = tollgate::rules::RuleSet::builder().rule(other).build().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "limit `per-user`: an override has another algorithm than its limit; change numbers only, or use a limit of \
+         its own"
+    );
+    let zero = per_user().key_limit(&["ann"], FixedWindow::new(0, MINUTE));
+    let error = tollgate::rules::RuleSet::builder().rule(zero).build().unwrap_err();
+    assert_eq!(error.field(), "limit");
+}
+
+#[test]
+fn a_request_costs_what_its_rule_says() {
+    let header = Cost::header(HeaderName::from_static("x-cost"));
+    let (gate, _) = gate([per_user().cost(header)]);
+    let spent =
+        |user: &str, cost: &str| 10 - remaining(&ask(&gate, "GET", "/", &[("x-user-id", user), ("x-cost", cost)]));
+    assert_eq!(spent("a", "4"), 4);
+    // What a client sends never makes its request free.
+    for (user, cost) in [("b", "0"), ("c", "-3"), ("d", "many"), ("e", ""), ("f", "1.5"), ("g", "99999999999999999999")]
+    {
+        assert_eq!(spent(user, cost), 1, "{cost}");
+    }
+    let never = ask(&gate, "GET", "/", &[("x-user-id", "h"), ("x-cost", "11")]);
+    assert!(!never.is_allowed() && never.decision().unwrap().retry_after().is_none());
+}
+
+#[test]
+fn a_cost_can_be_computed() {
+    let by_path = Cost::custom(|request| request.path().starts_with("/export").then_some(5));
+    let (gate, _) = gate([per_user().cost(by_path)]);
+    assert_eq!(remaining(&ask(&gate, "GET", "/export/all", &[])), 5);
+    assert_eq!(remaining(&ask(&gate, "GET", "/list", &[])), 4);
+}

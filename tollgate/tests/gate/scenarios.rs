@@ -1,0 +1,76 @@
+//! What the documents that the product comes from describe.
+
+use http::HeaderName;
+use tollgate::rules::{KeyPart, Match, Rule};
+use tollgate::{FixedWindow, Limit, MINUTE};
+
+use super::{ask, gate, remaining};
+
+fn per_minute(name: &str, limit: u64) -> Rule {
+    Rule::new(Limit::new(name, FixedWindow::new(limit, MINUTE)).unwrap())
+}
+
+fn user() -> KeyPart {
+    KeyPart::header(HeaderName::from_static("x-user-id"))
+}
+
+#[test]
+fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() {
+    let endpoint = Match::everything().path("/api/expensive".parse().unwrap());
+    let (gate, _) = gate([
+        per_minute("global", 10_000),
+        per_minute("user", 100).key(user()),
+        per_minute("endpoint", 10).matching(endpoint).key(user()).key(KeyPart::path()),
+    ]);
+    let ann = [("x-user-id", "ann")];
+    for left in (0..10).rev() {
+        let ruling = ask(&gate, "GET", "/api/expensive", &ann);
+        assert!(ruling.is_allowed());
+        assert_eq!((ruling.limit(), remaining(&ruling)), (Some("endpoint"), left));
+    }
+    let denied = ask(&gate, "GET", "/api/expensive", &ann);
+    assert_eq!((denied.is_allowed(), denied.limit()), (false, Some("endpoint")));
+    let elsewhere = ask(&gate, "GET", "/api/cheap", &ann);
+    assert_eq!((elsewhere.limit(), remaining(&elsewhere)), (Some("user"), 89));
+    let another = ask(&gate, "GET", "/api/cheap", &[("x-user-id", "bob")]);
+    assert_eq!((another.limit(), remaining(&another)), (Some("user"), 99));
+}
+
+#[test]
+fn search_has_a_limit_of_its_own_beside_the_general_one() {
+    let search = Match::everything().path("/search/**".parse().unwrap());
+    let (gate, _) =
+        gate([per_minute("general", 100).key(user()), per_minute("search", 10).matching(search).key(user())]);
+    let ann = [("x-user-id", "ann")];
+    for _ in 0..10 {
+        assert!(ask(&gate, "GET", "/search?q=x", &ann).is_allowed());
+    }
+    assert!(!ask(&gate, "GET", "/search?q=x", &ann).is_allowed());
+    let general = ask(&gate, "GET", "/users", &ann);
+    assert_eq!((general.limit(), remaining(&general)), (Some("general"), 89));
+}
+
+#[test]
+fn a_request_without_the_header_is_anonymous() {
+    let (gate, _) = gate([per_minute("user", 2).key(user())]);
+    assert!(ask(&gate, "GET", "/", &[]).is_allowed());
+    assert!(ask(&gate, "GET", "/", &[("x-user-id", "")]).is_allowed());
+    assert!(!ask(&gate, "GET", "/", &[]).is_allowed());
+    assert!(!ask(&gate, "GET", "/", &[("x-user-id", "anonymous")]).is_allowed());
+    assert!(ask(&gate, "GET", "/", &[("x-user-id", "ann")]).is_allowed());
+}
+
+#[test]
+fn a_request_that_no_rule_is_for_passes_without_a_word() {
+    let (gate, _) = gate([per_minute("posts", 1).matching(Match::everything().method("POST"))]);
+    for _ in 0..3 {
+        let ruling = ask(&gate, "GET", "/", &[]);
+        assert!(ruling.is_allowed() && ruling.limit().is_none() && ruling.decision().is_none());
+    }
+}
+
+#[test]
+fn no_rules_at_all_let_everything_pass() {
+    let (gate, _) = gate([]);
+    assert!(ask(&gate, "GET", "/", &[]).is_allowed());
+}

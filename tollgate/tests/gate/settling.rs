@@ -1,0 +1,55 @@
+//! Costs that are known only afterwards.
+
+use tollgate::rules::{Cost, Facts, Rule};
+use tollgate::{Gate, Limit, MINUTE, Settlement, SlidingWindowLog};
+
+use super::{ask, gate, remaining};
+
+fn tokens_and_requests() -> Gate {
+    let log = |name: &str, limit| Rule::new(Limit::new(name, SlidingWindowLog::new(limit, MINUTE)).unwrap());
+    gate([log("tokens", 1000).cost(Cost::constant(500)), log("requests", 10)]).0
+}
+
+fn left(gate: &Gate, limit: &str) -> u64 {
+    let tollgate::Asking::Done(looked) = gate.ask_by_name(limit, &[], 0).unwrap() else { panic!("in memory") };
+    remaining(&looked)
+}
+
+#[tokio::test]
+async fn what_was_too_much_is_given_back_where_the_cost_was_an_estimate() {
+    let gate = tokens_and_requests();
+    let ruling = ask(&gate, "POST", "/", &[]);
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (500, 9));
+    assert_eq!(ruling.settle(120).await, Settlement::Settled);
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (880, 9));
+}
+
+#[tokio::test]
+async fn what_was_too_little_is_taken_as_far_as_there_is_any() {
+    let gate = tokens_and_requests();
+    let ruling = ask(&gate, "POST", "/", &[]);
+    assert_eq!(ruling.settle(1200).await, Settlement::Short { missing: 200 });
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (0, 9));
+}
+
+#[tokio::test]
+async fn a_refund_gives_back_from_every_limit_and_a_denial_gave_nothing() {
+    let gate = tokens_and_requests();
+    let ruling = ask(&gate, "POST", "/", &[]);
+    assert_eq!(ruling.refund().await, Settlement::Settled);
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (1000, 10));
+    let facts = Facts::new("GET", "/");
+    let taken: Vec<_> = (0..2).map(|_| gate.decide_now(&facts).unwrap()).collect();
+    let denied = gate.decide_now(&facts).unwrap();
+    assert!(taken.iter().all(tollgate::Ruling::is_allowed) && !denied.is_allowed());
+    _ = denied.refund().await;
+    assert_eq!(left(&gate, "tokens"), 0);
+}
+
+#[tokio::test]
+async fn one_limit_can_be_settled_by_its_name() {
+    let gate = tokens_and_requests();
+    let ruling = ask(&gate, "POST", "/", &[]);
+    assert_eq!(ruling.settle_limit("requests", 3).await, Settlement::Settled);
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (500, 7));
+}
