@@ -6,6 +6,9 @@
 //! time. Windows are aligned to the wall clock, so the two are brought together once, at the start: from there
 //! time only goes forward, whatever happens to the wall clock.
 
+#[cfg(feature = "file")]
+pub(crate) mod wall;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -1,0 +1,91 @@
+//! What a verified token says. Only [`super::Verifier`] makes these.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::units::Timestamp;
+
+/// The claims of a token whose signature is good. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Claims(Arc<Read>);
+
+#[derive(Debug)]
+struct Read {
+    claims: Map<String, Value>,
+    not_before: Option<Timestamp>,
+    expires: Option<Timestamp>,
+}
+
+impl Claims {
+    /// The claims of a payload, if it is an object whose times are times.
+    pub(super) fn read(payload: &[u8]) -> Option<Self> {
+        let claims: Map<String, Value> = serde_json::from_slice(payload).ok()?;
+        let not_before = time(&claims, "nbf")?;
+        let expires = time(&claims, "exp")?;
+        Some(Self(Arc::new(Read { claims, not_before, expires })))
+    }
+
+    /// Whether that moment is before `exp` and not before `nbf`, give or take the leeway.
+    pub(super) fn are_current(&self, now: Timestamp, leeway: Duration) -> bool {
+        let Read { not_before, expires, .. } = &*self.0;
+        expires.is_none_or(|end| now < end.saturating_add(leeway))
+            && not_before.is_none_or(|start| now.saturating_add(leeway) >= start)
+    }
+
+    /// Whether the claim is one of these texts, or a list that has one of them.
+    pub(super) fn name_one_of(&self, claim: &str, wanted: &[String]) -> bool {
+        let is_wanted = |value: &Value| value.as_str().is_some_and(|text| wanted.iter().any(|one| one == text));
+        match self.0.claims.get(claim) {
+            Some(Value::Array(values)) => values.iter().any(is_wanted),
+            Some(value) => is_wanted(value),
+            None => false,
+        }
+    }
+
+    /// A claim as text: strings as they are, numbers and booleans as JSON writes them. Lists, objects and null are
+    /// none, for no text of them would be one client's for sure.
+    ///
+    /// A name with dots looks into objects when there is no claim of the whole name: `realm.plan` is first the claim
+    /// `realm.plan`, and then `plan` in the object `realm`.
+    pub(crate) fn text(&self, claim: &str) -> Option<Cow<'_, str>> {
+        match find(&self.0.claims, claim)? {
+            Value::String(text) => Some(Cow::Borrowed(text)),
+            Value::Number(number) => Some(Cow::Owned(number.to_string())),
+            Value::Bool(true) => Some(Cow::Borrowed("true")),
+            Value::Bool(false) => Some(Cow::Borrowed("false")),
+            Value::Null | Value::Array(_) | Value::Object(_) => None,
+        }
+    }
+
+    /// All claims, for expressions.
+    pub(crate) fn as_map(&self) -> &Map<String, Value> {
+        &self.0.claims
+    }
+}
+
+/// Names have dots of their own, such as `https://example.com/claims`, so each dot may be the one that divides.
+fn find<'a>(claims: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    if let Some(value) = claims.get(name) {
+        return Some(value);
+    }
+    name.match_indices('.').find_map(|(dot, _)| {
+        let (outer, inner) = (name.get(..dot)?, name.get(dot + 1..)?);
+        find(claims.get(outer)?.as_object()?, inner)
+    })
+}
+
+/// A time that is there must be a number of seconds; the outer none says that it is not.
+fn time(claims: &Map<String, Value>, name: &str) -> Option<Option<Timestamp>> {
+    let Some(value) = claims.get(name) else { return Some(None) };
+    let number = value.as_number()?;
+    let moment = match (number.as_u64(), number.as_f64()) {
+        (Some(seconds), _) => Timestamp::from_secs(seconds),
+        // Before the epoch, in fractions, or beyond all times: the cast goes to the nearest that there is.
+        (None, Some(seconds)) => Timestamp::from_micros((seconds * 1e6) as u64),
+        (None, None) => return None,
+    };
+    Some(Some(moment))
+}

@@ -1,0 +1,235 @@
+//! The keys that tokens are verified with, each for one algorithm.
+
+use std::fmt;
+use std::str::FromStr;
+
+use jsonwebtoken::crypto::rust_crypto::DEFAULT_PROVIDER;
+use jsonwebtoken::{DecodingKey, DecodingKeyKind};
+use serde_json::{Map, Value};
+
+use super::decoded;
+
+/// Issuers publish two or three, of which old ones go. A token without a key's name may have to be tried with all.
+const MAX_KEYS: usize = 32;
+
+/// As RFC 7518 demands for HS256 (section 3.2): a shorter one can be found by trying, from a single token.
+const MIN_SECRET_BYTES: usize = 32;
+
+/// As RFC 7518 demands for RS256 (section 3.3), and the most that the arithmetic takes.
+const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=512;
+
+/// The length of every Ed25519 key.
+const ED25519_BYTES: usize = 32;
+
+/// How tokens are signed. There are others; these are what issuers use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Algorithm {
+    Hs256,
+    Rs256,
+    Es256,
+    EdDsa,
+}
+
+impl Algorithm {
+    pub(crate) const ALL: [Self; 4] = [Self::Hs256, Self::Rs256, Self::Es256, Self::EdDsa];
+
+    /// The name in tokens and rule files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Hs256 => "HS256",
+            Self::Rs256 => "RS256",
+            Self::Es256 => "ES256",
+            Self::EdDsa => "EdDSA",
+        }
+    }
+
+    fn inner(self) -> jsonwebtoken::Algorithm {
+        match self {
+            Self::Hs256 => jsonwebtoken::Algorithm::HS256,
+            Self::Rs256 => jsonwebtoken::Algorithm::RS256,
+            Self::Es256 => jsonwebtoken::Algorithm::ES256,
+            Self::EdDsa => jsonwebtoken::Algorithm::EdDSA,
+        }
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or(())
+    }
+}
+
+/// One key.
+pub(super) struct Key {
+    /// What a set of keys calls it.
+    id: Option<String>,
+    algorithm: Algorithm,
+    inner: DecodingKey,
+}
+
+impl Key {
+    /// The key of a PEM file, or the secret that the file is.
+    pub(super) fn of_file(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
+        let (kind, key) = if contents.trim_ascii_start().starts_with(b"-----BEGIN ") {
+            ("public key", of_pem(name, contents)?)
+        } else {
+            ("secret", of_secret(name, contents, algorithms)?)
+        };
+        let fit = key.algorithm.name();
+        if algorithms.is_empty() {
+            return Err(InvalidKeys::new(name, "has no algorithm", format_args!("set algorithms: [{fit}]")));
+        }
+        if let Some(other) = algorithms.iter().find(|other| **other != key.algorithm) {
+            let problem = format_args!("holds a {kind} for {fit}, which {} cannot use", other.name());
+            return Err(InvalidKeys::new(
+                name,
+                problem,
+                format_args!("set algorithms: [{fit}], or name another key_file"),
+            ));
+        }
+        Ok(key)
+    }
+
+    /// The keys of a set that can serve one of the algorithms, or any. Others in the set are not ours to use.
+    pub(super) fn of_jwks(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Vec<Self>, InvalidKeys> {
+        let set: Map<String, Value> = serde_json::from_slice(contents)
+            .map_err(|error| InvalidKeys::new(name, format_args!("is not JSON: {error}"), "name a JWKS file"))?;
+        let Some(Value::Array(keys)) = set.get("keys") else {
+            return Err(InvalidKeys::new(name, "has no list `keys`", "name a JWKS file, or a PEM file as key_file"));
+        };
+        if keys.len() > MAX_KEYS {
+            let problem = format_args!("has more than {MAX_KEYS} keys");
+            return Err(InvalidKeys::new(name, problem, "remove those that are out of use"));
+        }
+        let served = |key: &Self| algorithms.is_empty() || algorithms.contains(&key.algorithm);
+        let keys: Vec<_> = keys.iter().filter_map(|key| of_jwk(key.as_object()?)).filter(served).collect();
+        if keys.is_empty() {
+            let wanted = if algorithms.is_empty() { &Algorithm::ALL } else { algorithms };
+            let wanted: Vec<_> = wanted.iter().map(|algorithm| algorithm.name()).collect();
+            let problem = format_args!("has no sound key to verify {} with", wanted.join(", "));
+            return Err(InvalidKeys::new(
+                name,
+                problem,
+                "add one, of RSA with 2048 to 4096 bits, P-256, Ed25519 or oct",
+            ));
+        }
+        Ok(keys)
+    }
+
+    /// Whether a token of that algorithm that names that key can be of this one. Where one of them has no name, the
+    /// signature alone decides.
+    pub(super) fn fits(&self, algorithm: Algorithm, id: Option<&str>) -> bool {
+        let same_id = match (self.id.as_deref(), id) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => true,
+        };
+        self.algorithm == algorithm && same_id
+    }
+
+    pub(super) fn has_signed(&self, message: &[u8], signature: &Vec<u8>) -> bool {
+        (DEFAULT_PROVIDER.verifier_factory)(&self.algorithm.inner(), &self.inner)
+            .is_ok_and(|verifier| verifier.verify(message, signature).is_ok())
+    }
+
+    /// The key, if it is whole and strong enough. The verifier of Ed25519 would panic at a short one.
+    fn checked(algorithm: Algorithm, inner: DecodingKey) -> Option<Self> {
+        let length = match inner.kind() {
+            DecodingKeyKind::SecretOrDer(bytes) if algorithm == Algorithm::Rs256 => {
+                (DEFAULT_PROVIDER.key_utils.rsa_pub_components_from_public_key)(bytes).ok()?.0.len()
+            }
+            DecodingKeyKind::SecretOrDer(bytes) => bytes.len(),
+            DecodingKeyKind::RsaModulusExponent { n, .. } => n.iter().skip_while(|byte| **byte == 0).count(),
+        };
+        let sound = match algorithm {
+            Algorithm::Hs256 => length >= MIN_SECRET_BYTES,
+            Algorithm::Rs256 => RSA_BYTES.contains(&length),
+            Algorithm::EdDsa => length == ED25519_BYTES,
+            Algorithm::Es256 => true,
+        };
+        let usable = sound && (DEFAULT_PROVIDER.verifier_factory)(&algorithm.inner(), &inner).is_ok();
+        usable.then_some(Self { id: None, algorithm, inner })
+    }
+}
+
+fn of_pem(name: &str, contents: &[u8]) -> Result<Key, InvalidKeys> {
+    let text = String::from_utf8_lossy(contents);
+    if text.contains("PRIVATE KEY-----") {
+        return Err(InvalidKeys::new(name, "holds a private key", "keep it with the issuer, and name its public half"));
+    }
+    if !text.contains("-----BEGIN PUBLIC KEY-----") && !text.contains("-----BEGIN RSA PUBLIC KEY-----") {
+        return Err(InvalidKeys::new(name, "holds no public key", "name a file that begins with BEGIN PUBLIC KEY"));
+    }
+    let rsa = || Key::checked(Algorithm::Rs256, DecodingKey::from_rsa_pem(contents).ok()?);
+    let ec = || Key::checked(Algorithm::Es256, DecodingKey::from_ec_pem(contents).ok()?);
+    let ed = || Key::checked(Algorithm::EdDsa, DecodingKey::from_ed_pem(contents).ok()?);
+    rsa().or_else(ec).or_else(ed).ok_or_else(|| {
+        let fix = "use RSA with 2048 to 4096 bits, P-256 or Ed25519";
+        InvalidKeys::new(name, "holds a public key that cannot be used", fix)
+    })
+}
+
+fn of_secret(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Key, InvalidKeys> {
+    if !algorithms.is_empty() && !algorithms.contains(&Algorithm::Hs256) {
+        let problem = "holds no public key in PEM";
+        return Err(InvalidKeys::new(name, problem, "name a file that begins with BEGIN PUBLIC KEY"));
+    }
+    Key::checked(Algorithm::Hs256, DecodingKey::from_secret(without_line_end(contents))).ok_or_else(|| {
+        let problem = format_args!("holds a secret of less than {MIN_SECRET_BYTES} bytes, which can be guessed");
+        InvalidKeys::new(name, problem, "make one with `openssl rand -hex 32`")
+    })
+}
+
+/// A text ends with a line end that nobody means. Of bytes that are no text, every one is meant.
+fn without_line_end(contents: &[u8]) -> &[u8] {
+    match std::str::from_utf8(contents) {
+        Ok(text) => text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line)).as_bytes(),
+        Err(_) => contents,
+    }
+}
+
+/// The key of a JWK (RFC 7517), if it is sound and for verifying one of our algorithms.
+fn of_jwk(jwk: &Map<String, Value>) -> Option<Key> {
+    let text = |name: &str| jwk.get(name).and_then(Value::as_str);
+    let (algorithm, inner) = match (text("kty")?, text("crv")) {
+        ("RSA", _) => (Algorithm::Rs256, DecodingKey::from_rsa_components(text("n")?, text("e")?).ok()?),
+        ("EC", Some("P-256")) => (Algorithm::Es256, DecodingKey::from_ec_components(text("x")?, text("y")?).ok()?),
+        ("OKP", Some("Ed25519")) => (Algorithm::EdDsa, DecodingKey::from_ed_components(text("x")?).ok()?),
+        ("oct", _) => (Algorithm::Hs256, DecodingKey::from_secret(&decoded(text("k")?)?)),
+        _ => return None,
+    };
+    let is_for = |name: &str, ours: &str| jwk.get(name).is_none_or(|given| given.as_str() == Some(ours));
+    let verifies = match jwk.get("key_ops") {
+        Some(Value::Array(uses)) => uses.iter().any(|given| given == "verify"),
+        Some(_) => false,
+        None => true,
+    };
+    if !is_for("alg", algorithm.name()) || !is_for("use", "sig") || !verifies {
+        return None;
+    }
+    let key = Key::checked(algorithm, inner)?;
+    Some(Key { id: text("kid").map(str::to_owned), ..key })
+}
+
+/// Keys that cannot be used: the file, what is wrong with it, and the fix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InvalidKeys(String);
+
+impl InvalidKeys {
+    pub(super) fn new(name: &str, problem: impl fmt::Display, fix: impl fmt::Display) -> Self {
+        Self(format!("{name} {problem}; {fix}"))
+    }
+
+    pub(super) fn unreadable(name: &str, error: &std::io::Error) -> Self {
+        Self::new(name, format_args!("cannot be read: {error}"), "name a file that this process may read")
+    }
+}
+
+impl fmt::Display for InvalidKeys {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for InvalidKeys {}

@@ -1,0 +1,112 @@
+//! Tokens that were verified a moment ago.
+//!
+//! A client sends the same token with every request, and a signature takes a hundred microseconds to check where the
+//! rest of a decision takes one. A token is recognised by all its bytes, so nothing that merely resembles a good one
+//! is taken for it; the hash, keyed with a secret of the process, only says where to look. Only tokens with a good
+//! signature are kept, so nobody can push them out without having as many. Whether a token is still in time is not
+//! decided here.
+
+use super::claims::Claims;
+use crate::sync::Mutex;
+
+/// Together with [`WAYS`], room for 2,048 tokens: at 4 KiB each, and as much again and more for what they say, some
+/// 30 MiB at the very most. Each set has a lock of its own, so threads seldom meet.
+const SETS: usize = 512;
+
+/// Tokens whose hashes meet in one set stay side by side, up to so many.
+const WAYS: usize = 4;
+
+/// Those of the usual issuers are one or two kilobytes. A longer one is verified every time.
+const MAX_REMEMBERED_BYTES: usize = 4 * 1024;
+
+pub(super) struct Remembered {
+    sets: Box<[Mutex<Set>]>,
+    secret: ahash::RandomState,
+}
+
+#[derive(Default)]
+struct Set {
+    tokens: [Option<Token>; WAYS],
+    /// The one that has been there longest.
+    oldest: usize,
+}
+
+struct Token {
+    /// Compared first, so that the time of a comparison tells nothing of the bytes of a token.
+    fingerprint: u64,
+    text: Box<str>,
+    claims: Claims,
+}
+
+impl Default for Remembered {
+    fn default() -> Self {
+        let sets = std::iter::repeat_with(Mutex::default).take(SETS).collect();
+        Self { sets, secret: ahash::RandomState::new() }
+    }
+}
+
+impl Remembered {
+    pub(super) fn get(&self, token: &str) -> Option<Claims> {
+        let fingerprint = self.secret.hash_one(token);
+        let set = self.set(fingerprint).lock();
+        let mut tokens = set.tokens.iter().flatten();
+        tokens.find(|known| known.fingerprint == fingerprint && *known.text == *token).map(|known| known.claims.clone())
+    }
+
+    pub(super) fn put(&self, token: &str, claims: Claims) {
+        if token.len() > MAX_REMEMBERED_BYTES {
+            return;
+        }
+        let fingerprint = self.secret.hash_one(token);
+        let known = Token { fingerprint, text: token.into(), claims };
+        let mut set = self.set(fingerprint).lock();
+        let at = set.oldest;
+        set.tokens[at] = Some(known);
+        set.oldest = (at + 1) % WAYS;
+    }
+
+    fn set(&self, fingerprint: u64) -> &Mutex<Set> {
+        &self.sets[fingerprint as usize % SETS]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claims(text: &str) -> Claims {
+        Claims::read(format!("{{\"sub\":\"{text}\"}}").as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_token_is_recognised_by_all_its_bytes() {
+        let remembered = Remembered::default();
+        remembered.put("head.body.signature", claims("ann"));
+        assert_eq!(remembered.get("head.body.signature").unwrap().text("sub").unwrap(), "ann");
+        for other in ["head.body.signaturf", "head.body.signatur", "head.body.signature ", "Head.body.signature", ""] {
+            assert!(remembered.get(other).is_none(), "{other}");
+        }
+    }
+
+    #[test]
+    fn so_many_are_kept_and_the_newest_is_among_them() {
+        let remembered = Remembered::default();
+        let all: Vec<_> = (0..3 * SETS * WAYS).map(|number| format!("token {number}")).collect();
+        for token in &all {
+            remembered.put(token, claims(token));
+            assert_eq!(remembered.get(token).unwrap().text("sub").unwrap(), *token);
+        }
+        let kept = all.iter().filter(|token| remembered.get(token).is_some()).count();
+        assert!(kept <= SETS * WAYS && kept > SETS * WAYS / 2, "{kept}");
+    }
+
+    #[test]
+    fn a_long_token_is_not_kept() {
+        let remembered = Remembered::default();
+        for (length, kept) in [(MAX_REMEMBERED_BYTES, true), (MAX_REMEMBERED_BYTES + 1, false)] {
+            let token = "x".repeat(length);
+            remembered.put(&token, claims("ann"));
+            assert_eq!(remembered.get(&token).is_some(), kept, "{length}");
+        }
+    }
+}
