@@ -2,3 +2,4 @@
 
 mod connections;
 pub(crate) mod http;
+mod proxy_protocol;

@@ -1,21 +1,29 @@
 //! Accepts connections and sees to their end.
 //!
 //! No client can hold a connection for ever, whatever it sends or leaves unsent, nor take more of them than the
-//! process can bear. The body of a request is read, and timed, by its handler.
+//! process can bear. The body of a request is read, and timed, by its handler. Who called is in the extensions of
+//! every request, as [`ConnectInfo<SocketAddr>`].
 
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::ConnectInfo;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
+
+use super::proxy_protocol::{self, ProxyProtocol};
 
 /// Well below the 1,024 descriptors that a process may usually open. Further clients wait in the kernel's queue.
 const MAX_CONNECTIONS: u32 = 512;
@@ -37,19 +45,26 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 /// A process out of descriptors gets one back soon; until then, trying again at once would only burn the CPU.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// What a listener can be told beside its address.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) proxy_protocol: ProxyProtocol,
+}
+
 /// Serves until `shutdown` ends, then lets what is under way finish, for at most [`DRAIN_DEADLINE`].
-pub(crate) async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
+pub(crate) async fn serve(listener: TcpListener, router: Router, options: Options, shutdown: impl Future<Output = ()>) {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
     let (serving, stopped) = watch::channel(());
     let mut shutdown = pin!(shutdown);
     loop {
-        let (stream, slot) = tokio::select! {
+        let (connection, slot) = tokio::select! {
             accepted = accept(&listener, &slots) => accepted,
             () = shutdown.as_mut() => break,
         };
         let (router, mut stopped) = (router.clone(), stopped.clone());
         tokio::spawn(async move {
-            hold(stream, router, async move { _ = stopped.changed().await }).await;
+            let stop = async move { _ = stopped.changed().await };
+            begin(connection, router, options, stop).await;
             drop(slot);
         });
     }
@@ -60,14 +75,14 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, shutdown: impl 
 }
 
 /// The next connection, and the slot that it takes up.
-async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
+async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (Connection<TcpStream>, OwnedSemaphorePermit) {
     let slot = Arc::clone(slots).acquire_owned().await.expect("the slots are never closed");
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((io, peer)) => {
                 // An answer is one small write; waiting to fill a packet would only delay it.
-                _ = stream.set_nodelay(true);
-                return (stream, slot);
+                _ = io.set_nodelay(true);
+                return (Connection { io, peer }, slot);
             }
             // Only this client is gone; the next may be waiting.
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -76,17 +91,49 @@ async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (TcpStream, O
     }
 }
 
-/// Serves one connection until the client or a deadline ends it, or `stop` asks for its end.
-async fn hold<Io>(io: Io, router: Router, stop: impl Future<Output = ()>)
+/// A connection, and who called.
+struct Connection<Io> {
+    io: Io,
+    peer: SocketAddr,
+}
+
+/// Hears from the load balancer who called, where that is asked for, and then serves the connection.
+async fn begin<Io>(mut connection: Connection<Io>, router: Router, options: Options, stop: impl Future<Output = ()>)
 where
     Io: AsyncRead + AsyncWrite + Unpin,
 {
+    let mut stop = pin!(stop);
+    if options.proxy_protocol == ProxyProtocol::Required {
+        let caller = tokio::select! {
+            caller = proxy_protocol::read(&mut connection.io) => caller,
+            () = stop.as_mut() => return,
+        };
+        match caller {
+            Ok(Some(caller)) => connection.peer = caller,
+            Ok(None) => {}
+            Err(_) => return,
+        }
+    }
+    hold(connection, router, stop).await;
+}
+
+/// Serves one connection until the client or a deadline ends it, or `stop` asks for its end.
+async fn hold<Io>(connection: Connection<Io>, router: Router, stop: impl Future<Output = ()>)
+where
+    Io: AsyncRead + AsyncWrite + Unpin,
+{
+    let Connection { io, peer } = connection;
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(peer));
+        router.call(request)
+    });
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_DEADLINE)
             .max_buf_size(MAX_HEAD_BYTES)
-            .serve_connection(TokioIo::new(io), TowerToHyperService::new(router))
+            .serve_connection(TokioIo::new(io), service)
     );
     // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
     tokio::select! {
@@ -112,12 +159,25 @@ mod tests {
     use super::*;
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: tollgate\r\n\r\n";
+    const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)), 1234);
+    const BALANCED: Options = Options { proxy_protocol: ProxyProtocol::Required };
 
     fn connect(stop: impl Future<Output = ()> + Send + 'static, buffer_bytes: usize) -> DuplexStream {
         let (client, server) = duplex(buffer_bytes);
         let router = Router::new().route("/", get(|| async { "x".repeat(1024) }));
-        tokio::spawn(hold(server, router, stop));
+        tokio::spawn(begin(Connection { io: server, peer: PEER }, router, Options::default(), stop));
         client
+    }
+
+    /// A server that tells who called it, behind a load balancer.
+    fn connect_through_balancer(stop: impl Future<Output = ()> + Send + 'static) -> DuplexStream {
+        let (client, server) = duplex(8192);
+        tokio::spawn(begin(Connection { io: server, peer: PEER }, telling_callers(), BALANCED, stop));
+        client
+    }
+
+    fn telling_callers() -> Router {
+        Router::new().route("/", get(|ConnectInfo(caller): ConnectInfo<SocketAddr>| async move { caller.to_string() }))
     }
 
     async fn read_answer(client: &mut DuplexStream) -> String {
@@ -195,5 +255,51 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn client_that_sent_nothing_does_not_hold_up_a_stop() {
         assert_eq!(until_closed(connect(sleep(Duration::from_secs(3)), 8192)).await, Duration::from_secs(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_request_of_a_connection_carries_the_caller_that_the_balancer_named() {
+        for (header, caller) in [
+            ("PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\n", "203.0.113.9:4321"),
+            ("PROXY UNKNOWN\r\n", "10.0.0.1:1234"),
+        ] {
+            let mut client = connect_through_balancer(pending());
+            client.write_all(&[header.as_bytes(), REQUEST].concat()).await.unwrap();
+            assert!(read_answer(&mut client).await.ends_with(caller));
+            client.write_all(REQUEST).await.unwrap();
+            assert!(read_answer(&mut client).await.ends_with(caller));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_no_balancer_is_closed_without_an_answer() {
+        let mut client = connect_through_balancer(pending());
+        client.write_all(REQUEST).await.unwrap();
+        assert_eq!(read_answer(&mut client).await, "");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_balancer_that_sent_nothing_does_not_hold_up_a_stop() {
+        let client = connect_through_balancer(sleep(Duration::from_secs(3)));
+        assert_eq!(until_closed(client).await, Duration::from_secs(3));
+    }
+
+    #[tokio::test]
+    async fn a_header_ahead_of_a_request_is_understood_over_a_socket() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let server = tokio::spawn(serve(listener, telling_callers(), BALANCED, async move { _ = stopped.await }));
+        let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x09\x0a\0\0\x01\x10\xe1\0\x50";
+        for header in [&v2[..], b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\n"] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(header).await.unwrap();
+            client.write_all(b"GET / HTTP/1.1\r\nhost: tollgate\r\nconnection: close\r\n\r\n").await.unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("203.0.113.9:4321"), "{answer}");
+        }
+        drop(stop);
+        server.await.unwrap();
     }
 }

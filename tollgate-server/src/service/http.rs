@@ -33,7 +33,7 @@ const BODY_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Answers questions until `shutdown` ends, then finishes what is under way.
 pub(crate) async fn run(listener: TcpListener, limiter: Limiter, shutdown: impl Future<Output = ()>) {
-    connections::serve(listener, router(limiter), shutdown).await;
+    connections::serve(listener, router(limiter), connections::Options::default(), shutdown).await;
 }
 
 fn router(limiter: Limiter) -> Router {

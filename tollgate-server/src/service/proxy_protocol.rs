@@ -1,0 +1,283 @@
+//! The PROXY protocol, versions 1 and 2: a load balancer's word, ahead of the first request, on who is calling.
+//!
+//! Only for listeners that nobody but the balancer can reach, since whoever connects is believed. There the header
+//! is required: a connection without one is closed, for to guess would let a client speak for the balancer.
+//!
+//! Read to the byte, so what follows is left in the stream for HTTP and nothing has to be handed on. Of version 1
+//! the end is not known in advance, so after the shortest header there is, it is read byte by byte; that is paid
+//! once per connection. What version 2 may say beside addresses (TLS, authority, checksums) is not looked at.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ppp::{v1, v2};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::time::timeout;
+
+/// Balancers send the header with the first packet of a connection.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// `PROXY UNKNOWN\r\n`, the shortest header of version 1. One of version 2 is a byte longer at least.
+const SHORTEST_BYTES: usize = 15;
+
+/// The longest of version 1, as its document says.
+const MAX_V1_BYTES: usize = 107;
+
+/// What comes before the addresses of version 2; its last two bytes say how much follows.
+const V2_HEAD_BYTES: usize = 16;
+
+/// Addresses take 216 bytes at most. Certificates' names and the like fit beside them.
+const MAX_V2_REST_BYTES: usize = 4096;
+
+/// Whether connections begin with the header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ProxyProtocol {
+    #[default]
+    Off,
+    #[cfg_attr(not(test), expect(dead_code, reason = "the rule file, which asks for it, is still to come"))]
+    Required,
+}
+
+/// Why a connection is closed before its first request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unusable {
+    /// Something else came in its place, or something that is not legal.
+    Malformed,
+    /// Legal, but longer than [`MAX_V2_REST_BYTES`].
+    TooLong,
+    /// The client went away, or did not send the whole header within [`DEADLINE`].
+    Incomplete,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Malformed => "the connection does not begin with a PROXY header; turn it on in the load balancer",
+            Self::TooLong => "the PROXY header is too long; let the load balancer send fewer extensions",
+            Self::Incomplete => "the PROXY header did not come in time; look for a client that passes by the balancer",
+        })
+    }
+}
+
+impl std::error::Error for Unusable {}
+
+/// Reads the header and nothing beyond it: who is calling, or `None` if it is the balancer itself or it does not
+/// know, and then the connection's own address stands.
+pub(crate) async fn read<Io: AsyncRead + Unpin>(io: &mut Io) -> Result<Option<SocketAddr>, Unusable> {
+    timeout(DEADLINE, read_header(io)).await.unwrap_or(Err(Unusable::Incomplete))
+}
+
+async fn read_header<Io: AsyncRead + Unpin>(io: &mut Io) -> Result<Option<SocketAddr>, Unusable> {
+    let mut header = Vec::with_capacity(MAX_V1_BYTES);
+    more(io, &mut header, SHORTEST_BYTES).await?;
+    if header.starts_with(v2::PROTOCOL_PREFIX) {
+        read_v2(io, header).await
+    } else if header.starts_with(v1::PROTOCOL_PREFIX.as_bytes()) {
+        read_v1(io, header).await
+    } else {
+        Err(Unusable::Malformed)
+    }
+}
+
+async fn read_v1<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Result<Option<SocketAddr>, Unusable> {
+    while !header.ends_with(b"\n") {
+        if header.len() == MAX_V1_BYTES {
+            return Err(Unusable::Malformed);
+        }
+        more(io, &mut header, 1).await?;
+    }
+    let parsed = v1::Header::try_from(&*header).map_err(|_| Unusable::Malformed)?;
+    // A line end before the last byte would mean that bytes of the request were read.
+    if parsed.header.len() != header.len() {
+        return Err(Unusable::Malformed);
+    }
+    Ok(match parsed.addresses {
+        v1::Addresses::Tcp4(from) => Some((from.source_address, from.source_port).into()),
+        v1::Addresses::Tcp6(from) => Some((from.source_address, from.source_port).into()),
+        v1::Addresses::Unknown => None,
+    })
+}
+
+async fn read_v2<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Result<Option<SocketAddr>, Unusable> {
+    more(io, &mut header, V2_HEAD_BYTES - SHORTEST_BYTES).await?;
+    let rest = match *header {
+        [.., high, low] => usize::from(u16::from_be_bytes([high, low])),
+        _ => return Err(Unusable::Malformed),
+    };
+    if rest > MAX_V2_REST_BYTES {
+        return Err(Unusable::TooLong);
+    }
+    more(io, &mut header, rest).await?;
+    let parsed = v2::Header::try_from(&*header).map_err(|_| Unusable::Malformed)?;
+    Ok(match (parsed.command, parsed.addresses) {
+        (v2::Command::Proxy, v2::Addresses::IPv4(from)) => Some((from.source_address, from.source_port).into()),
+        (v2::Command::Proxy, v2::Addresses::IPv6(from)) => Some((from.source_address, from.source_port).into()),
+        // A health check of the balancer, or a caller without an address.
+        (v2::Command::Local, _) | (_, v2::Addresses::Unspecified | v2::Addresses::Unix(_)) => None,
+    })
+}
+
+async fn more<Io: AsyncRead + Unpin>(io: &mut Io, header: &mut Vec<u8>, count: usize) -> Result<(), Unusable> {
+    let start = header.len();
+    header.resize(start + count, 0);
+    io.read_exact(&mut header[start..]).await.map(drop).map_err(|_| Unusable::Incomplete)
+}
+
+/// The time of these tests is tokio's own, paused: it passes at once whenever everybody waits.
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncWriteExt, duplex};
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
+
+    fn v2_header(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(rest.len()).unwrap().to_be_bytes();
+        [v2::PROTOCOL_PREFIX, &[command, family], &length, rest].concat()
+    }
+
+    fn v4_addresses() -> Vec<u8> {
+        [&[203, 0, 113, 9][..], &[10, 0, 0, 1], &4321_u16.to_be_bytes(), &443_u16.to_be_bytes()].concat()
+    }
+
+    /// What is made of the header, and what is left behind it.
+    async fn outcome(header: &[u8]) -> (Result<Option<SocketAddr>, Unusable>, Vec<u8>) {
+        let (mut client, mut server) = duplex(64 * 1024);
+        client.write_all(&[header, REQUEST].concat()).await.unwrap();
+        drop(client);
+        let answer = read(&mut server).await;
+        let mut rest = Vec::new();
+        server.read_to_end(&mut rest).await.unwrap();
+        (answer, rest)
+    }
+
+    async fn caller(header: &[u8]) -> Option<String> {
+        let (answer, rest) = outcome(header).await;
+        assert_eq!(rest, REQUEST, "{header:?}");
+        answer.unwrap().map(|address| address.to_string())
+    }
+
+    #[tokio::test]
+    async fn version_1_names_the_caller_and_leaves_the_request() {
+        for (header, expected) in [
+            ("PROXY TCP4 203.0.113.9 10.0.0.1 4321 443\r\n", Some("203.0.113.9:4321")),
+            ("PROXY TCP4 1.1.1.1 1.1.1.1 0 0\r\n", Some("1.1.1.1:0")),
+            ("PROXY TCP6 2001:db8::9 ::1 4321 443\r\n", Some("[2001:db8::9]:4321")),
+            ("PROXY UNKNOWN\r\n", None),
+            ("PROXY UNKNOWN ffff::1 ffff::2 65535 65535\r\n", None),
+        ] {
+            assert_eq!(caller(header.as_bytes()).await.as_deref(), expected, "{header}");
+        }
+    }
+
+    #[tokio::test]
+    async fn version_2_names_the_caller_and_leaves_the_request() {
+        let v6 = [&[0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9][..], &[0; 16], &[16, 225, 1, 187]].concat();
+        let with_extensions = [v4_addresses(), vec![4, 0, 1, 42]].concat();
+        for (header, expected) in [
+            (v2_header(0x21, 0x11, &v4_addresses()), Some("203.0.113.9:4321")),
+            (v2_header(0x21, 0x11, &with_extensions), Some("203.0.113.9:4321")),
+            (v2_header(0x21, 0x21, &v6), Some("[2001:db8::9]:4321")),
+            (v2_header(0x20, 0x00, &[]), None),
+            (v2_header(0x20, 0x11, &v4_addresses()), None),
+            (v2_header(0x21, 0x00, &[]), None),
+            (v2_header(0x21, 0x00, &[9; 300]), None),
+            (v2_header(0x21, 0x31, &[0; 216]), None),
+            (v2_header(0x21, 0x00, &[0; MAX_V2_REST_BYTES]), None),
+        ] {
+            assert_eq!(caller(&header).await.as_deref(), expected, "{header:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn anything_else_is_not_usable() {
+        let long = format!("PROXY TCP6 {} 4 4\r\n", "1".repeat(100));
+        for header in [
+            &b""[..],
+            b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\x00\x00\x00\x00\x00",
+            b"proxy TCP4 203.0.113.9 10.0.0.1 4321 443\r\n",
+            b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 443\n",
+            b"PROXY TCP4 203.0.113.9 10.0.0.1 4321\r\n",
+            b"PROXY TCP4 203.0.113.999 10.0.0.1 4321 443\r\n",
+            b"PROXY TCP4 2001:db8::9 ::1 4321 443\r\n",
+            b"PROXY TCP6 203.0.113.9 10.0.0.1 4321 443\r\n",
+            b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 65536\r\n",
+            b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 443 \r\n",
+            b"PROXY UDP4 203.0.113.9 10.0.0.1 4321 443\r\n",
+            b"PROXYTCP4 203.0.113.9 10.0.0.1 4321 443\r\n",
+            b"PROXY \r\nGET /\r\n\r\n",
+            b"PROXY UNKNOWN\rPROXY TCP4\r\n",
+            b"PROXY \xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\r\n",
+            long.as_bytes(),
+            &v2_header(0x11, 0x11, &v4_addresses()),
+            &v2_header(0x22, 0x11, &v4_addresses()),
+            &v2_header(0x21, 0x41, &v4_addresses()),
+            &v2_header(0x21, 0x13, &v4_addresses()),
+            &v2_header(0x21, 0x11, &v4_addresses()[1..]),
+            &v2_header(0x21, 0x21, &v4_addresses()),
+        ] {
+            assert_eq!(outcome(header).await.0, Err(Unusable::Malformed), "{:?}", String::from_utf8_lossy(header));
+        }
+        let too_long = v2_header(0x21, 0x11, &[0; MAX_V2_REST_BYTES + 1]);
+        assert_eq!(outcome(&too_long).await.0, Err(Unusable::TooLong));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_header_may_come_in_pieces_but_within_the_deadline() {
+        let v1 = b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 443\r\n".to_vec();
+        for header in [v1, v2_header(0x21, 0x11, &v4_addresses())] {
+            for (pause_ms, in_time) in [(10, true), (1000, false)] {
+                let (mut client, mut server) = duplex(64);
+                let bytes = header.clone();
+                tokio::spawn(async move {
+                    for byte in bytes {
+                        if client.write_all(&[byte]).await.is_err() {
+                            return;
+                        }
+                        sleep(Duration::from_millis(pause_ms)).await;
+                    }
+                });
+                let start = Instant::now();
+                let answer = read(&mut server).await;
+                if in_time {
+                    assert_eq!(answer, Ok(Some("203.0.113.9:4321".parse().unwrap())));
+                } else {
+                    assert_eq!((answer, start.elapsed()), (Err(Unusable::Incomplete), DEADLINE));
+                }
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_client_is_given_up_at_the_deadline() {
+        let (_client, mut server) = duplex(64);
+        let start = Instant::now();
+        assert_eq!(read(&mut server).await, Err(Unusable::Incomplete));
+        assert_eq!(start.elapsed(), DEADLINE);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_leaves_half_way_is_given_up() {
+        for header in [&b"PROXY TCP4 203.0.113.9"[..], &v2_header(0x21, 0x11, &v4_addresses())[..20]] {
+            let (mut client, mut server) = duplex(64);
+            client.write_all(header).await.unwrap();
+            drop(client);
+            assert_eq!(read(&mut server).await, Err(Unusable::Incomplete));
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..80), version in 0..3) {
+            let prefix = [&b""[..], b"PROXY ", v2::PROTOCOL_PREFIX][version as usize];
+            let bytes = [prefix, &bytes].concat();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            // Everything has been sent, so the end of the bytes ends it and not the deadline.
+            _ = runtime.block_on(read(&mut &*bytes));
+        }
+    }
+}
