@@ -7,6 +7,9 @@
 
 mod client;
 mod cookies;
+#[cfg(feature = "file")]
+#[cfg_attr(not(test), expect(dead_code, reason = "the rule file does not read expressions yet"))]
+mod cel;
 mod facts;
 #[cfg(feature = "file")]
 pub mod file;

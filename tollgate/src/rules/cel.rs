@@ -1,0 +1,116 @@
+//! Expressions: conditions and costs that a rule file says in CEL, the Common Expression Language.
+//!
+//! An expression is read and checked once, when the file is loaded. The check knows the type of every variable, field
+//! and function, so that a misspelt field or a comparison that can never hold is an error in the file, with a place
+//! and a fix, and not a limit that silently meets nobody. Patterns and address ranges are compiled then too.
+//!
+//! What can still fail for one request is what depends on it: a header that is not there (`request.headers["x"]`), a
+//! text that is no number (`int(…)`), a claim of another type. A condition that fails so is false, and a cost is not
+//! there. `"x" in request.headers` or `has(request.headers.x)` asks before.
+//!
+//! The files of rules are not trusted to be small: the text, its depth and its loops have bounds. Deliberately not
+//! here: clocks, so that an expression gives one answer for one request; optional values, protocol buffers, types as
+//! values; patterns that come with a request, because a client could send one that is slow to compile.
+
+mod check;
+mod error;
+mod functions;
+mod operators;
+mod prepared;
+mod query;
+mod tree;
+mod types;
+mod variables;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+
+use cel::common::types::{CelBool, CelInt, CelUInt};
+use cel::{Context, IdedExpr, Value};
+
+use self::prepared::Prepared;
+use self::types::Type;
+use self::variables::Variables;
+use super::Facts;
+
+pub(crate) use self::error::ExpressionError;
+
+/// What an expression is asked about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen<'a> {
+    /// The request.
+    pub(crate) facts: Facts<'a>,
+    /// The path as rules match it, which need not be the one that was sent.
+    pub(crate) path: &'a str,
+    /// The client's address, which need not be the peer's.
+    pub(crate) client: Option<IpAddr>,
+    /// The claims of a token that was verified.
+    pub(crate) claims: Option<&'a serde_json::Map<String, serde_json::Value>>,
+}
+
+/// An expression that was read and checked.
+#[derive(Debug)]
+pub(crate) struct Expression {
+    tree: IdedExpr,
+    prepared: Vec<Prepared>,
+}
+
+impl Expression {
+    /// A condition: it gives a bool.
+    pub(crate) fn condition(text: &str) -> Result<Self, ExpressionError> {
+        let (expression, gives) = Self::read(text)?;
+        match gives {
+            Type::Bool | Type::Dyn => Ok(expression),
+            other => Err(ExpressionError::whole(format!(
+                "a condition gives a bool, but this gives {}; compare it with something",
+                other.named()
+            ))),
+        }
+    }
+
+    /// A cost: it gives a whole number.
+    pub(crate) fn cost(text: &str) -> Result<Self, ExpressionError> {
+        let (expression, gives) = Self::read(text)?;
+        match gives {
+            Type::Int | Type::Uint | Type::Dyn => Ok(expression),
+            other => Err(ExpressionError::whole(format!(
+                "a cost gives an int, but this gives {}; {}",
+                other.named(),
+                if matches!(other, Type::Double | Type::String) {
+                    "convert it with `int(…)`"
+                } else {
+                    "give a number"
+                }
+            ))),
+        }
+    }
+
+    fn read(text: &str) -> Result<(Self, Type), ExpressionError> {
+        let mut parsed = tree::parse(text)?;
+        let checked = check::check(&mut parsed)?;
+        Ok((Self { tree: parsed.root, prepared: checked.prepared }, checked.gives))
+    }
+
+    /// Whether the condition holds. One that cannot be answered for this request does not.
+    pub(crate) fn is_true(&self, seen: &Seen<'_>) -> bool {
+        self.evaluate(seen, |value| value.downcast_ref::<CelBool>().map(|truth| *truth.inner())).unwrap_or(false)
+    }
+
+    /// The cost, unless it is negative or cannot be answered for this request.
+    pub(crate) fn units(&self, seen: &Seen<'_>) -> Option<u64> {
+        self.evaluate(seen, |value| match value.downcast_ref::<CelInt>() {
+            Some(units) => u64::try_from(*units.inner()).ok(),
+            None => value.downcast_ref::<CelUInt>().map(|units| *units.inner()),
+        })
+    }
+
+    fn evaluate<T>(&self, seen: &Seen<'_>, take: impl FnOnce(&dyn cel::common::value::Val) -> Option<T>) -> Option<T> {
+        let variables = Variables::new(*seen, &self.prepared);
+        let mut context = Context::with_env(functions::environment());
+        context.set_variable_resolver(&variables);
+        let value = Value::resolve_val(&self.tree, &context).ok()?;
+        take(value.as_ref())
+    }
+}

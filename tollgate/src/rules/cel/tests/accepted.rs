@@ -1,0 +1,124 @@
+use super::Request;
+
+#[test]
+fn conditions_that_hold() {
+    let request = Request::typical();
+    for text in [
+        "true",
+        r#"request.method == "POST""#,
+        r#"request.path == "/api/search""#,
+        r#"request.host == "api.example.com""#,
+        r#"request.ip == "10.1.2.3""#,
+        r#"request.route == "search" && request.domain == "edge""#,
+        r#"request.query.q == "a b" && request.query["page"] == "2""#,
+        r#"request.headers["x-beta"] == "1""#,
+        r#"request.headers["X-Beta"] == "1""#,
+        r#"request.headers.accept == "text/html""#,
+        r#"request.headers["x-latin"].startsWith("caf")"#,
+        r#""x-beta" in request.headers && !("x-none" in request.headers)"#,
+        "has(request.headers.accept) && !has(request.headers.none)",
+        r#"descriptors.tier == "free" && descriptors["tenant"] == "acme""#,
+        "has(descriptors.tier) && !has(descriptors.colour)",
+        r#"jwt.plan in ["gold", "silver"]"#,
+        "jwt.level >= 3 && jwt.level + 1 == 4",
+        "jwt.big > 5 && jwt.ratio < 1.0",
+        "jwt.admin",
+        "jwt.none == null",
+        r#""dev" in jwt.roles && jwt.roles.size() == 2"#,
+        r#"jwt.realm.access.roles[0] == "root" && has(jwt.realm.access) && !has(jwt.realm.none)"#,
+        r#""access" in jwt.realm"#,
+        r#"request.path.startsWith("/api/") && request.path.endsWith("search") && request.path.contains("i/s")"#,
+        r#"request.path.matches("^/api/[a-z]+$") && matches(request.path, "sea")"#,
+        r#"request.ip.inCidr("10.0.0.0/8") && inCidr(request.ip, "10.1.2.3") && !request.ip.inCidr("::/0")"#,
+        "size(request.path) == 11 && size(request.query) == 2 && request.headers.size() == 5",
+        r#"int(request.headers["x-cost"]) > 5 && double(request.query.page) == 2.0"#,
+        r#"request.headers.exists(name, name.startsWith("x-"))"#,
+        r#"request.query.all(name, request.query[name] != "")"#,
+        r#"jwt.roles.exists_one(role, role == "ops") && jwt.roles.existsOne(role, role == "ops")"#,
+        r#"jwt.roles.filter(role, role.startsWith("d")) == ["dev"]"#,
+        r#"jwt.roles.map(role, role + "!")[1] == "ops!""#,
+        r#"["a", "b"].map(x, x == "a", x + x) == ["aa"]"#,
+        r#"["a"].exists(x, ["b"].exists(y, x != y))"#,
+        r#"{"gold": 5, "free": 1}[descriptors.tier] == 1"#,
+        r#"request.method == "GET" ? false : true"#,
+        "min(1, 2) == 1 && max(1u, 2u) == 2u && max(0.5, 0.25) == 0.5",
+        r#"string(1) == "1" && bytes("a") == b"a" && bool("true") && uint(3) == 3u && -1 < 0 && 7 % 4 == 3"#,
+        r#"dyn(1) == "1" || true"#,
+    ] {
+        assert!(request.is_true(text), "{text}");
+    }
+}
+
+#[test]
+fn conditions_that_cannot_be_answered_are_false() {
+    let request = Request::typical();
+    for text in [
+        r#"request.headers["x-none"] == """#,
+        r#"request.headers["x-none"] != "1""#,
+        r#"!(request.headers["x-none"] == "1")"#,
+        r#"int(request.headers.accept) == 0"#,
+        r#"jwt.missing == 1"#,
+        "jwt.level",
+        r#"jwt.level.startsWith("3")"#,
+        "jwt.sub > 1",
+        "1 / (size(request.path) - 11) == 1",
+        "9223372036854775807 + size(request.path) > 0",
+        "[1, 2][size(request.path)] == 1",
+        "uint(-1) == 0u",
+        r#"request.path.inCidr("10.0.0.0/8")"#,
+        r#"jwt.realm == jwt.realm"#,
+    ] {
+        assert!(!request.is_true(text), "{text}");
+    }
+}
+
+#[test]
+fn an_error_does_not_hide_what_decides_anyway() {
+    let request = Request::typical();
+    assert!(request.is_true(r#"request.headers["x-none"] == "1" || request.method == "POST""#));
+    assert!(request.is_true(r#"!(request.headers["x-none"] == "1" && request.method == "GET")"#));
+}
+
+#[test]
+fn costs_are_whole_numbers_from_nought() {
+    let request = Request::typical();
+    for (text, expected) in [
+        ("5", Some(5)),
+        ("0", Some(0)),
+        ("3u", Some(3)),
+        ("18446744073709551615u", Some(u64::MAX)),
+        ("jwt.big", Some(u64::MAX)),
+        (r#"request.method == "POST" ? 10 : 1"#, Some(10)),
+        (r#"int(request.headers["x-cost"]) * 2"#, Some(14)),
+        (r#"min(int(request.headers["x-cost"]), 5)"#, Some(5)),
+        ("max(jwt.level, 1)", Some(3)),
+        ("size(request.query)", Some(2)),
+        (r#"int(request.headers["x-minus"])"#, None),
+        (r#"int(request.headers["x-none"])"#, None),
+        ("jwt.plan", None),
+        ("jwt.ratio", None),
+        ("9223372036854775807 * 2", None),
+    ] {
+        assert_eq!(request.units(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn what_a_request_lacks_is_empty() {
+    let mut request = Request::typical();
+    request.target = "/".to_owned();
+    request.headers.clear();
+    (request.claims, request.client) = (None, None);
+    assert!(request.is_true(r#"request.ip == "" && size(request.query) == 0 && size(jwt) == 0"#));
+    assert!(request.is_true("!has(jwt.sub) && request.headers.all(name, false)"));
+    // It is in no range, and out of none.
+    assert!(!request.is_true(r#"request.ip.inCidr("0.0.0.0/0")"#));
+    assert!(!request.is_true(r#"!request.ip.inCidr("10.0.0.0/8")"#));
+}
+
+#[test]
+fn an_ipv4_client_of_an_ipv6_socket_is_an_ipv4_client() {
+    let mut request = Request::typical();
+    request.client = "::ffff:10.1.2.3".parse().ok();
+    assert!(request.is_true(r#"request.ip == "10.1.2.3" && request.ip.inCidr("10.0.0.0/8")"#));
+}

@@ -1,0 +1,97 @@
+//! Files and requests that mean harm.
+
+use std::fmt::Write as _;
+use std::thread;
+
+use http::{HeaderName, HeaderValue};
+
+use super::{Expression, Request};
+use crate::rules::cel::tree::{self, MAX_DEPTH, MAX_TEXT_BYTES, PARSER_STACK_BYTES};
+
+/// What repeats to a deep tree, or to one that the parser makes up.
+const DEEP: [&str; 17] = [
+    "(",
+    "[",
+    "{1:",
+    "f(",
+    "a[",
+    "!",
+    "-",
+    "1+",
+    "1==",
+    "a.",
+    ".f()",
+    "[0]",
+    "a?b:",
+    "true||",
+    "[1].all(x,",
+    "'\\q1+",
+    "a ",
+];
+
+#[test]
+fn texts_without_end_are_refused_for_their_length() {
+    for text in ["(".repeat(100_000), "!".repeat(10_000)] {
+        let error = Expression::condition(&text).unwrap_err().to_string();
+        let expected = format!("the expression has {} bytes, more than 4096; split it over several limits", text.len());
+        assert_eq!(error, expected);
+    }
+}
+
+#[test]
+fn the_deepest_texts_are_refused_with_stack_to_spare() {
+    for repeated in DEEP {
+        for text in [repeated.repeat(MAX_TEXT_BYTES / repeated.len()), {
+            let whole = repeated.repeat(MAX_TEXT_BYTES / repeated.len() - 1);
+            format!("a{whole}1")
+        }] {
+            let read = thread::Builder::new()
+                .stack_size(PARSER_STACK_BYTES / 4)
+                .spawn(move || tree::read(&text).map(|_| ()).map_err(|error| error.to_string()));
+            let outcome = read.unwrap().join().unwrap();
+            // `||` in a row is a balanced tree, and `!` in a row is none at all.
+            assert!(outcome.is_err() || ["true||", "!", "-"].contains(&repeated), "{repeated}");
+        }
+    }
+}
+
+#[test]
+fn brackets_too_deep_are_called_so() {
+    for text in [format!("{}1{}", "(".repeat(1000), ")".repeat(1000)), format!("1{} == 1", "+1".repeat(1000))] {
+        let error = Expression::condition(&text).unwrap_err().to_string();
+        assert_eq!(error, "the expression nests too deeply; split it over several limits");
+    }
+}
+
+#[test]
+fn the_deepest_tree_is_evaluated_on_a_small_stack() {
+    // Beside the sum: `>`, and the number at the bottom.
+    let sum = format!("0 < 1{}", "+1".repeat(MAX_DEPTH - 2));
+    let condition = Expression::condition(&sum).unwrap();
+    assert!(Expression::condition(&format!("{sum}+1")).is_err());
+    let nested = format!("size({}0{}) == 1", "[".repeat(28), "]".repeat(28));
+    let lists = Expression::condition(&nested).unwrap();
+    let evaluate = move || Request::typical().seen(|seen| condition.is_true(seen) && lists.is_true(seen));
+    let judged = thread::Builder::new().stack_size(1 << 20).spawn(evaluate);
+    assert!(judged.unwrap().join().unwrap());
+}
+
+#[test]
+fn a_long_list_of_alternatives_is_not_deep() {
+    let mut text = "false".to_owned();
+    while text.len() < MAX_TEXT_BYTES - 40 {
+        write!(text, " || request.path == \"/{}\"", text.len()).unwrap();
+    }
+    assert!(!Request::typical().is_true(&text));
+}
+
+#[test]
+fn a_loop_over_more_names_than_anyone_sends_is_not_begun() {
+    let mut request = Request::typical();
+    for number in 0..200 {
+        let name = HeaderName::try_from(format!("h{number}")).unwrap();
+        request.headers.insert(name, HeaderValue::from_static("1"));
+    }
+    assert!(!request.is_true("request.headers.exists(name, true)"));
+    assert!(request.is_true("size(request.headers) == 205 && request.headers.h199 == '1'"));
+}

@@ -1,0 +1,155 @@
+//! From text to a tree of bounded depth.
+//!
+//! The parser descends a level of the stack for every operator in a row (`1+1+1…`), and so does everything that walks
+//! the tree. A file must not decide how deep that goes: the text has a length, it is parsed on a thread whose stack is
+//! large enough for the worst text of that length, and only a tree that is shallow enough for any thread leaves it.
+
+use std::thread;
+
+use cel::common::ast::{EntryExpr, Expr, SourceInfo};
+use cel::{IdedExpr, ParseError, ParseErrors};
+
+use super::error::{ExpressionError, Place, excerpt};
+use super::functions;
+
+/// An expression that needs more is better written as several limits. It also bounds what the parser can be asked.
+pub(super) const MAX_TEXT_BYTES: usize = 4096;
+
+/// Deeper than anyone writes: `&&` and `||` in a row make a balanced tree. A request is judged on a stack that others
+/// use too, of two megabytes as a rule, and in a build without optimisation a level takes more than ten kilobytes.
+pub(super) const MAX_DEPTH: usize = 32;
+
+/// Brackets in brackets; the parser stops there by itself.
+const MAX_BRACKETS: u16 = 32;
+
+/// For the deepest text of [`MAX_TEXT_BYTES`], several times over. Only what is touched is ever taken.
+pub(super) const PARSER_STACK_BYTES: usize = 64 << 20;
+
+/// A text and its tree.
+pub(super) struct Parsed {
+    pub(super) root: IdedExpr,
+    source: SourceInfo,
+}
+
+impl Parsed {
+    /// The tree, to be changed, apart from what finds places in the text.
+    pub(super) fn parts(&mut self) -> (&mut IdedExpr, &SourceInfo) {
+        (&mut self.root, &self.source)
+    }
+}
+
+/// Where in the text a part of the tree is.
+pub(super) fn place_of(source: &SourceInfo, id: u64) -> Option<Place> {
+    let (start, _) = source.offset_for(id)?;
+    Some(Place::of_byte(&source.source, usize::try_from(start).ok()?))
+}
+
+pub(super) fn parse(text: &str) -> Result<Parsed, ExpressionError> {
+    if text.trim().is_empty() {
+        return Err(ExpressionError::whole("the expression is empty; write one, or remove it".to_owned()));
+    }
+    if text.len() > MAX_TEXT_BYTES {
+        return Err(ExpressionError::whole(format!(
+            "the expression has {} bytes, more than {MAX_TEXT_BYTES}; split it over several limits",
+            text.len()
+        )));
+    }
+    thread::scope(|scope| {
+        let parser = thread::Builder::new().stack_size(PARSER_STACK_BYTES).spawn_scoped(scope, || read(text));
+        parser.map_err(|_| unreadable())?.join().map_err(|_| unreadable())?
+    })
+}
+
+/// For a thread with room: see the module.
+pub(super) fn read(text: &str) -> Result<Parsed, ExpressionError> {
+    let parser = functions::environment().parser().max_recursion_depth(MAX_BRACKETS);
+    let (root, source) = parser.parse_with_source_info(text).map_err(|errors| syntax_error(text, &errors))?;
+    if depth(&root) > MAX_DEPTH { Err(too_deep()) } else { Ok(Parsed { root, source }) }
+}
+
+fn unreadable() -> ExpressionError {
+    ExpressionError::whole("the expression cannot be read; write it more simply".to_owned())
+}
+
+fn too_deep() -> ExpressionError {
+    ExpressionError::whole("the expression nests too deeply; split it over several limits".to_owned())
+}
+
+fn depth(tree: &IdedExpr) -> usize {
+    1 + children(tree).into_iter().map(depth).max().unwrap_or(0)
+}
+
+fn children(tree: &IdedExpr) -> Vec<&IdedExpr> {
+    match &tree.expr {
+        Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => Vec::new(),
+        Expr::Call(call) => call.target.as_deref().into_iter().chain(&call.args).collect(),
+        Expr::Select(select) => vec![&select.operand],
+        Expr::List(list) => list.elements.iter().collect(),
+        Expr::Comprehension(of) => {
+            vec![&of.iter_range, &of.accu_init, &of.loop_cond, &of.loop_step, &of.result]
+        }
+        Expr::Map(map) => map.entries.iter().flat_map(|entry| entry_children(&entry.expr)).collect(),
+        Expr::Struct(fields) => fields.entries.iter().flat_map(|entry| entry_children(&entry.expr)).collect(),
+    }
+}
+
+fn entry_children(entry: &EntryExpr) -> Vec<&IdedExpr> {
+    match entry {
+        EntryExpr::StructField(field) => vec![&field.value],
+        EntryExpr::MapEntry(entry) => vec![&entry.key, &entry.value],
+    }
+}
+
+/// The first of the parser's errors, in words for people: it names every token that it would have taken.
+fn syntax_error(text: &str, errors: &ParseErrors) -> ExpressionError {
+    // What the parser says after a syntax error is about the tree that it made up to go on.
+    let of_syntax = errors.errors.iter().find(|error| error.msg.starts_with("Syntax error"));
+    match of_syntax.or(errors.errors.first()) {
+        Some(first) if first.pos.0 == 0 || first.msg.contains("Recursion limit") => too_deep(),
+        Some(first) => ExpressionError::at(place(text, first), reworded(&first.msg)),
+        None => unreadable(),
+    }
+}
+
+/// The parser counts columns in characters, and may point behind the end.
+fn place(text: &str, error: &ParseError) -> Option<Place> {
+    let line = usize::try_from(error.pos.0).ok()?;
+    let column = usize::try_from(error.pos.1).ok()?.max(1);
+    let length = text.lines().nth(line.checked_sub(1)?)?.chars().count();
+    Some(Place { line, column: column.min(length + 1) })
+}
+
+fn reworded(message: &str) -> String {
+    if message.contains("has() macro") {
+        return "`has` takes a field; write `has(request.headers.name)` or `\"a-name\" in request.headers`".to_owned();
+    }
+    if message.contains("'<EOF>'") {
+        return "the expression ends too early; close what is open, and complete it".to_owned();
+    }
+    let unreadable = message.split_once("token recognition error at: ").map(|(_, rest)| rest.trim_matches('\''));
+    let found = message.split_once('\'').and_then(|(_, rest)| rest.split_once('\'')).map(|(found, _)| found);
+    if let Some((written, meant)) = unreadable.or(found).and_then(of_another_language) {
+        return format!("`{written}` is no operator here; write `{meant}`");
+    }
+    match (unreadable, found) {
+        (Some(unreadable), _) => {
+            format!("`{}` cannot be read; close quotes, and escape what is special in them", excerpt(unreadable))
+        }
+        (None, Some(found)) if message.starts_with("Syntax error") => {
+            format!("`{}` is not expected here; check the operator or bracket before it", excerpt(found))
+        }
+        _ => format!("{}; write it another way", excerpt(message)),
+    }
+}
+
+/// Operators that other languages have, and ours for them.
+fn of_another_language(found: &str) -> Option<(&str, &'static str)> {
+    let found = found.trim();
+    let meant = match found {
+        "=" => "==",
+        "&" | "and" => "&&",
+        "|" | "or" => "||",
+        _ => return None,
+    };
+    Some((found, meant))
+}

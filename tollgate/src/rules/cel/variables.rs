@@ -1,0 +1,270 @@
+//! The request, as an expression sees it.
+//!
+//! Nothing is built before it is asked for: an expression that looks at one header costs the look-up of one header.
+//! A single fact that is not there, such as the route, is an empty string; an entry of a map that is not there is an
+//! error, which `in` and `has` avoid.
+
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+use cel::ExecutionError;
+use cel::common::traits::{Container, Indexer, Iterable, Iterator as ValIterator, Sizer};
+use cel::common::types::{CelBool, CelDouble, CelInt, CelList, CelNull, CelString, CelUInt, MAP_TYPE, Type as CelType};
+use cel::common::value::{CowVal, Val};
+use cel::context::VariableResolver;
+use http::HeaderMap;
+use serde_json::{Map, Value};
+
+use super::prepared::Prepared;
+use super::types::Type;
+use super::{Seen, query};
+
+/// A loop over more is an error: the client decides how many there are, and one loop may stand in another.
+pub(super) const MAX_LOOP_NAMES: usize = 128;
+
+/// The fields of `request`.
+pub(super) const REQUEST_FIELDS: [&str; 8] = ["method", "path", "query", "host", "headers", "ip", "route", "domain"];
+
+/// The variables beside `request`.
+pub(super) const VARIABLES: [&str; 3] = ["request", "descriptors", "jwt"];
+
+/// The type of a field of `request`.
+pub(super) fn type_of_field(field: &str) -> Option<Type> {
+    match field {
+        "query" | "headers" => Some(Type::map(Type::String, Type::String)),
+        _ => REQUEST_FIELDS.contains(&field).then_some(Type::String),
+    }
+}
+
+/// The type of a variable. `request` has none: only its fields are values.
+pub(super) fn type_of_variable(name: &str) -> Option<Type> {
+    match name {
+        "descriptors" => Some(Type::map(Type::String, Type::String)),
+        "jwt" => Some(Type::map(Type::String, Type::Dyn)),
+        _ => None,
+    }
+}
+
+/// What the interpreter asks for the variables of one request.
+pub(super) struct Variables<'a> {
+    seen: Seen<'a>,
+    prepared: &'a [Prepared],
+}
+
+impl<'a> Variables<'a> {
+    pub(super) fn new(seen: Seen<'a>, prepared: &'a [Prepared]) -> Self {
+        Self { seen, prepared }
+    }
+
+    fn text(&self, field: &str) -> Option<Cow<'a, str>> {
+        let facts = &self.seen.facts;
+        Some(match field {
+            "method" => facts.method().into(),
+            "path" => self.seen.path.into(),
+            // Its case means nothing, so that it must not decide a comparison.
+            "host" => match facts.host_name().unwrap_or_default() {
+                host if host.bytes().any(|byte| byte.is_ascii_uppercase()) => host.to_ascii_lowercase().into(),
+                host => host.into(),
+            },
+            "ip" => self.seen.client.map(|address| address.to_canonical().to_string()).unwrap_or_default().into(),
+            "route" => facts.route_name().unwrap_or_default().into(),
+            "domain" => facts.domain_name().unwrap_or_default().into(),
+            _ => return None,
+        })
+    }
+
+    fn entries(&self, name: &str) -> Option<Entries<'a>> {
+        let facts = &self.seen.facts;
+        Some(match name {
+            "request.headers" => Entries::Headers(facts.header_map()),
+            "request.query" => Entries::Query(facts.query().unwrap_or_default()),
+            "descriptors" => Entries::Descriptors(facts.all_descriptors()),
+            "jwt" => Entries::Claims(self.seen.claims),
+            _ => return None,
+        })
+    }
+}
+
+impl VariableResolver for Variables<'_> {
+    fn resolve<'b>(&'b self, name: &str) -> Option<CowVal<'b, 'b>> {
+        if let Some(index) = Prepared::index(name) {
+            return self.prepared.get(index).map(|prepared| CowVal::Borrowed(prepared as &dyn Val));
+        }
+        if let Some(entries) = self.entries(name) {
+            return Some(CowVal::owned(View::of(entries)));
+        }
+        let text = self.text(name.strip_prefix("request.")?)?;
+        Some(CowVal::owned(CelString::from(text)))
+    }
+}
+
+/// Names and values, where they lie.
+#[derive(Clone, Copy, Debug)]
+enum Entries<'a> {
+    /// The first value of each name, whose case means nothing.
+    Headers(Option<&'a HeaderMap>),
+    /// The first value of each name.
+    Query(&'a str),
+    Descriptors(&'a [(&'a str, &'a str)]),
+    Claims(Option<&'a Map<String, Value>>),
+}
+
+impl<'a> Entries<'a> {
+    fn get(&self, name: &str) -> Option<Box<dyn Val + 'a>> {
+        let text: Cow<'a, str> = match self {
+            Self::Headers(headers) => String::from_utf8_lossy(headers.as_ref()?.get(name)?.as_bytes()),
+            Self::Query(query) => query::pairs(query).find(|(given, _)| given == name)?.1,
+            Self::Descriptors(given) => given.iter().find(|(given, _)| *given == name)?.1.into(),
+            Self::Claims(claims) => return claims.as_ref()?.get(name).map(json),
+        };
+        Some(Box::new(CelString::from(text)))
+    }
+
+    fn names(&self) -> Vec<CelString<'a>> {
+        let mut names: Vec<CelString<'a>> = match self {
+            Self::Headers(headers) => {
+                headers.iter().flat_map(|headers| headers.keys()).map(|name| name.as_str().into()).collect()
+            }
+            Self::Query(query) => query::pairs(query).map(|(name, _)| name.into()).collect(),
+            Self::Descriptors(given) => given.iter().map(|(name, _)| (*name).into()).collect(),
+            Self::Claims(claims) => {
+                claims.iter().flat_map(|claims| claims.keys()).map(|name| name.as_str().into()).collect()
+            }
+        };
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+}
+
+/// A claim. What is in an object of it is looked up when it is asked for.
+fn json(value: &Value) -> Box<dyn Val + '_> {
+    match value {
+        Value::Null => Box::new(CelNull),
+        Value::Bool(truth) => Box::new(CelBool::from(*truth)),
+        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Box::new(CelInt::from(number)),
+            (None, Some(number)) => Box::new(CelUInt::from(number)),
+            (None, None) => Box::new(CelDouble::from(number.as_f64().unwrap_or(f64::NAN))),
+        },
+        Value::String(text) => Box::new(CelString::from(text.as_str())),
+        Value::Array(items) => Box::new(CelList::from(items.iter().map(json).collect::<Vec<_>>())),
+        Value::Object(claims) => Box::new(View::of(Entries::Claims(Some(claims)))),
+    }
+}
+
+/// A map of CEL over entries that are never copied.
+#[derive(Clone, Debug)]
+struct View<'a> {
+    entries: Entries<'a>,
+    /// For loops and sizes only.
+    names: OnceLock<Vec<CelString<'a>>>,
+}
+
+impl<'a> View<'a> {
+    fn of(entries: Entries<'a>) -> Self {
+        Self { entries, names: OnceLock::new() }
+    }
+
+    fn names(&self) -> &[CelString<'a>] {
+        self.names.get_or_init(|| self.entries.names())
+    }
+
+    fn find(&self, key: &dyn Val) -> Result<Box<dyn Val + 'a>, ExecutionError> {
+        let Some(name) = key.downcast_ref::<CelString<'_>>() else {
+            return Err(ExecutionError::UnexpectedType {
+                got: key.get_type().name().to_owned(),
+                want: "string".to_owned(),
+            });
+        };
+        self.entries.get(name.inner()).ok_or_else(|| ExecutionError::no_such_key(name.inner()))
+    }
+}
+
+impl Val for View<'_> {
+    fn get_type(&self) -> &CelType {
+        &MAP_TYPE
+    }
+
+    fn cel_type() -> &'static CelType {
+        &MAP_TYPE
+    }
+
+    fn as_container(&self) -> Option<&dyn Container> {
+        Some(self)
+    }
+
+    fn as_indexer<'b, 'v>(&'b self) -> Option<&'b (dyn Indexer + 'v)>
+    where
+        Self: 'v,
+    {
+        Some(self)
+    }
+
+    fn as_iterable<'b, 'v>(&'b self) -> Option<&'b (dyn Iterable + 'v)>
+    where
+        Self: 'v,
+    {
+        if self.names().len() <= MAX_LOOP_NAMES { Some(self) } else { None }
+    }
+
+    fn as_sizer(&self) -> Option<&dyn Sizer> {
+        Some(self)
+    }
+
+    fn clone_as_boxed<'v>(&self) -> Box<dyn Val + 'v>
+    where
+        Self: 'v,
+    {
+        Box::new(self.clone())
+    }
+}
+
+impl Container for View<'_> {
+    fn contains(&self, key: &dyn Val) -> Result<bool, ExecutionError> {
+        match self.find(key) {
+            Ok(_) => Ok(true),
+            Err(ExecutionError::NoSuchKey(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Indexer for View<'_> {
+    fn get<'b, 'v>(&'b self, key: &dyn Val) -> Result<CowVal<'b, 'v>, ExecutionError>
+    where
+        Self: 'v,
+    {
+        self.find(key).map(|value| CowVal::Owned(value as Box<dyn Val + 'v>))
+    }
+
+    fn steal<'v>(self: Box<Self>, key: &dyn Val) -> Result<Box<dyn Val + 'v>, ExecutionError>
+    where
+        Self: 'v,
+    {
+        self.find(key).map(|value| value as Box<dyn Val + 'v>)
+    }
+}
+
+impl Sizer for View<'_> {
+    fn size(&self) -> CelInt {
+        CelInt::from(i64::try_from(self.names().len()).unwrap_or(i64::MAX))
+    }
+}
+
+impl Iterable for View<'_> {
+    fn iter<'b, 'v>(&'b self) -> Box<dyn ValIterator<'b, 'v> + 'b>
+    where
+        Self: 'v,
+    {
+        Box::new(Names(self.names().iter()))
+    }
+}
+
+struct Names<'b, 'a>(std::slice::Iter<'b, CelString<'a>>);
+
+impl<'b, 'v, 'a: 'v> ValIterator<'b, 'v> for Names<'b, 'a> {
+    fn next(&mut self) -> Option<&'b (dyn Val + 'v)> {
+        self.0.next().map(|name| name as &(dyn Val + 'v))
+    }
+}
