@@ -8,8 +8,11 @@
 //! text that is no number (`int(…)`), a claim of another type. A condition that fails so is false, and a cost is not
 //! there. `"x" in request.headers` or `has(request.headers.x)` asks before.
 //!
-//! The files of rules are not trusted to be small: the text, its depth and its loops have bounds. Deliberately not
-//! here: clocks, so that an expression gives one answer for one request; optional values, protocol buffers, types as
+//! The files of rules are not trusted to be small: the text, its depth and its loops have bounds. What a request can
+//! make an expression do is bounded by the names that a loop goes through, and otherwise by the size that the server
+//! allows a request: a text is scanned in proportion to its length, and the lists in a token are as long as the token.
+//!
+//! Deliberately not here: clocks, so that an expression gives one answer for one request; optional values, protocol buffers, types as
 //! values; patterns that come with a request, because a client could send one that is slow to compile.
 
 mod check;

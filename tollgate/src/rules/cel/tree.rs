@@ -16,10 +16,10 @@ use super::functions;
 pub(super) const MAX_TEXT_BYTES: usize = 4096;
 
 /// Deeper than anyone writes: `&&` and `||` in a row make a balanced tree. A request is judged on a stack that others
-/// use too, of two megabytes as a rule, and in a build without optimisation a level takes more than ten kilobytes.
-pub(super) const MAX_DEPTH: usize = 32;
+/// use too, of two megabytes as a rule, and without optimisation the interpreter takes almost 40 kB of it for a level.
+pub(super) const MAX_DEPTH: usize = 24;
 
-/// Brackets in brackets; the parser stops there by itself.
+/// Brackets in brackets; the parser stops there by itself. More than the depth, because some of them mean nothing.
 const MAX_BRACKETS: u16 = 32;
 
 /// For the deepest text of [`MAX_TEXT_BYTES`], several times over. Only what is touched is ever taken.

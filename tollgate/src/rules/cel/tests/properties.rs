@@ -150,7 +150,7 @@ fn assert_sound(text: &str, request: &Request) -> Result<bool, TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn no_text_makes_it_panic(text in "\\PC{0,60}", request in request()) {
