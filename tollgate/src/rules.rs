@@ -5,6 +5,7 @@
 //! makes [`Facts`] of its requests, and the rule set makes hits of the facts. Nothing here decides; see
 //! [`Gate`](crate::Gate).
 
+mod claims;
 mod client;
 mod cookies;
 #[cfg(feature = "file")]

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::Facts;
 use super::client::TrustedProxies;
 use super::path::normal;
+use super::{Facts, claims};
 
 /// The claims of a token that was verified.
 pub(super) type Claims = Arc<Map<String, Value>>;
@@ -62,23 +62,7 @@ impl<'a> Request<'a> {
     /// into objects where no claim has the whole name.
     #[must_use]
     pub fn claim(&self, name: &str) -> Option<Cow<'_, str>> {
-        text_of(find(self.claims()?, name)?)
-    }
-}
-
-fn find<'m>(claims: &'m Map<String, Value>, name: &str) -> Option<&'m Value> {
-    if let Some(value) = claims.get(name) {
-        return Some(value);
-    }
-    let (outer, inner) = name.split_once('.')?;
-    find(claims.get(outer)?.as_object()?, inner)
-}
-
-fn text_of(value: &Value) -> Option<Cow<'_, str>> {
-    match value {
-        Value::String(text) => Some(Cow::Borrowed(text)),
-        Value::Number(_) | Value::Bool(_) => Some(Cow::Owned(value.to_string())),
-        Value::Null | Value::Array(_) | Value::Object(_) => None,
+        claims::text(self.claims()?, name)
     }
 }
 

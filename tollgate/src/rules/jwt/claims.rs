@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use crate::rules::claims;
 use crate::units::Timestamp;
 
 /// The claims of a token whose signature is good. Cheap to clone.
@@ -14,7 +15,7 @@ pub(crate) struct Claims(Arc<Read>);
 
 #[derive(Debug)]
 struct Read {
-    claims: Map<String, Value>,
+    claims: Arc<Map<String, Value>>,
     not_before: Option<Timestamp>,
     expires: Option<Timestamp>,
 }
@@ -25,7 +26,7 @@ impl Claims {
         let claims: Map<String, Value> = serde_json::from_slice(payload).ok()?;
         let not_before = time(&claims, "nbf")?;
         let expires = time(&claims, "exp")?;
-        Some(Self(Arc::new(Read { claims, not_before, expires })))
+        Some(Self(Arc::new(Read { claims: Arc::new(claims), not_before, expires })))
     }
 
     /// Whether that moment is before `exp` and not before `nbf`, give or take the leeway.
@@ -45,36 +46,15 @@ impl Claims {
         }
     }
 
-    /// A claim as text: strings as they are, numbers and booleans as JSON writes them. Lists, objects and null are
-    /// none, for no text of them would be one client's for sure.
-    ///
-    /// A name with dots looks into objects when there is no claim of the whole name: `realm.plan` is first the claim
-    /// `realm.plan`, and then `plan` in the object `realm`.
+    /// A claim as text; see [`claims::text`].
     pub(crate) fn text(&self, claim: &str) -> Option<Cow<'_, str>> {
-        match find(&self.0.claims, claim)? {
-            Value::String(text) => Some(Cow::Borrowed(text)),
-            Value::Number(number) => Some(Cow::Owned(number.to_string())),
-            Value::Bool(true) => Some(Cow::Borrowed("true")),
-            Value::Bool(false) => Some(Cow::Borrowed("false")),
-            Value::Null | Value::Array(_) | Value::Object(_) => None,
-        }
+        claims::text(&self.0.claims, claim)
     }
 
-    /// All claims, for expressions.
-    pub(crate) fn as_map(&self) -> &Map<String, Value> {
-        &self.0.claims
+    /// All claims.
+    pub(crate) fn map(&self) -> Arc<Map<String, Value>> {
+        self.0.claims.clone()
     }
-}
-
-/// Names have dots of their own, such as `https://example.com/claims`, so each dot may be the one that divides.
-fn find<'a>(claims: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
-    if let Some(value) = claims.get(name) {
-        return Some(value);
-    }
-    name.match_indices('.').find_map(|(dot, _)| {
-        let (outer, inner) = (name.get(..dot)?, name.get(dot + 1..)?);
-        find(claims.get(outer)?.as_object()?, inner)
-    })
 }
 
 /// A time that is there must be a number of seconds; the outer none says that it is not.
