@@ -29,6 +29,8 @@ const MAX_LIMITS: usize = 10_000;
 pub struct LimitSet {
     asked: Vec<Limit>,
     beside: Vec<Limit>,
+    /// Rules may all have been taken away; else a limiter without limits is a mistake.
+    is_of_rules: bool,
 }
 
 impl LimitSet {
@@ -61,50 +63,52 @@ impl LimitSet {
         self
     }
 
-    /// Sees to it that there are limits, not too many of them, and that names say which is which.
-    pub(crate) fn checked(self) -> Result<Checked, InvalidLimit> {
-        if self.asked.is_empty() {
-            return Err(InvalidLimit::new("limits", "there is no limit".into(), "add one"));
-        }
-        self.checked_or_none()
+    /// The limits of rules, and those beside them, in the order of their ids.
+    #[cfg(feature = "rules")]
+    pub(crate) fn of_rules(asked: &[Limit], beside: &[Limit]) -> Self {
+        Self { asked: asked.to_vec(), beside: beside.to_vec(), is_of_rules: true }
     }
 
-    /// The same where it makes sense that there are none: rules may all have been taken away.
-    pub(crate) fn checked_or_none(self) -> Result<Checked, InvalidLimit> {
+    /// Sees to it that there are limits, not too many of them, and that names say which is which.
+    pub(crate) fn checked(self) -> Result<Checked, InvalidLimit> {
+        if self.asked.is_empty() && !self.is_of_rules {
+            return Err(InvalidLimit::new("limits", "there is no limit".into(), "add one"));
+        }
         let count = self.asked.len() + self.beside.len();
         if count > MAX_LIMITS {
             let problem = format!("{count} limits are more than 10000");
             return Err(InvalidLimit::new("limits", problem, "count by key rather than by limit"));
         }
-        let mut names: Vec<&str> = self.asked.iter().map(Limit::name).collect();
-        names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            let problem = format!("two limits are named `{}`", twice[0]);
+        let mut by_name: Vec<&Limit> = self.asked.iter().collect();
+        by_name.sort_unstable_by_key(|limit| limit.name());
+        if let Some(twice) = by_name.windows(2).find(|pair| pair[0].name() == pair[1].name()) {
+            let problem = format!("two limits are named `{}`", twice[0].name());
             return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
         }
         for limit in self.beside.iter().filter(|limit| !matches!(limit.algorithm(), Algorithm::Ban(_))) {
-            self.check_variant(limit, &names)?;
+            check_variant(limit, &by_name)?;
         }
         let asked = self.asked.len();
         Ok(Checked { limits: self.asked.into_iter().chain(self.beside).collect(), asked })
     }
+}
 
-    fn check_variant(&self, variant: &Limit, names: &[&str]) -> Result<(), InvalidLimit> {
-        if names.binary_search(&variant.name()).is_err() {
-            let problem = format!("there is no limit `{}` for this to be a variant of", variant.name());
-            return Err(InvalidLimit::new("name", problem, "add the limit itself too"));
-        }
-        if !self.asked.iter().any(|limit| limit.is_namesake_of(variant)) {
-            let problem = format!("a variant of `{}` counts by another algorithm", variant.name());
-            return Err(InvalidLimit::new("algorithm", problem, "use the algorithm of the limit, with other numbers"));
-        }
-        Ok(())
+fn check_variant(variant: &Limit, by_name: &[&Limit]) -> Result<(), InvalidLimit> {
+    let name = variant.name();
+    let Ok(found) = by_name.binary_search_by_key(&name, |limit| limit.name()) else {
+        let problem = format!("there is no limit `{name}` for this to be a variant of");
+        return Err(InvalidLimit::new("name", problem, "add the limit itself too"));
+    };
+    if !by_name[found].is_namesake_of(variant) {
+        let problem = format!("a variant of `{name}` counts by another algorithm");
+        return Err(InvalidLimit::new("algorithm", problem, "use the algorithm of the limit, with other numbers"));
     }
+    Ok(())
 }
 
 impl From<Vec<Limit>> for LimitSet {
     fn from(limits: Vec<Limit>) -> Self {
-        Self { asked: limits, beside: Vec::new() }
+        Self { asked: limits, ..Self::default() }
     }
 }
 

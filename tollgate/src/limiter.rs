@@ -2,6 +2,7 @@
 
 #[cfg(feature = "rules")]
 mod asked;
+mod builder;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,8 @@ use smallvec::SmallVec;
 
 #[cfg(feature = "rules")]
 pub(crate) use self::asked::only;
-use crate::clock::{Clock, ManualClock, SystemClock};
+pub use self::builder::LimiterBuilder;
+use crate::clock::Clock;
 use crate::decision::{AskedBy, Decision, Denied};
 use crate::error::InvalidLimit;
 use crate::key::Key;
@@ -19,10 +21,6 @@ use crate::limit_set::{self, Checked, LimitSet};
 use crate::reservation::{Costs, Reservation, Settlement};
 use crate::store::memory::{Asked, MemoryStore};
 use crate::units::Timestamp;
-
-/// Memory for keys unless told otherwise: 512 MiB, room for some twenty million keys of a token bucket. It is
-/// not taken before it is needed.
-const DEFAULT_MAX_MEMORY: usize = 512 << 20;
 
 /// Decides requests by one limit or by several, in this process's memory.
 ///
@@ -86,7 +84,7 @@ impl Limiter {
 
     /// A limiter with several limits, or with settings of its own.
     pub fn builder() -> LimiterBuilder {
-        LimiterBuilder { limits: LimitSet::new(), max_memory: DEFAULT_MAX_MEMORY, clock: None }
+        LimiterBuilder::default()
     }
 
     /// A limiter with other limits that goes on where this one is: the same keys, clock and memory. This one works on
@@ -99,11 +97,17 @@ impl Limiter {
     /// - Of a bucket, the time at which it is full again survives, at most the time that the new bucket takes to fill.
     /// - Of a window, what was spent in it survives, also if it is more than the new limit: then nothing is left.
     ///
-    /// Other limits start anew, and so do those whose keys have no room for their new numbers. Room for lower numbers
-    /// there always is. For higher ones there is too, but for a log that is raised past 16 or past the next power of
-    /// two, a window from the first request that is raised past 2047, a bucket whose rate then needs a word more (past
-    /// 2048 units in its shortest terms), and counts in the billions. What limits had that are gone is given up with the
-    /// last limiter that had them.
+    /// Other limits start anew, and so do those that are raised so far that a key needs more words than it has. A limit
+    /// that is lowered always keeps its counts. What limits had that are gone is given up with the last limiter that
+    /// had them. How far each can be raised:
+    ///
+    /// | | |
+    /// |---|---|
+    /// | bucket | as far as you like, at rates of up to 2048 units in their shortest terms |
+    /// | fixed window of the clock, refill in portions | a minute: 2^32; a second: 2^31 |
+    /// | fixed window from the first request | 2047, and from there on 2^32 |
+    /// | counter of one segment | a minute: 2^18, and from there on 2^32 |
+    /// | counter of several segments, log | to the next power of two less one; a log of up to 16 not at all |
     ///
     /// Give back what a decision took through the limiter that made it: another one may have other limits.
     ///
@@ -122,12 +126,8 @@ impl Limiter {
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
-        self.with_checked(limits.into().checked()?)
-    }
-
-    pub(crate) fn with_checked(&self, limits: Checked) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
-        let Checked { mut limits, asked } = limits;
+        let Checked { mut limits, asked } = limits.into().checked()?;
         let store = inner.store.successor(&inner.limits, &mut limits)?;
         Ok(Self(Arc::new(Inner { limits: limits.into(), asked, store, clock: inner.clock.clone() })))
     }
@@ -372,69 +372,5 @@ impl Limiter {
 impl std::fmt::Debug for Limiter {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Limiter").field("limits", &self.0.limits).finish_non_exhaustive()
-    }
-}
-
-/// Puts a [`Limiter`] together.
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct LimiterBuilder {
-    limits: LimitSet,
-    max_memory: usize,
-    clock: Option<ManualClock>,
-}
-
-impl LimiterBuilder {
-    /// Adds a limit. Names must differ.
-    pub fn limit(mut self, limit: Limit) -> Self {
-        self.limits = self.limits.limit(limit);
-        self
-    }
-
-    /// Sets the limits, and those beside them, instead of what was added so far.
-    pub fn limits(mut self, limits: impl Into<LimitSet>) -> Self {
-        self.limits = limits.into();
-        self
-    }
-
-    /// Adds other numbers for a limit: see [`LimitSet::variant`].
-    pub fn variant(mut self, limit: Limit) -> Self {
-        self.limits = self.limits.variant(limit);
-        self
-    }
-
-    /// Bounds the memory for keys, in bytes, for all limits together. A token bucket's key takes 23 to 46 bytes.
-    ///
-    /// When it is full of keys that are not at rest, those are judged as before, and keys that find no room
-    /// share what one key may have, bucket by bucket. So an attack with invented keys takes no more memory and
-    /// nothing from those who are there; honest newcomers are judged too strictly until it has aged out. A table
-    /// grows by doubling, so up to half of the bound may stay unused.
-    pub fn max_memory(mut self, bytes: usize) -> Self {
-        self.max_memory = bytes;
-        self
-    }
-
-    /// Tells the time by hand.
-    pub fn clock(mut self, clock: ManualClock) -> Self {
-        self.clock = Some(clock);
-        self
-    }
-
-    /// The limiter.
-    ///
-    /// # Errors
-    ///
-    /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its
-    /// name and algorithm, or when the memory is too little for the first keys of each.
-    pub fn build(mut self) -> Result<Limiter, InvalidLimit> {
-        let limits = std::mem::take(&mut self.limits).checked()?;
-        self.build_checked(limits)
-    }
-
-    pub(crate) fn build_checked(self, limits: Checked) -> Result<Limiter, InvalidLimit> {
-        let Checked { mut limits, asked } = limits;
-        let store = MemoryStore::new(&mut limits, self.max_memory)?;
-        let clock = self.clock.map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual);
-        Ok(Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })))
     }
 }

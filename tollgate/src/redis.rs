@@ -29,6 +29,7 @@ mod asking;
 mod breaker;
 mod builder;
 mod changes;
+mod changing;
 mod denials;
 mod error;
 mod leases;
@@ -38,6 +39,8 @@ mod names;
 mod rule_sets;
 mod script;
 mod target;
+#[cfg(feature = "rules")]
+mod wanted;
 mod worker;
 
 use std::sync::Arc;
@@ -48,11 +51,14 @@ use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 pub use self::builder::RedisLimiterBuilder;
-use self::denials::Denials;
+use self::changing::Prepared;
+use self::denials::{AllDenials, Denials};
 pub use self::error::{ConnectError, StoreError};
 use self::leases::Leases;
 pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
-use self::script::{Ask, Question, Terms};
+use self::script::{Ask, Question};
+#[cfg(feature = "rules")]
+pub(crate) use self::wanted::only;
 use self::worker::{Job, Trips};
 use crate::clock::Clock;
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source, Verdict};
@@ -71,28 +77,28 @@ pub struct RedisLimiter(Arc<Inner>);
 
 struct Inner {
     limits: Box<[Prepared]>,
+    /// So many of them, the first ones, are asked for every key. The others are asked only by hits that name them.
+    asked: usize,
     /// Takes over for limits that fail over to memory.
     local: Limiter,
+    /// Denials by these numbers: what was denied by others may pass now.
+    denials: Arc<Denials>,
+    shared: Arc<Shared>,
+}
+
+/// What outlives a change of limits.
+struct Shared {
     on_store_failure: OnStoreFailure,
     jobs: mpsc::Sender<Job>,
     trips: Arc<Trips>,
-    denials: Arc<Denials>,
-    leases: Leases,
+    all_denials: Arc<AllDenials>,
+    leases: Arc<Leases>,
     /// Whether we would hear of it if another process gave something back.
     hears: Arc<AtomicBool>,
     clock: Clock,
     store_timeout: Duration,
     counts: Counts,
     _tasks: Tasks,
-}
-
-/// A limit, ready for Redis.
-struct Prepared {
-    limit: Limit,
-    prefix: String,
-    terms: Arc<Terms>,
-    /// How long a slice of it lives, if it is leased.
-    horizon: Option<u64>,
 }
 
 #[derive(Default)]
@@ -102,7 +108,7 @@ struct Counts {
     by_policy: AtomicU64,
 }
 
-/// Ends the tasks of a limiter with it.
+/// Ends the tasks of a limiter with the last that was made of it.
 struct Tasks(Vec<tokio::task::AbortHandle>);
 
 impl Drop for Tasks {
@@ -133,16 +139,18 @@ pub struct Stats {
 
 /// A hit on a limit, ready for Redis.
 #[derive(Clone)]
-struct Wanted {
+pub(crate) struct Wanted {
     limit: LimitId,
     ask: Ask,
 }
 
-type AllWanted = SmallVec<[Wanted; 2]>;
+pub(crate) type AllWanted = SmallVec<[Wanted; 2]>;
 
 /// An estimate that was taken and waits to be settled; see [`RedisLimiter::reserve`].
 #[must_use = "what a reservation took stays taken until it is settled"]
 pub struct RedisReservation {
+    /// Whose limits took it: they may have been changed by the time it is settled.
+    limiter: RedisLimiter,
     wanted: AllWanted,
     decision: Decision,
     expires_at: Timestamp,
@@ -202,10 +210,10 @@ impl RedisLimiter {
         let wanted = self.want_all(key.into(), 0);
         for one in &wanted {
             self.0.local.reset(&*one.ask.name);
-            self.0.leases.forget(&one.ask.name);
+            self.0.shared.leases.forget(&one.ask.name);
         }
         let outcome = self.ask_each(&wanted, Question::Reset).await;
-        wanted.iter().for_each(|one| self.0.leases.forget(&one.ask.name));
+        wanted.iter().for_each(|one| self.0.shared.leases.forget(&one.ask.name));
         outcome
     }
 
@@ -249,23 +257,23 @@ impl RedisLimiter {
         expires_after: Duration,
     ) -> Result<RedisReservation, Denied> {
         let wanted = self.want_all(key.into(), estimate);
-        let expires_at = self.0.clock.now().saturating_add(expires_after);
+        let expires_at = self.0.shared.clock.now().saturating_add(expires_after);
         let decision = self.take(&wanted, estimate, AskedBy::Key, self.deadline()).await;
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
-        Ok(RedisReservation { wanted, decision, expires_at })
+        Ok(RedisReservation { limiter: self.clone(), wanted, decision, expires_at })
     }
 
     /// Brings a reservation to its actual cost: gives back what was too much, or takes what was too little, as
-    /// far as there is any.
+    /// far as there is any. If the limits have changed since, it is settled by those that took it.
     ///
     /// # Errors
     ///
     /// When the store cannot be reached in time: then the estimate stands.
     pub async fn settle(&self, reservation: RedisReservation, actual: u64) -> Result<Settlement, StoreError> {
-        let RedisReservation { mut wanted, decision, expires_at } = reservation;
-        if self.0.clock.now() >= expires_at {
+        let RedisReservation { limiter, mut wanted, decision, expires_at } = reservation;
+        if limiter.0.shared.clock.now() >= expires_at {
             return Ok(Settlement::Expired);
         }
         let reserved = decision.cost();
@@ -275,12 +283,12 @@ impl RedisLimiter {
         }
         if actual <= reserved {
             wanted.iter_mut().for_each(|one| one.ask.cost = reserved - actual);
-            self.give_back(&wanted, &decision).await?;
+            limiter.give_back(&wanted, &decision).await?;
             return Ok(Settlement::Settled);
         }
         let mut missing = 0;
         for one in &wanted {
-            missing = missing.max(self.take_up_to(one, actual - reserved).await?);
+            missing = missing.max(limiter.take_up_to(one, actual - reserved).await?);
         }
         Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
     }
@@ -307,22 +315,37 @@ impl RedisLimiter {
         self.0.local.id(name)
     }
 
-    /// All limits, in the order they were given.
+    /// The limits that are asked for every key, in the order they were given.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
         self.0.local.limits()
     }
 
+    /// The variants and bans, in the order they were given: see [`LimitSet`](crate::LimitSet).
+    pub fn beside(&self) -> impl Iterator<Item = LimitId> + use<> {
+        self.0.local.beside()
+    }
+
+    /// The limit a decision speaks of.
+    ///
+    /// # Panics
+    ///
+    /// If the id comes from another limiter that has more limits.
+    #[must_use]
+    pub fn limit(&self, id: LimitId) -> &Limit {
+        self.0.local.limit(id)
+    }
+
     /// Whether Redis is asked. When it has failed, it is not, until it is back.
     #[must_use]
     pub fn is_store_available(&self) -> bool {
-        !self.0.trips.breaker.is_open()
+        !self.0.shared.trips.breaker.is_open()
     }
 
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let Inner { trips, counts, .. } = &*self.0;
+        let Shared { trips, counts, .. } = &*self.0.shared;
         let (breaker_opened, breaker_closed) = trips.breaker.changes();
         Stats {
             trips: trips.trips.load(Ordering::Relaxed),
@@ -337,7 +360,7 @@ impl RedisLimiter {
 
     async fn take_or_lease(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
         if wanted.is_empty() {
-            return Decision { asked: asked_by, ..Decision::without_limit(self.0.clock.now()) };
+            return Decision { asked: asked_by, ..Decision::without_limit(self.0.shared.clock.now()) };
         }
         let deadline = self.deadline();
         if let [one] = &*wanted
@@ -351,7 +374,7 @@ impl RedisLimiter {
     }
 
     fn by_policy(&self, wanted: &AllWanted, now: Timestamp) -> Decision {
-        self.0.counts.by_policy.fetch_add(1, Ordering::Relaxed);
+        self.0.shared.counts.by_policy.fetch_add(1, Ordering::Relaxed);
         if let Some(denying) = wanted.iter().find(|one| self.policy(one) == OnStoreFailure::Deny) {
             let outcome = Outcome::Denied { retry_after: RETRY_A_FAILED_STORE };
             let verdict = Verdict { outcome, remaining: 0, reset_after: RETRY_A_FAILED_STORE };
@@ -369,7 +392,7 @@ impl RedisLimiter {
 
     fn policy(&self, one: &Wanted) -> OnStoreFailure {
         let limit = &self.0.limits[one.limit.index()].limit;
-        limit.on_store_failure().unwrap_or(self.0.on_store_failure)
+        limit.on_store_failure().unwrap_or(self.0.shared.on_store_failure)
     }
 
     /// What this node's memory counts while the store fails, by the names that keys have on the store.
@@ -401,11 +424,11 @@ impl RedisLimiter {
 
     /// The answer to a limit of some other limiter: nothing passes by mistake.
     fn no_such_limit(&self, cost: u64) -> Decision {
-        Decision { cost, verdict: NEVER, asked: AskedBy::Hits, ..Decision::without_limit(self.0.clock.now()) }
+        Decision { cost, verdict: NEVER, asked: AskedBy::Hits, ..Decision::without_limit(self.0.shared.clock.now()) }
     }
 
     fn want_all(&self, key: Key<'_>, cost: u64) -> AllWanted {
-        let limits = self.0.limits.iter().enumerate();
+        let limits = self.0.limits[..self.0.asked].iter().enumerate();
         limits.map(|(index, prepared)| prepared.want(LimitId(index as u32), key, cost)).collect()
     }
 
@@ -422,12 +445,6 @@ impl RedisLimiter {
             }
         }
         Some(all)
-    }
-}
-
-impl Prepared {
-    fn want(&self, limit: LimitId, key: Key<'_>, cost: u64) -> Wanted {
-        Wanted { limit, ask: Ask { terms: self.terms.clone(), name: names::name(&self.prefix, key), cost } }
     }
 }
 

@@ -5,24 +5,24 @@
 //! makes [`Facts`] of its requests, and the rule set makes hits of the facts. Nothing here decides; see
 //! [`Gate`](crate::Gate).
 
-mod claims;
-mod client;
-mod cookies;
 #[cfg(feature = "file")]
 #[cfg_attr(not(test), expect(dead_code, reason = "the rule file does not read expressions yet"))]
 mod cel;
+mod claims;
+mod client;
+mod cookies;
 mod facts;
 #[cfg(feature = "file")]
 pub mod file;
 mod host;
 mod index;
 mod ip_group;
-mod key_map;
-mod key_part;
-mod matching;
 #[cfg(feature = "file")]
 #[cfg_attr(not(test), expect(dead_code, reason = "the rule file, which asks for it, is still to come"))]
 mod jwt;
+mod key_map;
+mod key_part;
+mod matching;
 mod networks;
 mod path;
 mod query;

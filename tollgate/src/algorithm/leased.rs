@@ -49,8 +49,8 @@ impl Compiled {
                 let stored = Self::Counter(Counter::new(rules.limit, rules.window + horizon, segments));
                 Some(Leased { stored, horizon })
             }
-            // Who counts denials has to hear of each.
-            Self::Log(_) => None,
+            // Who counts denials has to hear of each, and a ban holds for all at once.
+            Self::Log(_) | Self::Strikes(_) => None,
         }
     }
 

@@ -7,9 +7,11 @@ use std::sync::LazyLock;
 use smallvec::{SmallVec, smallvec};
 
 use super::meter::{Debt, Meter};
+use super::packing::Pair;
+use super::sliding_window_counter::Counter;
 use super::sliding_window_log::Counted;
 use super::spill::Spill;
-use super::{Cells, Compiled, Rules};
+use super::{Cells, Compiled, MAX_QUOTA, Rules};
 use crate::budget::Budget;
 use crate::decision::Verdict;
 use crate::units::Timestamp;
@@ -24,7 +26,7 @@ pub(crate) struct PortableCost(pub(crate) u64, pub(crate) u64);
 pub(crate) enum Shape {
     /// Two numbers.
     Pair,
-    /// A segment and its counts, in text.
+    /// The start of a segment and its counts, in text.
     Counts,
     /// The script answers itself, in text.
     Answer,
@@ -38,6 +40,7 @@ mod kind {
     pub(super) const OPENED_WINDOW: u64 = 4;
     pub(super) const LOG: u64 = 5;
     pub(super) const COUNTER: u64 = 6;
+    pub(super) const STRIKES: u64 = 7;
 }
 
 /// For a number that there is none.
@@ -60,6 +63,9 @@ impl Compiled {
             }
             Self::Counter(rules) => {
                 (kind::COUNTER, smallvec![rules.limit as i64, rules.window as i64, rules.segments as i64])
+            }
+            Self::Strikes(rules) => {
+                (kind::STRIKES, smallvec![rules.after as i64, rules.within as i64, rules.lasts as i64])
             }
         };
         std::iter::once(kind as i64).chain(numbers).collect()
@@ -97,10 +103,35 @@ impl Compiled {
             Self::OpenedWindow(rules) => PortableCost(cost.min(rules.limit + 1), 0),
             Self::Log(rules) => PortableCost(cost.min(rules.limit + 1), 0),
             Self::Counter(rules) => PortableCost(cost.min(rules.limit + 1), 0),
+            // All strikes fit: the last one that counts bans.
+            Self::Strikes(rules) => PortableCost(cost.min(rules.after), 0),
         }
     }
 
-    /// The answer for a state of two numbers, or of a segment and its counts.
+    /// What is to be given back, for the script: it may be more than the limit holds by now.
+    pub(crate) fn portable_charge(&self, cost: u64) -> PortableCost {
+        let (units, micros) = match self {
+            Self::Meter(meter) => (meter.units, meter.micros),
+            Self::WideMeter(meter) => (meter.units, meter.micros),
+            _ => return PortableCost(cost.min(MAX_QUOTA), 0),
+        };
+        let (micros, parts) = divided(u128::from(cost.min(MAX_QUOTA)) * u128::from(micros), units);
+        // Longer than any bucket takes to fill, and still exact for the script.
+        if micros > LATEST { PortableCost(LATEST, 0) } else { PortableCost(micros, parts) }
+    }
+
+    /// The same limit with room for whatever a store may hold: also what was spent under higher numbers.
+    pub(crate) fn with_room(&self) -> Self {
+        match self {
+            Self::Counter(rules) => {
+                Self::Counter(Counter { index_bits: u64::BITS, count_bits: u64::BITS, ..rules.clone() })
+            }
+            other => other.with_packing(Pair::of_two_words()),
+        }
+    }
+
+    /// The answer for a state of two numbers, or of a segment and its counts, by a limit [with
+    /// room](Self::with_room) for it.
     pub(crate) fn verdict(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
         let words = self.restored(state, now);
         super::with_rules!(self, rules => rules.decide(&words, now, cost).verdict)
@@ -117,13 +148,13 @@ impl Compiled {
         })
     }
 
-    /// The words of a state. It may be from before the limit was changed: whatever it says is cut to what the
-    /// limit can mean, as the script does.
+    /// The words of a state. It may be from before the limit was changed, with other numbers or another window: it is
+    /// brought to the windows of this limit, and cut to what any limit can mean, as the script does.
     fn restored(&self, state: &[u64], now: u64) -> Restored {
         let number = |index: usize| state.get(index).copied().unwrap_or(0);
         let (first, second) = (number(0), number(1));
         // Further ahead is all the same: the clock has stepped back.
-        let ahead = |current: u64| first.min(current + 2);
+        let ahead = |stored: u64, current: u64| stored.min(current + 2);
         let words = Restored::of(super::with_rules!(self, rules => rules.words()));
         match self {
             Self::Meter(rules) => {
@@ -132,14 +163,20 @@ impl Compiled {
             Self::WideMeter(rules) => {
                 rules.packing.store(&words, moment(first, second, rules.units), parts(second, rules.units));
             }
-            Self::Interval(rules) => rules.packing.store(&words, ahead(now / rules.period), second.min(rules.capacity)),
-            Self::ClockWindow(rules) => rules.packing.store(&words, ahead(now / rules.window), second.min(rules.limit)),
-            Self::OpenedWindow(rules) => rules.packing.store(&words, first.min(LATEST), second.min(rules.limit)),
+            Self::Interval(rules) => {
+                rules.packing.store(&words, ahead(first / rules.period, now / rules.period), second)
+            }
+            Self::ClockWindow(rules) => {
+                rules.packing.store(&words, ahead(first / rules.window, now / rules.window), second);
+            }
+            Self::OpenedWindow(rules) => rules.packing.store(&words, first.min(LATEST), second),
+            Self::Strikes(rules) => rules.packing.store(&words, first.min(LATEST), second),
             Self::Counter(rules) => {
                 for age in 0..=rules.segments {
-                    rules.set_count(&words, age, number(age as usize + 1).min(rules.limit));
+                    rules.set_count(&words, age, number(age as usize + 1).min(MAX_QUOTA));
                 }
-                rules.set_segment(&words, ahead(super::mul_div(now, rules.segments, rules.window)));
+                let segment = |at: u64| super::mul_div(at, rules.segments, rules.window);
+                rules.set_segment(&words, ahead(segment(first), segment(now)));
             }
             // The script answers for a log itself.
             Self::Log(_) => {}

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::packing::Pair;
 use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied};
+use crate::decision::Verdict;
 use crate::error::InvalidLimit;
 use crate::units::Timestamp;
 
@@ -126,7 +127,7 @@ impl Strikes {
         }
     }
 
-    fn allowed_after(&self, struck: Struck, now: u64) -> crate::decision::Verdict {
+    fn allowed_after(&self, struck: Struck, now: u64) -> Verdict {
         let Struck { since, marks } = struck;
         let reset_after = if marks.0 > 0 { since + self.span(marks) - now } else { 0 };
         let left = if marks.is_ban() { 0 } else { self.after.saturating_sub(marks.strikes()) };
@@ -149,7 +150,9 @@ impl Rules for Strikes {
             return Step { verdict: denied(wait, 0, wait), edit };
         }
         if cost == 0 {
-            return Step { verdict: self.allowed_after(struck, now), edit };
+            // However near a ban is, it stands in nobody's way yet: a limit that is asked with it speaks.
+            let Verdict { reset_after, .. } = self.allowed_after(struck, now);
+            return Step { verdict: allowed(self.after, reset_after), edit };
         }
         let after = self.strike(struck, now, cost);
         Step { verdict: self.allowed_after(after, now), edit: Some(after) }
@@ -180,5 +183,172 @@ impl Rules for Strikes {
 
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
         self.struck(cells, now).0.marks.0 == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use proptest::prelude::*;
+
+    use super::super::spill::Spill;
+    use super::*;
+    use crate::budget::Budget;
+    use crate::decision::{Outcome, Verdict};
+
+    struct Words {
+        words: [Cell<u64>; 2],
+        spill: Spill,
+    }
+
+    impl Cells for Words {
+        fn get(&self, index: usize) -> u64 {
+            self.words[index].get()
+        }
+
+        fn set(&self, index: usize, word: u64) {
+            self.words[index].set(word);
+        }
+
+        fn spill(&self) -> &Spill {
+            &self.spill
+        }
+    }
+
+    /// One key, struck and asked for.
+    struct Key {
+        rules: Strikes,
+        words: Words,
+    }
+
+    impl Key {
+        fn new(after: u64, within: u64, lasts: u64) -> Self {
+            let ban = Ban { after, within: Duration::from_micros(within), for_: Duration::from_micros(lasts) };
+            let Compiled::Strikes(rules) = ban.compile().unwrap() else { unreachable!() };
+            Self { rules, words: Words { words: Default::default(), spill: Spill::new(Budget::new(0)) } }
+        }
+
+        fn ask(&self, now: u64, cost: u64) -> Verdict {
+            let Step { verdict, edit } = self.rules.decide(&self.words, now, cost);
+            edit.into_iter().for_each(|edit| self.rules.apply(&self.words, edit));
+            verdict
+        }
+
+        fn waits(&self, now: u64) -> Option<u64> {
+            match self.ask(now, 0).outcome {
+                Outcome::Denied { retry_after } => Some(retry_after),
+                _ => None,
+            }
+        }
+    }
+
+    /// The definition, with every strike that counts kept by itself.
+    #[derive(Default)]
+    struct Definition {
+        strikes: Vec<u64>,
+        banned_at: Option<u64>,
+    }
+
+    impl Definition {
+        fn strike(&mut self, key: &Key, now: u64, cost: u64) {
+            let Strikes { after, within, lasts, .. } = key.rules;
+            if self.banned_at.is_some_and(|at| now < at + lasts) {
+                return;
+            }
+            self.banned_at = None;
+            if self.strikes.first().is_some_and(|first| now >= first + within) {
+                self.strikes.clear();
+            }
+            self.strikes.extend((0..cost).map(|_| now));
+            if self.strikes.len() as u64 >= after {
+                (self.banned_at, self.strikes) = (Some(now), Vec::new());
+            }
+        }
+
+        fn waits(&self, key: &Key, now: u64) -> Option<u64> {
+            self.banned_at.and_then(|at| (at + key.rules.lasts).checked_sub(now)).filter(|wait| *wait > 0)
+        }
+    }
+
+    const START: u64 = 1_700_000_000_000_000;
+
+    proptest! {
+        #[test]
+        fn bans_are_as_defined(
+            after in 1_u64..6, within in 1_000_u64..5_000, lasts in 1_000_u64..5_000,
+            steps in proptest::collection::vec((prop_oneof![Just(0_u64), 0..2_000_u64, 0..20_000_u64], 0_u64..4), 1..60),
+        ) {
+            let (key, mut definition, mut now) = (Key::new(after, within, lasts), Definition::default(), START);
+            for (gap, cost) in steps {
+                now += gap;
+                prop_assert_eq!(key.waits(now), definition.waits(&key, now));
+                if cost > 0 {
+                    let banned = definition.waits(&key, now).is_some();
+                    prop_assert_eq!(key.ask(now, cost).is_allowed(), !banned);
+                    definition.strike(&key, now, cost);
+                }
+                prop_assert_eq!(key.waits(now), definition.waits(&key, now));
+            }
+        }
+
+        #[test]
+        fn a_clock_that_steps_back_forgets_no_strike_and_bans_for_one_ban(
+            after in 1_u64..6, within in 1_000_u64..5_000, lasts in 1_000_u64..5_000, struck in 1_u64..6, back in 0_u64..1 << 50,
+        ) {
+            let key = Key::new(after, within, lasts);
+            let _ = key.ask(START, struck);
+            let now = START - back;
+            match key.waits(now) {
+                Some(wait) => {
+                    prop_assert!(struck >= after);
+                    prop_assert!(wait <= lasts);
+                    prop_assert_eq!(key.waits(now + wait - 1), Some(1));
+                    prop_assert_eq!(key.waits(now + wait), None);
+                }
+                None => {
+                    prop_assert!(struck < after);
+                    prop_assert!(key.ask(now, after - struck).is_allowed());
+                    prop_assert_eq!(key.waits(now), Some(lasts));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_at_rest_is_all_zeros_or_forgotten_in_time() {
+        let key = Key::new(2, 1_000, 5_000);
+        assert!(key.rules.is_idle(&key.words, START));
+        let _ = key.ask(START, 1);
+        assert!(!key.rules.is_idle(&key.words, START + 999));
+        assert!(key.rules.is_idle(&key.words, START + 1_000));
+        let _ = key.ask(START + 1_000, 2);
+        assert!(!key.rules.is_idle(&key.words, START + 5_999));
+        assert!(key.rules.is_idle(&key.words, START + 6_000));
+    }
+
+    #[test]
+    fn strikes_are_taken_back_but_bans_are_not() {
+        let key = Key::new(3, 1_000, 5_000);
+        let give_back = |now: u64, at: u64, cost: u64| {
+            let edit = key.rules.refund(&key.words, now, Charge { at, cost });
+            edit.into_iter().for_each(|edit| key.rules.apply(&key.words, edit));
+        };
+        let _ = key.ask(START, 2);
+        give_back(START + 1, START, 1);
+        assert_eq!(key.ask(START + 1, 0).remaining, 2);
+        let _ = key.ask(START + 1, 2);
+        give_back(START + 2, START + 1, 2);
+        assert_eq!(key.waits(START + 2), Some(4_999));
+    }
+
+    #[test]
+    fn numbers_out_of_bounds_are_refused_by_name() {
+        let second = Duration::from_secs(1);
+        let field = |ban: Ban| ban.compile().unwrap_err().field().to_owned();
+        assert_eq!(field(Ban { after: 0, within: second, for_: second }), "after");
+        assert_eq!(field(Ban { after: (1 << 32) + 1, within: second, for_: second }), "after");
+        assert_eq!(field(Ban { after: 1, within: Duration::ZERO, for_: second }), "within");
+        assert_eq!(field(Ban { after: 1, within: second, for_: 2 * crate::MAX_SPAN }), "for");
     }
 }

@@ -47,7 +47,7 @@ impl Gate {
     ///
     /// Outside of a tokio runtime.
     pub async fn on_redis(rules: RuleSet, settings: RedisLimiterBuilder) -> Result<Self, ConnectError> {
-        let limiter = settings.connect_checked(rules.limit_set().checked_or_none()?).await?;
+        let limiter = settings.limits(rules.limit_set()).connect().await?;
         Ok(Self::with_store(rules, Store::Redis(limiter)))
     }
 
@@ -69,7 +69,7 @@ impl Store {
     pub(super) fn with_rules(&self, rules: &RuleSet) -> Result<Self, InvalidLimit> {
         match self {
             Self::Memory(limiter) => rules.limiter_after(limiter).map(Self::Memory),
-            Self::Redis(limiter) => limiter.with_checked(rules.limit_set().checked_or_none()?).map(Self::Redis),
+            Self::Redis(limiter) => limiter.with_limits(rules.limit_set()).map(Self::Redis),
         }
     }
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use super::denials::{Denials, Known, Times};
 use super::script::{Answer, Ask, Asks, Question, Seen};
 use super::worker::{Job, MAX_KEYS};
-use super::{AllWanted, NEVER, RedisLimiter, StoreError, names};
+use super::{AllWanted, NEVER, RedisLimiter, Shared, StoreError, names};
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source};
 use crate::units::Timestamp;
 
@@ -25,14 +25,14 @@ impl RedisLimiter {
         let _asking_for_all = match self.before_asking(wanted, deadline).await {
             Ok(asking) => asking,
             Err(denied) => {
-                inner.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+                inner.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
                 return Decision { asked: asked_by, ..denied.0 };
             }
         };
-        let asked = inner.clock.now();
+        let asked = inner.shared.clock.now();
         let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
         let answer = self.ask_all(wanted, deadline).await;
-        let answered = inner.clock.now();
+        let answered = inner.shared.clock.now();
         match answer.and_then(|answer| self.decided(wanted, &answer, &marks, (asked, answered))) {
             Ok(decision) => Decision { asked: asked_by, cost, ..decision },
             Err(_) => Decision { asked: asked_by, cost, ..self.by_policy(wanted, asked) },
@@ -43,7 +43,7 @@ impl RedisLimiter {
     /// another slot denies.
     async fn ask_all(&self, wanted: &AllWanted, deadline: Instant) -> Result<Answer, StoreError> {
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        if !self.0.trips.link.is_cluster() || self.one_slot(&asks) {
+        if !self.0.shared.trips.link.is_cluster() || self.one_slot(&asks) {
             return self.ask_by(deadline, Question::Take(asks)).await;
         }
         let answers = self.ask_one_by_one(deadline, &asks, Question::Take).await;
@@ -103,11 +103,11 @@ impl RedisLimiter {
     async fn before_asking(&self, wanted: &AllWanted, deadline: Instant) -> Result<AskingForAll<'_>, Denied> {
         let inner = &*self.0;
         let mut asking = AskingForAll { denials: &inner.denials, asking: SmallVec::new() };
-        if !inner.hears.load(Ordering::Relaxed) {
+        if !inner.shared.hears.load(Ordering::Relaxed) {
             return Ok(asking);
         }
         loop {
-            let now = inner.clock.now();
+            let now = inner.shared.clock.now();
             let (mut denied, mut wait, mut too_soon) = (None::<Decision>, None, 0);
             for one in wanted {
                 match inner.denials.known(&one.ask, now) {
@@ -140,7 +140,7 @@ impl RedisLimiter {
 
     pub(super) async fn look(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        let answer = if !self.0.trips.link.is_cluster() || self.one_slot(&asks) {
+        let answer = if !self.0.shared.trips.link.is_cluster() || self.one_slot(&asks) {
             self.ask(Question::Look(asks)).await?
         } else {
             let answers = self.ask_one_by_one(self.deadline(), &asks, Question::Look).await;
@@ -162,7 +162,7 @@ impl RedisLimiter {
         question: impl Fn(Asks) -> Question,
     ) -> Result<(), StoreError> {
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        let outcome = if self.0.trips.link.is_cluster() {
+        let outcome = if self.0.shared.trips.link.is_cluster() {
             let answers = self.ask_one_by_one(self.deadline(), &asks, question).await;
             answers.into_iter().try_for_each(|answer| answer.map(drop))
         } else {
@@ -170,7 +170,7 @@ impl RedisLimiter {
         };
         // Also what was decided just before, and is remembered only now.
         for one in wanted {
-            self.0.denials.forget(&one.ask.name);
+            self.0.shared.all_denials.forget(&one.ask.name);
         }
         outcome
     }
@@ -187,28 +187,15 @@ impl RedisLimiter {
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        Instant::now() + self.0.store_timeout
+        self.0.shared.deadline()
     }
 
     pub(super) async fn ask(&self, question: Question) -> Result<Answer, StoreError> {
-        self.ask_by(self.deadline(), question).await
+        self.0.shared.ask(question).await
     }
 
     async fn ask_by(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
-        let inner = &*self.0;
-        if inner.trips.breaker.is_open() {
-            return Err(StoreError::unavailable("the store has failed and is not back yet".into()));
-        }
-        if question.asks().len() > MAX_KEYS {
-            return Err(StoreError::refused(format!("a request may have {MAX_KEYS} limits and keys")));
-        }
-        let (reply, answer) = oneshot::channel();
-        inner.jobs.try_send(Job { question, reply }).map_err(|_| StoreError::busy())?;
-        match timeout_at(deadline, answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped".into())),
-            Err(_) => Err(StoreError::too_late()),
-        }
+        self.0.shared.ask_by(deadline, question).await
     }
 
     /// Who has just taken the last knows that the next is denied.
@@ -221,10 +208,36 @@ impl RedisLimiter {
 
     pub(super) fn remember_denial(&self, ask: &Ask, seen: &Seen, at: Timestamp, times: Times) {
         if let Outcome::Denied { retry_after } = seen.verdict(&ask.terms, at, ask.cost).outcome
-            && self.0.hears.load(Ordering::Relaxed)
+            && self.0.shared.hears.load(Ordering::Relaxed)
             && ask.terms.keeps_denials()
         {
             self.0.denials.remember(ask, seen, at, retry_after, times);
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.store_timeout
+    }
+
+    pub(super) async fn ask(&self, question: Question) -> Result<Answer, StoreError> {
+        self.ask_by(self.deadline(), question).await
+    }
+
+    async fn ask_by(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
+        if self.trips.breaker.is_open() {
+            return Err(StoreError::unavailable("the store has failed and is not back yet".into()));
+        }
+        if question.asks().len() > MAX_KEYS {
+            return Err(StoreError::refused(format!("a request may have {MAX_KEYS} limits and keys")));
+        }
+        let (reply, answer) = oneshot::channel();
+        self.jobs.try_send(Job { question, reply }).map_err(|_| StoreError::busy())?;
+        match timeout_at(deadline, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped".into())),
+            Err(_) => Err(StoreError::too_late()),
         }
     }
 }

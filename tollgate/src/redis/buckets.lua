@@ -61,12 +61,11 @@ for at = 3, #q, 6 do
       if not a or not b or a < 0 or a >= 9007199254740992 or a % 1 ~= 0 then
         fail(k, 'holds something else')
         a, b = 0, 0
-      elseif b >= units then
-        -- From before the rate was changed.
-        a, b = a + 1, 0
       end
     end
   end
+  -- From before the rate was changed, or of a variant of the limit.
+  if b >= units then a, b = a + 1, 0 end
   size = size + 1
   local seen, seen_parts, debt = a, b, a - now
   -- Whether the state changes.

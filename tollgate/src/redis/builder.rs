@@ -1,7 +1,7 @@
 //! Puts a limiter on Redis together.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
@@ -9,15 +9,15 @@ use rustls::pki_types::pem::PemObject;
 use tokio::sync::mpsc;
 
 use super::breaker::Breaker;
-use super::denials::Denials;
+use super::denials::AllDenials;
 use super::leases::Leases;
 use super::link::Link;
-use super::script::Terms;
 use super::target::Target;
 use super::worker::{self, MAX_WAITING, PATIENCE, Trips};
-use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Tasks, names};
+use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Shared, Tasks};
 use crate::clock::{Clock, ManualClock, SystemClock};
-use crate::limit::{Consistency, Limit, OnStoreFailure};
+use crate::limit::{Limit, OnStoreFailure};
+use crate::limit_set::{Checked, LimitSet};
 use crate::limiter::Limiter;
 
 /// How long a decision waits for the store, unless told otherwise.
@@ -29,7 +29,7 @@ const TIMEOUTS: (Duration, Duration) = (Duration::from_millis(1), Duration::from
 #[must_use]
 pub struct RedisLimiterBuilder {
     url: String,
-    limits: Vec<Limit>,
+    limits: LimitSet,
     store_timeout: Duration,
     on_store_failure: OnStoreFailure,
     tls_ca: Option<Vec<u8>>,
@@ -41,7 +41,7 @@ impl RedisLimiterBuilder {
     pub(super) fn new(url: String) -> Self {
         Self {
             url,
-            limits: Vec::new(),
+            limits: LimitSet::new(),
             store_timeout: DEFAULT_TIMEOUT,
             on_store_failure: OnStoreFailure::default(),
             tls_ca: None,
@@ -52,7 +52,19 @@ impl RedisLimiterBuilder {
 
     /// Adds a limit. Names must differ.
     pub fn limit(mut self, limit: Limit) -> Self {
-        self.limits.push(limit);
+        self.limits = self.limits.limit(limit);
+        self
+    }
+
+    /// Sets the limits, and those beside them, instead of what was added so far.
+    pub fn limits(mut self, limits: impl Into<LimitSet>) -> Self {
+        self.limits = limits.into();
+        self
+    }
+
+    /// Adds other numbers for a limit: see [`LimitSet::variant`].
+    pub fn variant(mut self, limit: Limit) -> Self {
+        self.limits = self.limits.variant(limit);
         self
     }
 
@@ -102,12 +114,13 @@ impl RedisLimiterBuilder {
             let given = self.store_timeout;
             return Err(ConnectError::new(format!("a store_timeout of {given:?} is out of bounds; use 1ms to 60s")));
         }
-        let local = self.limits.iter().fold(Limiter::builder(), |builder, limit| builder.limit(limit.clone()));
+        let local = Limiter::builder().limits(self.limits.clone());
         let local = match &self.clock {
             Some(clock) => local.clock(clock.clone()),
             None => local,
         };
         let local = local.build()?;
+        let Checked { limits, asked } = self.limits.checked()?;
         if let Some(pem) = &self.tls_ca
             && !matches!(CertificateDer::pem_slice_iter(pem).next(), Some(Ok(_)))
         {
@@ -129,7 +142,8 @@ impl RedisLimiterBuilder {
             Err(_) => trips.breaker.open(&super::StoreError::too_late()),
         }
         let (jobs, queue) = mpsc::channel(MAX_WAITING);
-        let denials = Arc::new(Denials::new());
+        let all_denials = Arc::new(AllDenials::default());
+        let denials = all_denials.begin();
         let hears = Arc::new(AtomicBool::new(false));
         let mut tasks = vec![
             tokio::spawn(worker::work(trips.clone(), queue)).abort_handle(),
@@ -137,44 +151,27 @@ impl RedisLimiterBuilder {
         ];
         // Remembered denials go by real time, which an injected clock knows nothing of.
         if self.denial_cache && self.clock.is_none() {
-            let ear = super::changes::listen(trips.clone(), denials.clone(), hears.clone());
+            let ear = super::changes::listen(trips.clone(), all_denials.clone(), hears.clone());
             tasks.push(tokio::spawn(ear).abort_handle());
         }
-        let limits: Box<[Prepared]> = self.limits.into_iter().map(Prepared::new).collect();
-        let leases = limits.iter().any(|prepared| prepared.horizon.is_some());
-        let limiter = RedisLimiter(Arc::new_cyclic(|itself| {
-            if leases {
-                tasks.push(tokio::spawn(super::leasing::return_leftovers(itself.clone())).abort_handle());
-            }
-            Inner {
-                limits,
-                local,
+        let leases = Arc::new(Leases::new());
+        let shared = Arc::new_cyclic(|itself| {
+            let leftovers = super::leasing::return_leftovers(leases.clone(), Weak::clone(itself));
+            tasks.push(tokio::spawn(leftovers).abort_handle());
+            Shared {
                 on_store_failure: self.on_store_failure,
                 jobs,
                 trips,
-                denials,
-                leases: Leases::new(),
+                all_denials,
+                leases,
                 hears,
                 clock: self.clock.map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual),
                 store_timeout: self.store_timeout,
                 counts: Counts::default(),
                 _tasks: Tasks(tasks),
             }
-        }));
-        Ok(limiter)
-    }
-}
-
-impl Prepared {
-    fn new(limit: Limit) -> Self {
-        let leased = match limit.consistency() {
-            Consistency::Leased => limit.compiled().leased(),
-            Consistency::Exact => None,
-        };
-        let (compiled, horizon) = match leased {
-            Some(leased) => (leased.stored, Some(leased.horizon)),
-            None => (limit.compiled().clone(), None),
-        };
-        Self { prefix: names::prefix(&limit), terms: Arc::new(Terms::new(compiled)), horizon, limit }
+        });
+        let limits = limits.into_iter().map(|limit| Prepared::new(limit, &[])).collect();
+        Ok(RedisLimiter(Arc::new(Inner { limits, asked, local, denials, shared })))
     }
 }

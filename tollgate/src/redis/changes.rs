@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use redis::aio::PubSub;
 use tokio::time::timeout;
 
-use super::denials::Denials;
+use super::denials::AllDenials;
 use super::worker::Trips;
 
 /// Where the script tells the name of a key that something was given back to.
@@ -22,7 +22,7 @@ const QUIET_FOR: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Listens for ever. While nothing is heard, nothing is certain.
-pub(super) async fn listen(trips: Arc<Trips>, denials: Arc<Denials>, hears: Arc<AtomicBool>) {
+pub(super) async fn listen(trips: Arc<Trips>, denials: Arc<AllDenials>, hears: Arc<AtomicBool>) {
     let mut pause = AGAIN_AFTER.0;
     loop {
         let ear = timeout(PATIENCE, async {
@@ -44,7 +44,7 @@ pub(super) async fn listen(trips: Arc<Trips>, denials: Arc<Denials>, hears: Arc<
 }
 
 /// Hears until the connection is gone, also if nobody says so.
-async fn hear(ear: PubSub, denials: &Denials) {
+async fn hear(ear: PubSub, denials: &AllDenials) {
     let (mut mouth, mut ear) = ear.split();
     loop {
         match timeout(QUIET_FOR, ear.next()).await {

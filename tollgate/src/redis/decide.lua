@@ -18,7 +18,7 @@ if not injected then
 end
 local values = call('MGET', unpack(KEYS))
 
-local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER = 1, 2, 3, 4, 5, 6
+local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
 local TAKE, LOOK, REFUND, RESET, SLICE = 0, 1, 2, 3, 4
 
 -- The first two numbers of each key's state, the counts of a counter, and when it may be forgotten.
@@ -69,7 +69,22 @@ local function load_pair(k)
   A[k], B[k] = a, b
 end
 
-local function load_counter(k, limit, segments)
+-- The most that any limit counts to.
+local MOST = 4294967296
+
+-- Counts for so many segments. Of a limit that had more, the oldest are one.
+local function fit_counts(counts, segments)
+  local fitted = { segments = segments }
+  for age = 0, segments do
+    fitted[age] = min(counts[age] or 0, MOST)
+  end
+  for age = segments + 1, counts.segments do
+    fitted[segments] = min(fitted[segments] + counts[age], MOST)
+  end
+  return fitted
+end
+
+local function load_counter(k, segments)
   local counts, seen = {}, -1
   local value = values[k]
   if not value then check_absent(k) end
@@ -77,7 +92,7 @@ local function load_counter(k, limit, segments)
   if value then
     for word in value:gmatch('%d+') do
       local n = tonumber(word)
-      if seen < 0 then A[k] = n else counts[seen] = min(n, limit) end
+      if seen < 0 then A[k] = n else counts[seen] = n end
       seen = seen + 1
     end
     if seen < 1 or not is_count(A[k]) or value:find('[^%d ]') then
@@ -85,10 +100,8 @@ local function load_counter(k, limit, segments)
       A[k] = 0
     end
   end
-  for age = max(seen, 0), segments do
-    counts[age] = 0
-  end
-  C[k] = counts
+  counts.segments = seen - 1
+  C[k] = fit_counts(counts, segments)
 end
 
 -- Whether a * b < c * d, exactly, for a and c up to 2^33 and b and d up to 2^51.
@@ -136,10 +149,19 @@ local function place(moment, window, segments)
   return whole * segments + quotient, elapsed
 end
 
+-- The first microsecond of a segment: from there, `place` finds it again.
+local function start_of(segment, window, segments)
+  local within = segment % segments
+  local rest = window % segments
+  return (segment - within) / segments * window + within * ((window - rest) / segments) + ceil(within * rest / segments)
+end
+
 -- Each judges a cost: whether it passes, and the state to write, if any.
 local judge, give_back = {}, {}
 
--- A state may be from before the limit was changed: whatever it says is cut to what the limit can mean.
+-- A state may be from before the limit was changed, or of a variant of it: whatever it says is cut to what the limit
+-- can mean. Windows and periods are told by when they begin, and are those of the limit in which that moment lies, so
+-- that a changed window neither locks a key out nor finds more than it holds.
 
 local function meter_now(k, p)
   local a, b = A[k], B[k]
@@ -175,14 +197,14 @@ give_back[METER] = function(k, p, cost, parts, at)
 end
 
 local function interval_now(k, p)
-  local current = floor(now / p[4])
-  local period, tokens = A[k], min(B[k], p[2])
-  if period <= current then return current, max(tokens - p[3] * (current - period), 0), false end
-  return min(period, current + 1), tokens, period > current + 1
+  local current = now - now % p[4]
+  local period, tokens = A[k] - A[k] % p[4], min(B[k], p[2])
+  if period <= current then return current, max(tokens - p[3] * ((current - period) / p[4]), 0), false end
+  return min(period, current + p[4]), tokens, period > current + p[4]
 end
 
 local function interval_edit(p, period, tokens)
-  return { period, tokens, (period + ceil(tokens / p[3])) * p[4] }
+  return { period, tokens, period + ceil(tokens / p[3]) * p[4] }
 end
 
 judge[INTERVAL] = function(k, p, cost)
@@ -195,7 +217,8 @@ end
 give_back[INTERVAL] = function(k, p, cost, _, at)
   if now < at then return end
   local period, tokens = interval_now(k, p)
-  local owed = min(max(cost - p[3] * max(period - floor(at / p[4]), 0), 0), tokens)
+  local came_back = p[3] * max((period - (at - at % p[4])) / p[4], 0)
+  local owed = min(max(cost - came_back, 0), tokens)
   if owed > 0 then return interval_edit(p, period, tokens - owed) end
 end
 
@@ -206,26 +229,26 @@ local function judge_count(limit, window, units, ends_at, back, cost)
 end
 
 local function clock_now(k, p)
-  local current = floor(now / p[3])
-  local window, units = A[k], min(B[k], p[2])
+  local current = now - now % p[3]
+  local window = A[k] - A[k] % p[3]
   if window < current then return current, 0, false end
-  return min(window, current + 1), units, window > current + 1
+  return min(window, current + p[3]), B[k], window > current + p[3]
 end
 
 judge[CLOCK] = function(k, p, cost)
   local window, units, back = clock_now(k, p)
-  return judge_count(p[2], window, units, (window + 1) * p[3], back, cost)
+  return judge_count(p[2], window, units, window + p[3], back, cost)
 end
 
 give_back[CLOCK] = function(k, p, cost, _, at)
   local window, units = clock_now(k, p)
-  if floor(at / p[3]) == window and units > 0 and cost > 0 then
-    return { window, max(units - cost, 0), (window + 1) * p[3] }
+  if at - at % p[3] == window and units > 0 and cost > 0 then
+    return { window, max(units - cost, 0), window + p[3] }
   end
 end
 
 local function opened_now(k, p)
-  local opened, units = A[k], min(B[k], p[2])
+  local opened, units = A[k], B[k]
   if units > 0 and now < opened + p[3] then return min(opened, now), units, opened > now end
   return now, 0, false
 end
@@ -242,19 +265,42 @@ give_back[OPENED] = function(k, p, cost, _, at)
   end
 end
 
+-- A moment and what it began, in marks: twice the strikes that count together, and one more in a ban.
+local function strikes_now(k, p)
+  local since, marks = A[k], B[k]
+  local span = marks % 2 == 1 and p[4] or p[3]
+  if marks > 0 and now < since + span then return min(since, now), marks, span, since > now end
+  return now, 0, p[3], false
+end
+
+judge[STRIKES] = function(k, p, cost)
+  local since, marks, span, back = strikes_now(k, p)
+  local banned = marks % 2 == 1
+  if banned or cost == 0 then return not banned, back and { since, marks, since + span } or nil end
+  local strikes = marks / 2 + cost
+  if strikes >= p[2] then return true, { now, 2 * p[2] + 1, now + p[4] } end
+  return true, { since, 2 * strikes, since + p[3] }
+end
+
+give_back[STRIKES] = function(k, p, cost, _, at)
+  local since, marks, span = strikes_now(k, p)
+  if marks == 0 or marks % 2 == 1 or cost == 0 or at < since then return end
+  return { since, max(marks - 2 * cost, 0), since + span }
+end
+
 -- The counts as of a segment, with the one of that age replaced.
 local function counter_edit(k, p, segment, passed, age, units)
-  local old, new = C[k], {}
+  local old, new = C[k], { segments = p[4] }
   for index = 0, p[4] do
     new[index] = passed <= index and old[index - passed] or 0
   end
   if age then new[age] = units end
-  return { segment, new, ceil((segment + p[4] + 1) / p[4] * p[3]) }
+  return { start_of(segment, p[3], p[4]), new, start_of(segment + p[4] + 1, p[3], p[4]) }
 end
 
 local function counter_now(k, p)
   local segment, elapsed = place(now, p[3], p[4])
-  local stored = A[k]
+  local stored = place(A[k], p[3], p[4])
   if stored <= segment then return segment, elapsed, segment - stored, false end
   return min(stored, segment + 1), 0, 0, stored > segment + 1
 end
@@ -474,7 +520,11 @@ end
 
 local function prepare(k, p)
   if p[1] == COUNTER then
-    if not C[k] then load_counter(k, p[2], p[4]) end
+    if not C[k] then
+      load_counter(k, p[4])
+    elseif C[k].segments ~= p[4] then
+      C[k] = fit_counts(C[k], p[4])
+    end
   elseif p[1] ~= LOG and not A[k] then
     load_pair(k)
   end
@@ -536,7 +586,9 @@ while q[at] do
       for hit = 1, hits do
         local first = at - 4 * (hits - hit + 1)
         local p, k = limits[q[first]], q[first + 1]
-        if edits[hit] and (all or not passes[hit]) and not failed[k] then write(k, p, edits[hit]) end
+        -- What asks for nothing writes nothing, unless it is denied.
+        local takes = all and q[first + 2] + q[first + 3] > 0
+        if edits[hit] and (takes or not passes[hit]) and not failed[k] then write(k, p, edits[hit]) end
       end
     end
     out[verdict_at] = all and 1 or 0
@@ -584,7 +636,7 @@ while q[at] do
       if not failed[k] then
         if try(k, 'DEL', KEYS[k]) == 1 or dirty[k] then tell_others(k) end
         values[k], A[k], B[k], dirty[k] = false, 0, 0, nil
-        if p[1] == COUNTER then load_counter(k, p[2], p[4]) end
+        if p[1] == COUNTER then load_counter(k, p[4]) end
       end
       at = at + 2
     end
@@ -596,7 +648,7 @@ for k, p in pairs(dirty) do
   if not failed[k] then
     local value
     if p[1] == COUNTER then
-      value = format('%.0f ', A[k]) .. table.concat(C[k], ' ', 0, p[4])
+      value = format('%.0f ', A[k]) .. table.concat(C[k], ' ', 0, C[k].segments)
     elseif B[k] == 0 then
       value = format('%d', A[k])
     else

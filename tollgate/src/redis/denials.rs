@@ -5,11 +5,11 @@
 //! denial; what it answers is counted from when the answer came, so a client that waits that long passes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::Semaphore;
 
-use super::script::{Ask, Seen};
+use super::script::{Ask, Seen, Terms};
 use crate::decision::{Outcome, Verdict};
 use crate::units::Timestamp;
 
@@ -27,6 +27,8 @@ pub(super) struct Denials {
 
 struct Entry {
     fingerprint: u64,
+    /// By which numbers: to a variant of the limit the same state may say something else.
+    terms: Arc<Terms>,
     cost: u64,
     /// By Redis's clock, and by ours when it had answered.
     at: Timestamp,
@@ -60,8 +62,39 @@ pub(super) struct Times {
     pub(super) mark: u64,
 }
 
+/// The denials of every set of limits that is still in use: a denial by one set's numbers says nothing of another's,
+/// but what is given back is given back to all.
+#[derive(Default)]
+pub(super) struct AllDenials(Mutex<Vec<Weak<Denials>>>);
+
+impl AllDenials {
+    /// No denials yet, for a set of limits.
+    pub(super) fn begin(&self) -> Arc<Denials> {
+        let denials = Arc::new(Denials::new());
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&denials));
+        denials
+    }
+
+    /// Something was given back to that key.
+    pub(super) fn forget(&self, name: &[u8]) {
+        self.each(|denials| denials.forget(name));
+    }
+
+    /// Nothing is certain any more.
+    pub(super) fn clear(&self) {
+        self.each(Denials::clear);
+    }
+
+    fn each(&self, then: impl Fn(&Denials)) {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(Weak::upgrade).for_each(|denials| then(&denials));
+    }
+}
+
 impl Denials {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         Self {
             sets: (0..SETS).map(|_| Mutex::default()).collect(),
             given_back: (0..SETS).map(|_| AtomicU64::new(0)).collect(),
@@ -89,13 +122,14 @@ impl Denials {
         let until = Timestamp::from_micros(times.asked.as_micros().saturating_add(retry_after));
         let answered = times.answered;
         let ended = Timestamp::from_micros(answered.as_micros().saturating_add(retry_after));
-        let entry = Entry { fingerprint, cost: ask.cost, at, answered, until, ended, seen: seen.clone(), asking: None };
+        let (terms, seen) = (ask.terms.clone(), seen.clone());
+        let entry = Entry { fingerprint, terms, cost: ask.cost, at, answered, until, ended, seen, asking: None };
         let mut set = self.set(fingerprint);
         // Something was given back while the answer was on its way.
         if self.given_back[fingerprint as usize % SETS].load(Ordering::SeqCst) != times.mark {
             return;
         }
-        if let Some(same) = set.iter_mut().find(|other| other.fingerprint == fingerprint) {
+        if let Some(same) = set.iter_mut().find(|other| other.is_of(fingerprint, ask)) {
             *same = entry;
         } else if set.len() < WAYS {
             set.push(entry);
@@ -108,7 +142,7 @@ impl Denials {
     pub(super) fn known(&self, ask: &Ask, now: Timestamp) -> Known {
         let fingerprint = self.fingerprint(&ask.name);
         let mut set = self.set(fingerprint);
-        let entry = set.iter_mut().find(|entry| entry.fingerprint == fingerprint);
+        let entry = set.iter_mut().find(|entry| entry.is_of(fingerprint, ask));
         let Some(entry) = entry.filter(|entry| ask.cost >= entry.cost) else { return Known::Nothing };
         if now >= entry.until {
             return match &entry.asking {
@@ -139,7 +173,7 @@ impl Denials {
     }
 
     /// Something was given back to that key.
-    pub(super) fn forget(&self, name: &[u8]) {
+    fn forget(&self, name: &[u8]) {
         let fingerprint = self.fingerprint(name);
         let mut set = self.set(fingerprint);
         self.given_back[fingerprint as usize % SETS].fetch_add(1, Ordering::SeqCst);
@@ -147,11 +181,17 @@ impl Denials {
     }
 
     /// Nothing is certain any more.
-    pub(super) fn clear(&self) {
+    fn clear(&self) {
         for (set, given_back) in self.sets.iter().zip(&self.given_back) {
             given_back.fetch_add(1, Ordering::SeqCst);
             set.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
         }
+    }
+}
+
+impl Entry {
+    fn is_of(&self, fingerprint: u64, ask: &Ask) -> bool {
+        self.fingerprint == fingerprint && Arc::ptr_eq(&self.terms, &ask.terms)
     }
 }
 

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
-use super::script::Ask;
+use super::script::{Ask, Terms};
 use crate::units::Timestamp;
 
 /// Keys leased at once. Beyond that the store decides.
@@ -29,11 +29,14 @@ const DRY: u64 = 10;
 /// How often the dead slices are looked for.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
-type ByName = HashMap<Arc<[u8]>, Lease, ahash::RandomState>;
+/// Of each name, a lease for every set of numbers by which it is asked for: nearly always one.
+type ByName = HashMap<Arc<[u8]>, SmallVec<[Lease; 1]>, ahash::RandomState>;
 
 pub(super) struct Leases {
     shards: [Mutex<ByName>; SHARDS],
     hasher: ahash::RandomState,
+    /// Rung when there is a lease where there was none, for the one who looks after them.
+    taken: Notify,
 }
 
 /// What this node has of one key. Times are by its own clock, but for those of grants.
@@ -52,6 +55,8 @@ struct Lease {
     renewing: Option<Arc<Semaphore>>,
     /// How often the key was reset: what was charged before a reset is not there any more.
     resets: u64,
+    /// The limit was changed: nothing of it is spent any more.
+    withdrawn: bool,
 }
 
 struct Grant {
@@ -102,7 +107,11 @@ pub(super) struct Leftover {
 
 impl Leases {
     pub(super) fn new() -> Self {
-        Self { shards: std::array::from_fn(|_| Mutex::default()), hasher: ahash::RandomState::new() }
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            hasher: ahash::RandomState::new(),
+            taken: Notify::new(),
+        }
     }
 
     fn shard(&self, name: &[u8]) -> MutexGuard<'_, ByName> {
@@ -113,13 +122,14 @@ impl Leases {
     /// Spends from a slice, or says what to do instead.
     pub(super) fn spend(&self, ask: &Ask, quota: u64, horizon: u64, now: Timestamp, first_try: bool) -> Next {
         let mut shard = self.shard(&ask.name);
-        if !shard.contains_key(&ask.name) {
+        if find(&mut shard, ask).is_none() {
             if shard.len() >= MOST / SHARDS {
                 return Next::Exact;
             }
-            shard.insert(ask.name.clone(), Lease::new(ask.clone(), horizon, now));
+            shard.entry(ask.name.clone()).or_default().push(Lease::new(ask.clone(), horizon, now));
+            self.taken.notify_one();
         }
-        let Some(lease) = shard.get_mut(&ask.name) else { return Next::Exact };
+        let Some(lease) = find(&mut shard, ask).filter(|lease| !lease.withdrawn) else { return Next::Exact };
         if first_try {
             lease.count(ask.cost.min(quota), now);
         }
@@ -150,16 +160,17 @@ impl Leases {
     /// it was not, not even so many units, as of a moment. Whatever came of it, those who wait look again.
     pub(super) fn renewed(
         &self,
-        name: &[u8],
+        ask: &Ask,
         resets: u64,
         granted: Option<(u64, Timestamp, Timestamp)>,
         refused: Option<(u64, Timestamp)>,
     ) {
-        let mut shard = self.shard(name);
-        let Some(lease) = shard.get_mut(name) else { return };
+        let mut shard = self.shard(&ask.name);
+        let Some(lease) = find(&mut shard, ask) else { return };
         if let Some((units, at, until)) = granted
             && lease.resets == resets
         {
+            let until = if lease.withdrawn { Timestamp::EPOCH } else { until };
             lease.grants.push(Grant { left: units, until, at });
         }
         lease.dry = refused.map(|(cost, at)| (cost, Timestamp::from_micros(at.as_micros() + lease.horizon / DRY)));
@@ -173,17 +184,9 @@ impl Leases {
         let mut leftovers = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.retain(|_, lease| {
-                let Lease { grants, ask, .. } = lease;
-                grants.retain(|grant| {
-                    let dead = all || grant.until <= now;
-                    if dead && grant.left > 0 {
-                        leftovers.push(Leftover { ask: Ask { cost: grant.left, ..ask.clone() }, at: grant.at });
-                    }
-                    !dead && grant.left > 0
-                });
-                lease.count(0, now);
-                lease.renewing.is_some() || !lease.grants.is_empty() || lease.wanted() > 0
+            shard.retain(|_, leases| {
+                leases.retain(|lease| lease.sweep(now, all, &mut leftovers));
+                !leases.is_empty()
             });
         }
         leftovers
@@ -192,17 +195,45 @@ impl Leases {
     /// The renewals that are under way.
     pub(super) fn renewals(&self) -> Vec<Arc<Semaphore>> {
         let shards = self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner));
-        shards.flat_map(|shard| shard.values().filter_map(|lease| lease.renewing.clone()).collect::<Vec<_>>()).collect()
+        let renewals = |shard: MutexGuard<'_, ByName>| -> Vec<_> {
+            shard.values().flatten().filter_map(|lease| lease.renewing.clone()).collect()
+        };
+        shards.flat_map(renewals).collect()
     }
 
     /// Forgets what it has of a key, for a reset: the store forgets the charges.
     pub(super) fn forget(&self, name: &[u8]) {
-        if let Some(lease) = self.shard(name).get_mut(name) {
+        for lease in self.shard(name).get_mut(name).into_iter().flatten() {
             lease.grants.clear();
             lease.dry = None;
             lease.resets += 1;
         }
     }
+
+    /// Lets nothing be spent any more but by these terms. What is left comes back with the next sweep.
+    pub(super) fn withdraw_unless(&self, kept: impl Fn(&Arc<Terms>) -> bool) {
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            for lease in shard.values_mut().flatten().filter(|lease| !kept(&lease.ask.terms)) {
+                lease.withdrawn = true;
+                lease.grants.iter_mut().for_each(|grant| grant.until = Timestamp::EPOCH);
+            }
+        }
+    }
+
+    /// Waits until there are leases.
+    pub(super) async fn taken(&self) {
+        self.taken.notified().await;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).is_empty())
+    }
+}
+
+/// The lease of a key by those terms.
+fn find<'a>(shard: &'a mut ByName, ask: &Ask) -> Option<&'a mut Lease> {
+    shard.get_mut(&ask.name)?.iter_mut().find(|lease| Arc::ptr_eq(&lease.ask.terms, &ask.terms))
 }
 
 impl Lease {
@@ -217,7 +248,22 @@ impl Lease {
             dry: None,
             renewing: None,
             resets: 0,
+            withdrawn: false,
         }
+    }
+
+    /// Takes away slices that are dead; says whether there is anything left to look after.
+    fn sweep(&mut self, now: Timestamp, all: bool, leftovers: &mut Vec<Leftover>) -> bool {
+        let Self { grants, ask, .. } = self;
+        grants.retain(|grant| {
+            let dead = all || grant.until <= now;
+            if dead && grant.left > 0 {
+                leftovers.push(Leftover { ask: Ask { cost: grant.left, ..ask.clone() }, at: grant.at });
+            }
+            !dead && grant.left > 0
+        });
+        self.count(0, now);
+        self.renewing.is_some() || !self.grants.is_empty() || (self.wanted() > 0 && !self.withdrawn)
     }
 
     fn count(&mut self, units: u64, now: Timestamp) {

@@ -1,16 +1,16 @@
 //! Decisions out of slices: spends what `leases.rs` holds, asks for more in time, and gives back what is left.
 
-use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::denials::{Known, Times};
-use super::leases::{Next, SWEEP_EVERY, Wish};
+use super::leases::{Leases, Next, SWEEP_EVERY, Wish};
 use super::script::{Ask, Question};
-use super::{Inner, RedisLimiter, Wanted};
+use super::{RedisLimiter, Shared, Wanted};
 use crate::decision::{Decision, Outcome, Source, Verdict};
 use crate::units::Timestamp;
 
@@ -21,14 +21,14 @@ impl RedisLimiter {
         let quota = inner.limits[one.limit.index()].limit.quota();
         let (mut first_try, mut has_asked) = (true, false);
         loop {
-            let now = inner.clock.now();
-            match inner.leases.spend(&one.ask, quota, horizon, now, first_try) {
+            let now = inner.shared.clock.now();
+            match inner.shared.leases.spend(&one.ask, quota, horizon, now, first_try) {
                 Next::Exact => return None,
                 Next::Spent { left, renew } => {
                     if let Some(wish) = renew {
                         self.renew(&one.ask, horizon, wish);
                     }
-                    inner.counts.leased.fetch_add(1, Ordering::Relaxed);
+                    inner.shared.counts.leased.fetch_add(1, Ordering::Relaxed);
                     let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: left, reset_after: 0 };
                     return Some(self.decision(one, verdict, now, Source::Lease));
                 }
@@ -42,7 +42,7 @@ impl RedisLimiter {
                 Next::Renew(wish) => {
                     let denied = self.known_denial(one, now);
                     if denied.is_some() || has_asked {
-                        inner.leases.renewed(&one.ask.name, wish.resets, None, None);
+                        inner.shared.leases.renewed(&one.ask, wish.resets, None, None);
                         return denied;
                     }
                     has_asked = true;
@@ -61,8 +61,8 @@ impl RedisLimiter {
 
     fn known_denial(&self, one: &Wanted, now: Timestamp) -> Option<Decision> {
         match self.0.denials.known(&one.ask, now) {
-            Known::Denied(verdict, at) if self.0.hears.load(Ordering::Relaxed) => {
-                self.0.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+            Known::Denied(verdict, at) if self.0.shared.hears.load(Ordering::Relaxed) => {
+                self.0.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
                 return Some(self.decision(one, verdict, at, Source::DenialCache));
             }
             // A slice is asked for by one at a time anyway.
@@ -81,14 +81,17 @@ impl RedisLimiter {
     /// Gives back the slices that this process has taken and not spent, before it ends. Without it they are
     /// missing until the limits give them back by themselves.
     pub async fn return_leases(&self) {
-        for renewal in self.0.leases.renewals() {
-            let _ = timeout(self.0.store_timeout, renewal.acquire()).await;
+        let shared = &*self.0.shared;
+        for renewal in shared.leases.renewals() {
+            let _ = timeout(shared.store_timeout, renewal.acquire()).await;
         }
-        self.return_slices(true).await;
+        shared.return_slices(true).await;
     }
+}
 
+impl Shared {
     async fn return_slices(&self, all: bool) {
-        let leftovers = self.0.leases.sweep(self.0.clock.now(), all);
+        let leftovers = self.leases.sweep(self.clock.now(), all);
         let given_back = leftovers
             .into_iter()
             .map(|leftover| self.ask(Question::Refund(SmallVec::from_iter([leftover.ask]), leftover.at)));
@@ -111,10 +114,10 @@ struct Renewing {
 impl Renewing {
     async fn run(mut self) {
         let inner = &*self.limiter.0;
-        let (asked, choices) = (inner.clock.now(), self.wish.choices());
+        let (asked, choices) = (inner.shared.clock.now(), self.wish.choices());
         let mark = inner.denials.mark(&self.ask.name);
         let Ok(answer) = self.limiter.ask(Question::Slice(self.ask.clone(), choices.clone())).await else { return };
-        let times = Times { asked, answered: inner.clock.now(), mark };
+        let times = Times { asked, answered: inner.shared.clock.now(), mark };
         let Some(seen) = answer.seen.first() else { return };
         let Some(units) = (answer.taken as usize).checked_sub(1).and_then(|index| choices.get(index)) else {
             let least = Ask { cost: self.wish.least, ..self.ask.clone() };
@@ -135,17 +138,20 @@ impl Renewing {
 
 impl Drop for Renewing {
     fn drop(&mut self) {
-        self.limiter.0.leases.renewed(&self.ask.name, self.wish.resets, self.granted, self.dry);
+        self.limiter.0.shared.leases.renewed(&self.ask, self.wish.resets, self.granted, self.dry);
     }
 }
 
 /// Gives back what is left of slices that were not spent in time.
-pub(super) async fn return_leftovers(limiter: Weak<Inner>) {
-    let mut every = tokio::time::interval(SWEEP_EVERY);
-    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+pub(super) async fn return_leftovers(leases: Arc<Leases>, limiter: Weak<Shared>) {
     loop {
-        every.tick().await;
-        let Some(inner) = limiter.upgrade() else { return };
-        RedisLimiter(inner).return_slices(false).await;
+        leases.taken().await;
+        let mut every = tokio::time::interval(SWEEP_EVERY);
+        every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        while !leases.is_empty() {
+            every.tick().await;
+            let Some(shared) = limiter.upgrade() else { return };
+            shared.return_slices(false).await;
+        }
     }
 }

@@ -59,6 +59,7 @@ pub(super) fn prefix(limit: &Limit) -> String {
         Algorithm::FixedWindow(_) => "fixed_window",
         Algorithm::SlidingWindowLog(_) => "sliding_window_log",
         Algorithm::SlidingWindowCounter(_) => "sliding_window_counter",
+        Algorithm::Ban(_) => "ban",
     };
     format!("rate_limit:{algorithm}:{{{}|", String::from_utf8_lossy(&name))
 }

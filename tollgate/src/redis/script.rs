@@ -46,8 +46,8 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    pub(super) fn new(compiled: Compiled) -> Self {
-        Self { parameters: compiled.parameters(), shape: compiled.shape(), compiled }
+    pub(super) fn new(compiled: &Compiled) -> Self {
+        Self { parameters: compiled.parameters(), shape: compiled.shape(), compiled: compiled.with_room() }
     }
 
     /// Whether a denial changes nothing, so that it stays true for a while.
@@ -187,8 +187,8 @@ impl Batch {
                     self.asked.extend(cost(ask.cost));
                 }
                 Question::Refund(_, at) => {
-                    self.asked.extend(cost(ask.cost));
-                    self.asked.push(at.as_micros());
+                    let charge = ask.terms.compiled.portable_charge(ask.cost);
+                    self.asked.extend([charge.0, charge.1, at.as_micros()]);
                 }
                 Question::Slice(_, costs) => {
                     expected.shapes.push(ask.terms.shape);

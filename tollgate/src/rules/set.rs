@@ -222,19 +222,18 @@ impl RuleSet {
 
     /// A limiter in memory with the limits of these rules.
     pub(crate) fn limiter(&self, settings: LimiterBuilder) -> Result<Limiter, InvalidLimit> {
-        settings.build_checked(self.limit_set().checked_or_none()?)
+        settings.limits(self.limit_set()).build()
     }
 
     /// A limiter with the limits of these rules, and the keys of another as far as they mean the same.
     pub(crate) fn limiter_after(&self, before: &Limiter) -> Result<Limiter, InvalidLimit> {
-        before.with_checked(self.limit_set().checked_or_none()?)
+        before.with_limits(self.limit_set())
     }
 
     /// What a store keeps, in the order of their ids.
     pub(crate) fn limit_set(&self) -> LimitSet {
         let (limits, beside) = self.0.limits.split_at(self.0.rules.len());
-        let set = LimitSet::from(limits.to_vec());
-        beside.iter().fold(set, |set, limit| set.variant(limit.clone()))
+        LimitSet::of_rules(limits, beside)
     }
 
     pub(crate) fn quota(&self, limit: LimitId) -> u64 {

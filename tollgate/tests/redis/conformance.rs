@@ -1,6 +1,7 @@
 //! One suite, every store: what the specification promises of any store, asked of memory and of Redis alike.
 //! Seconds count from a whole hour of the epoch, and the test moves the time of both.
 
+mod bans;
 mod operations;
 mod rig;
 mod vectors;

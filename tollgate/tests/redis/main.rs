@@ -1,6 +1,7 @@
 //! The store on Redis, against real servers that these tests start and stop.
 
 mod batching;
+mod changing_limits;
 mod conformance;
 mod exactness;
 mod failures;

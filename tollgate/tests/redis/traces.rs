@@ -1,5 +1,5 @@
-//! The same random traces through memory and through Redis, with the time told by hand: every answer agrees to
-//! the microsecond.
+//! The same random traces through memory and through Redis, with the time told by hand and limits whose numbers change
+//! on the way: every answer agrees to the microsecond.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::redis::RedisLimiter;
 use tollgate::{
-    Algorithm, Decision, FixedWindow, Hit, LeakyBucket, Limit, Limiter, ManualClock, Rate, SlidingWindowCounter,
+    Algorithm, Ban, Decision, FixedWindow, Hit, LeakyBucket, Limit, Limiter, ManualClock, Rate, SlidingWindowCounter,
     SlidingWindowLog, Timestamp, TokenBucket,
 };
 
@@ -35,6 +35,11 @@ enum Op {
     Reset {
         key: usize,
     },
+    /// Changes all quotas to that part of what they were at first, and rates to that many times theirs.
+    Change {
+        percent: u64,
+        faster: u64,
+    },
     Forward(u64),
     Back(u64),
 }
@@ -51,22 +56,73 @@ fn windows() -> impl Strategy<Value = Duration> {
         .prop_map(Duration::from_micros)
 }
 
-fn algorithms() -> impl Strategy<Value = Algorithm> {
+/// A limit whose quota and rate can be changed, but not what it counts by.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    kind: Kind,
+    quota: u64,
+    rate: Rate,
+    span: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Tokens,
+    Portions,
+    Meter,
+    Queue,
+    ClockWindow,
+    OpenedWindow,
+    Log,
+    LogOfAll,
+    Counter { segments: u32 },
+    Ban { lasts: Duration },
+}
+
+impl Plan {
+    fn algorithm(&self) -> Algorithm {
+        let Self { kind, quota, rate, span } = *self;
+        match kind {
+            Kind::Tokens => TokenBucket::new(quota, rate).into(),
+            Kind::Portions => TokenBucket::new(quota, rate).interval().into(),
+            Kind::Meter => LeakyBucket::new(quota, rate).into(),
+            Kind::Queue => LeakyBucket::new(quota, rate).queue(span).into(),
+            Kind::ClockWindow => FixedWindow::new(quota, span).into(),
+            Kind::OpenedWindow => FixedWindow::new(quota, span).from_first_request().into(),
+            Kind::Log => SlidingWindowLog::new(quota, span).into(),
+            Kind::LogOfAll => SlidingWindowLog::new(quota, span).count_denied().into(),
+            Kind::Counter { segments } => SlidingWindowCounter::new(quota, span).segments(segments).into(),
+            Kind::Ban { lasts } => Ban { after: quota, within: span, for_: lasts }.into(),
+        }
+    }
+
+    fn changed(&self, percent: u64, faster: u64) -> Self {
+        let rate = Rate::new(self.rate.count() * faster, self.rate.period());
+        Self { quota: (self.quota * percent / 100).max(1), rate, ..*self }
+    }
+}
+
+fn limits(plans: &[Plan]) -> Vec<Limit> {
+    let named = plans.iter().zip(["first", "second"]);
+    named.filter_map(|(plan, name)| Limit::new(name, plan.algorithm()).ok()).collect()
+}
+
+fn plans() -> impl Strategy<Value = Plan> {
     let quota = || prop_oneof![1_u64..=6, 1_u64..=300, Just(1_u64 << 32)];
-    prop_oneof![
-        (1_u64..=300, rates()).prop_map(|(capacity, rate)| TokenBucket::new(capacity, rate).into()),
-        (1_u64..=300, rates()).prop_map(|(capacity, rate)| TokenBucket::new(capacity, rate).interval().into()),
-        (1_u64..=300, rates()).prop_map(|(capacity, rate)| LeakyBucket::new(capacity, rate).into()),
-        (1_u64..=300, rates(), 1_000_u64..3_000_000).prop_map(|(capacity, rate, wait)| {
-            LeakyBucket::new(capacity, rate).queue(Duration::from_micros(wait)).into()
-        }),
-        (quota(), windows()).prop_map(|(limit, window)| FixedWindow::new(limit, window).into()),
-        (quota(), windows()).prop_map(|(limit, window)| FixedWindow::new(limit, window).from_first_request().into()),
-        (1_u64..=40, windows()).prop_map(|(limit, window)| SlidingWindowLog::new(limit, window).into()),
-        (1_u64..=40, windows()).prop_map(|(limit, window)| SlidingWindowLog::new(limit, window).count_denied().into()),
-        (quota(), windows(), prop_oneof![Just(1_u32), 1_u32..=12, Just(1000)])
-            .prop_map(|(limit, window, segments)| SlidingWindowCounter::new(limit, window).segments(segments).into()),
-    ]
+    let segments = prop_oneof![Just(1_u32), 1_u32..=12, Just(1000)];
+    let kinds = prop_oneof![
+        (Just(Kind::Tokens), 1_u64..=300),
+        (Just(Kind::Portions), 1_u64..=300),
+        (Just(Kind::Meter), 1_u64..=300),
+        (Just(Kind::Queue), 1_u64..=300),
+        (Just(Kind::ClockWindow), quota()),
+        (Just(Kind::OpenedWindow), quota()),
+        (Just(Kind::Log), 1_u64..=40),
+        (Just(Kind::LogOfAll), 1_u64..=40),
+        (segments.prop_map(|segments| Kind::Counter { segments }), quota()),
+        (windows().prop_map(|lasts| Kind::Ban { lasts }), 1_u64..=12),
+    ];
+    (kinds, rates(), windows()).prop_map(|((kind, quota), rate, span)| Plan { kind, quota, rate, span })
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -78,6 +134,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => (0..KEYS.len()).prop_map(|key| Op::Peek { key }),
         2 => (0_usize..4).prop_map(|back| Op::Refund { back }),
         1 => (0..KEYS.len()).prop_map(|key| Op::Reset { key }),
+        1 => (prop_oneof![Just(100_u64), 1_u64..=100], 1_u64..4)
+            .prop_map(|(percent, faster)| Op::Change { percent, faster }),
         5 => gap().prop_map(Op::Forward),
         1 => gap().prop_map(Op::Back),
     ];
@@ -95,10 +153,9 @@ fn memory_and_redis_agree_on_every_trace() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();
     let mut runner = TestRunner::new(Config { cases: TRACES, failure_persistence: None, ..Config::default() });
-    let traces =
-        (proptest::collection::vec(algorithms(), 1..3), ops(), 1_600_000_000_000_000_u64..1_800_000_000_000_000);
-    let outcome = runner.run(&traces, |(algorithms, ops, start)| {
-        runtime.block_on(agree(&server, algorithms, ops, start));
+    let traces = (proptest::collection::vec(plans(), 1..3), ops(), 1_600_000_000_000_000_u64..1_800_000_000_000_000);
+    let outcome = runner.run(&traces, |(plans, ops, start)| {
+        runtime.block_on(agree(&server, &plans, ops, start));
         Ok(())
     });
     if let Err(error) = outcome {
@@ -106,26 +163,24 @@ fn memory_and_redis_agree_on_every_trace() {
     }
 }
 
-async fn agree(server: &RedisServer, algorithms: Vec<Algorithm>, ops: Vec<Op>, start: u64) {
+async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
     let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
     let mut now = start;
     let clock = ManualClock::at(Timestamp::from_micros(now));
-    let names = ["first", "second"];
-    let limits: Vec<Limit> =
-        algorithms.into_iter().zip(names).filter_map(|(algorithm, name)| Limit::new(name, algorithm).ok()).collect();
-    if limits.is_empty() {
+    let limits = limits(plans);
+    if limits.len() < plans.len() {
         return;
     }
     // Memory forgets a key at rest when another needs its place, and a clock that then steps back finds it new;
     // Redis forgets by its own clock. So each key has a memory of its own, where nothing needs its place.
-    let memories = KEYS.map(|_| {
+    let mut memories = KEYS.map(|_| {
         let builder = limits.iter().fold(Limiter::builder(), |builder, limit| builder.limit(limit.clone()));
         builder.clock(clock.clone()).build().expect("limits are valid")
     });
     let shared = limits.iter().fold(RedisLimiter::builder(server.url()), |builder, limit| builder.limit(limit.clone()));
-    let memory = &memories[0];
-    let shared = shared.clock(clock.clone()).store_timeout(Duration::from_secs(10)).connect().await.expect("connects");
-    let ids: Vec<_> = memory.limits().iter().filter_map(|limit| memory.id(limit.name())).collect();
+    let mut shared =
+        shared.clock(clock.clone()).store_timeout(Duration::from_secs(10)).connect().await.expect("connects");
+    let ids: Vec<_> = shared.limits().iter().filter_map(|limit| shared.id(limit.name())).collect();
     let hits = |costs: &[u64]| -> Vec<Hit<'_>> {
         costs.iter().enumerate().map(|(index, cost)| Hit::new(ids[index % ids.len()], KEYS[0]).cost(*cost)).collect()
     };
@@ -140,7 +195,7 @@ async fn agree(server: &RedisServer, algorithms: Vec<Algorithm>, ops: Vec<Op>, s
                 }
             }
             Op::Several { costs } => {
-                let (here, there) = (memory.decide_now(&hits(&costs)), shared.decide(&hits(&costs)).await);
+                let (here, there) = (memories[0].decide_now(&hits(&costs)), shared.decide(&hits(&costs)).await);
                 assert_eq!(here.is_allowed(), there.is_allowed(), "step {step}: several {costs:?}");
                 assert_eq!(here.remaining(), there.remaining(), "step {step}: several {costs:?}");
                 assert_eq!(here.retry_after(), there.retry_after(), "step {step}: several {costs:?}");
@@ -161,7 +216,7 @@ async fn agree(server: &RedisServer, algorithms: Vec<Algorithm>, ops: Vec<Op>, s
                             shared.refund(KEYS[key], &there).await.expect("given back");
                         }
                         Asked::Hits(costs) => {
-                            memory.refund_hits(&hits(&costs), &here);
+                            memories[0].refund_hits(&hits(&costs), &here);
                             shared.refund_hits(&hits(&costs), &there).await.expect("given back");
                         }
                     }
@@ -170,6 +225,12 @@ async fn agree(server: &RedisServer, algorithms: Vec<Algorithm>, ops: Vec<Op>, s
             Op::Reset { key } => {
                 memories[key].reset(KEYS[key]);
                 shared.reset(KEYS[key]).await.expect("reset");
+            }
+            Op::Change { percent, faster } => {
+                let changed: Vec<Plan> = plans.iter().map(|plan| plan.changed(percent, faster)).collect();
+                let changed = self::limits(&changed);
+                memories = memories.map(|memory| memory.with_limits(changed.clone()).expect("valid limits"));
+                shared = shared.with_limits(changed).expect("valid limits");
             }
             Op::Forward(gap) => now += gap,
             Op::Back(gap) => now -= gap,

@@ -1,0 +1,79 @@
+//! Puts a limiter together.
+
+use std::sync::Arc;
+
+use super::{Inner, Limiter};
+use crate::clock::{Clock, ManualClock, SystemClock};
+use crate::error::InvalidLimit;
+use crate::limit::Limit;
+use crate::limit_set::{Checked, LimitSet};
+use crate::store::memory::MemoryStore;
+
+/// Memory for keys unless told otherwise: 512 MiB, room for some twenty million keys of a token bucket. It is
+/// not taken before it is needed.
+const DEFAULT_MAX_MEMORY: usize = 512 << 20;
+
+/// Puts a [`Limiter`] together.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct LimiterBuilder {
+    limits: LimitSet,
+    max_memory: usize,
+    clock: Option<ManualClock>,
+}
+
+impl Default for LimiterBuilder {
+    fn default() -> Self {
+        Self { limits: LimitSet::new(), max_memory: DEFAULT_MAX_MEMORY, clock: None }
+    }
+}
+
+impl LimiterBuilder {
+    /// Adds a limit. Names must differ.
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.limits = self.limits.limit(limit);
+        self
+    }
+
+    /// Sets the limits, and those beside them, instead of what was added so far.
+    pub fn limits(mut self, limits: impl Into<LimitSet>) -> Self {
+        self.limits = limits.into();
+        self
+    }
+
+    /// Adds other numbers for a limit: see [`LimitSet::variant`].
+    pub fn variant(mut self, limit: Limit) -> Self {
+        self.limits = self.limits.variant(limit);
+        self
+    }
+
+    /// Bounds the memory for keys, in bytes, for all limits together. A token bucket's key takes 23 to 46 bytes.
+    ///
+    /// When it is full of keys that are not at rest, those are judged as before, and keys that find no room
+    /// share what one key may have, bucket by bucket. So an attack with invented keys takes no more memory and
+    /// nothing from those who are there; honest newcomers are judged too strictly until it has aged out. A table
+    /// grows by doubling, so up to half of the bound may stay unused.
+    pub fn max_memory(mut self, bytes: usize) -> Self {
+        self.max_memory = bytes;
+        self
+    }
+
+    /// Tells the time by hand.
+    pub fn clock(mut self, clock: ManualClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// The limiter.
+    ///
+    /// # Errors
+    ///
+    /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its
+    /// name and algorithm, or when the memory is too little for the first keys of each.
+    pub fn build(self) -> Result<Limiter, InvalidLimit> {
+        let Checked { mut limits, asked } = self.limits.checked()?;
+        let store = MemoryStore::new(&mut limits, self.max_memory)?;
+        let clock = self.clock.map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual);
+        Ok(Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })))
+    }
+}
