@@ -1,0 +1,191 @@
+//! Rules on a real Redis: the same rulings as in memory, shared by several gates.
+
+mod servers;
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use servers::RedisServer;
+use tollgate::http::Refusal;
+use tollgate::redis::RedisLimiter;
+use tollgate::rules::{Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet};
+use tollgate::{Ban, Consistency, FixedWindow, Gate, HOUR, Limit, OnStoreFailure, Ruling, Settlement, SlidingWindowLog};
+
+fn user() -> KeyPart {
+    KeyPart::header(HeaderName::from_static("x-user-id"))
+}
+
+fn hourly(name: &str, limit: u64) -> Rule {
+    Rule::new(Limit::new(name, FixedWindow::new(limit, HOUR)).unwrap())
+}
+
+fn rule_set(rules: impl IntoIterator<Item = Rule>) -> RuleSet {
+    rules.into_iter().fold(RuleSet::builder(), |builder, rule| builder.rule(rule)).build().unwrap()
+}
+
+async fn gate(server: &RedisServer, rules: impl IntoIterator<Item = Rule>) -> Gate {
+    let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
+    Gate::on_redis(rule_set(rules), settings).await.unwrap()
+}
+
+async fn ask(gate: &Gate, path: &str, user: &str) -> Ruling {
+    let headers: HeaderMap = [(HeaderName::from_static("x-user-id"), HeaderValue::from_str(user).unwrap())].into_iter().collect();
+    gate.decide(&Facts::new("GET", path).headers(&headers)).await
+}
+
+fn remaining(ruling: &Ruling) -> u64 {
+    ruling.decision().expect("a limit was asked").remaining()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_gates_share_limits_and_a_denial_takes_nothing_from_the_others() {
+    let server = RedisServer::start();
+    let rules = || {
+        let endpoint = Match::everything().path("/api/expensive".parse().unwrap());
+        [
+            hourly("global", 10_000),
+            hourly("user", 100).key(user()),
+            hourly("endpoint", 10).matching(endpoint).key(user()).key(KeyPart::path()),
+        ]
+    };
+    let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
+    for left in (0..10).rev() {
+        let ruling = ask(&gates[left as usize % 2], "/api/expensive", "ann").await;
+        assert_eq!((ruling.limit(), remaining(&ruling)), (Some("endpoint"), left));
+    }
+    for gate in &gates {
+        let denied = ask(gate, "/api/expensive", "ann").await;
+        assert_eq!((denied.refusal(), denied.limit()), (Some(&Refusal::Limited), Some("endpoint")));
+    }
+    let elsewhere = ask(&gates[0], "/api/cheap", "ann").await;
+    assert_eq!((elsewhere.limit(), remaining(&elsewhere)), (Some("user"), 89));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ban_on_one_gate_is_a_ban_on_all() {
+    let server = RedisServer::start();
+    let rules = || [hourly("login", 1).key(user()).ban(Ban { after: 3, within: HOUR, for_: 2 * HOUR })];
+    let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
+    assert!(ask(&gates[0], "/", "eve").await.is_allowed());
+    for turn in 0..3 {
+        assert_eq!(ask(&gates[turn % 2], "/", "eve").await.refusal(), Some(&Refusal::Limited), "{turn}");
+    }
+    for gate in &gates {
+        let banned = ask(gate, "/", "eve").await;
+        assert!(matches!(banned.refusal(), Some(Refusal::Banned { retry_after }) if *retry_after > HOUR), "{banned:?}");
+        assert_eq!((banned.limit(), remaining(&banned)), (Some("login"), 0));
+    }
+    assert!(ask(&gates[1], "/", "ann").await.is_allowed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plans_share_the_count_of_a_key() {
+    let server = RedisServer::start();
+    let rule = hourly("user", 10)
+        .key(user())
+        .plan(KeyPart::custom(|request| request.path().strip_prefix('/').map(Into::into)))
+        .plan_limit("gold", FixedWindow::new(1000, HOUR))
+        .key_limit(&["vip"], FixedWindow::new(5000, HOUR));
+    let gate = gate(&server, [rule]).await;
+    assert_eq!(remaining(&ask(&gate, "/free", "ann").await), 9);
+    assert_eq!(remaining(&ask(&gate, "/gold", "ann").await), 998);
+    assert_eq!(remaining(&ask(&gate, "/free", "ann").await), 7);
+    assert_eq!(remaining(&ask(&gate, "/free", "vip").await), 4999);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rule_that_watches_travels_with_the_others() {
+    let server = RedisServer::start();
+    let gate = gate(&server, [hourly("new", 1).key(user()).mode(Mode::Shadow), hourly("old", 5).key(user())]).await;
+    let mut would = Vec::new();
+    for _ in 0..3 {
+        let ruling = ask(&gate, "/", "ann").await;
+        assert!(ruling.is_allowed());
+        would.extend(ruling.watched().map(|(name, decision)| (name.to_owned(), decision.is_allowed())));
+    }
+    assert_eq!(would, [("new".into(), true), ("new".into(), false), ("new".into(), false)]);
+    let stats = gate.redis().unwrap().stats();
+    assert!(stats.trips <= 3 && stats.questions >= 4, "{stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn costs_are_settled_on_the_store() {
+    let server = RedisServer::start();
+    let tokens = Rule::new(Limit::new("tokens", SlidingWindowLog::new(1000, HOUR)).unwrap()).key(user());
+    let gate = gate(&server, [tokens.cost(Cost::constant(500))]).await;
+    let ruling = ask(&gate, "/", "ann").await;
+    assert_eq!(ruling.settle(120).await, Settlement::Settled);
+    let ruling = ask(&gate, "/", "ann").await;
+    assert_eq!(remaining(&ruling), 380);
+    assert_eq!(ruling.settle(2000).await, Settlement::Short { missing: 1120 });
+    assert!(!ask(&gate, "/", "ann").await.is_allowed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn rules_are_replaced_under_load_without_one_wrong_answer() {
+    let server = RedisServer::start();
+    let gate = gate(&server, [hourly("user", 1000).key(user())]).await;
+    let asking: Vec<_> = (0..8)
+        .map(|_| {
+            let gate = gate.clone();
+            tokio::spawn(async move {
+                let mut admitted = 0;
+                for _ in 0..250 {
+                    let ruling = ask(&gate, "/", "ann").await;
+                    let quota = ruling.decision().map(tollgate::Decision::quota);
+                    assert!(matches!(quota, Some(1000 | 700)), "{quota:?}");
+                    admitted += u64::from(ruling.is_allowed());
+                }
+                admitted
+            })
+        })
+        .collect();
+    for turn in 0..40 {
+        let other = hourly(&format!("other-{turn}"), 1_000_000).matching(Match::everything().method("POST"));
+        let limit = if turn % 2 == 0 { 700 } else { 1000 };
+        gate.replace(rule_set([other, hourly("user", limit).key(user())])).unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut admitted = 0;
+    for task in asking {
+        admitted += task.await.unwrap();
+    }
+    while ask(&gate, "/", "ann").await.is_allowed() {
+        admitted += 1;
+    }
+    assert_eq!(admitted, 1000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_its_store_a_gate_answers_by_policy() {
+    let mut server = RedisServer::start();
+    let deny = Limit::new("deny", FixedWindow::new(5, HOUR)).unwrap().with_on_store_failure(OnStoreFailure::Deny);
+    let settings = RedisLimiter::builder(server.url());
+    let rules = rule_set([Rule::new(deny).matching(Match::everything().path("/deny".parse().unwrap())), hourly("local", 2).key(user())]);
+    let gate = Gate::on_redis(rules, settings).await.unwrap();
+    server.kill();
+    let refused = ask(&gate, "/deny", "ann").await;
+    assert_eq!(refused.refusal(), Some(&Refusal::StoreUnavailable));
+    assert_eq!(refused.response(&HeaderMap::new()).unwrap().status(), 503);
+    let allowed = [ask(&gate, "/", "bob").await, ask(&gate, "/", "bob").await, ask(&gate, "/", "bob").await];
+    assert_eq!(allowed.map(|ruling| ruling.is_allowed()), [true, true, false]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_explained_is_what_the_store_has_and_takes_nothing() {
+    let server = RedisServer::start();
+    let leased = Limit::new("leased", FixedWindow::new(10, HOUR)).unwrap().with_consistency(Consistency::Leased);
+    let gate = gate(&server, [hourly("user", 3), Rule::new(leased).matching(Match::everything().method("POST"))]).await;
+    let facts = Facts::new("GET", "/");
+    let _ = gate.decide(&facts).await;
+    for _ in 0..2 {
+        let explained = gate.explain(&facts).await;
+        assert!(explained.allowed);
+        let tollgate::Standing::Counted { decision: Some(decision), .. } = &explained.rules[0].standing else {
+            panic!("{explained:?}")
+        };
+        // After this request there would be one left.
+        assert_eq!((decision.is_allowed(), decision.remaining()), (true, 1));
+        assert!(matches!(&explained.rules[1].standing, tollgate::Standing::NotMatched(why) if why == "method is not POST"));
+    }
+}
