@@ -26,6 +26,18 @@ impl InvalidLimit {
     pub fn field(&self) -> &str {
         self.field
     }
+
+    /// What is wrong, without the name of the limit.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn fix(&self) -> &'static str {
+        self.fix
+    }
 }
 
 impl fmt::Display for InvalidLimit {

@@ -157,7 +157,7 @@ impl Limit {
     }
 }
 
-fn check_name(name: &str) -> Result<(), InvalidLimit> {
+pub(crate) fn check_name(name: &str) -> Result<(), InvalidLimit> {
     if name.is_empty() {
         return Err(InvalidLimit::new("name", "a limit needs a name".into(), "give it one, such as per-user"));
     }

@@ -1,0 +1,174 @@
+//! Texts of a form: spans of time, rates, addresses, globs, key parts.
+//!
+//! Each form is a type with one door, [`Form::read`]. The same form tells the JSON Schema its pattern, so that an
+//! editor refuses what we would. A pattern may let pass what `read` refuses, never the other way round.
+
+mod key;
+mod net;
+mod request;
+mod text;
+mod time;
+
+use serde_json::{Value, json};
+
+pub use self::key::{KeyPart, PlanSource, TokenSource};
+pub use self::net::{Address, Cidr, StoreUrl, Upstream};
+pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob};
+pub use self::text::{ByteSize, ContentType, CostText, Expression, LimitName};
+pub use self::time::{RateText, Span};
+
+/// Why a text is not of its form.
+pub(super) struct Misfit {
+    pub(super) problem: String,
+    pub(super) fix: String,
+}
+
+impl Misfit {
+    fn new(problem: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { problem: problem.into(), fix: fix.into() }
+    }
+}
+
+/// A type that is written as a text of a certain form.
+pub(super) trait Form: Sized {
+    /// Its name in the schema.
+    const FORMAT: &'static str;
+    /// What an editor can check of it: a regular expression that JavaScript understands too.
+    const PATTERN: &'static str;
+    /// What it is, for people.
+    const NOUN: &'static str;
+    /// A good one.
+    const EXAMPLE: &'static str;
+
+    fn read(text: &str) -> Result<Self, Misfit>;
+}
+
+/// A form, as the check of the file's shape finds it by its name in the schema.
+pub(super) struct Known {
+    pub(super) format: &'static str,
+    pub(super) noun: &'static str,
+    pub(super) example: &'static str,
+    pub(super) check: fn(&str) -> Result<(), Misfit>,
+}
+
+const fn known<F: Form>() -> Known {
+    Known { format: F::FORMAT, noun: F::NOUN, example: F::EXAMPLE, check: |text| F::read(text).map(drop) }
+}
+
+const ALL: &[Known] = &[
+    known::<Address>(),
+    known::<ByteSize>(),
+    known::<Cidr>(),
+    known::<ContentType>(),
+    known::<CostText>(),
+    known::<Expression>(),
+    known::<HeaderName>(),
+    known::<HostGlob>(),
+    known::<KeyPart>(),
+    known::<LimitName>(),
+    known::<MethodName>(),
+    known::<PathGlob>(),
+    known::<PlanSource>(),
+    known::<RateText>(),
+    known::<Span>(),
+    known::<StoreUrl>(),
+    known::<TokenSource>(),
+    known::<Upstream>(),
+];
+
+/// The form of that name.
+pub(super) fn by_format(format: &str) -> Option<&'static Known> {
+    ALL.iter().find(|known| known.format == format)
+}
+
+pub(super) fn schema_of<F: Form>() -> Value {
+    json!({ "type": "string", "format": F::FORMAT, "pattern": F::PATTERN, "examples": [F::EXAMPLE] })
+}
+
+/// Reads a form wherever serde meets it, and tells its schema.
+macro_rules! form_of_text {
+    ($($form:ty),*) => {$(
+        impl<'de> serde::Deserialize<'de> for $form {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let text = <String as serde::Deserialize>::deserialize(from)?;
+                Self::read(&text).map_err(|misfit| {
+                    serde::de::Error::custom(format_args!("{}; {}", misfit.problem, misfit.fix))
+                })
+            }
+        }
+
+        impl schemars::JsonSchema for $form {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                Self::FORMAT.into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::Schema::try_from(schema_of::<Self>()).unwrap_or_default()
+            }
+        }
+    )*};
+}
+
+form_of_text!(
+    Address,
+    ByteSize,
+    Cidr,
+    ContentType,
+    CostText,
+    Expression,
+    HeaderName,
+    HostGlob,
+    KeyPart,
+    LimitName,
+    MethodName,
+    PathGlob,
+    PlanSource,
+    RateText,
+    Span,
+    StoreUrl,
+    TokenSource,
+    Upstream
+);
+
+/// The nearest of some words, if it is near enough to be what was meant: one letter in a short word, two in a
+/// longer one, none in a letter. Case does not count.
+pub(super) fn nearest<'w>(word: &str, known: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
+    /// Longer than any word we know by more than a slip; comparing costs the product of both lengths.
+    const MAX_WORD: usize = 64;
+    if word.len() > MAX_WORD {
+        return None;
+    }
+    let word = word.to_lowercase();
+    let near = match word.chars().count() {
+        0 | 1 => 0,
+        2 | 3 => 1,
+        _ => 2,
+    };
+    let far = |known: &str| strsim::osa_distance(&word, &known.to_lowercase());
+    known.into_iter().map(|known| (far(known), known)).filter(|(far, _)| *far <= near).min().map(|(_, known)| known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_example_is_of_its_form() {
+        for known in ALL {
+            assert!((known.check)(known.example).is_ok(), "{} {}", known.format, known.example);
+        }
+    }
+
+    #[test]
+    fn only_near_words_are_suggested() {
+        assert_eq!(nearest("capcity", ["name", "capacity"]), Some("capacity"));
+        assert_eq!(nearest("Limit", ["limit"]), Some("limit"));
+        assert_eq!(nearest("eu", ["ip"]), None);
+        assert_eq!(nearest("i", ["ip"]), None);
+        assert_eq!(nearest("banana", ["ban"]), None);
+    }
+}

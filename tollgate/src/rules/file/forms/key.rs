@@ -1,0 +1,215 @@
+//! What a key is made of, and where plans and tokens come from: `kind:NAME`.
+
+use super::super::problem::shown;
+use super::{Form, HeaderName, Misfit, nearest};
+
+/// IPv6 addresses of one subscriber share this many bits.
+const SUBSCRIBER_BITS: u8 = 64;
+/// Cookies, query parameters, claims and constants have shorter names in practice, and a key has a bound.
+const MAX_NAME: usize = 256;
+
+/// One part of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KeyPart {
+    /// `ip` or `ip/56`: the client's address, of IPv6 so many bits.
+    Ip {
+        /// How many bits of an IPv6 address count.
+        v6_prefix: u8,
+    },
+    /// `header:NAME`.
+    Header(HeaderName),
+    /// `cookie:NAME`.
+    Cookie(String),
+    /// `query:NAME`.
+    Query(String),
+    /// `path`.
+    Path,
+    /// `method`.
+    Method,
+    /// `host`.
+    Host,
+    /// `route`.
+    Route,
+    /// `jwt:CLAIM`.
+    Jwt(String),
+    /// `descriptor:NAME`.
+    Descriptor(String),
+    /// `const:TEXT`, or a word that is nothing else.
+    Const(String),
+}
+
+const BARE: [&str; 5] = ["ip", "path", "method", "host", "route"];
+const KINDS: [&str; 6] = ["header", "cookie", "query", "jwt", "descriptor", "const"];
+
+impl Form for KeyPart {
+    const FORMAT: &'static str = "key-part";
+    const PATTERN: &'static str =
+        r"^(ip(/[0-9]{1,3})?|path|method|host|route|(header|cookie|query|jwt|descriptor|const):[\s\S]+|[^:/]+)$";
+    const NOUN: &'static str = "a part of a key";
+    const EXAMPLE: &'static str = "header:x-user-id";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        match text {
+            "ip" => return Ok(Self::Ip { v6_prefix: SUBSCRIBER_BITS }),
+            "path" => return Ok(Self::Path),
+            "method" => return Ok(Self::Method),
+            "host" => return Ok(Self::Host),
+            "route" => return Ok(Self::Route),
+            _ => {}
+        }
+        if let Some(bits) = text.strip_prefix("ip/") {
+            let whole = bits.bytes().all(|byte| byte.is_ascii_digit());
+            let bits = if whole { bits.parse().ok() } else { None };
+            let v6_prefix = bits.filter(|bits| (1..=128).contains(bits)).ok_or_else(|| {
+                Misfit::new(
+                    format!("`{}` does not say how many bits of an IPv6 address count", shown(text)),
+                    "write a number from 1 to 128, such as ip/56",
+                )
+            })?;
+            return Ok(Self::Ip { v6_prefix });
+        }
+        let Some((kind, name)) = text.split_once(':') else { return constant(text) };
+        let name = || named(kind, name);
+        match kind {
+            "header" => Ok(Self::Header(HeaderName::read(&name()?)?)),
+            "cookie" => Ok(Self::Cookie(name()?)),
+            "query" => Ok(Self::Query(name()?)),
+            "jwt" => Ok(Self::Jwt(name()?)),
+            "descriptor" => Ok(Self::Descriptor(name()?)),
+            "const" => Ok(Self::Const(name()?)),
+            _ => Err(unknown_kind(kind, &KINDS, "a key")),
+        }
+    }
+}
+
+/// A word that is nothing else is a constant, unless it looks like a slip of the pen.
+fn constant(word: &str) -> Result<KeyPart, Misfit> {
+    let problem = || format!("`{}` is no part of a key", shown(word));
+    if let Some(near) = nearest(word, BARE) {
+        let fix = format!("did you mean `{near}`? A constant is written const:{}", shown(word));
+        return Err(Misfit::new(problem(), fix));
+    }
+    if let Some(kind) = nearest(word, KINDS) {
+        return Err(Misfit::new(problem(), format!("write {kind}:NAME, or const:{} for a constant", shown(word))));
+    }
+    if word.is_empty() || word.contains('/') {
+        return Err(Misfit::new(problem(), format!("write const:{} for a constant", shown(word))));
+    }
+    named("const", word).map(KeyPart::Const)
+}
+
+fn named(kind: &str, name: &str) -> Result<String, Misfit> {
+    if name.is_empty() {
+        return Err(Misfit::new(format!("`{kind}:` names nothing"), format!("write {kind}:NAME")));
+    }
+    if name.len() > MAX_NAME {
+        let problem = format!("the name after `{kind}:` has {} bytes", name.len());
+        return Err(Misfit::new(problem, format!("use {MAX_NAME} bytes or less")));
+    }
+    if name.chars().any(char::is_control) {
+        return Err(Misfit::new(
+            format!("the name after `{kind}:` has a control character in it"),
+            "use printable characters",
+        ));
+    }
+    Ok(name.to_owned())
+}
+
+fn unknown_kind(kind: &str, known: &[&str], of: &str) -> Misfit {
+    let fix = match nearest(kind, known.iter().copied()) {
+        Some(near) => format!("did you mean `{near}:`?"),
+        None => format!("use one of {}", known.iter().map(|kind| format!("{kind}:")).collect::<Vec<_>>().join(", ")),
+    };
+    Misfit::new(format!("`{}:` begins no part of {of}", shown(kind)), fix)
+}
+
+/// Where the name of a caller's plan is found.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PlanSource {
+    /// `header:NAME`.
+    Header(HeaderName),
+    /// `jwt:CLAIM`.
+    Jwt(String),
+    /// `descriptor:NAME`.
+    Descriptor(String),
+}
+
+impl Form for PlanSource {
+    const FORMAT: &'static str = "plan-source";
+    const PATTERN: &'static str = r"^(header|jwt|descriptor):[\s\S]+$";
+    const NOUN: &'static str = "where a plan is found";
+    const EXAMPLE: &'static str = "header:x-plan";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let (kind, name) = text.split_once(':').unwrap_or((text, ""));
+        match kind {
+            "header" => Ok(Self::Header(HeaderName::read(&named(kind, name)?)?)),
+            "jwt" => Ok(Self::Jwt(named(kind, name)?)),
+            "descriptor" => Ok(Self::Descriptor(named(kind, name)?)),
+            _ => Err(Misfit::new(
+                format!("`{}` is no place where a plan is found", shown(text)),
+                "write header:NAME, jwt:CLAIM or descriptor:NAME",
+            )),
+        }
+    }
+}
+
+/// Where a request carries its token.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TokenSource {
+    /// `header:NAME`, with or without `Bearer ` before the token.
+    Header(HeaderName),
+    /// `cookie:NAME`.
+    Cookie(String),
+    /// `query:NAME`.
+    Query(String),
+}
+
+impl Default for TokenSource {
+    fn default() -> Self {
+        Self::Header(HeaderName::new("authorization"))
+    }
+}
+
+impl Form for TokenSource {
+    const FORMAT: &'static str = "token-source";
+    const PATTERN: &'static str = r"^(header|cookie|query):[\s\S]+$";
+    const NOUN: &'static str = "where a token is found";
+    const EXAMPLE: &'static str = "header:authorization";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let (kind, name) = text.split_once(':').unwrap_or((text, ""));
+        match kind {
+            "header" => Ok(Self::Header(HeaderName::read(&named(kind, name)?)?)),
+            "cookie" => Ok(Self::Cookie(named(kind, name)?)),
+            "query" => Ok(Self::Query(named(kind, name)?)),
+            _ => Err(Misfit::new(
+                format!("`{}` is no place where a token is found", shown(text)),
+                "write header:NAME, cookie:NAME or query:NAME",
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_a_constant_unless_it_is_nearly_a_part() {
+        let read = |text: &str| KeyPart::read(text).ok();
+        assert_eq!(read("ip"), Some(KeyPart::Ip { v6_prefix: 64 }));
+        assert_eq!(read("ip/56"), Some(KeyPart::Ip { v6_prefix: 56 }));
+        assert_eq!(read("eu"), Some(KeyPart::Const("eu".into())));
+        assert_eq!(read("const:path"), Some(KeyPart::Const("path".into())));
+        assert_eq!(read("header:X-User"), Some(KeyPart::Header(HeaderName::new("x-user"))));
+        assert_eq!(read("jwt:urn:a:b"), Some(KeyPart::Jwt("urn:a:b".into())));
+        for text in ["", "pth", "Path", "header", "header:", "heder:x", "header:a b", "ip/0", "ip/129", "ip/+8", "a/b"]
+        {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+}

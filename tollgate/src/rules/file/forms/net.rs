@@ -1,0 +1,212 @@
+//! Networks, addresses to listen on, upstreams, and where the store is.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+
+use super::super::problem::shown;
+use super::{Form, Misfit};
+
+/// A network such as `10.0.0.0/8`, or a single address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Cidr(IpNet);
+
+impl Cidr {
+    pub(crate) fn net(self) -> IpNet {
+        self.0
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+impl Form for Cidr {
+    const FORMAT: &'static str = "cidr";
+    const PATTERN: &'static str = "^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$";
+    const NOUN: &'static str = "a network";
+    const EXAMPLE: &'static str = "10.0.0.0/8";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        if let Ok(address) = text.parse::<IpAddr>() {
+            return Ok(Self(address.into()));
+        }
+        let misfit = |problem: &str| {
+            let problem = format!("`{}` is no network: {problem}", shown(text));
+            Misfit::new(problem, "write an address, or a network such as 10.0.0.0/8 or 2001:db8::/32")
+        };
+        let (address, bits) = text.split_once('/').ok_or_else(|| misfit("it is no address"))?;
+        let address: IpAddr = address.parse().map_err(|_| misfit("what stands before the `/` is no address"))?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        // `IpNet` would take `/+8` too.
+        let bits = Some(bits).filter(|bits| bits.bytes().all(|byte| byte.is_ascii_digit()));
+        let bits: Option<u8> = bits.and_then(|bits| bits.parse().ok()).filter(|bits| *bits <= most);
+        let net = bits.and_then(|bits| IpNet::new(address, bits).ok());
+        let net = net.ok_or_else(|| misfit(&format!("what follows the `/` is no number from 0 to {most}")))?;
+        if net.addr() != net.network() {
+            let problem = format!("`{}` has bits set beyond its /{}", shown(text), net.prefix_len());
+            return Err(Misfit::new(problem, format!("write {} for the network, or {address} alone", net.trunc())));
+        }
+        Ok(Self(net))
+    }
+}
+
+/// An address to listen on: `127.0.0.1:8080`, `[::]:8080`, `localhost:8080`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Address(String);
+
+impl Address {
+    pub(in crate::rules::file) fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// The address as it was written, for whoever listens to look up.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether the system chooses the port.
+    pub(in crate::rules::file) fn is_any_port(&self) -> bool {
+        self.0.ends_with(":0")
+    }
+}
+
+impl Form for Address {
+    const FORMAT: &'static str = "address";
+    const PATTERN: &'static str = r"^.+:[0-9]{1,5}$";
+    const NOUN: &'static str = "an address and a port";
+    const EXAMPLE: &'static str = "127.0.0.1:8080";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        if text.parse::<SocketAddr>().is_ok() {
+            return Ok(Self(text.to_owned()));
+        }
+        let problem = format!("`{}` is no address and port", shown(text));
+        let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+        if !is_port(port) {
+            return Err(Misfit::new(problem, "add a port from 0 to 65535, such as 127.0.0.1:8080"));
+        }
+        if host.is_empty() {
+            return Err(Misfit::new(problem, format!("write 0.0.0.0:{port} for all addresses, or 127.0.0.1:{port}")));
+        }
+        if host.contains(':') {
+            return Err(Misfit::new(problem, format!("put an IPv6 address in brackets: [::1]:{port}")));
+        }
+        if !is_host_name(host) || host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+            return Err(Misfit::new(
+                problem,
+                "write an address or a host name before the port, such as 127.0.0.1:8080",
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// Where a route leads: `http://127.0.0.1:8081`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Upstream(String);
+
+impl Upstream {
+    /// The URL as it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Form for Upstream {
+    const FORMAT: &'static str = "upstream";
+    const PATTERN: &'static str = "^https?://.+$";
+    const NOUN: &'static str = "a URL";
+    const EXAMPLE: &'static str = "http://127.0.0.1:8081";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let misfit =
+            |problem: &str| Misfit::new(format!("the upstream {problem}"), "write a URL such as http://127.0.0.1:8081");
+        let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+        let rest = rest.ok_or_else(|| misfit("has no http:// or https:// before it"))?;
+        let uri: http::Uri = text.parse().map_err(|_| misfit("is no URL"))?;
+        if rest.contains('@') {
+            return Err(misfit("has a user or password in it, which nobody sends on"));
+        }
+        if rest.contains(['?', '#']) {
+            return Err(misfit("has a query or fragment in it, which nobody sends on"));
+        }
+        let has_port = uri.authority().is_some_and(|authority| authority.as_str().ends_with(':'));
+        if uri.host().is_none_or(str::is_empty) || has_port || uri.port().is_some_and(|port| !is_port(port.as_str())) {
+            return Err(misfit("names no host, or a port that is none"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// Where limits are kept: in memory, or at the URL of a Redis.
+#[derive(Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreUrl {
+    /// In this process.
+    #[default]
+    Memory,
+    /// On Redis or Valkey, by the URL that `tollgate::redis` takes. It may hold a password.
+    Redis(String),
+}
+
+/// A password must not reach a log by way of `{:?}`.
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(if *self == Self::Memory { "Memory" } else { "Redis(…)" })
+    }
+}
+
+impl Form for StoreUrl {
+    const FORMAT: &'static str = "store";
+    const PATTERN: &'static str = r"^(memory|rediss?(\+cluster|\+sentinel)?://.+)$";
+    const NOUN: &'static str = "memory or the URL of a Redis";
+    const EXAMPLE: &'static str = "redis://127.0.0.1:6379";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        if text == "memory" {
+            return Ok(Self::Memory);
+        }
+        let misfit = |problem: &str| {
+            Misfit::new(
+                problem,
+                "use memory, redis://host:6379, rediss://host:6379, redis+cluster://h1:7001,h2:7002 or \
+                 redis+sentinel://h1:26379,h2:26379/mymaster",
+            )
+        };
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| misfit("the store is neither memory nor a URL"))?;
+        let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
+        if !matches!(base, "redis" | "rediss") || !matches!(kind, "" | "cluster" | "sentinel") || scheme.ends_with('+')
+        {
+            return Err(misfit(&format!("`{}` is no scheme of a store", shown(scheme))));
+        }
+        let rest = rest.rsplit_once('@').map_or(rest, |(_, hosts)| hosts);
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if hosts.split(',').any(|host| host.is_empty() || host.starts_with(':')) {
+            return Err(misfit("the store's URL lacks a host"));
+        }
+        if kind.is_empty() && hosts.contains(',') {
+            return Err(misfit("a single Redis has one host"));
+        }
+        if kind == "sentinel" && path.split('/').next().is_none_or(str::is_empty) {
+            return Err(misfit("the store's URL lacks the master's name after the sentinels"));
+        }
+        Ok(Self::Redis(text.to_owned()))
+    }
+}
+
+fn is_port(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok()
+}
+
+pub(super) fn is_host_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.split('.').all(|label| {
+            !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+        })
+}

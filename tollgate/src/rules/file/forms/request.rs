@@ -1,0 +1,190 @@
+//! What a request is matched by: globs of paths and hosts, methods, names of headers.
+
+use super::super::problem::shown;
+use super::net::is_host_name;
+use super::{Form, Misfit, nearest};
+
+/// The longest path, host or name that is matched: servers refuse longer ones.
+const MAX_GLOB: usize = 8192;
+
+/// A glob of paths: `*` is anything within a segment, `**` is any number of whole segments.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PathGlob(String);
+
+impl PathGlob {
+    /// The glob as it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The same for all globs that match the same by their stars alone: `/a/**/**` is `/a/**`.
+    pub(in crate::rules::file) fn normal(&self) -> String {
+        let mut segments: Vec<&str> = self.0.split('/').collect();
+        segments.dedup_by(|a, b| *a == "**" && *b == "**");
+        segments.join("/")
+    }
+}
+
+impl Form for PathGlob {
+    const FORMAT: &'static str = "path-glob";
+    const PATTERN: &'static str = r"^/[^\s?#{}]*$";
+    const NOUN: &'static str = "a path";
+    const EXAMPLE: &'static str = "/api/**";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let misfit = |problem: &str, fix: String| Misfit::new(format!("path `{}` {problem}", shown(text)), fix);
+        if !text.starts_with('/') {
+            let fix = format!("begin it with a slash: /{}", shown(text));
+            return Err(misfit("matches no request: every path begins with `/`", fix));
+        }
+        if text.len() > MAX_GLOB {
+            return Err(misfit("is too long", format!("use {MAX_GLOB} bytes or less")));
+        }
+        if text.contains(['?', '#']) {
+            let fix = "remove the `?` or `#` and what follows, and use `when` to look at the query".into();
+            return Err(misfit("matches no request: a path ends before its query", fix));
+        }
+        if text.contains(['{', '}']) {
+            return Err(misfit("has braces in it", "write * for one segment and ** for any number".into()));
+        }
+        if text.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
+            return Err(misfit("matches no request: paths have no spaces", "write %20 for a space".into()));
+        }
+        for segment in text.split('/').skip(1) {
+            if segment.contains("**") && segment != "**" {
+                let fix = "let ** stand alone between slashes, or write * for a part of a segment".into();
+                return Err(misfit("has a `**` that touches other text", fix));
+            }
+            if matches!(segment, "." | "..") {
+                let fix = "write the path that it leads to".into();
+                return Err(misfit("matches no request: `.` and `..` are resolved before", fix));
+            }
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// A host name, or `*.` and the end of one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostGlob(String);
+
+impl HostGlob {
+    /// The glob in lower case.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Form for HostGlob {
+    const FORMAT: &'static str = "host-glob";
+    const PATTERN: &'static str = r"^(\*\.)?[A-Za-z0-9_.:\[\]-]+$";
+    const NOUN: &'static str = "a host name";
+    const EXAMPLE: &'static str = "api.example.com";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let misfit = |problem: &str, fix: String| Misfit::new(format!("host `{}` {problem}", shown(text)), fix);
+        if let Some((_, host)) = text.split_once("://") {
+            let host = host.split(['/', ':']).next().unwrap_or_default();
+            return Err(misfit("has a scheme before it", format!("write the host alone: {}", shown(host))));
+        }
+        let address = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+        if address.parse::<std::net::Ipv6Addr>().is_ok() {
+            return if address.len() == text.len() {
+                Err(misfit("is an IPv6 address without brackets", format!("write [{text}]")))
+            } else {
+                Ok(Self(text.to_ascii_lowercase()))
+            };
+        }
+        if let Some((host, _)) = text.split_once(':') {
+            let fix = format!("write the host alone: {}", shown(host));
+            return Err(misfit("has a port, and a request's port does not count", fix));
+        }
+        let name = text.strip_prefix("*.").unwrap_or(text);
+        if name.contains('*') {
+            let fix = "write *.example.com for all names under a domain".into();
+            return Err(misfit("has a star in a place where it means nothing", fix));
+        }
+        if text.len() > 253 || !is_host_name(name) {
+            return Err(misfit("is no host name", "write a name such as api.example.com or *.example.com".into()));
+        }
+        Ok(Self(text.to_ascii_lowercase()))
+    }
+}
+
+/// A request method, in capitals.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MethodName(String);
+
+impl MethodName {
+    /// The method.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
+
+impl Form for MethodName {
+    const FORMAT: &'static str = "method";
+    const PATTERN: &'static str = "^[A-Z0-9!#$%&'*+.^_`|~-]+$";
+    const NOUN: &'static str = "a request method";
+    const EXAMPLE: &'static str = "POST";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let problem = |problem: &str| format!("method `{}` {problem}", shown(text));
+        if text == "*" {
+            return Err(Misfit::new(problem("is no method"), "remove `methods` to match all of them"));
+        }
+        let is_token = text.len() <= 64 && http::Method::from_bytes(text.as_bytes()).is_ok();
+        if is_token && text.bytes().any(|byte| byte.is_ascii_lowercase()) {
+            let fix = format!("write {}", text.to_ascii_uppercase());
+            return Err(Misfit::new(problem("matches no request: methods are in capitals"), fix));
+        }
+        if METHODS.contains(&text) {
+            return Ok(Self(text.to_owned()));
+        }
+        if let Some(near) = nearest(text, METHODS) {
+            return Err(Misfit::new(problem("is none that clients send"), format!("did you mean {near}?")));
+        }
+        if !is_token {
+            return Err(Misfit::new(problem("is no method"), "write a method such as GET or POST"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// The name of a header, in lower case.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HeaderName(String);
+
+impl HeaderName {
+    pub(in crate::rules::file) fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// The name in lower case.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Form for HeaderName {
+    const FORMAT: &'static str = "header-name";
+    const PATTERN: &'static str = "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$";
+    const NOUN: &'static str = "the name of a header";
+    const EXAMPLE: &'static str = "x-user-id";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        match http::HeaderName::from_bytes(text.as_bytes()) {
+            Ok(name) => Ok(Self(name.as_str().to_owned())),
+            Err(_) => Err(Misfit::new(
+                format!("`{}` is no name of a header", shown(text)),
+                "write letters, digits and dashes alone, such as x-user-id",
+            )),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Names, expressions, sizes, and types of content.
+
+use super::super::problem::shown;
+use super::{Form, HeaderName, Misfit};
+use crate::limit::check_name;
+
+/// The name of a limit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LimitName(String);
+
+impl LimitName {
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Form for LimitName {
+    const FORMAT: &'static str = "limit-name";
+    const PATTERN: &'static str = r"^[^\u0000-\u001f\u007f]{1,128}$";
+    const NOUN: &'static str = "a name";
+    const EXAMPLE: &'static str = "per-user";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        check_name(text).map_err(|error| Misfit::new(error.problem(), error.fix()))?;
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// An expression in CEL. That it compiles is checked with the rest of the rule it is in.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Expression(String);
+
+impl Expression {
+    /// The expression as it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Form for Expression {
+    const FORMAT: &'static str = "cel";
+    const PATTERN: &'static str = r"\S";
+    const NOUN: &'static str = "an expression";
+    const EXAMPLE: &'static str = "request.path.startsWith(\"/api/\")";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        if text.trim().is_empty() {
+            return Err(Misfit::new("the expression is empty", "write one, or remove the line"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// A cost that is found in the request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CostText {
+    /// `header:NAME`: a whole number in a header; 1 if it is none.
+    Header(HeaderName),
+    /// An expression that gives a whole number.
+    Expression(Expression),
+}
+
+impl Form for CostText {
+    const FORMAT: &'static str = "cost";
+    const PATTERN: &'static str = r"\S";
+    const NOUN: &'static str = "header:NAME or an expression";
+    const EXAMPLE: &'static str = "header:x-cost";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        match text.strip_prefix("header:") {
+            Some(name) => Ok(Self::Header(HeaderName::read(name)?)),
+            None => Ok(Self::Expression(Expression::read(text)?)),
+        }
+    }
+}
+
+/// So many bytes: `512MiB`, `2GiB`, `64KiB`, `1000000B`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ByteSize(u64);
+
+impl ByteSize {
+    /// How many bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+impl Form for ByteSize {
+    const FORMAT: &'static str = "bytes";
+    const PATTERN: &'static str = "^[0-9]+ ?(B|KiB|MiB|GiB)$";
+    const NOUN: &'static str = "a size";
+    const EXAMPLE: &'static str = "512MiB";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let misfit = || {
+            let problem = format!("`{}` is no size", shown(text));
+            Misfit::new(problem, "write a whole number and one of B, KiB, MiB or GiB, such as 512MiB")
+        };
+        let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).ok_or_else(misfit)?;
+        let (count, unit) = text.split_at(unit_at);
+        let shift = match unit.strip_prefix(' ').unwrap_or(unit) {
+            "B" => 0,
+            "KiB" => 10,
+            "MiB" => 20,
+            "GiB" => 30,
+            _ => return Err(misfit()),
+        };
+        let count: u64 = count.parse().map_err(|_| misfit())?;
+        count.checked_mul(1 << shift).map(Self).ok_or_else(misfit)
+    }
+}
+
+/// A type of content, such as `text/html; charset=utf-8`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ContentType(String);
+
+impl ContentType {
+    /// The type as it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Form for ContentType {
+    const FORMAT: &'static str = "content-type";
+    const PATTERN: &'static str = r"^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[ -~]*)?$";
+    const NOUN: &'static str = "a type of content";
+    const EXAMPLE: &'static str = "text/html";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let (kind, parameters) = text.split_once(';').unwrap_or((text, ""));
+        let is_word = |word: &str| {
+            let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&^_.+-".contains(&byte);
+            !word.is_empty() && word.bytes().all(legal)
+        };
+        let (whole, part) = kind.trim_end_matches(' ').split_once('/').unwrap_or((kind, ""));
+        if is_word(whole) && is_word(part) && parameters.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return Ok(Self(text.to_owned()));
+        }
+        let problem = format!("`{}` is no type of content", shown(text));
+        Err(Misfit::new(problem, "write one such as text/html or application/json"))
+    }
+}

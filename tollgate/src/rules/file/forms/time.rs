@@ -1,0 +1,87 @@
+//! Spans of time and rates.
+
+use std::time::Duration;
+
+use super::super::problem::shown;
+use super::{Form, Misfit};
+use crate::rate::{Rate, parse_period};
+
+/// A span of time such as `50ms`, `1m` or `1h30m`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span(Duration);
+
+impl Span {
+    pub(in crate::rules::file) const fn new(span: Duration) -> Self {
+        Self(span)
+    }
+
+    /// How long it is.
+    #[must_use]
+    pub const fn duration(self) -> Duration {
+        self.0
+    }
+}
+
+impl Form for Span {
+    const FORMAT: &'static str = "span";
+    const PATTERN: &'static str = "^([0-9]+(us|ms|s|sec|second|m|min|minute|h|hour|d|day))+$";
+    const NOUN: &'static str = "a span of time";
+    const EXAMPLE: &'static str = "1m";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let misfit = || {
+            let problem = format!("`{}` is no span of time", shown(text));
+            Misfit::new(problem, "write a whole number and one of us, ms, s, m, h or d, such as 50ms, 1m or 1h30m")
+        };
+        let (mut rest, mut sum) = (text, Duration::ZERO);
+        while !rest.is_empty() || text.is_empty() {
+            let unit_at = rest.find(|letter: char| !letter.is_ascii_digit()).filter(|at| *at > 0).ok_or_else(misfit)?;
+            let end =
+                rest[unit_at..].find(|letter: char| letter.is_ascii_digit()).map_or(rest.len(), |at| unit_at + at);
+            let part = parse_period(&rest[..end]).ok_or_else(misfit)?;
+            sum = sum.checked_add(part).ok_or_else(misfit)?;
+            rest = &rest[end..];
+        }
+        Ok(Self(sum))
+    }
+}
+
+/// A rate such as `10/s`, `100/m` or `1/3s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateText(Rate);
+
+impl RateText {
+    /// The rate.
+    #[must_use]
+    pub const fn rate(self) -> Rate {
+        self.0
+    }
+}
+
+impl Form for RateText {
+    const FORMAT: &'static str = "rate";
+    const PATTERN: &'static str =
+        r"^\s*[0-9]+(\.[0-9]*)?\s*/\s*[0-9]*(us|ms|s|sec|second|m|min|minute|h|hour|d|day)\s*$";
+    const NOUN: &'static str = "a rate";
+    const EXAMPLE: &'static str = "10/s";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        text.parse().map(Self).map_err(|error: crate::InvalidLimit| Misfit::new(error.problem(), error.fix()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_add_up() {
+        let read = |text| Span::read(text).ok().map(Span::duration);
+        assert_eq!(read("1h30m"), Some(Duration::from_secs(5400)));
+        assert_eq!(read("50ms"), Some(Duration::from_millis(50)));
+        assert_eq!(read("2d"), Some(Duration::from_secs(172_800)));
+        for text in ["", "m", "1", "1x", "1.5s", "-1s", "1 m", "4294967295d4294967296d", "1m2"] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+}

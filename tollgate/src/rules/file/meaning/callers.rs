@@ -1,0 +1,149 @@
+//! Who is counted, how apart, and who is not: keys, plans, exemptions.
+
+use std::collections::HashMap;
+
+use super::Seen;
+use crate::rules::file::forms::{Cidr, KeyPart, PlanSource};
+use crate::rules::file::node::Node;
+use crate::rules::file::problem::{Findings, Position, shown};
+use crate::rules::file::types::{LimitRule, ListRule, OverrideRule, Several};
+
+/// More parts than anyone counts by, and few enough to hash on the stack.
+const MAX_KEY_PARTS: usize = 8;
+
+pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
+    key(rule, node, has_jwt, findings);
+    if let (Some(PlanSource::Jwt(_)), false) = (&rule.plan, has_jwt) {
+        no_jwt(node.value_at("plan"), findings);
+    }
+    let has_plans = rule.overrides.iter().any(|by| by.plan.is_some());
+    if rule.plan.is_some() && !has_plans && !node.lost("overrides") {
+        let message = "no override is for a plan, so the plan changes nothing";
+        findings.warning(node.key_at("plan"), message, "add `overrides` with a `plan`, or remove it");
+    }
+    if rule.ban.is_some() && !node.mentions("key") {
+        let message = "without a key, a ban refuses everybody at once";
+        findings.warning(node.key_at("ban"), message, "add a `key`, such as `key: ip`");
+    }
+    let mut seen = Seen::new();
+    for (index, by) in rule.overrides.iter().enumerate() {
+        let Some(place) = node.get("overrides").map(|overrides| overrides.item(index)) else { continue };
+        for_whom(rule, by, node, place, findings);
+        if let Some(first) = seen.before((&by.plan, by.key.as_deref()), place.at) {
+            findings.error(place.at, format!("an override for the same is at {first} already"), "remove one of them");
+        }
+    }
+    lists(rule, node, findings);
+}
+
+/// For whom an override is.
+fn for_whom(rule: &LimitRule, by: &OverrideRule, limit: &Node, place: &Node, findings: &mut Findings) {
+    match (place.mentions("plan"), place.mentions("key")) {
+        (false, false) => {
+            findings.error(place.at, "this override does not say for whom it is", "add `plan: NAME` or `key: NAME`");
+        }
+        (true, true) => {
+            let message = "this override is for a plan and for a key";
+            findings.error(place.key_at("key"), message, "write two overrides, one for each");
+        }
+        _ => {}
+    }
+    if by.plan.is_some() && rule.plan.is_none() && !limit.lost("plan") {
+        let message = "this limit does not say where a caller's plan is found";
+        findings.error(place.key_at("plan"), message, "add `plan: header:x-plan` to the limit");
+    }
+}
+
+fn key(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
+    let (Some(parts), Some(place)) = (&rule.key, node.get("key")) else {
+        if node.get("missing").is_some() && !node.lost("key") {
+            let message = "`missing` means nothing without a key";
+            findings.error(node.key_at("missing"), message, "add a `key`, or remove it");
+        }
+        return;
+    };
+    if parts.len() > MAX_KEY_PARTS {
+        let message = format!("a key of {} parts is too long", parts.len());
+        findings.error(place.at, message, format!("use {MAX_KEY_PARTS} parts or fewer"));
+    }
+    let mut seen = Seen::new();
+    for (index, part) in parts.iter().enumerate() {
+        let at = place.item(index).at;
+        if let Some(first) = seen.before(part, at) {
+            findings.error(at, format!("this part of the key is at {first} already"), "remove one of them");
+        }
+        if matches!(part, KeyPart::Jwt(_)) && !has_jwt {
+            no_jwt(at, findings);
+        }
+    }
+}
+
+fn no_jwt(at: Position, findings: &mut Findings) {
+    let message = "the file does not say how tokens are verified";
+    findings.error(at, message, "add a `jwt` section, such as `jwt: { key_file: public.pem, algorithms: [RS256] }`");
+}
+
+/// Exemptions, blocks, and overrides for single keys.
+fn lists(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    let mut exempt: HashMap<Cidr, Position> = HashMap::new();
+    let mut exempt_keys: HashMap<&[String], Position> = HashMap::new();
+    for (section, list) in [("exempt", &rule.exempt), ("blocked", &rule.blocked)] {
+        let Some(place) = node.get(section) else { continue };
+        let at = |key: &str, index: usize| place.get(key).map_or(place.at, |list| list.item(index).at);
+        for (index, network) in list.ips.iter().enumerate() {
+            if section == "exempt" {
+                exempt.insert(*network, at("ips", index));
+            } else if let Some(first) = exempt.get(network) {
+                contradicts(&network.to_string(), *first, at("ips", index), findings);
+            }
+        }
+        for (index, key) in list.keys.iter().enumerate() {
+            if section == "exempt" {
+                exempt_keys.insert(key, at("keys", index));
+            } else if let Some(first) = exempt_keys.get(&**key) {
+                contradicts(&key.join(", "), *first, at("keys", index), findings);
+            }
+            single_key(rule, key, node, at("keys", index), findings);
+        }
+        if section == "exempt" && is_everybody(list) {
+            let message = "no request reaches this limit: every address is exempt";
+            findings.error(at("ips", 0), message, "exempt fewer, or remove the limit");
+        }
+    }
+    for (index, by) in rule.overrides.iter().enumerate() {
+        let place = node.get("overrides").and_then(|overrides| overrides.item(index).get("key"));
+        if let (Some(key), Some(place)) = (&by.key, place) {
+            single_key(rule, key, node, place.at, findings);
+        }
+    }
+}
+
+fn contradicts(what: &str, first: Position, at: Position, findings: &mut Findings) {
+    let message = format!("`{}` is blocked here and exempt at {}:{}", shown(what), first.line, first.column);
+    findings.error(at, message, "remove it from one of the lists");
+}
+
+/// Both families of addresses, whole.
+fn is_everybody(list: &ListRule) -> bool {
+    let whole = |v4: bool| list.ips.iter().any(|ip| ip.net().prefix_len() == 0 && ip.net().addr().is_ipv4() == v4);
+    whole(true) && whole(false)
+}
+
+fn counted(parts: usize) -> String {
+    if parts == 1 { "1 part".to_owned() } else { format!("{parts} parts") }
+}
+
+/// A key that is named must have the parts that the limit's key has.
+fn single_key(rule: &LimitRule, named: &Several<String>, node: &Node, at: Position, findings: &mut Findings) {
+    if node.lost("key") {
+        return;
+    }
+    let parts = rule.key.as_ref().map_or(0, |key| key.len());
+    if parts == 0 {
+        findings.error(at, "this limit has no key, so no key is like this one", "add a `key` to the limit");
+    } else if parts != named.len() {
+        let message = format!("this key has {}, and the limit's key has {}", counted(named.len()), counted(parts));
+        let fix = if parts == 1 { "write one text".to_owned() } else { format!("write a list of {parts} texts") };
+        findings.error(at, message, fix);
+    }
+}

@@ -1,0 +1,95 @@
+//! The limits as a whole: names, and requests that can reach them.
+
+use super::{Seen, callers, numbers};
+use crate::rules::file::expressions::{self, Fault, Purpose};
+use crate::rules::file::forms::{CostText, Expression, Form, HeaderName};
+use crate::rules::file::node::Node;
+use crate::rules::file::problem::{Findings, shown};
+use crate::rules::file::types::{CostRule, LimitRule, RuleFile};
+
+pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
+    let has_jwt = root.mentions("jwt");
+    let mut names = Seen::new();
+    // Who has errors to mend is not bothered with what may be their consequence.
+    if !findings.refused() && file.limits.is_empty() {
+        findings.warning(root.key_at("limits"), "there are no limits, so everything passes", "add a limit to `limits`");
+    }
+    for (index, rule) in file.limits.iter().enumerate() {
+        let Some(node) = root.get("limits").map(|limits| limits.item(index)) else { continue };
+        if findings.is_full() {
+            return;
+        }
+        let name_at = node.value_at("name");
+        if let Some(first) = names.before(rule.name.as_str(), name_at) {
+            let message = format!("a limit named `{}` is at {first} already", shown(rule.name.as_str()));
+            findings.error(name_at, message, "give each limit a name of its own");
+        }
+        numbers::check(rule, node, findings);
+        callers::check(rule, node, has_jwt, findings);
+        matches(rule, node, findings);
+        conditions(rule, node, findings);
+    }
+}
+
+/// What no request can meet, or what is written twice.
+fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    let Some(node) = node.get("match") else { return };
+    let matches = &rule.matches;
+    let lists = [
+        ("path", matches.path.iter().flat_map(|paths| paths.iter()).map(|path| path.as_str()).collect::<Vec<_>>()),
+        ("methods", matches.methods.iter().flatten().map(|method| method.as_str()).collect()),
+        ("hosts", matches.hosts.iter().flatten().map(|host| host.as_str()).collect()),
+    ];
+    for (key, values) in lists {
+        let Some(list) = node.get(key) else { continue };
+        let mut seen = Seen::new();
+        for (index, value) in values.into_iter().enumerate() {
+            let at = list.item(index).at;
+            if let Some(first) = seen.before(value, at) {
+                findings.warning(at, format!("`{}` is at {first} already", shown(value)), "remove one of them");
+            }
+        }
+    }
+    let Some(headers) = node.get("headers") else { return };
+    let mut names = Seen::new();
+    for (name, value) in &matches.headers {
+        let at = headers.key_at(name);
+        let lower = HeaderName::read(name).map_or_else(|_| name.clone(), |name| name.as_str().to_owned());
+        if let Some(first) = names.before(lower, at) {
+            let message = format!("header `{}` is at {first} already: case does not count", shown(name));
+            findings.error(at, message, "remove one of them");
+        }
+        if http::HeaderValue::from_bytes(value.as_bytes()).is_err() || value.trim() != value {
+            let message = "no request meets this: a header's value has no line breaks, and no spaces around it";
+            findings.error(headers.value_at(name), message, "write the value as it is sent, with * for any part");
+        }
+    }
+}
+
+/// Expressions, and those that are the same for every request.
+fn conditions(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    let sections = [("match", &rule.matches.when), ("exempt", &rule.exempt.when), ("blocked", &rule.blocked.when)];
+    for (section, when) in sections {
+        let (Some(when), Some(node)) = (when, node.get(section).and_then(|section| section.get("when"))) else {
+            continue;
+        };
+        match (section, when.as_str().trim()) {
+            ("match", "false") => {
+                findings.error(node.at, "no request reaches this limit: `when` is never true", "remove the limit");
+            }
+            ("exempt", "true") => {
+                findings.error(node.at, "no request reaches this limit: everybody is exempt", "remove the limit");
+            }
+            _ => compiles(Purpose::Condition, when, node, findings),
+        }
+    }
+    if let (Some(CostRule::Found(CostText::Expression(cost))), Some(node)) = (&rule.cost, node.get("cost")) {
+        compiles(Purpose::Cost, cost, node, findings);
+    }
+}
+
+fn compiles(purpose: Purpose, expression: &Expression, node: &Node, findings: &mut Findings) {
+    if let Err(Fault { offset, problem, fix }) = expressions::check(purpose, expression) {
+        findings.error(node.letter_at(offset), problem, fix);
+    }
+}

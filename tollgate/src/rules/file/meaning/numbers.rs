@@ -1,0 +1,144 @@
+//! Numbers: those that an algorithm has, those that admit something, costs that fit, what overrides change, bans.
+
+use std::time::Duration;
+
+use crate::algorithm::MAX_QUOTA;
+use crate::rules::file::node::{Kind, Node};
+use crate::rules::file::problem::{Findings, shown};
+use crate::rules::file::types::{AlgorithmName, BanRule, CostRule, LimitRule, Overflow, OverrideRule};
+use crate::units::{MAX_SPAN, MIN_SPAN};
+
+/// The keys that an override may have beside `plan` and `key`.
+const OVERRIDABLE: [&str; 7] = ["limit", "window", "segments", "capacity", "refill", "leak", "max_wait"];
+
+pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    if let (Some(ban), Some(node)) = (&rule.ban, node.get("ban")) {
+        check_ban(*ban, node, findings);
+    }
+    if matches!(rule.cost, Some(CostRule::Units(0))) {
+        let fix = "use 1 or more, or remove the limit";
+        findings.error(node.value_at("cost"), "cost 0 counts nothing", fix);
+    }
+    // Without the algorithm that was meant, no number can be judged.
+    if node.lost("algorithm") {
+        return;
+    }
+    foreign(rule.algorithm, node, node, findings);
+    queue(rule, node, findings);
+    let base = match rule.limit() {
+        Ok(limit) => {
+            cost_fits(rule, limit.quota(), node, None, findings);
+            None
+        }
+        Err(error) => {
+            findings.error(node.value_at(error.field()), error.problem(), error.fix());
+            Some(error)
+        }
+    };
+    for (index, by) in rule.overrides.iter().enumerate() {
+        let Some(place) = node.get("overrides").map(|overrides| overrides.item(index)) else { continue };
+        override_numbers(rule, by, (node, place), findings);
+        match rule.overridden(by) {
+            Ok(limit) => cost_fits(rule, limit.quota(), node, Some(place), findings),
+            // What is wrong with the limit itself is said there.
+            Err(error)
+                if base.as_ref().is_some_and(|base| base.field() == error.field())
+                    && place.get(error.field()).is_none() => {}
+            Err(error) => {
+                let at = if place.get(error.field()).is_some() { place.value_at(error.field()) } else { place.at };
+                findings.error(at, error.problem(), error.fix());
+            }
+        }
+    }
+}
+
+/// Numbers that mean nothing to the algorithm.
+fn foreign(algorithm: AlgorithmName, limit: &Node, place: &Node, findings: &mut Findings) {
+    let Kind::Map(map) = &place.kind else { return };
+    let has = algorithm.keys();
+    for entry in &map.entries {
+        let key = entry.key.as_str();
+        let owners: Vec<&str> =
+            AlgorithmName::ALL.iter().filter(|name| name.keys().contains(&key)).map(|name| name.as_str()).collect();
+        if owners.is_empty() || has.contains(&key) {
+            continue;
+        }
+        let is_default = if limit.get("algorithm").is_none() { ", the default" } else { "" };
+        let message =
+            format!("`{key}` means nothing to {}{is_default}, which has {}", algorithm.as_str(), has.join(", "));
+        findings.error(entry.key_at, message, format!("remove it, or use `algorithm: {}`", owners.join("` or `")));
+    }
+}
+
+fn queue(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    if rule.algorithm != AlgorithmName::LeakyBucket || node.lost("overflow") {
+        return;
+    }
+    match rule.modes.overflow.unwrap_or_default() {
+        Overflow::Reject => {
+            if node.get("max_wait").is_some() {
+                let message = "max_wait means nothing without a queue";
+                findings.error(node.key_at("max_wait"), message, "add `overflow: queue`, or remove it");
+            }
+        }
+        Overflow::Queue => {
+            if !node.mentions("max_wait") {
+                let message = "a queue needs to know how long a request may wait";
+                findings.error(node.value_at("overflow"), message, "add `max_wait: 10s`");
+            }
+        }
+    }
+}
+
+/// A constant cost above the quota never passes.
+fn cost_fits(rule: &LimitRule, quota: u64, limit: &Node, over: Option<&Node>, findings: &mut Findings) {
+    let key = rule.algorithm.quota_key();
+    let Some(CostRule::Units(cost)) = rule.cost else { return };
+    if cost <= quota || limit.lost(key) || over.is_some_and(|over| over.get(key).is_none()) {
+        return;
+    }
+    match over {
+        None => {
+            let message = format!("cost {cost} is above the {key} of {quota}, so no request ever passes");
+            findings.error(limit.value_at("cost"), message, format!("lower the cost, or raise {key}"));
+        }
+        Some(over) => {
+            let message = format!("{key} {quota} is below the cost of {cost}, so no request ever passes");
+            findings.error(over.value_at(key), message, format!("raise {key} to {cost} or more"));
+        }
+    }
+}
+
+fn override_numbers(rule: &LimitRule, by: &OverrideRule, (limit, place): (&Node, &Node), findings: &mut Findings) {
+    foreign(rule.algorithm, limit, place, findings);
+    let may_change: Vec<&str> = rule.algorithm.keys().iter().copied().filter(|key| OVERRIDABLE.contains(key)).collect();
+    if !OVERRIDABLE.iter().any(|key| place.mentions(key)) {
+        let name = by.plan.as_deref().or(by.key.as_ref().and_then(|key| key.first().map(String::as_str)));
+        let message = format!("the override for `{}` changes nothing", shown(name.unwrap_or_default()));
+        findings.error(place.at, message, format!("give it one of {}", may_change.join(", ")));
+    }
+    let queues = rule.modes.overflow == Some(Overflow::Queue) || limit.lost("overflow");
+    if rule.algorithm == AlgorithmName::LeakyBucket && !queues && place.get("max_wait").is_some() {
+        let message = "max_wait means nothing without a queue";
+        findings.error(place.key_at("max_wait"), message, "add `overflow: queue` to the limit, or remove it");
+    }
+}
+
+fn check_ban(ban: BanRule, node: &Node, findings: &mut Findings) {
+    if ban.after == 0 {
+        findings.error(node.value_at("after"), "after 0 bans everybody at once", "use 1 or more, or remove the ban");
+    }
+    if ban.after > MAX_QUOTA {
+        let message = format!("after {} is above {MAX_QUOTA} (2^32)", ban.after);
+        findings.error(node.value_at("after"), message, format!("use {MAX_QUOTA} or less"));
+    }
+    for (key, span) in [("within", ban.within.duration()), ("for", ban.lasts.duration())] {
+        if !(MIN_SPAN..=MAX_SPAN).contains(&span) {
+            let message = format!(
+                "`{key}` is {}",
+                if span < Duration::from_secs(1) { "shorter than a millisecond" } else { "longer than 35 years" }
+            );
+            findings.error(node.value_at(key), message, "use a time such as 10m");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The store, the listeners, the routes, and whose tokens are believed.
+
+use std::time::Duration;
+
+use super::Seen;
+use crate::rules::file::node::Node;
+use crate::rules::file::problem::{Findings, Position, shown};
+use crate::rules::file::types::{GatewayRule, JwtRule, RuleFile, ServiceRule};
+use crate::units::{HOUR, MIN_SPAN, MINUTE};
+
+/// A request that waits longer for a decision has been given up by its client.
+const MAX_STORE_TIMEOUT: Duration = MINUTE;
+/// A token that expired longer ago than this has expired, whatever the clocks.
+const MAX_LEEWAY: Duration = HOUR;
+/// Less than this holds no table of keys worth the name.
+const MIN_MEMORY: u64 = 1 << 20;
+
+pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
+    let timeout = file.store_timeout.duration();
+    if !(MIN_SPAN..=MAX_STORE_TIMEOUT).contains(&timeout) {
+        let message = "store_timeout is not between 1ms and 1m";
+        findings.error(root.value_at("store_timeout"), message, "use a time such as 50ms");
+    }
+    if file.max_memory.is_some_and(|size| size.bytes() < MIN_MEMORY) {
+        let message = "max_memory is too little to count in";
+        findings.error(root.value_at("max_memory"), message, "use 1MiB or more");
+    }
+    let mut families = Seen::new();
+    for (index, family) in file.headers.iter().enumerate() {
+        let at = root.get("headers").map_or(root.at, |headers| headers.item(index).at);
+        if let Some(first) = families.before(family, at) {
+            findings.warning(at, format!("this family of headers is at {first} already"), "remove one of them");
+        }
+    }
+    let mut listeners = Seen::new();
+    if let (Some(gateway), Some(node)) = (&file.gateway, root.get("gateway")) {
+        if !gateway.listen.is_any_port() {
+            let _first = listeners.before(gateway.listen.clone(), node.value_at("listen"));
+        }
+        networks(gateway, node, findings);
+        routes(gateway, node, findings);
+    }
+    for (listen, at) in listening(file, root) {
+        if listen.is_any_port() {
+            continue;
+        }
+        if let Some(first) = listeners.before(listen.clone(), at) {
+            let message = format!("another listener is at {} already ({first})", listen.as_str());
+            findings.error(at, message, "give each listener a port of its own");
+        }
+    }
+    if let (Some(jwt), Some(node)) = (&file.jwt, root.get("jwt")) {
+        tokens(jwt, node, findings);
+    }
+}
+
+/// Every address but the gateway's, and where it is written.
+fn listening<'f>(file: &'f RuleFile, root: &Node) -> Vec<(&'f crate::rules::file::forms::Address, Position)> {
+    let ServiceRule { http, grpc, resp } = &file.service;
+    let of_service = [("http", http), ("grpc", grpc), ("resp", resp)].into_iter().filter_map(|(key, listener)| {
+        let node = root.get("service")?.get(key)?;
+        Some((&listener.as_ref()?.listen, node.get("listen").map_or(node.at, |listen| listen.at)))
+    });
+    let of_admin = file.admin.as_ref().zip(root.get("admin"));
+    of_service.chain(of_admin.map(|(admin, node)| (&admin.listen, node.value_at("listen")))).collect()
+}
+
+fn networks(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
+    for (index, network) in gateway.trusted_proxies.iter().enumerate() {
+        if network.net().prefix_len() == 0 {
+            let at = node.get("trusted_proxies").map_or(node.at, |list| list.item(index).at);
+            let message = format!("{network} trusts everybody, so that any client can claim any address");
+            findings.warning(at, message, "name the networks of your own proxies");
+        }
+    }
+}
+
+/// Routes are chosen by how specific they are, not by their order, so only an equal path hides another.
+fn routes(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
+    let mut paths = Seen::new();
+    for (index, route) in gateway.routes.iter().enumerate() {
+        let at = node.get("routes").map_or(node.at, |routes| routes.item(index).value_at("path"));
+        if let Some(first) = paths.before(route.path.normal(), at) {
+            let path = shown(route.path.as_str());
+            let message = format!("no request reaches this route: {path} is routed at {first} already");
+            findings.error(at, message, "remove one of them, or give one route both upstreams in a list");
+        }
+    }
+}
+
+fn tokens(jwt: &JwtRule, node: &Node, findings: &mut Findings) {
+    match (node.mentions("key_file"), node.mentions("jwks_file")) {
+        (false, false) => findings.error(
+            node.at,
+            "nothing says by which key tokens are verified",
+            "add `key_file: public.pem` or `jwks_file: keys.json`",
+        ),
+        (true, true) => findings.error(
+            node.key_at("jwks_file"),
+            "key_file and jwks_file both say by which key tokens are verified",
+            "remove one of them",
+        ),
+        _ => {}
+    }
+    if node.mentions("key_file") && !node.lost("algorithms") {
+        if jwt.algorithms.is_empty() {
+            let fix = "add `algorithms: [RS256]`, or which of HS256, RS256, ES256 and EdDSA it is";
+            findings.error(node.at, "key_file does not tell what the key is for", fix);
+        } else if jwt.algorithms.iter().any(|other| *other != jwt.algorithms[0]) {
+            let fix = "keep the algorithm that the key is for, or use jwks_file for several keys";
+            findings.error(node.value_at("algorithms"), "one key is for one algorithm", fix);
+        }
+    }
+    if jwt.leeway.duration() > MAX_LEEWAY {
+        findings.error(node.value_at("leeway"), "leeway is longer than an hour", "use a time such as 30s");
+    }
+}

@@ -1,0 +1,224 @@
+//! What is wrong with a rule file: where, what, and the fix.
+//!
+//! Reading goes on after a problem, so that all of them are told at once. Deliberately not here: what counts as a
+//! problem.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// More than people read at once, and a bound on what a hostile file makes us write.
+const MAX_TOLD: usize = 100;
+
+/// Nobody looks for more after so many: enough that the first hundred by position are among them in any file that
+/// people write, and few enough that a hostile one costs little.
+const MAX_FOUND: usize = 1000;
+
+/// The longest piece of the file that is repeated.
+const MAX_TEXT: usize = 80;
+
+/// The widest line that is searched for what is repeated of it.
+const MAX_LINE: usize = 1000;
+
+/// Where something stands, both counted from 1. Columns count characters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position {
+    /// The line.
+    pub line: u32,
+    /// The character in it.
+    pub column: u32,
+}
+
+/// Whether a file with such a problem is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Severity {
+    /// The file is refused.
+    Error,
+    /// The file is taken, though this is hardly what was meant.
+    Warning,
+}
+
+/// One thing that is wrong with a rule file.
+///
+/// It shows as `tollgate.yaml:14:9: capacity 0 admits nothing; use 1 or more, or remove the limit`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    file: Arc<str>,
+    at: Position,
+    text: String,
+    message: String,
+    fix: String,
+    severity: Severity,
+}
+
+impl Problem {
+    /// The name of the file, as it was given.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.at
+    }
+
+    /// What stands there, to the end of the line, cut short. A password in a URL is left out.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What is wrong.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn fix(&self) -> &str {
+        &self.fix
+    }
+
+    /// Whether the file is refused for it.
+    #[must_use]
+    pub fn severity(&self) -> Severity {
+        self.severity
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Position { line, column } = self.at;
+        let kind = if self.severity == Severity::Warning { "warning: " } else { "" };
+        write!(out, "{}:{line}:{column}: {kind}{}; {}", self.file, self.message, self.fix)
+    }
+}
+
+/// Why a rule file is refused: every problem in it, in the order of the file. Shown one to a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problems {
+    told: Vec<Problem>,
+    more: usize,
+}
+
+impl Problems {
+    /// The problems, the first hundred of them, errors and warnings.
+    pub fn iter(&self) -> impl Iterator<Item = &Problem> {
+        self.told.iter()
+    }
+
+    /// How many were found beside those. After a thousand in all, nobody looked for more.
+    #[must_use]
+    pub fn more(&self) -> usize {
+        self.more
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.told.iter().enumerate() {
+            if index > 0 {
+                writeln!(out)?;
+            }
+            write!(out, "{problem}")?;
+        }
+        if self.more > 0 {
+            write!(out, "\nand {} more", self.more)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// The problems found so far.
+#[derive(Default)]
+pub(super) struct Findings {
+    found: Vec<Found>,
+    refused: bool,
+}
+
+struct Found {
+    at: Position,
+    message: String,
+    fix: String,
+    severity: Severity,
+}
+
+impl Findings {
+    pub(super) fn error(&mut self, at: Position, message: impl Into<String>, fix: impl Into<String>) {
+        self.refused = true;
+        self.add(Found { at, message: message.into(), fix: fix.into(), severity: Severity::Error });
+    }
+
+    pub(super) fn warning(&mut self, at: Position, message: impl Into<String>, fix: impl Into<String>) {
+        self.add(Found { at, message: message.into(), fix: fix.into(), severity: Severity::Warning });
+    }
+
+    fn add(&mut self, found: Found) {
+        if !self.is_full() {
+            self.found.push(found);
+        }
+    }
+
+    /// Whether enough is wrong, so that looking for more can end.
+    pub(super) fn is_full(&self) -> bool {
+        self.found.len() >= MAX_FOUND
+    }
+
+    pub(super) fn refused(&self) -> bool {
+        self.refused
+    }
+
+    /// All of them, in the order of the file.
+    pub(super) fn told(mut self, file: &str, source: &str) -> Problems {
+        self.found.sort_by_key(|found| found.at);
+        // A part of the file that stands for several, by an alias, has its problem once.
+        self.found.dedup_by(|a, b| a.at == b.at && a.message == b.message);
+        let more = self.found.len().saturating_sub(MAX_TOLD);
+        // Errors must not be pushed out by warnings before them: whoever reads has to see why.
+        if self.found.len() > MAX_TOLD && self.refused {
+            self.found.retain(|found| found.severity == Severity::Error);
+        }
+        self.found.truncate(MAX_TOLD);
+        // YAML ends a line at a lone carriage return too.
+        let source = source.replace("\r\n", "\n");
+        let (file, lines): (Arc<str>, Vec<&str>) = (file.into(), source.split(['\n', '\r']).collect());
+        let told = self.found.into_iter().map(|found| {
+            let line = lines.get((found.at.line as usize).saturating_sub(1)).copied().unwrap_or_default();
+            let text = standing_at(line, found.at.column);
+            let Found { at, message, fix, severity } = found;
+            Problem { file: Arc::clone(&file), at, text, message, fix, severity }
+        });
+        Problems { told: told.collect(), more }
+    }
+}
+
+/// The rest of the line from a column on, cut short.
+fn standing_at(line: &str, column: u32) -> String {
+    let rest: String = line.chars().skip((column as usize).saturating_sub(1)).take(MAX_LINE).collect();
+    shown(&without_password(rest.trim_end()))
+}
+
+/// A piece of the file as a message may repeat it: short, and without what a terminal would obey.
+pub(super) fn shown(text: &str) -> String {
+    let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
+    match text.char_indices().nth(MAX_TEXT) {
+        Some((end, _)) => text[..end].chars().map(clean).chain(['…']).collect(),
+        None => text.chars().map(clean).collect(),
+    }
+}
+
+/// What stands between `://` and `@` may be a password, and messages go to logs.
+fn without_password(text: &str) -> String {
+    match text.split_once("://") {
+        Some((scheme, rest)) => match rest.rsplit_once('@') {
+            Some((_, host)) => format!("{scheme}://…@{host}"),
+            None => text.to_owned(),
+        },
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,229 @@
+//! Whether a file has the shape that the schema gives it: known keys, right types, texts of the right form.
+//!
+//! What does not fit is told and taken out, so that the rest can still be read and checked for its meaning. It
+//! follows the part of JSON Schema that our types generate, and no more.
+
+mod words;
+
+use serde_json::Value;
+
+use self::words::{expected, listed, quoted, wrong_type};
+use super::forms::{self, Misfit};
+use super::node::{Entry, Kind, Map, Node, ScalarValue};
+use super::problem::{Findings, Position, shown};
+
+/// What of the file fits the schema.
+pub(super) fn check(root: Node, schema: &Value, findings: &mut Findings) -> Option<Node> {
+    Shape { root: schema, findings }.node(root, schema, "the file")
+}
+
+struct Shape<'s, 'f> {
+    root: &'s Value,
+    findings: &'f mut Findings,
+}
+
+impl<'s> Shape<'s, '_> {
+    fn node(&mut self, node: Node, schema: &'s Value, name: &str) -> Option<Node> {
+        if self.findings.is_full() {
+            return None;
+        }
+        let choices = self.choices(schema);
+        let kind = type_of(&node.kind);
+        let Some(choice) = choices.iter().copied().find(|choice| takes(choice, kind)) else {
+            let Misfit { problem, fix } = wrong_type(name, &node.kind, &choices);
+            self.findings.error(node.at, problem, fix);
+            return None;
+        };
+        let Node { at, kind } = node;
+        let kind = match kind {
+            Kind::Map(map) => Kind::Map(self.map(map, at, choice)?),
+            Kind::List(items) => Kind::List(self.list(items, at, choice, name)?),
+            Kind::Scalar(scalar) => {
+                let misfit = match scalar.value {
+                    ScalarValue::Integer(value) => integer(value, choice, name).err(),
+                    ScalarValue::Text => text(&scalar.text, choice, &choices, name).err(),
+                    _ => None,
+                };
+                if let Some(Misfit { problem, fix }) = misfit {
+                    self.findings.error(at, problem, fix);
+                    return None;
+                }
+                Kind::Scalar(scalar)
+            }
+        };
+        Some(Node { at, kind })
+    }
+
+    /// The schemas of which one must fit, none of them a reference.
+    fn choices(&self, schema: &'s Value) -> Vec<&'s Value> {
+        let schema = self.resolved(schema);
+        let choices = schema.get("anyOf").or_else(|| schema.get("oneOf")).and_then(Value::as_array);
+        match choices {
+            Some(choices) => choices.iter().flat_map(|choice| self.choices(choice)).collect(),
+            None => vec![schema],
+        }
+    }
+
+    fn resolved(&self, schema: &'s Value) -> &'s Value {
+        let name = schema.get("$ref").and_then(Value::as_str).and_then(|name| name.strip_prefix("#/$defs/"));
+        name.and_then(|name| self.root.get("$defs")?.get(name)).unwrap_or(schema)
+    }
+
+    fn map(&mut self, map: Map, at: Position, schema: &'s Value) -> Option<Map> {
+        let mut kept = Map::default();
+        for Entry { key, key_at, value } in map.entries {
+            if self.findings.is_full() {
+                return None;
+            }
+            let Some(schema_of_value) = property(schema, &key) else {
+                kept.lost.extend(self.unknown_key(&key, key_at, schema));
+                continue;
+            };
+            if let Some(names) = schema.get("propertyNames")
+                && let Err(Misfit { problem, fix }) = text(&key, names, &[], &key)
+            {
+                self.findings.error(key_at, problem, fix);
+                continue;
+            }
+            match self.node(value, schema_of_value, &key) {
+                Some(value) => kept.entries.push(Entry { key, key_at, value }),
+                None => kept.lost.push(key),
+            }
+        }
+        let required = schema.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let mut whole = true;
+        for name in required.iter().filter_map(Value::as_str) {
+            if kept.entries.iter().any(|entry| entry.key == name) {
+                continue;
+            }
+            whole = false;
+            if !kept.lost.iter().any(|lost| lost == name) {
+                let example = property(schema, name).map(|schema| self.example(schema)).unwrap_or_default();
+                self.findings.error(at, format!("`{name}` is missing here"), format!("add `{name}: {example}`"));
+            }
+        }
+        whole.then_some(kept)
+    }
+
+    /// Tells of a key that nobody knows, and returns the one that was probably meant.
+    fn unknown_key(&mut self, key: &str, at: Position, schema: &'s Value) -> Option<String> {
+        let known: Vec<&str> = properties(schema).map(|(name, _)| name).collect();
+        let near = forms::nearest(key, known.iter().copied());
+        let home = properties(schema).find(|(_, inner)| {
+            self.choices(inner)
+                .iter()
+                .any(|choice| choice.get("properties").is_some_and(|inner| inner.get(key).is_some()))
+        });
+        let (problem, fix) = match (home, near) {
+            (Some((home, _)), _) => (format!("unknown key `{}`", shown(key)), format!("write it under `{home}`")),
+            (None, Some(near)) => (
+                format!("unknown key `{}` (known here: {})", shown(key), listed(&known)),
+                format!("did you mean `{near}`?"),
+            ),
+            (None, None) => (format!("unknown key `{}`", shown(key)), format!("use one of {}", listed(&known))),
+        };
+        self.findings.error(at, problem, fix);
+        near.map(str::to_owned)
+    }
+
+    fn list(&mut self, items: Vec<Node>, at: Position, schema: &'s Value, name: &str) -> Option<Vec<Node>> {
+        let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
+        let count = items.len() as u64;
+        if bound("minItems").is_some_and(|least| count < least) {
+            self.findings.error(at, format!("`{name}` is an empty list"), "add an entry, or remove the line");
+            return None;
+        }
+        if let Some(most) = bound("maxItems").filter(|most| count > *most) {
+            let message = format!("`{name}` has {count} entries, more than {most}");
+            self.findings.error(at, message, format!("use {most} or fewer"));
+            return None;
+        }
+        let Some(schema) = schema.get("items") else { return Some(items) };
+        let name = format!("an entry of {name}");
+        let before = items.len();
+        let kept: Vec<Node> = items.into_iter().filter_map(|item| self.node(item, schema, &name)).collect();
+        // Of a list of choices, what is left means something else than what was written. Limits, routes and
+        // overrides stand for themselves.
+        let stands_alone = self.choices(schema).iter().any(|choice| takes(choice, "object"));
+        (stands_alone || kept.len() == before).then_some(kept)
+    }
+
+    /// Something good to write for a schema.
+    fn example(&self, schema: &'s Value) -> String {
+        let choices = self.choices(schema);
+        choices.first().map(|choice| expected(&[*choice]).1).unwrap_or_default()
+    }
+}
+
+fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, schema)| (&**name, schema))
+}
+
+fn property<'s>(schema: &'s Value, key: &str) -> Option<&'s Value> {
+    let named = schema.get("properties").and_then(|properties| properties.get(key));
+    named.or_else(|| schema.get("additionalProperties").filter(|schema| schema.is_object()))
+}
+
+fn type_of(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::List(_) => "array",
+        Kind::Map(_) => "object",
+        Kind::Scalar(scalar) => match scalar.value {
+            ScalarValue::Null => "null",
+            ScalarValue::Bool(_) => "boolean",
+            ScalarValue::Integer(_) => "integer",
+            ScalarValue::Float(_) => "number",
+            ScalarValue::Text => "string",
+        },
+    }
+}
+
+fn takes(schema: &Value, kind: &str) -> bool {
+    schema.get("type").and_then(Value::as_str) == Some(kind)
+}
+
+/// Whether a number fits its type. Whether it makes sense is said by those who know what it is for.
+fn integer(value: i128, schema: &Value, name: &str) -> Result<(), Misfit> {
+    let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
+    let least = bound("minimum").unwrap_or(0);
+    let fits = match schema.get("format").and_then(Value::as_str) {
+        Some("uint32") => u32::try_from(value).is_ok(),
+        _ => u64::try_from(value).is_ok(),
+    };
+    if value < 0 {
+        return Err(Misfit { problem: format!("{name} {value} is below 0"), fix: format!("use {least} or more") });
+    }
+    if !fits {
+        let most = bound("maximum").unwrap_or(1 << 32);
+        return Err(Misfit { problem: format!("{name} {value} is too large"), fix: format!("use {most} or less") });
+    }
+    Ok(())
+}
+
+/// Whether a text is one of those listed, or of the form that is asked for.
+fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<(), Misfit> {
+    let words: Vec<&str> = choices.iter().flat_map(|choice| words::listed_in(choice)).collect();
+    if !words.is_empty() {
+        if words.contains(&text) {
+            return Ok(());
+        }
+        let fix = match forms::nearest(text, words.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("use one of {}", listed(&words)),
+        };
+        let place = match name.strip_prefix("an ") {
+            Some(entry) => words::quoted(entry),
+            None => format!("value of {}", quoted(name)),
+        };
+        return Err(Misfit { problem: format!("`{}` is no {place}", shown(text)), fix });
+    }
+    let format = schema.get("format").and_then(Value::as_str);
+    match format.and_then(forms::by_format) {
+        Some(known) => (known.check)(text),
+        None if text.is_empty() => Err(Misfit {
+            problem: format!("{} is empty", quoted(name)),
+            fix: "write something between the quotes, or remove the line".into(),
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,107 @@
+//! What a schema asks for, said to people.
+
+use serde_json::Value;
+
+use crate::rules::file::forms::{self, Misfit};
+use crate::rules::file::node::{Kind, Scalar, ScalarValue};
+use crate::rules::file::problem::shown;
+
+/// Why a value of that kind is none of what could stand there.
+pub(super) fn wrong_type(name: &str, kind: &Kind, choices: &[&Value]) -> Misfit {
+    let (takes, mut example) = expected(choices);
+    if name == "the file" {
+        example = "`limits:` first, and a limit under it".into();
+    }
+    let name = quoted(name);
+    let Kind::Scalar(scalar) = kind else {
+        let found = if matches!(kind, Kind::List(_)) { "a list" } else { "a map" };
+        return Misfit { problem: format!("{name} must be {takes}, not {found}"), fix: format!("write {example}") };
+    };
+    if scalar.value == ScalarValue::Null {
+        let fix = format!("write {example}, or remove the line");
+        return Misfit { problem: format!("{name} has nothing behind it"), fix };
+    }
+    let fix = meant(scalar, choices).unwrap_or_else(|| format!("write {example}"));
+    Misfit { problem: format!("{name} must be {takes}, not `{}`", shown(&scalar.text)), fix }
+}
+
+/// What somebody who wrote this probably meant.
+fn meant(scalar: &Scalar, choices: &[&Value]) -> Option<String> {
+    let text = shown(&scalar.text);
+    let takes = |kind: &str| choices.iter().find(|choice| super::takes(choice, kind));
+    let is_number = matches!(scalar.value, ScalarValue::Integer(_) | ScalarValue::Float(_));
+    if let Some(choice) = takes("string").filter(|choice| listed_in(choice).is_empty()) {
+        return match choice.get("format").and_then(Value::as_str) {
+            Some("span") if is_number => Some(format!("add the unit: {text}s")),
+            Some("rate") if is_number => Some(format!("add the unit: {text}/s")),
+            Some("bytes") if is_number => Some(format!("add the unit: {text}B")),
+            Some("address") if is_number => Some(format!("write 127.0.0.1:{text}")),
+            None | Some("limit-name" | "key-part") => Some(format!("put it in quotes: \"{text}\"")),
+            _ => None,
+        };
+    }
+    if takes("integer").is_some() {
+        let digits: String = scalar.text.chars().filter(|letter| !matches!(letter, '_' | ',' | ' ' | '\'')).collect();
+        let plain = !digits.is_empty() && digits.len() <= 10 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        return plain.then(|| format!("write {digits}"));
+    }
+    if takes("boolean").is_some() {
+        return match scalar.text.to_lowercase().as_str() {
+            "yes" | "on" | "y" | "1" => Some("write true".into()),
+            "no" | "off" | "n" | "0" => Some("write false".into()),
+            _ => None,
+        };
+    }
+    if let Some(list) = takes("array") {
+        let of_maps = list.get("items").is_some_and(|items| items.get("$ref").is_some());
+        return (!of_maps).then(|| format!("write [{text}]"));
+    }
+    None
+}
+
+/// What could stand there, and something to write.
+pub(super) fn expected(choices: &[&Value]) -> (String, String) {
+    let words: Vec<&str> = choices.iter().flat_map(|choice| listed_in(choice)).collect();
+    let mut kinds: Vec<String> = Vec::new();
+    let mut example = None;
+    if !words.is_empty() {
+        kinds.push(format!("one of {}", listed(&words)));
+        example = Some(words[0].to_owned());
+    }
+    for choice in choices.iter().filter(|choice| listed_in(choice).is_empty()) {
+        let form = choice.get("format").and_then(Value::as_str).and_then(forms::by_format);
+        let (kind, good) = match (form, choice.get("type").and_then(Value::as_str)) {
+            (Some(form), _) => (form.noun.to_owned(), form.example.to_owned()),
+            (None, Some("integer")) => ("a whole number".into(), "a whole number such as 10".into()),
+            (None, Some("boolean")) => ("true or false".into(), "true or false".into()),
+            (None, Some("array")) => ("a list".into(), "a list, each entry on a line with `- `, or in [ ]".into()),
+            (None, Some("object")) => ("a map".into(), "keys and values under it, each on a line".into()),
+            _ => ("a text".into(), "a text".into()),
+        };
+        kinds.push(kind);
+        example.get_or_insert(good);
+    }
+    (kinds.join(" or "), example.unwrap_or_default())
+}
+
+/// The words that a schema lists, if it is a list of words.
+pub(super) fn listed_in(schema: &Value) -> Vec<&str> {
+    let words = schema.get("enum").and_then(Value::as_array);
+    words.into_iter().flatten().chain(schema.get("const")).filter_map(Value::as_str).collect()
+}
+
+/// In the order of the alphabet: that of the schema depends on how its maps are built.
+pub(super) fn listed(words: &[&str]) -> String {
+    let mut words = words.to_vec();
+    words.sort_unstable();
+    words.join(", ")
+}
+
+/// A key in the words of a message: `limit`, but the file, and an entry of `headers`.
+pub(super) fn quoted(name: &str) -> String {
+    match name.rsplit_once("entry of ") {
+        Some((article, list)) => format!("{article}entry of {}", quoted(list)),
+        None if name == "the file" => name.to_owned(),
+        None => format!("`{}`", shown(name)),
+    }
+}

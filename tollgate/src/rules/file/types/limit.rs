@@ -1,0 +1,189 @@
+//! A limit: what it matches, what it counts by, how much it lets through, and for whom it is different.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::{AlgorithmName, ConsistencyName, FailurePolicy, Modes, Numbers, Several};
+use crate::algorithm::MAX_QUOTA;
+use crate::rules::file::forms::{
+    Cidr, CostText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob, PlanSource, Span,
+    schema_of,
+};
+use crate::{InvalidLimit, Limit};
+
+/// A limit.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[schemars(extend("additionalProperties" = false))]
+#[non_exhaustive]
+pub struct LimitRule {
+    /// What it is called in headers, logs and metrics. Names differ.
+    pub name: LimitName,
+    /// Which requests it is about; all of them if this is left out.
+    #[serde(rename = "match", default)]
+    pub matches: MatchRule,
+    /// What it counts by: one part or several of `ip`, `ip/56`, `header:NAME`, `cookie:NAME`, `query:NAME`, `path`,
+    /// `method`, `host`, `route`, `jwt:CLAIM`, `descriptor:NAME`, `const:TEXT`. One count for all if left out.
+    pub key: Option<Several<KeyPart>>,
+    /// What a request without a part of the key is.
+    #[serde(default)]
+    pub missing: Missing,
+    /// How it counts.
+    #[serde(default)]
+    pub algorithm: AlgorithmName,
+    /// Its numbers.
+    #[serde(flatten)]
+    pub numbers: Numbers,
+    /// What it chooses beside them.
+    #[serde(flatten)]
+    pub modes: Modes,
+    /// How many units a request takes (1): a whole number, `header:NAME`, or an expression in CEL.
+    pub cost: Option<CostRule>,
+    /// Where a caller's plan is found, for overrides: `header:NAME`, `jwt:CLAIM` or `descriptor:NAME`.
+    pub plan: Option<PlanSource>,
+    /// Plans and single keys with numbers of their own. A single key goes before a plan.
+    #[serde(default)]
+    pub overrides: Vec<OverrideRule>,
+    /// Whom it does not count.
+    #[serde(default)]
+    pub exempt: ListRule,
+    /// Whom it always refuses.
+    #[serde(default)]
+    pub blocked: ListRule,
+    /// Whether it only decides and counts, and never denies.
+    #[serde(default)]
+    pub shadow: bool,
+    /// How it is kept when many nodes share it.
+    #[serde(default)]
+    pub consistency: ConsistencyName,
+    /// What it answers while the store fails, if not what the file says.
+    pub on_store_failure: Option<FailurePolicy>,
+    /// Refuses for a while who was denied too often.
+    pub ban: Option<BanRule>,
+}
+
+impl LimitRule {
+    /// The limit, with its own numbers.
+    ///
+    /// # Errors
+    ///
+    /// When a number makes no sense. A file that was parsed has none of those.
+    pub fn limit(&self) -> Result<Limit, InvalidLimit> {
+        self.with(self.numbers)
+    }
+
+    /// The limit with the numbers of an override, and its own where that has none.
+    ///
+    /// # Errors
+    ///
+    /// When a number makes no sense. A file that was parsed has none of those.
+    pub fn overridden(&self, by: &OverrideRule) -> Result<Limit, InvalidLimit> {
+        self.with(by.numbers.or(self.numbers))
+    }
+
+    fn with(&self, numbers: Numbers) -> Result<Limit, InvalidLimit> {
+        let limit = Limit::new(self.name.as_str(), numbers.algorithm(self.algorithm, self.modes))?;
+        let limit = limit.with_consistency(self.consistency.into());
+        Ok(match self.on_store_failure {
+            Some(policy) => limit.with_on_store_failure(policy.into()),
+            None => limit,
+        })
+    }
+}
+
+/// Which requests a limit is about. All that is written must hold; in a list, one entry must.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct MatchRule {
+    /// Paths: `*` is anything within a segment, `**` any number of segments.
+    pub path: Option<Several<PathGlob>>,
+    /// Methods, in capitals.
+    #[schemars(length(min = 1))]
+    pub methods: Option<Vec<MethodName>>,
+    /// Hosts: `api.example.com`, or `*.example.com` for all names under it.
+    #[schemars(length(min = 1))]
+    pub hosts: Option<Vec<HostGlob>>,
+    /// Values of headers, in which `*` is anything.
+    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    pub headers: BTreeMap<String, String>,
+    /// The domain that a client of the decision service names.
+    pub domain: Option<String>,
+    /// An expression in CEL that gives true or false.
+    pub when: Option<Expression>,
+}
+
+/// What a request without a part of the key is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Missing {
+    /// One of those who are all called `anonymous`.
+    #[default]
+    Anonymous,
+    /// Not counted by this limit.
+    Skip,
+    /// Refused.
+    Deny,
+}
+
+/// How many units a request takes.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum CostRule {
+    /// Always so many.
+    Units(#[schemars(range(min = 1, max = MAX_QUOTA))] u64),
+    /// As many as the request says.
+    Found(CostText),
+}
+
+/// A plan or a single key with numbers of its own.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[schemars(extend("additionalProperties" = false))]
+#[non_exhaustive]
+pub struct OverrideRule {
+    /// The plan.
+    pub plan: Option<String>,
+    /// The key; as many parts as the limit's key has.
+    pub key: Option<Several<String>>,
+    /// The numbers that differ.
+    #[serde(flatten)]
+    pub numbers: Numbers,
+}
+
+/// Some callers: by address, by key, or by an expression.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct ListRule {
+    /// Networks and addresses of clients.
+    pub ips: Vec<Cidr>,
+    /// Keys; each with as many parts as the limit's key has.
+    pub keys: Vec<Several<String>>,
+    /// An expression in CEL that gives true or false.
+    pub when: Option<Expression>,
+}
+
+/// Refuses for a while who was denied too often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct BanRule {
+    /// How many denials bring the ban.
+    #[schemars(range(min = 1, max = MAX_QUOTA))]
+    pub after: u64,
+    /// In how short a time they have to come.
+    pub within: Span,
+    /// How long the key is refused then.
+    #[serde(rename = "for")]
+    pub lasts: Span,
+}
+
+impl MatchRule {
+    /// The headers to look at and the globs that their values must match.
+    pub fn headers(&self) -> impl Iterator<Item = (HeaderName, &str)> {
+        self.headers.iter().map(|(name, value)| (HeaderName::new(&name.to_ascii_lowercase()), value.as_str()))
+    }
+}

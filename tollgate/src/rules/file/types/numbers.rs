@@ -1,0 +1,191 @@
+//! The numbers of the five algorithms, as a file writes them.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::algorithm::MAX_QUOTA;
+use crate::rules::file::forms::{RateText, Span};
+use crate::units::{MINUTE, SECOND};
+use crate::{Algorithm, FixedWindow, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
+
+/// How a limit counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum AlgorithmName {
+    /// Bursts up to `capacity`, then the `refill` rate.
+    TokenBucket,
+    /// A steady outflow at `leak`; what does not fit is refused, or waits its turn.
+    LeakyBucket,
+    /// At most `limit` per `window`.
+    FixedWindow,
+    /// At most `limit` in any `window`, exact at every instant.
+    SlidingWindowLog,
+    /// At most `limit` in a sliding `window`, estimated from counts per segment. The default.
+    #[default]
+    SlidingWindowCounter,
+}
+
+impl AlgorithmName {
+    pub(in crate::rules::file) const ALL: [Self; 5] =
+        [Self::TokenBucket, Self::LeakyBucket, Self::FixedWindow, Self::SlidingWindowLog, Self::SlidingWindowCounter];
+
+    /// The name as a file writes it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TokenBucket => "token_bucket",
+            Self::LeakyBucket => "leaky_bucket",
+            Self::FixedWindow => "fixed_window",
+            Self::SlidingWindowLog => "sliding_window_log",
+            Self::SlidingWindowCounter => "sliding_window_counter",
+        }
+    }
+
+    /// The keys that mean something to it, the quota first.
+    pub(in crate::rules::file) const fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::TokenBucket => &["capacity", "refill", "refill_mode"],
+            Self::LeakyBucket => &["capacity", "leak", "overflow", "max_wait"],
+            Self::FixedWindow => &["limit", "window", "align"],
+            Self::SlidingWindowLog => &["limit", "window", "count_denied"],
+            Self::SlidingWindowCounter => &["limit", "window", "segments"],
+        }
+    }
+
+    /// The key of its quota.
+    pub(in crate::rules::file) const fn quota_key(self) -> &'static str {
+        self.keys()[0]
+    }
+}
+
+/// The numbers of a limit. Which of them mean something depends on the algorithm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Numbers {
+    /// How many units a window holds (10). For windows, logs and counters.
+    #[schemars(range(min = 1, max = MAX_QUOTA))]
+    pub limit: Option<u64>,
+    /// How long a window is (60s). For windows, logs and counters.
+    pub window: Option<Span>,
+    /// Into how many segments the window is divided (1). For sliding_window_counter.
+    #[schemars(range(min = 1, max = 1440))]
+    pub segments: Option<u32>,
+    /// How many units a bucket holds (10). For token_bucket and leaky_bucket.
+    #[schemars(range(min = 1, max = MAX_QUOTA))]
+    pub capacity: Option<u64>,
+    /// How fast tokens come back (1/s). For token_bucket.
+    pub refill: Option<RateText>,
+    /// How fast the bucket leaks (1/s). For leaky_bucket.
+    pub leak: Option<RateText>,
+    /// How long a request may wait for its turn. For leaky_bucket with `overflow: queue`.
+    pub max_wait: Option<Span>,
+}
+
+impl Numbers {
+    /// These, and where there are none, those.
+    #[must_use]
+    pub fn or(self, those: Self) -> Self {
+        Self {
+            limit: self.limit.or(those.limit),
+            window: self.window.or(those.window),
+            segments: self.segments.or(those.segments),
+            capacity: self.capacity.or(those.capacity),
+            refill: self.refill.or(those.refill),
+            leak: self.leak.or(those.leak),
+            max_wait: self.max_wait.or(those.max_wait),
+        }
+    }
+
+    /// The algorithm of that name with these numbers, and the defaults for the others.
+    #[must_use]
+    pub fn algorithm(self, name: AlgorithmName, modes: Modes) -> Algorithm {
+        const QUOTA: u64 = 10;
+        let limit = self.limit.unwrap_or(QUOTA);
+        let capacity = self.capacity.unwrap_or(QUOTA);
+        let window = self.window.map_or(MINUTE, Span::duration);
+        let rate = |text: Option<RateText>| text.map_or(Rate::new(1, SECOND), RateText::rate);
+        match name {
+            AlgorithmName::TokenBucket => {
+                let bucket = TokenBucket::new(capacity, rate(self.refill));
+                match modes.refill_mode.unwrap_or_default() {
+                    RefillMode::Smooth => bucket.into(),
+                    RefillMode::Interval => bucket.interval().into(),
+                }
+            }
+            AlgorithmName::LeakyBucket => {
+                let bucket = LeakyBucket::new(capacity, rate(self.leak));
+                match (modes.overflow.unwrap_or_default(), self.max_wait) {
+                    (Overflow::Queue, Some(max_wait)) => bucket.queue(max_wait.duration()).into(),
+                    _ => bucket.into(),
+                }
+            }
+            AlgorithmName::FixedWindow => {
+                let windows = FixedWindow::new(limit, window);
+                match modes.align.unwrap_or_default() {
+                    Align::Clock => windows.into(),
+                    Align::FirstRequest => windows.from_first_request().into(),
+                }
+            }
+            AlgorithmName::SlidingWindowLog => {
+                let log = SlidingWindowLog::new(limit, window);
+                if modes.count_denied == Some(true) { log.count_denied().into() } else { log.into() }
+            }
+            AlgorithmName::SlidingWindowCounter => {
+                SlidingWindowCounter::new(limit, window).segments(self.segments.unwrap_or(1)).into()
+            }
+        }
+    }
+}
+
+/// What a limit chooses beside its numbers. An override cannot change these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Modes {
+    /// How tokens come back. For token_bucket.
+    pub refill_mode: Option<RefillMode>,
+    /// What happens to what does not fit. For leaky_bucket.
+    pub overflow: Option<Overflow>,
+    /// When a window opens. For fixed_window.
+    pub align: Option<Align>,
+    /// Whether denied requests count too (false). For sliding_window_log.
+    pub count_denied: Option<bool>,
+}
+
+/// How tokens come back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RefillMode {
+    /// One by one.
+    #[default]
+    Smooth,
+    /// In whole portions, at the end of each period of the clock.
+    Interval,
+}
+
+/// What happens to what does not fit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Overflow {
+    /// It is refused.
+    #[default]
+    Reject,
+    /// It waits its turn, for `max_wait` at most.
+    Queue,
+}
+
+/// When a window opens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Align {
+    /// With the clock, for all keys at once.
+    #[default]
+    Clock,
+    /// With the first request of a key.
+    FirstRequest,
+}

@@ -1,0 +1,308 @@
+//! YAML to nodes, within bounds.
+//!
+//! Aliases and merge keys (`<<: *defaults`) are written out here, and what they write out counts against the same
+//! bounds as what is typed, so that no file grows beyond them. Tags are refused: they have no meaning in a rule
+//! file. Nothing here knows what a rule is.
+
+use std::collections::HashMap;
+
+use granit_parser::{ErrorKind, Event, Marker, Parser, ScalarStyle, ScanError, Span};
+
+use super::node::{Entry, Kind, Map, Node, Scalar, ScalarValue};
+use super::problem::{Findings, Position, shown};
+
+/// Ten thousand limits of twenty lines fit.
+pub(super) const MAX_FILE: usize = 4 << 20;
+/// A rule file is eight levels deep at most; the rest is room for anchors that hold parts of it.
+const MAX_DEPTH: usize = 32;
+/// Ten thousand limits of fifty values each, aliases written out.
+const MAX_NODES: usize = 500_000;
+
+/// Reads a file. `None` when it is no YAML, or too much of it; then the findings say why.
+pub(super) fn read(source: &str, findings: &mut Findings) -> Option<Node> {
+    if source.len() > MAX_FILE {
+        let message = format!("the file has {} bytes, more than 4 MiB", source.len());
+        findings.error(Position { line: 1, column: 1 }, message, "split the rules over several nodes, or remove some");
+        return None;
+    }
+    let options = granit_parser::options! { flow_nesting_limit: MAX_DEPTH, block_nesting_limit: MAX_DEPTH };
+    let mut builder = Builder { source, findings, open: Vec::new(), anchors: HashMap::new(), nodes: 0, root: None };
+    for event in Parser::new_from_str_with_options(source, options) {
+        let taken = match event {
+            Ok((event, span)) => builder.take(event, span),
+            Err(error) => Err(of_scan_error(&error)),
+        };
+        if let Err(Stop { at, message, fix }) = taken {
+            builder.findings.error(at, message, fix);
+            return None;
+        }
+    }
+    match builder.root {
+        Some(Node { kind: Kind::Scalar(Scalar { value: ScalarValue::Null, .. }), .. }) | None => {
+            findings.error(
+                Position { line: 1, column: 1 },
+                "the file is empty",
+                "write `limits:` and a limit under it",
+            );
+            None
+        }
+        root => root,
+    }
+}
+
+/// What ends the reading.
+struct Stop {
+    at: Position,
+    message: String,
+    fix: String,
+}
+
+struct Builder<'s, 'f> {
+    source: &'s str,
+    findings: &'f mut Findings,
+    open: Vec<Open>,
+    anchors: HashMap<usize, Node>,
+    nodes: usize,
+    root: Option<Node>,
+}
+
+/// A list or map whose end has not come yet.
+struct Open {
+    at: Position,
+    anchor: usize,
+    inside: Inside,
+}
+
+enum Inside {
+    List(Vec<Node>),
+    Map { entries: Vec<Entry>, merged: Vec<Node>, key: Option<Key> },
+}
+
+struct Key {
+    text: String,
+    at: Position,
+    merges: bool,
+}
+
+impl Builder<'_, '_> {
+    fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Stop> {
+        let at = position(span.start);
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                self.refuse_tag(tag.is_some(), span);
+                let value = if style == ScalarStyle::Plain { ScalarValue::of_plain(&text) } else { ScalarValue::Text };
+                let verbatim = self.verbatim(&text, style, span);
+                let scalar = Scalar { text: text.into_owned(), value, verbatim };
+                let merges = style == ScalarStyle::Plain && scalar.text == "<<";
+                self.value(Node { at, kind: Kind::Scalar(scalar) }, anchor, merges)
+            }
+            Event::SequenceStart(_, anchor, tag) => {
+                self.refuse_tag(tag.is_some(), span);
+                self.start(Open { at, anchor, inside: Inside::List(Vec::new()) })
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                self.refuse_tag(tag.is_some(), span);
+                let inside = Inside::Map { entries: Vec::new(), merged: Vec::new(), key: None };
+                self.start(Open { at, anchor, inside })
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.end(),
+            Event::Alias(anchor) => self.alias(anchor, at),
+            Event::DocumentStart(..) if self.root.is_some() => Err(Stop {
+                at,
+                message: "a second document starts here".into(),
+                fix: "keep one document in a file: remove the `---`, or what follows it".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn refuse_tag(&mut self, tagged: bool, span: Span) {
+        if tagged {
+            let at = position(span.tag_start().unwrap_or(span.start));
+            self.findings.error(at, "a tag (`!…`) means nothing in a rule file", "remove the tag");
+        }
+    }
+
+    /// Where the text begins within what is written, if it is written as it is read.
+    fn verbatim(&self, text: &str, style: ScalarStyle, span: Span) -> Option<u32> {
+        let written = span.slice(self.source)?;
+        match style {
+            ScalarStyle::Plain => (written == text).then_some(0),
+            ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => {
+                (written.get(1..written.len().checked_sub(1)?)? == text).then_some(1)
+            }
+            _ => None,
+        }
+    }
+
+    fn start(&mut self, open: Open) -> Result<(), Stop> {
+        self.check_depth(open.at, self.open.len() + 1)?;
+        if let Some(Open { inside: Inside::Map { key: None, .. }, .. }) = self.open.last() {
+            return Err(no_key(open.at));
+        }
+        self.open.push(open);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Stop> {
+        let Some(Open { at, anchor, inside }) = self.open.pop() else { return Ok(()) };
+        let kind = match inside {
+            Inside::List(items) => Kind::List(items),
+            Inside::Map { entries, merged, .. } => Kind::Map(self.map(entries, merged)),
+        };
+        self.value(Node { at, kind }, anchor, false)
+    }
+
+    /// The entries of a map: each key once, its own before merged ones.
+    fn map(&mut self, entries: Vec<Entry>, merged: Vec<Node>) -> Map {
+        let mut first: HashMap<String, Position> = HashMap::with_capacity(entries.len());
+        let mut kept = Vec::with_capacity(entries.len());
+        for entry in entries {
+            if let Some(Position { line, column }) = first.get(&entry.key) {
+                let message = format!("`{}` is here twice: the first is at {line}:{column}", shown(&entry.key));
+                self.findings.error(entry.key_at, message, "remove one of them");
+            } else {
+                first.insert(entry.key.clone(), entry.key_at);
+                kept.push(entry);
+            }
+        }
+        for node in merged {
+            let nodes = match node.kind {
+                Kind::List(nodes) => nodes,
+                _ => vec![node],
+            };
+            for node in nodes {
+                let Kind::Map(map) = node.kind else {
+                    self.findings.error(node.at, "`<<` merges maps, and this is none", "write `<<: *name` of a map");
+                    continue;
+                };
+                for entry in map.entries {
+                    if first.insert(entry.key.clone(), entry.key_at).is_none() {
+                        kept.push(entry);
+                    }
+                }
+            }
+        }
+        Map { entries: kept, lost: Vec::new() }
+    }
+
+    fn alias(&mut self, anchor: usize, at: Position) -> Result<(), Stop> {
+        let Some((size, depth)) = self.anchors.get(&anchor).map(Node::extent) else {
+            return Err(Stop {
+                at,
+                message: "this alias stands inside of what it names".into(),
+                fix: "write the value out instead".into(),
+            });
+        };
+        // Before the copy, so that what is too much is never made.
+        self.count(at, size)?;
+        self.check_depth(at, self.open.len() + depth)?;
+        match self.anchors.get(&anchor).cloned() {
+            Some(node) => self.place(node, false),
+            None => Ok(()),
+        }
+    }
+
+    /// A value that was read whole.
+    fn value(&mut self, node: Node, anchor: usize, merges: bool) -> Result<(), Stop> {
+        self.count(node.at, 1)?;
+        if anchor != 0 {
+            // The copy that is kept counts as well.
+            self.count(node.at, node.extent().0)?;
+            self.anchors.insert(anchor, node.clone());
+        }
+        self.place(node, merges)
+    }
+
+    fn place(&mut self, node: Node, merges: bool) -> Result<(), Stop> {
+        match self.open.last_mut().map(|open| &mut open.inside) {
+            None => self.root = Some(node),
+            Some(Inside::List(items)) => items.push(node),
+            Some(Inside::Map { entries, merged, key }) => match key.take() {
+                None => {
+                    let Kind::Scalar(scalar) = node.kind else { return Err(no_key(node.at)) };
+                    *key = Some(Key { text: scalar.text, at: node.at, merges });
+                }
+                Some(key) if key.merges => merged.push(node),
+                Some(key) => entries.push(Entry { key: key.text, key_at: key.at, value: node }),
+            },
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, at: Position, nodes: usize) -> Result<(), Stop> {
+        self.nodes = self.nodes.saturating_add(nodes);
+        if self.nodes <= MAX_NODES {
+            return Ok(());
+        }
+        Err(Stop {
+            at,
+            message: format!("the file has more than {MAX_NODES} values, aliases written out"),
+            fix: "use fewer limits, or fewer aliases".into(),
+        })
+    }
+
+    fn check_depth(&self, at: Position, depth: usize) -> Result<(), Stop> {
+        if depth > MAX_DEPTH { Err(too_deep(at)) } else { Ok(()) }
+    }
+}
+
+fn position(mark: Marker) -> Position {
+    let whole = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    Position { line: whole(mark.line()).max(1), column: whole(mark.col()).saturating_add(1) }
+}
+
+fn too_deep(at: Position) -> Stop {
+    Stop {
+        at,
+        message: format!("more than {MAX_DEPTH} levels, one inside the other"),
+        fix: "a rule file has eight at most; close the brackets, or indent less".into(),
+    }
+}
+
+fn no_key(at: Position) -> Stop {
+    Stop {
+        at,
+        message: "a list or map cannot be a key".into(),
+        fix: "write a word and a colon before it, or quotes around text in brackets or braces".into(),
+    }
+}
+
+fn of_scan_error(error: &ScanError) -> Stop {
+    let at = position(*error.marker());
+    let told = |message: &str, fix: &str| Stop { at, message: message.into(), fix: fix.into() };
+    match error.kind() {
+        ErrorKind::RecursionLimitExceeded => too_deep(at),
+        ErrorKind::TabNotAllowed
+        | ErrorKind::TabInBlockIndentation
+        | ErrorKind::TabInIndentation
+        | ErrorKind::TabInPlainScalar
+        | ErrorKind::TabAtBlockScalarStart => told("a tab where YAML wants spaces", "indent with spaces"),
+        ErrorKind::UnknownAnchor => {
+            told("this alias names no anchor before it", "put text that starts with `*` in quotes")
+        }
+        ErrorKind::MissingAnchorOrAliasName => {
+            told("`*` or `&` begins an alias or anchor here", "put text that starts with `*` or `&` in quotes")
+        }
+        ErrorKind::UnclosedQuotedScalar | ErrorKind::InvalidQuotedScalarIndent => {
+            told("a quote is not closed before this", "close it with the same quote, or indent the text further")
+        }
+        ErrorKind::ExpectedBlockMappingKey => {
+            told("this line is indented like none that it could belong to", "indent it like its neighbours")
+        }
+        ErrorKind::UnexpectedCharacter { character } if character.is_control() => {
+            told(&format!("a control character ({}) stands here", character.escape_default()), "remove it")
+        }
+        ErrorKind::UnexpectedCharacter { character } => {
+            let message = format!("no text begins with `{}` unless it is in quotes", character.escape_default());
+            told(&message, "put the text in quotes")
+        }
+        ErrorKind::UnclosedFlowCollection { open } => {
+            told(&format!("`{open}` is not closed"), "close it, or put text that has a bracket in it in quotes")
+        }
+        ErrorKind::MappingValueNotAllowed | ErrorKind::MappingKeyNotAllowed => {
+            told("a `key: value` cannot stand here", "indent it like its neighbours, or put text with `: ` in quotes")
+        }
+        kind => told(&format!("this is no YAML: {kind}"), "check the indentation, the brackets and the quotes here"),
+    }
+}

@@ -1,0 +1,165 @@
+//! Files that are made to hurt.
+
+use std::fmt::Write;
+
+use proptest::prelude::*;
+use tollgate::rules::file::RuleFile;
+
+fn refused(text: &str) -> String {
+    RuleFile::parse("tollgate.yaml", text).unwrap_err().to_string()
+}
+
+#[test]
+fn a_file_of_more_than_4_mib_is_not_read() {
+    let text = format!("limits:\n  - name: {}\n", "a".repeat(5 << 20));
+    assert_eq!(
+        refused(&text),
+        format!(
+            "tollgate.yaml:1:1: the file has {} bytes, more than 4 MiB; split the rules over several nodes, or remove some",
+            text.len()
+        )
+    );
+}
+
+#[test]
+fn depth_ends_the_reading() {
+    let deep = [
+        format!("limits: {}{}", "[".repeat(100_000), "]".repeat(100_000)),
+        format!("limits: {}", "{a: ".repeat(100_000)),
+        (0..1_000).fold(String::new(), |text, level| format!("{text}{}a:\n", " ".repeat(level))),
+        format!("limits:\n  {}a\n", "- ".repeat(100_000)),
+    ];
+    for text in deep {
+        let told = refused(&text);
+        assert!(told.contains("more than 32 levels"), "{told}");
+    }
+}
+
+#[test]
+fn aliases_cannot_make_a_small_file_large() {
+    let mut text = String::from("a: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..20 {
+        let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
+        writeln!(text, "b{level}: &a{level} [{aliases}]").unwrap();
+    }
+    let told = refused(&text);
+    assert!(told.contains("more than 500000 values, aliases written out"), "{told}");
+}
+
+#[test]
+fn aliases_cannot_make_a_flat_file_deep() {
+    let mut text = String::from("a: &a0 [x]\n");
+    for level in 1..10_000 {
+        writeln!(text, "b{level}: &a{level} [*a{}]", level - 1).unwrap();
+    }
+    let told = refused(&text);
+    assert!(told.contains("more than 32 levels"), "{told}");
+}
+
+#[test]
+fn a_million_anchors_are_too_many() {
+    let text = (0..1_000_000).fold(String::from("a: ["), |text, _| text + "&a,");
+    let told = refused(&format!("{text}]"));
+    assert!(told.contains("more than 500000 values"), "{told}");
+}
+
+#[test]
+fn many_problems_are_counted_and_not_all_told() {
+    let text = (0..50_000).fold(String::new(), |mut text, index| {
+        writeln!(text, "unknown{index}: 5").unwrap();
+        text
+    });
+    let told = refused(&text);
+    assert_eq!(told.lines().count(), 101);
+    assert!(told.ends_with("\nand 900 more"), "{}", told.lines().last().unwrap());
+}
+
+#[test]
+fn more_limits_than_a_limiter_holds_are_refused() {
+    let text = (0..10_001).fold(String::from("limits:\n"), |mut text, index| {
+        writeln!(text, "  - name: n{index}").unwrap();
+        text
+    });
+    assert_eq!(refused(&text), "tollgate.yaml:2:3: `limits` has 10001 entries, more than 10000; use 10000 or fewer");
+}
+
+#[test]
+fn a_message_repeats_little_of_the_file_and_nothing_that_a_terminal_obeys() {
+    let told = refused(&format!("\"\\e[31m{}\": 5\nlimits: []\n", "x".repeat(10_000)));
+    assert!(told.len() < 500 && !told.contains('\u{1b}'), "{told}");
+}
+
+/// Lines that are near enough to rules to come through the first steps.
+fn nearly_a_file() -> impl Strategy<Value = String> {
+    let line = prop::sample::select(vec![
+        "limits:\n",
+        "  - name: a\n",
+        "  - &x\n",
+        "    name: b\n",
+        "    <<: *x\n",
+        "    key: [ip, path]\n",
+        "    key: \n",
+        "    limit: 0\n",
+        "    limit: 18446744073709551615\n",
+        "    window: 4294967295d\n",
+        "    cost: 7\n",
+        "    algorithm: leaky_bucket\n",
+        "    algorithm: nothing\n",
+        "    leak: 999999999/1us\n",
+        "    overflow: queue\n",
+        "    overrides:\n",
+        "      - { plan: p, limit: 1 }\n",
+        "      - { key: [a], capacity: 0 }\n",
+        "    match:\n",
+        "      path: [/a/**, \"**\"]\n",
+        "      headers: { a: b, A: c }\n",
+        "    exempt: { ips: [::/0] }\n",
+        "gateway: { routes: [{ path: /a, upstream: http://h }] }\n",
+        "jwt: {}\n",
+        "---\n",
+        "? [a]\n",
+        "\t\n",
+        "- \n",
+        "    when: |\n      true\n",
+        "'\n",
+        "headers: [legacy, 5]\n",
+        "service: { http: { listen: 1.1.1.1:1 } }\n",
+    ]);
+    prop::collection::vec(line, 0..20).prop_map(|lines| lines.concat())
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(text in "\\PC{0,200}|(?s:.{0,200})") {
+        check(&text);
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _answer = RuleFile::parse("tollgate.yaml", bytes);
+    }
+
+    #[test]
+    fn what_is_nearly_a_file_is_read_or_refused(text in nearly_a_file()) {
+        check(&text);
+    }
+}
+
+/// Whatever is refused is told with a place in the file; whatever is taken makes limits.
+fn check(text: &str) {
+    match RuleFile::parse("tollgate.yaml", text) {
+        Ok(file) => {
+            for rule in &file.limits {
+                assert!(rule.limit().is_ok(), "{text}");
+                assert!(rule.overrides.iter().all(|by| rule.overridden(by).is_ok()), "{text}");
+            }
+        }
+        Err(problems) => {
+            let lines = text.replace("\r\n", "\n").split(['\n', '\r']).count() as u32;
+            assert!(problems.iter().count() > 0, "{text}");
+            for problem in problems.iter() {
+                assert!((1..=lines).contains(&problem.position().line), "{problem}\n{text}");
+            }
+        }
+    }
+}

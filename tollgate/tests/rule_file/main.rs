@@ -1,0 +1,6 @@
+//! The rule file: what is read, what is refused, and in which words.
+
+mod good;
+mod hostile;
+mod messages;
+mod schema;

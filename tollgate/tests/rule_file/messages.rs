@@ -1,0 +1,350 @@
+//! Every message, word for word, with the file that brings it about.
+//!
+//! The snapshots are to be read: each is a list of files and of what is said about them.
+
+use std::fmt::Write;
+
+use tollgate::rules::file::{Problems, RuleFile};
+
+/// Files whose shape is wrong: what an editor sees too.
+pub(crate) const SHAPES: [&str; 41] = [
+    // The file as a whole.
+    "- name: a\n",
+    "just text\n",
+    "limitz:\n  - name: a\n",
+    "something: else\n",
+    "limits: 5\n",
+    "limits:\n",
+    "limits: { name: a }\n",
+    // Keys.
+    "limits:\n  - name: a\n    capcity: 5\n",
+    "limits:\n  - name: a\n    path: /x\n",
+    "limits:\n  - name: a\n    banana: 5\n",
+    "limits:\n  - limit: 5\n",
+    "limits:\n  - name: a\n    ban: { after: 5, for: 1m }\n",
+    "limits:\n  - name: a\n    match: { headers: { \"x y\": a } }\n",
+    // Types.
+    "limits:\n  - name: 5\n",
+    "limits:\n  - name: a\n    key: 42\n",
+    "limits:\n  - name: a\n    limit: ten\n",
+    "limits:\n  - name: a\n    limit: 1.5\n",
+    "limits:\n  - name: a\n    limit: -5\n",
+    "limits:\n  - name: a\n    limit: 99999999999999999999999\n",
+    "limits:\n  - name: a\n    segments: 5000000000\n",
+    "limits:\n  - name: a\n    limit: [5]\n",
+    "limits:\n  - name: a\n    window: 60\n",
+    "limits:\n  - name: a\n    algorithm: token_bucket\n    refill: 10\n",
+    "limits:\n  - name: a\n    shadow: yes\n",
+    "limits:\n  - name: a\n    shadow: maybe\n",
+    "limits:\n  - name: a\n    cost: true\n",
+    "limits:\n  - name: a\n    match: /api\n",
+    "limits:\n  - name: a\n    match: { methods: GET }\n",
+    "limits:\n  - name: a\n    match: { domain: \"\" }\n",
+    "service: { http: 8090 }\nlimits: [{ name: a }]\n",
+    "max_memory: 1000000\nlimits: [{ name: a }]\n",
+    "body: text\nlimits: [{ name: a }]\n",
+    "body: [json]\nlimits: [{ name: a }]\n",
+    // Words.
+    "headers: [legcy]\nlimits: [{ name: a }]\n",
+    "on_store_failure: panic\nlimits: [{ name: a }]\n",
+    "limits:\n  - name: a\n    algorithm: token-bucket\n",
+    "limits:\n  - name: a\n    missing: forbid\n    key: ip\n",
+    "limits:\n  - name: a\n    algorithm: token_bucket\n    refill_mode: portions\n",
+    // Lists.
+    "limits:\n  - name: a\n    match: { methods: [] }\n",
+    "limits:\n  - name: a\n    key: []\n",
+    "limits:\n  - name: a\n    match: { methods: [GET, 5] }\n",
+];
+
+/// What is no YAML, or not the YAML that we read.
+const YAML: [&str; 17] = [
+    "",
+    "# nothing but a comment\n",
+    "---\n",
+    "limits:\n\t- name: a\n",
+    "limits:\n  - name: a\n---\nlimits: []\n",
+    "limits:\n  - name: \"a\n",
+    "limits: [{ name: a }\n",
+    "limits:\n  - name: a\n limit: 5\n",
+    "limits:\n  - name: a: b\n",
+    "limits:\n  - name: a\n    match: { hosts: [*.example.com] }\n",
+    "limits:\n  - name: a\n    match: { hosts: [*] }\n",
+    "limits:\n  - name: a\n    limit: 5\n    limit: 6\n",
+    "limits:\n  - name: !secret a\n",
+    "limits:\n  - &a\n    name: a\n    match: *a\n",
+    "limits:\n  - name: a\n    <<: 5\n",
+    "limits:\n  - name: a\n    { x: y }: 5\n",
+    "limits:\n  - name: a\n    key: @user\n",
+];
+
+/// Texts that are not of their form.
+const FORMS: [&str; 40] = [
+    "store: memry\n",
+    "store: http://user:hunter2@h\n",
+    "store: redis://\n",
+    "store: redis://a,b\n",
+    "store: redis+sentinel://u:hunter2@a:1,b:2\n",
+    "store_timeout: 50 ms\n",
+    "max_memory: 512MB\n",
+    "gateway: { listen: localhost }\n",
+    "gateway: { listen: \":8080\" }\n",
+    "gateway: { listen: \"::1:8080\" }\n",
+    "gateway: { listen: 300.1.1.1:80 }\n",
+    "gateway: { listen: 127.0.0.1:99999 }\n",
+    "gateway: { trusted_proxies: [10.1.2.3/8] }\n",
+    "gateway: { trusted_proxies: [10.0.0.0/33] }\n",
+    "gateway: { trusted_proxies: [proxies] }\n",
+    "gateway: { trusted_proxies: [proxies/8] }\n",
+    "gateway: { routes: [{ path: /a, upstream: 127.0.0.1:80 }] }\n",
+    "gateway: { routes: [{ path: /a, upstream: http://u:hunter2@h }] }\n",
+    "gateway: { routes: [{ path: /a, upstream: [\"http://h?x\"] }] }\n",
+    "gateway: { routes: [{ path: /a, upstream: \"http://h:\" }] }\n",
+    "body: { template: x, content_type: html }\n",
+    "jwt: { jwks_file: k, from: body }\n",
+    "jwt: { jwks_file: k, algorithms: [none] }\n",
+    "limits: [{ name: \"\" }]\n",
+    "limits: [{ name: \"a\\nb\" }]\n",
+    "limits: [{ name: a, window: 1 minute }]\n",
+    "limits: [{ name: a, algorithm: token_bucket, refill: 10 per s }]\n",
+    "limits: [{ name: a, key: pth }]\n",
+    "limits: [{ name: a, key: header }]\n",
+    "limits: [{ name: a, key: heder:x }]\n",
+    "limits: [{ name: a, key: claim:sub }]\n",
+    "limits: [{ name: a, key: \"header:\" }]\n",
+    "limits: [{ name: a, key: \"header:a b\" }]\n",
+    "limits: [{ name: a, key: ip/129 }]\n",
+    "limits: [{ name: a, key: a/b }]\n",
+    "limits: [{ name: a, plan: cookie:plan }]\n",
+    "limits: [{ name: a, cost: \" \" }]\n",
+    "limits: [{ name: a, cost: \"header:a b\" }]\n",
+    "limits: [{ name: a, match: { when: \"\" } }]\n",
+    "limits: [{ name: a, exempt: { ips: [\"2001:db8::1/64\"] } }]\n",
+];
+
+/// Matches that no request can meet, by their form or by what they say together.
+const UNREACHABLE: [&str; 25] = [
+    "limits: [{ name: a, match: { path: api/** } }]\n",
+    "limits: [{ name: a, match: { path: \"/api?x=1\" } }]\n",
+    "limits: [{ name: a, match: { path: \"/users/{id}\" } }]\n",
+    "limits: [{ name: a, match: { path: \"/a b\" } }]\n",
+    "limits: [{ name: a, match: { path: /a**b } }]\n",
+    "limits: [{ name: a, match: { path: /a/../b } }]\n",
+    "limits: [{ name: a, match: { methods: [get] } }]\n",
+    "limits: [{ name: a, match: { methods: [PSOT] } }]\n",
+    "limits: [{ name: a, match: { methods: [\"*\"] } }]\n",
+    "limits: [{ name: a, match: { methods: [\"A B\"] } }]\n",
+    "limits: [{ name: a, match: { hosts: [\"https://example.com/\"] } }]\n",
+    "limits: [{ name: a, match: { hosts: [\"example.com:443\"] } }]\n",
+    "limits: [{ name: a, match: { hosts: [\"::1\"] } }]\n",
+    "limits: [{ name: a, match: { hosts: [\"a.*.com\"] } }]\n",
+    "limits: [{ name: a, match: { hosts: [\"a..com\"] } }]\n",
+    "limits: [{ name: a, match: { headers: { x: \" a\" } } }]\n",
+    "limits: [{ name: a, match: { headers: { X-A: a, x-a: b } } }]\n",
+    "limits: [{ name: a, match: { when: \"false\" } }]\n",
+    "limits: [{ name: a, exempt: { when: \"true\" } }]\n",
+    "limits: [{ name: a, exempt: { ips: [0.0.0.0/0, \"::/0\"] } }]\n",
+    "limits: [{ name: a, exempt: { ips: [10.0.0.0/8] }, blocked: { ips: [10.0.0.0/8] } }]\n",
+    "limits: [{ name: a, key: ip, exempt: { keys: [x] }, blocked: { keys: [x] } }]\n",
+    "limits: [{ name: a, exempt: { keys: [x] } }]\n",
+    "limits: [{ name: a, key: [ip, path], blocked: { keys: [x] } }]\n",
+    "limits: [{ name: a, key: ip, blocked: { keys: [[x, y]] } }]\n",
+];
+
+/// Numbers that cannot be meant.
+const NUMBERS: [&str; 34] = [
+    "limits: [{ name: a, limit: 10_000 }]\n",
+    "limits: [{ name: a, limit: 0 }]\n",
+    "limits: [{ name: a, limit: 4294967297 }]\n",
+    "limits: [{ name: a, window: 0s }]\n",
+    "limits: [{ name: a, window: 20000d }]\n",
+    "limits: [{ name: a, segments: 0 }]\n",
+    "limits: [{ name: a, segments: 2000 }]\n",
+    "limits: [{ name: a, algorithm: token_bucket, capacity: 0 }]\n",
+    "limits: [{ name: a, algorithm: token_bucket, refill: 0/s }]\n",
+    "limits: [{ name: a, algorithm: token_bucket, capacity: 4000000000, refill: 1/d }]\n",
+    "limits: [{ name: a, algorithm: leaky_bucket, overflow: queue, max_wait: 20000d }]\n",
+    "limits: [{ name: a, capacity: 5 }]\n",
+    "limits: [{ name: a, algorithm: fixed_window, capacity: 5, segments: 2 }]\n",
+    "limits: [{ name: a, algorithm: leaky_bucket, max_wait: 5s }]\n",
+    "limits: [{ name: a, algorithm: leaky_bucket, overflow: queue }]\n",
+    "limits: [{ name: a, cost: 0 }]\n",
+    "limits: [{ name: a, limit: 5, cost: 6 }]\n",
+    "limits: [{ name: a, cost: 11 }]\n",
+    "limits: [{ name: a, key: ip, cost: 5, overrides: [{ key: x, limit: 3 }] }]\n",
+    "limits: [{ name: a, key: ip, overrides: [{ key: x, limit: 0 }] }]\n",
+    "limits: [{ name: a, key: ip, segments: 1000, window: 1s, overrides: [{ key: x, window: 1us }] }]\n",
+    "limits: [{ name: a, key: ip, overrides: [{ key: x }] }]\n",
+    "limits: [{ name: a, key: ip, overrides: [{ limit: 5 }] }]\n",
+    "limits: [{ name: a, key: ip, overrides: [{ key: x, capacity: 5 }] }]\n",
+    "limits: [{ name: a, key: ip, plan: header:p, overrides: [{ key: x, plan: y, limit: 5 }] }]\n",
+    "limits: [{ name: a, overrides: [{ plan: gold, limit: 5 }] }]\n",
+    "limits: [{ name: a, overrides: [{ key: x, limit: 5 }] }]\n",
+    "limits: [{ name: a, key: ip, overrides: [{ key: x, limit: 5 }, { key: x, limit: 6 }] }]\n",
+    "limits: [{ name: a, algorithm: leaky_bucket, key: ip, overrides: [{ key: x, max_wait: 5s }] }]\n",
+    "limits: [{ name: a, key: ip, ban: { after: 0, within: 1m, for: 1m } }]\n",
+    "limits: [{ name: a, key: ip, ban: { after: 5000000000, within: 1m, for: 1m } }]\n",
+    "limits: [{ name: a, key: ip, ban: { after: 5, within: 1us, for: 20000d } }]\n",
+    "store_timeout: 0s\nlimits: [{ name: a }]\n",
+    "max_memory: 5KiB\nlimits: [{ name: a }]\n",
+];
+
+/// Names, keys, routes, listeners and tokens that do not go together.
+const TOGETHER: [&str; 17] = [
+    "limits:\n  - name: a\n  - name: b\n  - name: a\n",
+    "limits: [&a { name: a }, *a]\n",
+    "limits: [{ name: a, missing: deny }]\n",
+    "limits: [{ name: a, key: [ip, path, ip] }]\n",
+    "limits: [{ name: a, key: [a, b, c, d, e, f, g, h, i] }]\n",
+    "limits: [{ name: a, key: jwt:sub }]\n",
+    "limits: [{ name: a, plan: jwt:p, overrides: [{ plan: x, limit: 5 }] }]\n",
+    "limits: [{ name: a, match: { when: LONG } }]\n",
+    "gateway: { routes: [{ path: /a/**, upstream: http://h }, { path: /a/**/**, upstream: http://i }] }\n",
+    "gateway: { listen: 127.0.0.1:80 }\nservice: { http: 127.0.0.1:80 }\n",
+    "service: { grpc: 127.0.0.1:80, resp: { listen: 127.0.0.1:80 } }\nadmin: { listen: 127.0.0.1:80 }\n",
+    "jwt: { issuer: x }\n",
+    "jwt: { key_file: a, jwks_file: b, algorithms: [RS256] }\n",
+    "jwt: { key_file: a }\n",
+    "jwt: { key_file: a, algorithms: [HS256, RS256] }\n",
+    "jwt: { jwks_file: a, leeway: 2h }\n",
+    "admin: {}\n",
+];
+
+/// What is taken, with a word about it.
+const WARNINGS: [&str; 7] = [
+    "store: memory\n",
+    "limits: []\n",
+    "headers: [ietf, ietf]\nlimits: [{ name: a }]\n",
+    "limits: [{ name: a, match: { path: [/a, /a], methods: [GET, GET], hosts: [a, A] } }]\n",
+    "limits: [{ name: a, plan: header:p }]\n",
+    "limits: [{ name: a, ban: { after: 5, within: 1m, for: 1m } }]\n",
+    "gateway: { trusted_proxies: [0.0.0.0/0] }\nlimits: [{ name: a }]\n",
+];
+
+/// Nothing that was refused for one reason is refused for another that follows from it.
+const MANY: &str = "
+store: memry
+headrs: [legacy]
+gateway:
+  trusted_proxies: [10.1.2.3/8]
+  routes:
+    - path: api/**
+      upstream: 127.0.0.1:80
+limits:
+  - name: per-user
+    kye: ip
+    missing: deny
+    algorithm: token-bucket
+    capacity: 100
+    exempt: { keys: [ops] }
+  - limit: 5
+  - name: per-user
+    algorithm: fixed_window
+    limit: 0
+    capacity: 7
+    cost: 20
+    overrides:
+      - { plan: gold, limit: ten }
+      - { key: x, limit: 5000 }
+    ban: { after: 0, within: 1m, for: 10m }
+";
+
+fn told(text: &str) -> String {
+    match RuleFile::parse("tollgate.yaml", text) {
+        Ok(file) => file.warnings().to_string(),
+        Err(problems) => problems.to_string(),
+    }
+}
+
+fn all_told(files: &[&str]) -> String {
+    files.iter().fold(String::new(), |mut out, text| {
+        let text = text.replace("LONG", &format!("\"{}\"", "true || ".repeat(1000)));
+        let shown: String = text.chars().take(200).collect();
+        write!(out, "{}\n=> {}\n\n", shown.trim_end(), told(&text).replace('\n', "\n=> ")).unwrap();
+        out
+    })
+}
+
+fn problems(text: &str) -> Problems {
+    RuleFile::parse("tollgate.yaml", text).unwrap_err()
+}
+
+#[test]
+fn what_is_no_yaml_is_told_in_words() {
+    insta::assert_snapshot!(all_told(&YAML));
+}
+
+#[test]
+fn a_wrong_shape_is_told_with_the_right_one() {
+    insta::assert_snapshot!(all_told(&SHAPES));
+}
+
+#[test]
+fn a_text_of_the_wrong_form_is_told_with_the_right_one() {
+    insta::assert_snapshot!(all_told(&FORMS));
+}
+
+#[test]
+fn what_no_request_meets_is_told() {
+    insta::assert_snapshot!(all_told(&UNREACHABLE));
+}
+
+#[test]
+fn impossible_numbers_are_told() {
+    insta::assert_snapshot!(all_told(&NUMBERS));
+}
+
+#[test]
+fn what_does_not_go_together_is_told() {
+    insta::assert_snapshot!(all_told(&TOGETHER));
+}
+
+#[test]
+fn what_is_hardly_meant_is_a_warning() {
+    insta::assert_snapshot!(all_told(&WARNINGS));
+}
+
+#[test]
+fn every_file_that_should_be_refused_is_refused() {
+    for text in YAML.iter().chain(&SHAPES).chain(&FORMS).chain(&UNREACHABLE).chain(&NUMBERS) {
+        assert!(RuleFile::parse("tollgate.yaml", text).is_err(), "{text}");
+    }
+    for text in WARNINGS {
+        assert!(RuleFile::parse("tollgate.yaml", text).is_ok_and(|file| file.warnings().iter().count() > 0), "{text}");
+    }
+}
+
+#[test]
+fn every_problem_of_a_file_is_told_at_once_in_its_order() {
+    insta::assert_snapshot!(problems(MANY).to_string());
+}
+
+#[test]
+fn a_problem_has_its_place_its_text_and_its_fix() {
+    let problems = problems("limits:\n  - name: a\n    algorithm: token_bucket\n    capacity: 0   # why not\n");
+    let problem = problems.iter().next().unwrap();
+    assert_eq!((problem.position().line, problem.position().column), (4, 15));
+    assert_eq!(problem.text(), "0   # why not");
+    assert_eq!((problem.message(), problem.fix()), ("capacity 0 admits nothing", "use 1 or more, or remove the limit"));
+}
+
+#[test]
+fn columns_count_characters() {
+    let problems = problems("limits: [{ name: \"gr\u{f6}\u{df}e\", limit: 0 }]\n");
+    assert_eq!(problems.iter().next().unwrap().position().column, 34);
+}
+
+#[test]
+fn a_password_is_not_repeated() {
+    for text in ["store: redis+x://u:hunter2@h\n", "gateway: { routes: [{ path: /, upstream: http://u:hunter2@h }] }\n"]
+    {
+        let problems = problems(text);
+        let all: String = problems.iter().map(|problem| format!("{problem} {}", problem.text())).collect();
+        assert!(!all.contains("hunter2"), "{all}");
+    }
+}
+
+#[test]
+fn a_file_in_another_encoding_is_refused_where_it_begins() {
+    let problems = RuleFile::parse("tollgate.yaml", b"limits:\n  - name: gr\xF6\n").unwrap_err();
+    assert_eq!(problems.to_string(), "tollgate.yaml:2:13: the file is not in UTF-8; save it as UTF-8");
+}
