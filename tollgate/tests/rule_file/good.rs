@@ -7,7 +7,7 @@ use tollgate::rules::file::{
 };
 use tollgate::{Consistency, OnStoreFailure, Rate, TokenBucket};
 
-pub(crate) const FILES: [&str; 3] = [DOCUMENTED, EVERYTHING, "limits:\n  - name: all\n"];
+pub(crate) const FILES: [&str; 4] = [DOCUMENTED, EVERYTHING, UNUSUAL, "limits:\n  - name: all\n"];
 
 /// The example of the documents.
 const DOCUMENTED: &str = "
@@ -107,6 +107,22 @@ limits:
   - { name: counter, segments: 6, key: [ip, path], missing: skip, exempt: { keys: [[a, b]] } }
 "#;
 
+/// Texts at the edges of their forms.
+const UNUSUAL: &str = r#"
+max_memory: 5 GiB
+body: { template: x, content_type: "application/vnd.a+json ;x=1" }
+gateway: { listen: "[::1]:0", trusted_proxies: ["::/0", 1.2.3.4/0032], routes: [{ path: /, upstream: "http://[::1]:80/" }] }
+service: { http: my_host:00080 }
+limits:
+  - name: "größe \"x\" / 7"
+    match: { path: [/, "/**", "/a*b/*", /ü, //], methods: [M-SEARCH], hosts: ["[::1]", A_b.C, "*.c"], headers: { "X!": "*" } }
+    key: [ip/064, "a b", "const: x", "jwt:a:b", ü]
+    window: 1h30m5s
+    cost: "header:x!"
+  - { name: rate, algorithm: token_bucket, refill: "5. / 10s", key: const:a/b, plan: "descriptor:a b", overrides: [{ plan: "1", capacity: 1 }] }
+jwt: { jwks_file: k, from: "query:a b" }
+"#;
+
 fn parsed(text: &str) -> Parsed {
     RuleFile::parse("tollgate.yaml", text).unwrap_or_else(|problems| panic!("{problems}"))
 }
@@ -124,6 +140,15 @@ fn the_documented_example_means_what_it_says() {
     assert_eq!(file.limits[2].matches.methods.as_ref().unwrap()[0].as_str(), "POST");
     assert_eq!(file.position_of_limit(2).map(|at| (at.line, at.column)), Some((30, 5)));
     assert_eq!(file.warnings().iter().count(), 0);
+}
+
+#[test]
+fn texts_at_the_edges_of_their_forms_are_taken() {
+    let file = parsed(UNUSUAL);
+    assert_eq!(
+        file.limits[1].limit().unwrap().algorithm(),
+        &TokenBucket::new(10, Rate::new(5, Duration::from_secs(10))).into()
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tollgate::rules::file::RuleFile;
 
 fn refused(text: &str) -> String {
-    RuleFile::parse("tollgate.yaml", text).unwrap_err().to_string()
+    RuleFile::parse("tollgate.yaml", text).expect_err("should be refused").to_string()
 }
 
 #[test]

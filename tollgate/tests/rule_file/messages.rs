@@ -259,13 +259,13 @@ fn all_told(files: &[&str]) -> String {
     files.iter().fold(String::new(), |mut out, text| {
         let text = text.replace("LONG", &format!("\"{}\"", "true || ".repeat(1000)));
         let shown: String = text.chars().take(200).collect();
-        write!(out, "{}\n=> {}\n\n", shown.trim_end(), told(&text).replace('\n', "\n=> ")).unwrap();
+        write!(out, "{}\n=> {}\n\n", shown.trim_end(), told(&text).replace('\n', "\n=> ")).expect("a string takes it");
         out
     })
 }
 
 fn problems(text: &str) -> Problems {
-    RuleFile::parse("tollgate.yaml", text).unwrap_err()
+    RuleFile::parse("tollgate.yaml", text).expect_err("should be refused")
 }
 
 #[test]

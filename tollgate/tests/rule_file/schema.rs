@@ -38,5 +38,6 @@ fn an_editor_refuses_the_shapes_that_we_refuse() {
 
 /// YAML as JSON, by another reader than ours.
 fn json(text: &str) -> Value {
-    serde_saphyr::from_str(text).unwrap()
+    let options = serde_saphyr::options! { strict_booleans: true };
+    serde_saphyr::from_str_with_options(text, options).expect("is YAML")
 }

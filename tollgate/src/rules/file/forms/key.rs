@@ -45,7 +45,7 @@ const KINDS: [&str; 6] = ["header", "cookie", "query", "jwt", "descriptor", "con
 impl Form for KeyPart {
     const FORMAT: &'static str = "key-part";
     const PATTERN: &'static str =
-        r"^(ip(/[0-9]{1,3})?|path|method|host|route|(header|cookie|query|jwt|descriptor|const):[\s\S]+|[^:/]+)$";
+        r"^(ip(/[0-9]+)?|path|method|host|route|(header|cookie|query|jwt|descriptor|const):[\s\S]+|[^:/]+)$";
     const NOUN: &'static str = "a part of a key";
     const EXAMPLE: &'static str = "header:x-user-id";
 

@@ -26,7 +26,7 @@ impl fmt::Display for Cidr {
 
 impl Form for Cidr {
     const FORMAT: &'static str = "cidr";
-    const PATTERN: &'static str = "^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$";
+    const PATTERN: &'static str = "^[0-9A-Fa-f:.]+(/[0-9]+)?$";
     const NOUN: &'static str = "a network";
     const EXAMPLE: &'static str = "10.0.0.0/8";
 
@@ -77,7 +77,7 @@ impl Address {
 
 impl Form for Address {
     const FORMAT: &'static str = "address";
-    const PATTERN: &'static str = r"^.+:[0-9]{1,5}$";
+    const PATTERN: &'static str = "^.+:[0-9]+$";
     const NOUN: &'static str = "an address and a port";
     const EXAMPLE: &'static str = "127.0.0.1:8080";
 
