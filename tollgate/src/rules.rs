@@ -6,7 +6,6 @@
 //! [`Gate`](crate::Gate).
 
 #[cfg(feature = "file")]
-#[cfg_attr(not(test), expect(dead_code, reason = "the rule file does not read expressions yet"))]
 mod cel;
 mod claims;
 mod client;
@@ -18,7 +17,6 @@ mod host;
 mod index;
 mod ip_group;
 #[cfg(feature = "file")]
-#[cfg_attr(not(test), expect(dead_code, reason = "the rule file, which asks for it, is still to come"))]
 mod jwt;
 mod key_map;
 mod key_part;

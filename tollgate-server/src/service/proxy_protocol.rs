@@ -35,7 +35,6 @@ const MAX_V2_REST_BYTES: usize = 4096;
 pub(crate) enum ProxyProtocol {
     #[default]
     Off,
-    #[cfg_attr(not(test), expect(dead_code, reason = "the rule file, which asks for it, is still to come"))]
     Required,
 }
 
