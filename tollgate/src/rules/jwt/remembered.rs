@@ -1,7 +1,7 @@
 //! Tokens that were verified a moment ago.
 //!
-//! A client sends the same token with every request, and a signature takes a hundred microseconds to check where the
-//! rest of a decision takes one. A token is recognised by all its bytes, so nothing that merely resembles a good one
+//! A client sends the same token with every request, and to check a signature takes far longer than all the rest of a
+//! decision. A token is recognised by all its bytes, so nothing that merely resembles a good one
 //! is taken for it; the hash, keyed with a secret of the process, only says where to look. Only tokens with a good
 //! signature are kept, so nobody can push them out without having as many. Whether a token is still in time is not
 //! decided here.
