@@ -4,6 +4,13 @@
 //! any moment: a request is decided wholly by the old ones or wholly by the new.
 
 mod explain;
+#[cfg(all(feature = "file", feature = "redis"))]
+mod open;
+#[cfg(all(feature = "file", not(feature = "redis")))]
+#[path = "gate/open_in_memory.rs"]
+mod open;
+#[cfg(feature = "file")]
+mod opening;
 mod posed;
 mod ruling;
 #[cfg(feature = "redis")]
@@ -19,6 +26,8 @@ use arc_swap::ArcSwap;
 use smallvec::{SmallVec, smallvec};
 
 pub use self::explain::{Explanation, RuleExplained, Standing};
+#[cfg(feature = "file")]
+pub use self::opening::OpenError;
 use self::posed::Posed;
 pub use self::ruling::Ruling;
 use self::store::Store;
@@ -50,6 +59,7 @@ struct State {
 }
 
 /// A ruling, or the way to one.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every request in memory")]
 pub enum Asking {
     /// The store is this process's memory, and has answered; or no store had to be asked.
     Done(Ruling),

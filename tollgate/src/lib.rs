@@ -61,6 +61,8 @@ pub use algorithm::{Algorithm, Ban, FixedWindow, LeakyBucket, SlidingWindowCount
 pub use clock::ManualClock;
 pub use decision::{Decision, Denied, Source};
 pub use error::InvalidLimit;
+#[cfg(feature = "file")]
+pub use gate::OpenError;
 #[cfg(feature = "rules")]
 pub use gate::{Asking, Explanation, Gate, RuleExplained, Ruling, Standing};
 pub use key::Key;

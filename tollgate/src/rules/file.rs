@@ -17,6 +17,7 @@
 //!
 //! Deliberately not here: opening files, watching them, and compiling rules for matching.
 
+mod compile;
 mod expressions;
 mod forms;
 mod meaning;
@@ -29,7 +30,10 @@ mod yaml;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::ops::Deref;
+use std::path::{Path, PathBuf};
 
 use self::node::Node;
 use self::problem::Findings;
@@ -49,6 +53,10 @@ pub use self::types::{
 /// A rule file that was read, and where each part of it stands.
 #[derive(Clone)]
 pub struct Parsed {
+    name: String,
+    source: String,
+    /// Where files that it names are looked for.
+    folder: PathBuf,
     rules: RuleFile,
     root: Node,
     warnings: Problems,
@@ -68,13 +76,68 @@ impl RuleFile {
         let refused = findings.refused();
         let problems = findings.told(file_name, &source);
         match parsed {
-            Some((rules, root)) if !refused => Ok(Parsed { rules, root, warnings: problems }),
+            Some((rules, root)) if !refused => {
+                let (name, source) = (file_name.to_owned(), source.into_owned());
+                let folder = PathBuf::new();
+                Ok(Parsed { name, source, folder, rules, root, warnings: problems })
+            }
             _ => Err(problems),
         }
     }
 }
 
+impl RuleFile {
+    /// Reads the rule file at that path. Files that it names are looked for beside it.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, or what [`parse`](Self::parse) says of it.
+    pub fn load(path: &Path) -> Result<Parsed, LoadError> {
+        let unreadable = |source| LoadError::Unreadable { path: path.to_owned(), source };
+        let mut text = Vec::new();
+        let bound = yaml::MAX_FILE as u64 + 1;
+        File::open(path).and_then(|file| file.take(bound).read_to_end(&mut text)).map_err(unreadable)?;
+        let mut parsed = Self::parse(&path.display().to_string(), text).map_err(LoadError::Refused)?;
+        parsed.folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        Ok(parsed)
+    }
+}
+
+/// Why a rule file was not loaded.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// It cannot be read.
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It says what cannot be.
+    Refused(Problems),
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreadable { path, source } => {
+                write!(out, "cannot read {}: {source}; name a file that is there and may be read", path.display())
+            }
+            Self::Refused(problems) => problems.fmt(out),
+        }
+    }
+}
+
+impl std::error::Error for LoadError {}
+
 impl Parsed {
+    /// What was read.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// What was taken although it is hardly what was meant.
     #[must_use]
     pub fn warnings(&self) -> &Problems {

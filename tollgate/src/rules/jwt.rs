@@ -32,7 +32,6 @@ pub(crate) use self::claims::Claims;
 use self::keys::Key;
 pub(crate) use self::keys::{Algorithm, InvalidKeys};
 use self::remembered::Remembered;
-#[expect(unused_imports, reason = "the rule file, which asks for it, is still to come")]
 pub(crate) use self::source::TokenSource;
 use crate::clock::wall;
 use crate::units::Timestamp;

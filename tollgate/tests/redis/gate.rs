@@ -9,7 +9,9 @@ use servers::RedisServer;
 use tollgate::http::Refusal;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet};
-use tollgate::{Ban, Consistency, FixedWindow, Gate, HOUR, Limit, OnStoreFailure, Ruling, Settlement, SlidingWindowLog};
+use tollgate::{
+    Ban, Consistency, FixedWindow, Gate, HOUR, Limit, OnStoreFailure, Ruling, Settlement, SlidingWindowLog,
+};
 
 fn user() -> KeyPart {
     KeyPart::header(HeaderName::from_static("x-user-id"))
@@ -29,7 +31,8 @@ async fn gate(server: &RedisServer, rules: impl IntoIterator<Item = Rule>) -> Ga
 }
 
 async fn ask(gate: &Gate, path: &str, user: &str) -> Ruling {
-    let headers: HeaderMap = [(HeaderName::from_static("x-user-id"), HeaderValue::from_str(user).unwrap())].into_iter().collect();
+    let headers: HeaderMap =
+        [(HeaderName::from_static("x-user-id"), HeaderValue::from_str(user).unwrap())].into_iter().collect();
     gate.decide(&Facts::new("GET", path).headers(&headers)).await
 }
 
@@ -161,7 +164,10 @@ async fn without_its_store_a_gate_answers_by_policy() {
     let mut server = RedisServer::start();
     let deny = Limit::new("deny", FixedWindow::new(5, HOUR)).unwrap().with_on_store_failure(OnStoreFailure::Deny);
     let settings = RedisLimiter::builder(server.url());
-    let rules = rule_set([Rule::new(deny).matching(Match::everything().path("/deny".parse().unwrap())), hourly("local", 2).key(user())]);
+    let rules = rule_set([
+        Rule::new(deny).matching(Match::everything().path("/deny".parse().unwrap())),
+        hourly("local", 2).key(user()),
+    ]);
     let gate = Gate::on_redis(rules, settings).await.unwrap();
     server.kill();
     let refused = ask(&gate, "/deny", "ann").await;
@@ -186,6 +192,8 @@ async fn what_is_explained_is_what_the_store_has_and_takes_nothing() {
         };
         // After this request there would be one left.
         assert_eq!((decision.is_allowed(), decision.remaining()), (true, 1));
-        assert!(matches!(&explained.rules[1].standing, tollgate::Standing::NotMatched(why) if why == "method is not POST"));
+        assert!(
+            matches!(&explained.rules[1].standing, tollgate::Standing::NotMatched(why) if why == "method is not POST")
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Expressions in CEL: the one place where the rule file asks whether they compile.
 
-use super::forms::Expression;
+use super::forms::Expression as Text;
+use crate::rules::cel::{Expression, ExpressionError};
 
 /// What an expression is for, which decides what it must give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,15 +20,24 @@ pub(super) struct Fault {
     pub(super) fix: String,
 }
 
-/// The longest expression: more than this is a program, and belongs in one.
-const MAX_EXPRESSION: usize = 4096;
-
 /// Whether an expression compiles and gives what it is for.
-pub(super) fn check(_purpose: Purpose, expression: &Expression) -> Result<(), Fault> {
-    let bytes = expression.as_str().len();
-    if bytes > MAX_EXPRESSION {
-        let problem = format!("the expression has {bytes} bytes");
-        return Err(Fault { offset: 0, problem, fix: format!("use {MAX_EXPRESSION} bytes or less") });
+pub(super) fn check(purpose: Purpose, text: &Text) -> Result<(), Fault> {
+    let text = text.as_str();
+    let read = match purpose {
+        Purpose::Condition => Expression::condition(text),
+        Purpose::Cost => Expression::cost(text),
+    };
+    read.map(drop).map_err(|error| Fault::of(&error, text))
+}
+
+impl Fault {
+    fn of(error: &ExpressionError, text: &str) -> Self {
+        let offset = error.place().map_or(0, |place| {
+            let before: usize = text.split_inclusive('\n').take(place.line - 1).map(|line| line.chars().count()).sum();
+            before + place.column - 1
+        });
+        let message = error.to_string();
+        let (problem, fix) = message.split_once("; ").unwrap_or((&message, "write it another way"));
+        Self { offset, problem: problem.to_owned(), fix: fix.to_owned() }
     }
-    Ok(())
 }

@@ -27,6 +27,13 @@ impl Misfit {
     fn new(problem: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { problem: problem.into(), fix: fix.into() }
     }
+
+    /// What an error says in the form `problem; fix`.
+    fn told(error: &impl std::fmt::Display) -> Self {
+        let text = error.to_string();
+        let (problem, fix) = text.split_once("; ").unwrap_or((&text, "write it another way"));
+        Self::new(problem, fix)
+    }
 }
 
 /// A type that is written as a text of a certain form.

@@ -1,12 +1,10 @@
 //! What a verified token says. Only [`super::Verifier`] makes these.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::rules::claims;
 use crate::units::Timestamp;
 
 /// The claims of a token whose signature is good. Cheap to clone.
@@ -44,11 +42,6 @@ impl Claims {
             Some(value) => is_wanted(value),
             None => false,
         }
-    }
-
-    /// A claim as text; see [`claims::text`].
-    pub(crate) fn text(&self, claim: &str) -> Option<Cow<'_, str>> {
-        claims::text(&self.0.claims, claim)
     }
 
     /// All claims.

@@ -61,6 +61,7 @@ impl Form for PathGlob {
                 return Err(misfit("matches no request: `.` and `..` are resolved before", fix));
             }
         }
+        text.parse::<crate::rules::PathGlob>().map_err(|error| Misfit::told(&error))?;
         Ok(Self(text.to_owned()))
     }
 }

@@ -1,0 +1,30 @@
+//! A gate as a rule file describes it, in memory or on Redis.
+
+use super::Gate;
+use super::opening::{OpenError, limiter};
+use crate::redis::RedisLimiter;
+use crate::rules::file::{Parsed, StoreUrl};
+
+impl Gate {
+    /// A gate with the rules and the store of a rule file. A Redis that it names need not be there yet.
+    ///
+    /// # Errors
+    ///
+    /// When files that it names cannot be read, or the store can never work.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, if the store is Redis.
+    pub async fn open(file: &Parsed) -> Result<Self, OpenError> {
+        let rules = file.compile()?;
+        match &file.store {
+            StoreUrl::Redis(url) => {
+                let settings = RedisLimiter::builder(url.as_str())
+                    .store_timeout(file.store_timeout.duration())
+                    .on_store_failure(file.on_store_failure.into());
+                Self::on_redis(rules, settings).await.map_err(OpenError::store)
+            }
+            StoreUrl::Memory => Ok(Self::with_limiter(rules, limiter(file))?),
+        }
+    }
+}

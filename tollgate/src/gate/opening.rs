@@ -1,0 +1,57 @@
+//! What opening a gate from a rule file needs, whatever its store is.
+
+use std::fmt;
+
+use crate::error::InvalidLimit;
+use crate::limiter::{Limiter, LimiterBuilder};
+use crate::rules::file::{Parsed, Problems};
+
+/// Why a gate cannot be opened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The rule file names what is not there.
+    Rules(Problems),
+    /// The limits do not fit the memory.
+    Limits(InvalidLimit),
+    /// The store can never work.
+    Store(String),
+}
+
+impl OpenError {
+    pub(super) fn store(error: impl fmt::Display) -> Self {
+        Self::Store(error.to_string())
+    }
+}
+
+impl From<Problems> for OpenError {
+    fn from(problems: Problems) -> Self {
+        Self::Rules(problems)
+    }
+}
+
+impl From<InvalidLimit> for OpenError {
+    fn from(error: InvalidLimit) -> Self {
+        Self::Limits(error)
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rules(problems) => problems.fmt(out),
+            Self::Limits(error) => error.fmt(out),
+            Self::Store(error) => write!(out, "store: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// The memory that a rule file allows.
+pub(super) fn limiter(file: &Parsed) -> LimiterBuilder {
+    match file.max_memory {
+        Some(size) => Limiter::builder().max_memory(usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
+        None => Limiter::builder(),
+    }
+}

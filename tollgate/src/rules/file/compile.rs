@@ -1,0 +1,262 @@
+//! From a file that was read to rules that decide.
+//!
+//! What is refused here could not be seen in the text alone: files that it names, and whether the keys in them fit.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ::http::HeaderName as Name;
+
+use super::forms::{Cidr, CostText, KeyPart as PartText, PlanSource};
+use super::node::Node;
+use super::problem::Findings;
+use super::types::{
+    BodyName, BodyRule, CostRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule, LimitRule, ListRule, MatchRule,
+    Missing as MissingName,
+};
+use super::{HeaderName, Parsed, Problems, RuleFile, TokenSource};
+use crate::Ban;
+use crate::error::InvalidLimit;
+use crate::http::{Body, HeaderFamily};
+use crate::rules::cel::{Expression, Seen};
+use crate::rules::request::Tokens;
+use crate::rules::{
+    Cost, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Rule, RuleSet, TrustedProxies, jwt,
+};
+
+impl Parsed {
+    /// The rules, ready to decide. Files that they name are looked for beside the rule file if it was loaded, else in
+    /// the current folder.
+    ///
+    /// # Errors
+    ///
+    /// When such a file cannot be read, or has no keys in it that fit.
+    pub fn compile(&self) -> Result<RuleSet, Problems> {
+        let mut findings = Findings::default();
+        let rules = rule_set(&self.rules, &self.root, &self.folder, &mut findings);
+        match rules {
+            Some(rules) if !findings.refused() => Ok(rules),
+            _ => Err(findings.told(&self.name, &self.source)),
+        }
+    }
+}
+
+fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings) -> Option<RuleSet> {
+    let families = file.headers.iter().map(|name| family(*name)).collect();
+    let mut builder = RuleSet::builder().headers(families).body(body(&file.body, root, findings)?);
+    if let Some(gateway) = &file.gateway {
+        let networks = gateway.trusted_proxies.iter().map(Cidr::to_string);
+        match TrustedProxies::parse(networks) {
+            Ok(proxies) => builder = builder.trusted_proxies(proxies),
+            Err(error) => findings.error(root.value_at("gateway"), error.to_string(), "name fewer networks"),
+        }
+    }
+    if let Some(rule) = &file.jwt {
+        builder = builder.tokens(tokens(rule, root.get("jwt").unwrap_or(root), folder, findings)?);
+    }
+    for (index, limit) in file.limits.iter().enumerate() {
+        match rule(limit) {
+            Ok(rule) => builder = builder.rule(rule),
+            Err(refused) => {
+                let at = root.get("limits").map_or(root.at, |limits| limits.item(index).at);
+                findings.error(at, refused.problem, refused.fix);
+            }
+        }
+    }
+    builder.build().map_err(|error| findings.error(root.value_at("limits"), error.problem(), error.fix())).ok()
+}
+
+/// What the text could not tell.
+struct RefusedRule {
+    problem: String,
+    fix: String,
+}
+
+impl From<InvalidLimit> for RefusedRule {
+    fn from(error: InvalidLimit) -> Self {
+        Self { problem: error.problem().to_owned(), fix: error.fix().to_owned() }
+    }
+}
+
+/// The parsers of rules agree with the forms of the file; should they ever not, the file is refused all the same.
+fn disagreed(error: impl std::fmt::Display) -> RefusedRule {
+    let text = error.to_string();
+    let (problem, fix) = text.split_once("; ").unwrap_or((&text, "write it another way"));
+    RefusedRule { problem: problem.to_owned(), fix: fix.to_owned() }
+}
+
+fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
+    let mut rule = Rule::new(limit.limit()?).matching(matching(&limit.matches)?).cost(cost(limit.cost.as_ref())?);
+    for part in limit.key.iter().flatten() {
+        rule = rule.key(key_part(part)?);
+    }
+    rule = rule.missing(match limit.missing {
+        MissingName::Anonymous => Missing::Anonymous,
+        MissingName::Skip => Missing::Skip,
+        MissingName::Deny => Missing::Deny,
+    });
+    if let Some(source) = &limit.plan {
+        rule = rule.plan(plan(source)?);
+    }
+    for one in &limit.overrides {
+        let algorithm = *limit.overridden(one)?.algorithm();
+        if let Some(plan) = &one.plan {
+            rule = rule.plan_limit(plan, algorithm);
+        }
+        if let Some(key) = &one.key {
+            let parts: Vec<&str> = key.iter().map(String::as_str).collect();
+            rule = rule.key_limit(&parts, algorithm);
+        }
+    }
+    rule = rule.exempt(listing(&limit.exempt)?).blocked(listing(&limit.blocked)?);
+    if limit.shadow {
+        rule = rule.mode(Mode::Shadow);
+    }
+    if let Some(ban) = limit.ban {
+        let (within, for_) = (ban.within.duration(), ban.lasts.duration());
+        rule = rule.ban(Ban { after: ban.after, within, for_ });
+    }
+    Ok(rule)
+}
+
+fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
+    let mut matching = Match::everything();
+    for glob in rule.path.iter().flatten() {
+        matching = matching.path(glob.as_str().parse().map_err(disagreed)?);
+    }
+    for method in rule.methods.iter().flatten() {
+        matching = matching.method(method.as_str());
+    }
+    for glob in rule.hosts.iter().flatten() {
+        matching = matching.host(glob.as_str().parse().map_err(disagreed)?);
+    }
+    for (name, value) in rule.headers() {
+        matching = matching.header(header(&name)?, value);
+    }
+    if let Some(domain) = &rule.domain {
+        matching = matching.domain(domain);
+    }
+    if let Some(text) = &rule.when {
+        let expression = condition(text.as_str())?;
+        matching = matching.when_described(text.as_str(), move |request| expression.is_true(&seen(request)));
+    }
+    Ok(matching)
+}
+
+fn listing(rule: &ListRule) -> Result<Listing, RefusedRule> {
+    let networks = Networks::parse(rule.ips.iter().map(Cidr::to_string)).map_err(disagreed)?;
+    let mut listing = Listing::nobody().networks(networks);
+    for key in &rule.keys {
+        let parts: Vec<&str> = key.iter().map(String::as_str).collect();
+        listing = listing.key(&parts);
+    }
+    if let Some(text) = &rule.when {
+        let expression = condition(text.as_str())?;
+        listing = listing.when(move |request| expression.is_true(&seen(request)));
+    }
+    Ok(listing)
+}
+
+fn cost(rule: Option<&CostRule>) -> Result<Cost, RefusedRule> {
+    Ok(match rule {
+        None => Cost::constant(1),
+        Some(CostRule::Units(units)) => Cost::constant(*units),
+        Some(CostRule::Found(CostText::Header(name))) => Cost::header(header(name)?),
+        Some(CostRule::Found(CostText::Expression(text))) => {
+            let expression = Expression::cost(text.as_str()).map_err(disagreed)?;
+            Cost::custom(move |request| expression.units(&seen(request)))
+        }
+    })
+}
+
+fn key_part(part: &PartText) -> Result<KeyPart, RefusedRule> {
+    Ok(match part {
+        PartText::Ip { v6_prefix } => KeyPart::ip_network(*v6_prefix).unwrap_or_else(KeyPart::ip),
+        PartText::Header(name) => KeyPart::header(header(name)?),
+        PartText::Cookie(name) => KeyPart::cookie(name),
+        PartText::Query(name) => KeyPart::query(name),
+        PartText::Path => KeyPart::path(),
+        PartText::Method => KeyPart::method(),
+        PartText::Host => KeyPart::host(),
+        PartText::Route => KeyPart::route(),
+        PartText::Jwt(claim) => KeyPart::jwt(claim),
+        PartText::Descriptor(name) => KeyPart::descriptor(name),
+        PartText::Const(text) => KeyPart::constant(text),
+    })
+}
+
+fn plan(source: &PlanSource) -> Result<KeyPart, RefusedRule> {
+    Ok(match source {
+        PlanSource::Header(name) => KeyPart::header(header(name)?),
+        PlanSource::Jwt(claim) => KeyPart::jwt(claim),
+        PlanSource::Descriptor(name) => KeyPart::descriptor(name),
+    })
+}
+
+fn header(name: &HeaderName) -> Result<Name, RefusedRule> {
+    name.as_str().parse().map_err(disagreed)
+}
+
+fn condition(text: &str) -> Result<Expression, RefusedRule> {
+    Expression::condition(text).map_err(disagreed)
+}
+
+/// A request as expressions see it.
+fn seen<'r>(request: &'r Request<'_>) -> Seen<'r> {
+    Seen { facts: *request.facts(), path: request.path(), client: request.client(), claims: request.claims() }
+}
+
+fn family(name: FamilyName) -> HeaderFamily {
+    match name {
+        FamilyName::Legacy => HeaderFamily::Legacy,
+        FamilyName::Draft6 => HeaderFamily::Draft6,
+        FamilyName::Draft7 => HeaderFamily::Draft7,
+        FamilyName::Ietf => HeaderFamily::Ietf,
+    }
+}
+
+fn body(rule: &BodyRule, root: &Node, findings: &mut Findings) -> Option<Body> {
+    match rule {
+        BodyRule::Named(BodyName::Json) => Some(Body::Json),
+        BodyRule::Named(BodyName::Problem) => Some(Body::Problem),
+        BodyRule::Template(rule) => {
+            let made = Body::template(&rule.template, rule.content_type.as_str());
+            let at = root.value_at("body");
+            made.map_err(|error| findings.error(at, error.problem(), error.fix())).ok()
+        }
+    }
+}
+
+fn tokens(rule: &JwtRule, node: &Node, folder: &Path, findings: &mut Findings) -> Option<Tokens> {
+    let algorithms: Vec<jwt::Algorithm> = rule.algorithms.iter().map(|name| algorithm(*name)).collect();
+    let (key, made) = match (&rule.key_file, &rule.jwks_file) {
+        (Some(path), _) => ("key_file", jwt::Verifier::from_key_file(&folder.join(path), &algorithms)),
+        (None, Some(path)) => ("jwks_file", jwt::Verifier::from_jwks_file(&folder.join(path), &algorithms)),
+        (None, None) => return None,
+    };
+    let verifier = made.map_err(|error| {
+        let refused = disagreed(error);
+        findings.error(node.value_at(key), refused.problem, refused.fix);
+    });
+    let verifier = verifier.ok()?.leeway(rule.leeway.duration()).issuers(rule.issuer.clone());
+    let verifier = verifier.audiences(rule.audience.iter().flatten().cloned());
+    let source = token_source(&rule.from)?;
+    Some(Arc::new(move |facts| Some(verifier.verify(&source.token(facts)?)?.map())))
+}
+
+fn token_source(from: &TokenSource) -> Option<jwt::TokenSource> {
+    Some(match from {
+        TokenSource::Header(name) => jwt::TokenSource::Header(name.as_str().parse().ok()?),
+        TokenSource::Cookie(name) => jwt::TokenSource::Cookie(name.clone()),
+        TokenSource::Query(name) => jwt::TokenSource::Query(name.clone()),
+    })
+}
+
+fn algorithm(name: JwtAlgorithm) -> jwt::Algorithm {
+    match name {
+        JwtAlgorithm::HS256 => jwt::Algorithm::Hs256,
+        JwtAlgorithm::RS256 => jwt::Algorithm::Rs256,
+        JwtAlgorithm::ES256 => jwt::Algorithm::Es256,
+        JwtAlgorithm::EdDSA => jwt::Algorithm::EdDsa,
+    }
+}
