@@ -336,8 +336,8 @@ mod tests {
         };
         let _ = key.ask(START, 2);
         give_back(START + 1, START, 1);
-        assert_eq!(key.ask(START + 1, 0).remaining, 2);
-        let _ = key.ask(START + 1, 2);
+        assert_eq!(key.ask(START + 1, 1).remaining, 1);
+        let _ = key.ask(START + 1, 1);
         give_back(START + 2, START + 1, 2);
         assert_eq!(key.waits(START + 2), Some(4_999));
     }

@@ -45,10 +45,10 @@ impl Posed {
 
     /// Asks a store that answers at once.
     pub(super) fn ask_now(self, state: Arc<State>, decide: impl Fn(&Wanted) -> Decision) -> Ruling {
-        let decision = decide(&self.enforced);
+        let mut decision = decide(&self.enforced);
         let watched = self.watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect();
         if let Some(strike) = self.strike(&state, &decision) {
-            _ = decide(&strike);
+            decision = struck(decision, decide(&strike));
         }
         self.ruling(state, decision, watched)
     }
@@ -65,4 +65,11 @@ impl Posed {
         let ban = self.findings.iter().find(|finding| finding.rule == rule)?.ban?;
         (ban != denied_by).then(|| self.enforced.only(ban, 1))
     }
+}
+
+/// What is told to who was denied and struck for it. A strike is denied to who is banned already, which the denial may
+/// not have known: a node remembers denials, and asks nobody then.
+pub(super) fn struck(denied: Decision, strike: Decision) -> Decision {
+    let is_banned = !strike.is_allowed() && strike.source() != Source::Policy;
+    if is_banned { strike } else { denied }
 }

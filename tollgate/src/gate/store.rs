@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::{join, join_all};
 
-use super::posed::Posed;
+use super::posed::{Posed, struck};
 use super::{Asking, Gate, State};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
@@ -133,9 +133,9 @@ async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> su
         let decision = decide(wanted);
         async move { (*rule, decision.await) }
     });
-    let (decision, watched) = join(decide(&posed.enforced), join_all(watching)).await;
+    let (mut decision, watched) = join(decide(&posed.enforced), join_all(watching)).await;
     if let Some(strike) = posed.strike(&state, &decision) {
-        _ = decide(&strike).await;
+        decision = struck(decision, decide(&strike).await);
     }
     posed.ruling(state, decision, watched.into_iter().collect())
 }

@@ -7,7 +7,7 @@
 //! The suite's own errands (readiness, `INFO`, `CLUSTER`, `SENTINEL`) go over a Unix socket in the server's directory:
 //! what answers there can only be the process that was started, and TLS is left to the code under test.
 
-#![allow(dead_code, reason = "a kit: which of its failures the tests stage changes with the tests")]
+#![allow(dead_code, unused_imports, reason = "a kit: which of its failures the tests stage changes with the tests")]
 
 mod cluster;
 mod port;

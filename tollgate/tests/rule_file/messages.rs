@@ -189,7 +189,7 @@ const NUMBERS: [&str; 34] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that do not go together.
-const TOGETHER: [&str; 17] = [
+const TOGETHER: [&str; 25] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -197,6 +197,14 @@ const TOGETHER: [&str; 17] = [
     "limits: [{ name: a, key: [a, b, c, d, e, f, g, h, i] }]\n",
     "limits: [{ name: a, key: jwt:sub }]\n",
     "limits: [{ name: a, plan: jwt:p, overrides: [{ plan: x, limit: 5 }] }]\n",
+    "limits: [{ name: a, match: { when: \"request.paht == '/'\" } }]\n",
+    "limits: [{ name: a, match: { when: \"request.path + 1\" } }]\n",
+    "limits: [{ name: a, match: { when: \"request.path\" } }]\n",
+    "limits: [{ name: a, match: { when: 'request.ip.inCidr(\"10.0.0.1/8\")' } }]\n",
+    "limits: [{ name: a, match: { when: 'request.path.matches(\"(\")' } }]\n",
+    "limits:\n  - name: a\n    exempt:\n      when: >-\n        request.method ==\n    cost: \"request.path\"\n",
+    "limits: [{ name: a, cost: \"size(request.path, 2)\" }]\n",
+    "limits: [{ name: a, match: { path: /a/**/b/**/c } }]\n",
     "limits: [{ name: a, match: { when: LONG } }]\n",
     "gateway: { routes: [{ path: /a/**, upstream: http://h }, { path: /a/**/**, upstream: http://i }] }\n",
     "gateway: { listen: 127.0.0.1:80 }\nservice: { http: 127.0.0.1:80 }\n",
