@@ -46,8 +46,9 @@ pub use self::problem::{Position, Problem, Problems, Severity};
 pub use self::schema::schema;
 pub use self::types::{
     AdminRule, AlgorithmName, Align, BanRule, BodyName, BodyRule, ConsistencyName, CostRule, FailurePolicy,
-    GatewayRule, HeaderFamily, JwtAlgorithm, JwtRule, LimitRule, ListRule, Listener, MatchRule, Missing, Modes,
-    Numbers, Overflow, OverrideRule, RefillMode, RouteRule, RuleFile, ServiceRule, Several, TemplateRule,
+    ForwardingName, GatewayRule, HeaderFamily, JwtAlgorithm, JwtRule, LimitRule, ListRule, Listener, MatchRule,
+    Missing, Modes, Numbers, Overflow, OverrideRule, RefillMode, RouteRule, RuleFile, ServiceRule, Several,
+    TemplateRule,
 };
 
 /// A rule file that was read, and where each part of it stands.

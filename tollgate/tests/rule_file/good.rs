@@ -10,7 +10,7 @@ use tollgate::{Consistency, OnStoreFailure, Rate, TokenBucket};
 pub(crate) const FILES: [&str; 4] = [DOCUMENTED, EVERYTHING, UNUSUAL, "limits:\n  - name: all\n"];
 
 /// The example of the documents.
-const DOCUMENTED: &str = "
+pub(crate) const DOCUMENTED: &str = "
 store: memory
 store_timeout: 50ms
 on_store_failure: local

@@ -47,7 +47,9 @@ fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings
     if let Some(gateway) = &file.gateway {
         let networks = gateway.trusted_proxies.iter().map(Cidr::to_string);
         match TrustedProxies::parse(networks) {
-            Ok(proxies) => builder = builder.trusted_proxies(proxies),
+            Ok(proxies) => {
+                builder = builder.trusted_proxies(proxies.believing(gateway.forwarding_header.into()));
+            }
             Err(error) => findings.error(root.value_at("gateway"), error.to_string(), "name fewer networks"),
         }
     }
@@ -221,8 +223,8 @@ fn body(rule: &BodyRule, root: &Node, findings: &mut Findings) -> Option<Body> {
         BodyRule::Named(BodyName::Problem) => Some(Body::Problem),
         BodyRule::Template(rule) => {
             let made = Body::template(&rule.template, rule.content_type.as_str());
-            let at = root.value_at("body");
-            made.map_err(|error| findings.error(at, error.problem(), error.fix())).ok()
+            let node = root.get("body").unwrap_or(root);
+            made.map_err(|error| findings.error(node.value_at(error.field()), error.problem(), error.fix())).ok()
         }
     }
 }

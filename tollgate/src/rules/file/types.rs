@@ -19,7 +19,9 @@ use super::forms::{ByteSize, ContentType, Span, StoreUrl};
 pub use self::limit::{BanRule, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
 pub use self::numbers::{AlgorithmName, Align, Modes, Numbers, Overflow, RefillMode};
 pub use self::several::Several;
-pub use self::surfaces::{AdminRule, GatewayRule, JwtAlgorithm, JwtRule, Listener, RouteRule, ServiceRule};
+pub use self::surfaces::{
+    AdminRule, ForwardingName, GatewayRule, JwtAlgorithm, JwtRule, Listener, RouteRule, ServiceRule,
+};
 
 /// The rules of a rate limiter: limits, and where they are kept and applied.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

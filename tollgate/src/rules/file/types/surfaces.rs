@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Several;
+use crate::rules::ForwardingHeader;
 use crate::rules::file::forms::{Address, Cidr, PathGlob, Span, TokenSource, Upstream};
 
 /// The gateway.
@@ -15,6 +16,9 @@ pub struct GatewayRule {
     pub listen: Address,
     /// Networks whose `X-Forwarded-For` and `Forwarded` are believed; nobody's by default.
     pub trusted_proxies: Vec<Cidr>,
+    /// In which header those proxies name their clients. A proxy that maintains one of them may pass the other on as
+    /// the client sent it.
+    pub forwarding_header: ForwardingName,
     /// Whether connections begin with the header of the PROXY protocol.
     pub proxy_protocol: bool,
     /// Which requests go where.
@@ -24,7 +28,34 @@ pub struct GatewayRule {
 impl Default for GatewayRule {
     fn default() -> Self {
         let listen = Address::new("127.0.0.1:8080");
-        Self { listen, trusted_proxies: Vec::new(), proxy_protocol: false, routes: Vec::new() }
+        let forwarding_header = ForwardingName::default();
+        Self { listen, trusted_proxies: Vec::new(), forwarding_header, proxy_protocol: false, routes: Vec::new() }
+    }
+}
+
+/// The header in which proxies name their clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[non_exhaustive]
+pub enum ForwardingName {
+    /// `X-Forwarded-For` if it is there, or else `Forwarded`.
+    #[default]
+    #[serde(rename = "either")]
+    Either,
+    /// `X-Forwarded-For` alone.
+    #[serde(rename = "x-forwarded-for")]
+    XForwardedFor,
+    /// `Forwarded` alone (RFC 7239).
+    #[serde(rename = "forwarded")]
+    Forwarded,
+}
+
+impl From<ForwardingName> for ForwardingHeader {
+    fn from(name: ForwardingName) -> Self {
+        match name {
+            ForwardingName::Either => Self::Either,
+            ForwardingName::XForwardedFor => Self::XForwardedFor,
+            ForwardingName::Forwarded => Self::Forwarded,
+        }
     }
 }
 

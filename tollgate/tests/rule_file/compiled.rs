@@ -1,0 +1,195 @@
+//! What is written in the file is what is done.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use jsonwebtoken::{EncodingKey, Header};
+use tollgate::http::Refusal;
+use tollgate::rules::Facts;
+use tollgate::rules::file::RuleFile;
+use tollgate::{Gate, Ruling};
+
+/// A gate on a rule file in memory.
+fn gate(text: &str) -> Gate {
+    let parsed = RuleFile::parse("tollgate.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
+    open(&parsed)
+}
+
+fn open(parsed: &tollgate::rules::file::Parsed) -> Gate {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(Gate::open(parsed)).unwrap()
+}
+
+/// A request as a test writes it: `GET /a?b=c`, headers, and an address.
+fn ask(gate: &Gate, line: &str, headers: &[(&str, &str)], peer: &str) -> Ruling {
+    let (method, target) = line.split_once(' ').unwrap();
+    let headers: HeaderMap = headers
+        .iter()
+        .map(|(name, value)| (name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap()))
+        .collect();
+    let facts = Facts::new(method, target).headers(&headers).peer(peer.parse::<IpAddr>().unwrap());
+    gate.decide_now(&facts).unwrap()
+}
+
+fn left(ruling: &Ruling) -> (Option<&str>, Option<u64>) {
+    (ruling.limit(), ruling.decision().map(tollgate::Decision::remaining))
+}
+
+#[test]
+fn the_documented_example_counts_as_it_reads() {
+    let gate = gate(super::good::DOCUMENTED);
+    let ann = [("x-user-id", "ann")];
+    assert_eq!(left(&ask(&gate, "GET /", &ann, "192.0.2.1")), (Some("per-user"), Some(99)));
+    for _ in 0..10 {
+        assert!(ask(&gate, "POST /api/expensive/x", &ann, "192.0.2.1").is_allowed());
+    }
+    let denied = ask(&gate, "POST /api/expensive/x", &ann, "192.0.2.1");
+    assert_eq!((denied.refusal(), denied.limit()), (Some(&Refusal::Limited), Some("expensive")));
+    assert_eq!(left(&ask(&gate, "POST /api/expensive/y", &ann, "192.0.2.1")), (Some("per-user"), Some(88)));
+}
+
+#[test]
+fn matches_narrow_a_limit() {
+    let gate = gate(
+        r#"
+limits:
+  - name: narrow
+    match:
+      path: [/a/**, /b]
+      methods: [POST]
+      hosts: ["*.example.com"]
+      headers: { user-agent: "*bot*" }
+      when: request.query["n"] == "1" && !request.ip.inCidr("10.0.0.0/8")
+"#,
+    );
+    let bot = ("user-agent", "a bot of ours");
+    let host = ("host", "API.example.com:80");
+    assert_eq!(ask(&gate, "POST /a/x?n=1", &[bot, host], "192.0.2.1").limit(), Some("narrow"));
+    assert_eq!(ask(&gate, "POST /b?n=1", &[bot, host], "192.0.2.1").limit(), Some("narrow"));
+    for (line, headers, peer) in [
+        ("GET /a/x?n=1", [bot, host], "192.0.2.1"),
+        ("POST /c?n=1", [bot, host], "192.0.2.1"),
+        ("POST /a?n=2", [bot, host], "192.0.2.1"),
+        ("POST /a", [bot, host], "192.0.2.1"),
+        ("POST /a?n=1", [("user-agent", "a person"), host], "192.0.2.1"),
+        ("POST /a?n=1", [bot, ("host", "example.com")], "192.0.2.1"),
+        ("POST /a?n=1", [bot, host], "10.1.2.3"),
+    ] {
+        assert_eq!(ask(&gate, line, &headers, peer).limit(), None, "{line} {headers:?} {peer}");
+    }
+}
+
+#[test]
+fn costs_plans_lists_and_bans_are_taken_from_the_file() {
+    let gate = gate(
+        r#"
+limits:
+  - name: user
+    key: header:x-user-id
+    limit: 10
+    algorithm: fixed_window
+    window: 1h
+    cost: "request.path.startsWith('/export') ? 5 : 1"
+    plan: header:x-plan
+    overrides:
+      - { plan: gold, limit: 1000 }
+      - { key: vip, limit: 5000 }
+    exempt: { ips: [10.0.0.0/8], keys: [bot], when: 'request.path == "/health"' }
+    blocked: { keys: [eve], ips: [203.0.113.0/24] }
+    ban: { after: 2, within: 1h, for: 2h }
+  - name: watched
+    shadow: true
+    limit: 1
+"#,
+    );
+    let one = |line: &str, user: &str, plan: &str| {
+        let ruling = ask(&gate, line, &[("x-user-id", user), ("x-plan", plan)], "192.0.2.1");
+        (ruling.is_allowed(), ruling.decision().map(tollgate::Decision::remaining))
+    };
+    assert_eq!(one("GET /export/a", "ann", "none"), (true, Some(5)));
+    assert_eq!(one("GET /", "ann", "gold"), (true, Some(994)));
+    assert_eq!(one("GET /", "vip", "gold"), (true, Some(4999)));
+    assert_eq!(one("GET /", "bot", "none"), (true, None));
+    assert_eq!(one("GET /health", "ann", "none"), (true, None));
+    assert_eq!(ask(&gate, "GET /", &[], "10.0.0.9").limit(), None);
+    for (user, peer) in [("eve", "192.0.2.1"), ("ann", "203.0.113.7")] {
+        assert_eq!(ask(&gate, "GET /", &[("x-user-id", user)], peer).refusal(), Some(&Refusal::Blocked));
+    }
+    assert_eq!(one("GET /export", "bob", "none"), (true, Some(5)));
+    assert_eq!(one("GET /export", "bob", "none"), (true, Some(0)));
+    let refusals: Vec<_> = (0..3)
+        .map(|_| ask(&gate, "GET /", &[("x-user-id", "bob")], "192.0.2.1").refusal().map(Refusal::code))
+        .collect();
+    assert_eq!(refusals, [Some("rate_limit_exceeded"), Some("rate_limit_exceeded"), Some("banned")]);
+    let watched = ask(&gate, "GET /", &[("x-user-id", "cid")], "192.0.2.1");
+    assert_eq!(
+        watched.watched().map(|(name, decision)| (name, decision.is_allowed())).collect::<Vec<_>>(),
+        [("watched", false)]
+    );
+}
+
+#[test]
+fn proxies_are_believed_as_the_file_says() {
+    let file = |header: &str| {
+        format!(
+            "gateway: {{ trusted_proxies: [10.0.0.0/8], forwarding_header: {header} }}\n\
+             limits: [{{ name: ip, key: ip, limit: 1, algorithm: fixed_window, window: 1h }}]\n"
+        )
+    };
+    let forged = [("x-forwarded-for", "198.51.100.1"), ("forwarded", "for=198.51.100.2")];
+    for (header, believed) in
+        [("either", "198.51.100.1"), ("x-forwarded-for", "198.51.100.1"), ("forwarded", "198.51.100.2")]
+    {
+        let gate = gate(&file(header));
+        assert!(ask(&gate, "GET /", &forged, "10.0.0.1").is_allowed());
+        assert!(!ask(&gate, "GET /", &[], believed).is_allowed(), "{header}");
+        // From anyone else, they are nothing but text.
+        assert!(ask(&gate, "GET /", &forged, "192.0.2.1").is_allowed());
+    }
+}
+
+fn token(secret: &[u8], claims: &serde_json::Value) -> String {
+    jsonwebtoken::encode(&Header::default(), claims, &EncodingKey::from_secret(secret)).unwrap()
+}
+
+#[test]
+fn a_token_counts_by_its_claims_only_if_it_verifies() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = b"a secret of at least thirty-two bytes";
+    std::fs::write(folder.path().join("secret"), secret).unwrap();
+    let file = folder.path().join("tollgate.yaml");
+    let text = r"
+jwt: { key_file: secret, algorithms: [HS256] }
+limits:
+  - { name: sub, key: 'jwt:sub', plan: 'jwt:org.plan', limit: 1, window: 1h, algorithm: fixed_window, overrides: [{ plan: gold, limit: 7 }] }
+";
+    std::fs::write(&file, text).unwrap();
+    let gate = open(&RuleFile::load(&file).unwrap());
+    let asked = |token: &str| {
+        let ruling = ask(&gate, "GET /", &[("authorization", &format!("Bearer {token}"))], "192.0.2.1");
+        (ruling.is_allowed(), ruling.decision().unwrap().quota())
+    };
+    let good = token(secret, &serde_json::json!({ "sub": "ann", "org": { "plan": "gold" } }));
+    assert_eq!(asked(&good), (true, 7));
+    let forged = token(b"another secret of at least thirty-two bytes", &serde_json::json!({ "sub": "ann" }));
+    assert_eq!(asked(&forged), (true, 1), "anonymous");
+    let unsigned = format!("{}.", good.rsplit_once('.').unwrap().0);
+    assert_eq!(asked(&unsigned), (false, 1), "anonymous too, and that is spent");
+    assert_eq!(asked(&good), (true, 7));
+}
+
+#[test]
+fn what_the_text_alone_cannot_tell_is_refused_with_its_place() {
+    let told = |text: &str| {
+        let parsed = RuleFile::parse("tollgate.yaml", text).unwrap();
+        parsed.compile().unwrap_err().to_string()
+    };
+    let missing = "jwt: { key_file: nowhere.pem, algorithms: [RS256] }\nlimits: [{ name: a, key: 'jwt:sub' }]\n";
+    let error = told(missing);
+    assert!(error.starts_with("tollgate.yaml:1:18: ") && error.contains("nowhere.pem"), "{error}");
+    let error = told("body: { template: 'wait {{forever}}', content_type: text/plain }\n");
+    assert!(error.starts_with("tollgate.yaml:1:19: ") && error.contains("`forever`"), "{error}");
+    let nowhere = RuleFile::load(Path::new("/nowhere/tollgate.yaml")).unwrap_err().to_string();
+    assert!(nowhere.starts_with("cannot read /nowhere/tollgate.yaml: "), "{nowhere}");
+}
