@@ -200,3 +200,18 @@ fn line_ends_and_marks_of_other_systems_change_nothing() {
     let windows = format!("\u{feff}{}", DOCUMENTED.replace('\n', "\r\n"));
     assert_eq!(parsed(&windows).limits.len(), 3);
 }
+
+#[test]
+fn every_file_in_the_documents_is_good() {
+    let documents = [include_str!("../../../docs/rules.md"), include_str!("../../../README.md")];
+    let blocks: Vec<&str> = documents
+        .iter()
+        .flat_map(|text| text.split("```yaml\n").skip(1))
+        .map(|rest| rest.split("```").next().unwrap_or_default())
+        .collect();
+    assert!(blocks.len() > 8, "the documents show files");
+    for block in blocks {
+        let read = RuleFile::parse("tollgate.yaml", block);
+        assert!(read.is_ok(), "{block}\n{}", read.unwrap_err());
+    }
+}
