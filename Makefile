@@ -1,9 +1,6 @@
 # The four things one does with this repository. `make test` needs a Rust toolchain and a C compiler, and installs
 # what else it needs: Redis.
 
-# Every set of the library's features that a user can choose is built and tested by itself.
-LIBRARY_FEATURE_SETS := --no-default-features --features=tokio --features=redis
-
 .PHONY: run test install-redis test-library test-workspace test-loom test-examples lint lint-workspace lint-examples bench
 
 run:
@@ -15,11 +12,18 @@ test: install-redis test-library test-workspace test-loom test-examples
 install-redis:
 	tools/install-redis
 
-test-library: $(LIBRARY_FEATURE_SETS:%=test-library%)
-
-.PHONY: $(LIBRARY_FEATURE_SETS:%=test-library%)
-$(LIBRARY_FEATURE_SETS:%=test-library%): test-library%:
-	cargo test -p tollgate $*
+# Every set of the library's features that a user can choose is built, and each test runs with the smallest set that has
+# it, so that no feature leans on another by accident.
+test-library:
+	cargo test -p tollgate --no-default-features
+	cargo test -p tollgate --features=tokio --lib --test waiting
+	cargo test -p tollgate --features=http --lib --test http_answers
+	cargo test -p tollgate --features=rules --lib --test gate
+	cargo test -p tollgate --features=file --lib --test rule_file
+	cargo test -p tollgate --features=tower --lib
+	cargo test -p tollgate --features=redis --test redis
+	cargo test -p tollgate --all-features --lib --test gate --test gate_on_redis --test tower
+	cargo test -p tollgate --all-features --doc
 
 # All the rest, but for the benchmarks: what they compare with takes minutes to build.
 test-workspace:

@@ -33,6 +33,7 @@ use std::net::IpAddr;
 use cel::common::types::{CelBool, CelInt, CelUInt};
 use cel::{Context, IdedExpr, Value};
 
+use self::check::Checked;
 use self::prepared::Prepared;
 use self::types::Type;
 use self::variables::Variables;
@@ -58,6 +59,7 @@ pub(crate) struct Seen<'a> {
 pub(crate) struct Expression {
     tree: IdedExpr,
     prepared: Vec<Prepared>,
+    asks_tokens: bool,
 }
 
 impl Expression {
@@ -93,7 +95,13 @@ impl Expression {
     fn read(text: &str) -> Result<(Self, Type), ExpressionError> {
         let mut parsed = tree::parse(text)?;
         let checked = check::check(&mut parsed)?;
-        Ok((Self { tree: parsed.root, prepared: checked.prepared }, checked.gives))
+        let Checked { gives, prepared, asks_tokens } = checked;
+        Ok((Self { tree: parsed.root, prepared, asks_tokens }, gives))
+    }
+
+    /// Whether it looks at the claims of a token, so that somebody has to verify one.
+    pub(crate) fn asks_tokens(&self) -> bool {
+        self.asks_tokens
     }
 
     /// Whether the condition holds. One that cannot be answered for this request does not.

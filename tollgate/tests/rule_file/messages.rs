@@ -189,7 +189,7 @@ const NUMBERS: [&str; 34] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that do not go together.
-const TOGETHER: [&str; 25] = [
+const TOGETHER: [&str; 26] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -204,6 +204,7 @@ const TOGETHER: [&str; 25] = [
     "limits: [{ name: a, match: { when: 'request.path.matches(\"(\")' } }]\n",
     "limits:\n  - name: a\n    exempt:\n      when: >-\n        request.method ==\n    cost: \"request.path\"\n",
     "limits: [{ name: a, cost: \"size(request.path, 2)\" }]\n",
+    "limits: [{ name: a, exempt: { when: \"jwt.admin == true\" } }]\n",
     "limits: [{ name: a, match: { path: /a/**/b/**/c } }]\n",
     "limits: [{ name: a, match: { when: LONG } }]\n",
     "gateway: { routes: [{ path: /a/**, upstream: http://h }, { path: /a/**/**, upstream: http://i }] }\n",

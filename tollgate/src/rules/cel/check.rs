@@ -14,7 +14,7 @@ use super::error::{ExpressionError, nearest};
 use super::prepared::Prepared;
 use super::tree::{Parsed, place_of};
 use super::types::Type;
-use super::variables::{REQUEST_FIELDS, VARIABLES, type_of_field, type_of_variable};
+use super::variables::{REQUEST_FIELDS, TOKENS, VARIABLES, type_of_field, type_of_variable};
 use super::{functions, operators};
 
 /// Loops in loops. Two over all the names that a request may have are thousands of steps; three would be millions.
@@ -27,13 +27,15 @@ const MAX_MAPS: usize = 1;
 pub(super) struct Checked {
     pub(super) gives: Type,
     pub(super) prepared: Vec<Prepared>,
+    /// Whether it looks at the claims of a token.
+    pub(super) asks_tokens: bool,
 }
 
 pub(super) fn check(parsed: &mut Parsed) -> Result<Checked, ExpressionError> {
     let (root, source) = parsed.parts();
-    let mut checker = Checker { source, scope: Vec::new(), maps: 0, prepared: Vec::new() };
+    let mut checker = Checker { source, scope: Vec::new(), maps: 0, prepared: Vec::new(), asks_tokens: false };
     let gives = checker.part(root)?;
-    Ok(Checked { gives, prepared: checker.prepared })
+    Ok(Checked { gives, prepared: checker.prepared, asks_tokens: checker.asks_tokens })
 }
 
 struct Checker<'s> {
@@ -42,6 +44,7 @@ struct Checker<'s> {
     scope: Vec<(String, Type)>,
     maps: usize,
     prepared: Vec<Prepared>,
+    asks_tokens: bool,
 }
 
 impl Checker<'_> {
@@ -65,11 +68,12 @@ impl Checker<'_> {
         }
     }
 
-    fn variable(&self, id: u64, name: &str) -> Result<Type, ExpressionError> {
+    fn variable(&mut self, id: u64, name: &str) -> Result<Type, ExpressionError> {
         if let Some((_, known)) = self.scope.iter().rev().find(|(known, _)| known == name) {
             return Ok(known.clone());
         }
         if let Some(known) = type_of_variable(name) {
+            self.asks_tokens |= name == TOKENS;
             return Ok(known);
         }
         let in_scope = self.scope.iter().map(|(name, _)| name.as_str());

@@ -26,7 +26,10 @@ pub(super) const MAX_LOOP_NAMES: usize = 128;
 pub(super) const REQUEST_FIELDS: [&str; 8] = ["method", "path", "query", "host", "headers", "ip", "route", "domain"];
 
 /// The variables beside `request`.
-pub(super) const VARIABLES: [&str; 3] = ["request", "descriptors", "jwt"];
+/// The claims of a token.
+pub(super) const TOKENS: &str = "jwt";
+
+pub(super) const VARIABLES: [&str; 3] = ["request", "descriptors", TOKENS];
 
 /// The type of a field of `request`.
 pub(super) fn type_of_field(field: &str) -> Option<Type> {
@@ -40,7 +43,7 @@ pub(super) fn type_of_field(field: &str) -> Option<Type> {
 pub(super) fn type_of_variable(name: &str) -> Option<Type> {
     match name {
         "descriptors" => Some(Type::map(Type::String, Type::String)),
-        "jwt" => Some(Type::map(Type::String, Type::Dyn)),
+        TOKENS => Some(Type::map(Type::String, Type::Dyn)),
         _ => None,
     }
 }
@@ -79,7 +82,7 @@ impl<'a> Variables<'a> {
             "request.headers" => Entries::Headers(facts.header_map()),
             "request.query" => Entries::Query(facts.query().unwrap_or_default()),
             "descriptors" => Entries::Descriptors(facts.all_descriptors()),
-            "jwt" => Entries::Claims(self.seen.claims),
+            TOKENS => Entries::Claims(self.seen.claims),
             _ => return None,
         })
     }

@@ -140,7 +140,8 @@ fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
     }
     if let Some(text) = &rule.when {
         let expression = condition(text.as_str())?;
-        matching = matching.when_described(text.as_str(), move |request| expression.is_true(&seen(request)));
+        matching =
+            matching.when_described(text.as_str(), move |request| expression.is_true(&seen(&expression, request)));
     }
     Ok(matching)
 }
@@ -154,7 +155,7 @@ fn listing(rule: &ListRule) -> Result<Listing, RefusedRule> {
     }
     if let Some(text) = &rule.when {
         let expression = condition(text.as_str())?;
-        listing = listing.when(move |request| expression.is_true(&seen(request)));
+        listing = listing.when(move |request| expression.is_true(&seen(&expression, request)));
     }
     Ok(listing)
 }
@@ -166,7 +167,7 @@ fn cost(rule: Option<&CostRule>) -> Result<Cost, RefusedRule> {
         Some(CostRule::Found(CostText::Header(name))) => Cost::header(header(name)?),
         Some(CostRule::Found(CostText::Expression(text))) => {
             let expression = Expression::cost(text.as_str()).map_err(disagreed)?;
-            Cost::custom(move |request| expression.units(&seen(request)))
+            Cost::custom(move |request| expression.units(&seen(&expression, request)))
         }
     })
 }
@@ -203,9 +204,10 @@ fn condition(text: &str) -> Result<Expression, RefusedRule> {
     Expression::condition(text).map_err(disagreed)
 }
 
-/// A request as expressions see it.
-fn seen<'r>(request: &'r Request<'_>) -> Seen<'r> {
-    Seen { facts: *request.facts(), path: request.path(), client: request.client(), claims: request.claims() }
+/// A request as an expression sees it. A token is verified only for an expression that looks at it.
+fn seen<'r>(expression: &Expression, request: &'r Request<'_>) -> Seen<'r> {
+    let claims = if expression.asks_tokens() { request.claims() } else { None };
+    Seen { facts: *request.facts(), path: request.path(), client: request.client(), claims }
 }
 
 fn family(name: FamilyName) -> HeaderFamily {

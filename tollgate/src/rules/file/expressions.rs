@@ -12,6 +12,9 @@ pub(super) enum Purpose {
     Cost,
 }
 
+/// Whether an expression looks at the claims of a token.
+pub(super) struct AsksTokens(pub(super) bool);
+
 /// Why an expression does not compile.
 pub(super) struct Fault {
     /// How many characters of the expression come before it.
@@ -20,14 +23,14 @@ pub(super) struct Fault {
     pub(super) fix: String,
 }
 
-/// Whether an expression compiles and gives what it is for.
-pub(super) fn check(purpose: Purpose, text: &Text) -> Result<(), Fault> {
+/// Whether an expression compiles and gives what it is for, and whether it looks at tokens.
+pub(super) fn check(purpose: Purpose, text: &Text) -> Result<AsksTokens, Fault> {
     let text = text.as_str();
     let read = match purpose {
         Purpose::Condition => Expression::condition(text),
         Purpose::Cost => Expression::cost(text),
     };
-    read.map(drop).map_err(|error| Fault::of(&error, text))
+    read.map(|expression| AsksTokens(expression.asks_tokens())).map_err(|error| Fault::of(&error, text))
 }
 
 impl Fault {

@@ -78,7 +78,7 @@ fn key(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
     }
 }
 
-fn no_jwt(at: Position, findings: &mut Findings) {
+pub(super) fn no_jwt(at: Position, findings: &mut Findings) {
     let message = "the file does not say how tokens are verified";
     findings.error(at, message, "add a `jwt` section, such as `jwt: { key_file: public.pem, algorithms: [RS256] }`");
 }

@@ -1,7 +1,7 @@
 //! The limits as a whole: names, and requests that can reach them.
 
 use super::{Seen, callers, numbers};
-use crate::rules::file::expressions::{self, Fault, Purpose};
+use crate::rules::file::expressions::{self, AsksTokens, Fault, Purpose};
 use crate::rules::file::forms::{CostText, Expression, Form, HeaderName};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, shown};
@@ -27,7 +27,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
         numbers::check(rule, node, findings);
         callers::check(rule, node, has_jwt, findings);
         matches(rule, node, findings);
-        conditions(rule, node, findings);
+        conditions(rule, node, has_jwt, findings);
     }
 }
 
@@ -67,7 +67,13 @@ fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
 }
 
 /// Expressions, and those that are the same for every request.
-fn conditions(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+fn conditions(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
+    let compiles = |purpose, expression, node: &Node, findings: &mut Findings| {
+        let AsksTokens(asks_tokens) = compiled(purpose, expression, node, findings);
+        if asks_tokens && !has_jwt {
+            callers::no_jwt(node.at, findings);
+        }
+    };
     let sections = [("match", &rule.matches.when), ("exempt", &rule.exempt.when), ("blocked", &rule.blocked.when)];
     for (section, when) in sections {
         let (Some(when), Some(node)) = (when, node.get(section).and_then(|section| section.get("when"))) else {
@@ -88,8 +94,9 @@ fn conditions(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     }
 }
 
-fn compiles(purpose: Purpose, expression: &Expression, node: &Node, findings: &mut Findings) {
-    if let Err(Fault { offset, problem, fix }) = expressions::check(purpose, expression) {
+fn compiled(purpose: Purpose, expression: &Expression, node: &Node, findings: &mut Findings) -> AsksTokens {
+    expressions::check(purpose, expression).unwrap_or_else(|Fault { offset, problem, fix }| {
         findings.error(node.letter_at(offset), problem, fix);
-    }
+        AsksTokens(false)
+    })
 }
