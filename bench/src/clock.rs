@@ -56,3 +56,9 @@ impl Lap {
         }
     }
 }
+
+/// The processor time that this thread has had: what others do on the machine is not in it, but for the caches.
+pub(crate) fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}

@@ -7,6 +7,8 @@ mod memory;
 mod race;
 mod redis;
 mod report;
+mod rules;
+mod tower;
 mod traffic;
 
 use std::process::ExitCode;
@@ -24,6 +26,8 @@ struct Cli {
 enum Command {
     Memory(memory::Args),
     Redis(redis::Args),
+    Rules(rules::Args),
+    Tower(tower::Args),
     /// One measurement that needs a process of its own; `memory` starts it
     #[command(hide = true)]
     MemoryChild(memory::child::Args),
@@ -37,6 +41,8 @@ fn main() -> ExitCode {
         Command::Memory(args) => memory::run(&args),
         Command::MemoryChild(args) => memory::child::run(&args),
         Command::Redis(args) => redis::run(&args),
+        Command::Rules(args) => rules::run(&args),
+        Command::Tower(args) => tower::run(&args),
     };
     let Err(error) = done else {
         return ExitCode::SUCCESS;

@@ -55,6 +55,12 @@ impl Times {
         quantile(self.rounds.clone(), 0.5)
     }
 
+    /// What it took beyond what another took in the same round.
+    pub(crate) fn above(&self, base: &Self) -> Self {
+        let rounds = self.rounds.iter().zip(&base.rounds).map(|(whole, base)| whole - base).collect();
+        Self { name: self.name, rounds }
+    }
+
     pub(crate) fn ratio_to(&self, base: &Self) -> Ratio {
         let ratios: Vec<f64> = self.rounds.iter().zip(&base.rounds).map(|(ours, theirs)| ours / theirs).collect();
         Ratio {

@@ -1,0 +1,197 @@
+//! `bench rules`: which of many rules a request meets, and the decision about it.
+//!
+//! What is deliberately not here: HTTP, expressions and tokens, which cost what they say rather than what the number
+//! of rules makes them cost.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use axum::http::header::HOST;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use tollgate::rules::{Facts, KeyPart, Match, Rule, RuleSet};
+use tollgate::{Gate, Hit, Limit, Limiter, Rate, TokenBucket};
+
+use crate::clock::Lap;
+use crate::race::{self, Rounds, Times, per_decision};
+use crate::report::{self, Results, Table};
+
+/// Requests that are asked over and over: enough that no two in a row meet the same rules or keys.
+const REQUESTS: usize = 1024;
+/// How often all of them are asked before a slice counts.
+const LEAD_IN_TURNS: usize = 2;
+/// The largest number of rules, which the benchmark of the layer reports too.
+const MANY: usize = 1000;
+
+/// Rules: nanoseconds from the facts of a request to its ruling.
+///
+/// Half of the rules name a path, nearly half a host, and one is for every request. A request meets three of them: the
+/// one for all, one by its path and one by its host. All limits are token buckets counted by a header, and every
+/// request is allowed.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    /// End in some seconds: fewer and shorter rounds
+    #[arg(long)]
+    quick: bool,
+}
+
+pub(crate) const FULL: Rounds = Rounds { count: 11, slice: Duration::from_millis(100) };
+pub(crate) const QUICK: Rounds = Rounds { count: 5, slice: Duration::from_millis(25) };
+
+/// What takes a turn.
+enum Contender {
+    /// Rules, and the requests that ask them.
+    Gate(Gate, Requests),
+    /// The limits that three rules would ask, without any rules: what deciding alone costs.
+    Limiter(Limiter, Requests),
+}
+
+/// Which rules the requests meet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meeting {
+    Rules,
+    /// Neither path nor host has a rule, and there is none for every request.
+    Nothing,
+}
+
+/// Requests, as a surface has them when it asks.
+struct Requests(Vec<Asked>);
+
+struct Asked {
+    path: String,
+    headers: HeaderMap,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let rounds = if args.quick { QUICK } else { FULL };
+    let field = [
+        ("1 rule, met", Contender::rules(1, Meeting::Rules)?),
+        ("10 rules, three met", Contender::rules(10, Meeting::Rules)?),
+        ("1000 rules, three met", Contender::rules(MANY, Meeting::Rules)?),
+        ("1000 rules, none met", Contender::rules(MANY, Meeting::Nothing)?),
+        ("no rules: the three limits alone", Contender::limits()?),
+    ];
+    let times = race(&field, rounds);
+    let mut table = Table::new("Rules: from the facts of a request to its ruling", ["", "ns"]);
+    for times in &times {
+        table.row([times.name.to_owned(), format!("{:.0}", times.median())]);
+    }
+    table.print();
+    report::note("");
+    let mut results = Results::default();
+    let names = ["rules1_ns", "rules10_ns", "rules1000_ns", "rules1000_none_ns", "three_limits_ns"];
+    for (times, name) in times.iter().zip(names) {
+        results.quantity(name, times.median());
+    }
+    results.print();
+    Ok(())
+}
+
+/// Nanoseconds per request under a thousand rules.
+pub(crate) fn many(rounds: Rounds) -> anyhow::Result<f64> {
+    let times = race(&[("1000 rules", Contender::rules(MANY, Meeting::Rules)?)], rounds);
+    Ok(times[0].median())
+}
+
+fn race(field: &[(&'static str, Contender)], rounds: Rounds) -> Vec<Times> {
+    let mut times: Vec<Times> = field.iter().map(|(name, _)| Times::new(name)).collect();
+    let turns: Vec<usize> = field.iter().map(|(_, contender)| contender.turns_in(rounds.slice)).collect();
+    let Ok(()) = race::take_turns::<std::convert::Infallible>(rounds.count, field.len(), |_, turn| {
+        let contender = &field[turn].1;
+        (0..LEAD_IN_TURNS).for_each(|_| contender.ask_all());
+        let lap = Lap::time(|| (0..turns[turn]).for_each(|_| contender.ask_all()));
+        times[turn].push(per_decision(Lap::span(&[lap]), turns[turn] * REQUESTS));
+        Ok(())
+    });
+    times
+}
+
+impl Contender {
+    fn rules(count: usize, meeting: Meeting) -> anyhow::Result<Self> {
+        let mut rules = RuleSet::builder();
+        // One for every request, unless none is to be met; of the rest the first half by path, the others by host.
+        for number in 0..count {
+            let matching = match (number, meeting) {
+                (0, Meeting::Rules) => Match::everything(),
+                _ if number <= count / 2 => Match::everything().path(format!("/api/r{number}/**").parse()?),
+                _ => Match::everything().host(format!("h{}.example.com", number - count / 2).parse()?),
+            };
+            rules = rules.rule(Rule::new(limit(&format!("rule-{number}"))?).matching(matching).key(user()));
+        }
+        let (by_path, by_host) = ((count / 2).max(1), count.saturating_sub(count / 2 + 1).max(1));
+        let requests = Requests::new(meeting, |request| (1 + request % by_path, 1 + request % by_host))?;
+        Ok(Self::Gate(Gate::in_memory(rules.build()?)?, requests))
+    }
+
+    fn limits() -> anyhow::Result<Self> {
+        let mut limiter = Limiter::builder();
+        for name in ["all", "path", "host"] {
+            limiter = limiter.limit(limit(name)?);
+        }
+        Ok(Self::Limiter(limiter.build()?, Requests::new(Meeting::Rules, |_| (1, 1))?))
+    }
+
+    /// Every request once. One that is not allowed was not measured as it should be.
+    fn ask_all(&self) {
+        let allowed = match self {
+            Self::Gate(gate, requests) => {
+                let ask = |request: &&Asked| {
+                    black_box(gate.decide_now(black_box(&request.facts()))).is_some_and(|ruling| ruling.is_allowed())
+                };
+                requests.0.iter().filter(ask).count()
+            }
+            Self::Limiter(limiter, requests) => {
+                let ids = ["all", "path", "host"].map(|name| limiter.id(name).expect("the limit is there"));
+                let ask = |request: &&Asked| {
+                    let user = request.headers[USER].as_bytes();
+                    limiter.decide_now(&ids.map(|id| Hit::new(id, black_box(user)))).is_allowed()
+                };
+                requests.0.iter().filter(ask).count()
+            }
+        };
+        assert_eq!(allowed, REQUESTS, "every request is allowed");
+    }
+
+    fn turns_in(&self, slice: Duration) -> usize {
+        let lap = Lap::span(&[Lap::time(|| (0..LEAD_IN_TURNS).for_each(|_| self.ask_all()))]);
+        let fitting = slice.as_secs_f64() / (lap.as_secs_f64() / LEAD_IN_TURNS as f64);
+        (fitting as usize).max(1)
+    }
+}
+
+impl Requests {
+    /// `rule(request)` says which path and which host a request asks for.
+    fn new(meeting: Meeting, rule: impl Fn(usize) -> (usize, usize)) -> anyhow::Result<Self> {
+        let request = |number: usize| {
+            let (path, host) = rule(number);
+            let (path, host) = match meeting {
+                Meeting::Rules => (format!("/api/r{path}/items"), format!("h{host}.example.com")),
+                Meeting::Nothing => (format!("/static/r{path}/items"), format!("h{host}.example.org")),
+            };
+            let mut headers = HeaderMap::new();
+            headers.insert(HOST, HeaderValue::try_from(host)?);
+            headers.insert("user-agent", HeaderValue::from_static("bench/1.0"));
+            headers.insert("accept", HeaderValue::from_static("*/*"));
+            headers.insert(USER, HeaderValue::try_from(format!("user:{number:06}"))?);
+            anyhow::Ok(Asked { path, headers })
+        };
+        Ok(Self((0..REQUESTS).map(request).collect::<Result<_, _>>()?))
+    }
+}
+
+impl Asked {
+    fn facts(&self) -> Facts<'_> {
+        Facts::new("GET", &self.path).headers(&self.headers)
+    }
+}
+
+const USER: &str = "x-user-id";
+
+fn user() -> KeyPart {
+    KeyPart::header(HeaderName::from_static(USER))
+}
+
+/// A burst that no run spends, of which one unit comes back per second.
+fn limit(name: &str) -> anyhow::Result<Limit> {
+    Ok(Limit::new(name, TokenBucket::new(1_000_000_000, Rate::per_second(1)))?)
+}

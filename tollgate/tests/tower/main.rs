@@ -1,0 +1,40 @@
+//! The layer around real services, over real sockets, asked by clients that know nothing of it.
+
+mod answers;
+mod bodies;
+mod changes;
+#[cfg(feature = "axum")]
+mod connect_info;
+mod grpc;
+mod identity;
+mod queue;
+mod readiness;
+mod scenarios;
+mod server;
+mod settling;
+
+use http::HeaderName;
+use tollgate::rules::{KeyPart, Rule, RuleSet, RuleSetBuilder};
+use tollgate::{FixedWindow, Gate, Limit, Limiter, MINUTE, ManualClock, Timestamp};
+
+/// Twenty seconds before a full minute, so that windows of the clock have an end in sight.
+const NOW: Timestamp = Timestamp::from_secs(1_700_000_020);
+
+/// A gate with these rules, at a time that only the test moves.
+fn gate(rules: impl IntoIterator<Item = Rule>) -> (Gate, ManualClock) {
+    gate_of(rules.into_iter().fold(RuleSet::builder(), RuleSetBuilder::rule))
+}
+
+fn gate_of(rules: RuleSetBuilder) -> (Gate, ManualClock) {
+    let clock = ManualClock::at(NOW);
+    let gate = Gate::with_limiter(rules.build().unwrap(), Limiter::builder().clock(clock.clone())).unwrap();
+    (gate, clock)
+}
+
+fn per_minute(name: &str, limit: u64) -> Rule {
+    Rule::new(Limit::new(name, FixedWindow::new(limit, MINUTE)).unwrap())
+}
+
+fn user() -> KeyPart {
+    KeyPart::header(HeaderName::from_static("x-user-id"))
+}

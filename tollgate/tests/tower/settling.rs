@@ -1,0 +1,68 @@
+//! What a request cost, known only once it was served.
+
+use axum::Router;
+use axum::extract::Query;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use tollgate::rules::{Cost, Rule};
+use tollgate::tower::ActualCost;
+use tollgate::{Asking, Gate, Limit, MINUTE, SlidingWindowLog};
+
+use super::gate;
+use super::server::{Server, layer};
+
+fn tokens_and_requests() -> Gate {
+    let log = |name: &str, limit| Rule::new(Limit::new(name, SlidingWindowLog::new(limit, MINUTE)).unwrap());
+    gate([log("tokens", 1000).cost(Cost::constant(400)), log("requests", 50)]).0
+}
+
+fn left(gate: &Gate, limit: &str) -> u64 {
+    let Some(Asking::Done(looked)) = gate.ask_by_name(limit, &[], 0) else { panic!("it is there, in memory") };
+    looked.decision().unwrap().remaining()
+}
+
+/// `?units=N` says what the work has cost, `?of=NAME` of which limit.
+async fn work(Query(query): Query<Vec<(String, String)>>) -> impl IntoResponse {
+    let value = |name: &str| query.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+    let mut response = "done".into_response();
+    if let Some(units) = value("units").and_then(|units| units.parse().ok()) {
+        let mut cost = ActualCost::new(units);
+        if let Some(limit) = value("of") {
+            cost = cost.of_limit(limit);
+        }
+        response.extensions_mut().insert(cost);
+    }
+    response
+}
+
+#[tokio::test]
+async fn a_handler_reports_the_real_cost_in_an_extension_of_its_response() {
+    // (what the handler says, tokens left, requests left)
+    let table = [
+        ("/", 600, 49),
+        ("/?units=100", 900, 49),
+        ("/?units=400", 600, 49),
+        ("/?units=700", 300, 49),
+        ("/?units=5000", 0, 49),
+        ("/?units=0", 1000, 49),
+        ("/?units=30&of=requests", 600, 20),
+        ("/?units=30&of=nothing", 600, 49),
+    ];
+    for (path, tokens, requests) in table {
+        let gate = tokens_and_requests();
+        let server = Server::serving(Router::new().route("/", get(work)).layer(layer(&gate))).await;
+        let answer = server.get(path, &[]).await;
+        assert_eq!((answer.status, &*answer.body), (200, "done"));
+        assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (tokens, requests), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn an_estimate_that_does_not_fit_is_denied_until_others_settle_for_less() {
+    let gate = tokens_and_requests();
+    let server = Server::serving(Router::new().route("/", get(work)).layer(layer(&gate))).await;
+    assert_eq!(server.get("/", &[]).await.status, 200);
+    assert_eq!(server.get("/?units=390", &[]).await.status, 200);
+    assert_eq!(server.get("/", &[]).await.status, 429);
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (210, 48));
+}
