@@ -23,17 +23,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use smallvec::{SmallVec, smallvec};
 
 pub use self::explain::{Explanation, RuleExplained, Standing};
 #[cfg(feature = "file")]
 pub use self::opening::OpenError;
-use self::posed::Posed;
+use self::posed::{AskedBy, Posing};
 pub use self::ruling::Ruling;
 use self::store::Store;
 use crate::error::InvalidLimit;
+use crate::key::Key;
 use crate::limiter::{Limiter, LimiterBuilder};
-use crate::rules::{Facts, Met, Piece, RuleSet};
+use crate::rules::{Facts, Met, RuleSet};
 
 /// Decides requests by rules.
 ///
@@ -118,16 +118,11 @@ impl Gate {
     /// the call.
     pub fn ask(&self, facts: &Facts<'_>) -> Asking {
         let state = self.0.load_full();
-        let posed = {
-            let request = state.rules.request(*facts);
-            let mut findings = state.rules.find(&request);
-            match findings.refused.take() {
-                Some((rule, refused)) => Err((rule, refused)),
-                None => Ok(Posed::new(&state, &findings.pieces, findings.hits)),
-            }
-        };
-        match posed {
-            Ok(posed) => store::ask(state, posed),
+        let mut posing = Posing::new(&state.store);
+        let found = state.rules.find(&state.rules.request(*facts), |finding, key| posing.add(finding, key));
+        let posed = posing.posed(AskedBy::Rules);
+        match found {
+            Ok(()) => store::ask(state, posed),
             Err((rule, refused)) => Asking::Done(Ruling::refused(state, rule, refused)),
         }
     }
@@ -156,8 +151,9 @@ impl Gate {
             Met::Refused(number, refused) => return Some(Asking::Done(Ruling::refused(state, number, refused))),
             Met::Not(_) | Met::Lacks(_) | Met::Exempt => return Some(Asking::Done(Ruling::unlimited(state))),
         };
-        let pieces: SmallVec<[Piece<'_>; 6]> = key.iter().map(|part| Piece::Borrowed(part)).collect();
-        let posed = Posed::new(&state, &pieces, smallvec![finding]);
+        let mut posing = Posing::new(&state.store);
+        posing.add(&finding, Key::byte_parts(key));
+        let posed = posing.posed(AskedBy::Name);
         Some(store::ask(state, posed))
     }
 }

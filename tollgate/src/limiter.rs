@@ -10,7 +10,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 #[cfg(feature = "rules")]
-pub(crate) use self::asked::only;
+pub(crate) use self::asked::{FewAsked, only};
 pub use self::builder::LimiterBuilder;
 use crate::clock::Clock;
 use crate::decision::{AskedBy, Decision, Denied};
@@ -72,7 +72,7 @@ impl<'a> Hit<'a> {
     }
 }
 
-pub(crate) type AllAsked = SmallVec<[Asked; 8]>;
+type AllAsked = SmallVec<[Asked; 8]>;
 
 impl Limiter {
     /// A limiter with one limit, a memory of 512 MiB at most and the system's clock.
@@ -188,12 +188,12 @@ impl Limiter {
         self.decide_asked(&self.ask_hits(hits))
     }
 
-    pub(crate) fn decide_asked(&self, asked: &AllAsked) -> Decision {
+    pub(crate) fn decide_asked(&self, asked: &[Asked]) -> Decision {
         let inner = &*self.0;
         Decision { asked: AskedBy::Hits, ..inner.store.decide(&inner.limits, asked, self.now()) }
     }
 
-    pub(crate) fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
+    fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
         let mut all = AllAsked::new();
         for hit in hits {
             let fingerprint = self.0.store.fingerprint(hit.key);
@@ -288,7 +288,7 @@ impl Limiter {
     }
 
     /// Brings what a decision has taken to its actual cost, as far as that can be.
-    pub(crate) fn settle_asked(&self, asked: &AllAsked, decision: &Decision, costs: Costs) -> Settlement {
+    pub(crate) fn settle_asked(&self, asked: &[Asked], decision: &Decision, costs: Costs) -> Settlement {
         let Costs { charged, actual } = costs;
         if actual <= charged {
             let owed: AllAsked = asked.iter().map(|one| Asked { cost: charged - actual, ..*one }).collect();

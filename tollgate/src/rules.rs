@@ -38,5 +38,5 @@ pub use self::networks::{InvalidNetwork, Networks};
 pub use self::path::{InvalidGlob, PathGlob};
 pub use self::request::Request;
 pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
-pub(crate) use self::set::{Finding, Met, Refused};
+pub(crate) use self::set::{Finding, Met, Pieces, Refused};
 pub use self::set::{RuleSet, RuleSetBuilder};

@@ -10,7 +10,7 @@ use crate::decision::Decision;
 use crate::http::Refusal;
 use crate::key::Key;
 use crate::limiter::Hit;
-use crate::rules::{Facts, Finding, Met, Mode, Piece, Request};
+use crate::rules::{Facts, Finding, Met, Mode, Piece, Pieces, Request};
 
 /// What rules would make of a request. Nothing is taken for it.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl Gate {
 
 impl State {
     fn look_into(&self, number: u32, request: &Request<'_>) -> Looked {
-        let mut pieces = SmallVec::new();
+        let mut pieces = Pieces::new();
         let standing = match self.rules.meet(number, request, &mut pieces) {
             Met::Not(miss) => Standing::NotMatched(miss.to_string()),
             Met::Lacks(part) => Standing::KeyMissing(part.to_string()),
@@ -106,7 +106,11 @@ impl State {
     fn look_up(&self, finding: &Finding, pieces: &[Piece<'_>]) -> Looked {
         let slices: SmallVec<[&[u8]; 8]> = pieces.iter().map(Piece::as_bytes).collect();
         let key = Key::byte_parts(&slices);
-        let want = |limit, cost| self.store.want(&[Hit::new(limit, key).cost(cost)]);
+        let want = |limit, cost| {
+            let mut wanted = self.store.want_nothing();
+            self.store.want_too(&mut wanted, Hit::new(limit, key).cost(cost));
+            wanted
+        };
         let text = |slice: &&[u8]| String::from_utf8_lossy(slice).into_owned();
         let key_text = slices.iter().map(text).collect();
         let standing = Standing::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };

@@ -2,67 +2,95 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
-use super::store::Wanted;
+use super::store::{Store, Wanted};
 use super::{Ruling, State};
 use crate::decision::{Decision, Source};
 use crate::key::Key;
 use crate::limiter::Hit;
-use crate::rules::{Finding, Mode, Piece};
+use crate::rules::{Finding, Mode};
 
 /// What rules that only watch have said, with their numbers.
-pub(super) type Watched = SmallVec<[(u32, Decision); 1]>;
+pub(super) type Watched = Vec<(u32, Decision)>;
 
 /// All that one request asks: the rules that are enforced together, all or nothing, and each rule that only watches
 /// by itself.
 pub(super) struct Posed {
-    pub(super) findings: SmallVec<[Finding; 6]>,
     pub(super) enforced: Wanted,
-    /// With the rule that each is of.
-    pub(super) watching: SmallVec<[(u32, Wanted); 1]>,
+    /// With the rule that each is of. Few rules watch, and of most requests none.
+    pub(super) watching: Vec<(u32, Wanted)>,
+    pub(super) asked: AskedBy,
+}
+
+/// Who chose the limit, the key and the cost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum AskedBy {
+    Rules,
+    /// The one who asks, so that any cost may be an estimate.
+    Name,
+}
+
+/// The questions of a request, while they are gathered.
+pub(super) struct Posing<'s> {
+    store: &'s Store,
+    enforced: Wanted,
+    /// Whether keys are banned is asked last, so that a limit speaks where both have all of it left.
+    bans: Option<Wanted>,
+    watching: Vec<(u32, Wanted)>,
+}
+
+impl<'s> Posing<'s> {
+    pub(super) fn new(store: &'s Store) -> Self {
+        Self { store, enforced: store.want_nothing(), bans: None, watching: Vec::new() }
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, finding: &Finding, key: Key<'_>) {
+        let hit = Hit::new(finding.limit, key).cost(finding.cost);
+        match finding.mode {
+            Mode::Enforced => {
+                self.store.want_too(&mut self.enforced, hit);
+                if let Some(ban) = finding.ban {
+                    let bans = self.bans.get_or_insert_with(|| self.store.want_nothing());
+                    self.store.want_too(bans, Hit::new(ban, key).cost(0));
+                }
+            }
+            Mode::Shadow => {
+                let mut watching = self.store.want_nothing();
+                self.store.want_too(&mut watching, hit);
+                self.watching.push((finding.rule, watching));
+            }
+        }
+    }
+
+    pub(super) fn posed(self, asked: AskedBy) -> Posed {
+        let Self { mut enforced, bans, watching, .. } = self;
+        if let Some(bans) = bans {
+            enforced.append(bans);
+        }
+        Posed { enforced, watching, asked }
+    }
 }
 
 impl Posed {
-    pub(super) fn new(state: &State, pieces: &[Piece<'_>], findings: SmallVec<[Finding; 6]>) -> Self {
-        let slices: SmallVec<[&[u8]; 8]> = pieces.iter().map(Piece::as_bytes).collect();
-        let key = |finding: &Finding| Key::byte_parts(&slices[finding.key.clone()]);
-        let mut hits: SmallVec<[Hit<'_>; 8]> = SmallVec::new();
-        let mut watching = SmallVec::new();
-        for finding in &findings {
-            let hit = Hit::new(finding.limit, key(finding)).cost(finding.cost);
-            match finding.mode {
-                Mode::Enforced => hits.push(hit),
-                Mode::Shadow => watching.push((finding.rule, state.store.want(&[hit]))),
-            }
-        }
-        // Whether a key is banned is asked last, so that a limit speaks where both have all of it left.
-        let enforced = findings.iter().filter(|finding| finding.mode == Mode::Enforced);
-        hits.extend(enforced.filter_map(|finding| Some(Hit::new(finding.ban?, key(finding)).cost(0))));
-        let enforced = state.store.want(&hits);
-        Self { findings, enforced, watching }
-    }
-
     /// Asks a store that answers at once.
-    pub(super) fn ask_now(self, state: Arc<State>, decide: impl Fn(&Wanted) -> Decision) -> Ruling {
+    pub(super) fn decide_now(&self, state: &State, decide: impl Fn(&Wanted) -> Decision) -> (Decision, Watched) {
         let mut decision = decide(&self.enforced);
         let watched = self.watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect();
-        if let Some(strike) = self.strike(&state, &decision) {
+        if let Some(strike) = self.strike(state, &decision) {
             decision = struck(decision, decide(&strike));
         }
-        self.ruling(state, decision, watched)
+        (decision, watched)
     }
 
     /// What is ruled, given the answers: of the rules that are enforced, and of each that watches.
     pub(super) fn ruling(self, state: Arc<State>, decision: Decision, watched: Watched) -> Ruling {
-        Ruling::new(state, self.findings, self.enforced, decision, watched)
+        Ruling::new(state, self, decision, watched)
     }
 
     /// The strike that a denial by a rule with a ban is. A failing store is nobody's fault.
     pub(super) fn strike(&self, state: &State, decision: &Decision) -> Option<Wanted> {
         let denied_by = decision.limit().filter(|_| !decision.is_allowed() && decision.source() != Source::Policy)?;
-        let rule = state.rules.owner(denied_by);
-        let ban = self.findings.iter().find(|finding| finding.rule == rule)?.ban?;
+        let ban = state.rules.ban(state.rules.owner(denied_by))?;
         (ban != denied_by).then(|| self.enforced.only(ban, 1))
     }
 }

@@ -5,23 +5,22 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
-use smallvec::SmallVec;
 
 use super::State;
-use super::posed::Watched;
+use super::posed::{AskedBy, Posed, Watched};
 use super::store::Wanted;
 use crate::decision::{Decision, Source};
 use crate::http::{Answer, Policy, Refusal};
+use crate::limit::LimitId;
 use crate::reservation::{Costs, Settlement};
-use crate::rules::{Finding, Mode, Refused, RuleSet};
+use crate::rules::{Refused, RuleSet};
 
 /// What is ruled about a request: whether it may pass, by which rule, and what the client is to be told.
 #[must_use = "a ruling that nobody looks at limits nothing"]
 pub struct Ruling {
     state: Arc<State>,
-    findings: SmallVec<[Finding; 6]>,
-    /// What was asked of the store by the rules that are enforced.
-    wanted: Option<Wanted>,
+    /// What was asked of the store by the rules that are enforced, and by whom.
+    wanted: Option<(Wanted, AskedBy)>,
     /// Of the rules that are enforced; `None` if none was asked.
     decision: Option<Decision>,
     refusal: Option<Refusal>,
@@ -31,23 +30,19 @@ pub struct Ruling {
 }
 
 impl Ruling {
-    pub(super) fn new(
-        state: Arc<State>,
-        findings: SmallVec<[Finding; 6]>,
-        wanted: Wanted,
-        decision: Decision,
-        watched: Watched,
-    ) -> Self {
+    pub(super) fn new(state: Arc<State>, posed: Posed, decision: Decision, watched: Watched) -> Self {
         let Some(limit) = decision.limit() else {
-            return Self { findings, watched, ..Self::unlimited(state) };
+            return Self { watched, ..Self::unlimited(state) };
         };
-        let rule = state.rules.owner(limit);
-        let banned = findings.iter().find(|finding| finding.rule == rule && finding.ban == Some(limit));
+        let (rules, wanted) = (&state.rules, posed.enforced);
+        let rule = rules.owner(limit);
+        let of_ban = |limit: &LimitId| rules.owner(*limit) == rule && rules.ban(rule) != Some(*limit);
         // Who is banned is told so by the limit that the ban is of: all of it is spent.
-        let decision = match banned {
-            Some(finding) => decision.speaking_of(finding.limit, state.rules.quota(finding.limit)),
-            None => decision,
+        let banned = match rules.ban(rule) == Some(limit) {
+            true => wanted.costs().map(|(limit, _)| limit).find(of_ban),
+            false => None,
         };
+        let decision = banned.map_or(decision, |limit| decision.speaking_of(limit, rules.quota(limit)));
         let refusal = match (decision.is_allowed(), decision.source()) {
             (true, _) => None,
             (false, Source::Policy) => Some(Refusal::StoreUnavailable),
@@ -56,7 +51,8 @@ impl Ruling {
             }
             (false, _) => Some(Refusal::Limited),
         };
-        Self { state, findings, wanted: Some(wanted), decision: Some(decision), refusal, rule: Some(rule), watched }
+        let wanted = Some((wanted, posed.asked));
+        Self { state, wanted, decision: Some(decision), refusal, rule: Some(rule), watched }
     }
 
     pub(super) fn refused(state: Arc<State>, rule: u32, refused: Refused) -> Self {
@@ -65,15 +61,7 @@ impl Ruling {
 
     /// No rule is for the request.
     pub(super) fn unlimited(state: Arc<State>) -> Self {
-        Self {
-            state,
-            findings: SmallVec::new(),
-            wanted: None,
-            decision: None,
-            refusal: None,
-            rule: None,
-            watched: SmallVec::new(),
-        }
+        Self { state, wanted: None, decision: None, refusal: None, rule: None, watched: Watched::new() }
     }
 
     /// Whether the request may pass.
@@ -157,30 +145,36 @@ impl Ruling {
     /// not a constant, gives back what was too much, as far as it still weighs on the key, or takes what was too
     /// little, as far as there is any.
     pub async fn settle(&self, actual: u64) -> Settlement {
-        self.settle_where(|finding| finding.is_estimate, actual).await
+        let is_estimate = |asked, rule| asked == AskedBy::Name || self.state.rules.estimates(rule);
+        self.settle_where(is_estimate, actual).await
     }
 
     /// The same for the rule of that name alone, whatever its cost was.
     pub async fn settle_limit(&self, name: &str, actual: u64) -> Settlement {
-        self.settle_where(|finding| self.state.rules.base(finding.rule).name() == name, actual).await
+        self.settle_where(|_, rule| self.state.rules.base(rule).name() == name, actual).await
     }
 
     /// Gives back all that the request took, as far as it still weighs on its keys.
     pub async fn refund(&self) -> Settlement {
-        self.settle_where(|_| true, 0).await
+        self.settle_where(|_, _| true, 0).await
     }
 
-    async fn settle_where(&self, concerns: impl Fn(&Finding) -> bool, actual: u64) -> Settlement {
-        let (Some(wanted), Some(decision)) = (&self.wanted, &self.decision) else { return Settlement::Settled };
+    async fn settle_where(&self, concerns: impl Fn(AskedBy, u32) -> bool, actual: u64) -> Settlement {
+        let (Some((wanted, asked)), Some(decision)) = (&self.wanted, &self.decision) else {
+            return Settlement::Settled;
+        };
         if !decision.is_allowed() {
             return Settlement::Settled;
         }
         let mut worst = Settlement::Settled;
-        let enforced = self.findings.iter().filter(|finding| finding.mode == Mode::Enforced);
-        for finding in enforced.filter(|finding| concerns(finding)) {
-            let one = wanted.only(finding.limit, finding.cost);
-            let settled = self.state.store.settle(&one, decision, Costs { charged: finding.cost, actual }).await;
-            worst = worst.worse(settled);
+        for (limit, charged) in wanted.costs() {
+            let rule = self.state.rules.owner(limit);
+            // A ban takes nothing, so it has nothing to give back.
+            if self.state.rules.ban(rule) != Some(limit) && concerns(*asked, rule) {
+                let one = wanted.only(limit, charged);
+                let settled = self.state.store.settle(&one, decision, Costs { charged, actual }).await;
+                worst = worst.worse(settled);
+            }
         }
         worst
     }

@@ -9,7 +9,7 @@ use super::{Asking, Gate, State};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
-use crate::limiter::{AllAsked, Hit, Limiter, LimiterBuilder};
+use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder};
 use crate::reservation::{Costs, Settlement};
 use crate::rules::RuleSet;
@@ -20,10 +20,10 @@ pub(super) enum Store {
 }
 
 /// What is asked of a store, ready to be asked.
-#[derive(Clone)]
 pub(super) enum Wanted {
-    Memory(AllAsked),
-    Redis(AllWanted),
+    Memory(FewAsked),
+    // What travels to another machine has time to be allocated, and must not make the other way longer.
+    Redis(Box<AllWanted>),
 }
 
 impl Wanted {
@@ -31,7 +31,24 @@ impl Wanted {
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         match self {
             Self::Memory(asked) => Self::Memory(crate::limiter::only(asked, limit, cost)),
-            Self::Redis(wanted) => Self::Redis(crate::redis::only(wanted, limit, cost)),
+            Self::Redis(wanted) => Self::Redis(Box::new(crate::redis::only(wanted, limit, cost))),
+        }
+    }
+
+    /// Its limits, each with the cost that is asked of it.
+    pub(super) fn costs(&self) -> impl Iterator<Item = (LimitId, u64)> {
+        let (here, elsewhere) = match self {
+            Self::Memory(asked) => (&asked[..], &[][..]),
+            Self::Redis(wanted) => (&[][..], &wanted[..]),
+        };
+        here.iter().map(|one| (one.limit, one.cost)).chain(elsewhere.iter().map(crate::redis::cost))
+    }
+
+    pub(super) fn append(&mut self, other: Self) {
+        match (self, other) {
+            (Self::Memory(asked), Self::Memory(mut other)) => asked.append(&mut other),
+            (Self::Redis(wanted), Self::Redis(mut other)) => wanted.append(&mut other),
+            _ => unreachable!("both are of one store"),
         }
     }
 }
@@ -73,10 +90,20 @@ impl Store {
         }
     }
 
-    pub(super) fn want(&self, hits: &[Hit<'_>]) -> Wanted {
+    pub(super) fn want_nothing(&self) -> Wanted {
         match self {
-            Self::Memory(limiter) => Wanted::Memory(limiter.ask_hits(hits)),
-            Self::Redis(limiter) => Wanted::Redis(limiter.want(hits)),
+            Self::Memory(_) => Wanted::Memory(FewAsked::new()),
+            Self::Redis(_) => Wanted::Redis(Box::default()),
+        }
+    }
+
+    /// Asks for that too. No two hits may be of one key of one limit.
+    #[inline]
+    pub(super) fn want_too(&self, wanted: &mut Wanted, hit: Hit<'_>) {
+        match (self, wanted) {
+            (Self::Memory(limiter), Wanted::Memory(asked)) => asked.push(limiter.ask_hit(&hit)),
+            (Self::Redis(limiter), Wanted::Redis(wanted)) => wanted.extend(limiter.want(&[hit])),
+            _ => unreachable!("what is wanted is of this store"),
         }
     }
 
@@ -105,13 +132,11 @@ impl Store {
 pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
     match &state.store {
         Store::Memory(limiter) => {
-            let limiter = limiter.clone();
-            let nothing = AllAsked::new();
-            let asked = |wanted: &Wanted| match wanted {
+            let (decision, watched) = posed.decide_now(&state, |wanted| match wanted {
                 Wanted::Memory(asked) => limiter.decide_asked(asked),
-                Wanted::Redis(_) => limiter.decide_asked(&nothing),
-            };
-            Asking::Done(posed.ask_now(state, asked))
+                Wanted::Redis(_) => limiter.decide_asked(&[]),
+            });
+            Asking::Done(posed.ruling(state, decision, watched))
         }
         Store::Redis(limiter) => {
             let limiter = limiter.clone();
@@ -123,7 +148,7 @@ pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
 async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> super::Ruling {
     let decide = |wanted: &Wanted| {
         let wanted = match wanted {
-            Wanted::Redis(wanted) => wanted.clone(),
+            Wanted::Redis(wanted) => (**wanted).clone(),
             Wanted::Memory(_) => AllWanted::new(),
         };
         limiter.clone().decide_wanted(wanted)
@@ -137,5 +162,5 @@ async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> su
     if let Some(strike) = posed.strike(&state, &decision) {
         decision = struck(decision, decide(&strike).await);
     }
-    posed.ruling(state, decision, watched.into_iter().collect())
+    posed.ruling(state, decision, watched)
 }

@@ -7,20 +7,28 @@ use super::{Asking, State};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
-use crate::limiter::{AllAsked, Hit, Limiter, LimiterBuilder};
+use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::reservation::{Costs, Settlement};
 use crate::rules::RuleSet;
 
 pub(super) struct Store(Limiter);
 
 /// What is asked of a store, ready to be asked.
-#[derive(Clone, Debug)]
-pub(super) struct Wanted(AllAsked);
+pub(super) struct Wanted(FewAsked);
 
 impl Wanted {
     /// One of its limits alone, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         Self(crate::limiter::only(&self.0, limit, cost))
+    }
+
+    /// Its limits, each with the cost that is asked of it.
+    pub(super) fn costs(&self) -> impl Iterator<Item = (LimitId, u64)> {
+        self.0.iter().map(|one| (one.limit, one.cost))
+    }
+
+    pub(super) fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
     }
 }
 
@@ -33,8 +41,14 @@ impl Store {
         rules.limiter_after(&self.0).map(Self)
     }
 
-    pub(super) fn want(&self, hits: &[Hit<'_>]) -> Wanted {
-        Wanted(self.0.ask_hits(hits))
+    pub(super) fn want_nothing(&self) -> Wanted {
+        Wanted(FewAsked::new())
+    }
+
+    /// Asks for that too. No two hits may be of one key of one limit.
+    #[inline]
+    pub(super) fn want_too(&self, wanted: &mut Wanted, hit: Hit<'_>) {
+        wanted.0.push(self.0.ask_hit(&hit));
     }
 
     /// What would be answered now, taking nothing; `None` if the store cannot tell.
@@ -50,6 +64,6 @@ impl Store {
 
 /// Asks all that a request asks.
 pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
-    let limiter = state.store.0.clone();
-    Asking::Done(posed.ask_now(state, |wanted| limiter.decide_asked(&wanted.0)))
+    let (decision, watched) = posed.decide_now(&state, |wanted| state.store.0.decide_asked(&wanted.0));
+    Asking::Done(posed.ruling(state, decision, watched))
 }

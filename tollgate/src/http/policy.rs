@@ -22,9 +22,6 @@ pub(super) static RESET: HeaderName = HeaderName::from_static("ratelimit-reset")
 pub(super) static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) static POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// What all families together and `Retry-After` need. Room for them is made at once, so that the map grows once.
-const MOST_FIELDS: usize = 9;
-
 /// The largest integer of a structured field, fifteen digits (RFC 9651, section 3.3.1).
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
@@ -40,6 +37,8 @@ pub struct Policy {
     limit: HeaderValue,
     legacy: bool,
     draft6: bool,
+    /// How many fields an answer gets. Room for them is made at once, so that the map grows once at most.
+    fields: usize,
     /// `RateLimit-Policy`, in the form of the newest family that has it.
     policy: Option<HeaderValue>,
     /// `RateLimit`, likewise.
@@ -74,14 +73,17 @@ impl Policy {
         } else {
             (families.has(HeaderFamily::Draft6).then(old_policy), None)
         };
+        let (legacy, draft6) = (families.has(HeaderFamily::Legacy), families.has(HeaderFamily::Draft6));
+        let fields = [3 * usize::from(legacy), 3 * usize::from(draft6), policy.iter().len(), combined.iter().len()];
         let policy = policy.map(|text| HeaderValue::try_from(text).expect("names are made printable ASCII"));
         Self {
             name: limit.name().into(),
             ascii_name: ascii_name.into(),
             quota,
             limit: HeaderValue::from(quota),
-            legacy: families.has(HeaderFamily::Legacy),
-            draft6: families.has(HeaderFamily::Draft6),
+            legacy,
+            draft6,
+            fields: fields.into_iter().sum(),
             policy,
             combined,
         }
@@ -118,7 +120,7 @@ impl Policy {
     /// Writes what is left, without `Retry-After`.
     pub(super) fn write_left(&self, decision: &Decision, headers: &mut HeaderMap) {
         let is_known = decision.is_allowed() || decision.source() != Source::Policy;
-        if is_known && headers.try_reserve(MOST_FIELDS).is_ok() {
+        if is_known && headers.try_reserve(self.fields).is_ok() {
             self.write_legacy(decision, headers);
             self.write_standard(decision, headers);
         }
@@ -131,7 +133,7 @@ impl Policy {
     /// less remaining wins, and of two with the same the one that resets later. Headers that make no sense are
     /// written over, those of families that were not chosen are left alone.
     pub fn merge(&self, decision: &Decision, headers: &mut HeaderMap) {
-        if headers.try_reserve(MOST_FIELDS).is_err() {
+        if headers.try_reserve(self.fields).is_err() {
             return;
         }
         if !upstream::says_anything(headers) {

@@ -1,18 +1,28 @@
 //! Questions that were made ready before, for rules.
 
-use super::{AllAsked, Limiter};
+use smallvec::SmallVec;
+
+use super::{Hit, Limiter};
 use crate::decision::Decision;
 use crate::limit::LimitId;
 use crate::store::memory::Asked;
 
+/// What the rules ask that a request meets. They travel with it, so there is no more room than most need.
+pub(crate) type FewAsked = SmallVec<[Asked; 4]>;
+
 impl Limiter {
+    /// A hit as it is asked. Whoever gathers several sees to it that no two are of one key.
+    pub(crate) fn ask_hit(&self, hit: &Hit<'_>) -> Asked {
+        Asked { limit: hit.limit, fingerprint: self.0.store.fingerprint(hit.key), cost: hit.cost }
+    }
+
     /// What would be decided, taking nothing.
-    pub(crate) fn look_asked(&self, asked: &AllAsked) -> Decision {
+    pub(crate) fn look_asked(&self, asked: &[Asked]) -> Decision {
         self.0.store.look(&self.0.limits, asked, self.now())
     }
 }
 
 /// One of the limits alone, at another cost.
-pub(crate) fn only(asked: &AllAsked, limit: LimitId, cost: u64) -> AllAsked {
+pub(crate) fn only(asked: &[Asked], limit: LimitId, cost: u64) -> FewAsked {
     asked.iter().filter(|one| one.limit == limit).map(|one| Asked { cost, ..*one }).collect()
 }

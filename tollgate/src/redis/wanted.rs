@@ -1,6 +1,6 @@
 //! Questions that were made ready before, for rules: asked, looked at, and brought to their actual cost.
 
-use super::{AllWanted, RedisLimiter, StoreError};
+use super::{AllWanted, RedisLimiter, StoreError, Wanted};
 use crate::decision::{AskedBy, Decision, Source};
 use crate::limit::LimitId;
 use crate::limiter::Hit;
@@ -58,4 +58,10 @@ pub(crate) fn only(wanted: &AllWanted, limit: LimitId, cost: u64) -> AllWanted {
         one
     })
     .collect()
+}
+
+/// The limit that is asked, and the cost.
+#[cfg(feature = "rules")]
+pub(crate) fn cost(wanted: &Wanted) -> (LimitId, u64) {
+    (wanted.limit, wanted.ask.cost)
 }

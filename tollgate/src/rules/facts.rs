@@ -37,6 +37,11 @@ impl<'a> Facts<'a> {
             Some((path, query)) => (path, Some(query)),
             None => (target, None),
         };
+        Self::of_parts(method, path, query)
+    }
+
+    /// The same where path and query are apart already.
+    pub(crate) fn of_parts(method: &'a str, path: &'a str, query: Option<&'a str>) -> Self {
         Self {
             method,
             path,

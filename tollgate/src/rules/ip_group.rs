@@ -5,7 +5,7 @@
 //! in a buffer on the stack.
 
 use std::fmt::{self, Write};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// What is counted as one client: an IPv4 address, or an IPv6 network of this many bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl IpGroup {
     pub(crate) fn text(self, address: IpAddr) -> GroupText {
         let mut text = GroupText { bytes: [0; MAX_TEXT_BYTES], length: 0 };
         let written = match address.to_canonical() {
-            IpAddr::V4(whole) => write!(text, "{whole}"),
+            IpAddr::V4(whole) => text.write_v4(whole),
             IpAddr::V6(whole) if self.v6_prefix == 128 => write!(text, "{whole}"),
             IpAddr::V6(whole) => write!(text, "{}/{}", self.network(whole), self.v6_prefix),
         };
@@ -57,6 +57,20 @@ pub(crate) struct GroupText {
 impl GroupText {
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
+    }
+}
+
+impl GroupText {
+    /// As its `Display` does, at a fraction of the time: nearly every request has one.
+    fn write_v4(&mut self, address: Ipv4Addr) -> fmt::Result {
+        let mut digits = itoa::Buffer::new();
+        for (place, octet) in address.octets().into_iter().enumerate() {
+            if place > 0 {
+                self.write_str(".")?;
+            }
+            self.write_str(digits.format(octet))?;
+        }
+        Ok(())
     }
 }
 
@@ -125,6 +139,7 @@ mod tests {
         fn two_ipv4_addresses_never_share_a_group(one: u32, other: u32) {
             let text = |bits: u32| grouped(64, IpAddr::V4(bits.into()));
             prop_assert_eq!(text(one) == text(other), one == other);
+            prop_assert_eq!(text(one), Ipv4Addr::from_bits(one).to_string());
         }
     }
 }

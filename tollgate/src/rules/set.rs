@@ -4,7 +4,6 @@
 //! finding its hits allocates nothing.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -20,6 +19,7 @@ use super::{Facts, KeyPart, Request};
 use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Families, Policy};
+use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::LimitSet;
 use crate::limiter::{Limiter, LimiterBuilder};
@@ -61,14 +61,8 @@ struct Compiled {
     ban: Option<LimitId>,
 }
 
-/// What a request asks of the store.
-#[derive(Default)]
-pub(crate) struct Findings<'r> {
-    pub(crate) pieces: SmallVec<[Piece<'r>; 6]>,
-    pub(crate) hits: SmallVec<[Finding; 6]>,
-    /// The rule that refuses the request whatever is left, and why.
-    pub(crate) refused: Option<(u32, Refused)>,
-}
+/// The parts of one key.
+pub(crate) type Pieces<'r> = SmallVec<[Piece<'r>; 3]>;
 
 /// One rule that a request meets.
 #[derive(Clone, Debug)]
@@ -76,11 +70,8 @@ pub(crate) struct Finding {
     pub(crate) rule: u32,
     pub(crate) limit: LimitId,
     pub(crate) ban: Option<LimitId>,
-    /// Its key, among the pieces.
-    pub(crate) key: Range<usize>,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
-    pub(crate) is_estimate: bool,
 }
 
 /// Why a request is refused without asking a store.
@@ -110,36 +101,42 @@ impl RuleSet {
         Request::new(facts, &self.0.proxies, self.0.tokens.as_ref())
     }
 
-    /// What the request asks of the store.
-    pub(crate) fn find<'r>(&'r self, request: &'r Request<'_>) -> Findings<'r> {
-        let mut findings = Findings::default();
+    /// Every rule that the request meets, with its key.
+    ///
+    /// # Errors
+    ///
+    /// The rule that refuses the request whatever is left, and why. What was found before it is void.
+    pub(crate) fn find(
+        &self,
+        request: &Request<'_>,
+        mut found: impl FnMut(&Finding, Key<'_>),
+    ) -> Result<(), (u32, Refused)> {
+        let mut pieces = Pieces::new();
         let host = request.facts().host_name();
         for number in self.0.index.candidates(request.path(), host) {
-            match self.meet(number, request, &mut findings.pieces) {
-                Met::Hit(finding) => findings.hits.push(finding),
-                Met::Refused(number, refused) => {
-                    findings.refused = Some((number, refused));
-                    return findings;
-                }
+            pieces.clear();
+            match self.meet(number, request, &mut pieces) {
+                Met::Hit(finding) => match &pieces[..] {
+                    [one] => found(&finding, Key::from(one.as_bytes())),
+                    several => {
+                        let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
+                        found(&finding, Key::byte_parts(&parts));
+                    }
+                },
+                Met::Refused(number, refused) => return Err((number, refused)),
                 Met::Not(_) | Met::Lacks(_) | Met::Exempt => {}
             }
         }
-        findings
+        Ok(())
     }
 
-    /// What one rule makes of the request. The pieces of its key are added to the others.
-    pub(crate) fn meet<'r>(
-        &'r self,
-        number: u32,
-        request: &'r Request<'_>,
-        pieces: &mut SmallVec<[Piece<'r>; 6]>,
-    ) -> Met<'r> {
+    /// What one rule makes of the request. The pieces of its key are put into `pieces`, which is empty.
+    pub(crate) fn meet<'r>(&'r self, number: u32, request: &'r Request<'_>, pieces: &mut Pieces<'r>) -> Met<'r> {
         let compiled = &self.0.rules[number as usize];
         let rule = &compiled.rule;
         if let Some(miss) = rule.matching.first_miss(request) {
             return Met::Not(miss);
         }
-        let from = pieces.len();
         for part in &rule.key {
             let piece = match (part.of(request), rule.missing) {
                 (Some(piece), _) => piece,
@@ -152,8 +149,7 @@ impl RuleSet {
             };
             pieces.push(piece);
         }
-        let key = from..pieces.len();
-        let parts = pieces[from..].iter().map(Piece::as_bytes);
+        let parts = pieces.iter().map(Piece::as_bytes);
         if rule.exempt.lists(request) || compiled.exempt.get(parts.clone()).is_some() {
             return Met::Exempt;
         }
@@ -163,15 +159,7 @@ impl RuleSet {
         }
         let limit = compiled.by_key.get(parts).copied().or_else(|| compiled.plan_limit(request));
         let (limit, cost) = (limit.unwrap_or(compiled.limit), rule.cost.of(request));
-        Met::Hit(Finding {
-            rule: number,
-            limit,
-            ban: compiled.ban,
-            key,
-            cost,
-            mode: rule.mode,
-            is_estimate: rule.cost.is_estimate(),
-        })
+        Met::Hit(Finding { rule: number, limit, ban: compiled.ban, cost, mode: rule.mode })
     }
 
     /// The hit of a question that names a rule and a key itself.
@@ -189,10 +177,8 @@ impl RuleSet {
             rule: number,
             limit: compiled.by_key.get(known).copied().unwrap_or(compiled.limit),
             ban: compiled.ban,
-            key: 0..parts.len(),
             cost,
             mode: compiled.rule.mode,
-            is_estimate: true,
         }))
     }
 
@@ -243,6 +229,16 @@ impl RuleSet {
     /// The rule that a limit of the store belongs to.
     pub(crate) fn owner(&self, limit: LimitId) -> u32 {
         self.0.owners[limit.index()]
+    }
+
+    /// The ban of a rule.
+    pub(crate) fn ban(&self, rule: u32) -> Option<LimitId> {
+        self.0.rules[rule as usize].ban
+    }
+
+    /// Whether the cost of a rule is an estimate.
+    pub(crate) fn estimates(&self, rule: u32) -> bool {
+        self.0.rules[rule as usize].rule.cost.is_estimate()
     }
 
     pub(crate) fn policy(&self, limit: LimitId) -> &Policy {

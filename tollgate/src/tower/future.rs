@@ -55,7 +55,7 @@ impl<F, R, E> ResponseFuture<F, R, E> {
     {
         let way = Box::pin(async move {
             let ruling = ruling.await;
-            if let Some(refused) = refusal(&ruling, request.headers()) {
+            if let Some(refused) = refusal(&ruling, &request) {
                 return Ok(refused);
             }
             if !ruling.delay().is_zero() {

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use http::header::CONTENT_LENGTH;
+use http::{Method, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
@@ -62,10 +63,13 @@ impl ActualCost {
 
 impl<S> RateLimit<S> {
     fn ask<B>(&self, request: &Request<B>) -> Asking {
-        let target = request.uri().path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-        let mut facts =
-            Facts::new(request.method().as_str(), target).headers(request.headers()).extensions(request.extensions());
-        if let Some(host) = request.uri().host() {
+        let uri = request.uri();
+        // `CONNECT` has no path.
+        let path = if uri.path().is_empty() { "/" } else { uri.path() };
+        let mut facts = Facts::of_parts(request.method().as_str(), path, uri.query())
+            .headers(request.headers())
+            .extensions(request.extensions());
+        if let Some(host) = uri.host() {
             facts = facts.host(host);
         }
         let peer: Option<IpAddr> = (self.find_peer)(request.extensions());
@@ -76,12 +80,21 @@ impl<S> RateLimit<S> {
     }
 }
 
-/// The refusal that a ruling is, in the form that the client of these headers understands.
-pub(super) fn refusal<B>(ruling: &Ruling, headers: &HeaderMap) -> Option<Response<ResponseBody<B>>> {
-    if is_grpc(headers) {
+/// The refusal that a ruling is, in the form that the client of this request understands.
+pub(super) fn refusal<Q, B>(ruling: &Ruling, request: &Request<Q>) -> Option<Response<ResponseBody<B>>> {
+    if ruling.is_allowed() {
+        return None;
+    }
+    if is_grpc(request.headers()) {
         return ruling.grpc_response().map(|response| response.map(|()| ResponseBody::refusal(Bytes::new())));
     }
-    ruling.response(headers).map(|response| response.map(ResponseBody::refusal))
+    let mut response = ruling.response(request.headers())?;
+    // Not every server takes the body from an answer to HEAD; its length is told all the same.
+    if request.method() == Method::HEAD {
+        let length = std::mem::take(response.body_mut()).len();
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
+    Some(response.map(ResponseBody::refusal))
 }
 
 impl<S, Q, R> Service<Request<Q>> for RateLimit<S>
@@ -102,7 +115,7 @@ where
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
         match self.ask(&request) {
-            Asking::Done(ruling) => match refusal(&ruling, request.headers()) {
+            Asking::Done(ruling) => match refusal(&ruling, &request) {
                 Some(refused) => ResponseFuture::refused(refused),
                 None if ruling.delay().is_zero() => ResponseFuture::inside(self.inner.call(request), ruling),
                 None => ResponseFuture::longer(std::future::ready(ruling), self.take_ready(), request),

@@ -35,7 +35,7 @@ async fn every_answer_tells_what_is_left_and_a_denial_when_to_retry() {
     assert_eq!(denied.all(IETF), [Some(r#""per-user";q=2;w=60"#), Some(r#""per-user";r=0;t=20"#)]);
     assert_eq!(
         denied.all(["retry-after", "content-type", "content-length", "cache-control"]),
-        [Some("20"), Some("application/json"), Some("115"), Some("no-store")]
+        [Some("20"), Some("application/json"), Some("110"), Some("no-store")]
     );
     assert_eq!(
         denied.body,
@@ -87,7 +87,7 @@ async fn the_body_is_the_one_that_the_client_likes_best() {
     assert_eq!(server.get("/", &[]).await.status, 200);
 
     let html = server.get("/", &[]).await;
-    assert_eq!((html.header("content-type"), &*html.body), (Some("text/html"), "<p>all: wait 20 s</p>"));
+    assert_eq!((html.header("content-type"), &*html.body), (Some("text/html; charset=utf-8"), "<p>all: wait 20 s</p>"));
     let json = server.get("/", &[("accept", "application/json")]).await;
     assert_eq!(json.header("content-type"), Some("application/json"));
     assert!(json.body.starts_with(r#"{"error":"rate_limit_exceeded","#), "{}", json.body);

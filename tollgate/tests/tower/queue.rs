@@ -27,7 +27,8 @@ type Seen = Arc<Mutex<Vec<(u32, u64)>>>;
 fn service(
     gate: Gate,
     seen: Seen,
-) -> impl Service<Request<u32>, Response = Response<impl Sized>, Error = std::convert::Infallible, Future: Send> + Clone {
+) -> impl Service<Request<u32>, Response = Response<impl Sized>, Error = std::convert::Infallible, Future: Send> + Clone
+{
     let start = Instant::now();
     let inner = service_fn(move |request: Request<u32>| {
         seen.lock().unwrap().push((request.into_body(), start.elapsed().as_secs()));

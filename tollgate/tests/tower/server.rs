@@ -41,16 +41,20 @@ impl Server {
             async { "hello" }
         };
         let app = Router::new().fallback(any(hello)).layer(layer(gate));
-        Self { calls, ..Self::serving(app).await }
+        Self::counting(app, calls).await
     }
 
     /// An application as it is.
     pub(crate) async fn serving(app: Router) -> Self {
+        Self::counting(app, Arc::default()).await
+    }
+
+    async fn counting(app: Router, calls: Arc<AtomicUsize>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let app = app.into_make_service_with_connect_info::<SocketAddr>();
         let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { address, calls: Arc::default(), serving }
+        Self { address, calls, serving }
     }
 
     /// How many requests the service inside has seen.
@@ -62,7 +66,13 @@ impl Server {
         self.ask(&http1(), Method::GET, path, headers).await
     }
 
-    pub(crate) async fn ask(&self, client: &HttpClient, method: Method, path: &str, headers: &[(&str, &str)]) -> Answer {
+    pub(crate) async fn ask(
+        &self,
+        client: &HttpClient,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> Answer {
         let mut request = Request::new(Empty::new());
         *request.method_mut() = method;
         *request.uri_mut() = format!("http://{}{path}", self.address).parse().unwrap();
@@ -75,9 +85,8 @@ impl Server {
 
 /// The layer of a gate, told where this server leaves the address of the connection.
 pub(crate) fn layer(gate: &Gate) -> RateLimitLayer {
-    RateLimitLayer::new(gate.clone()).peer_address(|extensions| {
-        extensions.get::<ConnectInfo<SocketAddr>>().map(|connected| connected.0.ip())
-    })
+    RateLimitLayer::new(gate.clone())
+        .peer_address(|extensions| extensions.get::<ConnectInfo<SocketAddr>>().map(|connected| connected.0.ip()))
 }
 
 pub(crate) type HttpClient = Client<HttpConnector, Empty<Bytes>>;
