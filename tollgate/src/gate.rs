@@ -109,6 +109,13 @@ impl Gate {
         Ok(())
     }
 
+    /// This gate as it is now: it shares the counts, but keeps to these rules when others are put in force. So
+    /// several questions can be decided by the same rules.
+    #[must_use]
+    pub fn as_it_is(&self) -> Self {
+        Self(Arc::new(ArcSwap::new(self.0.load_full())))
+    }
+
     /// Goes over to the rules and the store of another gate.
     pub fn become_like(&self, other: &Self) {
         self.0.store(other.0.load_full());

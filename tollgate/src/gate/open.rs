@@ -1,7 +1,7 @@
 //! A gate as a rule file describes it, in memory or on Redis.
 
 use super::Gate;
-use super::opening::{OpenError, limiter};
+use super::opening::{OpenError, limiter, max_memory};
 use crate::redis::RedisLimiter;
 use crate::rules::file::{Parsed, StoreUrl};
 
@@ -19,9 +19,12 @@ impl Gate {
         let rules = file.compile()?;
         match &file.store {
             StoreUrl::Redis(url) => {
-                let settings = RedisLimiter::builder(url.as_str())
+                let mut settings = RedisLimiter::builder(url.as_str())
                     .store_timeout(file.store_timeout.duration())
                     .on_store_failure(file.on_store_failure.into());
+                if let Some(bytes) = max_memory(file) {
+                    settings = settings.max_memory(bytes);
+                }
                 Self::on_redis(rules, settings).await.map_err(OpenError::store)
             }
             StoreUrl::Memory => Ok(Self::with_limiter(rules, limiter(file))?),

@@ -48,10 +48,15 @@ impl fmt::Display for OpenError {
 
 impl std::error::Error for OpenError {}
 
-/// The memory that a rule file allows.
+/// The limiter in memory that a rule file describes.
 pub(super) fn limiter(file: &Parsed) -> LimiterBuilder {
-    match file.max_memory {
-        Some(size) => Limiter::builder().max_memory(usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
+    match max_memory(file) {
+        Some(bytes) => Limiter::builder().max_memory(bytes),
         None => Limiter::builder(),
     }
+}
+
+/// The memory that a rule file allows, in bytes.
+pub(super) fn max_memory(file: &Parsed) -> Option<usize> {
+    file.max_memory.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX))
 }

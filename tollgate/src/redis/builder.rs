@@ -34,6 +34,7 @@ pub struct RedisLimiterBuilder {
     on_store_failure: OnStoreFailure,
     tls_ca: Option<Vec<u8>>,
     clock: Option<ManualClock>,
+    max_memory: Option<usize>,
     denial_cache: bool,
 }
 
@@ -46,6 +47,7 @@ impl RedisLimiterBuilder {
             on_store_failure: OnStoreFailure::default(),
             tls_ca: None,
             clock: None,
+            max_memory: None,
             denial_cache: true,
         }
     }
@@ -92,6 +94,13 @@ impl RedisLimiterBuilder {
         self
     }
 
+    /// The most memory for counts that this node keeps itself, while Redis fails: see
+    /// [`LimiterBuilder::max_memory`](crate::LimiterBuilder::max_memory).
+    pub fn max_memory(mut self, bytes: usize) -> Self {
+        self.max_memory = Some(bytes);
+        self
+    }
+
     /// Asks Redis again even where a denial is certain.
     pub fn without_denial_cache(mut self) -> Self {
         self.denial_cache = false;
@@ -117,6 +126,10 @@ impl RedisLimiterBuilder {
         let local = Limiter::builder().limits(self.limits.clone());
         let local = match &self.clock {
             Some(clock) => local.clock(clock.clone()),
+            None => local,
+        };
+        let local = match self.max_memory {
+            Some(bytes) => local.max_memory(bytes),
             None => local,
         };
         let local = local.build()?;

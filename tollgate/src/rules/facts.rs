@@ -28,6 +28,7 @@ pub struct Facts<'a> {
     domain: Option<&'a str>,
     descriptors: &'a [(&'a str, &'a str)],
     extensions: Option<&'a Extensions>,
+    cost: Option<u64>,
 }
 
 impl<'a> Facts<'a> {
@@ -53,6 +54,7 @@ impl<'a> Facts<'a> {
             domain: None,
             descriptors: &[],
             extensions: None,
+            cost: None,
         }
     }
 
@@ -89,6 +91,13 @@ impl<'a> Facts<'a> {
     /// Names and values that a client of a decision service gave.
     pub fn descriptors(mut self, descriptors: &'a [(&'a str, &'a str)]) -> Self {
         self.descriptors = descriptors;
+        self
+    }
+
+    /// What whoever asks says the request takes, for rules that leave it at one unit. What a rule says itself goes
+    /// before it, but for 0: that takes nothing anywhere.
+    pub fn cost(mut self, units: u64) -> Self {
+        self.cost = Some(units);
         self
     }
 
@@ -169,6 +178,12 @@ impl<'a> Facts<'a> {
     #[must_use]
     pub fn all_descriptors(&self) -> &'a [(&'a str, &'a str)] {
         self.descriptors
+    }
+
+    /// What whoever asks says the request takes.
+    #[must_use]
+    pub fn given_cost(&self) -> Option<u64> {
+        self.cost
     }
 
     /// What other middleware left with the request.

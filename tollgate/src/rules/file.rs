@@ -139,6 +139,19 @@ impl Parsed {
         &self.source
     }
 
+    /// The same, with files that it names looked for in that folder: for a file that came by another way than
+    /// [`load`](RuleFile::load).
+    #[must_use]
+    pub fn in_folder(self, folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), ..self }
+    }
+
+    /// The folder in which files that it names are looked for.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// What was taken although it is hardly what was meant.
     #[must_use]
     pub fn warnings(&self) -> &Problems {

@@ -101,7 +101,10 @@ impl Cost {
     }
 
     pub(super) fn of(&self, request: &Request<'_>) -> u64 {
+        let given = request.facts().given_cost();
         match &self.0 {
+            _ if given == Some(0) => 0,
+            CostSource::Constant(1) => given.unwrap_or(1),
             CostSource::Constant(units) => *units,
             CostSource::Header(name) => {
                 let value = request.facts().header_map().and_then(|headers| headers.get(name));

@@ -192,6 +192,12 @@ impl RuleSet {
         self.0.rules.iter().map(|compiled| compiled.rule.limit.name())
     }
 
+    /// What the rule of that name counts by; `None` if there is no such rule.
+    #[must_use]
+    pub fn key_parts(&self, name: &str) -> Option<&[KeyPart]> {
+        self.number(name).map(|number| &*self.rule(number).key)
+    }
+
     /// The limits of all rules, in their order, without overrides and bans.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {

@@ -14,7 +14,7 @@ use crate::rules::file::forms::{
 use crate::{InvalidLimit, Limit};
 
 /// A limit.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[schemars(extend("additionalProperties" = false))]
 #[non_exhaustive]
 pub struct LimitRule {
@@ -93,7 +93,7 @@ impl LimitRule {
 }
 
 /// Which requests a limit is about. All that is written must hold; in a list, one entry must.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct MatchRule {
@@ -140,7 +140,7 @@ pub enum CostRule {
 }
 
 /// A plan or a single key with numbers of its own.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[schemars(extend("additionalProperties" = false))]
 #[non_exhaustive]
 pub struct OverrideRule {
@@ -154,7 +154,7 @@ pub struct OverrideRule {
 }
 
 /// Some callers: by address, by key, or by an expression.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct ListRule {

@@ -8,7 +8,7 @@ use crate::rules::ForwardingHeader;
 use crate::rules::file::forms::{Address, Cidr, PathGlob, Span, TokenSource, Upstream};
 
 /// The gateway.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct GatewayRule {
@@ -60,7 +60,7 @@ impl From<ForwardingName> for ForwardingHeader {
 }
 
 /// A route of the gateway.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RouteRule {
@@ -71,7 +71,7 @@ pub struct RouteRule {
 }
 
 /// The decision service.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct ServiceRule {
@@ -127,7 +127,7 @@ impl From<ListenerText> for Listener {
 }
 
 /// The admin page.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct AdminRule {
@@ -136,7 +136,7 @@ pub struct AdminRule {
 }
 
 /// How tokens are verified: by one key, or by a set of keys.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct JwtRule {
