@@ -1,19 +1,15 @@
-//! The limit in force when nobody configured one: 10 requests per minute for each user.
+//! The rule file in force when nobody gave one: 10 requests per minute for each user.
 
-use axum::http::HeaderMap;
-use tollgate::{InvalidLimit, Limit, MINUTE, SlidingWindowCounter};
+use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
-pub(crate) const NAME: &str = "per-user";
-pub(crate) const DESCRIPTION: &str = "limit per-user: 10 per 60 s (sliding_window_counter), key header:x-user-id";
+const TEXT: &str = "
+service:
+  http: 127.0.0.1:8090
+limits:
+  - name: per-user
+    key: header:x-user-id
+";
 
-/// Requests without the header share this key.
-const MISSING: &[u8] = b"anonymous";
-
-pub(crate) fn limit() -> Result<Limit, InvalidLimit> {
-    Limit::new(NAME, SlidingWindowCounter::new(10, MINUTE))
-}
-
-/// The key that a request with these headers falls under: `header:x-user-id` in a rule file.
-pub(crate) fn key(headers: &HeaderMap) -> &[u8] {
-    headers.get("x-user-id").map_or(MISSING, |value| value.as_bytes())
+pub(crate) fn rules() -> Result<Parsed, Problems> {
+    RuleFile::parse("the built-in rules", TEXT)
 }

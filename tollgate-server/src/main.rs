@@ -2,23 +2,31 @@
 
 mod builtin;
 mod cli;
+mod config;
+mod limits_told;
+mod notice;
+mod reload;
+mod seconds;
 mod service;
 mod shutdown;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Wrong usage or configuration. 1 is kept for commands whose answer can be no.
+use self::cli::{Cli, Outcome};
+
+/// The answer is no.
+const EXIT_NO: u8 = 1;
+/// Wrong usage or configuration.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    match cli::run(cli::Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+    match cli::run(Cli::parse()) {
+        Ok(Outcome::Yes) => ExitCode::SUCCESS,
+        Ok(Outcome::No) => ExitCode::from(EXIT_NO),
         Err(error) => {
-            // Nobody is left to tell when even stderr is closed.
-            let _ = writeln!(std::io::stderr(), "tollgate: {error}");
+            error.tell();
             ExitCode::from(EXIT_USAGE)
         }
     }

@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
+use tollgate::rules::file::Listener;
 
 use super::proxy_protocol::{self, ProxyProtocol};
 
@@ -49,6 +50,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) proxy_protocol: ProxyProtocol,
+}
+
+impl Options {
+    /// What a rule file says of a listener.
+    pub(crate) fn of(listener: &Listener) -> Self {
+        let proxy_protocol = if listener.proxy_protocol { ProxyProtocol::Required } else { ProxyProtocol::Off };
+        Self { proxy_protocol }
+    }
 }
 
 /// Serves until `shutdown` ends, then lets what is under way finish, for at most [`DRAIN_DEADLINE`].

@@ -2,7 +2,8 @@
 //!
 //! A valid question is answered with 200, whether it is allowed or denied: being denied is a decision. All the
 //! questions of a batch are understood before the first is decided, so a batch that is refused has spent
-//! nothing; then each is decided by itself, in order.
+//! nothing; then each is decided by itself, all by the same rules. In memory they are decided in order. On Redis
+//! they set out in order, together, so that they share trips.
 
 mod answer;
 mod question;
@@ -16,14 +17,16 @@ use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
-use tollgate::Limiter;
+use tollgate::{Asking, Gate};
 
 use self::answer::Answer;
+pub(crate) use self::answer::reason;
 use self::question::{Questions, Shape};
 use self::refusal::{Refusal, quoted};
-use super::connections;
+use super::connections::{self, Options};
 
 /// A full batch of questions of about 1,000 bytes each.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -32,24 +35,29 @@ const MAX_BODY_BYTES: usize = 1024 * 1024;
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Answers questions until `shutdown` ends, then finishes what is under way.
-pub(crate) async fn run(listener: TcpListener, limiter: Limiter, shutdown: impl Future<Output = ()>) {
-    connections::serve(listener, router(limiter), connections::Options::default(), shutdown).await;
+pub(crate) async fn run(listener: TcpListener, gate: Gate, options: Options, shutdown: impl Future<Output = ()>) {
+    connections::serve(listener, router(gate), options, shutdown).await;
 }
 
-fn router(limiter: Limiter) -> Router {
+fn router(gate: Gate) -> Router {
     Router::new()
         .route("/v1/check", post(check))
         .method_not_allowed_fallback(wrong_method)
         .fallback(wrong_path)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(limiter)
+        .with_state(gate)
 }
 
-async fn check(State(limiter): State<Limiter>, request: Request) -> Result<Response, Refusal> {
+async fn check(State(gate): State<Gate>, request: Request) -> Result<Response, Refusal> {
     let body = read_body(request).await?;
     let questions = Questions::parse(&body)?;
-    let hits = questions.hits(&limiter)?;
-    let mut answers = hits.iter().map(|hit| Answer::new(&limiter, limiter.decide_now(std::slice::from_ref(hit))));
+    let asking: Vec<Asking> = {
+        // One set of rules for all of them, whatever is put in force meanwhile.
+        let gate = gate.as_it_is();
+        questions.understood(&gate.rules())?.iter().map(|question| question.ask(&gate)).collect()
+    };
+    let rulings = join_all(asking.into_iter().map(Asking::ruling)).await;
+    let mut answers = rulings.iter().map(Answer::new);
     Ok(match questions.shape() {
         Shape::One => Json(answers.next()).into_response(),
         Shape::Batch => Json(answers.collect::<Vec<_>>()).into_response(),

@@ -1,59 +1,69 @@
-//! A decision as JSON.
+//! A ruling as JSON.
 
-use std::time::Duration;
+use serde::Serialize;
+use tollgate::http::Refusal;
+use tollgate::{Decision, Ruling, Source};
 
-use serde::ser::{Error, Serialize, Serializer};
-use serde_json::value::RawValue;
-use tollgate::{Decision, Limiter};
+use crate::seconds::Seconds;
 
 /// What a client reads. The times are seconds.
-#[derive(serde::Serialize)]
+#[derive(Serialize)]
 pub(crate) struct Answer<'a> {
     allowed: bool,
     limit: Option<&'a str>,
-    quota: u64,
-    remaining: u64,
-    reset_after: Seconds,
+    quota: Option<u64>,
+    remaining: Option<u64>,
+    reset_after: Option<Seconds>,
     retry_after: Option<Seconds>,
     delay: Seconds,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    source: Option<&'static str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shadow: Vec<Watched<'a>>,
+}
+
+/// What a rule that only watches has decided.
+#[derive(Serialize)]
+struct Watched<'a> {
+    limit: &'a str,
+    allowed: bool,
 }
 
 impl<'a> Answer<'a> {
-    pub(crate) fn new(limiter: &'a Limiter, decision: Decision) -> Self {
+    pub(crate) fn new(ruling: &'a Ruling) -> Self {
+        let decision = ruling.decision();
+        let watched = ruling.watched().map(|(limit, decision)| Watched { limit, allowed: decision.is_allowed() });
         Self {
-            allowed: decision.is_allowed(),
-            limit: decision.limit().map(|id| limiter.limit(id).name()),
-            quota: decision.quota(),
-            remaining: decision.remaining(),
-            reset_after: Seconds(decision.reset_after()),
-            retry_after: decision.retry_after().map(Seconds),
-            delay: Seconds(decision.delay()),
+            allowed: ruling.is_allowed(),
+            limit: ruling.limit(),
+            quota: decision.map(Decision::quota),
+            remaining: decision.map(Decision::remaining),
+            reset_after: decision.map(|decision| Seconds(decision.reset_after())),
+            retry_after: decision.and_then(Decision::retry_after).map(Seconds),
+            delay: Seconds(ruling.delay()),
+            reason: ruling.refusal().map(reason),
+            source: decision.map(|decision| source(decision.source())),
+            shadow: watched.collect(),
         }
     }
 }
 
-/// A JSON number with six decimals, written from the integers: a detour over a float would round long times and
-/// write short ones as `1e-6`.
-struct Seconds(Duration);
-
-impl Serialize for Seconds {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let text = format!("{}.{:06}", self.0.as_secs(), self.0.subsec_micros());
-        RawValue::from_string(text).map_err(S::Error::custom)?.serialize(serializer)
+/// The word for a refusal.
+pub(crate) fn reason(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::Limited => "limited",
+        // The others go by the same word wherever they are told.
+        other => other.code(),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seconds_are_exact_to_the_microsecond_at_any_length() {
-        let written = |micros| serde_json::to_string(&Seconds(Duration::from_micros(micros))).unwrap();
-        assert_eq!(written(0), "0.000000");
-        assert_eq!(written(1), "0.000001");
-        assert_eq!(written(59_999_999), "59.999999");
-        assert_eq!(written(60_000_000), "60.000000");
-        assert_eq!(written(u64::MAX), "18446744073709.551615");
+fn source(source: Source) -> &'static str {
+    match source {
+        Source::DenialCache => "denial_cache",
+        Source::Lease => "lease",
+        Source::Local => "local",
+        Source::Policy => "policy",
+        _ => "store",
     }
 }

@@ -1,23 +1,26 @@
-//! The body of a request, understood: JSON to the hits that the limiter decides.
+//! The body of a request, understood: JSON to what the gate is asked.
+
+mod facts;
+mod values;
 
 use std::fmt;
-use std::marker::PhantomData;
-use std::net::IpAddr;
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::StatusCode;
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use tollgate::{Hit, Limiter};
+use tollgate::rules::RuleSet;
+use tollgate::{Asking, Gate};
 
+use self::facts::RequestFacts;
+use self::values::{Cost, Object, OneOrMany};
 use super::refusal::{Refusal, complaint, quoted};
-use crate::builtin;
 
 /// About a millisecond of decisions, during which the thread serves nobody else.
 const MAX_BATCH: usize = 1000;
 
-/// As many as the HTTP server itself takes from a request.
-const MAX_HEADERS: usize = 100;
+/// As many names of limits as a message repeats.
+const MAX_NAMES: usize = 20;
 
 /// What was asked, and whether the answer is one object or an array of them.
 #[derive(Debug)]
@@ -37,34 +40,18 @@ pub(crate) enum Shape {
 #[serde(deny_unknown_fields)]
 struct Question {
     limit: Option<String>,
-    key: Option<String>,
-    request: Option<Object<Facts>>,
+    key: Option<OneOrMany>,
+    request: Option<Object<RequestFacts>>,
     cost: Option<Cost>,
 }
 
-/// What is known of the request that someone wants to let through.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "clients may send every fact; the built-in limit reads the headers alone")]
-struct Facts {
-    method: Option<String>,
-    path: Option<String>,
-    host: Option<String>,
-    ip: Option<IpAddr>,
-    #[serde(default)]
-    headers: Headers,
+/// A question that makes sense under the rules it was held against.
+pub(crate) enum Understood<'q> {
+    /// A key of the limit of that name.
+    Named { limit: &'q str, key: Vec<&'q [u8]>, cost: u64 },
+    /// Whatever limits the request meets.
+    Request { facts: &'q RequestFacts, cost: Option<u64> },
 }
-
-#[derive(Debug)]
-struct Cost(u64);
-
-/// A struct that is written with the names of its fields. serde by itself takes an array for it too.
-#[derive(Debug)]
-struct Object<T>(T);
-
-/// Names are case-insensitive, and each stands for one value: of two, a client could not know which one counts.
-#[derive(Debug, Default)]
-struct Headers(HeaderMap);
 
 impl Questions {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Refusal> {
@@ -81,39 +68,74 @@ impl Questions {
         self.shape
     }
 
-    /// Every question as the limiter takes it, or the refusal of the first that makes no sense.
-    pub(crate) fn hits(&self, limiter: &Limiter) -> Result<Vec<Hit<'_>>, Refusal> {
+    /// Every question held against the rules, or the refusal of the first that makes no sense.
+    pub(crate) fn understood(&self, rules: &RuleSet) -> Result<Vec<Understood<'_>>, Refusal> {
         let place = |index| match self.shape {
             Shape::One => String::new(),
             Shape::Batch => format!("[{index}]."),
         };
-        self.questions.iter().enumerate().map(|(index, question)| question.hit(limiter, || place(index))).collect()
+        self.questions.iter().enumerate().map(|(index, one)| one.understood(rules, || place(index))).collect()
     }
 }
 
 impl Question {
     /// `place` is what stands before the field's name when the question is one of several.
-    fn hit(&self, limiter: &Limiter, place: impl Fn() -> String) -> Result<Hit<'_>, Refusal> {
+    fn understood(&self, rules: &RuleSet, place: impl Fn() -> String) -> Result<Understood<'_>, Refusal> {
         let refuse = |field: &str, problem: &str| Err(invalid_question(format!("`{}{field}` {problem}", place())));
-        let (name, key) = match (&self.limit, &self.key, &self.request) {
-            (Some(limit), Some(key), None) => (limit.as_str(), key.as_bytes()),
-            (None, None, Some(request)) => (builtin::NAME, builtin::key(&request.0.headers.0)),
-            (Some(_), None, None) => return refuse("key", "is missing; send it with `limit`"),
+        let cost = self.cost.as_ref().map(|cost| cost.0);
+        let (limit, key) = match (&self.limit, &self.key, &self.request) {
+            (None, None, Some(Object(facts))) => return Ok(Understood::Request { facts, cost }),
+            (Some(limit), key, None) => (limit, key),
             (None, Some(_), None) => return refuse("limit", "is missing; send it with `key`"),
             (None, None, None) => return refuse("limit", "is missing; send `limit` and `key`, or `request`"),
             (_, _, Some(_)) => return refuse("request", "excludes `limit` and `key`; send one or the other"),
         };
-        let Some(id) = limiter.id(name) else {
-            let known = limiter.limits().iter().map(|limit| limit.name()).collect::<Vec<_>>().join(", ");
-            return Err(Refusal {
-                status: StatusCode::BAD_REQUEST,
-                error: "unknown_limit",
-                message: format!("no limit is named {}; use one of: {known}", quoted(name)),
-            });
-        };
-        let cost = self.cost.as_ref().map_or(1, |cost| cost.0);
-        Ok(Hit::new(id, key).cost(cost))
+        let Some(parts) = rules.key_parts(limit) else { return Err(unknown_limit(limit, rules)) };
+        let given = key.as_ref().map_or(&[][..], OneOrMany::as_slice);
+        if given.len() != parts.len() {
+            if key.is_none() {
+                return refuse("key", "is missing; send it with `limit`");
+            }
+            return refuse("key", &wrong_parts(limit, given.len(), parts));
+        }
+        let key = given.iter().map(String::as_bytes).collect();
+        Ok(Understood::Named { limit, key, cost: cost.unwrap_or(1) })
     }
+}
+
+impl Understood<'_> {
+    /// Asks a gate with the rules that the question was held against.
+    pub(crate) fn ask(&self, gate: &Gate) -> Asking {
+        match self {
+            Self::Named { limit, key, cost } => {
+                gate.ask_by_name(limit, key, *cost).expect("the rules have been asked for this limit")
+            }
+            Self::Request { facts, cost } => facts.ask(gate, *cost),
+        }
+    }
+}
+
+/// What a key has too many or too few of.
+fn wrong_parts(limit: &str, given: usize, parts: &[impl ToString]) -> String {
+    let names = parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match parts.len() {
+        0 => format!("is given, but {} is one count for all; leave it out", quoted(limit)),
+        1 => format!("has {given} parts, but {} counts by {names}; send one string", quoted(limit)),
+        most => {
+            let has = if given == 1 { "1 part".to_owned() } else { format!("{given} parts") };
+            format!("has {has}, but {} counts by {names}; send a list of {most} strings", quoted(limit))
+        }
+    }
+}
+
+fn unknown_limit(name: &str, rules: &RuleSet) -> Refusal {
+    let mut known = rules.names().take(MAX_NAMES).collect::<Vec<_>>().join(", ");
+    if rules.names().nth(MAX_NAMES).is_some() {
+        known += ", …";
+    }
+    let fix = if known.is_empty() { "there are no limits".to_owned() } else { format!("use one of: {known}") };
+    let message = format!("no limit is named {}; {fix}", quoted(name));
+    Refusal { status: StatusCode::BAD_REQUEST, error: "unknown_limit", message }
 }
 
 fn refuse_json(path: &str, error: &serde_json::Error) -> Refusal {
@@ -125,7 +147,7 @@ fn refuse_json(path: &str, error: &serde_json::Error) -> Refusal {
         Refusal {
             status: StatusCode::BAD_REQUEST,
             error: "invalid_json",
-            message: format!(r#"the body is not JSON: {complaint}; send {{"limit":"{}","key":"42"}}"#, builtin::NAME),
+            message: format!(r#"the body is not JSON: {complaint}; send {{"limit":"per-user","key":"42"}}"#),
         }
     }
 }
@@ -136,9 +158,9 @@ fn invalid_question(message: String) -> Refusal {
 
 impl<'de> Deserialize<'de> for Questions {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrMany;
+        struct OneOrSeveral;
 
-        impl<'de> Visitor<'de> for OneOrMany {
+        impl<'de> Visitor<'de> for OneOrSeveral {
             type Value = Questions;
 
             fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -164,86 +186,6 @@ impl<'de> Deserialize<'de> for Questions {
             }
         }
 
-        deserializer.deserialize_any(OneOrMany)
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
-            type Value = Object<T>;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
-            }
-        }
-
-        deserializer.deserialize_map(Fields(PhantomData))
-    }
-}
-
-impl<'de> Deserialize<'de> for Cost {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct WholeNumber;
-
-        impl Visitor<'_> for WholeNumber {
-            type Value = Cost;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(out, "a whole number from 0 to {}", u64::MAX)
-            }
-
-            fn visit_u64<E>(self, cost: u64) -> Result<Cost, E> {
-                Ok(Cost(cost))
-            }
-        }
-
-        deserializer.deserialize_u64(WholeNumber)
-    }
-}
-
-impl<'de> Deserialize<'de> for Headers {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NamesAndValues;
-
-        impl<'de> Visitor<'de> for NamesAndValues {
-            type Value = Headers;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("an object of header names and their values")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Headers, A::Error> {
-                let mut headers = HeaderMap::new();
-                while let Some((name, value)) = map.next_entry::<String, String>()? {
-                    if headers.len() == MAX_HEADERS {
-                        return Err(A::Error::custom(format_args!(
-                            "a request has at most {MAX_HEADERS} headers; send those that keys are made of"
-                        )));
-                    }
-                    insert(&mut headers, &name, &value).map_err(A::Error::custom)?;
-                }
-                Ok(Headers(headers))
-            }
-        }
-
-        deserializer.deserialize_map(NamesAndValues)
-    }
-}
-
-fn insert(headers: &mut HeaderMap, name: &str, value: &str) -> Result<(), String> {
-    let parsed = HeaderName::from_bytes(name.as_bytes())
-        .map_err(|_| format!("{} is not a header name; use letters, digits and hyphens", quoted(name)))?;
-    let value = HeaderValue::from_bytes(value.as_bytes())
-        .map_err(|_| format!("the value of {} has control characters; send it without", quoted(name)))?;
-    match headers.insert(parsed, value) {
-        None => Ok(()),
-        Some(_) => Err(format!("{} is there twice; names are case-insensitive, send it once", quoted(name))),
+        deserializer.deserialize_any(OneOrSeveral)
     }
 }

@@ -1,5 +1,7 @@
 //! What a key is made of, and where plans and tokens come from: `kind:NAME`.
 
+use std::fmt;
+
 use super::super::problem::shown;
 use super::{Form, HeaderName, Misfit, nearest};
 
@@ -37,6 +39,26 @@ pub enum KeyPart {
     Descriptor(String),
     /// `const:TEXT`, or a word that is nothing else.
     Const(String),
+}
+
+/// As a file writes it.
+impl fmt::Display for KeyPart {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip { v6_prefix: SUBSCRIBER_BITS } => out.write_str("ip"),
+            Self::Ip { v6_prefix } => write!(out, "ip/{v6_prefix}"),
+            Self::Header(name) => write!(out, "header:{}", name.as_str()),
+            Self::Cookie(name) => write!(out, "cookie:{name}"),
+            Self::Query(name) => write!(out, "query:{name}"),
+            Self::Path => out.write_str("path"),
+            Self::Method => out.write_str("method"),
+            Self::Host => out.write_str("host"),
+            Self::Route => out.write_str("route"),
+            Self::Jwt(claim) => write!(out, "jwt:{claim}"),
+            Self::Descriptor(name) => write!(out, "descriptor:{name}"),
+            Self::Const(text) => write!(out, "const:{text}"),
+        }
+    }
 }
 
 const BARE: [&str; 5] = ["ip", "path", "method", "host", "route"];

@@ -1,0 +1,77 @@
+//! Why a command could not be done, with the fix.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use tollgate::OpenError;
+use tollgate::redis::{ConnectError, PublishError};
+use tollgate::rules::file::{LoadError, Problems};
+
+use crate::notice;
+
+#[derive(Debug)]
+pub(crate) enum Error {
+    Load(LoadError),
+    Open(OpenError),
+    NothingToServe { config: PathBuf },
+    NoFleet { config: PathBuf },
+    Connect(ConnectError),
+    Publish(PublishError),
+    Request(String),
+    Listen { address: String, source: io::Error },
+    Runtime(io::Error),
+}
+
+impl Error {
+    /// Says it on stderr. Problems of a file come first, each with its place at the beginning of its line.
+    pub(crate) fn tell(&self) {
+        if let Self::Load(LoadError::Refused(problems)) | Self::Open(OpenError::Rules(problems)) = self {
+            notice::tell_problems(problems);
+        }
+        notice::tell(self);
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Load(LoadError::Refused(problems)) | Self::Open(OpenError::Rules(problems)) => refused(problems, out),
+            Self::Load(error) => error.fmt(out),
+            Self::Open(error) => error.fmt(out),
+            Self::NothingToServe { config } => write!(
+                out,
+                "{} names nothing that can be served; add service: {{ http: 127.0.0.1:8090 }}, or use --listen",
+                config.display()
+            ),
+            Self::NoFleet { config } => write!(
+                out,
+                "{} has its store in memory, which no other node sees; name a Redis, such as store: \
+                 redis://127.0.0.1:6379",
+                config.display()
+            ),
+            Self::Connect(error) => write!(out, "store: {error}"),
+            Self::Publish(error) => error.fmt(out),
+            Self::Request(problem) => out.write_str(problem),
+            Self::Listen { address, source } => cannot_listen(address, source, out),
+            Self::Runtime(source) => {
+                write!(out, "cannot start: {source}; give the process more threads or file descriptors")
+            }
+        }
+    }
+}
+
+fn refused(problems: &Problems, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let file = problems.iter().next().map_or("the rule file", |problem| problem.file());
+    write!(out, "{file} cannot be used; correct what stands above")
+}
+
+fn cannot_listen(address: &str, source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let fix = match source.kind() {
+        io::ErrorKind::AddrInUse => "stop the process that has it, or choose another port with --listen",
+        io::ErrorKind::AddrNotAvailable => "use an address of this machine with --listen",
+        io::ErrorKind::PermissionDenied => "choose a port above 1023 with --listen",
+        _ => "choose another address with --listen",
+    };
+    write!(out, "cannot listen on {address}: {source}; {fix}")
+}

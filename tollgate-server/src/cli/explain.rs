@@ -1,0 +1,107 @@
+//! `tollgate explain`: what the limits of a rule file would make of a request. Nothing is taken for it.
+
+mod json;
+mod overall;
+mod text;
+
+use std::net::IpAddr;
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use tollgate::rules::Facts;
+use tollgate::rules::file::Parsed;
+use tollgate::{Explanation, Gate};
+
+use self::overall::Overall;
+use super::{ConfigArgument, Error, Outcome, load, say};
+
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    config: ConfigArgument,
+    /// The method of the request
+    method: String,
+    /// The path of the request, with its query if it has one
+    path: String,
+    /// A header of the request, such as 'X-User-Id: 42'; may be given several times
+    #[arg(short = 'H', long = "header", value_name = "NAME: VALUE", value_parser = header)]
+    headers: Vec<(HeaderName, HeaderValue)>,
+    /// The address that the request came from
+    #[arg(long, value_name = "ADDR")]
+    ip: Option<IpAddr>,
+    /// A descriptor, as a client of the decision service gives it; may be given several times
+    #[arg(long = "descriptor", value_name = "NAME=VALUE", value_parser = descriptor)]
+    descriptors: Vec<(String, String)>,
+    /// The domain that a client of the decision service names
+    #[arg(long)]
+    domain: Option<String>,
+    /// The explanation as JSON, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// Whose counts the explanation tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counts {
+    /// Those of a limiter that has just begun: only the server that has the memory could tell its own.
+    Fresh,
+    /// Those of the store, at this moment.
+    Live,
+    /// Nobody's: the store does not answer.
+    Unknown,
+}
+
+/// What is to be shown.
+struct Explained<'a> {
+    arguments: &'a Arguments,
+    file: &'a Parsed,
+    explanation: Explanation,
+    overall: Overall,
+    counts: Counts,
+}
+
+pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    if !arguments.path.starts_with('/') {
+        let problem = format!("the path `{}` does not begin with a slash; write /{0}", arguments.path);
+        return Err(Error::Request(problem));
+    }
+    let file = load(&arguments.config.config)?;
+    let gate = Gate::open(&file).await.map_err(Error::Open)?;
+    let explanation = arguments.asked(&gate).await;
+    let counts = match gate.redis() {
+        None => Counts::Fresh,
+        Some(store) if store.is_store_available() => Counts::Live,
+        Some(_) => Counts::Unknown,
+    };
+    let overall = Overall::of(&explanation, &file);
+    let explained = Explained { arguments, file: &file, explanation, overall, counts };
+    say(if arguments.json { json::show(&explained) } else { text::show(&explained) });
+    Ok(if explained.overall.allowed { Outcome::Yes } else { Outcome::No })
+}
+
+impl Arguments {
+    async fn asked(&self, gate: &Gate) -> Explanation {
+        let headers: HeaderMap = self.headers.iter().cloned().collect();
+        let descriptors: Vec<(&str, &str)> =
+            self.descriptors.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let mut facts = Facts::new(&self.method, &self.path).headers(&headers).descriptors(&descriptors);
+        if let Some(address) = self.ip {
+            facts = facts.peer(address);
+        }
+        if let Some(domain) = &self.domain {
+            facts = facts.domain(domain);
+        }
+        gate.explain(&facts).await
+    }
+}
+
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let (name, value) = text.split_once(':').ok_or("there is no colon in it; write 'name: value'")?;
+    let parsed = name.trim().parse().map_err(|_| format!("`{name}` is no name of a header; write 'name: value'"))?;
+    let value = HeaderValue::from_bytes(value.trim().as_bytes());
+    Ok((parsed, value.map_err(|_| "the value has control characters; write it without")?))
+}
+
+fn descriptor(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("there is no equals sign in it; write name=value")?;
+    Ok((name.to_owned(), value.to_owned()))
+}

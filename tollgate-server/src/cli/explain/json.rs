@@ -1,0 +1,93 @@
+//! The explanation for programs.
+
+use serde::Serialize;
+use tollgate::{Decision, RuleExplained, Standing};
+
+use super::overall::reason;
+use super::{Counts, Explained};
+use crate::seconds::Seconds;
+
+#[derive(Serialize)]
+struct Json<'a> {
+    allowed: bool,
+    /// The limit that speaks.
+    limit: Option<&'a str>,
+    reason: Option<&'static str>,
+    /// Of the answer, when it is refused.
+    status: Option<u16>,
+    /// Whole seconds, as the header has them.
+    retry_after: Option<u64>,
+    /// Whose counts these are: `fresh`, `live` or `unknown`.
+    counts: &'static str,
+    limits: Vec<LimitJson<'a>>,
+}
+
+#[derive(Default, Serialize)]
+struct LimitJson<'a> {
+    limit: &'a str,
+    shadow: bool,
+    /// `not_matched`, `key_missing`, `exempt`, `refused` or `counted`.
+    standing: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counted: Option<CountedJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct CountedJson<'a> {
+    key: &'a [String],
+    cost: u64,
+    /// `null` where the store does not tell, like all below it.
+    allowed: Option<bool>,
+    quota: Option<u64>,
+    remaining: Option<u64>,
+    reset_after: Option<Seconds>,
+    retry_after: Option<Seconds>,
+    banned_for: Option<Seconds>,
+}
+
+pub(super) fn show(explained: &Explained<'_>) -> String {
+    let Explained { explanation, overall, counts, .. } = explained;
+    let json = Json {
+        allowed: overall.allowed,
+        limit: overall.limit.as_deref(),
+        reason: overall.refusal.as_ref().map(reason),
+        status: overall.status.map(|status| status.as_u16()),
+        retry_after: overall.retry_after,
+        counts: match counts {
+            Counts::Fresh => "fresh",
+            Counts::Live => "live",
+            Counts::Unknown => "unknown",
+        },
+        limits: explanation.rules.iter().map(limit).collect(),
+    };
+    serde_json::to_string_pretty(&json).unwrap_or_default()
+}
+
+fn limit(rule: &RuleExplained) -> LimitJson<'_> {
+    let limit = LimitJson { limit: &rule.name, shadow: rule.shadow, ..LimitJson::default() };
+    match &rule.standing {
+        Standing::NotMatched(why) => LimitJson { standing: "not_matched", why: Some(why), ..limit },
+        Standing::KeyMissing(part) => LimitJson { standing: "key_missing", why: Some(part), ..limit },
+        Standing::Exempt => LimitJson { standing: "exempt", ..limit },
+        Standing::Refused(refusal) => LimitJson { standing: "refused", reason: Some(reason(refusal)), ..limit },
+        Standing::Counted { key, cost, decision, banned_for } => {
+            let counted = CountedJson {
+                key,
+                cost: *cost,
+                allowed: decision.as_ref().map(|decision| decision.is_allowed() && banned_for.is_none()),
+                quota: decision.as_ref().map(Decision::quota),
+                remaining: decision.as_ref().map(Decision::remaining),
+                reset_after: decision.as_ref().map(|decision| Seconds(decision.reset_after())),
+                retry_after: decision.as_ref().and_then(Decision::retry_after).map(Seconds),
+                banned_for: banned_for.map(Seconds),
+            };
+            LimitJson { standing: "counted", counted: Some(counted), ..limit }
+        }
+        // What the library may learn to tell later.
+        _ => limit,
+    }
+}

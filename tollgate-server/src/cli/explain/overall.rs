@@ -1,0 +1,73 @@
+//! What a client would be answered, all limits together.
+
+use axum::http::{HeaderMap, StatusCode, header};
+use tollgate::http::{Answer, Body, Refusal};
+use tollgate::rules::file::{FailurePolicy, Parsed};
+use tollgate::{Decision, Explanation, RuleExplained, Standing};
+
+pub(super) struct Overall {
+    pub(super) allowed: bool,
+    /// The limit that speaks.
+    pub(super) limit: Option<String>,
+    pub(super) refusal: Option<Refusal>,
+    /// Of a refusal.
+    pub(super) status: Option<StatusCode>,
+    /// Whole seconds, as the header has them.
+    pub(super) retry_after: Option<u64>,
+}
+
+impl Overall {
+    pub(super) fn of(explanation: &Explanation, file: &Parsed) -> Self {
+        let mut limit = explanation.limit.clone();
+        let mut refusal = explanation.refusal.clone();
+        // Where the store does not tell, the policy of the limit answers; only to deny is certain.
+        if refusal.is_none()
+            && let Some(name) = denied_by_policy(explanation, file)
+        {
+            (limit, refusal) = (Some(name.to_owned()), Some(Refusal::StoreUnavailable));
+        }
+        let decision = limit.as_deref().and_then(|name| decision_of(explanation, name));
+        let answered = refusal.as_ref().map(|refusal| answer(refusal, decision));
+        Self {
+            allowed: refusal.is_none(),
+            status: answered.map(|(status, _)| status),
+            retry_after: answered.and_then(|(_, retry_after)| retry_after),
+            limit,
+            refusal,
+        }
+    }
+}
+
+/// The status and the `Retry-After` that the answer to a client would carry.
+fn answer(refusal: &Refusal, decision: Option<&Decision>) -> (StatusCode, Option<u64>) {
+    let mut answer = Answer::new(refusal);
+    if let Some(decision) = decision {
+        answer = answer.decision(decision);
+    }
+    let response = answer.response(&Body::Json, &HeaderMap::new());
+    let retry_after = response.headers().get(header::RETRY_AFTER);
+    (response.status(), retry_after.and_then(|value| value.to_str().ok()?.parse().ok()))
+}
+
+fn decision_of<'e>(explanation: &'e Explanation, name: &str) -> Option<&'e Decision> {
+    explanation.rules.iter().find(|rule| rule.name == name).and_then(|rule| match &rule.standing {
+        Standing::Counted { decision, .. } => decision.as_ref(),
+        _ => None,
+    })
+}
+
+fn denied_by_policy<'e>(explanation: &'e Explanation, file: &Parsed) -> Option<&'e str> {
+    let untold = |rule: &&RuleExplained| matches!(rule.standing, Standing::Counted { decision: None, .. });
+    let enforced = explanation.rules.iter().filter(|rule| !rule.shadow);
+    let names = enforced.filter(untold).map(|rule| rule.name.as_str());
+    names.into_iter().find(|name| policy(file, name) == FailurePolicy::Deny)
+}
+
+/// What a limit answers while the store fails.
+pub(super) fn policy(file: &Parsed, name: &str) -> FailurePolicy {
+    let limit = file.limits.iter().find(|limit| limit.name.as_str() == name);
+    limit.and_then(|limit| limit.on_store_failure).unwrap_or(file.on_store_failure)
+}
+
+/// The word for a refusal, as `/v1/check` says it.
+pub(super) use crate::service::http::reason;

@@ -1,0 +1,120 @@
+//! The explanation for people: a line for each limit, in columns, and then the answer.
+
+use std::time::Duration;
+
+use tollgate::http::Refusal;
+use tollgate::rules::file::FailurePolicy;
+use tollgate::{Decision, RuleExplained, Standing};
+
+use super::overall::policy;
+use super::{Counts, Explained};
+
+/// A wider name would push all others away; it is told in full, out of its column.
+const MAX_NAME_WIDTH: usize = 32;
+
+/// A key is told as far as it can be recognised.
+const MAX_KEY_CHARS: usize = 60;
+
+pub(super) fn show(explained: &Explained<'_>) -> String {
+    let rows: Vec<[String; 3]> = explained.explanation.rules.iter().map(|rule| row(explained, rule)).collect();
+    let width =
+        |column: usize, most: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).min(most);
+    let (names, verdicts) = (width(0, MAX_NAME_WIDTH), width(1, usize::MAX));
+    let mut text = format!("{} {}\n\n", explained.arguments.method, explained.arguments.path);
+    for [name, verdict, detail] in &rows {
+        let line = format!("  {name:names$}  {verdict:verdicts$}  {detail}");
+        text += line.trim_end();
+        text.push('\n');
+    }
+    if rows.is_empty() {
+        text += "  there are no limits\n";
+    }
+    text + "\n" + &answer(explained) + "\n" + counts(explained.counts)
+}
+
+/// The name, the verdict, and the rest.
+fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
+    let (verdict, detail) = match &rule.standing {
+        Standing::NotMatched(why) => ("not matched", why.clone()),
+        Standing::KeyMissing(part) => ("not matched", format!("the request has no {part}")),
+        Standing::Exempt => ("exempt", "is not counted".to_owned()),
+        Standing::Refused(Refusal::KeyMissing { part }) => ("refuses", format!("the request has no {part}")),
+        Standing::Refused(Refusal::Blocked) => ("refuses", "blocked".to_owned()),
+        Standing::Counted { key, cost, decision, banned_for } => {
+            let asked = format!("{}, cost {cost}", key_told(key));
+            match (decision, banned_for) {
+                (_, Some(left)) => ("refuses", format!("{asked}: banned for {}", seconds(*left))),
+                (Some(decision), None) if decision.is_allowed() => ("passes", format!("{asked}: {}", left(decision))),
+                (Some(decision), None) => ("refuses", format!("{asked}: {}, {}", left(decision), again(decision))),
+                (None, None) => {
+                    let policy = match policy(explained.file, &rule.name) {
+                        FailurePolicy::Allow => "allow",
+                        FailurePolicy::Deny => "deny",
+                        _ => "local",
+                    };
+                    ("unknown", format!("{asked}: the store does not answer, on_store_failure is {policy}"))
+                }
+            }
+        }
+        _ => ("refuses", String::new()),
+    };
+    let verdict = match (rule.shadow, verdict) {
+        (true, "refuses") => "would refuse (shadow)".to_owned(),
+        (true, "passes") => "would pass (shadow)".to_owned(),
+        (true, other) => format!("{other} (shadow)"),
+        (false, other) => other.to_owned(),
+    };
+    [rule.name.clone(), verdict, detail]
+}
+
+fn key_told(key: &[String]) -> String {
+    if key.is_empty() {
+        return "one count for all".to_owned();
+    }
+    let parts: Vec<String> = key.iter().map(|part| part.escape_debug().to_string()).collect();
+    let joined = parts.join(" + ");
+    match joined.char_indices().nth(MAX_KEY_CHARS) {
+        Some((end, _)) => format!("key {}…", &joined[..end]),
+        None => format!("key {joined}"),
+    }
+}
+
+fn left(decision: &Decision) -> String {
+    format!("{} of {} left", decision.remaining(), decision.quota())
+}
+
+fn again(decision: &Decision) -> String {
+    match decision.retry_after() {
+        Some(wait) => format!("again in {}", seconds(wait)),
+        None => "more than it ever admits".to_owned(),
+    }
+}
+
+fn seconds(span: Duration) -> String {
+    format!("{}.{:03} s", span.as_secs(), span.subsec_millis())
+}
+
+fn answer(explained: &Explained<'_>) -> String {
+    let overall = &explained.overall;
+    let by = overall.limit.as_deref();
+    match (&overall.refusal, by) {
+        (None, None) => "Answer: passes; no limit counts it.".to_owned(),
+        (None, Some(limit)) if explained.counts == Counts::Unknown => {
+            format!("Answer: passes, as far as {limit} can tell.")
+        }
+        (None, Some(limit)) => format!("Answer: passes; {limit} has the least share left."),
+        (Some(_), limit) => {
+            let status = overall.status.map(|status| status.to_string()).unwrap_or_default();
+            let retry_after = overall.retry_after.map(|wait| format!(", Retry-After: {wait}")).unwrap_or_default();
+            format!("Answer: {status}{retry_after}; {} refuses it.", limit.unwrap_or("a limit"))
+        }
+    }
+}
+
+fn counts(counts: Counts) -> &'static str {
+    match counts {
+        Counts::Fresh => "Counts are those of a fresh start: a store in memory is seen by its own server alone.",
+        Counts::Live => "Counts are those of the store at this moment; nothing was taken.",
+        Counts::Unknown => "The store does not answer, so nobody knows what is left.",
+    }
+}

@@ -1,0 +1,144 @@
+//! `tollgate validate`: is the file valid? No is an answer (1); a file that cannot be read is an error (2).
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use tollgate::rules::file::{LoadError, Parsed, Problem, Problems, Severity, StoreUrl};
+use tollgate::{Gate, OpenError};
+
+use super::{Error, Outcome, say};
+use crate::config;
+
+#[derive(clap::Args)]
+pub(super) struct Arguments {
+    /// The rule files
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Problems as a JSON array, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// A problem as programs read it.
+#[derive(Serialize)]
+struct ProblemJson<'a> {
+    file: &'a str,
+    line: u32,
+    column: u32,
+    severity: &'static str,
+    text: &'a str,
+    message: &'a str,
+    fix: &'a str,
+}
+
+/// What is to be said of one file.
+struct Report {
+    file: String,
+    limits: usize,
+    verdict: Verdict,
+    /// All that was found, warnings too.
+    problems: Vec<Problems>,
+    /// What is wrong with the file as a whole.
+    whole: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Valid,
+    Invalid,
+}
+
+pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    let mut reports = Vec::with_capacity(arguments.files.len());
+    for path in &arguments.files {
+        reports.push(report(path).await?);
+    }
+    if arguments.json {
+        let problems: Vec<ProblemJson<'_>> = reports.iter().flat_map(Report::json).collect();
+        say(serde_json::to_string_pretty(&problems).unwrap_or_default());
+    } else {
+        reports.iter().for_each(|report| say(report.text()));
+    }
+    let valid = reports.iter().all(|report| report.verdict == Verdict::Valid);
+    Ok(if valid { Outcome::Yes } else { Outcome::No })
+}
+
+async fn report(path: &Path) -> Result<Report, Error> {
+    let file = path.display().to_string();
+    let invalid = |problems| Report { file: file.clone(), limits: 0, verdict: Verdict::Invalid, problems, whole: None };
+    let parsed = match config::load(path) {
+        Ok(parsed) => parsed,
+        Err(LoadError::Refused(problems)) => return Ok(invalid(vec![problems])),
+        Err(error) => return Err(Error::Load(error)),
+    };
+    let (limits, warnings) = (parsed.limits.len(), parsed.warnings().clone());
+    Ok(match usable(&parsed).await {
+        Ok(()) => Report { limits, verdict: Verdict::Valid, ..invalid(vec![warnings]) },
+        Err(OpenError::Rules(problems)) => invalid(vec![warnings, problems]),
+        Err(error) => Report { whole: Some(error.to_string()), ..invalid(vec![warnings]) },
+    })
+}
+
+/// Whether a server could use it: the files that it names are there, and the limits fit the memory. Nobody is asked
+/// whether a Redis is there.
+async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
+    match parsed.store {
+        StoreUrl::Memory => Gate::open(parsed).await.map(drop),
+        _ => parsed.compile().map(drop).map_err(OpenError::from),
+    }
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let mut lines: Vec<String> = Vec::new();
+        let told = self.problems.iter().filter(|problems| problems.iter().next().is_some());
+        lines.extend(told.map(Problems::to_string));
+        lines.extend(self.whole.iter().map(|problem| format!("{}: {problem}", self.file)));
+        let (errors, warnings) = (self.count(Severity::Error), self.count(Severity::Warning));
+        let found = [counted(errors, "error"), counted(warnings, "warning")].into_iter().flatten();
+        let found = found.collect::<Vec<_>>().join(", ");
+        lines.push(match self.verdict {
+            Verdict::Invalid => format!("{}: not valid: {found}", self.file),
+            Verdict::Valid if found.is_empty() => format!("{}: valid, {}", self.file, self.limits()),
+            Verdict::Valid => format!("{}: valid, {}, {found}", self.file, self.limits()),
+        });
+        lines.join("\n")
+    }
+
+    fn limits(&self) -> String {
+        counted(self.limits, "limit").unwrap_or_else(|| "no limits".to_owned())
+    }
+
+    fn count(&self, severity: Severity) -> usize {
+        let told = self.problems.iter().flat_map(Problems::iter).filter(|one| one.severity() == severity).count();
+        if severity == Severity::Warning {
+            return told;
+        }
+        told + self.problems.iter().map(Problems::more).sum::<usize>() + usize::from(self.whole.is_some())
+    }
+
+    fn json(&self) -> impl Iterator<Item = ProblemJson<'_>> {
+        let whole = self.whole.iter().map(|problem| {
+            let (message, fix) = problem.split_once("; ").unwrap_or((problem, ""));
+            ProblemJson { file: &self.file, line: 1, column: 1, severity: "error", text: "", message, fix }
+        });
+        self.problems.iter().flat_map(Problems::iter).map(ProblemJson::of).chain(whole)
+    }
+}
+
+impl<'a> ProblemJson<'a> {
+    fn of(problem: &'a Problem) -> Self {
+        let at = problem.position();
+        let severity = if problem.severity() == Severity::Warning { "warning" } else { "error" };
+        let (text, message, fix) = (problem.text(), problem.message(), problem.fix());
+        Self { file: problem.file(), line: at.line, column: at.column, severity, text, message, fix }
+    }
+}
+
+fn counted(count: usize, noun: &str) -> Option<String> {
+    match count {
+        0 => None,
+        1 => Some(format!("1 {noun}")),
+        _ => Some(format!("{count} {noun}s")),
+    }
+}

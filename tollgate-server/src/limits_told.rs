@@ -1,0 +1,68 @@
+//! Limits in a line each, for people.
+
+use std::time::Duration;
+
+use tollgate::rules::file::{AlgorithmName, LimitRule, RuleFile};
+use tollgate::{InvalidLimit, Rate};
+
+/// As many as fit a terminal. Whoever has more knows the file.
+const MAX_TOLD: usize = 20;
+
+/// What is in force: in one line if it is one limit or none, else in a line each, up to a bound.
+pub(crate) fn in_force(file: &RuleFile) -> String {
+    match &*file.limits {
+        [] => "no limits: everything passes".to_owned(),
+        [limit] => told(limit),
+        limits => {
+            let mut text = format!("{} limits:", limits.len());
+            for limit in &limits[..limits.len().min(MAX_TOLD)] {
+                text += &format!("\n  {}", told(limit));
+            }
+            if limits.len() > MAX_TOLD {
+                text += &format!("\n  and {} more", limits.len() - MAX_TOLD);
+            }
+            text
+        }
+    }
+}
+
+fn told(limit: &LimitRule) -> String {
+    let name = limit.name.as_str();
+    let mut text = match numbers(limit) {
+        Ok(numbers) => format!("limit {name}: {numbers}"),
+        // A file that was understood has no such limit; its name is still worth to be told.
+        Err(_) => format!("limit {name}"),
+    };
+    if let Some(key) = &limit.key {
+        let parts: Vec<String> = key.iter().map(ToString::to_string).collect();
+        text += &format!(", key {}", parts.join(" + "));
+    }
+    if limit.shadow {
+        text += ", shadow: never denies";
+    }
+    text
+}
+
+fn numbers(limit: &LimitRule) -> Result<String, InvalidLimit> {
+    let algorithm = limit.algorithm.as_str();
+    let built = limit.limit()?;
+    let (quota, numbers) = (built.quota(), &limit.numbers);
+    let rate = |given: Option<_>| given.map_or_else(|| Rate::per_second(1).to_string(), |rate: Rate| rate.to_string());
+    Ok(match limit.algorithm {
+        AlgorithmName::TokenBucket => {
+            format!("{quota}, then {} ({algorithm})", rate(numbers.refill.map(|text| text.rate())))
+        }
+        AlgorithmName::LeakyBucket => {
+            format!("{quota}, then {} ({algorithm})", rate(numbers.leak.map(|text| text.rate())))
+        }
+        _ => format!("{quota} per {} ({algorithm})", span(built.window())),
+    })
+}
+
+fn span(span: Duration) -> String {
+    match span.subsec_micros() {
+        0 => format!("{} s", span.as_secs()),
+        micros if micros % 1000 == 0 => format!("{} ms", span.as_millis()),
+        _ => format!("{} us", span.as_micros()),
+    }
+}

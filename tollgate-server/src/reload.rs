@@ -1,0 +1,217 @@
+//! Rules change while the server runs: the file is saved, SIGHUP comes, or a rule set is published on Redis.
+//!
+//! The newest of these wins. What is refused changes nothing, and whoever runs the server reads why. Files are read
+//! on a thread of its own, which may wait for a disk as long as it likes: no request waits with it.
+//!
+//! Deliberately not here: listeners. Who changes those has to start the server again, and is told so.
+
+mod changes;
+mod hangup;
+mod published;
+mod settings;
+mod sight;
+mod watch;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+use tollgate::Gate;
+use tollgate::redis::RuleSet;
+use tollgate::rules::file::{Listener, Parsed, Problems, RuleFile};
+
+pub(crate) use self::hangup::Hangup;
+use self::published::Published;
+use self::settings::StoreChange;
+use self::sight::Sight;
+use self::watch::Watch;
+use crate::{config, notice};
+
+/// Some file systems tell nobody that a file has changed, and a folder that is replaced takes its watch with it. So
+/// the file is looked at now and then as well.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// How the server was started.
+pub(crate) struct Started {
+    pub(crate) gate: Gate,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Parsed,
+    /// Where it listens because the file says so.
+    pub(crate) listener: Option<Listener>,
+    pub(crate) hangup: Hangup,
+}
+
+/// Puts other rules in force.
+pub(crate) struct Reload {
+    gate: Gate,
+    path: PathBuf,
+    /// The file whose store is in force: the last good one.
+    file: Parsed,
+    /// The rules in force: those of the file, or published ones.
+    rules: RuleFile,
+    listener: Option<Listener>,
+    /// What the file was when it was last looked at, good or bad.
+    seen: Sight,
+    watch: Watch,
+    hangup: Hangup,
+    published: Published,
+}
+
+enum Cause {
+    /// The file may have changed.
+    Look,
+    /// Somebody wants the file to be read again.
+    Hangup,
+    Published(RuleSet),
+}
+
+/// How a cause is called where it is told.
+struct Origin<'a>(&'a str);
+
+impl Reload {
+    pub(crate) fn new(started: Started) -> Self {
+        let Started { gate, path, file, listener, hangup } = started;
+        let (watch, published) = (Watch::begin(&path), Published::on(&file.store));
+        let seen = Sight::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
+        let rules = (*file).clone();
+        Self { gate, path, file, rules, listener, seen, watch, hangup, published }
+    }
+
+    /// Begins, and ends when what is returned is dropped.
+    pub(crate) fn spawn(self) -> oneshot::Sender<()> {
+        let (stop, stopped) = oneshot::channel();
+        let runtime = Handle::current();
+        tokio::task::spawn_blocking(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = stopped => {}
+                    () = self.run() => {}
+                }
+            });
+        });
+        stop
+    }
+
+    async fn run(mut self) {
+        // What was saved between the start and the first watch is found by this look.
+        let mut cause = Cause::Look;
+        loop {
+            match cause {
+                Cause::Look => self.look().await,
+                Cause::Hangup => self.read_again().await,
+                Cause::Published(rule_set) => self.take_published(&rule_set),
+            }
+            self.watch.follow(&self.path, config::key_file(&self.file).as_deref());
+            cause = tokio::select! {
+                () = self.watch.touched() => Cause::Look,
+                () = sleep(LOOK_EVERY) => Cause::Look,
+                () = self.hangup.came() => Cause::Hangup,
+                rule_set = self.published.next() => Cause::Published(rule_set),
+            };
+        }
+    }
+
+    /// Reads the file if it is not what it was.
+    async fn look(&mut self) {
+        let sight = Sight::look(&self.path, config::key_file(&self.file).as_deref());
+        if sight != self.seen {
+            self.take_file(sight).await;
+        }
+    }
+
+    /// Reads the file whether it has changed or not: published rules may have taken its place.
+    async fn read_again(&mut self) {
+        self.take_file(Sight::look(&self.path, config::key_file(&self.file).as_deref())).await;
+    }
+
+    async fn take_file(&mut self, sight: Sight) {
+        let name = self.path.display().to_string();
+        let origin = Origin(&name);
+        match sight.text() {
+            Ok(text) => match config::understand(&self.path, text) {
+                Ok(file) => self.put_in_force(file, &origin).await,
+                Err(problems) => origin.refused(&problems),
+            },
+            Err(problem) => origin.kept(&format!("{problem}; name a file that is there and may be read")),
+        }
+        self.seen = sight.with_keys(config::key_file(&self.file).as_deref());
+    }
+
+    async fn put_in_force(&mut self, file: Parsed, origin: &Origin<'_>) {
+        let rules = match file.compile() {
+            Ok(rules) => rules,
+            Err(problems) => return origin.refused(&problems),
+        };
+        let change = StoreChange::between(&self.file, &file);
+        let changed = match change {
+            StoreChange::None => self.gate.replace(rules).map_err(|error| error.to_string()),
+            _ => self.open_store(&file).await,
+        };
+        if let Err(problem) = changed {
+            return origin.kept(&problem);
+        }
+        notice::tell_problems(file.warnings());
+        origin.in_force(&changes::told(&self.rules, &file));
+        change.tell();
+        self.tell_of_listeners(&file);
+        if self.file.store != file.store {
+            self.published = Published::on(&file.store);
+        }
+        (self.rules, self.file) = ((*file).clone(), file);
+    }
+
+    /// Goes over to the store of another file.
+    async fn open_store(&self, file: &Parsed) -> Result<(), String> {
+        let other = Gate::open(file).await.map_err(|error| error.to_string())?;
+        let before = self.gate.redis();
+        self.gate.become_like(&other);
+        if let Some(before) = before {
+            // What it has leased is missing elsewhere until it is given back.
+            tokio::spawn(async move { before.return_leases().await });
+        }
+        Ok(())
+    }
+
+    /// Published rules take the place of the file's, but for the store and the listeners, which are this node's own.
+    fn take_published(&mut self, rule_set: &RuleSet) {
+        let name = format!("published version {}", rule_set.version);
+        let origin = Origin(&name);
+        let parsed = RuleFile::parse(&name, &rule_set.rules);
+        let file = match parsed {
+            Ok(parsed) => parsed.in_folder(self.file.folder()),
+            Err(problems) => return origin.refused(&problems),
+        };
+        match file.compile().map(|rules| self.gate.replace(rules)) {
+            Ok(Ok(())) => {
+                origin.in_force(&changes::told(&self.rules, &file));
+                self.rules = file.into_rules();
+            }
+            Ok(Err(error)) => origin.kept(&error.to_string()),
+            Err(problems) => origin.refused(&problems),
+        }
+    }
+
+    fn tell_of_listeners(&self, file: &RuleFile) {
+        let is_from_file = self.listener.is_some();
+        if is_from_file && self.listener != file.service.http {
+            notice::warn("service.http has changed; start the server again to listen there");
+        }
+    }
+}
+
+impl Origin<'_> {
+    fn in_force(&self, changes: &str) {
+        notice::tell(format_args!("{} is in force: {changes}", self.0));
+    }
+
+    fn refused(&self, problems: &Problems) {
+        notice::tell(format_args!("{} is refused, and the rules before it stay in force:", self.0));
+        notice::tell_problems(problems);
+    }
+
+    fn kept(&self, problem: &str) {
+        notice::tell(format_args!("{} is refused, and the rules before it stay in force: {problem}", self.0));
+    }
+}

@@ -1,0 +1,49 @@
+//! What other rules change, in a line for people.
+
+use std::collections::HashMap;
+
+use tollgate::rules::file::{GatewayRule, LimitRule, RuleFile};
+
+/// As many names as fit a line. Whoever changed more at once knows what.
+const MAX_NAMES: usize = 10;
+
+pub(super) fn told(before: &RuleFile, after: &RuleFile) -> String {
+    let (old, new) = (by_name(before), by_name(after));
+    let names = |limits: &[LimitRule], keep: &dyn Fn(&LimitRule) -> bool| {
+        limits.iter().filter(|limit| keep(limit)).map(|limit| limit.name.as_str().to_owned()).collect::<Vec<_>>()
+    };
+    let added = names(&after.limits, &|limit| !old.contains_key(limit.name.as_str()));
+    let changed = names(&after.limits, &|limit| old.get(limit.name.as_str()).is_some_and(|before| **before != *limit));
+    let removed = names(&before.limits, &|limit| !new.contains_key(limit.name.as_str()));
+    let mut parts: Vec<String> =
+        [("added", added), ("changed", changed), ("removed", removed)].into_iter().filter_map(listed).collect();
+    parts.extend(beside_limits(before, after).map(|what| format!("other {what}")));
+    if parts.is_empty() { "nothing that decides has changed".to_owned() } else { parts.join("; ") }
+}
+
+fn by_name(file: &RuleFile) -> HashMap<&str, &LimitRule> {
+    file.limits.iter().map(|limit| (limit.name.as_str(), limit)).collect()
+}
+
+fn listed((verb, names): (&str, Vec<String>)) -> Option<String> {
+    let told = names.iter().take(MAX_NAMES).cloned().collect::<Vec<_>>().join(", ");
+    match names.len() {
+        0 => None,
+        count if count > MAX_NAMES => Some(format!("{verb} {told} and {} more", count - MAX_NAMES)),
+        _ => Some(format!("{verb} {told}")),
+    }
+}
+
+/// What decides or answers beside limits, where it differs.
+fn beside_limits(before: &RuleFile, after: &RuleFile) -> impl Iterator<Item = &'static str> {
+    let proxies =
+        |file: &RuleFile| file.gateway.as_ref().map(|GatewayRule { trusted_proxies, .. }| trusted_proxies.clone());
+    [
+        ("headers", before.headers != after.headers),
+        ("body", before.body != after.body),
+        ("jwt", before.jwt != after.jwt),
+        ("trusted_proxies", proxies(before).unwrap_or_default() != proxies(after).unwrap_or_default()),
+    ]
+    .into_iter()
+    .filter_map(|(what, differs)| differs.then_some(what))
+}

@@ -1,0 +1,35 @@
+//! SIGHUP, by which administrators ask a server to read its file again.
+
+use std::io;
+
+#[cfg(unix)]
+pub(crate) struct Hangup(tokio::signal::unix::Signal);
+
+#[cfg(unix)]
+impl Hangup {
+    /// Hears the signal from now on.
+    pub(crate) fn listen() -> io::Result<Self> {
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()).map(Self)
+    }
+
+    pub(super) async fn came(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Where there are no Unix signals, nobody asks that way.
+#[cfg(not(unix))]
+pub(crate) struct Hangup;
+
+#[cfg(not(unix))]
+impl Hangup {
+    pub(crate) fn listen() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    pub(super) async fn came(&mut self) {
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,38 @@
+//! What a file that was saved means for the store.
+
+use tollgate::rules::file::{Parsed, StoreUrl};
+
+use crate::notice;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StoreChange {
+    None,
+    /// The same Redis under other terms; it has the counts.
+    SameRedis,
+    /// Counts start anew.
+    Anew,
+}
+
+impl StoreChange {
+    pub(super) fn between(before: &Parsed, after: &Parsed) -> Self {
+        let same_terms = before.store_timeout == after.store_timeout
+            && before.on_store_failure == after.on_store_failure
+            && before.max_memory == after.max_memory;
+        match (&before.store, &after.store) {
+            // The terms of a remote store mean nothing to memory.
+            (StoreUrl::Memory, StoreUrl::Memory) if before.max_memory == after.max_memory => Self::None,
+            (StoreUrl::Memory, StoreUrl::Memory) => Self::Anew,
+            (old, new) if old != new => Self::Anew,
+            _ if same_terms => Self::None,
+            _ => Self::SameRedis,
+        }
+    }
+
+    pub(super) fn tell(self) {
+        match self {
+            Self::None => {}
+            Self::SameRedis => notice::tell("the store is asked under other terms; its counts stay"),
+            Self::Anew => notice::tell("the store is another; counts start anew"),
+        }
+    }
+}

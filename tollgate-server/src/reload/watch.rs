@@ -1,0 +1,146 @@
+//! Hears when a file may have changed, whichever way it was changed.
+//!
+//! Editors write another file and rename it; Kubernetes swaps a symbolic link that the path goes through. A watch on
+//! the file itself would stay with what it was, so the folders of the file and of every link on the way are watched.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use notify::event::{AccessKind, AccessMode, EventKind};
+use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::notice;
+
+/// Saving takes several steps; a file is read once they have been over for this long.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// A folder in which something else is always written must not keep the file from being read.
+const LONGEST_UNREST: Duration = Duration::from_secs(1);
+
+/// As many links on the way to one file as Linux itself follows.
+const MAX_LINKS: usize = 40;
+
+pub(super) struct Watch {
+    /// `None` where nothing can be watched.
+    watcher: Option<RecommendedWatcher>,
+    folders: BTreeSet<PathBuf>,
+    events: mpsc::Receiver<()>,
+}
+
+impl Watch {
+    pub(super) fn begin(path: &Path) -> Self {
+        // One event says as much as many: look.
+        let (sender, events) = mpsc::channel(1);
+        let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
+            if event.is_ok_and(|event| is_change(event.kind)) {
+                _ = sender.try_send(());
+            }
+        });
+        let watcher = watcher.map_err(|error| warn_unwatched(path, &error)).ok();
+        let mut watch = Self { watcher, folders: BTreeSet::new(), events };
+        watch.follow(path, None);
+        watch
+    }
+
+    /// Watches the folders on the way to these files as they are now.
+    pub(super) fn follow(&mut self, path: &Path, other: Option<&Path>) {
+        let Some(watcher) = &mut self.watcher else { return };
+        let mut wanted = folders_on_the_way(path);
+        wanted.extend(other.map(folders_on_the_way).into_iter().flatten());
+        for gone in self.folders.difference(&wanted) {
+            // Where a folder is gone, its watch is too.
+            _ = watcher.unwatch(gone);
+        }
+        let mut watched = BTreeSet::new();
+        for folder in wanted {
+            // Watched anew even if it was before: another folder may be there under the same name.
+            match watcher.watch(&folder, RecursiveMode::NonRecursive) {
+                Ok(()) => _ = watched.insert(folder),
+                Err(error) if self.folders.is_empty() => warn_unwatched(path, &error),
+                // It is looked for again at the next look.
+                Err(_) => {}
+            }
+        }
+        self.folders = watched;
+    }
+
+    /// Something was touched, and then nothing for a moment.
+    pub(super) async fn touched(&mut self) {
+        if self.events.recv().await.is_none() {
+            // Nobody watches.
+            std::future::pending::<()>().await;
+        }
+        let settled = async { while let Ok(Some(())) = timeout(QUIET, self.events.recv()).await {} };
+        _ = timeout(LONGEST_UNREST, settled).await;
+    }
+}
+
+fn warn_unwatched(path: &Path, error: &notify::Error) {
+    let seconds = super::LOOK_EVERY.as_secs();
+    notice::warn(format_args!(
+        "{} cannot be watched: {error}; it is looked at every {seconds} s, and at once on SIGHUP",
+        path.display()
+    ));
+}
+
+/// Reading is no change; it would make us read again for ever.
+fn is_change(kind: EventKind) -> bool {
+    match kind {
+        EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
+        EventKind::Access(_) => false,
+        _ => true,
+    }
+}
+
+/// The folders whose entries decide which file the path leads to.
+fn folders_on_the_way(path: &Path) -> BTreeSet<PathBuf> {
+    let mut folders = BTreeSet::new();
+    let mut path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for _ in 0..MAX_LINKS {
+        // From the root on, so that a link is resolved before what lies behind it.
+        let ancestors: Vec<&Path> = path.ancestors().collect();
+        let link = ancestors.iter().rev().find_map(|part| Some((*part, std::fs::read_link(part).ok()?)));
+        let Some((link, target)) = link else { break };
+        let folder = link.parent().unwrap_or(Path::new("/"));
+        folders.insert(folder.to_owned());
+        let rest = path.strip_prefix(link).unwrap_or(Path::new(""));
+        path = if rest.as_os_str().is_empty() { folder.join(target) } else { folder.join(target).join(rest) };
+    }
+    folders.extend(path.parent().map(Path::to_owned));
+    folders
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn every_folder_that_decides_which_file_it_is_is_watched() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        for folder in ["mount", "mount/..1", "etc"] {
+            std::fs::create_dir(root.join(folder)).unwrap();
+        }
+        std::fs::write(root.join("mount/..1/rules.yaml"), "").unwrap();
+        symlink("..1", root.join("mount/..data")).unwrap();
+        symlink("..data/rules.yaml", root.join("mount/rules.yaml")).unwrap();
+        symlink(root.join("mount"), root.join("etc/current")).unwrap();
+
+        let found = folders_on_the_way(&root.join("etc/current/rules.yaml"));
+        let expected = ["etc", "mount", "mount/..1"].map(|folder| root.join(folder));
+        assert_eq!(found, BTreeSet::from(expected));
+    }
+
+    #[test]
+    fn links_in_a_circle_end() {
+        let root = tempfile::tempdir().unwrap();
+        symlink("b", root.path().join("a")).unwrap();
+        symlink("a", root.path().join("b")).unwrap();
+        assert!(!folders_on_the_way(&root.path().join("a")).is_empty());
+    }
+}

@@ -1,0 +1,32 @@
+//! Times as programs read them.
+
+use std::time::Duration;
+
+use serde::ser::{Error, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+/// A JSON number with six decimals, written from the integers: a detour over a float would round long times and
+/// write short ones as `1e-6`.
+pub(crate) struct Seconds(pub(crate) Duration);
+
+impl Serialize for Seconds {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = format!("{}.{:06}", self.0.as_secs(), self.0.subsec_micros());
+        RawValue::from_string(text).map_err(S::Error::custom)?.serialize(serializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_exact_to_the_microsecond_at_any_length() {
+        let written = |micros| serde_json::to_string(&Seconds(Duration::from_micros(micros))).unwrap();
+        assert_eq!(written(0), "0.000000");
+        assert_eq!(written(1), "0.000001");
+        assert_eq!(written(59_999_999), "59.999999");
+        assert_eq!(written(60_000_000), "60.000000");
+        assert_eq!(written(u64::MAX), "18446744073709.551615");
+    }
+}

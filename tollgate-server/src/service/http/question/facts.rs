@@ -1,0 +1,148 @@
+//! What is known of the request that someone wants to let through.
+//!
+//! Who asks is a service, so nothing is taken from its own connection: a fact that it leaves out is not known.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use tollgate::rules::Facts;
+use tollgate::{Asking, Gate};
+
+use super::super::refusal::quoted;
+use super::values::OneOrMany;
+
+/// As many as the HTTP server itself takes from a request.
+const MAX_HEADERS: usize = 100;
+
+/// Far more than the descriptors of one question, which name what a request is about.
+const MAX_DESCRIPTORS: usize = 100;
+
+/// A request without a method or a path is taken for a `GET` of `/`.
+const METHOD: &str = "GET";
+const PATH: &str = "/";
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RequestFacts {
+    method: Option<String>,
+    path: Option<String>,
+    host: Option<String>,
+    ip: Option<IpAddr>,
+    headers: Option<Headers>,
+    descriptors: Option<Descriptors>,
+    domain: Option<String>,
+}
+
+/// Names are case-insensitive, and each is there once: of two, a client could not know which one counts first.
+#[derive(Debug, Default)]
+struct Headers(HeaderMap);
+
+#[derive(Debug, Default)]
+struct Descriptors(Vec<(String, String)>);
+
+impl RequestFacts {
+    pub(super) fn ask(&self, gate: &Gate, cost: Option<u64>) -> Asking {
+        let descriptors: Vec<(&str, &str)> = self.descriptors.iter().flat_map(|all| all.0.iter()).map(pair).collect();
+        let target = self.path.as_deref().unwrap_or(PATH);
+        let mut facts = Facts::new(self.method.as_deref().unwrap_or(METHOD), target).descriptors(&descriptors);
+        if let Some(host) = &self.host {
+            facts = facts.host(host);
+        }
+        if let Some(address) = self.ip {
+            facts = facts.peer(address);
+        }
+        if let Some(headers) = &self.headers {
+            facts = facts.headers(&headers.0);
+        }
+        if let Some(domain) = &self.domain {
+            facts = facts.domain(domain);
+        }
+        if let Some(cost) = cost {
+            facts = facts.cost(cost);
+        }
+        gate.ask(&facts)
+    }
+}
+
+fn pair((name, value): &(String, String)) -> (&str, &str) {
+    (name, value)
+}
+
+impl<'de> Deserialize<'de> for Headers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NamesAndValues;
+
+        impl<'de> Visitor<'de> for NamesAndValues {
+            type Value = Headers;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object of header names and their values")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Headers, A::Error> {
+                let mut headers = HeaderMap::new();
+                while let Some((name, values)) = map.next_entry::<String, OneOrMany>()? {
+                    insert(&mut headers, &name, &values).map_err(A::Error::custom)?;
+                    if headers.len() > MAX_HEADERS {
+                        return Err(A::Error::custom(format_args!(
+                            "a request has at most {MAX_HEADERS} headers; send those that keys are made of"
+                        )));
+                    }
+                }
+                Ok(Headers(headers))
+            }
+        }
+
+        deserializer.deserialize_map(NamesAndValues)
+    }
+}
+
+fn insert(headers: &mut HeaderMap, name: &str, values: &OneOrMany) -> Result<(), String> {
+    let parsed = HeaderName::from_bytes(name.as_bytes())
+        .map_err(|_| format!("{} is not a header name; use letters, digits and hyphens", quoted(name)))?;
+    if headers.contains_key(&parsed) {
+        return Err(format!("{} is there twice; names are case-insensitive, send it once", quoted(name)));
+    }
+    for value in values.as_slice() {
+        let value = HeaderValue::from_bytes(value.as_bytes())
+            .map_err(|_| format!("the value of {} has control characters; send it without", quoted(name)))?;
+        headers.append(parsed.clone(), value);
+    }
+    Ok(())
+}
+
+impl<'de> Deserialize<'de> for Descriptors {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NamesAndValues;
+
+        impl<'de> Visitor<'de> for NamesAndValues {
+            type Value = Descriptors;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object of names and their values")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Descriptors, A::Error> {
+                let mut descriptors: Vec<(String, String)> = Vec::new();
+                while let Some((name, value)) = map.next_entry::<String, String>()? {
+                    if descriptors.iter().any(|(known, _)| *known == name) {
+                        let problem = format!("{} is there twice; send it once", quoted(&name));
+                        return Err(A::Error::custom(problem));
+                    }
+                    if descriptors.len() == MAX_DESCRIPTORS {
+                        return Err(A::Error::custom(format_args!(
+                            "a request has at most {MAX_DESCRIPTORS} descriptors; send those that rules name"
+                        )));
+                    }
+                    descriptors.push((name, value));
+                }
+                Ok(Descriptors(descriptors))
+            }
+        }
+
+        deserializer.deserialize_map(NamesAndValues)
+    }
+}

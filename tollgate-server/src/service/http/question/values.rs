@@ -1,0 +1,99 @@
+//! The pieces of a question, each with a message of its own when it is something else.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+/// More parts than a key may have, and more lines of one header than anybody sends.
+const MAX_STRINGS: usize = 100;
+
+#[derive(Debug)]
+pub(super) struct Cost(pub(super) u64);
+
+/// A struct that is written with the names of its fields. serde by itself takes an array for it too.
+#[derive(Debug)]
+pub(super) struct Object<T>(pub(super) T);
+
+/// A string, or a list of them.
+#[derive(Debug)]
+pub(super) struct OneOrMany(Vec<String>);
+
+impl OneOrMany {
+    pub(super) fn as_slice(&self) -> &[String] {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Strings;
+
+        impl<'de> Visitor<'de> for Strings {
+            type Value = OneOrMany;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a string or a list of strings")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<OneOrMany, E> {
+                Ok(OneOrMany(vec![text.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<OneOrMany, A::Error> {
+                let mut strings = Vec::new();
+                while let Some(text) = seq.next_element()? {
+                    if strings.len() == MAX_STRINGS {
+                        return Err(A::Error::custom(format_args!("a list holds at most {MAX_STRINGS} strings here")));
+                    }
+                    strings.push(text);
+                }
+                Ok(OneOrMany(strings))
+            }
+        }
+
+        deserializer.deserialize_any(Strings)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+impl<'de> Deserialize<'de> for Cost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct WholeNumber;
+
+        impl Visitor<'_> for WholeNumber {
+            type Value = Cost;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(out, "a whole number from 0 to {}", u64::MAX)
+            }
+
+            fn visit_u64<E>(self, cost: u64) -> Result<Cost, E> {
+                Ok(Cost(cost))
+            }
+        }
+
+        deserializer.deserialize_u64(WholeNumber)
+    }
+}
