@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::sleep;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
 use tollgate::Gate;
 use tollgate::redis::RuleSet;
 use tollgate::rules::file::{Listener, Parsed, Problems, RuleFile};
@@ -32,6 +33,9 @@ use crate::{config, notice};
 /// Some file systems tell nobody that a file has changed, and a folder that is replaced takes its watch with it. So
 /// the file is looked at now and then as well.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// How long the end may wait for whoever still looks at a file. Nothing is lost with it.
+const END_DEADLINE: Duration = Duration::from_millis(500);
 
 /// How the server was started.
 pub(crate) struct Started {
@@ -59,6 +63,20 @@ pub(crate) struct Reload {
     published: Published,
 }
 
+/// Rules change until this ends.
+pub(crate) struct Reloading {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Reloading {
+    /// Ends it. Whoever still waits for a disk is left behind.
+    pub(crate) async fn end(self) {
+        drop(self.stop);
+        _ = timeout(END_DEADLINE, self.thread).await;
+    }
+}
+
 enum Cause {
     /// The file may have changed.
     Look,
@@ -79,19 +97,20 @@ impl Reload {
         Self { gate, path, file, rules, listener, seen, watch, hangup, published }
     }
 
-    /// Begins, and ends when what is returned is dropped.
-    pub(crate) fn spawn(self) -> oneshot::Sender<()> {
+    pub(crate) fn spawn(self) -> Reloading {
         let (stop, stopped) = oneshot::channel();
         let runtime = Handle::current();
-        tokio::task::spawn_blocking(move || {
+        let thread = tokio::task::spawn_blocking(move || {
             runtime.block_on(async {
                 tokio::select! {
+                    // Seen first, so that nothing is begun after the end.
+                    biased;
                     _ = stopped => {}
                     () = self.run() => {}
                 }
             });
         });
-        stop
+        Reloading { stop, thread }
     }
 
     async fn run(mut self) {

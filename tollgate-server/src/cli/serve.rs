@@ -4,7 +4,6 @@ use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
 
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
 use tollgate::Gate;
 use tollgate::rules::file::{Listener, Parsed, RuleFile};
 
@@ -52,7 +51,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         Reload::new(Started { gate: gate.clone(), path, file, listener, hangup }).spawn()
     });
     service::http::run(listener, gate.clone(), place.options, shutdown).await;
-    drop::<Option<oneshot::Sender<()>>>(reloading);
+    if let Some(reloading) = reloading {
+        reloading.end().await;
+    }
     if let Some(store) = gate.redis() {
         store.return_leases().await;
     }

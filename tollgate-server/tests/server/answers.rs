@@ -68,7 +68,7 @@ fn answer_has_these_fields_in_this_order_with_six_decimals() {
         .unwrap_or_else(|| panic!("{answer}"));
     let (reset_after, rest) = rest.split_once(',').unwrap();
     assert_eq!(reset_after.split_once('.').unwrap().1.len(), 6, "{answer}");
-    assert_eq!(rest, r#""retry_after":null,"delay":0.000000}"#);
+    assert_eq!(rest, r#""retry_after":null,"delay":0.000000,"source":"store"}"#);
 }
 
 #[test]

@@ -2,8 +2,15 @@
 
 mod client;
 mod process;
+mod redis;
 
 mod answers;
+mod configuration;
 mod connections;
+mod explaining;
+mod fleet;
 mod refusals;
+mod reloading;
+mod rule_file;
 mod start_and_stop;
+mod validating;

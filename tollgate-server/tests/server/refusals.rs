@@ -59,7 +59,7 @@ fn unknown_field() {
     );
     assert_invalid(
         r#"{"request":{"user":"1"}}"#,
-        "`request.user`: unknown field `user`, expected one of `method`, `path`, `host`, `ip`, `headers` at line 1 column 18",
+        "`request.user`: unknown field `user`, expected one of `method`, `path`, `host`, `ip`, `headers`, `descriptors`, `domain` at line 1 column 18",
     );
 }
 
@@ -113,7 +113,7 @@ fn cost_that_is_no_whole_number() {
 fn key_that_is_no_string() {
     assert_invalid(
         r#"{"limit":"per-user","key":42}"#,
-        "`key`: invalid type: integer `42`, expected a string at line 1 column 28",
+        "`key`: invalid type: integer `42`, expected a string or a list of strings at line 1 column 28",
     );
 }
 
@@ -141,7 +141,7 @@ fn facts_of_the_wrong_kind() {
     );
     assert_invalid(
         r#"{"request":{"headers":{"x-user-id":1}}}"#,
-        "`request.headers.x-user-id`: invalid type: integer `1`, expected a string at line 1 column 36",
+        "`request.headers.x-user-id`: invalid type: integer `1`, expected a string or a list of strings at line 1 column 36",
     );
     assert_invalid(
         r#"{"request":{"headers":{"x-user-id":"a","X-User-Id":"b"}}}"#,

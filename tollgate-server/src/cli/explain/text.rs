@@ -52,7 +52,7 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
                         FailurePolicy::Deny => "deny",
                         _ => "local",
                     };
-                    ("unknown", format!("{asked}: the store does not answer, on_store_failure is {policy}"))
+                    ("unknown", format!("{asked}: not known, on_store_failure is {policy}"))
                 }
             }
         }
@@ -96,12 +96,9 @@ fn seconds(span: Duration) -> String {
 
 fn answer(explained: &Explained<'_>) -> String {
     let overall = &explained.overall;
-    let by = overall.limit.as_deref();
-    match (&overall.refusal, by) {
+    match (&overall.refusal, overall.limit.as_deref()) {
+        (None, _) if explained.counts == Counts::Unknown => "Answer: passes, as far as anybody knows.".to_owned(),
         (None, None) => "Answer: passes; no limit counts it.".to_owned(),
-        (None, Some(limit)) if explained.counts == Counts::Unknown => {
-            format!("Answer: passes, as far as {limit} can tell.")
-        }
         (None, Some(limit)) => format!("Answer: passes; {limit} has the least share left."),
         (Some(_), limit) => {
             let status = overall.status.map(|status| status.to_string()).unwrap_or_default();
@@ -115,6 +112,8 @@ fn counts(counts: Counts) -> &'static str {
     match counts {
         Counts::Fresh => "Counts are those of a fresh start: a store in memory is seen by its own server alone.",
         Counts::Live => "Counts are those of the store at this moment; nothing was taken.",
-        Counts::Unknown => "The store does not answer, so nobody knows what is left.",
+        Counts::Unknown => {
+            "The store does not answer, so nobody knows what is left; each limit answers by its on_store_failure."
+        }
     }
 }

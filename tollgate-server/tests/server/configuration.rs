@@ -1,0 +1,95 @@
+//! Starting with a rule file: what is served, what is told, and what cannot be.
+
+use std::net::TcpListener;
+
+use crate::process::{RULES, Server, folder_with, run_in, served, told};
+use serde_json::json;
+
+fn serve(rules: &str) -> String {
+    told(&run_in(folder_with(&[(RULES, rules)]).path(), &["serve", "--config", RULES]))
+}
+
+#[test]
+fn the_start_tells_every_limit_and_what_is_not_served_yet() {
+    let rules = "\
+gateway: { listen: 127.0.0.1:8080 }
+admin: { listen: 127.0.0.1:8099 }
+limits:
+  - { name: global, limit: 10000 }
+  - { name: user, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 10/s }
+  - { name: trial, key: [ip, path], algorithm: leaky_bucket, shadow: true }
+";
+    let folder = folder_with(&[(RULES, &served(rules))]);
+    let server = Server::in_folder(folder);
+    assert!(server.first_line.ends_with("/v1/check; 3 limits:\n"), "{}", server.first_line);
+    assert_eq!(
+        server.rest_of_stdout(3),
+        "  limit global: 10000 per 60 s (sliding_window_counter)\n  \
+         limit user: 100, then 10/s (token_bucket), key header:x-user-id\n  \
+         limit trial: 10, then 1/s (leaky_bucket), key ip + path, shadow: never denies\n"
+    );
+    let warning = |name: &str| {
+        format!("tollgate: warning: {name} is named, but this version does not serve it yet; service.http it does\n")
+    };
+    assert_eq!(server.said(), warning("gateway") + &warning("admin"));
+}
+
+#[test]
+fn a_file_that_names_nothing_to_serve_ends_with_2_and_the_fix() {
+    let told = serve("limits: [{ name: user }]\n");
+    let message = "on stderr:\ntollgate: tollgate.yaml names nothing that can be served; add service: { http: \
+                   127.0.0.1:8090 }, or use --listen\nexit code 2";
+    assert_eq!(told, message);
+}
+
+#[test]
+fn a_bad_file_ends_with_2_and_every_problem() {
+    let told = serve("limits:\n  - { name: user, limit: 0 }\n  - { name: user }\n");
+    let message = "on stderr:\n\
+        tollgate.yaml:2:26: limit 0 admits nothing; use 1 or more, or remove the limit\n\
+        tollgate.yaml:3:11: a limit named `user` is at 2:11 already; give each limit a name of its own\n\
+        tollgate: tollgate.yaml cannot be used; correct what stands above\nexit code 2";
+    assert_eq!(told, message);
+}
+
+#[test]
+fn an_absent_file_ends_with_2() {
+    let folder = folder_with(&[]);
+    let told = told(&run_in(folder.path(), &["serve", "--config", "absent.yaml"]));
+    assert!(
+        told.starts_with("on stderr:\ntollgate: cannot read absent.yaml: ") && told.ends_with("exit code 2"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_port_in_use_and_a_bad_store_end_with_2() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let text = serve(&format!("service: {{ http: '{address}' }}\nlimits: [{{ name: user }}]\n"));
+    assert!(text.contains(&format!("tollgate: cannot listen on {address}: Address already in use")), "{text}");
+    assert!(text.ends_with("exit code 2"), "{text}");
+    let text =
+        serve("store: 'redis://127.0.0.1:6379/nonsense'\nlimits: [{ name: user }]\nservice: { http: '127.0.0.1:0' }\n");
+    assert!(text.contains("tollgate: store: ") && text.ends_with("exit code 2"), "{text}");
+}
+
+#[test]
+fn publishing_needs_a_redis() {
+    let folder = folder_with(&[(RULES, "limits: [{ name: user }]\n")]);
+    let told = told(&run_in(folder.path(), &["publish", "--config", RULES]));
+    assert!(told.contains("tollgate.yaml has its store in memory") && told.ends_with("exit code 2"), "{told}");
+}
+
+#[test]
+fn a_listener_behind_a_balancer_wants_the_header_and_then_answers() {
+    let rules =
+        "service: { http: { listen: '127.0.0.1:0', proxy_protocol: true } }\nlimits: [{ name: user, key: ip }]\n";
+    let server = Server::in_folder(folder_with(&[(RULES, rules)]));
+    let mut direct = server.connect();
+    direct.send(crate::client::head(2));
+    assert!(direct.is_closed_by_server());
+    let mut balanced = server.connect();
+    balanced.send("PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\n");
+    assert_eq!(balanced.check(&json!({"limit": "user", "key": "192.0.2.7"}))["allowed"], true);
+}

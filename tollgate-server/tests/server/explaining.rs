@@ -1,0 +1,99 @@
+//! `tollgate explain`, on a store in memory. Live counts are looked at in `fleet`.
+
+use serde_json::Value;
+
+use crate::process::{folder_with, run_in, told};
+
+const RULES: &str = "\
+limits:
+  - name: global
+    limit: 10000
+    window: 1m
+  - name: per-user
+    key: header:x-user-id
+    algorithm: token_bucket
+    capacity: 100
+    refill: 10/s
+    plan: header:x-plan
+    overrides: [{ plan: gold, capacity: 1000 }]
+    blocked: { keys: [mallory] }
+  - name: expensive
+    match: { path: /api/expensive/**, methods: [POST] }
+    key: [header:x-user-id, path]
+    algorithm: fixed_window
+    limit: 10
+    window: 1m
+    cost: header:x-cost
+  - name: partners
+    match: { when: 'request.host == \"partners.example.com\"' }
+    key: descriptor:tenant
+  - name: tokens
+    key: cookie:session
+    missing: skip
+  - name: office
+    key: ip
+    exempt: { ips: [10.0.0.0/8] }
+  - name: trial
+    key: ip
+    limit: 1
+    shadow: true
+    cost: 2
+";
+
+fn explain(arguments: &[&str]) -> String {
+    let folder = folder_with(&[("rules.yaml", RULES)]);
+    told(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml"], arguments].concat()))
+}
+
+const EXPENSIVE: [&str; 8] =
+    ["POST", "/api/expensive/7?q=1", "-H", "X-User-Id: ann", "-H", "x-plan: gold", "--ip", "10.1.2.3"];
+
+#[test]
+fn a_request_that_passes() {
+    insta::assert_snapshot!(explain(&EXPENSIVE));
+}
+
+#[test]
+fn a_request_that_is_blocked() {
+    insta::assert_snapshot!(explain(&["GET", "/", "-H", "X-User-Id: mallory"]));
+}
+
+#[test]
+fn a_request_that_costs_more_than_there_ever_is() {
+    insta::assert_snapshot!(explain(&[&EXPENSIVE[..], &["-H", "x-cost: 11"]].concat()));
+}
+
+#[test]
+fn descriptors_hosts_and_cookies() {
+    let arguments =
+        ["GET", "/", "-H", "host: partners.example.com", "-H", "Cookie: session=s1", "--descriptor", "tenant=t1"];
+    insta::assert_snapshot!(explain(&arguments));
+}
+
+#[test]
+fn an_explanation_for_programs() {
+    let told = explain(&[&EXPENSIVE[..], &["-H", "x-cost: 11", "--json"]].concat());
+    let (json, code) = told.rsplit_once('\n').unwrap();
+    let mut json: Value = serde_json::from_str(json).unwrap();
+    for limit in json["limits"].as_array_mut().unwrap() {
+        if let Some(counted) = limit.get_mut("counted") {
+            assert!(counted["reset_after"].is_f64());
+            counted["reset_after"] = "[seconds]".into();
+        }
+    }
+    insta::assert_snapshot!(format!("{}\n{code}", serde_json::to_string_pretty(&json).unwrap()));
+}
+
+#[test]
+fn wrong_usage_ends_with_2_and_the_fix() {
+    for (arguments, message) in [
+        (&["GET", "api"][..], "the path `api` does not begin with a slash; write /api"),
+        (&["GET", "/", "-H", "x-user-id"], "there is no colon in it; write 'name: value'"),
+        (&["GET", "/", "-H", "x user: 1"], "`x user` is no name of a header; write 'name: value'"),
+        (&["GET", "/", "--descriptor", "a"], "there is no equals sign in it; write name=value"),
+        (&["GET", "/", "--ip", "here"], "invalid IP address syntax"),
+    ] {
+        let told = explain(arguments);
+        assert!(told.contains(message) && told.ends_with("exit code 2"), "{told}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Several nodes on one Redis, and what they do without it.
+
+use serde_json::{Value, json};
+
+use crate::process::{RULES, Server, folder_with, run_in, served, told};
+use crate::redis::Redis;
+
+fn rules(redis: &Redis, limit: u64, rest: &str) -> String {
+    // Patient, so that a busy machine is not taken for a store that fails.
+    format!(
+        "store: {}\nstore_timeout: 5s\n{rest}\nlimits:\n  - {{ name: user, key: 'header:x-user-id', \
+         algorithm: fixed_window, align: first_request, limit: {limit}, window: 1h }}\n",
+        redis.url()
+    )
+}
+
+fn user(name: &str) -> Value {
+    json!({"request": {"headers": {"x-user-id": name}}})
+}
+
+#[test]
+fn two_nodes_count_together() {
+    let redis = Redis::start();
+    let nodes = [(); 2].map(|()| Server::with_rules(&rules(&redis, 10, "")));
+    let mut connections = nodes.each_ref().map(Server::connect);
+    for left in (0..10).rev() {
+        let answer = connections[left % 2].check(&user("ann"));
+        assert_eq!((&answer["remaining"], &answer["source"]), (&json!(left), &json!("store")));
+    }
+    for connection in &mut connections {
+        assert_eq!(connection.check(&user("ann"))["allowed"], false);
+        assert_eq!(connection.check(&user("bob"))["allowed"], true);
+    }
+    assert_eq!(connections[0].check(&user("ann"))["source"], "denial_cache");
+}
+
+#[test]
+fn a_batch_on_redis_is_decided_in_order() {
+    let redis = Redis::start();
+    let server = Server::with_rules(&rules(&redis, 10, ""));
+    let mut connection = server.connect();
+    let costs = [7, 7, 2, 1, 1];
+    let batch: Vec<Value> = costs.map(|cost| json!({"limit": "user", "key": "ann", "cost": cost})).into();
+    let answers = connection.check(&json!(batch));
+    let allowed: Vec<&Value> = answers.as_array().unwrap().iter().map(|answer| &answer["allowed"]).collect();
+    assert_eq!(allowed, [true, false, true, true, false]);
+    let thousand: Vec<Value> = (0..1000).map(|key| user(&format!("user-{key}"))).collect();
+    let answers = connection.check(&json!(thousand));
+    assert!(answers.as_array().unwrap().iter().all(|answer| answer["remaining"] == 9));
+}
+
+#[test]
+fn without_redis_each_policy_answers_in_its_way() {
+    let mut redis = Redis::start();
+    let cases = ["local", "allow", "deny"].map(|policy| {
+        let rest = format!("on_store_failure: {policy}");
+        (policy, Server::with_rules(&rules(&redis, 1, &rest)))
+    });
+    for (_, server) in &cases {
+        server.connect().check(&user("before"));
+    }
+    redis.kill();
+    for (policy, server) in &cases {
+        let mut connection = server.connect();
+        let asked = [(); 2].map(|()| connection.check(&user("ann")));
+        let told = asked.each_ref().map(|answer| (answer["allowed"] == true, answer["source"].as_str().unwrap()));
+        match *policy {
+            "local" => assert_eq!(told, [(true, "local"), (false, "local")]),
+            "allow" => assert_eq!(told, [(true, "policy"); 2]),
+            _ => {
+                assert_eq!(told, [(false, "policy"); 2]);
+                assert_eq!(asked[0]["reason"], "store_unavailable");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
+    let mut redis = Redis::start();
+    redis.kill();
+    let server = Server::with_rules(&rules(&redis, 10, "on_store_failure: deny"));
+    server.await_said("tollgate: warning: the store does not answer; until it does, limits answer by their", 1);
+    let mut connection = server.connect();
+    assert_eq!(connection.check(&user("ann"))["reason"], "store_unavailable");
+    redis.restart();
+    let back =
+        crate::process::wait_until(|| Some(connection.check(&user("ann"))).filter(|told| told["allowed"] == true));
+    assert_eq!(back.expect("the store is asked again")["source"], "store");
+}
+
+#[test]
+fn a_rule_set_published_once_reaches_every_node_and_a_bad_one_changes_nothing() {
+    let redis = Redis::start();
+    let nodes = [(); 2].map(|()| Server::with_rules(&rules(&redis, 10, "")));
+    let mut connections = nodes.each_ref().map(Server::connect);
+    assert_eq!(connections[0].check(&user("ann"))["remaining"], 9);
+
+    let office = folder_with(&[(RULES, &served(&rules(&redis, 20, "")))]);
+    let publish = |arguments: &[&str]| run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat());
+    assert_eq!(told(&publish(&["--expect", "0"])), "tollgate.yaml is published as version 1\nexit code 0");
+    let conflict = "on stderr:\ntollgate: version 1 was published meanwhile; look at it and publish on top of it\n\
+                    exit code 1";
+    assert_eq!(told(&publish(&["--expect", "0"])), conflict);
+    for (node, connection) in nodes.iter().zip(&mut connections) {
+        node.await_said("tollgate: published version 1 is in force: changed user", 1);
+        assert_eq!(connection.check(&user("bob"))["quota"], 20);
+    }
+    assert_eq!(connections[1].check(&user("ann"))["remaining"], 18, "what was counted before stays counted");
+
+    std::fs::write(office.path().join(RULES), served(&rules(&redis, 0, ""))).unwrap();
+    assert_eq!(publish(&[]).status.code(), Some(2));
+    // A node that starts later finds what was published before.
+    let late = Server::with_rules(&rules(&redis, 10, ""));
+    late.await_said("tollgate: published version 1 is in force: changed user", 1);
+    assert_eq!(late.connect().check(&user("ann"))["remaining"], 17);
+}
+
+#[test]
+fn hangup_puts_the_file_back_in_the_place_of_published_rules() {
+    let redis = Redis::start();
+    let server = Server::with_rules(&rules(&redis, 10, ""));
+    let office = folder_with(&[(RULES, &served(&rules(&redis, 20, "")))]);
+    assert!(run_in(office.path(), &["publish", "--config", RULES]).status.success());
+    server.await_said("published version 1 is in force", 1);
+    server.signal("HUP");
+    server.await_said("tollgate: tollgate.yaml is in force: changed user", 1);
+    assert_eq!(server.connect().check(&user("ann"))["quota"], 10);
+}
+
+#[test]
+fn explaining_looks_at_live_counts_and_takes_nothing() {
+    let redis = Redis::start();
+    let server = Server::with_rules(&rules(&redis, 2, ""));
+    let mut connection = server.connect();
+    assert_eq!(connection.check(&user("ann"))["remaining"], 1);
+    let office = folder_with(&[(RULES, &rules(&redis, 2, ""))]);
+    let explain = || run_in(office.path(), &["explain", "--config", RULES, "GET", "/", "-H", "X-User-Id: ann"]);
+    for _ in 0..3 {
+        let text = told(&explain());
+        assert!(text.contains("passes  key ann, cost 1: 0 of 2 left\n"), "{text}");
+        assert!(text.ends_with("nothing was taken.\nexit code 0"), "{text}");
+    }
+    assert_eq!(connection.check(&user("ann"))["remaining"], 0);
+    let text = told(&explain());
+    assert!(text.contains("refuses  key ann, cost 1: 0 of 2 left, again in "), "{text}");
+    assert!(text.contains("\nAnswer: 429 Too Many Requests, Retry-After: "), "{text}");
+    assert!(text.ends_with("exit code 1"), "{text}");
+}

@@ -1,0 +1,74 @@
+//! `tollgate validate`.
+
+use crate::process::{folder_with, run_in, told};
+
+const GOOD: &str = "limits:\n  - { name: user, key: ip }\n";
+const ODD: &str = "limits: []\n";
+const BAD: &str = "\
+store: memroy
+limits:
+  - name: user
+    capcity: 3
+    algorithm: token_bucket
+  - name: user
+    limit: 0
+  - name: office
+    exempt: { ips: [10.0.0.1/8] }
+    cost: 11
+    match: { when: 'request.path + 1' }
+";
+const WITHOUT_KEYS: &str =
+    "jwt: { key_file: absent.pem, algorithms: [RS256] }\nlimits: [{ name: user, key: 'jwt:sub' }]\n";
+const TOO_SMALL: &str = "max_memory: 4KiB\nlimits: [{ name: user, key: ip }]\n";
+
+fn validate(arguments: &[&str]) -> String {
+    let files = [
+        ("good.yaml", GOOD),
+        ("odd.yaml", ODD),
+        ("bad.yaml", BAD),
+        ("without-keys.yaml", WITHOUT_KEYS),
+        ("small.yaml", TOO_SMALL),
+    ];
+    told(&run_in(folder_with(&files).path(), &[&["validate"], arguments].concat()))
+}
+
+#[test]
+fn a_good_file_is_valid() {
+    assert_eq!(validate(&["good.yaml"]), "good.yaml: valid, 1 limit\nexit code 0");
+    assert_eq!(validate(&["--json", "good.yaml"]), "[]\nexit code 0");
+}
+
+#[test]
+fn a_warning_is_told_of_a_valid_file() {
+    insta::assert_snapshot!(validate(&["odd.yaml"]));
+}
+
+#[test]
+fn every_problem_is_told_at_once() {
+    insta::assert_snapshot!(validate(&["bad.yaml"]));
+}
+
+#[test]
+fn every_problem_is_told_to_programs() {
+    insta::assert_snapshot!(validate(&["--json", "bad.yaml"]));
+}
+
+#[test]
+fn files_that_it_names_and_the_memory_it_wants_are_looked_at() {
+    insta::assert_snapshot!(validate(&["without-keys.yaml", "small.yaml"]));
+}
+
+#[test]
+fn one_invalid_file_of_several_makes_the_answer_no() {
+    let told = validate(&["good.yaml", "bad.yaml"]);
+    assert!(told.starts_with("good.yaml: valid, 1 limit\nbad.yaml:1:8: "), "{told}");
+    assert!(told.ends_with("exit code 1"), "{told}");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_no_answer() {
+    let told = validate(&["good.yaml", "absent.yaml"]);
+    let message = "on stderr:\ntollgate: cannot read absent.yaml: No such file or directory (os error 2); name a file \
+                   that is there and may be read\nexit code 2";
+    assert_eq!(told, message);
+}
