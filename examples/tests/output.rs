@@ -1,8 +1,10 @@
 //! Every example is run as a reader would run it, and prints what it promises.
 
-use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+mod redis;
+
+use std::process::Command;
+
+use redis::Redis;
 
 fn lines(program: &str) -> Vec<String> {
     lines_with(program, &[])
@@ -59,57 +61,20 @@ fn shaping_lets_one_job_leave_every_100_ms() {
     }
 }
 
-/// A Redis that ends with the test.
-struct Redis {
-    server: Child,
-    port: u16,
-    _dir: tempfile::TempDir,
-}
-
-impl Redis {
-    fn start() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
-        let dir = tempfile::tempdir().expect("a directory");
-        let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let server = Command::new(program)
-            .args(["--port", &port.to_string(), "--save", "", "--dir"])
-            .arg(dir.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server starts: tools/install-redis installs it");
-        let mut redis = Self { server, port, _dir: dir };
-        redis.wait();
-        redis
-    }
-}
-
-impl Redis {
-    #[expect(clippy::disallowed_methods, reason = "a real server takes real time to start")]
-    fn wait(&mut self) {
-        for _ in 0..1000 {
-            if TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("redis-server did not come up");
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-    }
-}
-
 #[test]
 fn shared_counts_for_both_servers() {
     let redis = Redis::start();
-    let url = format!("redis://127.0.0.1:{}", redis.port);
+    let url = redis.url();
     let mut expected: Vec<_> = (1..=5)
         .map(|call| format!("call {call} on server {} passes; {} left, says Store", call % 2, 5 - call))
         .collect();
     expected.push("call 6 on server 0 is denied; 0 left, says Store".to_owned());
     assert_eq!(lines_with(env!("CARGO_BIN_EXE_shared"), &[&url]), expected);
+}
+
+#[test]
+fn tonic_limits_refuses_the_third_call() {
+    let lines = lines(env!("CARGO_BIN_EXE_tonic_limits"));
+    assert_eq!(lines[..2], ["call 1 is answered", "call 2 is answered"]);
+    assert_eq!(lines[2], "call 3 is refused: ResourceExhausted, retry in 60 s");
 }

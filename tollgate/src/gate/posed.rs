@@ -39,6 +39,7 @@ pub(super) struct Posing<'s> {
 }
 
 impl<'s> Posing<'s> {
+    #[inline]
     pub(super) fn new(store: &'s Store) -> Self {
         Self { store, enforced: store.want_nothing(), bans: None, watching: Vec::new() }
     }
@@ -62,6 +63,7 @@ impl<'s> Posing<'s> {
         }
     }
 
+    #[inline]
     pub(super) fn posed(self, asked: AskedBy) -> Posed {
         let Self { mut enforced, bans, watching, .. } = self;
         if let Some(bans) = bans {
@@ -73,6 +75,7 @@ impl<'s> Posing<'s> {
 
 impl Posed {
     /// Asks a store that answers at once.
+    #[inline]
     pub(super) fn decide_now(&self, state: &State, decide: impl Fn(&Wanted) -> Decision) -> (Decision, Watched) {
         let mut decision = decide(&self.enforced);
         let watched = self.watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect();
@@ -83,6 +86,7 @@ impl Posed {
     }
 
     /// What is ruled, given the answers: of the rules that are enforced, and of each that watches.
+    #[inline]
     pub(super) fn ruling(self, state: Arc<State>, decision: Decision, watched: Watched) -> Ruling {
         Ruling::new(state, self, decision, watched)
     }

@@ -133,7 +133,7 @@ impl Policy {
     /// less remaining wins, and of two with the same the one that resets later. Headers that make no sense are
     /// written over, those of families that were not chosen are left alone.
     pub fn merge(&self, decision: &Decision, headers: &mut HeaderMap) {
-        if headers.try_reserve(self.fields).is_err() {
+        if self.fields == 0 || headers.try_reserve(self.fields).is_err() {
             return;
         }
         if !upstream::says_anything(headers) {

@@ -8,10 +8,11 @@ use crate::limit::LimitId;
 use crate::store::memory::Asked;
 
 /// What the rules ask that a request meets. They travel with it, so there is no more room than most need.
-pub(crate) type FewAsked = SmallVec<[Asked; 4]>;
+pub(crate) type FewAsked = SmallVec<[Asked; 3]>;
 
 impl Limiter {
     /// A hit as it is asked. Whoever gathers several sees to it that no two are of one key.
+    #[inline]
     pub(crate) fn ask_hit(&self, hit: &Hit<'_>) -> Asked {
         Asked { limit: hit.limit, fingerprint: self.0.store.fingerprint(hit.key), cost: hit.cost }
     }

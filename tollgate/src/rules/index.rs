@@ -60,13 +60,19 @@ impl Index {
         hosts.entry(glob.name.clone()).or_default().push(number);
     }
 
-    /// The rules that a request for this path, in its normal form, and this host may meet.
-    pub(super) fn candidates(&self, path: &str, host: Option<&str>) -> Candidates {
+    /// The rules that a request for this path, in its normal form, and this host may meet. Neither is asked for unless
+    /// there are rules by it.
+    pub(super) fn candidates<'r>(
+        &self,
+        path: impl FnOnce() -> &'r str,
+        host: impl FnOnce() -> Option<&'r str>,
+    ) -> Candidates {
         let mut found = Candidates::from_slice(&self.always);
-        self.paths.collect(path, &mut found);
-        if let Some(host) = host
-            && !(self.hosts.is_empty() && self.wildcard_hosts.is_empty())
-        {
+        if let Some(root) = self.paths.nodes.first() {
+            self.paths.visit(root, path(), &mut found);
+        }
+        let has_hosts = !(self.hosts.is_empty() && self.wildcard_hosts.is_empty());
+        if let Some(host) = has_hosts.then(host).flatten() {
             let host = lower(host);
             let host = host.as_str();
             found.extend(self.hosts.get(host).into_iter().flatten().copied());
@@ -125,12 +131,6 @@ impl Paths {
             at = next;
         }
         self.nodes[at].ends.push(number);
-    }
-
-    fn collect(&self, path: &str, found: &mut Candidates) {
-        if let Some(root) = self.nodes.first() {
-            self.visit(root, path, found);
-        }
     }
 
     fn visit(&self, node: &Node, path: &str, found: &mut Candidates) {
@@ -198,7 +198,7 @@ mod tests {
             let path = format!("/{}", path.join("/"));
             let indexed: Vec<Indexed<'_>> =
                 rules.iter().map(|(paths, hosts)| Indexed { paths, hosts }).collect();
-            let found = Index::new(&indexed).candidates(&path, Some(&host));
+            let found = Index::new(&indexed).candidates(|| &path, || Some(&host));
             prop_assert!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
             for (number, (paths, hosts)) in (0..).zip(&rules) {
                 let on_path = paths.is_empty() || paths.iter().any(|glob| glob.matches(&path));
@@ -219,8 +219,8 @@ mod tests {
         let hosts: Vec<[HostGlob; 1]> = (0..1000).map(|n| [format!("h{n}.example.com").parse().unwrap()]).collect();
         let same: [PathGlob; 1] = ["/api/**".parse().unwrap()];
         let by_path: Vec<_> = paths.iter().map(|paths| Indexed { paths, hosts: &[] }).collect();
-        assert_eq!(Index::new(&by_path).candidates("/api/r7/x", None).as_slice(), [7]);
+        assert_eq!(Index::new(&by_path).candidates(|| "/api/r7/x", || None).as_slice(), [7]);
         let by_host: Vec<_> = hosts.iter().map(|hosts| Indexed { paths: &same, hosts }).collect();
-        assert_eq!(Index::new(&by_host).candidates("/api/x", Some("H7.example.com")).as_slice(), [7]);
+        assert_eq!(Index::new(&by_host).candidates(|| "/api/x", || Some("H7.example.com")).as_slice(), [7]);
     }
 }

@@ -195,13 +195,13 @@ pub(super) fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
 /// The path as a service understands it: what need not be escaped is not, `.`, `..` and empty segments are
 /// resolved, and no slash stands at the end.
 pub(super) fn normal(path: &str) -> Cow<'_, str> {
-    let bytes = path.as_bytes();
-    let odd = |(index, byte): (usize, &u8)| match byte {
-        b'%' => true,
-        b'/' => matches!(bytes.get(index + 1), Some(b'/' | b'.')),
-        _ => false,
-    };
-    if !bytes.iter().enumerate().any(odd) {
+    let mut before = 0;
+    let is_plain = path.bytes().all(|byte| {
+        let is_odd = byte == b'%' || (before == b'/' && matches!(byte, b'/' | b'.'));
+        before = byte;
+        !is_odd
+    });
+    if is_plain {
         return Cow::Borrowed(if path.len() > 1 { path.strip_suffix('/').unwrap_or(path) } else { path });
     }
     let decoded = decode(path);

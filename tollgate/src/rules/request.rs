@@ -20,7 +20,7 @@ pub(super) type Tokens = Arc<dyn Fn(&Facts<'_>) -> Option<Claims> + Send + Sync>
 /// A request as rules see it, for conditions, keys and costs that are closures.
 pub struct Request<'a> {
     facts: Facts<'a>,
-    path: Cow<'a, str>,
+    path: OnceCell<Cow<'a, str>>,
     proxies: &'a TrustedProxies,
     tokens: Option<&'a Tokens>,
     client: OnceCell<Option<IpAddr>>,
@@ -29,8 +29,7 @@ pub struct Request<'a> {
 
 impl<'a> Request<'a> {
     pub(super) fn new(facts: Facts<'a>, proxies: &'a TrustedProxies, tokens: Option<&'a Tokens>) -> Self {
-        let path = normal(facts.path());
-        Self { facts, path, proxies, tokens, client: OnceCell::new(), claims: OnceCell::new() }
+        Self { facts, path: OnceCell::new(), proxies, tokens, client: OnceCell::new(), claims: OnceCell::new() }
     }
 
     /// What was given.
@@ -42,7 +41,7 @@ impl<'a> Request<'a> {
     /// segments resolved, without a slash at the end.
     #[must_use]
     pub fn path(&self) -> &str {
-        &self.path
+        self.path.get_or_init(|| normal(self.facts.path()))
     }
 
     /// The client's address: the peer's, or if that is a trusted proxy, whom it speaks for.
@@ -68,6 +67,6 @@ impl<'a> Request<'a> {
 
 impl std::fmt::Debug for Request<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Request").field("facts", &self.facts).field("path", &self.path).finish_non_exhaustive()
+        out.debug_struct("Request").field("facts", &self.facts).field("path", &self.path()).finish_non_exhaustive()
     }
 }

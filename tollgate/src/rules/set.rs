@@ -112,8 +112,7 @@ impl RuleSet {
         mut found: impl FnMut(&Finding, Key<'_>),
     ) -> Result<(), (u32, Refused)> {
         let mut pieces = Pieces::new();
-        let host = request.facts().host_name();
-        for number in self.0.index.candidates(request.path(), host) {
+        for number in self.0.index.candidates(|| request.path(), || request.facts().host_name()) {
             pieces.clear();
             match self.meet(number, request, &mut pieces) {
                 Met::Hit(finding) => match &pieces[..] {

@@ -161,13 +161,14 @@ impl MemoryStore {
         let (mut denied, mut looked) = (None::<Decision>, None::<Decision>);
         let mut taking: SmallVec<[Asked; 8]> = SmallVec::new();
         for one in asked {
-            let decision = self.answer(limits, *one, now, self.ask(limits, *one, now, Mode::Refuse));
-            let foremost = |other: Option<Decision>| Some(other.map_or(decision, |other| other.foremost(decision)));
-            match decision.is_allowed() {
-                false => denied = foremost(denied),
-                true if one.cost == 0 => looked = foremost(looked),
-                true => taking.push(*one),
+            let verdict = self.ask(limits, *one, now, Mode::Refuse);
+            if verdict.is_allowed() && one.cost > 0 {
+                taking.push(*one);
+                continue;
             }
+            let decision = self.answer(limits, *one, now, verdict);
+            let before = if verdict.is_allowed() { &mut looked } else { &mut denied };
+            *before = Some(before.map_or(decision, |other| other.foremost(decision)));
         }
         if let Some(denied) = denied {
             return denied;
@@ -208,7 +209,8 @@ impl MemoryStore {
     /// Holds every key's seat, then takes from all of them or from none.
     fn take_all(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Result<Decision, (Asked, Busy)> {
         let mut holds = Holds::default();
-        let mut seats: SmallVec<[(Asked, Seat<'_>); 8]> = SmallVec::new();
+        // With whether each may take what it asks for.
+        let mut seats: SmallVec<[(Asked, Seat<'_>, bool); 8]> = SmallVec::new();
         for one in asked {
             let (Some(table), Some(limit)) = (self.tables.get(one.limit.index()), limits.get(one.limit.index())) else {
                 return Ok(self.answer(limits, *one, now, NO_SUCH_LIMIT));
@@ -218,24 +220,24 @@ impl MemoryStore {
             });
             let seat = seat.map_err(|busy| (*one, busy))?;
             // The same key twice, or two keys that share a seat, ask for their sum.
-            match seats.iter_mut().find(|(_, other)| other.is(seat)) {
-                Some((same, _)) => same.cost = same.cost.saturating_add(one.cost),
-                None => seats.push((*one, seat)),
+            match seats.iter_mut().find(|(_, other, _)| other.is(seat)) {
+                Some((same, ..)) => same.cost = same.cost.saturating_add(one.cost),
+                None => seats.push((*one, seat, false)),
             }
         }
-        let verdicts: SmallVec<[Decision; 8]> = seats
-            .iter()
-            .map(|(one, seat)| {
-                let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
-                let verdict = with_rules!(limit.compiled(), rules => {
-                    rules.decide(&table.cells(*seat), now.as_micros(), one.cost).verdict
-                });
-                self.answer(limits, *one, now, verdict)
-            })
-            .collect();
-        let all_pass = verdicts.iter().all(Decision::is_allowed);
-        for ((one, seat), verdict) in seats.iter().zip(&verdicts) {
-            if all_pass || !verdict.is_allowed() {
+        let mut foremost = None::<Decision>;
+        for (one, seat, passes) in &mut seats {
+            let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
+            let verdict = with_rules!(limit.compiled(), rules => {
+                rules.decide(&table.cells(*seat), now.as_micros(), one.cost).verdict
+            });
+            *passes = verdict.is_allowed();
+            let decision = self.answer(limits, *one, now, verdict);
+            foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
+        }
+        let all_pass = seats.iter().all(|(.., passes)| *passes);
+        for (one, seat, passes) in &seats {
+            if all_pass || !passes {
                 let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
                 with_rules!(limit.compiled(), rules => {
                     if let Some(edit) = rules.decide(&table.cells(*seat), now.as_micros(), one.cost).edit {
@@ -244,7 +246,7 @@ impl MemoryStore {
                 });
             }
         }
-        Ok(verdicts.into_iter().reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now)))
+        Ok(foremost.unwrap_or_else(|| Decision::without_limit(now)))
     }
 
     /// Gives back what a decision took, as far as it still weighs on the key.

@@ -20,15 +20,20 @@ use crate::rules::{KeyPart, Request, Rule, RuleSet};
 /// or from wherever [`peer_address`](Self::peer_address) says. Requests of unknown address share one key.
 #[derive(Clone)]
 #[must_use]
-pub struct RateLimitLayer {
-    gate: Gate,
-    find_peer: FindPeer,
+pub struct RateLimitLayer(Arc<Limits>);
+
+/// What a layer and all services it made have in common: servers clone a service for every request, so that is one
+/// pointer.
+#[derive(Clone)]
+pub(super) struct Limits {
+    pub(super) gate: Gate,
+    pub(super) find_peer: FindPeer,
 }
 
 impl RateLimitLayer {
     /// The rules of a gate. Keep a clone of the gate to replace its rules while the service runs.
     pub fn new(gate: Gate) -> Self {
-        Self { gate, find_peer: Arc::new(peer::find) }
+        Self(Arc::new(Limits { gate, find_peer: Arc::new(peer::find) }))
     }
 
     /// One limit for each client address; IPv6 by /64.
@@ -72,14 +77,14 @@ impl RateLimitLayer {
 
     /// Finds the address of the connection's other end among the extensions of a request.
     pub fn peer_address(mut self, find: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
-        self.find_peer = Arc::new(find);
+        Arc::make_mut(&mut self.0).find_peer = Arc::new(find);
         self
     }
 
     /// The gate, to replace its rules.
     #[must_use]
     pub fn gate(&self) -> &Gate {
-        &self.gate
+        &self.0.gate
     }
 }
 
@@ -87,12 +92,12 @@ impl<S> Layer<S> for RateLimitLayer {
     type Service = RateLimit<S>;
 
     fn layer(&self, inner: S) -> RateLimit<S> {
-        RateLimit { inner, gate: self.gate.clone(), find_peer: self.find_peer.clone() }
+        RateLimit { inner, limits: self.0.clone() }
     }
 }
 
 impl std::fmt::Debug for RateLimitLayer {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("RateLimitLayer").field("gate", &self.gate).finish_non_exhaustive()
+        out.debug_struct("RateLimitLayer").field("gate", &self.0.gate).finish_non_exhaustive()
     }
 }

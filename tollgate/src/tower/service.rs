@@ -1,6 +1,7 @@
 //! The service: asks first, and lets in what may pass.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -9,9 +10,9 @@ use http::{Method, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::peer::FindPeer;
+use super::layer::Limits;
 use super::{ResponseBody, ResponseFuture};
-use crate::gate::{Asking, Gate, Ruling};
+use crate::gate::{Asking, Ruling};
 use crate::http::is_grpc;
 use crate::rules::Facts;
 
@@ -19,8 +20,7 @@ use crate::rules::Facts;
 #[derive(Clone)]
 pub struct RateLimit<S> {
     pub(super) inner: S,
-    pub(super) gate: Gate,
-    pub(super) find_peer: FindPeer,
+    pub(super) limits: Arc<Limits>,
 }
 
 /// What a request really cost, for a handler that knows it only afterwards: left among the extensions of its
@@ -72,11 +72,11 @@ impl<S> RateLimit<S> {
         if let Some(host) = uri.host() {
             facts = facts.host(host);
         }
-        let peer: Option<IpAddr> = (self.find_peer)(request.extensions());
+        let peer: Option<IpAddr> = (self.limits.find_peer)(request.extensions());
         if let Some(peer) = peer {
             facts = facts.peer(peer);
         }
-        self.gate.ask(&facts)
+        self.limits.gate.ask(&facts)
     }
 }
 

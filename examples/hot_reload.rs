@@ -1,0 +1,55 @@
+//! Rules change while the server runs: nothing restarts, and what clients have spent stays spent.
+//!
+//! Here they come from a file with one number in it, the requests per minute: `echo 5 > limit.txt`, then
+//! `cargo run --bin hot_reload -- limit.txt`, and write other numbers into the file while you ask.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use tollgate::rules::{KeyPart, Rule, RuleSet};
+use tollgate::tower::RateLimitLayer;
+use tollgate::{FixedWindow, Gate, Limit, MINUTE};
+
+fn load(file: &Path) -> Result<RuleSet, Box<dyn std::error::Error>> {
+    let limit = std::fs::read_to_string(file)?.trim().parse()?;
+    let per_client = Limit::new("per-client", FixedWindow::new(limit, MINUTE).from_first_request())?;
+    Ok(RuleSet::builder().rule(Rule::new(per_client).key(KeyPart::ip())).build()?)
+}
+
+/// Looks every now and then whether the file has changed. A file that makes no sense changes nothing.
+async fn watch(file: PathBuf, gate: Gate) {
+    let written = || std::fs::metadata(&file).and_then(|metadata| metadata.modified()).ok();
+    let mut known = written();
+    loop {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let now = written();
+        if now != known {
+            known = now;
+            let replaced = load(&file).and_then(|rules| Ok(gate.replace(rules)?));
+            match replaced {
+                Ok(()) => println!("new rules are in force"),
+                Err(error) => println!("the old rules stay in force: {error}"),
+            }
+        }
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let file = PathBuf::from(arguments.next().unwrap_or_else(|| "limit.txt".to_owned()));
+    let address = arguments.next().unwrap_or_else(|| "127.0.0.1:3000".to_owned());
+
+    // A clone is the same gate: what replaces its rules need not be near the server.
+    let gate = Gate::in_memory(load(&file)?)?;
+    tokio::spawn(watch(file, gate.clone()));
+    let app = Router::new().route("/", get(async || "hello\n")).layer(RateLimitLayer::new(gate));
+
+    let listener = tokio::net::TcpListener::bind(address).await?;
+    println!("listening on {}", listener.local_addr()?);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

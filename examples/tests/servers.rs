@@ -1,0 +1,99 @@
+//! Examples that serve are started as a reader would start them, and asked over their socket.
+
+mod redis;
+
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use redis::Redis;
+
+/// A port that nobody has.
+const ANY_PORT: &str = "127.0.0.1:0";
+
+/// An example that serves until the test ends.
+struct Server {
+    process: Child,
+    said: Lines<BufReader<ChildStdout>>,
+    address: String,
+}
+
+impl Server {
+    fn start(program: &str, arguments: &[&str]) -> Self {
+        let mut process =
+            Command::new(program).args(arguments).stdout(Stdio::piped()).spawn().expect("the example starts");
+        let mut said = BufReader::new(process.stdout.take().expect("its output is piped")).lines();
+        let first = said.next().expect("it says where it listens").expect("UTF-8");
+        let address = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
+        Self { process, said, address }
+    }
+
+    /// The next line it prints.
+    fn says(&mut self) -> String {
+        self.said.next().expect("a line").expect("UTF-8")
+    }
+
+    /// The status of an answer, and what its headers say is left.
+    fn ask(&self, header: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        let request = format!("GET / HTTP/1.1\r\nhost: localhost\r\n{header}connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let left = answer.lines().find_map(|line| line.strip_prefix("ratelimit: ")).unwrap_or_default();
+        (status.unwrap_or_else(|| panic!("{answer}")), left.to_owned())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn axum_tiers_gives_each_plan_its_own_numbers() {
+    let server = Server::start(env!("CARGO_BIN_EXE_axum_tiers"), &[ANY_PORT]);
+    let left = |account: &str| server.ask(&format!("authorization: Bearer {account}\r\n"));
+    assert_eq!(left("ann-gold"), (200, "\"per-user\";r=999;t=60".to_owned()));
+    assert_eq!(left("bob-silver"), (200, "\"per-user\";r=99;t=60".to_owned()));
+    for remaining in ["2", "1", "0"] {
+        assert_eq!(left("eve-free"), (200, format!("\"per-user\";r={remaining};t=60")));
+    }
+    assert_eq!(left("eve-free").0, 429);
+    // Who buys more has more at once, and has spent what was spent.
+    assert_eq!(left("eve-silver"), (200, "\"per-user\";r=96;t=60".to_owned()));
+}
+
+#[test]
+fn axum_redis_counts_for_all_servers() {
+    let redis = Redis::start();
+    let servers: Vec<Server> =
+        (0..2).map(|_| Server::start(env!("CARGO_BIN_EXE_axum_redis"), &[&redis.url(), ANY_PORT])).collect();
+    let statuses: Vec<u16> = (0..7).map(|call| servers[call % 2].ask("").0).collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 200, 429, 429]);
+}
+
+#[test]
+fn hot_reload_changes_the_rules_and_keeps_what_was_spent() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("limit.txt");
+    let write = |text: &str| {
+        let new = dir.path().join("new.txt");
+        std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &file)).expect("it can be written");
+    };
+    write("2");
+    let mut server = Server::start(env!("CARGO_BIN_EXE_hot_reload"), &[file.to_str().expect("a plain path"), ANY_PORT]);
+    let statuses: Vec<u16> = (0..3).map(|_| server.ask("").0).collect();
+    assert_eq!(statuses, [200, 200, 429]);
+
+    write("5");
+    assert_eq!(server.says(), "new rules are in force");
+    assert_eq!(server.ask(""), (200, "\"per-client\";r=2;t=60".to_owned()));
+
+    write("many");
+    assert_eq!(server.says(), "the old rules stay in force: invalid digit found in string");
+    assert_eq!(server.ask(""), (200, "\"per-client\";r=1;t=60".to_owned()));
+}
