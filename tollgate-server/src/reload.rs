@@ -37,6 +37,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// How long the end may wait for whoever still looks at a file. Nothing is lost with it.
 const END_DEADLINE: Duration = Duration::from_millis(500);
 
+/// Saving takes several steps; a file is taken once they have been over for this long.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// A file that is written all the time is taken as it is in the end, and looked at again soon.
+const MAX_LOOKS: usize = 20;
+
 /// How the server was started.
 pub(crate) struct Started {
     pub(crate) gate: Gate,
@@ -132,23 +138,47 @@ impl Reload {
         }
     }
 
-    /// Reads the file if it is not what it was.
+    /// Takes the file if it is not what it was.
     async fn look(&mut self) {
-        let sight = Sight::look(&self.path, config::key_file(&self.file).as_deref());
-        if sight != self.seen {
-            self.take_file(sight).await;
+        if self.sight() != self.seen {
+            let sight = self.steady_sight().await;
+            if sight != self.seen {
+                self.take_file(sight).await;
+            }
         }
     }
 
-    /// Reads the file whether it has changed or not: published rules may have taken its place.
+    /// Takes the file whether it has changed or not: published rules may have taken its place.
     async fn read_again(&mut self) {
-        self.take_file(Sight::look(&self.path, config::key_file(&self.file).as_deref())).await;
+        let sight = self.steady_sight().await;
+        self.take_file(sight).await;
+    }
+
+    fn sight(&self) -> Sight {
+        Sight::look(&self.path, config::key_file(&self.file).as_deref())
+    }
+
+    /// What the file is once it stays the same for a moment. Half of a file can be a valid file, with fewer limits.
+    async fn steady_sight(&self) -> Sight {
+        let mut sight = self.sight();
+        for _ in 0..MAX_LOOKS {
+            sleep(QUIET).await;
+            let before = std::mem::replace(&mut sight, self.sight());
+            if before == sight {
+                break;
+            }
+        }
+        sight
     }
 
     async fn take_file(&mut self, sight: Sight) {
         let name = self.path.display().to_string();
         let origin = Origin(&name);
         match sight.text() {
+            // Whoever empties the file by accident must not let everything pass by it.
+            Ok(text) if text.trim_ascii().is_empty() => {
+                origin.kept("it is empty; write `limits: []` if everything is to pass");
+            }
             Ok(text) => match config::understand(&self.path, text) {
                 Ok(file) => self.put_in_force(file, &origin).await,
                 Err(problems) => origin.refused(&problems),

@@ -12,10 +12,8 @@ use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::QUIET;
 use crate::notice;
-
-/// Saving takes several steps; a file is read once they have been over for this long.
-const QUIET: Duration = Duration::from_millis(100);
 
 /// A folder in which something else is always written must not keep the file from being read.
 const LONGEST_UNREST: Duration = Duration::from_secs(1);

@@ -99,6 +99,8 @@ fn a_bad_file_changes_nothing_and_every_problem_is_told() {
     assert!(said.contains("tollgate.yaml:5:5: unknown key `windw`"), "{said}");
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 8);
 
+    std::fs::write(server.path(RULES), "\n").unwrap();
+    server.await_said("rules before it stay in force: it is empty; write `limits: []` if everything is to pass", 1);
     std::fs::remove_file(server.path(RULES)).unwrap();
     server.await_said("rules before it stay in force: cannot read tollgate.yaml: No such file", 1);
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 7);

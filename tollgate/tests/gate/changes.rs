@@ -104,3 +104,28 @@ fn replace_without_end(gate: &Gate, done: &AtomicBool) {
         gate.replace(rule_set([other, per_user(limit)])).unwrap();
     }
 }
+
+#[test]
+fn a_gate_as_it_is_keeps_its_rules_and_shares_its_counts() {
+    let (gate, _) = gate([per_user(10)]);
+    let kept = gate.as_it_is();
+    gate.replace(rule_set([per_user(20)])).unwrap();
+    assert_eq!(remaining(&ask(&kept, "GET", "/", &ANN)), 9);
+    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 18);
+    assert_eq!(remaining(&ask(&kept, "GET", "/", &ANN)), 7);
+}
+
+#[test]
+fn a_cost_that_is_given_counts_where_the_rule_leaves_it_at_one_and_none_counts_nowhere() {
+    let fixed = |name: &str| Rule::new(Limit::new(name, FixedWindow::new(100, MINUTE)).unwrap());
+    let (gate, _) = gate([fixed("plain"), fixed("dear").cost(tollgate::rules::Cost::constant(10))]);
+    let left = |cost: u64| {
+        let _ = gate.decide_now(&Facts::new("GET", "/").cost(cost)).unwrap();
+        ["plain", "dear"].map(|name| match gate.ask_by_name(name, &[], 0).unwrap() {
+            tollgate::Asking::Done(ruling) => remaining(&ruling),
+            tollgate::Asking::Waiting(_) => unreachable!("the store is memory"),
+        })
+    };
+    assert_eq!(left(7), [93, 90]);
+    assert_eq!(left(0), [93, 90]);
+}
