@@ -62,12 +62,12 @@ fn swapping_a_link_on_the_way_is_seen() {
 
 fn mount(folder: &Path, version: u64) {
     let inner = folder.join(format!("..{version}"));
-    std::fs::create_dir(&inner).unwrap();
-    std::fs::write(inner.join(RULES), served(&limits(&[("user", version)]))).unwrap();
-    symlink(format!("..{version}"), folder.join("..data_tmp")).unwrap();
-    std::fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
+    std::fs::create_dir(&inner).expect("the folder is writable");
+    std::fs::write(inner.join(RULES), served(&limits(&[("user", version)]))).expect("the folder is writable");
+    symlink(format!("..{version}"), folder.join("..data_tmp")).expect("the folder is writable");
+    std::fs::rename(folder.join("..data_tmp"), folder.join("..data")).expect("the folder is writable");
     if version > 1 {
-        std::fs::remove_dir_all(folder.join(format!("..{}", version - 1))).unwrap();
+        std::fs::remove_dir_all(folder.join(format!("..{}", version - 1))).expect("the folder is writable");
     }
 }
 
