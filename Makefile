@@ -1,12 +1,13 @@
 # The four things one does with this repository. `make test` needs a Rust toolchain and a C compiler, and installs
 # what else it needs: Redis.
 
-.PHONY: run test install-redis test-library test-workspace test-loom test-examples lint lint-workspace lint-examples bench
+.PHONY: run test install-redis test-library test-workspace test-loom test-examples test-fuzz lint lint-workspace \
+	lint-examples lint-fuzz fuzz install-cargo-fuzz bench
 
 run:
 	cargo run --release -- serve
 
-test: install-redis test-library test-workspace test-loom test-examples
+test: install-redis test-library test-workspace test-loom test-examples test-fuzz
 
 # The servers that the tests of the Redis store start.
 install-redis:
@@ -37,7 +38,11 @@ test-loom:
 test-examples:
 	cargo test --manifest-path examples/Cargo.toml
 
-lint: lint-workspace lint-examples
+# What the fuzzer starts from and what it has found, replayed without it.
+test-fuzz:
+	cargo test --manifest-path fuzz/Cargo.toml
+
+lint: lint-workspace lint-examples lint-fuzz
 
 lint-workspace:
 	cargo fmt --all --check
@@ -47,6 +52,28 @@ lint-workspace:
 lint-examples:
 	cargo fmt --manifest-path examples/Cargo.toml --check
 	cargo clippy --manifest-path examples/Cargo.toml --all-targets -- -D warnings
+
+# Without the feature `libfuzzer`, which needs a C++ compiler.
+lint-fuzz:
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	cargo clippy --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
+
+FUZZ_TARGETS := rule_file paths forwarded cookies jwt expressions
+FUZZ_SECONDS ?= 60
+# A thousand times what any input should take, on a machine that is busy.
+FUZZ_TIMEOUT_SECONDS := 10
+
+# Each target in turn. A stable toolchain does, and a C++ compiler; `fuzz/src/lib.rs` says what to do with what it finds.
+fuzz: $(FUZZ_TARGETS:%=fuzz-%)
+
+.PHONY: $(FUZZ_TARGETS:%=fuzz-%)
+$(FUZZ_TARGETS:%=fuzz-%): fuzz-%: install-cargo-fuzz
+	mkdir -p fuzz/corpus/$*
+	cargo fuzz run --sanitizer none --features libfuzzer $* fuzz/corpus/$* fuzz/seeds/$* -- \
+		-dict=fuzz/words.dict -max_total_time=$(FUZZ_SECONDS) -timeout=$(FUZZ_TIMEOUT_SECONDS)
+
+install-cargo-fuzz:
+	cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 
 bench:
 	cargo run --release -p bench -- memory

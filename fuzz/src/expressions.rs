@@ -1,0 +1,93 @@
+//! Expressions in CEL: refused with a reason, or answered, with one answer for one request.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tollgate::rules::Facts;
+use tollgate::rules::file::RuleFile;
+use tollgate::{Gate, Standing};
+
+use crate::asking;
+use crate::refusals::check_refusal;
+
+/// Reads a text as a condition and as a cost, and answers it for a few requests.
+pub fn expressions(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    condition(text);
+    if let Some(gate) = read(&format!("cost: {}", quoted(text))) {
+        // A cost that cannot be told is one unit, and never keeps a rule from a request.
+        assert!(requests(&headers()).iter().all(|facts| holds(&gate, facts)), "{text}");
+    }
+}
+
+fn condition(text: &str) {
+    let Some(gate) = when(text) else { return };
+    // A comment at the end of the text must not swallow the bracket.
+    let negated = when(&format!("!(\n{text}\n)"));
+    let or_true = when(&format!("(\n{text}\n) || true"));
+    let and_false = when(&format!("(\n{text}\n) && false"));
+    for facts in requests(&headers()) {
+        let answer = holds(&gate, &facts);
+        assert_eq!(holds(&gate, &facts), answer, "{text} has two answers");
+        let of = |gate: &Option<Gate>| gate.as_ref().map(|gate| holds(gate, &facts));
+        // What fails is false, and so is its negation.
+        assert!(!(answer && of(&negated) == Some(true)), "{text} holds, and so does its negation");
+        assert_ne!(of(&or_true), Some(false), "{text}");
+        assert_ne!(of(&and_false), Some(true), "{text}");
+    }
+}
+
+fn when(text: &str) -> Option<Gate> {
+    read(&format!("match: {{ when: {} }}", quoted(text)))
+}
+
+/// A gate of one limit; `None` if it is refused, with reasons.
+fn read(setting: &str) -> Option<Gate> {
+    let text = format!("limits:\n  - name: one\n    capacity: 1000000\n    algorithm: token_bucket\n    {setting}\n");
+    match RuleFile::parse("tollgate.yaml", &text) {
+        Err(problems) => {
+            check_refusal(&problems, &text);
+            None
+        }
+        Ok(file) => match file.compile() {
+            Ok(rules) => asking::gate(rules).map(|(gate, _)| gate),
+            Err(problems) => panic!("{text} was taken, but is no rule: {problems}"),
+        },
+    }
+}
+
+/// As YAML takes it for the same text: JSON, but for what neither writes as it is.
+fn quoted(text: &str) -> String {
+    let mut written = String::from('"');
+    for letter in text.chars() {
+        match letter {
+            '"' | '\\' => written.extend(['\\', letter]),
+            ' '..='~' => written.push(letter),
+            other => written.push_str(&format!("\\U{:08x}", u32::from(other))),
+        }
+    }
+    written.push('"');
+    written
+}
+
+/// Whether the rule is for the request, by its explanation and by its decision.
+fn holds(gate: &Gate, facts: &Facts<'_>) -> bool {
+    let holds = !matches!(asking::explained(gate, facts).rules[0].standing, Standing::NotMatched(_));
+    let Some(ruling) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
+    assert_eq!(ruling.limit().is_some(), holds, "{ruling:?}");
+    holds
+}
+
+fn headers() -> HeaderMap {
+    HeaderMap::from_iter([
+        (http::header::HOST, HeaderValue::from_static("api.example.com")),
+        (HeaderName::from_static("x-beta"), HeaderValue::from_static("1")),
+        (HeaderName::from_static("x-cost"), HeaderValue::from_static("17")),
+    ])
+}
+
+fn requests(headers: &HeaderMap) -> [Facts<'_>; 3] {
+    [
+        Facts::new("GET", "/"),
+        Facts::new("POST", "/api/v1/users?page=2&q=%C3%A9").headers(headers).peer([192, 0, 2, 7].into()),
+        Facts::new("GET", "/a%20b").domain("edge").route("r").descriptors(&[("plan", "gold")]),
+    ]
+}
