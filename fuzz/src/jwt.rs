@@ -69,7 +69,6 @@ fn signed_by_us(header: &[u8], claims: &[u8]) {
     let readable = |text: &[u8]| serde_json::from_slice::<Map<String, Value>>(text).ok();
     let (header, claims) = match (readable(header), readable(claims)) {
         (Some(header), Some(claims)) => (header, claims),
-        (None, Some(_)) if header.trim_ascii_start().starts_with(b"[") => return,
         _ => return assert_eq!(found, MISSING, "{token}"),
     };
     let is_plain = header.len() == 1 && header.get("alg").is_some_and(|name| name == "HS256");

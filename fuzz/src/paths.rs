@@ -1,7 +1,7 @@
 //! Paths and globs: however a path is spelled, it meets the same rules and makes the same key.
 
-use tollgate::rules::{Facts, KeyPart, Match, PathGlob, Rule, RuleSet};
-use tollgate::{FixedWindow, Limit, MINUTE};
+use tollgate::rules::{Facts, KeyPart, Match, PathGlob, Rule, RuleSet, RuleSetBuilder};
+use tollgate::{Explanation, FixedWindow, Gate, InvalidLimit, Limit, MINUTE, Standing};
 
 use crate::asking;
 
@@ -16,12 +16,13 @@ pub fn paths(input: &[u8]) {
     let globs: Vec<PathGlob> = globs.lines().take(MAX_GLOBS).filter_map(read).collect();
     let Ok(everything) = "/**".parse::<PathGlob>() else { panic!("/** is no glob") };
     assert!(everything.matches(&path), "{path}");
-    let key = counted_by_path(&path, &globs);
+    let gate = gate(&globs);
+    let (key, met) = asked(&gate, &globs, &path);
     for other in respelled(&path) {
-        assert_eq!(counted_by_path(&other, &globs), key, "{path} as {other}");
+        assert_eq!(asked(&gate, &globs, &other), (key.clone(), met.clone()), "{path} as {other}");
     }
     // What is counted by is the path in its one spelling.
-    assert_eq!(counted_by_path(&key, &globs), key, "{path}");
+    assert_eq!(asked(&gate, &globs, &key), (key.clone(), met), "{path}");
 }
 
 fn read(text: &str) -> Option<PathGlob> {
@@ -32,34 +33,39 @@ fn read(text: &str) -> Option<PathGlob> {
     Some(glob)
 }
 
-/// Asks rules, which have an index, and globs, which have none; both must say the same. Returns the key that the
-/// path makes.
-fn counted_by_path(path: &str, globs: &[PathGlob]) -> String {
-    let rule = |number: usize, matching: Match| {
-        let limit = Limit::new(format!("limit-{number}"), FixedWindow::new(10, MINUTE));
-        limit.map(|limit| Rule::new(limit).matching(matching).key(KeyPart::path()))
-    };
-    let everything = rule(globs.len(), Match::everything());
-    let by_glob = globs.iter().enumerate().map(|(number, glob)| rule(number, Match::everything().path(glob.clone())));
-    let rules = by_glob.chain([everything]).try_fold(RuleSet::builder(), |rules, rule| rule.map(|rule| rules.rule(rule)));
-    let Ok(rules) = rules.and_then(|rules| rules.build()) else { panic!("ten limits are too many") };
+/// A rule for each glob, and one for everything behind them; each counts by path.
+fn gate(globs: &[PathGlob]) -> Gate {
+    let matches = globs.iter().map(|glob| Match::everything().path(glob.clone())).chain([Match::everything()]);
+    let rules = matches.enumerate().try_fold(RuleSet::builder(), |rules, (number, matching)| {
+        let limit = Limit::new(format!("limit-{number}"), FixedWindow::new(100, MINUTE))?;
+        Ok::<_, InvalidLimit>(rules.rule(Rule::new(limit).matching(matching).key(KeyPart::path())))
+    });
+    let Ok(rules) = rules.and_then(RuleSetBuilder::build) else { panic!("ten limits are too many") };
     let Some((gate, _)) = asking::gate(rules) else { panic!("ten limits do not fit the memory") };
+    gate
+}
+
+/// Asks rules, which have an index, and globs, which have none; both must say the same. Returns the key that the
+/// path makes, and which rules it meets.
+fn asked(gate: &Gate, globs: &[PathGlob], path: &str) -> (String, Vec<bool>) {
     let facts = Facts::new("GET", path);
-    // Decided by index: each rule that matches has one request less left.
-    let before = asking::explained(&gate, &facts);
+    let before = asking::explained(gate, &facts);
+    // Decided by index: each rule that it finds has one request less left.
     assert!(gate.decide_now(&facts).is_some_and(|ruling| ruling.is_allowed()));
-    let after = asking::explained(&gate, &facts);
-    for (number, glob) in globs.iter().enumerate() {
+    let after = asking::explained(gate, &facts);
+    let met = globs.iter().enumerate().map(|(number, glob)| {
         let spent = remaining(&before, number) != remaining(&after, number);
         assert_eq!(spent, glob.matches(path), "{glob} {path}");
         assert_eq!(remaining(&before, number).is_some(), spent, "{glob} {path}");
-    }
-    asking::key(&gate, globs.len(), &facts).unwrap_or_default().concat()
+        spent
+    });
+    let met = met.collect();
+    (asking::key(gate, globs.len(), &facts).unwrap_or_default().concat(), met)
 }
 
-fn remaining(explanation: &tollgate::Explanation, number: usize) -> Option<u64> {
+fn remaining(explanation: &Explanation, number: usize) -> Option<u64> {
     match &explanation.rules[number].standing {
-        tollgate::Standing::Counted { decision: Some(decision), .. } => Some(decision.remaining()),
+        Standing::Counted { decision: Some(decision), .. } => Some(decision.remaining()),
         _ => None,
     }
 }

@@ -210,10 +210,7 @@ fn decoded<'t>(bytes: &'t [u8], findings: &mut Findings) -> Cow<'t, str> {
         Ok(text) => Cow::Borrowed(text),
         Err(error) => {
             let good = std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
-            let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-            let line = count(good.matches('\n').count()).saturating_add(1);
-            let column = count(good.chars().rev().take_while(|letter| *letter != '\n').count()).saturating_add(1);
-            findings.error(Position { line, column }, "the file is not in UTF-8", "save it as UTF-8");
+            findings.error(Position::after(good), "the file is not in UTF-8", "save it as UTF-8");
             Cow::Borrowed("")
         }
     }

@@ -27,6 +27,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 pub(crate) use self::claims::Claims;
 use self::keys::Key;
@@ -125,7 +126,9 @@ impl Verifier {
     fn signed(&self, token: &str) -> Option<Claims> {
         let (message, signature) = token.rsplit_once('.')?;
         let (header, payload) = message.split_once('.')?;
-        let header: Header = serde_json::from_slice(&decoded(header)?).ok()?;
+        // By way of a map: read at once, it could also be a list, or have bytes that are no text where it is skipped.
+        let header: Map<String, Value> = serde_json::from_slice(&decoded(header)?).ok()?;
+        let header: Header = serde_json::from_value(header.into()).ok()?;
         if header.crit.is_some() {
             return None;
         }

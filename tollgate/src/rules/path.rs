@@ -1,7 +1,8 @@
 //! Paths and the globs that match them.
 //!
 //! What is matched is the path as the service behind would understand it: a client cannot get round a rule by
-//! writing `/api//x`, `/api/./x`, `/api/%78` or `/api/x/` for `/api/x`.
+//! writing `/api//x`, `/api/./x`, `/api/%78` or `/api/x/` for `/api/x`, nor `/users/%40me` for `/users/@me`. Globs
+//! are brought to the same form, so an operator may write either.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -72,8 +73,9 @@ impl std::str::FromStr for PathGlob {
         if text.contains(['?', '#']) {
             return Err(invalid("has a query in it; match the path alone, and the query in a `when` expression"));
         }
+        let spelled = rest.split('/').map(decode_glob);
         let mut segments: Vec<Segment> =
-            rest.split('/').filter(|text| !text.is_empty() && *text != ".").map(Segment::new).collect();
+            spelled.filter(|text| !text.is_empty() && text != ".").map(Segment::new).collect();
         segments.dedup_by(|one, other| matches!((one, other), (Segment::Any, Segment::Any)));
         if segments.iter().any(|segment| matches!(segment, Segment::Pattern(text) if text.contains("**"))) {
             return Err(invalid("has ** beside other text; ** stands alone between slashes, as in /api/**"));
@@ -91,12 +93,12 @@ impl std::str::FromStr for PathGlob {
 }
 
 impl Segment {
-    fn new(text: &str) -> Self {
-        match text {
+    fn new(text: String) -> Self {
+        match text.as_str() {
             "*" => Self::One,
             "**" => Self::Any,
             _ if text.contains('*') => Self::Pattern(text.into()),
-            _ => Self::Literal(normal(text).into()),
+            _ => Self::Literal(text.into()),
         }
     }
 
@@ -192,16 +194,17 @@ pub(super) fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
-/// The path as a service understands it: what need not be escaped is not, `.`, `..` and empty segments are
-/// resolved, and no slash stands at the end.
+/// The path as a service understands it: what can be written without an escape is, all else is escaped in capitals,
+/// `.`, `..` and empty segments are resolved, and no slash stands at the end.
 pub(super) fn normal(path: &str) -> Cow<'_, str> {
     let mut before = 0;
     let is_plain = path.bytes().all(|byte| {
-        let is_odd = byte == b'%' || (before == b'/' && matches!(byte, b'/' | b'.'));
+        let is_odd = !stands_for_itself(byte) || (before == b'/' && matches!(byte, b'/' | b'.'));
         before = byte;
         !is_odd
     });
-    if is_plain {
+    // `*` alone is no path, but what a server is asked about itself.
+    if path == "*" || (is_plain && !path.starts_with('.')) {
         return Cow::Borrowed(if path.len() > 1 { path.strip_suffix('/').unwrap_or(path) } else { path });
     }
     let decoded = decode(path);
@@ -217,7 +220,7 @@ pub(super) fn normal(path: &str) -> Cow<'_, str> {
         }
     }
     if !path.starts_with('/') {
-        // Not a path of a request: a literal of a glob.
+        // Not a path of HTTP, but somebody may ask about it.
         normal.drain(..1.min(normal.len()));
     } else if normal.is_empty() {
         normal.push('/');
@@ -225,22 +228,40 @@ pub(super) fn normal(path: &str) -> Cow<'_, str> {
     Cow::Owned(normal)
 }
 
-/// Undoes escapes that nobody needs, and writes the others in capitals, so that one path has one spelling.
+/// Whether a byte is written as it is rather than as an escape. Services take both for the same, but for a slash.
+/// Not a star, which is special in globs, nor a backslash, which some take for a slash.
+const fn stands_for_itself(byte: u8) -> bool {
+    matches!(byte, b'!'..=b'~') && !matches!(byte, b'%' | b'/' | b'?' | b'#' | b'*' | b'\\')
+}
+
+/// Writes everything in its one spelling, but for slashes, which divide.
 fn decode(path: &str) -> String {
     let mut decoded = String::with_capacity(path.len());
-    let mut rest = path;
-    while let Some(at) = rest.find('%') {
-        decoded.push_str(&rest[..at]);
-        let escape = rest.get(at + 1..at + 3).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match escape {
-            Some(byte) if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) => decoded.push(char::from(byte)),
-            Some(_) => decoded.push_str(&rest[at..at + 3].to_ascii_uppercase()),
-            None => decoded.push('%'),
+    let mut rest = path.as_bytes();
+    while let Some((first, behind)) = rest.split_first() {
+        let escaped = if *first == b'%' { escape(behind) } else { None };
+        let (byte, after) = escaped.unwrap_or((*first, behind));
+        if stands_for_itself(byte) || (byte == b'/' && escaped.is_none()) {
+            decoded.push(char::from(byte));
+        } else {
+            let digit = |value: u8| char::from(b"0123456789ABCDEF"[usize::from(value)]);
+            decoded.extend(['%', digit(byte >> 4), digit(byte & 15)]);
         }
-        rest = &rest[at + if escape.is_some() { 3 } else { 1 }..];
+        rest = after;
     }
-    decoded.push_str(rest);
     decoded
+}
+
+/// The same for a segment of a glob, whose stars stay.
+fn decode_glob(segment: &str) -> String {
+    segment.split('*').map(decode).collect::<Vec<_>>().join("*")
+}
+
+/// The byte that the two digits behind a percent sign mean, and what follows them.
+fn escape(behind: &[u8]) -> Option<(u8, &[u8])> {
+    let digit = |at: usize| char::from(*behind.get(at)?).to_digit(16);
+    let byte = u8::try_from(digit(0)? << 4 | digit(1)?).ok()?;
+    Some((byte, behind.get(2..)?))
 }
 
 #[cfg(test)]
@@ -266,6 +287,15 @@ mod tests {
             ("/v*/x", &["/v/x", "/v1/x"], &["/w/x", "/v1/y", "/v1"]),
             ("/*.json", &["/a.json", "/.json"], &["/a.jsonp", "/a/b.json"]),
             ("/a%2fb", &["/a%2Fb", "/a%2fb"], &["/a/b"]),
+            ("/users/@me", &["/users/@me", "/users/%40me", "/users/%40%6De"], &["/users/me"]),
+            ("/users/%40me", &["/users/@me"], &[]),
+            ("/%61b*", &["/abc", "/%61b%63"], &["/%2561bc"]),
+            ("/café/*", &["/caf%c3%A9/x", "/café/x"], &["/caf%C3/x", "/cafe/x"]),
+            ("/%2a", &["/*", "/%2A"], &["/a"]),
+            ("/a%20b", &["/a b", "/a%20b"], &["/a+b"]),
+            ("/%2e/a", &["/a"], &["/"]),
+            ("/100%", &["/100%", "/100%25"], &["/100"]),
+            ("/a", &["a", "../a", "./a", "b/../a"], &[]),
         ];
         for (text, yes, no) in cases {
             let glob = glob(text);
@@ -280,6 +310,7 @@ mod tests {
             ("api/**", "write /api/**"),
             ("/a**", "** stands alone"),
             ("/a/../b", "write the path itself"),
+            ("/a/%2e%2E/b", "write the path itself"),
             ("/**/a/**/b", "use one"),
             ("/a?b=c", "match the path alone"),
         ] {
@@ -293,9 +324,18 @@ mod tests {
         assert!(matches!(normal("/api/v1/users/"), Cow::Borrowed("/api/v1/users")));
     }
 
+    #[test]
+    fn an_escape_is_undone_once() {
+        for (path, expected) in [("/%%32e", "/%252e"), ("/%252e", "/%252e"), ("/%+f", "/%25+f"), ("/%2", "/%252")] {
+            assert_eq!(normal(path), expected, "{path}");
+            assert_eq!(normal(expected), expected, "{path}");
+        }
+        assert_eq!(normal("*"), "*");
+    }
+
     proptest! {
         #[test]
-        fn the_normal_form_is_its_own(path in "(/|[a.%2eE]|%2[eEfF]){0,20}") {
+        fn the_normal_form_is_its_own(path in "(/|[a.%235eE+*]|%2[eEfF]|é){0,20}") {
             let path = format!("/{path}");
             let once = normal(&path).into_owned();
             prop_assert_eq!(&normal(&once), &once);

@@ -356,4 +356,17 @@ fn a_password_is_not_repeated() {
 fn a_file_in_another_encoding_is_refused_where_it_begins() {
     let problems = RuleFile::parse("tollgate.yaml", b"limits:\n  - name: gr\xF6\n").unwrap_err();
     assert_eq!(problems.to_string(), "tollgate.yaml:2:13: the file is not in UTF-8; save it as UTF-8");
+    // YAML ends lines at carriage returns too.
+    let problems = RuleFile::parse("tollgate.yaml", b"limits:\r\n  - name: a\r    key: gr\xF6\r").unwrap_err();
+    assert_eq!(problems.to_string(), "tollgate.yaml:3:12: the file is not in UTF-8; save it as UTF-8");
+}
+
+#[test]
+fn a_message_obeys_nothing_that_an_expression_says() {
+    let text = r#"limits: [{ name: a, match: { when: "1 |\0\e[2J\n| 2" } }]"#;
+    let problems = problems(text);
+    assert!(problems.iter().count() > 0);
+    for problem in problems.iter() {
+        assert!(!problem.to_string().contains(char::is_control), "{:?}", problem.to_string());
+    }
 }

@@ -28,6 +28,18 @@ pub struct Position {
     pub column: u32,
 }
 
+impl Position {
+    /// Where the next character stands. YAML ends a line at a line feed, a carriage return, or both together.
+    pub(super) fn after(text: &str) -> Self {
+        let text = text.replace("\r\n", "\n");
+        let (before, line) =
+            text.rsplit_once(['\n', '\r']).map_or((None, &*text), |(before, line)| (Some(before), line));
+        let ends = before.map_or(0, |before| before.matches(['\n', '\r']).count() + 1);
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).saturating_add(1);
+        Self { line: count(ends), column: count(line.chars().count()) }
+    }
+}
+
 /// Whether a file with such a problem is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -191,7 +203,7 @@ impl Findings {
             let line = lines.get((found.at.line as usize).saturating_sub(1)).copied().unwrap_or_default();
             let text = standing_at(line, found.at.column);
             let Found { at, message, fix, severity } = found;
-            Problem { file: Arc::clone(&file), at, text, message, fix, severity }
+            Problem { file: Arc::clone(&file), at, text, message: clean(&message), fix: clean(&fix), severity }
         });
         Problems { told: told.collect(), more }
     }
@@ -205,11 +217,15 @@ fn standing_at(line: &str, column: u32) -> String {
 
 /// A piece of the file as a message may repeat it: short, and without what a terminal would obey.
 pub(super) fn shown(text: &str) -> String {
-    let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
     match text.char_indices().nth(MAX_TEXT) {
-        Some((end, _)) => text[..end].chars().map(clean).chain(['…']).collect(),
-        None => text.chars().map(clean).collect(),
+        Some((end, _)) => clean(&text[..end]) + "…",
+        None => clean(text),
     }
+}
+
+/// The same letters in one line. Messages of other parsers, such as that of expressions, repeat the file as it is.
+fn clean(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 /// What stands between `://` and `@` may be a password, and messages go to logs.

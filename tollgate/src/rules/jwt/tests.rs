@@ -244,6 +244,24 @@ fn a_token_that_calls_for_extensions_is_refused() {
 }
 
 #[test]
+fn a_header_that_is_no_object_of_text_is_refused() {
+    let pair = hmac_pair(&[b'k'; 32]);
+    let verifier = Verifier::from_key("secret", &pair.public, &[Algorithm::Hs256]).unwrap();
+    let headers: [(&[u8], bool); 4] = [
+        (br#"{"alg":"HS256","typ":"JWT"}"#, true),
+        (b"{\"alg\":\"HS256\",\"typ\":\"J\x92T\"}", false),
+        (br#"["HS256",null,null]"#, false),
+        (br#""HS256""#, false),
+    ];
+    for (header, expected) in headers {
+        let message = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(r#"{"sub":"ann"}"#));
+        let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &pair.private, Signing::HS256).unwrap();
+        let token = format!("{message}.{signature}");
+        assert_eq!(is_good(&verifier, &token), expected, "{}", String::from_utf8_lossy(header));
+    }
+}
+
+#[test]
 fn times_are_checked_with_the_leeway() {
     let verifier = HMAC.verifier();
     for (claims, good) in [
