@@ -187,11 +187,18 @@ impl Decision {
         Self { limit: None, quota: u64::MAX, cost: 0, at: now, asked: AskedBy::Key, source: Source::Store, verdict }
     }
 
-    /// The same told of another limit, of which nothing is left meanwhile: it stands for a ban.
+    /// The same told of another limit, whose ban it is: while that lasts, nothing is left of the limit.
     #[cfg(feature = "rules")]
     pub(crate) fn speaking_of(self, limit: LimitId, quota: u64) -> Self {
-        let verdict = Verdict { remaining: 0, ..self.verdict };
-        Self { limit: Some(limit), quota, verdict, ..self }
+        let remaining = if self.is_allowed() { quota } else { 0 };
+        Self { limit: Some(limit), quota, verdict: Verdict { remaining, ..self.verdict }, ..self }
+    }
+
+    /// The denial that the strike which brings a ban means for who was struck.
+    #[cfg(feature = "rules")]
+    pub(crate) fn denied_until_reset(self) -> Self {
+        let outcome = Outcome::Denied { retry_after: self.verdict.reset_after };
+        Self { verdict: Verdict { outcome, ..self.verdict }, ..self }
     }
 
     /// Of two decisions on one request, the one to report: the denial, the longer wait of two denials, else the

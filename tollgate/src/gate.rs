@@ -20,7 +20,7 @@ mod store;
 mod store;
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
@@ -50,7 +50,13 @@ use crate::rules::{Facts, Met, RuleSet};
 /// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```
 #[derive(Clone)]
-pub struct Gate(Arc<ArcSwap<State>>);
+pub struct Gate(Arc<Inner>);
+
+struct Inner {
+    state: ArcSwap<State>,
+    /// Two changes at once would each make tables of their own for what is new.
+    changing: Mutex<()>,
+}
 
 /// Rules with the store that has their limits.
 struct State {
@@ -60,6 +66,7 @@ struct State {
 
 /// A ruling, or the way to one.
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every request in memory")]
+#[must_use = "a ruling that nobody looks at limits nothing"]
 pub enum Asking {
     /// The store is this process's memory, and has answered; or no store had to be asked.
     Done(Ruling),
@@ -88,24 +95,28 @@ impl Gate {
     }
 
     fn with_store(rules: RuleSet, store: Store) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(State { rules, store })))
+        let state = ArcSwap::from_pointee(State { rules, store });
+        Self(Arc::new(Inner { state, changing: Mutex::new(()) }))
     }
 
     /// The rules in force.
     #[must_use]
     pub fn rules(&self) -> RuleSet {
-        self.0.load().rules.clone()
+        self.0.state.load().rules.clone()
     }
 
     /// Puts other rules in force, at once and whole. Limits whose name, algorithm and window stay the same keep
-    /// their counts, and other numbers apply to them from the next request on.
+    /// their counts, and other numbers apply to them from the next request on; where keys have no room for the new
+    /// numbers, as when a log in memory is raised, they start anew (see
+    /// [`Limiter::with_limits`](crate::Limiter::with_limits)).
     ///
     /// # Errors
     ///
     /// When the memory is too little for so many limits. The old rules stay in force then.
     pub fn replace(&self, rules: RuleSet) -> Result<(), InvalidLimit> {
-        let store = self.0.load().store.with_rules(&rules)?;
-        self.0.store(Arc::new(State { rules, store }));
+        let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = self.0.state.load().store.with_rules(&rules)?;
+        self.0.state.store(Arc::new(State { rules, store }));
         Ok(())
     }
 
@@ -113,18 +124,20 @@ impl Gate {
     /// several questions can be decided by the same rules.
     #[must_use]
     pub fn as_it_is(&self) -> Self {
-        Self(Arc::new(ArcSwap::new(self.0.load_full())))
+        let state = ArcSwap::new(self.0.state.load_full());
+        Self(Arc::new(Inner { state, changing: Mutex::new(()) }))
     }
 
     /// Goes over to the rules and the store of another gate.
     pub fn become_like(&self, other: &Self) {
-        self.0.store(other.0.load_full());
+        let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.state.store(other.0.state.load_full());
     }
 
     /// Decides a request, at once if the store is this process's memory. The facts are not needed for longer than
     /// the call.
     pub fn ask(&self, facts: &Facts<'_>) -> Asking {
-        let state = self.0.load_full();
+        let state = self.0.state.load_full();
         let mut posing = Posing::new(&state.store);
         let found = state.rules.find(&state.rules.request(*facts), |finding, key| posing.add(finding, key));
         let posed = posing.posed(AskedBy::Rules);
@@ -152,7 +165,7 @@ impl Gate {
     /// bans by key apply. `None` if there is no such rule.
     #[must_use]
     pub fn ask_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Asking> {
-        let state = self.0.load_full();
+        let state = self.0.state.load_full();
         let finding = match state.rules.named(rule, key, cost)? {
             Met::Hit(finding) => finding,
             Met::Refused(number, refused) => return Some(Asking::Done(Ruling::refused(state, number, refused))),
@@ -177,6 +190,6 @@ impl Asking {
 
 impl std::fmt::Debug for Gate {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Gate").field("rules", &self.0.load().rules).finish_non_exhaustive()
+        out.debug_struct("Gate").field("rules", &self.0.state.load().rules).finish_non_exhaustive()
     }
 }

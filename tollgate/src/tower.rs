@@ -21,6 +21,12 @@
 mod body;
 mod future;
 mod layer;
+#[cfg(not(feature = "axum"))]
+#[path = "tower/on_any.rs"]
+mod on;
+#[cfg(feature = "axum")]
+#[path = "tower/on_axum.rs"]
+mod on;
 mod peer;
 mod service;
 

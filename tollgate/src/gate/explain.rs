@@ -73,7 +73,7 @@ struct Looked {
 impl Gate {
     /// What the rules in force would make of a request. Nothing is taken.
     pub fn explain(&self, facts: &Facts<'_>) -> impl Future<Output = Explanation> + Send + use<> {
-        let state = self.0.load_full();
+        let state = self.0.state.load_full();
         let looked: Vec<Looked> = {
             let request = state.rules.request(*facts);
             (0..state.rules.len()).map(|number| state.look_into(number, &request)).collect()

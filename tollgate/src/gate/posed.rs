@@ -85,6 +85,12 @@ impl Posed {
         (decision, watched)
     }
 
+    /// Whether no rule was for the request.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "memory is asked nothing as fast"))]
+    pub(super) fn asks_nothing(&self) -> bool {
+        self.watching.is_empty() && self.enforced.costs().next().is_none()
+    }
+
     /// What is ruled, given the answers: of the rules that are enforced, and of each that watches.
     #[inline]
     pub(super) fn ruling(self, state: Arc<State>, decision: Decision, watched: Watched) -> Ruling {
@@ -99,9 +105,13 @@ impl Posed {
     }
 }
 
-/// What is told to who was denied and struck for it. A strike is denied to who is banned already, which the denial may
-/// not have known: a node remembers denials, and asks nobody then.
+/// What is told to who was denied and struck for it: of the ban, if it is banned by that, or was already, which the
+/// denial may not have known (a node remembers denials, and asks nobody then).
 pub(super) fn struck(denied: Decision, strike: Decision) -> Decision {
-    let is_banned = !strike.is_allowed() && strike.source() != Source::Policy;
-    if is_banned { strike } else { denied }
+    match strike.source() {
+        Source::Policy => denied,
+        _ if !strike.is_allowed() => strike,
+        _ if strike.remaining() == 0 => strike.denied_until_reset(),
+        _ => denied,
+    }
 }

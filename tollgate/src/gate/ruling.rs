@@ -39,15 +39,15 @@ impl Ruling {
         let rule = rules.owner(limit);
         let of_ban = |limit: &LimitId| rules.owner(*limit) == rule && rules.ban(rule) != Some(*limit);
         // Who is banned is told so by the limit that the ban is of: all of it is spent.
-        let banned = match rules.ban(rule) == Some(limit) {
+        let spoken = match rules.ban(rule) == Some(limit) {
             true => wanted.costs().map(|(limit, _)| limit).find(of_ban),
             false => None,
         };
-        let decision = banned.map_or(decision, |limit| decision.speaking_of(limit, rules.quota(limit)));
+        let decision = spoken.map_or(decision, |limit| decision.speaking_of(limit, rules.quota(limit)));
         let refusal = match (decision.is_allowed(), decision.source()) {
             (true, _) => None,
             (false, Source::Policy) => Some(Refusal::StoreUnavailable),
-            (false, _) if banned.is_some() => {
+            (false, _) if spoken.is_some() => {
                 Some(Refusal::Banned { retry_after: decision.retry_after().unwrap_or_default() })
             }
             (false, _) => Some(Refusal::Limited),

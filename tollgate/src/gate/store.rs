@@ -71,7 +71,7 @@ impl Gate {
     /// The limiter on Redis, for its [`stats`](RedisLimiter::stats) and to return leases; `None` in memory.
     #[must_use]
     pub fn redis(&self) -> Option<RedisLimiter> {
-        match &self.0.load().store {
+        match &self.0.state.load().store {
             Store::Memory(_) => None,
             Store::Redis(limiter) => Some(limiter.clone()),
         }
@@ -139,6 +139,7 @@ pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
             });
             Asking::Done(posed.ruling(state, decision, watched))
         }
+        Store::Redis(_) if posed.asks_nothing() => Asking::Done(super::Ruling::unlimited(state)),
         Store::Redis(limiter) => {
             let limiter = limiter.clone();
             Asking::Waiting(Box::pin(ask_redis(state, posed, limiter)))
@@ -152,7 +153,10 @@ async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> su
             Wanted::Redis(wanted) => (**wanted).clone(),
             Wanted::Memory(_) => AllWanted::new(),
         };
-        limiter.clone().decide_wanted(wanted)
+        // What may have to be settled is charged where it can be.
+        let is_estimate = |limit| state.rules.estimates(state.rules.owner(limit));
+        let may_lease = !wanted.iter().any(|one| is_estimate(crate::redis::cost(one).0));
+        limiter.clone().decide_wanted(wanted, may_lease)
     };
     // All at once, so that they travel together.
     let watching = posed.watching.iter().map(|(rule, wanted)| {
@@ -161,7 +165,10 @@ async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> su
     });
     let (mut decision, watched) = join(decide(&posed.enforced), join_all(watching)).await;
     if let Some(strike) = posed.strike(&state, &decision) {
-        decision = struck(decision, decide(&strike).await);
+        // Whoever hangs up before the answer is struck all the same.
+        if let Ok(strike) = tokio::spawn(decide(&strike)).await {
+            decision = struck(decision, strike);
+        }
     }
     posed.ruling(state, decision, watched)
 }

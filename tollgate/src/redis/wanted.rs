@@ -12,10 +12,13 @@ impl RedisLimiter {
         self.want_hits(hits).unwrap_or_default()
     }
 
-    /// Takes all that is wanted, or nothing.
-    pub(crate) async fn decide_wanted(self, wanted: AllWanted) -> Decision {
+    /// Takes all that is wanted, or nothing; out of a slice of the quota only where that may be.
+    pub(crate) async fn decide_wanted(self, wanted: AllWanted, may_lease: bool) -> Decision {
         let cost = wanted.iter().map(|one| one.ask.cost).max().unwrap_or(0);
-        self.take_or_lease(wanted, cost, AskedBy::Hits).await
+        if may_lease {
+            return self.take_or_lease(wanted, cost, AskedBy::Hits).await;
+        }
+        self.take(&wanted, cost, AskedBy::Hits, self.deadline()).await
     }
 
     /// What would be decided, taking nothing.
@@ -31,8 +34,8 @@ impl RedisLimiter {
         costs: Costs,
     ) -> Result<Settlement, StoreError> {
         let Costs { charged, actual } = costs;
-        // What this node's memory or the policy let through is not on the store.
-        if decision.source != Source::Store && actual > charged {
+        // What this node's memory or the policy let through is not on the store. What came out of a slice is.
+        if !matches!(decision.source, Source::Store | Source::Lease) && actual > charged {
             return Ok(Settlement::Short { missing: actual - charged });
         }
         if actual <= charged {
@@ -50,7 +53,6 @@ impl RedisLimiter {
 }
 
 /// One of the limits alone, at another cost.
-#[cfg(feature = "rules")]
 pub(crate) fn only(wanted: &AllWanted, limit: LimitId, cost: u64) -> AllWanted {
     let same = wanted.iter().filter(|one| one.limit == limit).cloned();
     same.map(|mut one| {

@@ -146,14 +146,15 @@ impl<'a> Facts<'a> {
         self.headers?.get(name).map(http::HeaderValue::as_bytes)
     }
 
-    /// The host without its port, as it was sent: its case means nothing.
+    /// The host without its port and without the dot that may end it, as it was sent: its case means nothing.
     #[must_use]
     pub fn host_name(&self) -> Option<&'a str> {
         let host = match self.host {
             Some(host) => host,
             None => self.headers?.get(http::header::HOST)?.to_str().ok()?,
         };
-        Some(without_port(host))
+        let host = without_port(host);
+        Some(host.strip_suffix('.').unwrap_or(host))
     }
 
     /// The name of the route.

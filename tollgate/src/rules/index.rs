@@ -10,6 +10,9 @@ use smallvec::SmallVec;
 use super::host::{HostGlob, lower};
 use super::path::{PathGlob, Segment, first_segment, wildcard};
 
+/// The longest name that DNS has.
+const MAX_HOST_BYTES: usize = 253;
+
 /// Numbers of rules, ascending. A request rarely meets more.
 pub(super) type Candidates = SmallVec<[u32; 16]>;
 
@@ -69,10 +72,11 @@ impl Index {
     ) -> Candidates {
         let mut found = Candidates::from_slice(&self.always);
         if let Some(root) = self.paths.nodes.first() {
-            self.paths.visit(root, path(), &mut found);
+            self.paths.visit(root, path(), &mut Walk { found: &mut found, passed: SmallVec::new() });
         }
         let has_hosts = !(self.hosts.is_empty() && self.wildcard_hosts.is_empty());
-        if let Some(host) = has_hosts.then(host).flatten() {
+        // No rule is for a host that no name is long enough for, and looking would take long.
+        if let Some(host) = has_hosts.then(host).flatten().filter(|host| host.len() <= MAX_HOST_BYTES) {
             let host = lower(host);
             let host = host.as_str();
             found.extend(self.hosts.get(host).into_iter().flatten().copied());
@@ -133,39 +137,56 @@ impl Paths {
         self.nodes[at].ends.push(number);
     }
 
-    fn visit(&self, node: &Node, path: &str, found: &mut Candidates) {
+    fn visit(&self, node: &Node, path: &str, walk: &mut Walk<'_>) {
         if let Some(any) = node.any {
-            self.visit_any(&self.nodes[any], path, found);
+            self.visit_any(any, path, walk);
         }
         let Some((segment, rest)) = first_segment(path) else {
-            found.extend_from_slice(&node.ends);
+            walk.found.extend_from_slice(&node.ends);
             return;
         };
         if let Some(child) = node.literals.get(segment) {
-            self.visit(&self.nodes[*child], rest, found);
+            self.visit(&self.nodes[*child], rest, walk);
         }
         if let Some(child) = node.one {
-            self.visit(&self.nodes[child], rest, found);
+            self.visit(&self.nodes[child], rest, walk);
         }
         for (pattern, child) in &node.patterns {
             if wildcard(pattern.as_bytes(), segment.as_bytes()) {
-                self.visit(&self.nodes[*child], rest, found);
+                self.visit(&self.nodes[*child], rest, walk);
             }
         }
     }
 
     /// Behind `**`: whatever is left of the path, from each of its segments on. No glob has two in a row.
-    fn visit_any(&self, node: &Node, path: &str, found: &mut Candidates) {
-        found.extend_from_slice(&node.ends);
+    fn visit_any(&self, any: usize, path: &str, walk: &mut Walk<'_>) {
+        // Who has been here with as much of the path left has seen all that there is to see.
+        match walk.passed.iter_mut().find(|(node, _)| *node == any) {
+            Some((_, left)) if *left >= path.len() => return,
+            Some((_, left)) => *left = path.len(),
+            None => {
+                walk.passed.push((any, path.len()));
+                walk.found.extend_from_slice(&self.nodes[any].ends);
+            }
+        }
+        let node = &self.nodes[any];
         if node.literals.is_empty() && node.patterns.is_empty() && node.one.is_none() {
             return;
         }
         let mut rest = path;
         while let Some((_, after)) = first_segment(rest) {
-            self.visit(node, rest, found);
+            self.visit(node, rest, walk);
             rest = after;
         }
     }
+}
+
+/// One way through the tree.
+struct Walk<'f> {
+    found: &'f mut Candidates,
+    /// The nodes behind a `**` that were passed, and how much of the path was left there: a path of one segment over and
+    /// over must not find the same rules over and over.
+    passed: SmallVec<[(usize, usize); 4]>,
 }
 
 #[cfg(test)]
@@ -211,6 +232,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_path_of_one_segment_over_and_over_finds_each_rule_once() {
+        let globs: [PathGlob; 2] = ["/**/a/**".parse().unwrap(), "/**/*/a/r7".parse().unwrap()];
+        let indexed: Vec<_> = (0..100).map(|_| Indexed { paths: &globs, hosts: &[] }).collect();
+        let index = Index::new(&indexed);
+        let path = format!("{}/r7", "/a".repeat(30_000));
+        let mut found = Candidates::new();
+        index.paths.visit(&index.paths.nodes[0], &path, &mut Walk { found: &mut found, passed: SmallVec::new() });
+        assert_eq!(found.len(), 200);
+        assert_eq!(index.candidates(|| path.as_str(), || None).len(), 100);
     }
 
     #[test]

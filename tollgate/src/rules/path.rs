@@ -199,7 +199,11 @@ pub(super) fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
 pub(super) fn normal(path: &str) -> Cow<'_, str> {
     let mut before = 0;
     let is_plain = path.bytes().all(|byte| {
-        let is_odd = !stands_for_itself(byte) || (before == b'/' && matches!(byte, b'/' | b'.'));
+        let is_odd = match byte {
+            b'/' | b'.' if before == b'/' => true,
+            b'/' => false,
+            _ => !stands_for_itself(byte),
+        };
         before = byte;
         !is_odd
     });

@@ -1,33 +1,31 @@
 //! Rules compiled: the hits that a request makes.
 //!
-//! Everything that can be done at load is done there. For a request that meets no expression and no token,
-//! finding its hits allocates nothing.
+//! Everything that can be done at load is done there. A plain request (no escapes in what is matched, no expression, no
+//! token) allocates nothing to find its hits.
+
+mod building;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub use self::building::RuleSetBuilder;
 use super::client::TrustedProxies;
-use super::index::{Index, Indexed};
+use super::index::Index;
 use super::key_map::KeyMap;
 use super::key_part::Piece;
 use super::matching::Miss;
 use super::request::Tokens;
-use super::rule::{Missing, Mode, Rule, Whom};
+use super::rule::{Missing, Mode, Rule};
 use super::{Facts, KeyPart, Request};
-use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
-use crate::http::{Body, Families, Policy};
+use crate::http::{Body, Policy};
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::LimitSet;
 use crate::limiter::{Limiter, LimiterBuilder};
 
-/// More rules than people write, and as many limits as one limiter takes.
-const MAX_RULES: usize = 10_000;
-/// Numbers for plans and single keys, over all rules: each takes some hundred bytes.
-const MAX_OVERRIDES: usize = 100_000;
 /// Parts of one key. What needs more wants a key of its own in the service.
 pub(super) const MAX_KEY_PARTS: usize = 8;
 /// What requests that lack a part of the key share.
@@ -39,6 +37,8 @@ pub struct RuleSet(Arc<Inner>);
 
 struct Inner {
     rules: Box<[Compiled]>,
+    /// By the names of their limits.
+    numbers: HashMap<Box<str>, u32, ahash::RandomState>,
     index: Index,
     proxies: TrustedProxies,
     tokens: Option<Tokens>,
@@ -136,6 +136,13 @@ impl RuleSet {
         if let Some(miss) = rule.matching.first_miss(request) {
             return Met::Not(miss);
         }
+        // Whom a list names by anything but the key is named whether or not the request has one.
+        if rule.exempt.lists(request) {
+            return Met::Exempt;
+        }
+        if rule.mode == Mode::Enforced && rule.blocked.lists(request) {
+            return Met::Refused(number, Refused::Blocked);
+        }
         for part in &rule.key {
             let piece = match (part.of(request), rule.missing) {
                 (Some(piece), _) => piece,
@@ -149,11 +156,10 @@ impl RuleSet {
             pieces.push(piece);
         }
         let parts = pieces.iter().map(Piece::as_bytes);
-        if rule.exempt.lists(request) || compiled.exempt.get(parts.clone()).is_some() {
+        if compiled.exempt.get(parts.clone()).is_some() {
             return Met::Exempt;
         }
-        if rule.mode == Mode::Enforced && (rule.blocked.lists(request) || compiled.blocked.get(parts.clone()).is_some())
-        {
+        if rule.mode == Mode::Enforced && compiled.blocked.get(parts.clone()).is_some() {
             return Met::Refused(number, Refused::Blocked);
         }
         let limit = compiled.by_key.get(parts).copied().or_else(|| compiled.plan_limit(request));
@@ -182,8 +188,7 @@ impl RuleSet {
     }
 
     fn number(&self, name: &str) -> Option<u32> {
-        let number = self.0.rules.iter().position(|compiled| compiled.rule.limit.name() == name)?;
-        u32::try_from(number).ok()
+        self.0.numbers.get(name).copied()
     }
 
     /// The names of all rules, in their order.
@@ -273,187 +278,4 @@ impl std::fmt::Debug for Inner {
         let rules: Vec<&Rule> = self.rules.iter().map(|compiled| &compiled.rule).collect();
         out.debug_struct("RuleSet").field("rules", &rules).finish_non_exhaustive()
     }
-}
-
-/// Puts a [`RuleSet`] together.
-#[derive(Clone, Default)]
-#[must_use]
-pub struct RuleSetBuilder {
-    rules: Vec<Rule>,
-    proxies: TrustedProxies,
-    tokens: Option<Tokens>,
-    families: Families,
-    body: Body,
-}
-
-impl RuleSetBuilder {
-    /// Adds a rule. Names of limits must differ.
-    pub fn rule(mut self, rule: Rule) -> Self {
-        self.rules.push(rule);
-        self
-    }
-
-    /// Whose word is believed about whom a request is from; nobody's unless told otherwise.
-    pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
-        self.proxies = proxies;
-        self
-    }
-
-    /// Which headers answers carry.
-    pub fn headers(mut self, families: Families) -> Self {
-        self.families = families;
-        self
-    }
-
-    /// What refusals say.
-    pub fn body(mut self, body: Body) -> Self {
-        self.body = body;
-        self
-    }
-
-    /// Verifies tokens.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
-    pub(super) fn tokens(mut self, tokens: Tokens) -> Self {
-        self.tokens = Some(tokens);
-        self
-    }
-
-    /// The rules, compiled.
-    ///
-    /// # Errors
-    ///
-    /// When a rule cannot be: an override that is not of its limit's algorithm or has numbers that make no sense,
-    /// a ban likewise, a key of too many parts, two limits of one name, or too many of anything.
-    pub fn build(self) -> Result<RuleSet, InvalidLimit> {
-        if self.rules.len() > MAX_RULES {
-            let problem = format!("{} rules are more than 10000", self.rules.len());
-            return Err(InvalidLimit::new("limits", problem, "count by key rather than by rule"));
-        }
-        check_names(&self.rules)?;
-        let mut compiling = Compiling::default();
-        for rule in &self.rules {
-            compiling.add(rule.limit.clone());
-        }
-        let mut compiled = Vec::with_capacity(self.rules.len());
-        for rule in self.rules {
-            let (limit, ban) = (LimitId(compiled.len() as u32), compiling.ban(&rule, compiled.len() as u32)?);
-            compiled.push(Compiled {
-                limit,
-                ban,
-                by_plan: HashMap::default(),
-                by_key: KeyMap::default(),
-                exempt: listed(&rule.exempt.keys),
-                blocked: listed(&rule.blocked.keys),
-                rule,
-            });
-        }
-        for (number, compiled) in (0..).zip(&mut compiled) {
-            compiling.overrides(number, compiled)?;
-        }
-        let indexed: Vec<Indexed<'_>> = compiled
-            .iter()
-            .map(|one| Indexed { paths: &one.rule.matching.paths, hosts: &one.rule.matching.hosts })
-            .collect();
-        let index = Index::new(&indexed);
-        let policies = compiling.limits.iter().map(|limit| Policy::new(limit, self.families)).collect();
-        Ok(RuleSet(Arc::new(Inner {
-            rules: compiled.into(),
-            index,
-            proxies: self.proxies,
-            tokens: self.tokens,
-            limits: compiling.limits,
-            owners: compiling.owners.into(),
-            policies,
-            body: self.body,
-        })))
-    }
-}
-
-fn listed(keys: &[Box<[Box<[u8]>]>]) -> KeyMap<()> {
-    let mut map = KeyMap::default();
-    keys.iter().for_each(|parts| map.insert(parts.clone(), ()));
-    map
-}
-
-fn check_names(rules: &[Rule]) -> Result<(), InvalidLimit> {
-    let mut names = std::collections::HashSet::new();
-    for rule in rules {
-        let name = rule.limit.name();
-        if !names.insert(name) {
-            let problem = format!("two limits are named `{name}`");
-            return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
-        }
-        if rule.key.len() > MAX_KEY_PARTS {
-            let problem = format!("a key of {} parts is too long", rule.key.len());
-            return Err(InvalidLimit::new("key", problem, "use 8 parts or fewer").of_limit(name));
-        }
-    }
-    Ok(())
-}
-
-/// The limits of a store, as they come together.
-#[derive(Default)]
-struct Compiling {
-    limits: Vec<Limit>,
-    owners: Vec<u32>,
-    overrides: usize,
-}
-
-impl Compiling {
-    fn add(&mut self, limit: Limit) -> LimitId {
-        let number = self.limits.len() as u32;
-        self.owners.push(number);
-        self.limits.push(limit);
-        LimitId(number)
-    }
-
-    fn add_of(&mut self, rule: u32, limit: Limit) -> LimitId {
-        let id = self.add(limit);
-        self.owners[id.index()] = rule;
-        id
-    }
-
-    fn ban(&mut self, rule: &Rule, number: u32) -> Result<Option<LimitId>, InvalidLimit> {
-        let Some(ban) = rule.ban else { return Ok(None) };
-        let limit = Limit::ban(rule.limit.name(), ban)?;
-        Ok(Some(self.add_of(number, limit)))
-    }
-
-    fn overrides(&mut self, number: u32, compiled: &mut Compiled) -> Result<(), InvalidLimit> {
-        self.overrides += compiled.rule.overrides.len();
-        if self.overrides > MAX_OVERRIDES {
-            let problem = format!("{} overrides are more than 100000", self.overrides);
-            return Err(InvalidLimit::new("overrides", problem, "use plans rather than single keys"));
-        }
-        let mut known: Vec<(Algorithm, LimitId)> = Vec::new();
-        for (whom, algorithm) in &compiled.rule.overrides {
-            let id = match known.iter().find(|(other, _)| other == algorithm) {
-                Some((_, id)) => *id,
-                None => {
-                    let id = self.add_of(number, variant(&compiled.rule.limit, *algorithm)?);
-                    known.push((*algorithm, id));
-                    id
-                }
-            };
-            match whom {
-                Whom::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
-                Whom::Key(parts) => compiled.by_key.insert(parts.clone(), id),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The same limit with other numbers.
-fn variant(limit: &Limit, algorithm: Algorithm) -> Result<Limit, InvalidLimit> {
-    if std::mem::discriminant(&algorithm) != std::mem::discriminant(limit.algorithm()) {
-        let problem = "an override has another algorithm than its limit".into();
-        let fix = "change numbers only, or use a limit of its own";
-        return Err(InvalidLimit::new("overrides", problem, fix).of_limit(limit.name()));
-    }
-    let mut variant = Limit::new(limit.name(), algorithm)?.with_consistency(limit.consistency());
-    if let Some(policy) = limit.on_store_failure() {
-        variant = variant.with_on_store_failure(policy);
-    }
-    Ok(variant)
 }

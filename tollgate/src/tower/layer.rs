@@ -6,14 +6,19 @@ use std::sync::Arc;
 use http::Extensions;
 use tower_layer::Layer;
 
-use super::RateLimit;
-use super::peer::{self, FindPeer};
+use super::{RateLimit, on};
 use crate::error::InvalidLimit;
 use crate::gate::Gate;
 use crate::limit::Limit;
 use crate::rules::{KeyPart, Request, Rule, RuleSet};
 
+/// Finds the address of a connection's other end among the extensions of a request.
+type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
+
 /// Puts rate limits around a service.
+///
+/// Around axum's routers, paths are those that the layer sees: inside of `nest`, without the prefix. The name of a route
+/// ([`KeyPart::route`]) is axum's matched path, with the feature `axum`.
 ///
 /// The client's address is taken from a [`PeerAddress`](super::PeerAddress) among the request's extensions, with the
 /// feature `axum` also from axum's `ConnectInfo` (serve with `into_make_service_with_connect_info::<SocketAddr>()`),
@@ -33,7 +38,7 @@ pub(super) struct Limits {
 impl RateLimitLayer {
     /// The rules of a gate. Keep a clone of the gate to replace its rules while the service runs.
     pub fn new(gate: Gate) -> Self {
-        Self(Arc::new(Limits { gate, find_peer: Arc::new(peer::find) }))
+        Self(Arc::new(Limits { gate, find_peer: Arc::new(on::peer) }))
     }
 
     /// One limit for each client address; IPv6 by /64.

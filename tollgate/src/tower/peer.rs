@@ -1,7 +1,6 @@
-//! Who is at the other end of the connection.
+//! Who is at the other end of the connection, and which route serves the request, where no server tells.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 
 use http::Extensions;
 
@@ -10,17 +9,7 @@ use http::Extensions;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddress(pub SocketAddr);
 
-/// Finds the address among the extensions of a request.
-pub(super) type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
-
-#[cfg(not(feature = "axum"))]
-pub(super) fn find(extensions: &Extensions) -> Option<IpAddr> {
+/// The address that was put among the extensions.
+pub(super) fn peer(extensions: &Extensions) -> Option<IpAddr> {
     extensions.get::<PeerAddress>().map(|peer| peer.0.ip())
-}
-
-/// axum's own type too.
-#[cfg(feature = "axum")]
-pub(super) fn find(extensions: &Extensions) -> Option<IpAddr> {
-    let connected = || extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|connected| connected.0);
-    extensions.get::<PeerAddress>().map(|peer| peer.0).or_else(connected).map(|peer| peer.ip())
 }

@@ -11,7 +11,7 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::layer::Limits;
-use super::{ResponseBody, ResponseFuture};
+use super::{ResponseBody, ResponseFuture, on};
 use crate::gate::{Asking, Ruling};
 use crate::http::is_grpc;
 use crate::rules::Facts;
@@ -75,6 +75,9 @@ impl<S> RateLimit<S> {
         let peer: Option<IpAddr> = (self.limits.find_peer)(request.extensions());
         if let Some(peer) = peer {
             facts = facts.peer(peer);
+        }
+        if let Some(route) = on::route(request.extensions()) {
+            facts = facts.route(route);
         }
         self.limits.gate.ask(&facts)
     }

@@ -125,3 +125,12 @@ fn bytes_that_are_no_text_are_keys_as_well() {
     };
     assert!(asked(b"\xff") && asked(b"\xfe") && !asked(b"\xff"));
 }
+
+#[test]
+fn a_host_is_one_key_however_it_is_written() {
+    let (gate, _) = gate([once().key(KeyPart::host())]);
+    assert!(ask(&gate, "GET", "/", &[("host", "api.example.com")]).is_allowed());
+    for same in ["API.example.com", "api.example.com.", "api.example.com:80", "api.example.com.:80"] {
+        assert!(!ask(&gate, "GET", "/", &[("host", same)]).is_allowed(), "{same}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use http::HeaderName;
 use tollgate::http::Refusal;
-use tollgate::rules::{Facts, KeyPart, Listing, Mode, Networks, Rule};
+use tollgate::rules::{Facts, KeyPart, Listing, Missing, Mode, Networks, Rule};
 use tollgate::{Ban, FixedWindow, HOUR, Limit, MINUTE, SECOND};
 
 use super::{ask, gate, headers, remaining};
@@ -68,9 +68,12 @@ fn a_rule_that_watches_counts_every_request_and_refuses_none() {
 fn who_is_denied_too_often_is_refused_for_a_while() {
     let (gate, clock) = gate([per_user(1).ban(Ban { after: 3, within: MINUTE, for_: HOUR })]);
     assert!(ask(&gate, "GET", "/", &EVE).is_allowed());
-    for _ in 0..3 {
+    for _ in 0..2 {
         assert_eq!(ask(&gate, "GET", "/", &EVE).refusal(), Some(&Refusal::Limited));
     }
+    // The denial that brings the ban tells of it: who waits what it is told passes.
+    let banned = ask(&gate, "GET", "/", &EVE);
+    assert_eq!(banned.refusal(), Some(&Refusal::Banned { retry_after: HOUR }));
     let banned = ask(&gate, "GET", "/", &EVE);
     assert_eq!(banned.refusal(), Some(&Refusal::Banned { retry_after: HOUR }));
     assert_eq!((banned.limit(), remaining(&banned)), (Some("per-user"), 0));
@@ -99,4 +102,16 @@ fn a_ban_does_not_show_while_it_is_not_in_force() {
     clock.advance(MINUTE);
     let later = ask(&gate, "GET", "/", &ANN);
     assert_eq!((later.limit(), remaining(&later), later.decision().unwrap().quota()), (Some("per-user"), 1, 2));
+}
+
+#[test]
+fn whom_a_list_names_by_address_is_named_without_a_key_too() {
+    let listing = |network: &str| Listing::nobody().networks(Networks::parse([network]).unwrap());
+    let skipping = per_user(10).missing(Missing::Skip).blocked(listing("192.0.2.0/24"));
+    let (gate, _) = super::gate([skipping]);
+    let blocked = gate.decide_now(&Facts::new("GET", "/").peer("192.0.2.9".parse().unwrap())).unwrap();
+    assert_eq!(blocked.refusal(), Some(&Refusal::Blocked));
+    let denying = per_user(10).missing(Missing::Deny).exempt(listing("10.0.0.0/8"));
+    let (gate, _) = super::gate([denying]);
+    assert!(gate.decide_now(&Facts::new("GET", "/").peer("10.0.0.5".parse().unwrap())).unwrap().is_allowed());
 }

@@ -121,7 +121,7 @@ limits:
     let refusals: Vec<_> = (0..3)
         .map(|_| ask(&gate, "GET /", &[("x-user-id", "bob")], "192.0.2.1").refusal().map(Refusal::code))
         .collect();
-    assert_eq!(refusals, [Some("rate_limit_exceeded"), Some("rate_limit_exceeded"), Some("banned")]);
+    assert_eq!(refusals, [Some("rate_limit_exceeded"), Some("banned"), Some("banned")]);
     let watched = ask(&gate, "GET /", &[("x-user-id", "cid")], "192.0.2.1");
     assert_eq!(
         watched.watched().map(|(name, decision)| (name, decision.is_allowed())).collect::<Vec<_>>(),

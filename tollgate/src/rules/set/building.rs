@@ -1,0 +1,216 @@
+//! Puts rules together: everything that can be done once is done here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Compiled, Inner, MAX_KEY_PARTS, RuleSet};
+use crate::algorithm::Algorithm;
+use crate::error::InvalidLimit;
+use crate::http::{Body, Families, Policy};
+use crate::limit::{Limit, LimitId};
+use crate::rules::client::TrustedProxies;
+use crate::rules::index::{Index, Indexed};
+use crate::rules::key_map::KeyMap;
+use crate::rules::request::Tokens;
+use crate::rules::rule::{Rule, Whom};
+
+/// More rules than people write, and as many limits as one limiter takes.
+const MAX_RULES: usize = 10_000;
+/// Numbers for plans and single keys, over all rules: each takes some hundred bytes.
+const MAX_OVERRIDES: usize = 100_000;
+
+/// Puts a [`RuleSet`] together.
+#[derive(Clone, Default)]
+#[must_use]
+pub struct RuleSetBuilder {
+    rules: Vec<Rule>,
+    proxies: TrustedProxies,
+    tokens: Option<Tokens>,
+    families: Families,
+    body: Body,
+}
+
+impl RuleSetBuilder {
+    /// Adds a rule. Names of limits must differ.
+    pub fn rule(mut self, rule: Rule) -> Self {
+        self.rules.push(rule);
+        self
+    }
+
+    /// Whose word is believed about whom a request is from; nobody's unless told otherwise.
+    pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
+        self.proxies = proxies;
+        self
+    }
+
+    /// Which headers answers carry.
+    pub fn headers(mut self, families: Families) -> Self {
+        self.families = families;
+        self
+    }
+
+    /// What refusals say.
+    pub fn body(mut self, body: Body) -> Self {
+        self.body = body;
+        self
+    }
+
+    /// Verifies tokens.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
+    pub(in crate::rules) fn tokens(mut self, tokens: Tokens) -> Self {
+        self.tokens = Some(tokens);
+        self
+    }
+
+    /// The rules, compiled.
+    ///
+    /// # Errors
+    ///
+    /// When a rule cannot be: an override that is not of its limit's algorithm or has numbers that make no sense,
+    /// a ban likewise, a key of too many parts, two limits of one name, or too many of anything.
+    pub fn build(self) -> Result<RuleSet, InvalidLimit> {
+        if self.rules.len() > MAX_RULES {
+            let problem = format!("{} rules are more than 10000", self.rules.len());
+            return Err(InvalidLimit::new("limits", problem, "count by key rather than by rule"));
+        }
+        check_names(&self.rules)?;
+        let mut compiling = Compiling::default();
+        for rule in &self.rules {
+            compiling.add(rule.limit.clone());
+        }
+        let mut compiled = Vec::with_capacity(self.rules.len());
+        for rule in self.rules {
+            let (limit, ban) = (LimitId(compiled.len() as u32), compiling.ban(&rule, compiled.len() as u32)?);
+            compiled.push(Compiled {
+                limit,
+                ban,
+                by_plan: HashMap::default(),
+                by_key: KeyMap::default(),
+                exempt: listed(&rule.exempt.keys),
+                blocked: listed(&rule.blocked.keys),
+                rule,
+            });
+        }
+        for (number, compiled) in (0..).zip(&mut compiled) {
+            compiling.overrides(number, compiled)?;
+        }
+        let indexed: Vec<Indexed<'_>> = compiled
+            .iter()
+            .map(|one| Indexed { paths: &one.rule.matching.paths, hosts: &one.rule.matching.hosts })
+            .collect();
+        let index = Index::new(&indexed);
+        let policies = compiling.limits.iter().map(|limit| Policy::new(limit, self.families)).collect();
+        let names = compiled.iter().map(|one| one.rule.limit.name().into());
+        Ok(RuleSet(Arc::new(Inner {
+            numbers: names.zip(0..).collect(),
+            rules: compiled.into(),
+            index,
+            proxies: self.proxies,
+            tokens: self.tokens,
+            limits: compiling.limits,
+            owners: compiling.owners.into(),
+            policies,
+            body: self.body,
+        })))
+    }
+}
+
+fn listed(keys: &[Box<[Box<[u8]>]>]) -> KeyMap<()> {
+    let mut map = KeyMap::default();
+    keys.iter().for_each(|parts| map.insert(parts.clone(), ()));
+    map
+}
+
+fn check_names(rules: &[Rule]) -> Result<(), InvalidLimit> {
+    let mut names = std::collections::HashSet::new();
+    for rule in rules {
+        let name = rule.limit.name();
+        if !names.insert(name) {
+            let problem = format!("two limits are named `{name}`");
+            return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
+        }
+        if rule.key.len() > MAX_KEY_PARTS {
+            let problem = format!("a key of {} parts is too long", rule.key.len());
+            return Err(InvalidLimit::new("key", problem, "use 8 parts or fewer").of_limit(name));
+        }
+    }
+    Ok(())
+}
+
+/// The limits of a store, as they come together.
+#[derive(Default)]
+struct Compiling {
+    limits: Vec<Limit>,
+    owners: Vec<u32>,
+    overrides: usize,
+}
+
+impl Compiling {
+    fn add(&mut self, limit: Limit) -> LimitId {
+        let number = self.limits.len() as u32;
+        self.owners.push(number);
+        self.limits.push(limit);
+        LimitId(number)
+    }
+
+    fn add_of(&mut self, rule: u32, limit: Limit) -> Result<LimitId, InvalidLimit> {
+        if self.limits.len() == MAX_RULES {
+            let problem = "limits, bans and different sets of numbers are more than 10000 together".into();
+            return Err(
+                InvalidLimit::new("overrides", problem, "use plans rather than single keys").of_limit(limit.name())
+            );
+        }
+        let id = self.add(limit);
+        self.owners[id.index()] = rule;
+        Ok(id)
+    }
+
+    fn ban(&mut self, rule: &Rule, number: u32) -> Result<Option<LimitId>, InvalidLimit> {
+        let Some(ban) = rule.ban else { return Ok(None) };
+        let limit = like(&rule.limit, Limit::ban(rule.limit.name(), ban)?);
+        self.add_of(number, limit).map(Some)
+    }
+
+    fn overrides(&mut self, number: u32, compiled: &mut Compiled) -> Result<(), InvalidLimit> {
+        self.overrides += compiled.rule.overrides.len();
+        if self.overrides > MAX_OVERRIDES {
+            let problem = format!("{} overrides are more than 100000", self.overrides);
+            return Err(InvalidLimit::new("overrides", problem, "use plans rather than single keys"));
+        }
+        let mut known: Vec<(Algorithm, LimitId)> = Vec::new();
+        for (whom, algorithm) in &compiled.rule.overrides {
+            let id = match known.iter().find(|(other, _)| other == algorithm) {
+                Some((_, id)) => *id,
+                None => {
+                    let id = self.add_of(number, variant(&compiled.rule.limit, *algorithm)?)?;
+                    known.push((*algorithm, id));
+                    id
+                }
+            };
+            match whom {
+                Whom::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
+                Whom::Key(parts) => compiled.by_key.insert(parts.clone(), id),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The same limit with other numbers.
+fn variant(limit: &Limit, algorithm: Algorithm) -> Result<Limit, InvalidLimit> {
+    if std::mem::discriminant(&algorithm) != std::mem::discriminant(limit.algorithm()) {
+        let problem = "an override has another algorithm than its limit".into();
+        let fix = "change numbers only, or use a limit of its own";
+        return Err(InvalidLimit::new("overrides", problem, fix).of_limit(limit.name()));
+    }
+    Ok(like(limit, Limit::new(limit.name(), algorithm)?))
+}
+
+/// What stands beside a limit is kept as it is, and answers as it does while the store fails.
+fn like(limit: &Limit, beside: Limit) -> Limit {
+    let beside = beside.with_consistency(limit.consistency());
+    match limit.on_store_failure() {
+        Some(policy) => beside.with_on_store_failure(policy),
+        None => beside,
+    }
+}
