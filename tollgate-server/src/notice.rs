@@ -3,7 +3,8 @@
 use std::fmt::Display;
 use std::io::{Write, stderr};
 
-use tollgate::rules::file::Problems;
+use tollgate::Gate;
+use tollgate::rules::file::{FailurePolicy, Problems, RuleFile};
 
 /// Says something worth to know. Nobody is left to tell when even stderr is closed.
 pub(crate) fn tell(line: impl Display) {
@@ -19,5 +20,25 @@ pub(crate) fn warn(line: impl Display) {
 pub(crate) fn tell_problems(problems: &Problems) {
     if problems.iter().next().is_some() {
         _ = writeln!(stderr(), "{problems}");
+    }
+}
+
+/// Says that the store does not answer, if it does not.
+pub(crate) fn warn_of_an_absent_store(gate: &Gate, file: &RuleFile) {
+    if gate.redis().is_some_and(|store| !store.is_store_available()) {
+        let policy = policy_name(file.on_store_failure);
+        warn(format_args!(
+            "the store does not answer; until it does, limits answer by their on_store_failure ({policy} unless they \
+             choose for themselves)"
+        ));
+    }
+}
+
+/// The policy as a file writes it.
+pub(crate) fn policy_name(policy: FailurePolicy) -> &'static str {
+    match policy {
+        FailurePolicy::Allow => "allow",
+        FailurePolicy::Deny => "deny",
+        _ => "local",
     }
 }

@@ -204,6 +204,9 @@ impl Reload {
         notice::tell_problems(file.warnings());
         origin.in_force(&changes::told(&self.rules, &file));
         change.tell();
+        if change != StoreChange::None {
+            notice::warn_of_an_absent_store(&self.gate, &file);
+        }
         self.tell_of_listeners(&file);
         if self.file.store != file.store {
             self.published = Published::on(&file.store);

@@ -2,15 +2,20 @@
 
 use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::time::timeout;
 use tollgate::Gate;
-use tollgate::rules::file::{Listener, Parsed, RuleFile};
+use tollgate::rules::file::{Listener, RuleFile};
 
 use super::{Error, load, say};
 use crate::reload::{Hangup, Reload, Started};
 use crate::service::Options;
 use crate::{builtin, limits_told, notice, service, shutdown};
+
+/// What is not given back by then is missing until the limits give it back by themselves.
+const RETURN_DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -38,15 +43,15 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let place =
         place(&file, listen).ok_or_else(|| Error::NothingToServe { config: config.clone().unwrap_or_default() })?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
-    warn_of_an_absent_store(&gate, &file);
+    notice::warn_of_an_absent_store(&gate, &file);
     let cannot_listen = |source| Error::Listen { address: place.address.clone(), source };
     let listener = TcpListener::bind(&place.address).await.map_err(cannot_listen)?;
     let bound = listener.local_addr().map_err(cannot_listen)?;
     // Before the line below is read, so that whoever reads it can already signal the server.
     let shutdown = shutdown::signal().map_err(Error::Runtime)?;
-    let hangup = Hangup::listen().map_err(Error::Runtime)?;
+    let hangup = config.is_some().then(Hangup::listen).transpose().map_err(Error::Runtime)?;
     announce(bound, &file);
-    let reloading = config.map(|path| {
+    let reloading = config.zip(hangup).map(|(path, hangup)| {
         let listener = if listen.is_none() { file.service.http.clone() } else { None };
         Reload::new(Started { gate: gate.clone(), path, file, listener, hangup }).spawn()
     });
@@ -55,7 +60,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         reloading.end().await;
     }
     if let Some(store) = gate.redis() {
-        store.return_leases().await;
+        _ = timeout(RETURN_DEADLINE, store.return_leases()).await;
     }
     Ok(())
 }
@@ -81,20 +86,6 @@ fn warn_of_what_is_not_served(file: &RuleFile) {
         if named {
             notice::warn(format_args!("{name} is named, but this version does not serve it yet; service.http it does"));
         }
-    }
-}
-
-fn warn_of_an_absent_store(gate: &Gate, file: &Parsed) {
-    if gate.redis().is_some_and(|store| !store.is_store_available()) {
-        let policy = match file.on_store_failure.into() {
-            tollgate::OnStoreFailure::Allow => "allow",
-            tollgate::OnStoreFailure::Deny => "deny",
-            _ => "local",
-        };
-        notice::warn(format_args!(
-            "the store does not answer; until it does, limits answer by their on_store_failure ({policy} unless they \
-             choose for themselves)"
-        ));
     }
 }
 

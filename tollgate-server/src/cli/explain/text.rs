@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tollgate::http::Refusal;
-use tollgate::rules::file::FailurePolicy;
 use tollgate::{Decision, RuleExplained, Standing};
 
 use super::overall::policy;
 use super::{Counts, Explained};
+use crate::notice::policy_name;
 
 /// A wider name would push all others away; it is told in full, out of its column.
 const MAX_NAME_WIDTH: usize = 32;
@@ -47,11 +47,7 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
                 (Some(decision), None) if decision.is_allowed() => ("passes", format!("{asked}: {}", left(decision))),
                 (Some(decision), None) => ("refuses", format!("{asked}: {}, {}", left(decision), again(decision))),
                 (None, None) => {
-                    let policy = match policy(explained.file, &rule.name) {
-                        FailurePolicy::Allow => "allow",
-                        FailurePolicy::Deny => "deny",
-                        _ => "local",
-                    };
+                    let policy = policy_name(policy(explained.file, &rule.name));
                     ("unknown", format!("{asked}: not known, on_store_failure is {policy}"))
                 }
             }
