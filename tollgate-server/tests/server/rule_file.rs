@@ -1,5 +1,5 @@
-//! The whole rule file, through `POST /v1/check`. Windows of an hour, so that no test meets the end of one; at the
-//! turn of an hour a clock-aligned window ends, so they open with the first request.
+//! The whole rule file, through `POST /v1/check`. Windows are an hour long and open with the first request, so that
+//! no test meets the end of one.
 
 use serde_json::{Value, json};
 
