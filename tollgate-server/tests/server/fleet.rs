@@ -90,7 +90,7 @@ fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
 }
 
 #[test]
-fn a_rule_set_published_once_reaches_every_node_and_a_bad_one_changes_nothing() {
+fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published() {
     let redis = Redis::start();
     let nodes = [(); 2].map(|()| Server::with_rules(&rules(&redis, 10, "")));
     let mut connections = nodes.each_ref().map(Server::connect);
@@ -114,6 +114,20 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_one_changes_nothing() 
     let late = Server::with_rules(&rules(&redis, 10, ""));
     late.await_said("tollgate: published version 1 is in force: changed user", 1);
     assert_eq!(late.connect().check(&user("ann"))["remaining"], 17);
+}
+
+/// Whatever published it, it was not `tollgate publish`, which looks first.
+#[test]
+fn published_rules_with_problems_change_nothing_and_every_problem_is_told() {
+    let redis = Redis::start();
+    let server = Server::with_rules(&rules(&redis, 10, ""));
+    redis.command(&["HSET", "rate_limit:{rules}", "version", "7", "rules", "limits: [{ name: user, limit: 0 }]"]);
+    redis.command(&["PUBLISH", "rate_limit:rules", "7"]);
+    let said = server.await_said("limit 0 admits nothing", 1);
+    let expected = "tollgate: published version 7 is refused, and the rules before it stay in force:\n\
+                    published version 7:1:30: limit 0 admits nothing; use 1 or more, or remove the limit\n";
+    assert_eq!(said, expected);
+    assert_eq!(server.connect().check(&user("ann"))["quota"], 10);
 }
 
 #[test]

@@ -47,6 +47,18 @@ impl Redis {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// Sends a command, and waits until it is done.
+    pub(crate) fn command(&self, words: &[&str]) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("it accepts");
+        let count = words.len();
+        let words: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        let text = format!("*{count}\r\n{words}");
+        stream.write_all(text.as_bytes()).expect("it reads");
+        let mut reply = [0; 1];
+        stream.read_exact(&mut reply).expect("it answers");
+        assert_ne!(&reply, b"-", "it refuses: {text}");
+    }
+
     /// Ends it as a crash would, and its data with it.
     pub(crate) fn kill(&mut self) {
         _ = self.child.kill();
