@@ -76,5 +76,5 @@ fn shared_counts_for_both_servers() {
 fn tonic_limits_refuses_the_third_call() {
     let lines = lines(env!("CARGO_BIN_EXE_tonic_limits"));
     assert_eq!(lines[..2], ["call 1 is answered", "call 2 is answered"]);
-    assert_eq!(lines[2], "call 3 is refused: ResourceExhausted, retry in 60 s");
+    assert!(lines[2].starts_with("call 3 is refused: ResourceExhausted, retry in "), "{}", lines[2]);
 }

@@ -42,6 +42,8 @@ impl Server {
         stream.read_to_string(&mut answer).expect("it answers");
         let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
         let left = answer.lines().find_map(|line| line.strip_prefix("ratelimit: ")).unwrap_or_default();
+        // Behind it stands the time until all is back, which a slow machine makes shorter.
+        let left = left.split_once(";t=").map_or(left, |(left, _)| left);
         (status.unwrap_or_else(|| panic!("{answer}")), left.to_owned())
     }
 }
@@ -57,14 +59,14 @@ impl Drop for Server {
 fn axum_tiers_gives_each_plan_its_own_numbers() {
     let server = Server::start(env!("CARGO_BIN_EXE_axum_tiers"), &[ANY_PORT]);
     let left = |account: &str| server.ask(&format!("authorization: Bearer {account}\r\n"));
-    assert_eq!(left("ann-gold"), (200, "\"per-user\";r=999;t=60".to_owned()));
-    assert_eq!(left("bob-silver"), (200, "\"per-user\";r=99;t=60".to_owned()));
+    assert_eq!(left("ann-gold"), (200, "\"per-user\";r=999".to_owned()));
+    assert_eq!(left("bob-silver"), (200, "\"per-user\";r=99".to_owned()));
     for remaining in ["2", "1", "0"] {
-        assert_eq!(left("eve-free"), (200, format!("\"per-user\";r={remaining};t=60")));
+        assert_eq!(left("eve-free"), (200, format!("\"per-user\";r={remaining}")));
     }
     assert_eq!(left("eve-free").0, 429);
     // Who buys more has more at once, and has spent what was spent.
-    assert_eq!(left("eve-silver"), (200, "\"per-user\";r=96;t=60".to_owned()));
+    assert_eq!(left("eve-silver"), (200, "\"per-user\";r=96".to_owned()));
 }
 
 #[test]
@@ -91,9 +93,9 @@ fn hot_reload_changes_the_rules_and_keeps_what_was_spent() {
 
     write("5");
     assert_eq!(server.says(), "new rules are in force");
-    assert_eq!(server.ask(""), (200, "\"per-client\";r=2;t=60".to_owned()));
+    assert_eq!(server.ask(""), (200, "\"per-client\";r=2".to_owned()));
 
     write("many");
     assert_eq!(server.says(), "the old rules stay in force: invalid digit found in string");
-    assert_eq!(server.ask(""), (200, "\"per-client\";r=1;t=60".to_owned()));
+    assert_eq!(server.ask(""), (200, "\"per-client\";r=1".to_owned()));
 }

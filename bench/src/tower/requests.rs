@@ -6,17 +6,11 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::HeaderValue;
 
-use super::BATCH;
-
 /// Clients: far more than the processor's nearest cache has room for.
-const CLIENTS: usize = 10_000;
-
-pub(super) fn batch(number: usize) -> Vec<Request> {
-    (0..BATCH).map(|place| request(number * BATCH + place)).collect()
-}
+pub(super) const CLIENTS: usize = 10_000;
 
 /// What a browser or a program sends at least, from one of the clients.
-fn request(number: usize) -> Request {
+pub(super) fn request(number: usize) -> Request {
     let client = number.wrapping_mul(7919) % CLIENTS;
     let mut request = Request::new(Body::empty());
     *request.uri_mut() = "/api/items/42?sort=name".parse().expect("a path");

@@ -22,6 +22,10 @@ pub(super) static RESET: HeaderName = HeaderName::from_static("ratelimit-reset")
 pub(super) static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) static POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
+/// What servers add to an answer behind our back, its length. Room is made for it too, so that a map that has to grow
+/// does it once, and while there is little in it.
+const AFTERWARDS: usize = 1;
+
 /// The largest integer of a structured field, fifteen digits (RFC 9651, section 3.3.1).
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
@@ -37,7 +41,7 @@ pub struct Policy {
     limit: HeaderValue,
     legacy: bool,
     draft6: bool,
-    /// How many fields an answer gets. Room for them is made at once, so that the map grows once at most.
+    /// How many fields an answer gets.
     fields: usize,
     /// `RateLimit-Policy`, in the form of the newest family that has it.
     policy: Option<HeaderValue>,
@@ -133,7 +137,7 @@ impl Policy {
     /// less remaining wins, and of two with the same the one that resets later. Headers that make no sense are
     /// written over, those of families that were not chosen are left alone.
     pub fn merge(&self, decision: &Decision, headers: &mut HeaderMap) {
-        if self.fields == 0 || headers.try_reserve(self.fields).is_err() {
+        if self.fields == 0 || headers.try_reserve(self.fields + AFTERWARDS).is_err() {
             return;
         }
         if !upstream::says_anything(headers) {
