@@ -113,7 +113,7 @@ fn who_is_denied_too_often_is_banned() {
     let mut connection = server.connect();
     let mut ask = || connection.check(&json!({"request": {"ip": "192.0.2.7"}}));
     assert_eq!(ask()["allowed"], true);
-    for _ in 0..3 {
+    for _ in 0..2 {
         assert_eq!(ask()["reason"], "limited");
     }
     let banned = ask();
