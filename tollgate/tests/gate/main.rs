@@ -1,5 +1,7 @@
 //! Rules on the memory store: which request meets which limit, by which key, at what cost.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 mod changes;
 mod keys;
 mod lists;

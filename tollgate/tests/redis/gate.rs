@@ -1,5 +1,7 @@
 //! Rules on a real Redis: the same rulings as in memory, shared by several gates.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 mod servers;
 
 use std::time::Duration;
