@@ -40,12 +40,6 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let rounds = if args.quick { QUICK } else { FULL };
     let mut field: Vec<Contender> = FIELD.iter().map(|build| build()).collect::<Result<_, _>>()?;
-    if let Ok(only) = std::env::var("TG_ONLY") {
-        let contender = &mut field[only.parse::<usize>()?];
-        contender.prime(0..12800);
-        contender.serve(0..12800);
-        return Ok(());
-    }
     field.iter_mut().for_each(Contender::fill);
     let times = race(&mut field, rounds);
     let added: Vec<Times> = times.iter().map(|whole| whole.above(&times[0])).collect();

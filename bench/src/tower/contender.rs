@@ -54,16 +54,7 @@ impl Contender {
         self.serve(0..CLIENTS);
     }
 
-    #[inline(never)]
-    pub(super) fn prime(&mut self, numbers: Range<usize>) {
-        for number in numbers {
-            let response = Service::call(&mut self.app, request(number)).now_or_never();
-            drop(black_box(response));
-        }
-    }
-
     /// Serves requests one after the other. Neither the handler nor a layer has anything to wait for.
-    #[inline(never)]
     pub(super) fn serve(&mut self, numbers: Range<usize>) {
         for number in numbers {
             let response = Service::call(&mut self.app, request(number)).now_or_never();

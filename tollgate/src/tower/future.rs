@@ -37,6 +37,7 @@ impl<F, R, E> ResponseFuture<F, R, E> {
         Self { stage: Stage::Refused { response: Some(response) } }
     }
 
+    #[inline]
     pub(super) fn inside(future: F, ruling: Ruling) -> Self {
         Self { stage: Stage::Inside { future, ruling: Some(ruling) } }
     }

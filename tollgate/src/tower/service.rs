@@ -62,6 +62,7 @@ impl ActualCost {
 }
 
 impl<S> RateLimit<S> {
+    #[inline]
     fn ask<B>(&self, request: &Request<B>) -> Asking {
         let uri = request.uri();
         // `CONNECT` has no path.
@@ -117,14 +118,17 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        match self.ask(&request) {
-            Asking::Done(ruling) => match refusal(&ruling, &request) {
-                Some(refused) => ResponseFuture::refused(refused),
-                None if ruling.delay().is_zero() => ResponseFuture::inside(self.inner.call(request), ruling),
-                None => ResponseFuture::longer(std::future::ready(ruling), self.take_ready(), request),
-            },
-            Asking::Waiting(ruling) => ResponseFuture::longer(ruling, self.take_ready(), request),
+        let ruling = match self.ask(&request) {
+            Asking::Done(ruling) => ruling,
+            Asking::Waiting(ruling) => return ResponseFuture::longer(ruling, self.take_ready(), request),
+        };
+        if let Some(refused) = refusal(&ruling, &request) {
+            return ResponseFuture::refused(refused);
         }
+        if !ruling.delay().is_zero() {
+            return ResponseFuture::longer(std::future::ready(ruling), self.take_ready(), request);
+        }
+        ResponseFuture::inside(self.inner.call(request), ruling)
     }
 }
 

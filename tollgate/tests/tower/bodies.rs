@@ -73,7 +73,7 @@ async fn lengths_are_told_as_they_are() {
 
     let [empty, _] = bodies(|| Full::new(Bytes::new())).await;
     assert_eq!((empty.size_hint().exact(), empty.is_end_stream()), (Some(0), true));
-    let [unknown, _] = bodies(|| streamed_box()).await;
+    let [unknown, _] = bodies(streamed_box).await;
     assert_eq!((unknown.size_hint().exact(), unknown.is_end_stream()), (None, false));
 }
 
