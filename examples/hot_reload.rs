@@ -1,7 +1,6 @@
 //! Rules change while the server runs: nothing restarts, and what clients have spent stays spent.
 //!
-//! Here they come from a file with one number in it, the requests per minute: `echo 5 > limit.txt`, then
-//! `cargo run --bin hot_reload -- limit.txt`, and write other numbers into the file while you ask.
+//! They come from a rule file: `cargo run --bin hot_reload -- tollgate.yaml`, and change the file while you ask.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,14 +8,13 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use tollgate::rules::{KeyPart, Rule, RuleSet};
+use tollgate::Gate;
+use tollgate::rules::RuleSet;
+use tollgate::rules::file::RuleFile;
 use tollgate::tower::RateLimitLayer;
-use tollgate::{FixedWindow, Gate, Limit, MINUTE};
 
 fn load(file: &Path) -> Result<RuleSet, Box<dyn std::error::Error>> {
-    let limit = std::fs::read_to_string(file)?.trim().parse()?;
-    let per_client = Limit::new("per-client", FixedWindow::new(limit, MINUTE).from_first_request())?;
-    Ok(RuleSet::builder().rule(Rule::new(per_client).key(KeyPart::ip())).build()?)
+    Ok(RuleFile::load(file)?.compile()?)
 }
 
 /// Looks every now and then whether the file has changed. A file that makes no sense changes nothing.
@@ -40,11 +38,11 @@ async fn watch(file: PathBuf, gate: Gate) {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let file = PathBuf::from(arguments.next().unwrap_or_else(|| "limit.txt".to_owned()));
+    let file = PathBuf::from(arguments.next().unwrap_or_else(|| "tollgate.yaml".to_owned()));
     let address = arguments.next().unwrap_or_else(|| "127.0.0.1:3000".to_owned());
 
     // A clone is the same gate: what replaces its rules need not be near the server.
-    let gate = Gate::in_memory(load(&file)?)?;
+    let gate = Gate::open(&RuleFile::load(&file)?).await?;
     tokio::spawn(watch(file, gate.clone()));
     let app = Router::new().route("/", get(async || "hello\n")).layer(RateLimitLayer::new(gate));
 
