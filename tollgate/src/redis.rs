@@ -58,7 +58,7 @@ use self::leases::Leases;
 pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
 use self::script::{Ask, Question};
 #[cfg(feature = "rules")]
-pub(crate) use self::wanted::{cost, only};
+pub(crate) use self::wanted::{TakeFrom, cost, only};
 use self::worker::{Job, Trips};
 use crate::clock::Clock;
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source, Verdict};

@@ -10,7 +10,7 @@ use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
 use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
-use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder};
+use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder, TakeFrom};
 use crate::reservation::{Costs, Settlement};
 use crate::rules::RuleSet;
 
@@ -155,8 +155,11 @@ async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> su
         };
         // What may have to be settled is charged where it can be.
         let is_estimate = |limit| state.rules.estimates(state.rules.owner(limit));
-        let may_lease = !wanted.iter().any(|one| is_estimate(crate::redis::cost(one).0));
-        limiter.clone().decide_wanted(wanted, may_lease)
+        let from = match wanted.iter().any(|one| is_estimate(crate::redis::cost(one).0)) {
+            true => TakeFrom::Store,
+            false => TakeFrom::SliceOrStore,
+        };
+        limiter.clone().decide_wanted(wanted, from)
     };
     // All at once, so that they travel together.
     let watching = posed.watching.iter().map(|(rule, wanted)| {

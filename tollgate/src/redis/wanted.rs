@@ -6,19 +6,27 @@ use crate::limit::LimitId;
 use crate::limiter::Hit;
 use crate::reservation::{Costs, Settlement};
 
+/// Where quota may be taken from.
+pub(crate) enum TakeFrom {
+    /// A slice that this node has, if the limit is leased.
+    SliceOrStore,
+    /// The store alone: what came out of a slice cannot be given back.
+    Store,
+}
+
 impl RedisLimiter {
     /// The hits as they are asked. The limits are this limiter's own.
     pub(crate) fn want(&self, hits: &[Hit<'_>]) -> AllWanted {
         self.want_hits(hits).unwrap_or_default()
     }
 
-    /// Takes all that is wanted, or nothing; out of a slice of the quota only where that may be.
-    pub(crate) async fn decide_wanted(self, wanted: AllWanted, may_lease: bool) -> Decision {
+    /// Takes all that is wanted, or nothing.
+    pub(crate) async fn decide_wanted(self, wanted: AllWanted, from: TakeFrom) -> Decision {
         let cost = wanted.iter().map(|one| one.ask.cost).max().unwrap_or(0);
-        if may_lease {
-            return self.take_or_lease(wanted, cost, AskedBy::Hits).await;
+        match from {
+            TakeFrom::SliceOrStore => self.take_or_lease(wanted, cost, AskedBy::Hits).await,
+            TakeFrom::Store => self.take(&wanted, cost, AskedBy::Hits, self.deadline()).await,
         }
-        self.take(&wanted, cost, AskedBy::Hits, self.deadline()).await
     }
 
     /// What would be decided, taking nothing.

@@ -20,7 +20,6 @@ mod error;
 mod functions;
 mod operators;
 mod prepared;
-mod query;
 mod tree;
 mod types;
 mod variables;

@@ -1,4 +1,4 @@
-//! One parameter of a query (`application/x-www-form-urlencoded`).
+//! The parameters of a query (`application/x-www-form-urlencoded`).
 //!
 //! Names and values are decoded, so that `a%62c` and `abc` are one client and not two. Bytes that are not UTF-8 stay
 //! as their percent sign and two digits in upper case, so that different bytes stay different: replaced by a mark,
@@ -9,12 +9,18 @@ use std::borrow::Cow;
 
 /// The value of the first parameter of that name. One without an equals sign is empty, but it is there.
 pub(crate) fn query<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
-    query
-        .split('&')
-        .filter(|pair| !pair.is_empty())
-        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
-        .find(|(given, _)| is_name(given, name))
-        .map(|(_, value)| decoded(value))
+    pairs(query).find(|(given, _)| is_name(given, name)).map(|(_, value)| decoded(value))
+}
+
+/// All parameters, in order, decoded.
+#[cfg_attr(not(any(feature = "file", test)), expect(dead_code, reason = "only expressions look at all of them"))]
+pub(crate) fn parameters(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
+    pairs(query).map(|(name, value)| (decoded(name), decoded(value)))
+}
+
+/// Names and values as they were sent.
+fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
 fn is_name(given: &str, name: &str) -> bool {
@@ -78,6 +84,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn parameters_are_decoded_as_forms_write_them() {
+        let read = |query: &str| -> Vec<(String, String)> {
+            parameters(query).map(|(name, value)| (name.into_owned(), value.into_owned())).collect()
+        };
+        for (query, expected) in [
+            ("", vec![]),
+            ("&&", vec![]),
+            ("a=1&b=2", vec![("a", "1"), ("b", "2")]),
+            ("flag", vec![("flag", "")]),
+            ("a=b=c", vec![("a", "b=c")]),
+            ("q=a+b%20c&%71=%2F", vec![("q", "a b c"), ("q", "/")]),
+            ("p=100%&r=%4&s=%zz", vec![("p", "100%"), ("r", "%4"), ("s", "%zz")]),
+            ("u=%C3%A9&bad=%ff", vec![("u", "é"), ("bad", "%FF")]),
+        ] {
+            let expected: Vec<_> = expected.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+            assert_eq!(read(query), expected, "{query}");
+        }
+    }
 
     #[test]
     fn a_parameter_is_found_and_decoded() {

@@ -26,7 +26,7 @@ use crate::limit::{Limit, LimitId};
 use crate::limit_set::LimitSet;
 use crate::limiter::{Limiter, LimiterBuilder};
 
-/// Parts of one key. What needs more wants a key of its own in the service.
+/// More parts of one key than anyone counts by, and few enough to hash on the stack.
 pub(super) const MAX_KEY_PARTS: usize = 8;
 /// What requests that lack a part of the key share.
 const ANONYMOUS: &[u8] = b"anonymous";

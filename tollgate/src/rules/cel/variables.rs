@@ -15,9 +15,10 @@ use cel::context::VariableResolver;
 use http::HeaderMap;
 use serde_json::{Map, Value};
 
+use super::Seen;
 use super::prepared::Prepared;
 use super::types::Type;
-use super::{Seen, query};
+use crate::rules::query::parameters;
 
 /// A loop over more is an error: the client decides how many there are, and one loop may stand in another.
 pub(super) const MAX_LOOP_NAMES: usize = 128;
@@ -116,7 +117,7 @@ impl<'a> Entries<'a> {
     fn get(&self, name: &str) -> Option<Box<dyn Val + 'a>> {
         let text: Cow<'a, str> = match self {
             Self::Headers(headers) => String::from_utf8_lossy(headers.as_ref()?.get(name)?.as_bytes()),
-            Self::Query(query) => query::pairs(query).find(|(given, _)| given == name)?.1,
+            Self::Query(query) => parameters(query).find(|(given, _)| given == name)?.1,
             Self::Descriptors(given) => given.iter().find(|(given, _)| *given == name)?.1.into(),
             Self::Claims(claims) => return claims.as_ref()?.get(name).map(json),
         };
@@ -128,7 +129,7 @@ impl<'a> Entries<'a> {
             Self::Headers(headers) => {
                 headers.iter().flat_map(|headers| headers.keys()).map(|name| name.as_str().into()).collect()
             }
-            Self::Query(query) => query::pairs(query).map(|(name, _)| name.into()).collect(),
+            Self::Query(query) => parameters(query).map(|(name, _)| name.into()).collect(),
             Self::Descriptors(given) => given.iter().map(|(name, _)| (*name).into()).collect(),
             Self::Claims(claims) => {
                 claims.iter().flat_map(|claims| claims.keys()).map(|name| name.as_str().into()).collect()

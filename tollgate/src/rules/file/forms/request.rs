@@ -4,9 +4,6 @@ use super::super::problem::shown;
 use super::net::is_host_name;
 use super::{Form, Misfit, nearest};
 
-/// The longest path, host or name that is matched: servers refuse longer ones.
-const MAX_GLOB: usize = 8192;
-
 /// A glob of paths: `*` is anything within a segment, `**` is any number of whole segments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathGlob(String);
@@ -37,9 +34,6 @@ impl Form for PathGlob {
         if !text.starts_with('/') {
             let fix = format!("begin it with a slash: /{}", shown(text));
             return Err(misfit("matches no request: every path begins with `/`", fix));
-        }
-        if text.len() > MAX_GLOB {
-            return Err(misfit("is too long", format!("use {MAX_GLOB} bytes or less")));
         }
         if text.contains(['?', '#']) {
             let fix = "remove the `?` or `#` and what follows, and use `when` to look at the query".into();

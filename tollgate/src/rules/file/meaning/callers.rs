@@ -7,9 +7,7 @@ use crate::rules::file::forms::{Cidr, KeyPart, PlanSource};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{LimitRule, ListRule, OverrideRule, Several};
-
-/// More parts than anyone counts by, and few enough to hash on the stack.
-const MAX_KEY_PARTS: usize = 8;
+use crate::rules::set::MAX_KEY_PARTS;
 
 pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
     key(rule, node, has_jwt, findings);
