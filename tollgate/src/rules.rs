@@ -25,6 +25,7 @@ mod networks;
 mod path;
 mod query;
 mod request;
+mod routes;
 mod rule;
 mod set;
 
@@ -37,6 +38,7 @@ pub use self::matching::Match;
 pub use self::networks::{InvalidNetwork, Networks};
 pub use self::path::{InvalidGlob, PathGlob};
 pub use self::request::Request;
+pub use self::routes::Routes;
 pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
 pub(crate) use self::set::{Finding, Met, Pieces, Refused};
 pub use self::set::{RuleSet, RuleSetBuilder};

@@ -40,15 +40,16 @@ use self::problem::Findings;
 
 pub use self::forms::{
     Address, ByteSize, Cidr, ContentType, CostText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName,
-    PathGlob, PlanSource, RateText, Span, StoreUrl, TokenSource, Upstream,
+    PathGlob, PathText, Pattern, PlanSource, RateText, Span, StoreUrl, TokenSource, Upstream,
 };
 pub use self::problem::{Position, Problem, Problems, Severity};
 pub use self::schema::schema;
 pub use self::types::{
-    AdminRule, AlgorithmName, Align, BanRule, BodyName, BodyRule, ConsistencyName, CostRule, FailurePolicy,
-    ForwardingName, GatewayRule, HeaderFamily, JwtAlgorithm, JwtRule, LimitRule, ListRule, Listener, MatchRule,
-    Missing, Modes, Numbers, Overflow, OverrideRule, RefillMode, RouteRule, RuleFile, ServiceRule, Several,
-    TemplateRule,
+    AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
+    ClientCertificates, ConsistencyName, CostRule, EjectRule, FailurePolicy, ForwardingName, GatewayRule, HeaderEdits,
+    HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule, LimitRule, ListRule, Listener, LogFormat,
+    MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, RefillMode, RespondRule, RewriteRule, RouteRule,
+    RuleFile, ServiceRule, Several, TemplateRule, TimeoutsRule, TlsRule, Told, UpstreamRule, UpstreamTlsRule,
 };
 
 /// A rule file that was read, and where each part of it stands.

@@ -1,6 +1,7 @@
 //! Which requests a rule is for.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use http::HeaderName;
@@ -82,6 +83,21 @@ impl Match {
     ) -> Self {
         self.conditions.push((description.into(), Arc::new(condition)));
         self
+    }
+
+    /// The same for each of its hosts and paths by itself.
+    pub(super) fn taken_apart(self) -> Vec<Self> {
+        fn each<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
+            if items.is_empty() { vec![Vec::new()] } else { items.iter().map(|item| vec![item.clone()]).collect() }
+        }
+        let (paths, hosts) = (each(&self.paths), each(&self.hosts));
+        let pairs = hosts.iter().flat_map(|host| paths.iter().map(move |path| (host, path)));
+        pairs.map(|(host, path)| Self { paths: path.clone(), hosts: host.clone(), ..self.clone() }).collect()
+    }
+
+    /// Less for what is narrower in other ways than by host and path.
+    pub(super) fn narrowness(&self) -> impl Ord + use<> {
+        (self.methods.is_empty(), Reverse(self.headers.len()), Reverse(self.conditions.len()))
     }
 
     /// The first condition that does not hold.

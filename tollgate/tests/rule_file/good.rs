@@ -133,7 +133,10 @@ fn the_documented_example_means_what_it_says() {
     assert_eq!(file.store, StoreUrl::Memory);
     assert_eq!(file.store_timeout.duration(), Duration::from_millis(50));
     assert_eq!(file.service.grpc.as_ref().unwrap().listen.as_str(), "127.0.0.1:8091");
-    assert_eq!(file.gateway.as_ref().unwrap().routes[0].upstream[0].as_str(), "http://127.0.0.1:8081");
+    assert_eq!(
+        file.gateway.as_ref().unwrap().routes[0].upstream.as_ref().unwrap()[0].url.as_str(),
+        "http://127.0.0.1:8081"
+    );
     let per_user = &file.limits[1];
     assert_eq!(*per_user.limit().unwrap().algorithm(), TokenBucket::new(100, Rate::per_second(10)).into());
     assert_eq!(per_user.key.as_ref().unwrap().len(), 1);

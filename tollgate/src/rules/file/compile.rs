@@ -21,7 +21,7 @@ use crate::http::{Body, HeaderFamily};
 use crate::rules::cel::{Expression, Seen};
 use crate::rules::request::Tokens;
 use crate::rules::{
-    Cost, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Rule, RuleSet, TrustedProxies, jwt,
+    Cost, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Routes, Rule, RuleSet, TrustedProxies, jwt,
 };
 
 impl Parsed {
@@ -38,6 +38,30 @@ impl Parsed {
             Some(rules) if !findings.refused() => Ok(rules),
             _ => Err(findings.told(&self.name, &self.source)),
         }
+    }
+}
+
+impl Parsed {
+    /// The routes of the gateway, ready to be found by what they match, in the order of the file.
+    ///
+    /// # Errors
+    ///
+    /// When one of them matches by something that cannot be.
+    pub fn routes(&self) -> Result<Routes, Problems> {
+        let mut findings = Findings::default();
+        let rules = self.rules.gateway.iter().flat_map(|gateway| &gateway.routes);
+        let mut matches = Vec::new();
+        for (index, rule) in rules.enumerate() {
+            match matching(&rule.matches()) {
+                Ok(one) => matches.push(one),
+                Err(refused) => {
+                    let routes = self.root.get("gateway").and_then(|gateway| gateway.get("routes"));
+                    let at = routes.map_or(self.root.at, |routes| routes.item(index).at);
+                    findings.error(at, refused.problem, refused.fix);
+                }
+            }
+        }
+        if findings.refused() { Err(findings.told(&self.name, &self.source)) } else { Ok(Routes::new(matches)) }
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 pub use self::key::{KeyPart, PlanSource, TokenSource};
 pub use self::net::{Address, Cidr, StoreUrl, Upstream};
-pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob};
+pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern};
 pub use self::text::{ByteSize, ContentType, CostText, Expression, LimitName};
 pub use self::time::{RateText, Span};
 
@@ -75,6 +75,8 @@ const ALL: &[Known] = &[
     known::<LimitName>(),
     known::<MethodName>(),
     known::<PathGlob>(),
+    known::<PathText>(),
+    known::<Pattern>(),
     known::<PlanSource>(),
     known::<RateText>(),
     known::<Span>(),
@@ -133,6 +135,8 @@ form_of_text!(
     LimitName,
     MethodName,
     PathGlob,
+    PathText,
+    Pattern,
     PlanSource,
     RateText,
     Span,

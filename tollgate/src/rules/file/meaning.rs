@@ -5,6 +5,7 @@
 //! again: a value that was taken out for its form is not missing.
 
 mod callers;
+mod gateway;
 mod limits;
 mod numbers;
 mod surfaces;

@@ -6,6 +6,7 @@
 //!
 //! [`RuleFile::parse`]: super::RuleFile::parse
 
+mod gateway;
 mod limit;
 mod numbers;
 mod several;
@@ -16,12 +17,15 @@ use serde::Deserialize;
 
 use super::forms::{ByteSize, ContentType, Span, StoreUrl};
 
+pub use self::gateway::{
+    AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, ForwardingName, GatewayRule, HeaderEdits,
+    HealthCheckRule, HostHeader, LogFormat, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule, Told,
+    UpstreamRule, UpstreamTlsRule,
+};
 pub use self::limit::{BanRule, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
 pub use self::numbers::{AlgorithmName, Align, Modes, Numbers, Overflow, RefillMode};
 pub use self::several::Several;
-pub use self::surfaces::{
-    AdminRule, ForwardingName, GatewayRule, JwtAlgorithm, JwtRule, Listener, RouteRule, ServiceRule,
-};
+pub use self::surfaces::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
 
 /// The rules of a rate limiter: limits, and where they are kept and applied.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

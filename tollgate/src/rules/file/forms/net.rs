@@ -106,7 +106,7 @@ impl Form for Address {
     }
 }
 
-/// Where a route leads: `http://127.0.0.1:8081`.
+/// Where a route leads: `http://127.0.0.1:8081`, `https://api.internal`, `h2c://127.0.0.1:50051`, or `echo`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Upstream(String);
 
@@ -116,19 +116,31 @@ impl Upstream {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether it is the one that is built in, and answers with what it was asked.
+    #[must_use]
+    pub fn is_echo(&self) -> bool {
+        self.0 == ECHO
+    }
 }
+
+/// The upstream that is built in.
+const ECHO: &str = "echo";
 
 impl Form for Upstream {
     const FORMAT: &'static str = "upstream";
-    const PATTERN: &'static str = "^https?://.+$";
+    const PATTERN: &'static str = "^(https?|h2c)://.+$|^echo$";
     const NOUN: &'static str = "a URL";
     const EXAMPLE: &'static str = "http://127.0.0.1:8081";
 
     fn read(text: &str) -> Result<Self, Misfit> {
         let misfit =
             |problem: &str| Misfit::new(format!("the upstream {problem}"), "write a URL such as http://127.0.0.1:8081");
-        let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
-        let rest = rest.ok_or_else(|| misfit("has no http:// or https:// before it"))?;
+        if text == ECHO {
+            return Ok(Self(text.to_owned()));
+        }
+        let rest = ["http://", "https://", "h2c://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+        let rest = rest.ok_or_else(|| misfit("has no http://, https:// or h2c:// before it"))?;
         let uri: http::Uri = text.parse().map_err(|_| misfit("is no URL"))?;
         if rest.contains('@') {
             return Err(misfit("has a user or password in it, which nobody sends on"));

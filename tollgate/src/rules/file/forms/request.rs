@@ -60,6 +60,80 @@ impl Form for PathGlob {
     }
 }
 
+/// A path, or the beginning of one, in which nothing stands for anything else.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PathText(String);
+
+impl PathText {
+    /// The path as it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Form for PathText {
+    const FORMAT: &'static str = "path";
+    const PATTERN: &'static str = r"^/[!-~]*$";
+    const NOUN: &'static str = "a path";
+    const EXAMPLE: &'static str = "/api";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        let misfit = |problem: &str, fix: &str| Misfit::new(format!("path `{}` {problem}", shown(text)), fix);
+        if !text.starts_with('/') {
+            return Err(misfit("does not begin with a slash", "begin it with one, such as /api"));
+        }
+        if text.contains('#') || text.parse::<http::uri::PathAndQuery>().is_err() {
+            return Err(misfit("has letters in it that no path has", "escape them, such as %20 for a space"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// A regular expression.
+#[derive(Clone, Debug)]
+pub struct Pattern(regex::Regex);
+
+impl Pattern {
+    /// The text with what the expression finds first replaced; `$1` is what its first group found.
+    #[must_use]
+    pub fn replace<'t>(&self, text: &'t str, by: &str) -> std::borrow::Cow<'t, str> {
+        self.0.replace(text, by)
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Eq for Pattern {}
+
+impl Form for Pattern {
+    const FORMAT: &'static str = "pattern";
+    const PATTERN: &'static str = ".+";
+    const NOUN: &'static str = "a regular expression";
+    const EXAMPLE: &'static str = "^/api/(.*)$";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        /// A pattern of a path is some dozen letters; the default bound would let one take megabytes.
+        const MAX_COMPILED_BYTES: usize = 256 << 10;
+        let compiled = regex::RegexBuilder::new(text).size_limit(MAX_COMPILED_BYTES).build();
+        compiled.map(Self).map_err(|error| {
+            let problem = match error {
+                regex::Error::CompiledTooBig(_) => "is too large".to_owned(),
+                // What the parser says has lines and arrows; its last line is the reason.
+                error => format!(
+                    "is no regular expression: {}",
+                    error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ")
+                ),
+            };
+            Misfit::new(format!("`{}` {problem}", shown(text)), "write one such as ^/api/(.*)$")
+        })
+    }
+}
+
 /// A host name, or `*.` and the end of one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostGlob(String);

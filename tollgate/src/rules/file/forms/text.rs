@@ -83,6 +83,10 @@ impl Form for CostText {
 pub struct ByteSize(u64);
 
 impl ByteSize {
+    pub(in crate::rules::file) const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
     /// How many bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {

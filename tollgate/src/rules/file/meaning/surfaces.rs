@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::Seen;
+use super::{Seen, gateway};
 use crate::rules::file::node::Node;
-use crate::rules::file::problem::{Findings, Position, shown};
+use crate::rules::file::problem::{Findings, Position};
 use crate::rules::file::types::{GatewayRule, JwtRule, RuleFile, ServiceRule};
 use crate::units::{HOUR, MIN_SPAN, MINUTE};
 
@@ -38,7 +38,16 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             let _first = listeners.before(gateway.listen.clone(), node.value_at("listen"));
         }
         networks(gateway, node, findings);
-        routes(gateway, node, findings);
+        gateway::check(gateway, node, findings);
+        if let (Some(listen), Some(tls)) = (gateway.tls.as_ref().and_then(|tls| tls.listen.as_ref()), node.get("tls")) {
+            let at = tls.value_at("listen");
+            if !listen.is_any_port()
+                && let Some(first) = listeners.before(listen.clone(), at)
+            {
+                let message = format!("another listener is at {} already ({first})", listen.as_str());
+                findings.error(at, message, "give each listener a port of its own");
+            }
+        }
     }
     for (listen, at) in listening(file, root) {
         if listen.is_any_port() {
@@ -71,19 +80,6 @@ fn networks(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
             let at = node.get("trusted_proxies").map_or(node.at, |list| list.item(index).at);
             let message = format!("{network} trusts everybody, so that any client can claim any address");
             findings.warning(at, message, "name the networks of your own proxies");
-        }
-    }
-}
-
-/// Routes are chosen by how specific they are, not by their order, so only an equal path hides another.
-fn routes(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
-    let mut paths = Seen::new();
-    for (index, route) in gateway.routes.iter().enumerate() {
-        let at = node.get("routes").map_or(node.at, |routes| routes.item(index).value_at("path"));
-        if let Some(first) = paths.before(route.path.normal(), at) {
-            let path = shown(route.path.as_str());
-            let message = format!("no request reaches this route: {path} is routed at {first} already");
-            findings.error(at, message, "remove one of them, or give one route both upstreams in a list");
         }
     }
 }

@@ -1,74 +1,10 @@
-//! Where limits are applied: the gateway, the decision service, the admin page; and whose tokens are believed.
+//! The decision service, the admin page, and whose tokens are believed.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Several;
-use crate::rules::ForwardingHeader;
-use crate::rules::file::forms::{Address, Cidr, PathGlob, Span, TokenSource, Upstream};
-
-/// The gateway.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
-pub struct GatewayRule {
-    /// Where it listens.
-    pub listen: Address,
-    /// Networks whose `X-Forwarded-For` and `Forwarded` are believed; nobody's by default.
-    pub trusted_proxies: Vec<Cidr>,
-    /// In which header those proxies name their clients. A proxy that maintains one of them may pass the other on as
-    /// the client sent it.
-    pub forwarding_header: ForwardingName,
-    /// Whether connections begin with the header of the PROXY protocol.
-    pub proxy_protocol: bool,
-    /// Which requests go where.
-    pub routes: Vec<RouteRule>,
-}
-
-impl Default for GatewayRule {
-    fn default() -> Self {
-        let listen = Address::new("127.0.0.1:8080");
-        let forwarding_header = ForwardingName::default();
-        Self { listen, trusted_proxies: Vec::new(), forwarding_header, proxy_protocol: false, routes: Vec::new() }
-    }
-}
-
-/// The header in which proxies name their clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[non_exhaustive]
-pub enum ForwardingName {
-    /// `X-Forwarded-For` if it is there, or else `Forwarded`.
-    #[default]
-    #[serde(rename = "either")]
-    Either,
-    /// `X-Forwarded-For` alone.
-    #[serde(rename = "x-forwarded-for")]
-    XForwardedFor,
-    /// `Forwarded` alone (RFC 7239).
-    #[serde(rename = "forwarded")]
-    Forwarded,
-}
-
-impl From<ForwardingName> for ForwardingHeader {
-    fn from(name: ForwardingName) -> Self {
-        match name {
-            ForwardingName::Either => Self::Either,
-            ForwardingName::XForwardedFor => Self::XForwardedFor,
-            ForwardingName::Forwarded => Self::Forwarded,
-        }
-    }
-}
-
-/// A route of the gateway.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[non_exhaustive]
-pub struct RouteRule {
-    /// Which paths it serves: `*` is anything within a segment, `**` any number of segments.
-    pub path: PathGlob,
-    /// Where they go: one URL, or several to balance over.
-    pub upstream: Several<Upstream>,
-}
+use crate::rules::file::forms::{Address, Span, TokenSource};
 
 /// The decision service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]

@@ -1,0 +1,154 @@
+//! The gateway: routes that requests can reach and that lead somewhere, and waits that end.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+
+use super::Seen;
+use crate::rules::file::node::Node;
+use crate::rules::file::problem::{Findings, Position, shown};
+use crate::rules::file::types::{GatewayRule, HeaderEdits, RouteRule, Told, UpstreamRule};
+use crate::units::{HOUR, MIN_SPAN};
+
+/// Whoever waits longer is forgotten.
+const MAX_WAIT: Duration = HOUR.saturating_mul(24);
+/// A head has to hold at least a request line and some headers, and hyper needs this much of a buffer.
+const MIN_HEAD_BYTES: u64 = 8 << 10;
+/// A longer head is an attack.
+const MAX_HEAD_BYTES: u64 = 1 << 20;
+/// Headers that belong to a connection, or tell where a body ends. Whoever could set them could smuggle requests.
+const OF_THE_CONNECTION: [&str; 8] =
+    ["connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
+
+pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
+    if !(MIN_HEAD_BYTES..=MAX_HEAD_BYTES).contains(&gateway.max_head.bytes()) {
+        let message = "max_head is not between 8KiB and 1MiB";
+        findings.error(node.value_at("max_head"), message, "use a size such as 64KiB");
+    }
+    let told = |told: &Told| gateway.tell_upstreams.iter().filter(|other| *other == told).count() > 1;
+    if gateway.tell_upstreams.iter().any(told) {
+        let message = "tell_upstreams names something twice";
+        findings.warning(node.value_at("tell_upstreams"), message, "remove one of them");
+    }
+    if let Some(timeouts) = node.get("timeouts") {
+        let waits = gateway.timeouts;
+        let named = [("head", waits.head), ("body", waits.body), ("idle", waits.idle), ("write", waits.write)];
+        for (key, wait) in named.into_iter().chain([("drain", waits.drain)]) {
+            span(wait.duration(), (timeouts, key), findings);
+        }
+    }
+    let mut seen = Seen::new();
+    let mut names = Seen::new();
+    for (index, route) in gateway.routes.iter().enumerate() {
+        let at = node.get("routes").map_or(node, |routes| routes.item(index));
+        reach(route, at, &mut seen, findings);
+        if let Some(first) = route.name.is_some().then(|| names.before(route.name().to_owned(), at.at)).flatten() {
+            let message = format!("the name `{}` is taken at {first} already", shown(route.name()));
+            findings.error(at.value_at("name"), message, "give each route a name of its own");
+        }
+        leads_somewhere(route, at, findings);
+        waits(route, at, findings);
+        if let Some(headers) = at.get("request_headers") {
+            edits(&route.request_headers, headers, findings);
+        }
+        if let Some(headers) = at.get("response_headers") {
+            edits(&route.response_headers, headers, findings);
+        }
+        if let (Some(respond), Some(node)) = (&route.respond, at.get("respond")) {
+            values(&respond.headers, node.get("headers").unwrap_or(node), findings);
+        }
+    }
+}
+
+/// Routes are chosen by how specific they are, not by their order, so only an equal one hides another.
+fn reach(route: &RouteRule, at: &Node, seen: &mut Seen<String>, findings: &mut Findings) {
+    let (mut methods, mut hosts) = (route.methods.clone().unwrap_or_default(), route.hosts.clone().unwrap_or_default());
+    methods.sort_unstable();
+    hosts.sort_unstable();
+    for path in &route.path {
+        let conditions = format!("{} {methods:?} {hosts:?} {:?}", path.normal(), route.headers);
+        if let Some(first) = seen.before(conditions, at.value_at("path")) {
+            let path = shown(path.as_str());
+            let message = format!("no request reaches this route: {path} is routed at {first} already");
+            let fix = "remove one of them, or give one route both upstreams in a list";
+            findings.error(at.value_at("path"), message, fix);
+        }
+    }
+}
+
+fn leads_somewhere(route: &RouteRule, at: &Node, findings: &mut Findings) {
+    let echoes = |upstream: &UpstreamRule| upstream.url.is_echo();
+    match (at.mentions("upstream"), at.mentions("respond")) {
+        (false, false) => findings.error(
+            at.at,
+            "this route leads nowhere",
+            "add `upstream: http://127.0.0.1:8081`, or an answer with `respond`",
+        ),
+        (true, true) => {
+            findings.error(at.key_at("respond"), "upstream and respond both say what answers", "remove one of them")
+        }
+        (true, false) => {
+            let upstreams = route.upstream.iter().flatten();
+            if upstreams.clone().count() > 1 && upstreams.clone().any(echoes) {
+                let message = "echo is an upstream of its own";
+                findings.error(at.value_at("upstream"), message, "name it alone, or name URLs");
+            }
+        }
+        (false, true) => {}
+    }
+    let is_prefix = |prefix: &str| !prefix.contains(['?', '*']);
+    if route.strip_prefix.as_ref().is_some_and(|prefix| !is_prefix(prefix.as_str())) {
+        let message = "strip_prefix has a `*` or `?` in it";
+        findings.error(at.value_at("strip_prefix"), message, "write the beginning of a path, such as /api");
+    }
+}
+
+fn waits(route: &RouteRule, at: &Node, findings: &mut Findings) {
+    span(route.timeout.duration(), (at, "timeout"), findings);
+    span(route.connect_timeout.duration(), (at, "connect_timeout"), findings);
+    if let (Some(check), Some(node)) = (&route.health_check, at.get("health_check")) {
+        span(check.every.duration(), (node, "every"), findings);
+        span(check.timeout.duration(), (node, "timeout"), findings);
+    }
+    if let Some(node) = at.get("eject") {
+        span(route.eject.lasts.duration(), (node, "for"), findings);
+    }
+}
+
+fn span(span: Duration, (node, key): (&Node, &str), findings: &mut Findings) {
+    if !(MIN_SPAN..=MAX_WAIT).contains(&span) {
+        let message = format!("{key} is not between 1ms and 24h");
+        findings.error(node.value_at(key), message, "use a time such as 30s");
+    }
+}
+
+fn edits(edits: &HeaderEdits, node: &Node, findings: &mut Findings) {
+    for (map, key) in [(&edits.set, "set"), (&edits.add, "add")] {
+        if let Some(node) = node.get(key) {
+            values(map, node, findings);
+        }
+    }
+    for (index, name) in edits.remove.iter().enumerate() {
+        let at = node.get("remove").map_or(node.at, |list| list.item(index).at);
+        framing(name.as_str(), at, findings);
+    }
+}
+
+/// Whether these can be headers.
+fn values(headers: &BTreeMap<String, String>, node: &Node, findings: &mut Findings) {
+    for (name, value) in headers {
+        framing(name, node.key_at(name), findings);
+        if HeaderName::try_from(name).is_ok() && HeaderValue::try_from(value).is_err() {
+            let message = format!("the value of {} has letters in it that no header has", shown(name));
+            findings.error(node.value_at(name), message, "write it in one line of plain text");
+        }
+    }
+}
+
+fn framing(name: &str, at: Position, findings: &mut Findings) {
+    if OF_THE_CONNECTION.iter().any(|header| name.eq_ignore_ascii_case(header)) {
+        let message = format!("{} is for the gateway to write", shown(name));
+        findings.error(at, message, "remove it; what belongs to a connection does not pass the gateway");
+    }
+}

@@ -1,0 +1,174 @@
+//! Which route serves a request: of all that match, the most specific.
+//!
+//! One is more specific than another by its host (a name before `*.` and a name, the longer before the shorter, any of
+//! them before none), then by its path (segment by segment: text before text with `*`, before `*`, before `**`; the
+//! longer before the shorter), then by naming methods, then by naming more headers. Equals go by their order.
+
+use std::cmp::{Ordering, Reverse};
+
+use super::client::TrustedProxies;
+use super::host::HostGlob;
+use super::index::{Index, Indexed};
+use super::path::{PathGlob, Segment};
+use super::{Facts, Match, Request};
+
+/// Routes, in the order of how specific they are.
+///
+/// ```
+/// use tollgate::rules::{Facts, Match, Routes};
+///
+/// let all = Match::everything().path("/**".parse()?);
+/// let users = Match::everything().path("/users/*".parse()?);
+/// let me = Match::everything().path("/users/me".parse()?);
+/// let routes = Routes::new([all, users, me]);
+/// assert_eq!(routes.find(&Facts::new("GET", "/users/me")), Some(2));
+/// assert_eq!(routes.find(&Facts::new("GET", "/users/42?full=1")), Some(1));
+/// # Ok::<(), tollgate::rules::InvalidGlob>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Routes {
+    /// Each host and path of each route by itself, with the number of its route.
+    entries: Box<[(Match, usize)]>,
+    index: Index,
+    /// Routes do not ask who the client is.
+    nobody: TrustedProxies,
+}
+
+impl Routes {
+    /// Routes by what they match; they are numbered in the order in which they come.
+    #[must_use]
+    pub fn new(routes: impl IntoIterator<Item = Match>) -> Self {
+        let mut entries: Vec<(Match, usize)> = Vec::new();
+        for (number, route) in routes.into_iter().enumerate() {
+            entries.extend(route.taken_apart().into_iter().map(|one| (one, number)));
+        }
+        // Stable, so that equals stay in their order.
+        entries.sort_by(|(one, _), (other, _)| specific(one, other));
+        let indexed: Vec<Indexed<'_>> =
+            entries.iter().map(|(one, _)| Indexed { paths: &one.paths, hosts: &one.hosts }).collect();
+        let index = Index::new(&indexed);
+        Self { entries: entries.into(), index, nobody: TrustedProxies::default() }
+    }
+
+    /// The number of the route that serves a request.
+    #[must_use]
+    pub fn find(&self, facts: &Facts<'_>) -> Option<usize> {
+        let request = Request::new(*facts, &self.nobody, None);
+        let candidates = self.index.candidates(|| request.path(), || facts.host_name());
+        let entries = candidates.into_iter().map(|number| &self.entries[number as usize]);
+        entries.into_iter().find(|(route, _)| route.first_miss(&request).is_none()).map(|(_, number)| *number)
+    }
+}
+
+/// The more specific is less, so that it comes first.
+fn specific(one: &Match, other: &Match) -> Ordering {
+    let by_host = rank_of_host(one.hosts.first()).cmp(&rank_of_host(other.hosts.first()));
+    let by_path = || compare_paths(one.paths.first(), other.paths.first());
+    by_host.then_with(by_path).then_with(|| one.narrowness().cmp(&other.narrowness()))
+}
+
+fn rank_of_host(host: Option<&HostGlob>) -> (u8, Reverse<usize>) {
+    match host {
+        Some(host) if !host.is_wildcard => (0, Reverse(0)),
+        Some(host) => (1, Reverse(host.name.len())),
+        None => (2, Reverse(0)),
+    }
+}
+
+fn compare_paths(one: Option<&PathGlob>, other: Option<&PathGlob>) -> Ordering {
+    let segments = |glob: Option<&PathGlob>| glob.map_or(Vec::new(), |glob| glob.segments.iter().map(rank).collect());
+    let (mut one, mut other) = (segments(one), segments(other));
+    // An end is more specific than `**`, and less than anything else.
+    one.push((END, Reverse(0)));
+    other.push((END, Reverse(0)));
+    one.cmp(&other)
+}
+
+const END: u8 = 3;
+
+fn rank(segment: &Segment) -> (u8, Reverse<usize>) {
+    match segment {
+        Segment::Literal(_) => (0, Reverse(0)),
+        Segment::Pattern(text) => (1, Reverse(text.len())),
+        Segment::One => (2, Reverse(0)),
+        Segment::Any => (END + 1, Reverse(0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(text: &str) -> Match {
+        let mut route = Match::everything();
+        for word in text.split(' ') {
+            route = match word.chars().next() {
+                Some('/') => route.path(word.parse().unwrap()),
+                Some('x') => route.header(word.parse().unwrap(), "*"),
+                Some(letter) if letter.is_ascii_uppercase() => route.method(word),
+                _ => route.host(word.parse().unwrap()),
+            };
+        }
+        route
+    }
+
+    fn found<'t>(routes: &[&'t str], facts: &Facts<'_>) -> Option<&'t str> {
+        let found = Routes::new(routes.iter().map(|text| route(text))).find(facts);
+        // The order of the file means nothing among routes that are not equals.
+        let turned = Routes::new(routes.iter().rev().map(|text| route(text))).find(facts);
+        assert_eq!(found, turned.map(|number| routes.len() - 1 - number));
+        found.map(|number| routes[number])
+    }
+
+    #[test]
+    fn the_most_specific_route_serves_whatever_the_order() {
+        let routes = [
+            "/**",
+            "/api/**",
+            "/api/*",
+            "/api/v*",
+            "/api/v1",
+            "/api/v1/**",
+            "/api/*/users",
+            "GET /api/v1",
+            "GET /api/v1 x-beta",
+            "*.example.com /**",
+            "*.api.example.com /**",
+            "www.example.com /**",
+        ];
+        for (path, host, wanted) in [
+            ("/", "h", Some("/**")),
+            ("/api", "h", Some("/api/**")),
+            ("/api/x", "h", Some("/api/*")),
+            ("/api/v2", "h", Some("/api/v*")),
+            ("/api/v1", "h", Some("GET /api/v1")),
+            ("/api/v1/x", "h", Some("/api/v1/**")),
+            ("/api/v1/users", "h", Some("/api/v1/**")),
+            ("/api/v2/users", "h", Some("/api/*/users")),
+            ("/api/v1", "a.example.com", Some("*.example.com /**")),
+            ("/api/v1", "a.api.example.com", Some("*.api.example.com /**")),
+            ("/api/v1", "WWW.example.com:8080", Some("www.example.com /**")),
+        ] {
+            assert_eq!(found(&routes, &Facts::new("GET", path).host(host)), wanted, "{path} {host}");
+        }
+        assert_eq!(found(&routes, &Facts::new("POST", "/api/v1").host("h")), Some("/api/v1"));
+        let headers = http::HeaderMap::from_iter([(http::HeaderName::from_static("x-beta"), "1".parse().unwrap())]);
+        let facts = Facts::new("GET", "/api/v1").host("h").headers(&headers);
+        assert_eq!(found(&routes, &facts), Some("GET /api/v1 x-beta"));
+    }
+
+    #[test]
+    fn a_request_that_no_route_matches_has_none() {
+        assert_eq!(found(&["/a/**", "b.example /b"], &Facts::new("GET", "/b").host("c.example")), None);
+        assert_eq!(found(&[], &Facts::new("GET", "/")), None);
+    }
+
+    #[test]
+    fn each_path_and_host_of_a_route_is_as_specific_as_it_is() {
+        let routes = ["/a /b/**", "/b/c /**", "v.example w.example /a"];
+        assert_eq!(found(&routes, &Facts::new("GET", "/a")), Some("/a /b/**"));
+        assert_eq!(found(&routes, &Facts::new("GET", "/b/c")), Some("/b/c /**"));
+        assert_eq!(found(&routes, &Facts::new("GET", "/b/d")), Some("/a /b/**"));
+        assert_eq!(found(&routes, &Facts::new("GET", "/a").host("w.example")), Some("v.example w.example /a"));
+    }
+}
