@@ -3,8 +3,13 @@
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 const TEXT: &str = "
-service:
-  http: 127.0.0.1:8090
+gateway:
+  listen: 127.0.0.1:8080
+  routes:
+    - path: /**
+      upstream: echo
+admin:
+  listen: 127.0.0.1:8099
 limits:
   - name: per-user
     key: header:x-user-id

@@ -1,8 +1,10 @@
 //! The `tollgate` command. Everything it does is in [`cli`]; only `main` ends the process.
 
+mod admin;
 mod builtin;
 mod cli;
 mod config;
+mod gateway;
 mod limits_told;
 mod notice;
 mod reload;
@@ -15,6 +17,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use self::cli::{Cli, Outcome};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The answer is no.
 const EXIT_NO: u8 = 1;

@@ -13,6 +13,7 @@ mod sight;
 mod watch;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -21,13 +22,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tollgate::Gate;
 use tollgate::redis::RuleSet;
-use tollgate::rules::file::{Listener, Parsed, Problems, RuleFile};
+use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 pub(crate) use self::hangup::Hangup;
 use self::published::Published;
 use self::settings::StoreChange;
 use self::sight::Sight;
 use self::watch::Watch;
+use crate::gateway::Gateway;
 use crate::{config, notice};
 
 /// Some file systems tell nobody that a file has changed, and a folder that is replaced takes its watch with it. So
@@ -48,9 +50,10 @@ pub(crate) struct Started {
     pub(crate) gate: Gate,
     pub(crate) path: PathBuf,
     pub(crate) file: Parsed,
-    /// Where it listens because the file says so.
-    pub(crate) listener: Option<Listener>,
     pub(crate) hangup: Hangup,
+    pub(crate) gateway: Option<Arc<Gateway>>,
+    /// The store that the command line named, whatever a file says.
+    pub(crate) store: Option<String>,
 }
 
 /// Puts other rules in force.
@@ -61,7 +64,8 @@ pub(crate) struct Reload {
     file: Parsed,
     /// The rules in force: those of the file, or published ones.
     rules: RuleFile,
-    listener: Option<Listener>,
+    gateway: Option<Arc<Gateway>>,
+    store: Option<String>,
     /// What the file was when it was last looked at, good or bad.
     seen: Sight,
     watch: Watch,
@@ -96,11 +100,11 @@ struct Origin<'a>(&'a str);
 
 impl Reload {
     pub(crate) fn new(started: Started) -> Self {
-        let Started { gate, path, file, listener, hangup } = started;
+        let Started { gate, path, file, hangup, gateway, store } = started;
         let (watch, published) = (Watch::begin(&path), Published::on(&file.store));
         let seen = Sight::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
         let rules = (*file).clone();
-        Self { gate, path, file, rules, listener, seen, watch, hangup, published }
+        Self { gate, path, file, rules, gateway, store, seen, watch, hangup, published }
     }
 
     pub(crate) fn spawn(self) -> Reloading {
@@ -180,7 +184,7 @@ impl Reload {
                 origin.kept("it is empty; write `limits: []` if everything is to pass");
             }
             Ok(text) => match config::understand(&self.path, text) {
-                Ok(file) => self.put_in_force(file, &origin).await,
+                Ok(file) => self.put_in_force(self.on_store(file), &origin).await,
                 Err(problems) => origin.refused(&problems),
             },
             Err(problem) => origin.kept(&format!("{problem}; name a file that is there and may be read")),
@@ -194,12 +198,19 @@ impl Reload {
             Err(problems) => return origin.refused(&problems),
         };
         let change = StoreChange::between(&self.file, &file);
+        let site = match self.gateway.as_ref().map(|gateway| gateway.prepare(&file)).transpose() {
+            Ok(site) => site,
+            Err(problem) => return origin.kept(&problem.to_string()),
+        };
         let changed = match change {
             StoreChange::None => self.gate.replace(rules).map_err(|error| error.to_string()),
             _ => self.open_store(&file).await,
         };
         if let Err(problem) = changed {
             return origin.kept(&problem);
+        }
+        if let (Some(gateway), Some(site)) = (&self.gateway, site) {
+            gateway.change(site);
         }
         notice::tell_problems(file.warnings());
         origin.in_force(&changes::told(&self.rules, &file));
@@ -245,10 +256,26 @@ impl Reload {
         }
     }
 
+    /// The file with the store that the command line named, if it named one.
+    fn on_store(&self, file: Parsed) -> Parsed {
+        match &self.store {
+            // It was good when the server started.
+            Some(store) => file.clone().with_store(store).unwrap_or(file),
+            None => file,
+        }
+    }
+
     fn tell_of_listeners(&self, file: &RuleFile) {
-        let is_from_file = self.listener.is_some();
-        if is_from_file && self.listener != file.service.http {
-            notice::warn("service.http has changed; start the server again to listen there");
+        let (old, new) = (&*self.file, file);
+        let gateway = |file: &RuleFile| file.gateway.as_ref().map(|gateway| (gateway.listen.clone(), gateway.workers));
+        for (name, is_other) in [
+            ("service.http", old.service.http != new.service.http),
+            ("gateway.listen or gateway.workers", gateway(old) != gateway(new)),
+            ("admin.listen", old.admin != new.admin),
+        ] {
+            if is_other {
+                notice::warn(format_args!("{name} has changed; start the server again for that"));
+            }
         }
     }
 }

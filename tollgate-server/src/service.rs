@@ -2,6 +2,6 @@
 
 mod connections;
 pub(crate) mod http;
-mod proxy_protocol;
+pub(crate) mod proxy_protocol;
 
-pub(crate) use self::connections::Options;
+pub(crate) use self::connections::{Options, serve};

@@ -8,6 +8,7 @@ use tollgate::OpenError;
 use tollgate::redis::{ConnectError, PublishError};
 use tollgate::rules::file::{LoadError, Problems};
 
+use crate::gateway::StartError;
 use crate::notice;
 
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(crate) enum Error {
     Connect(ConnectError),
     Publish(PublishError),
     Request(String),
+    Usage(String),
+    Gateway(StartError),
     Listen { address: String, source: io::Error },
     Runtime(io::Error),
 }
@@ -41,7 +44,8 @@ impl fmt::Display for Error {
             Self::Open(error) => error.fmt(out),
             Self::NothingToServe { config } => write!(
                 out,
-                "{} names nothing that can be served; add service: {{ http: 127.0.0.1:8090 }}, or use --listen",
+                "{} names nothing that can be served; add `gateway: {{ routes: [...] }}`, or `service: {{ http: \
+                 127.0.0.1:8090 }}`",
                 config.display()
             ),
             Self::NoFleet { config } => write!(
@@ -52,13 +56,18 @@ impl fmt::Display for Error {
             ),
             Self::Connect(error) => write!(out, "store: {error}"),
             Self::Publish(error) => error.fmt(out),
-            Self::Request(problem) => out.write_str(problem),
+            Self::Request(problem) | Self::Usage(problem) => out.write_str(problem),
+            Self::Gateway(StartError::Site(error)) => error.fmt(out),
+            Self::Gateway(StartError::Listen { address, source }) => cannot_listen(address, source, out),
+            Self::Gateway(StartError::Runtime(source)) => cannot_start(source, out),
             Self::Listen { address, source } => cannot_listen(address, source, out),
-            Self::Runtime(source) => {
-                write!(out, "cannot start: {source}; give the process more threads or file descriptors")
-            }
+            Self::Runtime(source) => cannot_start(source, out),
         }
     }
+}
+
+fn cannot_start(source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(out, "cannot start: {source}; give the process more threads or file descriptors")
 }
 
 fn refused(problems: &Problems, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,10 +77,10 @@ fn refused(problems: &Problems, out: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 fn cannot_listen(address: &str, source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     let fix = match source.kind() {
-        io::ErrorKind::AddrInUse => "stop the process that has it, or choose another port with --listen",
-        io::ErrorKind::AddrNotAvailable => "use an address of this machine with --listen",
-        io::ErrorKind::PermissionDenied => "choose a port above 1023 with --listen",
-        _ => "choose another address with --listen",
+        io::ErrorKind::AddrInUse => "stop the process that has it, or choose another port in the rule file or with --listen, --http or --admin",
+        io::ErrorKind::AddrNotAvailable => "use an address of this machine",
+        io::ErrorKind::PermissionDenied => "choose a port above 1023",
+        _ => "choose another address",
     };
     write!(out, "cannot listen on {address}: {source}; {fix}")
 }

@@ -2,29 +2,42 @@
 
 use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tollgate::Gate;
-use tollgate::rules::file::{Listener, RuleFile};
+use tollgate::rules::file::{Listener, Parsed, RuleFile};
 
 use super::{Error, load, say};
+use crate::gateway::Gateway;
 use crate::reload::{Hangup, Reload, Started};
 use crate::service::Options;
-use crate::{builtin, limits_told, notice, service, shutdown};
+use crate::{admin, builtin, limits_told, notice, service, shutdown};
 
 /// What is not given back by then is missing until the limits give it back by themselves.
 const RETURN_DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
-    /// The rule file; without one, 10 requests a minute for each user on 127.0.0.1:8090
-    #[arg(long, value_name = "FILE")]
+    /// The rule file; without one, 10 requests a minute for each user, before an upstream that echoes
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// The address and port to listen on, whatever the rule file says; port 0 takes any free one
-    #[arg(long, value_name = "ADDR", value_parser = socket_address)]
+    /// Where the gateway listens, whatever the rule file says; port 0 takes any free one
+    #[arg(long, value_name = "ADDR", value_parser = socket_address, env = "TOLLGATE_LISTEN")]
     listen: Option<SocketAddr>,
+    /// Where the decision service answers POST /v1/check, whatever the rule file says
+    #[arg(long, value_name = "ADDR", value_parser = socket_address, env = "TOLLGATE_HTTP")]
+    http: Option<SocketAddr>,
+    /// Where health and metrics are told, whatever the rule file says
+    #[arg(long, value_name = "ADDR", value_parser = socket_address, env = "TOLLGATE_ADMIN")]
+    admin: Option<SocketAddr>,
+    /// Where counts are kept, whatever the rule file says: memory, redis://host:6379, …
+    #[arg(long, value_name = "URL", env = "TOLLGATE_STORE", hide_env_values = true)]
+    store: Option<String>,
 }
 
 /// Where to listen, and how.
@@ -34,30 +47,52 @@ struct Place {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
-    let Arguments { config, listen } = arguments;
-    let file = match &config {
-        Some(path) => load(path)?,
-        None => builtin::rules().map_err(|problems| Error::Open(problems.into()))?,
-    };
+    let file = rules(&arguments)?;
+    let Arguments { config, listen, http, admin, store } = arguments;
     warn_of_what_is_not_served(&file);
-    let place =
-        place(&file, listen).ok_or_else(|| Error::NothingToServe { config: config.clone().unwrap_or_default() })?;
+    if listen.is_some() && file.gateway.is_none() {
+        let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
+        return Err(Error::Usage(format!("--listen is for the gateway, and the rule file names none; {fix}")));
+    }
+    let http = place(file.service.http.as_ref(), http);
+    if file.gateway.is_none() && http.is_none() {
+        return Err(Error::NothingToServe { config: config.unwrap_or_default() });
+    }
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     notice::warn_of_an_absent_store(&gate, &file);
-    let cannot_listen = |source| Error::Listen { address: place.address.clone(), source };
-    let listener = TcpListener::bind(&place.address).await.map_err(cannot_listen)?;
-    let bound = listener.local_addr().map_err(cannot_listen)?;
+    let (running, stopping) = watch::channel(());
+    let mut surfaces = Surfaces { told: Vec::new(), tasks: Vec::new(), stopping };
+    let gateway = match &file.gateway {
+        Some(_) => Some(surfaces.gateway(&file, &gate, listen).await?),
+        None => None,
+    };
+    if let Some(place) = http {
+        surfaces.service(place, &gate).await?;
+    }
+    let admin = admin.map(|address| address.to_string());
+    let named = || file.admin.as_ref().map(|admin| admin.listen.as_str().to_owned());
+    if let Some(address) = admin.or_else(named) {
+        surfaces.admin(&address, gateway.as_ref()).await?;
+    }
     // Before the line below is read, so that whoever reads it can already signal the server.
     let shutdown = shutdown::signal().map_err(Error::Runtime)?;
     let hangup = config.is_some().then(Hangup::listen).transpose().map_err(Error::Runtime)?;
-    announce(bound, &file);
+    announce(&surfaces.told, &file);
     let reloading = config.zip(hangup).map(|(path, hangup)| {
-        let listener = if listen.is_none() { file.service.http.clone() } else { None };
-        Reload::new(Started { gate: gate.clone(), path, file, listener, hangup }).spawn()
+        let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), store };
+        Reload::new(started).spawn()
     });
-    service::http::run(listener, gate.clone(), place.options, shutdown).await;
+    shutdown.await;
     if let Some(reloading) = reloading {
         reloading.end().await;
+    }
+    drop(running);
+    if let Some(gateway) = &gateway {
+        gateway.stop().await;
+    }
+    for task in surfaces.tasks {
+        // A task that panicked has been told of by its panic.
+        _ = task.await;
     }
     if let Some(store) = gate.redis() {
         _ = timeout(RETURN_DEADLINE, store.return_leases()).await;
@@ -65,10 +100,71 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     Ok(())
 }
 
-fn place(file: &RuleFile, listen: Option<SocketAddr>) -> Option<Place> {
-    let named = file.service.http.as_ref();
+/// The rule file, or the one that is built in, with what the command line says of the store.
+fn rules(arguments: &Arguments) -> Result<Parsed, Error> {
+    let file = match &arguments.config {
+        Some(path) => load(path)?,
+        None => builtin::rules().map_err(|problems| Error::Open(problems.into()))?,
+    };
+    match &arguments.store {
+        Some(store) => file.with_store(store).map_err(|problem| Error::Usage(format!("--store: {problem}"))),
+        None => Ok(file),
+    }
+}
+
+/// What listens.
+struct Surfaces {
+    /// What it is, for people.
+    told: Vec<String>,
+    tasks: Vec<JoinHandle<()>>,
+    /// Ends with the server.
+    stopping: watch::Receiver<()>,
+}
+
+impl Surfaces {
+    async fn gateway(
+        &mut self,
+        file: &Parsed,
+        gate: &Gate,
+        listen: Option<SocketAddr>,
+    ) -> Result<Arc<Gateway>, Error> {
+        let gateway = Gateway::start(file, gate, listen).await.map_err(Error::Gateway)?;
+        self.told.extend(gateway.addresses().map(|(scheme, address)| format!("gateway {scheme}://{address}")));
+        Ok(Arc::new(gateway))
+    }
+
+    async fn service(&mut self, place: Place, gate: &Gate) -> Result<(), Error> {
+        let (listener, bound) = bind(&place.address).await?;
+        self.told.push(format!("decisions POST http://{bound}/v1/check"));
+        let (gate, stop) = (gate.clone(), self.stop());
+        self.tasks.push(tokio::spawn(service::http::run(listener, gate, place.options, stop)));
+        Ok(())
+    }
+
+    async fn admin(&mut self, address: &str, gateway: Option<&Arc<Gateway>>) -> Result<(), Error> {
+        let (listener, bound) = bind(address).await?;
+        self.told.push(format!("admin http://{bound}/"));
+        let (gateway, stop) = (gateway.cloned(), self.stop());
+        self.tasks.push(tokio::spawn(admin::run(listener, gateway, stop)));
+        Ok(())
+    }
+
+    fn stop(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut stopping = self.stopping.clone();
+        async move { _ = stopping.changed().await }
+    }
+}
+
+async fn bind(address: &str) -> Result<(TcpListener, SocketAddr), Error> {
+    let cannot_listen = |source| Error::Listen { address: address.to_owned(), source };
+    let listener = TcpListener::bind(address).await.map_err(cannot_listen)?;
+    let bound = listener.local_addr().map_err(cannot_listen)?;
+    Ok((listener, bound))
+}
+
+fn place(named: Option<&Listener>, given: Option<SocketAddr>) -> Option<Place> {
     let options = named.map(Options::of).unwrap_or_default();
-    let address = match listen {
+    let address = match given {
         Some(address) => address.to_string(),
         None => named?.listen.as_str().to_owned(),
     };
@@ -76,25 +172,19 @@ fn place(file: &RuleFile, listen: Option<SocketAddr>) -> Option<Place> {
 }
 
 fn warn_of_what_is_not_served(file: &RuleFile) {
-    let listeners = |listener: &Option<Listener>| listener.is_some();
-    for (name, named) in [
-        ("gateway", file.gateway.is_some()),
-        ("service.grpc", listeners(&file.service.grpc)),
-        ("service.resp", listeners(&file.service.resp)),
-        ("admin", file.admin.is_some()),
-    ] {
-        if named {
+    for (name, listener) in [("service.grpc", &file.service.grpc), ("service.resp", &file.service.resp)] {
+        if listener.is_some() {
             notice::warn(format_args!("{name} is named, but this version does not serve it yet; service.http it does"));
         }
     }
 }
 
 /// Says what listens where, and what is in force.
-fn announce(address: SocketAddr, file: &RuleFile) {
+fn announce(told: &[String], file: &RuleFile) {
     let (version, limits) = (env!("CARGO_PKG_VERSION"), limits_told::in_force(file));
-    say(format_args!("tollgate {version} answers POST http://{address}/v1/check; {limits}"));
+    say(format_args!("tollgate {version}: {}; {limits}", told.join(", ")));
 }
 
 fn socket_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|error: AddrParseError| format!("{error}; use ADDRESS:PORT, such as 127.0.0.1:8090"))
+    text.parse().map_err(|error: AddrParseError| format!("{error}; use ADDRESS:PORT, such as 127.0.0.1:8080"))
 }

@@ -86,6 +86,12 @@ impl TrustedProxies {
         self
     }
 
+    /// Whether this is one of them.
+    #[must_use]
+    pub fn trusts(&self, address: IpAddr) -> bool {
+        self.networks.contain(address)
+    }
+
     /// The right-most address that is not a trusted proxy's; the left-most of all if every one is.
     ///
     /// `None` if it is not known where the request came from.

@@ -147,6 +147,17 @@ impl Parsed {
         Self { folder: folder.to_owned(), ..self }
     }
 
+    /// The same with its counts kept elsewhere: `memory`, or the URL of a Redis.
+    ///
+    /// # Errors
+    ///
+    /// When the text is neither.
+    pub fn with_store(mut self, store: &str) -> Result<Self, String> {
+        let read = <StoreUrl as forms::Form>::read(store);
+        self.rules.store = read.map_err(|misfit| format!("{}; {}", misfit.problem, misfit.fix))?;
+        Ok(self)
+    }
+
     /// The folder in which files that it names are looked for.
     #[must_use]
     pub fn folder(&self) -> &Path {

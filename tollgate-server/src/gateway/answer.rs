@@ -1,0 +1,77 @@
+//! Answers that the gateway writes itself when something other than a limit is in the way.
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, Response, StatusCode};
+
+/// Why a request was not answered by an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    NoHost,
+    SeveralHosts,
+    BadHost,
+    Connect,
+    BodyTooLong,
+    BodyLate,
+    NoRoute,
+    QueueFull,
+    NoUpstream,
+    CannotConnect,
+    ConnectTimeout,
+    Disconnected,
+    BadAnswer,
+    UpstreamTimeout,
+}
+
+impl Failure {
+    /// Whether the upstream is to blame.
+    pub(super) const fn is_upstreams(self) -> bool {
+        matches!(
+            self,
+            Self::CannotConnect | Self::ConnectTimeout | Self::Disconnected | Self::BadAnswer | Self::UpstreamTimeout
+        )
+    }
+
+    const fn status(self) -> StatusCode {
+        match self {
+            Self::NoHost | Self::SeveralHosts | Self::BadHost => StatusCode::BAD_REQUEST,
+            Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
+            Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
+            Self::NoRoute => StatusCode::NOT_FOUND,
+            Self::QueueFull | Self::NoUpstream => StatusCode::SERVICE_UNAVAILABLE,
+            Self::CannotConnect | Self::Disconnected | Self::BadAnswer => StatusCode::BAD_GATEWAY,
+            Self::ConnectTimeout | Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    const fn body(self) -> &'static str {
+        match self {
+            Self::NoHost => r#"{"error":"bad_request","message":"The request names no host."}"#,
+            Self::SeveralHosts => r#"{"error":"bad_request","message":"The request names several hosts."}"#,
+            Self::BadHost => r#"{"error":"bad_request","message":"The host is none."}"#,
+            Self::Connect => r#"{"error":"method_not_allowed","message":"This is no forward proxy."}"#,
+            Self::BodyTooLong => r#"{"error":"body_too_long","message":"The body is longer than is taken here."}"#,
+            Self::BodyLate => r#"{"error":"request_timeout","message":"The body did not come in time."}"#,
+            Self::NoRoute => r#"{"error":"no_route","message":"Nothing is served here."}"#,
+            Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests wait already."}"#,
+            Self::NoUpstream => r#"{"error":"no_upstream","message":"No upstream is there to ask."}"#,
+            Self::CannotConnect => r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#,
+            Self::Disconnected => r#"{"error":"bad_gateway","message":"The upstream hung up."}"#,
+            Self::BadAnswer => r#"{"error":"bad_gateway","message":"The upstream's answer makes no sense."}"#,
+            Self::ConnectTimeout => r#"{"error":"gateway_timeout","message":"The upstream cannot be reached in time."}"#,
+            Self::UpstreamTimeout => r#"{"error":"gateway_timeout","message":"The upstream did not answer in time."}"#,
+        }
+    }
+}
+
+/// The answer that a failure is.
+pub(super) fn failed(failure: Failure) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from_static(failure.body().as_bytes()));
+    *response.status_mut() = failure.status();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if failure.status() == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}

@@ -1,0 +1,144 @@
+//! A client's connection, as everything that serves it sees it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use http::HeaderValue;
+
+use super::guard::Ambiguity;
+use super::tally::Tally;
+use super::ticks::{Ticks, Wait};
+use super::watch::{Looked, Waits, Watch};
+
+/// How long a client may go on sending after it has been answered.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// What is known of a connection, and what it waits for.
+pub(super) struct Client {
+    pub(super) address: SocketAddr,
+    /// As headers tell it.
+    pub(super) address_text: HeaderValue,
+    pub(super) scheme: Scheme,
+    pub(super) max_head: usize,
+    waits: Waits,
+    watch: Watch,
+    upgraded: AtomicBool,
+    body_too_long: AtomicBool,
+    ticks: Arc<Ticks>,
+    tally: Arc<Tally>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scheme {
+    Http,
+    Https,
+}
+
+impl Scheme {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        }
+    }
+}
+
+/// What a connection is made with.
+pub(super) struct Arrival {
+    pub(super) address: SocketAddr,
+    pub(super) scheme: Scheme,
+    pub(super) max_head: usize,
+    pub(super) waits: Waits,
+}
+
+impl Client {
+    pub(super) fn new(arrival: Arrival, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
+        let Arrival { address, scheme, max_head, waits } = arrival;
+        let watch = Watch::new(ticks.after(waits.head));
+        let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
+        Self {
+            address,
+            // An address has nothing in it that no header has.
+            address_text: address_text.unwrap_or(HeaderValue::from_static("unknown")),
+            scheme,
+            max_head,
+            waits,
+            watch,
+            upgraded: AtomicBool::new(false),
+            body_too_long: AtomicBool::new(false),
+            ticks,
+            tally,
+        }
+    }
+
+    pub(super) fn look_every(&self) -> Duration {
+        self.waits.look_every
+    }
+
+    pub(super) fn look(&self) -> Looked {
+        self.watch.look(self.ticks.now())
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.watch.is_idle()
+    }
+
+    pub(super) fn bytes_came(&self) {
+        self.watch.bytes_came(|| self.ticks.after(self.waits.head));
+    }
+
+    pub(super) fn wrote(&self, some: bool) {
+        if some {
+            self.watch.written();
+        } else {
+            self.watch.write_blocked(self.ticks.after(self.waits.write));
+        }
+    }
+
+    pub(super) fn request_began(&self) {
+        self.watch.request_began();
+    }
+
+    pub(super) fn request_ended(&self) {
+        self.watch.request_ended(self.ticks.after(self.waits.idle));
+    }
+
+    pub(super) fn body_awaited(&self) {
+        self.watch.body_awaited(self.ticks.after(self.waits.body));
+    }
+
+    pub(super) fn body_came(&self) {
+        self.watch.body_came();
+    }
+
+    pub(super) fn body_is_late(&self) -> bool {
+        self.watch.body_is_late()
+    }
+
+    pub(super) fn body_is_too_long(&self) {
+        self.body_too_long.store(true, Relaxed);
+    }
+
+    pub(super) fn body_too_long(&self) -> bool {
+        self.body_too_long.load(Relaxed)
+    }
+
+    pub(super) fn lingers(&self) {
+        self.watch.write_blocked(self.ticks.after(Wait::at_least(LINGER)));
+    }
+
+    /// From here on the connection speaks another protocol.
+    pub(super) fn upgrade(&self) {
+        self.upgraded.store(true, Relaxed);
+    }
+
+    pub(super) fn is_upgraded(&self) -> bool {
+        self.upgraded.load(Relaxed)
+    }
+
+    pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
+        self.tally.note_ambiguity(ambiguity);
+    }
+}

@@ -1,0 +1,112 @@
+//! New connections to upstreams.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
+
+use super::body::ToUpstream;
+use super::exchange::Worker;
+use super::target::{Speaks, Target};
+use super::wire::Wire;
+
+/// How often an HTTP/2 connection is asked whether it is still there, and how long it may take to say so.
+const PING_EVERY: Duration = Duration::from_secs(15);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A way to an upstream.
+pub(super) enum Line {
+    /// For one request at a time.
+    Own(Wire),
+    /// For many at once.
+    Shared(http2::SendRequest<ToUpstream>),
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum ConnectError {
+    Io(#[expect(dead_code, reason = "read when it is debugged")] io::Error),
+    Http(#[expect(dead_code, reason = "read when it is debugged")] hyper::Error),
+    Timeout,
+}
+
+impl ConnectError {
+    pub(super) fn is_timeout(&self) -> bool {
+        matches!(self, Self::Timeout)
+    }
+}
+
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<hyper::Error> for ConnectError {
+    fn from(error: hyper::Error) -> Self {
+        Self::Http(error)
+    }
+}
+
+/// A connection to an upstream: the one that is shared, or a new one.
+pub(super) async fn line(target: &Target, worker: &Arc<Worker>, within: Duration) -> Result<Line, ConnectError> {
+    if target.address.scheme != Speaks::Http1
+        && let Some(sender) = target.shared(worker.number)
+    {
+        return Ok(Line::Shared(sender));
+    }
+    timeout(within, open(target, worker)).await.map_err(|_elapsed| ConnectError::Timeout)?
+}
+
+/// What an upstream was found to speak, and where.
+pub(super) enum Dialled {
+    Http1(UpstreamIo),
+    Http2(UpstreamIo),
+}
+
+/// A connection to an upstream, with or without TLS.
+pub(super) type UpstreamIo = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+
+/// Connects, and agrees on what is spoken.
+pub(super) async fn dial(target: &Target) -> Result<Dialled, ConnectError> {
+    let address = &target.address;
+    let tcp = TcpStream::connect((address.host.trim_matches(['[', ']']), address.port)).await?;
+    // Small requests must not wait for more to come.
+    tcp.set_nodelay(true)?;
+    Ok(match (&target.tls, address.scheme) {
+        (Some(tls), _) => {
+            let stream = Box::new(tls.connector.connect(tls.name.clone(), tcp).await?);
+            let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+            if is_http2 { Dialled::Http2(Either::Right(stream)) } else { Dialled::Http1(Either::Right(stream)) }
+        }
+        (None, Speaks::Http2) => Dialled::Http2(Either::Left(tcp)),
+        (None, _) => Dialled::Http1(Either::Left(tcp)),
+    })
+}
+
+async fn open(target: &Target, worker: &Arc<Worker>) -> Result<Line, ConnectError> {
+    match dial(target).await? {
+        Dialled::Http1(io) => Ok(Line::Own(Wire::new(io, Arc::clone(&worker.ticks)).await?)),
+        Dialled::Http2(io) => share(io, target, worker).await,
+    }
+}
+
+async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<Line, ConnectError> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .adaptive_window(true);
+    let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+    // How it ended is told to whoever waits for an answer.
+    tokio::spawn(async move { _ = connection.await });
+    target.share(worker.number, sender.clone());
+    Ok(Line::Shared(sender))
+}

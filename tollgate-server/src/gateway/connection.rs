@@ -1,0 +1,251 @@
+//! One connection of a client, from its first byte to its end.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+
+use super::client::{Arrival, Client, Scheme};
+use super::exchange::{Exchange, Worker};
+use super::guard::Guard;
+use super::io::{ClientIo, Stream};
+use super::ticks::TICK;
+use super::watch::Looked;
+use crate::service::proxy_protocol;
+
+/// What a client that speaks HTTP/2 without having agreed on it says first. No request of HTTP/1 begins so.
+const HTTP2_BEGINS: &[u8] = b"PRI ";
+
+/// A head of most requests fits.
+const FIRST_READ_BYTES: usize = 2048;
+
+/// Streams of one HTTP/2 connection at a time. Clients wait with more.
+const MAX_STREAMS: u32 = 256;
+
+/// Memory that a stream's body may take while its upstream does not read.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+
+/// How often an HTTP/2 connection is asked whether it is still there.
+const PING_EVERY: Duration = Duration::from_secs(20);
+
+/// How a listener's connections begin.
+#[derive(Clone)]
+pub(super) struct Begins {
+    pub(super) proxy_protocol: bool,
+    pub(super) tls: Option<TlsAcceptor>,
+}
+
+/// The end of all connections, in two steps.
+#[derive(Debug, Default)]
+pub(super) struct Stop {
+    /// From now on connections end as soon as they are idle.
+    pub(super) idle: Notify,
+    is_idle: std::sync::atomic::AtomicBool,
+}
+
+impl Stop {
+    pub(super) fn end_idle(&self) {
+        self.is_idle.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.idle.notify_waiters();
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_idle.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+/// Serves a connection until the client, a deadline or the gateway ends it.
+pub(super) async fn serve(
+    mut tcp: TcpStream,
+    mut peer: SocketAddr,
+    begins: Begins,
+    worker: Arc<Worker>,
+    stop: Arc<Stop>,
+) -> io::Result<()> {
+    let site = worker.site.load_full();
+    let patience = site.waits.head.duration();
+    if begins.proxy_protocol
+        && let Some(caller) = timeout(patience, proxy_protocol::read(&mut tcp)).await?.map_err(unusable)?
+    {
+        peer = caller;
+    }
+    let (stream, scheme, is_http2) = match begins.tls {
+        None => (Stream::Plain(tcp), Scheme::Http, None),
+        Some(tls) => {
+            let tls = timeout(patience, tls.accept(tcp)).await??;
+            let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+            (Stream::Tls(Box::new(tls)), Scheme::Https, Some(is_http2))
+        }
+    };
+    let arrival = Arrival { address: peer, scheme, max_head: site.max_head, waits: site.waits };
+    let (max_head, idle_wait) = (site.max_head, site.waits.idle.duration());
+    drop(site);
+    let (stream, first, is_http2) = match (stream, is_http2) {
+        (stream, Some(is_http2)) => (stream, Bytes::new(), is_http2),
+        (Stream::Plain(mut tcp), None) => {
+            let Some(first) = first_bytes(&mut tcp, idle_wait).await? else { return Ok(()) };
+            let is_http2 = first.starts_with(HTTP2_BEGINS);
+            (Stream::Plain(tcp), first, is_http2)
+        }
+        (stream, None) => (stream, Bytes::new(), false),
+    };
+    let client = Arc::new(Client::new(arrival, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)));
+    let guard = (!is_http2).then(Guard::new);
+    let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));
+    let exchange = Exchange { worker, client: Arc::clone(&client) };
+    let service = service_fn(move |request: Request<Incoming>| {
+        let exchange = exchange.clone();
+        async move { Ok::<_, Infallible>(exchange.serve(request).await) }
+    });
+    // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
+    if is_http2 {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_header_list_size(u32::try_from(max_head).unwrap_or(u32::MAX))
+            .keep_alive_interval(PING_EVERY);
+        watched(builder.serve_connection(io, service), &client, &stop).await;
+    } else {
+        let mut builder = http1::Builder::new();
+        builder.header_read_timeout(None).max_buf_size(max_head.max(MIN_BUFFER_BYTES)).pipeline_flush(false);
+        watched(builder.serve_connection(io, service).with_upgrades(), &client, &stop).await;
+    }
+    Ok(())
+}
+
+/// Whoever should have named its client and did not is hung up on.
+fn unusable(_: proxy_protocol::Unusable) -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+/// hyper does not take less.
+const MIN_BUFFER_BYTES: usize = 8192;
+
+/// Enough of a connection to tell what is spoken on it; `None` if it ends before.
+async fn first_bytes(tcp: &mut TcpStream, within: Duration) -> io::Result<Option<Bytes>> {
+    let mut first = BytesMut::with_capacity(FIRST_READ_BYTES);
+    let all = async {
+        loop {
+            if tcp.read_buf(&mut first).await? == 0 {
+                return Ok(false);
+            }
+            // As long as it may be either.
+            if first.len() >= HTTP2_BEGINS.len() || !HTTP2_BEGINS.starts_with(&first) {
+                return Ok::<_, io::Error>(true);
+            }
+        }
+    };
+    let some = timeout(within, all).await??;
+    Ok(some.then(|| first.freeze()))
+}
+
+/// A connection of either version.
+trait Graceful: Future {
+    fn end_gracefully(self: Pin<&mut Self>);
+}
+
+impl<S> Graceful for http1::UpgradeableConnection<TokioIo<ClientIo>, S>
+where
+    Self: Future,
+    S: hyper::service::HttpService<Incoming>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    S::ResBody: hyper::body::Body + 'static,
+    <S::ResBody as hyper::body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    fn end_gracefully(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+impl<S> Graceful for http2::Connection<TokioIo<ClientIo>, S, TokioExecutor>
+where
+    Self: Future,
+    S: hyper::service::HttpService<Incoming>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    S::ResBody: hyper::body::Body + 'static,
+    <S::ResBody as hyper::body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    TokioExecutor: hyper::rt::bounds::Http2ServerConnExec<S::Future, S::ResBody>,
+{
+    fn end_gracefully(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+/// Drives a connection, and looks at its deadlines now and then.
+async fn watched<Connection: Graceful>(connection: Connection, client: &Client, stop: &Stop) {
+    let mut connection = pin!(connection);
+    let mut alarm = pin!(sleep(client.look_every()));
+    let mut stopped = pin!(stop.idle.notified());
+    let (mut is_set, mut is_ending) = (false, false);
+    poll_fn(|context| {
+        if connection.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        if !is_set {
+            is_set = true;
+            // A stop that comes later wakes this task; one that came before is seen below.
+            stopped.as_mut().enable();
+            _ = stopped.as_mut().poll(context);
+        }
+        if !is_ending && stop.is_over() {
+            is_ending = true;
+            connection.as_mut().end_gracefully();
+            if connection.as_mut().poll(context).is_ready() {
+                return Poll::Ready(());
+            }
+        }
+        if !alarm.is_elapsed() && alarm_is_set(&mut alarm, context) {
+            return Poll::Pending;
+        }
+        look(connection.as_mut(), alarm.as_mut(), client, context)
+    })
+    .await;
+}
+
+/// Sets the alarm the first time. Later polls would only cost.
+fn alarm_is_set(alarm: &mut Pin<&mut tokio::time::Sleep>, context: &mut Context<'_>) -> bool {
+    alarm.as_mut().poll(context).is_pending()
+}
+
+fn look<Connection: Graceful>(
+    mut connection: Pin<&mut Connection>,
+    mut alarm: Pin<&mut tokio::time::Sleep>,
+    client: &Client,
+    context: &mut Context<'_>,
+) -> Poll<()> {
+    while alarm.as_mut().poll(context).is_ready() {
+        let next = match client.look() {
+            Looked::Over => return Poll::Ready(()),
+            Looked::BodyLate => {
+                // The request under way sees it, and the client is told.
+                if connection.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(());
+                }
+                client.look_every()
+            }
+            Looked::In { ticks } => TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
+        };
+        alarm.as_mut().reset(Instant::now() + next.min(client.look_every()));
+    }
+    Poll::Pending
+}

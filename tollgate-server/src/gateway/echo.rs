@@ -1,0 +1,53 @@
+//! The upstream that is built in: it answers with what it was asked, so that limits can be tried without a service.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Request, Response};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use serde::Serialize;
+
+use super::client::Client;
+
+/// So much of a body is told back; of a longer one, nothing.
+const MAX_BODY_BYTES: usize = 64 << 10;
+
+/// What was asked.
+#[derive(Serialize)]
+struct Asked<'a> {
+    method: &'a str,
+    path: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    query: Option<&'a str>,
+    client: String,
+    headers: BTreeMap<&'a str, String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    body: String,
+}
+
+pub(super) async fn answer(request: Request<Incoming>, client: &Client) -> Response<Bytes> {
+    let (parts, body) = request.into_parts();
+    let body = match Limited::new(body, MAX_BODY_BYTES).collect().await {
+        Ok(body) => String::from_utf8_lossy(&body.to_bytes()).into_owned(),
+        Err(_) => String::new(),
+    };
+    let asked = Asked {
+        method: parts.method.as_str(),
+        path: parts.uri.path(),
+        query: parts.uri.query(),
+        client: client.address.ip().to_string(),
+        headers: parts
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
+            .collect(),
+        body,
+    };
+    let mut text = serde_json::to_vec(&asked).unwrap_or_default();
+    text.push(b'\n');
+    let mut response = Response::new(Bytes::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

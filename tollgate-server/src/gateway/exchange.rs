@@ -1,0 +1,190 @@
+//! One request on its way: routed, asked about, forwarded, answered.
+//!
+//! The gate decides; nothing here does. A refused request never reaches an upstream, and a request that is tried again
+//! at another upstream has been counted once.
+
+mod ending;
+mod forward;
+mod refuse;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use hyper::body::{Body, Incoming};
+use tollgate::rules::Facts;
+use tollgate::{Asking, Gate, Ruling};
+
+pub(super) use self::ending::{Ending, Held};
+use super::answer::Failure;
+use super::body::{ToClient, ToUpstream};
+use super::client::Client;
+use super::request_id::RequestIds;
+use super::site::{Leads, Route, Site};
+use super::tally::Tally;
+use super::ticks::Ticks;
+use super::{answer, echo, headers};
+
+/// What all exchanges of a worker share.
+pub(super) struct Worker {
+    pub(super) number: usize,
+    pub(super) gate: Gate,
+    pub(super) site: Arc<ArcSwap<Site>>,
+    pub(super) ticks: Arc<Ticks>,
+    pub(super) tally: Arc<Tally>,
+    pub(super) ids: RequestIds,
+    /// Requests that a limit holds back, of all workers.
+    pub(super) queued: Arc<AtomicU32>,
+    /// Whether clients are asked to go elsewhere with their next request.
+    pub(super) closing: Arc<AtomicBool>,
+}
+
+/// Serves the requests of one connection.
+#[derive(Clone)]
+pub(super) struct Exchange {
+    pub(super) worker: Arc<Worker>,
+    pub(super) client: Arc<Client>,
+}
+
+impl Exchange {
+    /// The answer to a request, whatever becomes of it.
+    pub(super) async fn serve(self, request: Request<Incoming>) -> Response<ToClient> {
+        self.client.request_began();
+        let is_http1 = request.version() <= Version::HTTP_11;
+        let ending = Ending::new(&self.client);
+        let mut response = self.answer(request, ending).await;
+        self.worker.tally.note_answer(response.status());
+        if is_http1 && self.worker.closing.load(Relaxed) && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    async fn answer(&self, request: Request<Incoming>, ending: Ending) -> Response<ToClient> {
+        let site = self.worker.site.load_full();
+        if let Err(failure) = legible(&request, &site) {
+            return self.fail(request.into_body(), failure, ending);
+        }
+        let (route, asking) = self.ask(&request, &site);
+        let ruling = match asking {
+            Asking::Done(ruling) => ruling,
+            Asking::Waiting(ruling) => ruling.await,
+        };
+        if !ruling.is_allowed() {
+            return self.refuse(request, &ruling, ending);
+        }
+        if !ruling.delay().is_zero()
+            && let Err(failure) = self.hold(&ruling, &site).await
+        {
+            _ = ruling.refund().await;
+            return self.fail(request.into_body(), failure, ending);
+        }
+        let Some(route) = route.map(|number| &site.routes[number]) else {
+            return self.tell_limits(&ruling, self.fail(request.into_body(), Failure::NoRoute, ending));
+        };
+        match &route.leads {
+            Leads::Upstreams(_) => self.forward(request, (&site, route), ruling, ending).await,
+            Leads::Respond(written) => {
+                self.drain(request.into_body());
+                let response = written.response().map(|text| ToClient::written(text, ending));
+                self.tell_limits(&ruling, self.dress(response, route))
+            }
+            Leads::Echo => {
+                let response = echo::answer(request, &self.client).await;
+                let response = response.map(|text| ToClient::written(text, ending));
+                self.tell_limits(&ruling, self.dress(response, route))
+            }
+        }
+    }
+
+    /// Which route the request takes, and what the limits make of it.
+    fn ask(&self, request: &Request<Incoming>, site: &Site) -> (Option<usize>, Asking) {
+        let uri = request.uri();
+        let target = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+        let mut facts = Facts::new(request.method().as_str(), target)
+            .headers(request.headers())
+            .peer(self.client.address.ip());
+        if let Some(authority) = uri.authority() {
+            facts = facts.host(authority.as_str());
+        }
+        let route = site.find(&facts);
+        if let Some(number) = route {
+            facts = facts.route(&site.routes[number].name);
+        }
+        (route, self.worker.gate.ask(&facts))
+    }
+
+    /// Holds a request until its turn in a queue comes.
+    async fn hold(&self, ruling: &Ruling, site: &Site) -> Result<(), Failure> {
+        let _place = Queued::enter(&self.worker.queued, site.max_queued).ok_or(Failure::QueueFull)?;
+        tokio::time::sleep(ruling.delay()).await;
+        Ok(())
+    }
+
+    /// The headers that a route gives every answer.
+    fn dress(&self, mut response: Response<ToClient>, route: &Route) -> Response<ToClient> {
+        route.response_edits.apply(response.headers_mut());
+        response
+    }
+
+    fn tell_limits(&self, ruling: &Ruling, mut response: Response<ToClient>) -> Response<ToClient> {
+        ruling.write_headers(response.headers_mut());
+        response
+    }
+
+    fn fail(&self, body: Incoming, failure: Failure, ending: Ending) -> Response<ToClient> {
+        self.drain(body);
+        answer::failed(failure).map(|text| ToClient::written(text, ending))
+    }
+}
+
+/// A place among the requests that wait for their turn.
+struct Queued<'a>(&'a AtomicU32);
+
+impl<'a> Queued<'a> {
+    fn enter(places: &'a AtomicU32, most: u32) -> Option<Self> {
+        let taken = places.fetch_add(1, Relaxed);
+        let place = Self(places);
+        (taken < most).then_some(place)
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Whether it is clear what is asked, and of whom.
+fn legible(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
+    if request.method() == Method::CONNECT {
+        return Err(Failure::Connect);
+    }
+    let mut hosts = request.headers().get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (_, Some(_)) => return Err(Failure::SeveralHosts),
+        (None, None) if request.version() == Version::HTTP_11 => return Err(Failure::NoHost),
+        (None, None) if request.version() == Version::HTTP_2 && request.uri().authority().is_none() => {
+            return Err(Failure::NoHost);
+        }
+        (Some(host), None) if !headers::is_authority(host) => return Err(Failure::BadHost),
+        _ => {}
+    }
+    if request.body().size_hint().lower() > site.max_body {
+        return Err(Failure::BodyTooLong);
+    }
+    Ok(())
+}
+
+/// The length of a body that is not sent, for an answer to HEAD.
+fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
+    let length = std::mem::take(response.body_mut()).len();
+    response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    response
+}
+
+/// What an upstream gets of a request.
+type Forwarded = Request<ToUpstream>;

@@ -1,0 +1,256 @@
+//! To an upstream and back.
+
+use std::sync::Arc;
+
+use http::header::{HOST, UPGRADE};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
+use hyper::upgrade::OnUpgrade;
+use tollgate::Ruling;
+use tollgate::rules::file::{HostHeader, Told};
+
+use super::super::answer::Failure;
+use super::super::body::{ToClient, ToUpstream};
+use super::super::connect::{self, Line};
+use super::super::site::{Route, Site};
+use super::super::target::Target;
+use super::super::{answer, headers, upgrade};
+use super::ending::Held;
+use super::{Ending, Exchange, Forwarded};
+
+/// What comes of one try.
+enum Tried {
+    Answered(Response<Incoming>, Held),
+    /// The request has not left, or may be sent again.
+    Again(Forwarded, Failure),
+    Failed(Failure),
+}
+
+impl Exchange {
+    pub(super) async fn forward(
+        &self,
+        mut request: Request<Incoming>,
+        (site, route): (&Arc<Site>, &Route),
+        ruling: Ruling,
+        mut ending: Ending,
+    ) -> Response<ToClient> {
+        let upgrading = headers::upgrade_wanted(&request).then(|| hyper::upgrade::on(&mut request));
+        let id = self.prepare(&mut request, site, route, upgrading.is_some());
+        let request = request.map(|body| ToUpstream::new(body, &self.client, site.max_body));
+        let answered = self.try_upstreams(request, route).await;
+        let (answered, held) = match answered {
+            Ok(answered) => answered,
+            Err(failure) => {
+                let failure = if self.client.body_is_late() { Failure::BodyLate } else { failure };
+                let failure = if self.client.body_too_long() { Failure::BodyTooLong } else { failure };
+                let mut response = answer::failed(failure).map(|text| ToClient::written(text, ending));
+                route.response_edits.apply(response.headers_mut());
+                self.echo_id(id, &mut response);
+                return self.tell_limits(&ruling, response);
+            }
+        };
+        if answered.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return self.switch(answered, upgrading, ending, held);
+        }
+        ending.hold(held);
+        let (mut parts, body) = answered.into_parts();
+        headers::remove_hop_by_hop(&mut parts.headers);
+        // What is spoken with the client is between the client and hyper.
+        parts.version = Version::HTTP_11;
+        if site.tells(Told::Via) {
+            headers::append_via(&mut parts.headers);
+        }
+        route.response_edits.apply(&mut parts.headers);
+        let mut response = Response::from_parts(parts, ToClient::upstream(body, ending));
+        self.echo_id(id, &mut response);
+        self.tell_limits(&ruling, response)
+    }
+
+    fn echo_id(&self, id: Option<HeaderValue>, response: &mut Response<ToClient>) {
+        if let Some(id) = id {
+            response.headers_mut().insert(headers::X_REQUEST_ID, id);
+        }
+    }
+
+    /// Makes of a client's request what an upstream is asked. The id of the request comes back.
+    fn prepare(
+        &self,
+        request: &mut Request<Incoming>,
+        site: &Site,
+        route: &Route,
+        upgrading: bool,
+    ) -> Option<HeaderValue> {
+        if let Some(path) = route.rewritten(request.uri()) {
+            *request.uri_mut() = path;
+        }
+        if request.version() == Version::HTTP_2 {
+            headers::join_cookies(request.headers_mut());
+        }
+        if let Some(authority) = request.uri().authority()
+            && let Ok(host) = HeaderValue::try_from(authority.as_str())
+        {
+            request.headers_mut().insert(HOST, host);
+        }
+        let upgrade = if upgrading { request.headers().get(UPGRADE).cloned() } else { None };
+        let map = request.headers_mut();
+        headers::remove_hop_by_hop(map);
+        if let Some(upgrade) = upgrade {
+            headers::ask_upgrade(map, upgrade);
+        }
+        let trusted = site.proxies.trusts(self.client.address.ip());
+        let id = headers::tell_upstream(map, site, &self.client, trusted, &self.worker.ids);
+        route.request_edits.apply(map);
+        id
+    }
+
+    async fn try_upstreams(
+        &self,
+        mut request: Forwarded,
+        route: &Route,
+    ) -> Result<(Response<Incoming>, Held), Failure> {
+        let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
+        loop {
+            let (number, target) = route.choose(&tried, self.worker.ticks.now()).ok_or(Failure::NoUpstream)?;
+            tried.push(number);
+            let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
+            match self.try_one(request, route, target).await {
+                Tried::Answered(response, held) => {
+                    if matches!(response.status().as_u16(), 502..=504) {
+                        target.failed(&route.eject, self.worker.ticks.now());
+                    } else {
+                        target.succeeded();
+                    }
+                    return Ok((response, held));
+                }
+                Tried::Again(again, failure) => {
+                    target.failed(&route.eject, self.worker.ticks.now());
+                    if left == 0 {
+                        return Err(failure);
+                    }
+                    request = again;
+                }
+                Tried::Failed(failure) => {
+                    if failure.is_upstreams() {
+                        target.failed(&route.eject, self.worker.ticks.now());
+                    }
+                    return Err(failure);
+                }
+            }
+        }
+    }
+
+    async fn try_one(&self, request: Forwarded, route: &Route, target: &Arc<Target>) -> Tried {
+        let worker = self.worker.number;
+        target.begin();
+        let mut held = Held { target: Arc::clone(target), wire: None, timeout: route.timeout, worker };
+        let mut wire = match target.take_idle(worker) {
+            Some(wire) => wire,
+            None => match connect::line(target, &self.worker, route.connect_timeout).await {
+                Ok(Line::Own(wire)) => wire,
+                Ok(Line::Shared(sender)) => return self.ask_shared(sender, request, route, held).await,
+                Err(error) => {
+                    let failure = if error.is_timeout() { Failure::ConnectTimeout } else { Failure::CannotConnect };
+                    return Tried::Again(request, failure);
+                }
+            },
+        };
+        let mut request = request;
+        self.address(&mut request, route, target, Version::HTTP_11);
+        // A copy is worth its price where there is another upstream, or where the connection may be closing just now.
+        let copy = if request.body().is_nothing()
+            && request.method().is_idempotent()
+            && (route.has_several() || wire.has_rested())
+        {
+            Some(request.clone_without_body())
+        } else {
+            None
+        };
+        wire.expect(route.timeout);
+        let answered = wire.send(request).await;
+        match answered {
+            Ok(response) => {
+                held.wire = Some(wire);
+                Tried::Answered(response, held)
+            }
+            Err(_) if wire.is_late() => Tried::Failed(Failure::UpstreamTimeout),
+            Err(error) => failed(error, copy),
+        }
+    }
+
+    async fn ask_shared(
+        &self,
+        mut sender: hyper::client::conn::http2::SendRequest<ToUpstream>,
+        mut request: Forwarded,
+        route: &Route,
+        held: Held,
+    ) -> Tried {
+        self.address(&mut request, route, &held.target, Version::HTTP_2);
+        let copy = (request.body().is_nothing() && request.method().is_idempotent())
+            .then(|| request.clone_without_body());
+        let answered = tokio::time::timeout(route.timeout.duration(), sender.try_send_request(request)).await;
+        match answered {
+            Err(_elapsed) => Tried::Failed(Failure::UpstreamTimeout),
+            Ok(Ok(response)) => Tried::Answered(response, held),
+            Ok(Err(error)) => failed(error, copy),
+        }
+    }
+
+    /// Puts the target's form of the request line and host into the request.
+    fn address(&self, request: &mut Forwarded, route: &Route, target: &Target, version: Version) {
+        if route.host == HostHeader::Upstream {
+            request.headers_mut().insert(HOST, target.host.clone());
+        }
+        if version == Version::HTTP_2 {
+            return target.complete(request);
+        }
+        *request.version_mut() = version;
+        if request.uri().scheme().is_some() || request.uri().authority().is_some() {
+            let path = request.uri().path_and_query().cloned();
+            *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
+        }
+    }
+
+    /// Both sides speak another protocol from here on.
+    fn switch(
+        &self,
+        mut answered: Response<Incoming>,
+        client: Option<OnUpgrade>,
+        ending: Ending,
+        held: Held,
+    ) -> Response<ToClient> {
+        let Some(client) = client else {
+            // Nobody asked for that.
+            return answer::failed(Failure::BadAnswer).map(|text| ToClient::written(text, ending));
+        };
+        let upstream = hyper::upgrade::on(&mut answered);
+        self.client.upgrade();
+        tokio::spawn(upgrade::relay(client, upstream, held));
+        answered.map(|_| ToClient::written(bytes::Bytes::new(), ending))
+    }
+}
+
+/// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it.
+fn failed(mut error: TrySendError<Forwarded>, copy: Option<Forwarded>) -> Tried {
+    let is_answer = error.error().is_parse();
+    match error.take_message().or(copy) {
+        Some(request) if !is_answer => Tried::Again(request, Failure::Disconnected),
+        _ if is_answer => Tried::Failed(Failure::BadAnswer),
+        _ => Tried::Failed(Failure::Disconnected),
+    }
+}
+
+trait Copied {
+    fn clone_without_body(&self) -> Self;
+}
+
+impl Copied for Forwarded {
+    fn clone_without_body(&self) -> Self {
+        let mut copy = Request::new(ToUpstream::Nothing);
+        *copy.method_mut() = self.method().clone();
+        *copy.uri_mut() = self.uri().clone();
+        *copy.version_mut() = self.version();
+        *copy.headers_mut() = self.headers().clone();
+        copy
+    }
+}

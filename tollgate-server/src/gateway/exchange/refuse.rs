@@ -1,0 +1,47 @@
+//! Requests that may not pass, and what becomes of their bodies.
+
+use bytes::Bytes;
+use http::{Method, Request, Response};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
+use tollgate::Ruling;
+use tollgate::http::is_grpc;
+
+use super::super::body::ToClient;
+use super::{Ending, Exchange, bodiless};
+
+/// A body that nobody wants is read up to here, so that the connection can go on; a longer one ends the connection.
+const MAX_DRAINED_BYTES: usize = 256 << 10;
+
+impl Exchange {
+    /// Tells the client why its request does not pass.
+    pub(super) fn refuse(&self, request: Request<Incoming>, ruling: &Ruling, ending: Ending) -> Response<ToClient> {
+        let refusal = if is_grpc(request.headers()) {
+            ruling.grpc_response().map(|response| response.map(|()| Bytes::new()))
+        } else {
+            ruling.response(request.headers())
+        };
+        let refusal = refusal.unwrap_or_default();
+        let refusal = if request.method() == Method::HEAD { bodiless(refusal) } else { refusal };
+        self.drain(request.into_body());
+        refusal.map(|text| ToClient::written(text, ending))
+    }
+
+    /// Reads what nobody wants, beside the answer, so that neither waits for the other.
+    pub(super) fn drain(&self, body: Incoming) {
+        // Nothing is left to read, or too much.
+        if body.is_end_stream() || body.size_hint().lower() > MAX_DRAINED_BYTES as u64 {
+            return;
+        }
+        let client = std::sync::Arc::clone(&self.client);
+        tokio::spawn(async move {
+            let (mut body, mut left) = (super::super::body::ToUpstream::new(body, &client, u64::MAX), MAX_DRAINED_BYTES);
+            while let Some(Ok(frame)) = body.frame().await {
+                match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
+                    Some(rest) => left = rest,
+                    None => return,
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,408 @@
+//! Refuses requests that two readers could understand differently.
+//!
+//! hyper reads leniently what RFC 9112 lets it: lines that end in a bare LF, a length beside a transfer coding, the
+//! same length twice. A server behind the gateway may read the same bytes another way, and then what one took for a
+//! body is another's request. So every byte of a connection passes here first, and a message that is not written in
+//! the one strict way ends it: hyper gets a byte that no request has, answers 400 and closes.
+//!
+//! Deliberately not here: everything that has only one reading. Names, values and targets are hyper's to judge.
+
+use std::fmt;
+
+/// The longest line of chunk sizes; nobody uses their extensions.
+const MAX_CHUNK_LINE: usize = 256;
+/// More trailers than this are an attack.
+const MAX_TRAILER_BYTES: usize = 16 << 10;
+/// A chunk of more hexadecimal digits than this has no end.
+const MAX_CHUNK_DIGITS: u32 = 15;
+
+/// Follows the messages of one connection.
+#[derive(Debug)]
+pub(super) struct Guard {
+    at: At,
+    head: Head,
+}
+
+/// Where in a message the next byte is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// In a head, so many bytes into the line.
+    Head,
+    /// In a body of known length.
+    Body { left: u64 },
+    ChunkSize { size: u64, digits: u32, line: usize },
+    ChunkExtension { size: u64, line: usize },
+    ChunkSizeLf { size: u64 },
+    Chunk { left: u64 },
+    ChunkCr,
+    ChunkLf,
+    /// In the trailers, so many bytes into them.
+    Trailer { bytes: usize, line: usize, after_cr: bool },
+    /// The connection is no longer one of messages.
+    Passing,
+    Refused,
+}
+
+/// What is known of a head so far.
+#[derive(Debug, Default)]
+struct Head {
+    /// The line under way, as far as it came in an earlier read.
+    line: Vec<u8>,
+    lines: usize,
+    length: Option<u64>,
+    chunked: bool,
+    bytes: usize,
+}
+
+/// Why a connection is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ambiguity {
+    BareLf,
+    Nul,
+    SpaceBeforeColon,
+    FoldedLine,
+    BadLength,
+    SeveralLengths,
+    BothLengths,
+    BadTransferCoding,
+    BadChunk,
+    HeadTooLong,
+}
+
+impl fmt::Display for Ambiguity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::BareLf => "a line ends without a CR",
+            Self::Nul => "there is a NUL in the head",
+            Self::SpaceBeforeColon => "there is a space before a colon",
+            Self::FoldedLine => "a header goes on in the next line",
+            Self::BadLength => "the content length is no number",
+            Self::SeveralLengths => "there are several content lengths",
+            Self::BothLengths => "there is a content length beside a transfer coding",
+            Self::BadTransferCoding => "the transfer coding is not chunked alone",
+            Self::BadChunk => "a chunk is malformed",
+            Self::HeadTooLong => "the head is too long",
+        })
+    }
+}
+
+impl Guard {
+    pub(super) fn new() -> Self {
+        Self { at: At::Head, head: Head::default() }
+    }
+
+    /// From here on the bytes are of another protocol.
+    pub(super) fn pass(&mut self) {
+        self.at = At::Passing;
+        self.head = Head::default();
+    }
+
+    /// Looks at the next bytes of the connection.
+    ///
+    /// # Errors
+    ///
+    /// The first ambiguity, and how many bytes before it are good. Everything after it is refused.
+    pub(super) fn look(&mut self, bytes: &[u8], max_head: usize) -> Result<(), (Ambiguity, usize)> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            match self.step(rest, max_head) {
+                Ok(taken) => rest = &rest[taken..],
+                Err(ambiguity) => {
+                    self.at = At::Refused;
+                    return Err((ambiguity, bytes.len() - rest.len()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes at least one byte.
+    fn step(&mut self, bytes: &[u8], max_head: usize) -> Result<usize, Ambiguity> {
+        let byte = bytes[0];
+        self.at = match self.at {
+            At::Passing => return Ok(bytes.len()),
+            At::Refused => return Err(Ambiguity::BadChunk),
+            At::Head => return self.line_of_head(bytes, max_head),
+            At::Body { left } => {
+                let taken = left.min(bytes.len() as u64);
+                self.at = if taken == left { At::Head } else { At::Body { left: left - taken } };
+                return Ok(taken as usize);
+            }
+            At::Chunk { left } => {
+                let taken = left.min(bytes.len() as u64);
+                self.at = if taken == left { At::ChunkCr } else { At::Chunk { left: left - taken } };
+                return Ok(taken as usize);
+            }
+            At::ChunkSize { size, digits, line } => chunk_size(byte, size, digits, line)?,
+            At::ChunkExtension { size, line } => match byte {
+                b'\r' => At::ChunkSizeLf { size },
+                b'\n' | 0 => return Err(Ambiguity::BadChunk),
+                _ if line >= MAX_CHUNK_LINE => return Err(Ambiguity::BadChunk),
+                _ => At::ChunkExtension { size, line: line + 1 },
+            },
+            At::ChunkSizeLf { size } => match (byte, size) {
+                (b'\n', 0) => At::Trailer { bytes: 0, line: 0, after_cr: false },
+                (b'\n', left) => At::Chunk { left },
+                _ => return Err(Ambiguity::BadChunk),
+            },
+            At::ChunkCr if byte == b'\r' => At::ChunkLf,
+            At::ChunkLf if byte == b'\n' => At::ChunkSize { size: 0, digits: 0, line: 0 },
+            At::ChunkCr | At::ChunkLf => return Err(Ambiguity::BadChunk),
+            At::Trailer { bytes, line, after_cr } => trailer(byte, bytes, line, after_cr)?,
+        };
+        Ok(1)
+    }
+
+    /// Looks at one line of the head, or at as much of it as there is.
+    fn line_of_head(&mut self, bytes: &[u8], max_head: usize) -> Result<usize, Ambiguity> {
+        let end = memchr::memchr(b'\n', bytes);
+        let taken = end.map_or(bytes.len(), |end| end + 1);
+        self.head.bytes += taken;
+        if self.head.bytes > max_head {
+            return Err(Ambiguity::HeadTooLong);
+        }
+        let Some(end) = end else {
+            self.head.line.extend_from_slice(bytes);
+            return Ok(taken);
+        };
+        if self.head.line.is_empty() {
+            self.whole_line(&bytes[..end])?;
+        } else {
+            let mut line = std::mem::take(&mut self.head.line);
+            line.extend_from_slice(&bytes[..end]);
+            self.whole_line(&line)?;
+            line.clear();
+            self.head.line = line;
+        }
+        Ok(taken)
+    }
+
+    /// A line without its LF.
+    fn whole_line(&mut self, line: &[u8]) -> Result<(), Ambiguity> {
+        let Some((b'\r', line)) = line.split_last() else {
+            return Err(Ambiguity::BareLf);
+        };
+        if line.is_empty() {
+            // Empty lines before a request are allowed.
+            if self.head.lines > 0 {
+                self.at = self.head.end();
+            }
+            return Ok(());
+        }
+        self.head.lines += 1;
+        if self.head.lines > 1 {
+            self.head.header(line)?;
+        } else if memchr::memchr2(0, b'\r', line).is_some() {
+            return Err(Ambiguity::Nul);
+        }
+        Ok(())
+    }
+}
+
+impl Head {
+    fn header(&mut self, line: &[u8]) -> Result<(), Ambiguity> {
+        if matches!(line[0], b' ' | b'\t') {
+            return Err(Ambiguity::FoldedLine);
+        }
+        let Some(colon) = memchr::memchr(b':', line) else {
+            // hyper refuses it.
+            return Ok(());
+        };
+        let (name, value) = (&line[..colon], &line[colon + 1..]);
+        if matches!(name.last(), Some(b' ' | b'\t')) {
+            return Err(Ambiguity::SpaceBeforeColon);
+        }
+        if memchr::memchr2(0, b'\r', value).is_some() {
+            return Err(Ambiguity::Nul);
+        }
+        if name.len() == CONTENT_LENGTH.len() && name.eq_ignore_ascii_case(CONTENT_LENGTH) {
+            self.content_length(value.trim_ascii())
+        } else if name.len() == TRANSFER_ENCODING.len() && name.eq_ignore_ascii_case(TRANSFER_ENCODING) {
+            self.transfer_coding(value.trim_ascii())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn content_length(&mut self, value: &[u8]) -> Result<(), Ambiguity> {
+        if self.chunked {
+            return Err(Ambiguity::BothLengths);
+        }
+        if self.length.is_some() {
+            return Err(Ambiguity::SeveralLengths);
+        }
+        // `parse` would take a sign.
+        let digits = Some(value).filter(|value| value.iter().all(u8::is_ascii_digit));
+        let text = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        self.length = Some(text.and_then(|text| text.parse().ok()).ok_or(Ambiguity::BadLength)?);
+        Ok(())
+    }
+
+    fn transfer_coding(&mut self, value: &[u8]) -> Result<(), Ambiguity> {
+        if self.length.is_some() {
+            return Err(Ambiguity::BothLengths);
+        }
+        if self.chunked || !value.eq_ignore_ascii_case(b"chunked") {
+            return Err(Ambiguity::BadTransferCoding);
+        }
+        self.chunked = true;
+        Ok(())
+    }
+
+    /// Where the message goes on behind its head.
+    fn end(&mut self) -> At {
+        let (length, chunked) = (self.length.take(), std::mem::take(&mut self.chunked));
+        (self.lines, self.bytes) = (0, 0);
+        match length {
+            _ if chunked => At::ChunkSize { size: 0, digits: 0, line: 0 },
+            None | Some(0) => At::Head,
+            Some(left) => At::Body { left },
+        }
+    }
+}
+
+const CONTENT_LENGTH: &[u8] = b"content-length";
+const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
+
+fn chunk_size(byte: u8, size: u64, digits: u32, line: usize) -> Result<At, Ambiguity> {
+    match (byte as char).to_digit(16) {
+        Some(_) if digits >= MAX_CHUNK_DIGITS => Err(Ambiguity::BadChunk),
+        Some(digit) => Ok(At::ChunkSize { size: size << 4 | u64::from(digit), digits: digits + 1, line: line + 1 }),
+        None if digits == 0 => Err(Ambiguity::BadChunk),
+        None => match byte {
+            b'\r' => Ok(At::ChunkSizeLf { size }),
+            b';' => Ok(At::ChunkExtension { size, line }),
+            _ => Err(Ambiguity::BadChunk),
+        },
+    }
+}
+
+fn trailer(byte: u8, bytes: usize, line: usize, after_cr: bool) -> Result<At, Ambiguity> {
+    if bytes >= MAX_TRAILER_BYTES {
+        return Err(Ambiguity::HeadTooLong);
+    }
+    let bytes = bytes + 1;
+    match (byte, after_cr) {
+        (b'\n', true) if line == 0 => Ok(At::Head),
+        (b'\n', true) => Ok(At::Trailer { bytes, line: 0, after_cr: false }),
+        (b'\n', false) => Err(Ambiguity::BareLf),
+        (_, true) | (0, _) => Err(Ambiguity::BadChunk),
+        (b'\r', false) => Ok(At::Trailer { bytes, line, after_cr: true }),
+        _ => Ok(At::Trailer { bytes, line: line + 1, after_cr: false }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ROOM: usize = 64 << 10;
+
+    fn looked(text: &str) -> Result<At, Ambiguity> {
+        let mut guard = Guard::new();
+        guard.look(text.as_bytes(), ROOM).map_err(|(ambiguity, _)| ambiguity)?;
+        Ok(guard.at)
+    }
+
+    #[test]
+    fn requests_with_one_reading_pass_and_the_next_is_found() {
+        for text in [
+            "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+            "\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
+            "POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+            "POST / HTTP/1.1\r\ntransfer-encoding:  Chunked \r\n\r\n5\r\nhel\n\0\r\n0\r\n\r\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nA;x=\"y\"\r\n0123456789\r\n0\r\nX-Sum: 1\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nHost: h\r\n\r\n",
+        ] {
+            assert_eq!(looked(text), Ok(At::Head), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn requests_with_two_readings_are_refused() {
+        for (text, wanted) in [
+            ("GET / HTTP/1.1\nHost: h\r\n\r\n", Ambiguity::BareLf),
+            ("GET / HTTP/1.1\r\nHost: h\n\r\n", Ambiguity::BareLf),
+            ("GET / HTTP/1.1\r\nHost: h\r\n\n", Ambiguity::BareLf),
+            ("GET / HTTP/1.1\r\nHost : h\r\n\r\n", Ambiguity::SpaceBeforeColon),
+            ("GET / HTTP/1.1\r\nContent-Length\t: 5\r\n\r\n", Ambiguity::SpaceBeforeColon),
+            ("GET / HTTP/1.1\r\nHost: h\r\n x: y\r\n\r\n", Ambiguity::FoldedLine),
+            ("GET / HTTP/1.1\r\nHost: h\0\r\n\r\n", Ambiguity::Nul),
+            ("GET /\0 HTTP/1.1\r\nHost: h\r\n\r\n", Ambiguity::Nul),
+            ("GET / HTTP/1.1\r\nA: b\rContent-Length: 3\r\n\r\n", Ambiguity::Nul),
+            ("POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length: 5, 5\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length: 0x5\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length:\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length: 5\r\ncontent-length: 5\r\n\r\n", Ambiguity::SeveralLengths),
+            (
+                "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+                Ambiguity::BothLengths,
+            ),
+            (
+                "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n",
+                Ambiguity::BothLengths,
+            ),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n", Ambiguity::BadTransferCoding),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", Ambiguity::BadTransferCoding),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n", Ambiguity::BadTransferCoding),
+            (
+                "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+                Ambiguity::BadTransferCoding,
+            ),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5 \r\nhello\r\n0\r\n\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloX\r\n0\r\n\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\n\r\n", Ambiguity::BareLf),
+            (
+                "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+                Ambiguity::BadChunk,
+            ),
+        ] {
+            assert_eq!(looked(text), Err(wanted), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_head_without_end_is_refused() {
+        let mut guard = Guard::new();
+        let line = format!("X: {}\r\n", "x".repeat(1000));
+        let refused = (0..100).map(|_| guard.look(line.as_bytes(), ROOM)).find(Result::is_err);
+        assert!(matches!(refused, Some(Err((Ambiguity::HeadTooLong, _)))));
+        let mut guard = Guard::new();
+        let refused = (0..100).map(|_| guard.look(&[b'x'; 1000], ROOM)).find(Result::is_err);
+        assert!(matches!(refused, Some(Err((Ambiguity::HeadTooLong, _)))));
+    }
+
+    proptest! {
+        /// What is found does not depend on how the bytes come.
+        #[test]
+        fn bytes_may_come_in_any_pieces(cuts in proptest::collection::vec(0usize..200, 0..8), kind in 0usize..3) {
+            let text = [
+                "POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\nGET / HTTP/1.1\r\n",
+                "POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\nhello worldsGET / HTTP/1.1\r\nHost: h",
+                "POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\nContent-Length: 12\r\n\r\nhello worlds",
+            ][kind];
+            let mut guard = Guard::new();
+            let whole = (guard.look(text.as_bytes(), ROOM).is_ok(), guard.at);
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let mut guard = Guard::new();
+            let found = cuts.windows(2).map(|cut| guard.look(&text.as_bytes()[cut[0]..cut[1]], ROOM)).find(Result::is_err);
+            prop_assert_eq!((found.is_none(), guard.at), whole);
+        }
+
+        #[test]
+        fn nothing_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            _ = Guard::new().look(&bytes, ROOM);
+            let mut guard = Guard::new();
+            _ = guard.look(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", ROOM);
+            _ = guard.look(&bytes, ROOM);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What a proxy takes from messages, and what it adds to them (RFC 9110, RFC 7239).
+
+use std::io::Write as _;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
+use hyper::body::Incoming;
+use tollgate::rules::file::Told;
+
+use super::client::{Client, Scheme};
+use super::request_id::RequestIds;
+use super::site::Site;
+
+pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// How we are called in `Via`.
+const OUR_VIA: HeaderValue = HeaderValue::from_static("1.1 tollgate");
+
+/// A longer id is no id.
+const MAX_ID_BYTES: usize = 128;
+
+/// Room for what we add, so that the map grows once.
+const ADDED: usize = 8;
+
+/// Takes away what is only between two neighbours.
+pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    // One look at each name is cheaper than a lookup of each that may be there.
+    if !headers.keys().any(is_hop_by_hop) {
+        return;
+    }
+    let named: Vec<HeaderName> = match headers.get_all(CONNECTION).iter().next() {
+        None => Vec::new(),
+        Some(_) => {
+            let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+            values.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
+        }
+    };
+    let wants_trailers = headers.get_all(TE).iter().any(|value| lists(value, "trailers"));
+    for name in named {
+        // A client that names these would change what the request is.
+        if name != HOST && name != CONTENT_LENGTH {
+            headers.remove(name);
+        }
+    }
+    for name in [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRANSFER_ENCODING,
+        UPGRADE,
+        EXPECT,
+    ] {
+        headers.remove(name);
+    }
+    if wants_trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    *name == CONNECTION
+        || *name == TRANSFER_ENCODING
+        || *name == TE
+        || *name == UPGRADE
+        || *name == EXPECT
+        || *name == PROXY_AUTHENTICATE
+        || *name == PROXY_AUTHORIZATION
+        || *name == KEEP_ALIVE
+        || *name == PROXY_CONNECTION
+}
+
+fn lists(value: &HeaderValue, word: &str) -> bool {
+    let words = value.to_str().unwrap_or_default().split(',');
+    words.into_iter().any(|one| one.split(';').next().is_some_and(|one| one.trim().eq_ignore_ascii_case(word)))
+}
+
+/// Whether the client wants to speak another protocol on this connection.
+pub(super) fn upgrade_wanted(request: &Request<Incoming>) -> bool {
+    request.version() == Version::HTTP_11
+        && request.headers().contains_key(UPGRADE)
+        && request.headers().get_all(CONNECTION).iter().any(|value| lists(value, "upgrade"))
+}
+
+pub(super) fn ask_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, protocol);
+}
+
+/// Whether a `Host` is one.
+pub(super) fn is_authority(host: &HeaderValue) -> bool {
+    let is_good = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~:[]%!$&'()*+,;=".contains(byte);
+    host.as_bytes().iter().all(is_good)
+}
+
+/// HTTP/2 may send a cookie in pieces, which HTTP/1 puts together (RFC 9113, 8.2.3).
+pub(super) fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let pieces: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(whole) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
+        headers.insert(COOKIE, whole);
+    }
+}
+
+/// Adds who the client is and which way its request came. The id of the request comes back.
+pub(super) fn tell_upstream(
+    headers: &mut HeaderMap,
+    site: &Site,
+    client: &Client,
+    trusted: bool,
+    ids: &RequestIds,
+) -> Option<HeaderValue> {
+    headers.reserve(ADDED);
+    if site.tells(Told::XForwarded) {
+        tell_x_forwarded(headers, client, trusted);
+    }
+    if site.tells(Told::Forwarded) {
+        tell_forwarded(headers, client, trusted);
+    }
+    if site.tells(Told::Via) {
+        append_via(headers);
+    }
+    if !site.tells(Told::RequestId) {
+        return None;
+    }
+    let is_id = |id: &&HeaderValue| {
+        (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+    };
+    let id = match headers.get(X_REQUEST_ID).filter(is_id) {
+        Some(id) => return Some(id.clone()),
+        None => ids.next(),
+    };
+    headers.insert(X_REQUEST_ID, id.clone());
+    Some(id)
+}
+
+/// What an untrusted client says of the way is not passed on: whoever reads it would believe us.
+fn tell_x_forwarded(headers: &mut HeaderMap, client: &Client, trusted: bool) {
+    match headers.get_all(X_FORWARDED_FOR).iter().next() {
+        Some(_) if trusted => {
+            let chain: Vec<&[u8]> = headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
+            let chain = [&chain.join(&b", "[..]), client.address_text.as_bytes()].join(&b", "[..]);
+            if let Ok(chain) = HeaderValue::from_maybe_shared(Bytes::from(chain)) {
+                headers.insert(X_FORWARDED_FOR, chain);
+            }
+        }
+        _ => {
+            headers.insert(X_FORWARDED_FOR, client.address_text.clone());
+        }
+    }
+    if !trusted || !headers.contains_key(X_FORWARDED_PROTO) {
+        headers.insert(X_FORWARDED_PROTO, scheme(client.scheme));
+    }
+    if !trusted || !headers.contains_key(X_FORWARDED_HOST) {
+        match headers.get(HOST).cloned() {
+            Some(host) => headers.insert(X_FORWARDED_HOST, host),
+            None => headers.remove(X_FORWARDED_HOST),
+        };
+    }
+}
+
+fn scheme(scheme: Scheme) -> HeaderValue {
+    HeaderValue::from_static(scheme.as_str())
+}
+
+/// `for=192.0.2.7;host="h:80";proto=http`.
+fn tell_forwarded(headers: &mut HeaderMap, client: &Client, trusted: bool) {
+    let mut element = BytesMut::with_capacity(96);
+    element.put_slice(b"for=");
+    match client.address {
+        std::net::SocketAddr::V4(_) => element.put_slice(client.address_text.as_bytes()),
+        std::net::SocketAddr::V6(address) => {
+            _ = write!((&mut element).writer(), "\"[{}]\"", address.ip());
+        }
+    }
+    if let Some(host) = headers.get(HOST) {
+        element.put_slice(b";host=\"");
+        element.put_slice(host.as_bytes());
+        element.put_slice(b"\"");
+    }
+    element.put_slice(b";proto=");
+    element.put_slice(client.scheme.as_str().as_bytes());
+    let Ok(element) = HeaderValue::from_maybe_shared(element.freeze()) else { return };
+    if trusted {
+        headers.append(FORWARDED, element);
+    } else {
+        headers.insert(FORWARDED, element);
+    }
+}
+
+pub(super) fn append_via(headers: &mut HeaderMap) {
+    headers.append(VIA, OUR_VIA);
+}

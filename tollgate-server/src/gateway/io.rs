@@ -1,0 +1,175 @@
+//! The bytes of a client's connection: guarded on their way in, timed on their way out.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+use super::client::Client;
+use super::guard::Guard;
+
+/// What a client still sends after its answer is read and thrown away, so that closing does not destroy the answer on
+/// its way; up to this much.
+const MAX_LINGER_BYTES: usize = 1 << 20;
+
+/// A byte that no request has.
+const NO_REQUEST: u8 = 0;
+
+/// With or without TLS.
+pub(super) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    fn tcp(&mut self) -> &mut TcpStream {
+        match self {
+            Self::Plain(tcp) => tcp,
+            Self::Tls(tls) => tls.get_mut().0,
+        }
+    }
+}
+
+/// A client's connection as hyper reads and writes it.
+pub(super) struct ClientIo {
+    stream: Stream,
+    /// What was read to find out which protocol it is.
+    first: Bytes,
+    client: Arc<Client>,
+    guard: Option<Guard>,
+    refused: bool,
+    at_end: bool,
+    lingered: usize,
+    is_shut: bool,
+}
+
+impl ClientIo {
+    pub(super) fn new(stream: Stream, first: Bytes, client: Arc<Client>, guard: Option<Guard>) -> Self {
+        Self { stream, first, client, guard, refused: false, at_end: false, lingered: 0, is_shut: false }
+    }
+
+    /// Looks at what was read, and takes away what is ambiguous.
+    fn look(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
+        let Some(guard) = &mut self.guard else { return };
+        if self.client.is_upgraded() {
+            guard.pass();
+            self.guard = None;
+            return;
+        }
+        if let Err((ambiguity, good)) = guard.look(&buffer.filled()[before..], self.client.max_head) {
+            self.client.note_ambiguity(ambiguity);
+            self.refused = true;
+            // There is room for it: at least one byte was read that is not good.
+            buffer.set_filled(before + good);
+            buffer.put_slice(&[NO_REQUEST]);
+        }
+    }
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.refused {
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        if this.first.is_empty() {
+            ready!(match &mut this.stream {
+                Stream::Plain(tcp) => Pin::new(tcp).poll_read(context, buffer),
+                Stream::Tls(tls) => Pin::new(tls).poll_read(context, buffer),
+            })?;
+        } else {
+            let taken = this.first.len().min(buffer.remaining());
+            buffer.put_slice(&this.first[..taken]);
+            this.first.advance(taken);
+        }
+        if buffer.filled().len() == before {
+            this.at_end = true;
+        } else {
+            this.client.bytes_came();
+            this.look(buffer, before);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        let written = match &mut this.stream {
+            Stream::Plain(tcp) => Pin::new(tcp).poll_write(context, bytes),
+            Stream::Tls(tls) => Pin::new(tls).poll_write(context, bytes),
+        };
+        this.client.wrote(written.is_ready());
+        written
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        let written = match &mut this.stream {
+            Stream::Plain(tcp) => Pin::new(tcp).poll_write_vectored(context, slices),
+            Stream::Tls(tls) => Pin::new(tls).poll_write_vectored(context, slices),
+        };
+        this.client.wrote(written.is_ready());
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(tcp) => tcp.is_write_vectored(),
+            Stream::Tls(tls) => tls.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let flushed = match &mut this.stream {
+            // There is nothing between us and the kernel.
+            Stream::Plain(_) => return Poll::Ready(Ok(())),
+            Stream::Tls(tls) => Pin::new(tls).poll_flush(context),
+        };
+        this.client.wrote(flushed.is_ready());
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if !this.is_shut {
+            ready!(match &mut this.stream {
+                Stream::Plain(tcp) => Pin::new(tcp).poll_shutdown(context),
+                Stream::Tls(tls) => Pin::new(tls).poll_shutdown(context),
+            })?;
+            this.is_shut = true;
+            this.client.lingers();
+        }
+        if this.at_end {
+            return Poll::Ready(Ok(()));
+        }
+        let mut scratch = [0; 4096];
+        while this.lingered < MAX_LINGER_BYTES {
+            let mut buffer = ReadBuf::new(&mut scratch);
+            // Whatever ends it, the answer is out by then or lost anyway.
+            if ready!(Pin::new(this.stream.tcp()).poll_read(context, &mut buffer)).is_err() {
+                break;
+            }
+            match buffer.filled().len() {
+                0 => break,
+                read => this.lingered += read,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,46 @@
+//! Ids of requests: no two the same, and none that can be guessed from another.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::{BufMut, BytesMut};
+use http::HeaderValue;
+
+/// Makes ids.
+#[derive(Debug)]
+pub(super) struct RequestIds {
+    secret: RandomState,
+    next: AtomicU64,
+}
+
+impl RequestIds {
+    pub(super) fn new() -> Self {
+        Self { secret: RandomState::new(), next: AtomicU64::new(0) }
+    }
+
+    /// 32 hexadecimal digits.
+    pub(super) fn next(&self) -> HeaderValue {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let number = self.next.fetch_add(1, Relaxed);
+        let halves = [self.secret.hash_one(number), self.secret.hash_one(!number)];
+        let mut text = BytesMut::with_capacity(32);
+        for byte in halves.iter().flat_map(|half| half.to_be_bytes()) {
+            text.put_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        }
+        // Hexadecimal digits are good in any header.
+        HeaderValue::from_maybe_shared(text.freeze()).unwrap_or(HeaderValue::from_static("0"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_and_are_of_one_form() {
+        let ids = RequestIds::new();
+        let made: std::collections::HashSet<_> = (0..1000).map(|_| ids.next()).collect();
+        assert_eq!(made.len(), 1000);
+        assert!(made.iter().all(|id| id.len() == 32 && id.as_bytes().iter().all(u8::is_ascii_hexdigit)));
+    }
+}

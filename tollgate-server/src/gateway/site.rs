@@ -1,0 +1,326 @@
+//! What a gateway serves: the routes of a rule file, ready for requests. It is replaced whole.
+
+mod edits;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Response, StatusCode, Uri};
+use tollgate::rules::file::{
+    Balance, EjectRule, GatewayRule, HealthCheckRule, HostHeader, Parsed, RespondRule, RewriteRule, RouteRule, Told, UpstreamRule,
+};
+use tollgate::rules::{Facts, Routes, TrustedProxies};
+
+use self::edits::Edits;
+use super::target::{Address, Speaks, Target};
+use super::ticks::{Tick, Wait};
+use super::upstream_tls::UpstreamTls;
+use super::watch::Waits;
+
+/// Everything that may change while the gateway runs.
+pub(super) struct Site {
+    pub(super) routes: Vec<Route>,
+    found: Routes,
+    pub(super) proxies: TrustedProxies,
+    told: Vec<Told>,
+    pub(super) max_body: u64,
+    pub(super) max_head: usize,
+    pub(super) max_queued: u32,
+    pub(super) waits: Waits,
+}
+
+/// A route.
+pub(super) struct Route {
+    pub(super) name: String,
+    pub(super) leads: Leads,
+    strip_prefix: Option<String>,
+    rewrite: Option<RewriteRule>,
+    /// What the path of the upstream's URL puts before the request's.
+    prefix: Option<String>,
+    pub(super) host: HostHeader,
+    pub(super) request_edits: Edits,
+    pub(super) response_edits: Edits,
+    pub(super) timeout: Wait,
+    pub(super) connect_timeout: Duration,
+    pub(super) retries: u8,
+    pub(super) eject: EjectRule,
+    health_check: Option<HealthCheckRule>,
+    balance: Balance,
+    turn: AtomicUsize,
+}
+
+/// Where a route leads.
+pub(super) enum Leads {
+    Upstreams(Box<[Weighted]>),
+    Respond(Written),
+    Echo,
+}
+
+pub(super) struct Weighted {
+    pub(super) target: Arc<Target>,
+    weight: u32,
+}
+
+/// An answer that is always the same.
+pub(super) struct Written {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Written {
+    fn new(rule: &RespondRule) -> Self {
+        Self {
+            status: StatusCode::from_u16(rule.status).unwrap_or_default(),
+            headers: edits::map(&rule.headers),
+            body: Bytes::from(rule.body.clone()),
+        }
+    }
+
+    pub(super) fn response(&self) -> Response<Bytes> {
+        let mut response = Response::new(self.body.clone());
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers.clone();
+        response
+    }
+}
+
+/// Why a rule file cannot be served.
+#[derive(Debug)]
+pub(crate) struct SiteError(String);
+
+impl SiteError {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for SiteError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+/// Upstreams by their addresses: a route that stays keeps its connections.
+type Targets = HashMap<Address, Arc<Target>>;
+
+impl Site {
+    /// What a rule file says of the gateway. Upstreams that the site before it has too are taken over.
+    pub(super) fn new(file: &Parsed, before: Option<&Self>, workers: usize) -> Result<Self, SiteError> {
+        let gateway = file.gateway.clone().unwrap_or_default();
+        let found = file.routes().map_err(|problems| SiteError::new(problems.to_string()))?;
+        let mut targets: Targets = before.map(Self::targets).unwrap_or_default();
+        let mut routes = Vec::new();
+        for rule in &gateway.routes {
+            routes.push(Route::new(rule, file.folder(), workers, &mut targets)?);
+        }
+        Ok(Self {
+            routes,
+            found,
+            proxies: proxies(&gateway)?,
+            told: gateway.tell_upstreams.clone(),
+            max_body: gateway.max_body.map_or(u64::MAX, |size| size.bytes()),
+            max_head: usize::try_from(gateway.max_head.bytes()).unwrap_or(usize::MAX),
+            max_queued: gateway.max_queued,
+            waits: Waits::of(&gateway.timeouts),
+        })
+    }
+
+    fn targets(&self) -> Targets {
+        let targets = self.routes.iter().flat_map(Route::targets);
+        targets.map(|target| (target.address.clone(), Arc::clone(target))).collect()
+    }
+
+    /// The upstreams that are asked whether they are well, each once, and how.
+    pub(super) fn checked(&self) -> Vec<(Arc<Target>, HealthCheckRule)> {
+        let mut checked: Vec<(Arc<Target>, HealthCheckRule)> = Vec::new();
+        for route in &self.routes {
+            for target in route.targets() {
+                if let Some(rule) = &route.health_check
+                    && !checked.iter().any(|(other, _)| Arc::ptr_eq(other, target))
+                {
+                    checked.push((Arc::clone(target), rule.clone()));
+                }
+            }
+        }
+        checked
+    }
+
+    /// The number of the route that serves a request.
+    pub(super) fn find(&self, facts: &Facts<'_>) -> Option<usize> {
+        self.found.find(facts)
+    }
+
+    pub(super) fn tells(&self, told: Told) -> bool {
+        self.told.contains(&told)
+    }
+}
+
+fn proxies(gateway: &GatewayRule) -> Result<TrustedProxies, SiteError> {
+    let networks = gateway.trusted_proxies.iter().map(ToString::to_string);
+    let proxies = TrustedProxies::parse(networks).map_err(|error| SiteError::new(error.to_string()))?;
+    Ok(proxies.believing(gateway.forwarding_header.into()))
+}
+
+impl Route {
+    fn new(rule: &RouteRule, folder: &Path, workers: usize, targets: &mut Targets) -> Result<Self, SiteError> {
+        let upstreams: Vec<&UpstreamRule> = rule.upstream.iter().flatten().collect();
+        let leads = match (&*upstreams, &rule.respond) {
+            (_, Some(respond)) => Leads::Respond(Written::new(respond)),
+            ([one], None) if one.url.is_echo() => Leads::Echo,
+            (several, None) => {
+                let mut weighted = Vec::new();
+                for upstream in several {
+                    let target = target(upstream, rule, folder, workers, targets)?;
+                    weighted.push(Weighted { target, weight: upstream.weight });
+                }
+                Leads::Upstreams(weighted.into())
+            }
+        };
+        let path = upstreams.first().and_then(|upstream| upstream.url.as_str().parse::<Uri>().ok());
+        let prefix = path.map(|uri| uri.path().trim_end_matches('/').to_owned()).filter(|path| !path.is_empty());
+        Ok(Self {
+            name: rule.name().to_owned(),
+            leads,
+            strip_prefix: rule.strip_prefix.as_ref().map(|path| path.as_str().trim_end_matches('/').to_owned()),
+            rewrite: rule.rewrite.clone(),
+            prefix,
+            host: rule.host,
+            request_edits: Edits::new(&rule.request_headers),
+            response_edits: Edits::new(&rule.response_headers),
+            timeout: Wait::at_least(rule.timeout.duration()),
+            connect_timeout: rule.connect_timeout.duration(),
+            retries: rule.retries,
+            eject: rule.eject,
+            health_check: rule.health_check.clone(),
+            balance: rule.balance,
+            turn: AtomicUsize::new(0),
+        })
+    }
+
+    fn weighted(&self) -> &[Weighted] {
+        match &self.leads {
+            Leads::Upstreams(targets) => targets,
+            Leads::Respond(_) | Leads::Echo => &[],
+        }
+    }
+
+    pub(super) fn targets(&self) -> impl Iterator<Item = &Arc<Target>> {
+        self.weighted().iter().map(|weighted| &weighted.target)
+    }
+
+    pub(super) fn has_several(&self) -> bool {
+        self.weighted().len() > 1
+    }
+
+    /// The upstream that is to be asked next, other than those that were; one that was, if there is no other.
+    pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Arc<Target>)> {
+        let weighted = self.weighted();
+        if let [only] = weighted {
+            return Some((0, &only.target));
+        }
+        let turn = self.turn.fetch_add(1, Relaxed);
+        let numbers = (0..weighted.len()).map(|step| (turn + step) % weighted.len());
+        let well = |number: &usize| weighted[*number].target.is_well(now);
+        let fresh = |number: &usize| !tried.contains(number);
+        // Where none is well, any is better than none.
+        let candidates = numbers.clone().filter(fresh).filter(well);
+        let chosen = self.best(candidates, turn).or_else(|| self.best(numbers.clone().filter(fresh), turn));
+        let number = chosen.or_else(|| self.best(numbers, turn))?;
+        Some((number, &weighted[number].target))
+    }
+
+    fn best(&self, candidates: impl Iterator<Item = usize> + Clone, turn: usize) -> Option<usize> {
+        let weighted = self.weighted();
+        match self.balance {
+            Balance::RoundRobin => {
+                let all: u64 = candidates.clone().map(|number| u64::from(weighted[number].weight)).sum();
+                let mut left = (turn as u64).checked_rem(all)?;
+                let mut sorted: smallvec::SmallVec<[usize; 8]> = candidates.collect();
+                sorted.sort_unstable();
+                sorted.into_iter().find(|number| {
+                    let weight = u64::from(weighted[*number].weight);
+                    let found = left < weight;
+                    left = left.saturating_sub(weight);
+                    found
+                })
+            }
+            // Least requests by weight: one more request must weigh the least. Equals take turns.
+            _ => candidates.min_by(|one, other| {
+                let load = |number: usize| u64::from(weighted[number].target.active() + 1);
+                let weight = |number: usize| u64::from(weighted[number].weight);
+                (load(*one) * weight(*other)).cmp(&(load(*other) * weight(*one)))
+            }),
+        }
+    }
+
+    /// The path as the upstream knows it, if that is another.
+    pub(super) fn rewritten(&self, uri: &Uri) -> Option<Uri> {
+        if self.strip_prefix.is_none() && self.rewrite.is_none() && self.prefix.is_none() {
+            return None;
+        }
+        let mut path = uri.path().to_owned();
+        if let Some(prefix) = &self.strip_prefix
+            && let Some(rest) = path.strip_prefix(prefix.as_str())
+            && (rest.is_empty() || rest.starts_with('/'))
+        {
+            path = if rest.is_empty() { "/".to_owned() } else { rest.to_owned() };
+        }
+        if let Some(rewrite) = &self.rewrite {
+            path = rewrite.pattern.replace(&path, &rewrite.to).into_owned();
+        }
+        if let Some(prefix) = &self.prefix {
+            path.insert_str(0, prefix);
+        }
+        if !path.starts_with('/') {
+            path.insert(0, '/');
+        }
+        if let Some(query) = uri.query() {
+            path.push('?');
+            path.push_str(query);
+        }
+        let path = PathAndQuery::try_from(path).ok()?;
+        let mut parts = uri.clone().into_parts();
+        parts.path_and_query = Some(path);
+        Uri::from_parts(parts).ok()
+    }
+}
+
+/// The upstream of that URL, taken over if it is there already.
+fn target(
+    upstream: &UpstreamRule,
+    rule: &RouteRule,
+    folder: &Path,
+    workers: usize,
+    targets: &mut Targets,
+) -> Result<Arc<Target>, SiteError> {
+    let text = upstream.url.as_str();
+    let bad = || SiteError::new(format!("upstream {text} is no URL; write one such as http://127.0.0.1:8081"));
+    let uri: Uri = text.parse().map_err(|_| bad())?;
+    let (scheme, default_port) = match uri.scheme_str() {
+        Some("https") => (Speaks::Tls, 443),
+        Some("h2c") => (Speaks::Http2, 80),
+        _ => (Speaks::Http1, 80),
+    };
+    let tls = (scheme == Speaks::Tls).then_some(&rule.upstream_tls);
+    let address = Address {
+        scheme,
+        host: uri.host().ok_or_else(bad)?.to_owned(),
+        port: uri.port_u16().unwrap_or(default_port),
+        ca: tls.and_then(|tls| tls.ca.clone()),
+        server_name: tls.and_then(|tls| tls.server_name.clone()),
+    };
+    if let Some(target) = targets.get(&address) {
+        return Ok(Arc::clone(target));
+    }
+    let tls = tls.map(|tls| UpstreamTls::new(tls, &address.host, folder)).transpose()?;
+    let target = Arc::new(Target::new(address.clone(), tls, workers).ok_or_else(bad)?);
+    targets.insert(address, Arc::clone(&target));
+    Ok(target)
+}

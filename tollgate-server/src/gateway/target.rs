@@ -1,0 +1,164 @@
+//! One upstream: where it is, how it fares, and the connections that wait for its next request.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use http::header::HOST;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderValue, Request, Uri, Version};
+use hyper::client::conn::http2;
+use tollgate::rules::file::EjectRule;
+
+use super::body::ToUpstream;
+use super::ticks::{Tick, Wait};
+use super::upstream_tls::UpstreamTls;
+use super::wire::Wire;
+
+/// Idle connections that a worker keeps to one upstream. More of them would hold memory on both sides for nothing.
+const MAX_IDLE: usize = 256;
+
+/// What tells one target from another: a route that names the same again shares it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Address {
+    pub(super) scheme: Speaks,
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) ca: Option<String>,
+    pub(super) server_name: Option<String>,
+}
+
+/// What is spoken with an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Speaks {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2, which the upstream is known to speak.
+    Http2,
+    /// TLS, and in it what both sides agree on.
+    Tls,
+}
+
+/// An upstream.
+pub(super) struct Target {
+    pub(super) address: Address,
+    pub(super) authority: Authority,
+    pub(super) host: HeaderValue,
+    pub(super) tls: Option<UpstreamTls>,
+    /// For each worker its own, so that no connection is handed from one to another.
+    idle: Box<[Mutex<Vec<Wire>>]>,
+    shared: Box<[Mutex<Option<http2::SendRequest<ToUpstream>>>]>,
+    /// Requests under way.
+    active: AtomicU32,
+    health: Health,
+}
+
+/// How an upstream fares.
+#[derive(Debug, Default)]
+struct Health {
+    /// In a row.
+    failures: AtomicU32,
+    /// Until when it is left alone.
+    ejected_until: AtomicU64,
+    /// Whether checks say that it is not well.
+    unwell: AtomicBool,
+}
+
+impl Target {
+    pub(super) fn new(address: Address, tls: Option<UpstreamTls>, workers: usize) -> Option<Self> {
+        let is_default = match address.scheme {
+            Speaks::Tls => address.port == 443,
+            Speaks::Http1 | Speaks::Http2 => address.port == 80,
+        };
+        let text = if is_default { address.host.clone() } else { format!("{}:{}", address.host, address.port) };
+        let (authority, host) = (text.parse().ok()?, HeaderValue::try_from(&text).ok()?);
+        let idle = (0..workers).map(|_| Mutex::default()).collect();
+        let shared = (0..workers).map(|_| Mutex::default()).collect();
+        Some(Self { address, authority, host, tls, idle, shared, active: AtomicU32::new(0), health: Health::default() })
+    }
+
+    /// Makes the target of a request whole, as HTTP/2 wants it. Its host stays the one it names.
+    pub(super) fn complete<B>(&self, request: &mut Request<B>) {
+        let host = request.headers_mut().remove(HOST);
+        let authority = host.and_then(|host| host.to_str().ok()?.parse().ok());
+        let mut parts = request.uri().clone().into_parts();
+        parts.scheme = Some(if self.address.scheme == Speaks::Tls { Scheme::HTTPS } else { Scheme::HTTP });
+        parts.authority = Some(authority.unwrap_or_else(|| self.authority.clone()));
+        parts.path_and_query.get_or_insert(PathAndQuery::from_static("/"));
+        if let Ok(uri) = Uri::from_parts(parts) {
+            *request.uri_mut() = uri;
+        }
+        *request.version_mut() = Version::HTTP_2;
+    }
+
+    /// A connection that can take a request at once.
+    pub(super) fn take_idle(&self, worker: usize) -> Option<Wire> {
+        let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        // The one used last is the least likely to be closed by now.
+        while let Some(wire) = idle.pop() {
+            if wire.is_open() {
+                return Some(wire);
+            }
+        }
+        None
+    }
+
+    pub(super) fn keep(&self, worker: usize, wire: Wire) {
+        if !wire.is_open() {
+            return;
+        }
+        wire.rests();
+        let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push(wire);
+        }
+    }
+
+    /// The connection that all requests of a worker share, if it is HTTP/2.
+    pub(super) fn shared(&self, worker: usize) -> Option<http2::SendRequest<ToUpstream>> {
+        let shared = self.shared[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        shared.as_ref().filter(|sender| !sender.is_closed()).cloned()
+    }
+
+    pub(super) fn share(&self, worker: usize, sender: http2::SendRequest<ToUpstream>) {
+        *self.shared[worker].lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+    }
+
+    pub(super) fn active(&self) -> u32 {
+        self.active.load(Relaxed)
+    }
+
+    pub(super) fn begin(&self) {
+        self.active.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn end(&self) {
+        self.active.fetch_sub(1, Relaxed);
+    }
+
+    pub(super) fn is_well(&self, now: Tick) -> bool {
+        !self.health.unwell.load(Relaxed) && self.health.ejected_until.load(Relaxed) <= now
+    }
+
+    /// What checks have found.
+    pub(super) fn is_checked_well(&self) -> bool {
+        !self.health.unwell.load(Relaxed)
+    }
+
+    pub(super) fn set_well(&self, well: bool) {
+        self.health.unwell.store(!well, Relaxed);
+    }
+
+    pub(super) fn succeeded(&self) {
+        // A store that changes nothing would still take the line from other processors.
+        if self.health.failures.load(Relaxed) != 0 {
+            self.health.failures.store(0, Relaxed);
+        }
+    }
+
+    pub(super) fn failed(&self, rule: &EjectRule, now: Tick) {
+        if self.health.failures.fetch_add(1, Relaxed) + 1 >= rule.after {
+            self.health.failures.store(0, Relaxed);
+            self.health.ejected_until.store(Wait::at_least(rule.lasts.duration()).from(now), Relaxed);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Time in steps, for deadlines that need no better.
+//!
+//! Every request sets and lifts several deadlines. Reading a clock and arming a timer for each would cost more than
+//! the limits do; adding to a number that is counted up ten times a second costs nothing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval};
+
+/// No deadline is shorter than a few of these.
+pub(super) const TICK: Duration = Duration::from_millis(100);
+
+/// A moment, in ticks of the gateway's life.
+pub(super) type Tick = u64;
+
+/// The clock of a gateway.
+#[derive(Debug, Default)]
+pub(super) struct Ticks(AtomicU64);
+
+impl Ticks {
+    pub(super) fn now(&self) -> Tick {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The first tick at which a wait of that length is over.
+    pub(super) fn after(&self, wait: Wait) -> Tick {
+        wait.from(self.now())
+    }
+
+    /// Counts for ever.
+    pub(super) async fn run(&self) {
+        let mut steps = interval(TICK);
+        // Ticks that were missed on a busy machine are made up for.
+        steps.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        loop {
+            steps.tick().await;
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How long to wait, in ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Wait(u64);
+
+impl Wait {
+    /// At least that long, and at most two ticks longer.
+    pub(super) fn at_least(span: Duration) -> Self {
+        let ticks = span.as_millis().div_ceil(TICK.as_millis());
+        Self(u64::try_from(ticks).unwrap_or(u64::MAX >> 1).saturating_add(1))
+    }
+
+    /// When it is over, if it begins now.
+    pub(super) fn from(self, now: Tick) -> Tick {
+        now.saturating_add(self.0)
+    }
+
+    pub(super) fn duration(self) -> Duration {
+        TICK.saturating_mul(u32::try_from(self.0).unwrap_or(u32::MAX))
+    }
+}

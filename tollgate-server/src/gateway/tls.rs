@@ -1,0 +1,167 @@
+//! TLS for clients: certificates by the name that a client asks for, read again when their files change.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustls::client::verify_server_name;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::time::sleep;
+use tokio_rustls::TlsAcceptor;
+use tollgate::rules::file::{CertificateRule, ClientCertificates, TlsRule};
+
+use super::site::SiteError;
+use crate::notice;
+
+/// Certificates are replaced days before they end; some seconds more do no harm.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Certificates and their chains are some thousand bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// What is spoken inside, the better first.
+const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// The certificates of a listener.
+pub(super) struct Tls {
+    pub(super) acceptor: TlsAcceptor,
+    certificates: Arc<Certificates>,
+    files: Vec<Files>,
+}
+
+/// The two files of a certificate.
+struct Files {
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+/// Certificates, the one that was named first in front.
+struct Certificates(ArcSwap<Vec<Arc<CertifiedKey>>>);
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Certificates").finish_non_exhaustive()
+    }
+}
+
+impl ResolvesServerCert for Certificates {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let certificates = self.0.load();
+        let asked = hello.server_name().and_then(|name| ServerName::try_from(name).ok());
+        let is_for = |certificate: &&Arc<CertifiedKey>| {
+            let parsed = certificate.cert.first().and_then(|first| ParsedCertificate::try_from(first).ok());
+            asked.as_ref().zip(parsed).is_some_and(|(name, parsed)| verify_server_name(&parsed, name).is_ok())
+        };
+        certificates.iter().find(is_for).or_else(|| certificates.first()).cloned()
+    }
+}
+
+impl Tls {
+    pub(super) fn new(rule: &TlsRule, folder: &Path) -> Result<Self, SiteError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let at = |rule: &CertificateRule| Files { cert: folder.join(&rule.cert), key: folder.join(&rule.key) };
+        let files: Vec<Files> = rule.certificates.iter().map(at).collect();
+        let certificates = Arc::new(Certificates(ArcSwap::from_pointee(load(&files, &provider)?)));
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| SiteError::new(format!("tls: {error}")))?;
+        let builder = match &rule.client_ca {
+            None => builder.with_no_client_auth(),
+            Some(file) => {
+                let path = folder.join(file);
+                let roots = Arc::new(authorities(&path)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+                let verifier = match rule.client_certificates {
+                    ClientCertificates::Optional => verifier.allow_unauthenticated(),
+                    _ => verifier,
+                };
+                let verifier = verifier.build().map_err(|error| bad("client_ca", &path, &error.to_string()))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let mut config = builder.with_cert_resolver(Arc::clone(&certificates) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), certificates, files })
+    }
+
+    /// Reads certificates again when their files change, for ever. Files that cannot be used change nothing.
+    pub(super) async fn follow(self) {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut seen = self.sight();
+        loop {
+            sleep(LOOK_EVERY).await;
+            let now = self.sight();
+            if now == seen {
+                continue;
+            }
+            match load(&self.files, &provider) {
+                Ok(certificates) => {
+                    self.certificates.0.store(Arc::new(certificates));
+                    notice::tell("the certificates have changed and are in force");
+                    seen = now;
+                }
+                // A certificate and its key are not written at the same moment: the next look may find both.
+                Err(problem) => {
+                    notice::tell(format_args!("the certificates before stay in force: {problem}"));
+                    seen = now;
+                }
+            }
+        }
+    }
+
+    /// What the files are now.
+    fn sight(&self) -> Vec<Option<Vec<u8>>> {
+        let paths = self.files.iter().flat_map(|files| [&files.cert, &files.key]);
+        paths.map(|path| read(path).ok()).collect()
+    }
+}
+
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::io::Read;
+    let mut text = Vec::new();
+    fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+fn bad(key: &str, path: &Path, problem: &str) -> SiteError {
+    SiteError::new(format!("gateway.tls.{key} {}: {problem}; name a file in PEM that may be read", path.display()))
+}
+
+fn load(files: &[Files], provider: &CryptoProvider) -> Result<Vec<Arc<CertifiedKey>>, SiteError> {
+    files.iter().map(|files| certified(files, provider).map(Arc::new)).collect()
+}
+
+fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, SiteError> {
+    let text = read(&files.cert).map_err(|error| bad("certificates", &files.cert, &error.to_string()))?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let chain = chain.map_err(|error| bad("certificates", &files.cert, &error.to_string()))?;
+    if chain.is_empty() {
+        return Err(bad("certificates", &files.cert, "there is no certificate in it"));
+    }
+    let text = read(&files.key).map_err(|error| bad("certificates", &files.key, &error.to_string()))?;
+    let key = PrivateKeyDer::from_pem_slice(&text)
+        .map_err(|error| bad("certificates", &files.key, &format!("there is no private key in it ({error})")))?;
+    CertifiedKey::from_der(chain, key, provider)
+        .map_err(|error| bad("certificates", &files.cert, &format!("it does not fit its key ({error})")))
+}
+
+fn authorities(path: &Path) -> Result<RootCertStore, SiteError> {
+    let text = read(path).map_err(|error| bad("client_ca", path, &error.to_string()))?;
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&text) {
+        let certificate = certificate.map_err(|error| bad("client_ca", path, &error.to_string()))?;
+        roots.add(certificate).map_err(|error| bad("client_ca", path, &error.to_string()))?;
+    }
+    if roots.is_empty() {
+        return Err(bad("client_ca", path, "there is no certificate in it"));
+    }
+    Ok(roots)
+}

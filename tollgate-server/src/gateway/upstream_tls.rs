@@ -1,0 +1,53 @@
+//! TLS to upstreams: whose certificates are believed, and for which name.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
+use tollgate::rules::file::UpstreamTlsRule;
+
+use super::site::SiteError;
+
+/// How an upstream is spoken to by TLS.
+pub(super) struct UpstreamTls {
+    pub(super) connector: TlsConnector,
+    pub(super) name: ServerName<'static>,
+}
+
+impl UpstreamTls {
+    pub(super) fn new(rule: &UpstreamTlsRule, host: &str, folder: &Path) -> Result<Self, SiteError> {
+        let mut roots = RootCertStore::empty();
+        match &rule.ca {
+            None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            Some(file) => {
+                let path = folder.join(file);
+                let bad = |problem: String| {
+                    let path = path.display();
+                    SiteError::new(format!("upstream_tls.ca {path}: {problem}; name a file in PEM with certificates"))
+                };
+                let certificates = CertificateDer::pem_file_iter(&path).map_err(|error| bad(error.to_string()))?;
+                for certificate in certificates {
+                    let certificate = certificate.map_err(|error| bad(error.to_string()))?;
+                    roots.add(certificate).map_err(|error| bad(error.to_string()))?;
+                }
+                if roots.is_empty() {
+                    return Err(bad("there is no certificate in it".to_owned()));
+                }
+            }
+        }
+        let name = rule.server_name.as_deref().unwrap_or(host.trim_matches(['[', ']']));
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| {
+            SiteError::new(format!("upstream_tls.server_name `{name}` is no name; write one such as api.internal"))
+        })?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| SiteError::new(error.to_string()))?;
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self { connector: TlsConnector::from(Arc::new(config)), name })
+    }
+}

@@ -1,0 +1,137 @@
+//! What a connection of a client is waiting for, and until when.
+//!
+//! Set and lifted by whoever sees it happen, for the price of a store; looked at by the connection now and then.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use tollgate::rules::file::TimeoutsRule;
+
+use super::ticks::{Tick, Wait};
+
+/// No deadline is set.
+const NEVER: Tick = Tick::MAX;
+
+/// How long a client may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waits {
+    pub(super) head: Wait,
+    pub(super) body: Wait,
+    pub(super) idle: Wait,
+    pub(super) write: Wait,
+    /// Looking this often misses no deadline: none is set for a moment before the next look.
+    pub(super) look_every: Duration,
+}
+
+impl Waits {
+    pub(super) fn of(rule: &TimeoutsRule) -> Self {
+        let wait = |span: tollgate::rules::file::Span| Wait::at_least(span.duration());
+        let (head, body, idle, write) = (wait(rule.head), wait(rule.body), wait(rule.idle), wait(rule.write));
+        let look_every = head.min(body).min(idle).min(write).duration();
+        Self { head, body, idle, write, look_every }
+    }
+}
+
+/// The deadlines of one connection.
+#[derive(Debug)]
+pub(super) struct Watch {
+    /// For the next request, or for the rest of its head.
+    request: AtomicU64,
+    /// For more of a body.
+    body: AtomicU64,
+    /// For the client to read.
+    write: AtomicU64,
+    /// Requests under way.
+    active: AtomicU32,
+    /// Whether a head has begun.
+    in_head: AtomicBool,
+    /// A body did not come in time.
+    body_is_late: AtomicBool,
+}
+
+impl Watch {
+    pub(super) fn new(first_request_by: Tick) -> Self {
+        Self {
+            request: AtomicU64::new(first_request_by),
+            body: AtomicU64::new(NEVER),
+            write: AtomicU64::new(NEVER),
+            active: AtomicU32::new(0),
+            in_head: AtomicBool::new(false),
+            body_is_late: AtomicBool::new(false),
+        }
+    }
+
+    /// Bytes have come. The first of a head begin its time.
+    pub(super) fn bytes_came(&self, head_by: impl FnOnce() -> Tick) {
+        if !self.in_head.load(Relaxed) && self.active.load(Relaxed) == 0 {
+            self.in_head.store(true, Relaxed);
+            self.request.store(head_by(), Relaxed);
+        }
+    }
+
+    /// A head is whole.
+    pub(super) fn request_began(&self) {
+        self.in_head.store(false, Relaxed);
+        self.active.fetch_add(1, Relaxed);
+        self.request.store(NEVER, Relaxed);
+    }
+
+    /// An answer is given.
+    pub(super) fn request_ended(&self, next_by: Tick) {
+        if self.active.fetch_sub(1, Relaxed) == 1 {
+            self.request.store(next_by, Relaxed);
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.active.load(Relaxed) == 0 && !self.in_head.load(Relaxed)
+    }
+
+    pub(super) fn body_awaited(&self, by: Tick) {
+        if self.body.load(Relaxed) == NEVER {
+            self.body.store(by, Relaxed);
+        }
+    }
+
+    pub(super) fn body_came(&self) {
+        self.body.store(NEVER, Relaxed);
+    }
+
+    pub(super) fn body_is_late(&self) -> bool {
+        self.body_is_late.load(Relaxed)
+    }
+
+    pub(super) fn write_blocked(&self, until: Tick) {
+        if self.write.load(Relaxed) == NEVER {
+            self.write.store(until, Relaxed);
+        }
+    }
+
+    pub(super) fn written(&self) {
+        self.write.store(NEVER, Relaxed);
+    }
+
+    /// Looks at all deadlines.
+    pub(super) fn look(&self, now: Tick) -> Looked {
+        if self.request.load(Relaxed) <= now || self.write.load(Relaxed) <= now {
+            return Looked::Over;
+        }
+        if self.body.load(Relaxed) <= now {
+            // Once, so that the client can be told; if that does not end it, the next look does.
+            return if self.body_is_late.swap(true, Relaxed) { Looked::Over } else { Looked::BodyLate };
+        }
+        let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.write.load(Relaxed));
+        Looked::In { ticks: next.saturating_sub(now) }
+    }
+}
+
+/// What a look at the deadlines found.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Looked {
+    /// The connection has to end.
+    Over,
+    /// A body did not come in time.
+    BodyLate,
+    /// The next deadline is so far away.
+    In { ticks: u64 },
+}

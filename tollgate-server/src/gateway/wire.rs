@@ -1,0 +1,129 @@
+//! One HTTP/1 connection to an upstream, and the task that drives it.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1};
+use hyper_util::rt::TokioIo;
+use tokio::time::{Instant, sleep};
+
+use super::body::ToUpstream;
+use super::connect::UpstreamIo;
+use super::ticks::{TICK, Tick, Ticks, Wait};
+
+/// Shorter than the time after which most servers close an idle connection, but for those that say so by closing it.
+const IDLE: Duration = Duration::from_secs(55);
+
+/// Answers have heads of a few hundred bytes; this bounds what an upstream can make us hold.
+const MAX_HEAD_BYTES: usize = 256 << 10;
+
+/// Nobody waits for the upstream.
+const NEVER: Tick = Tick::MAX;
+
+/// A connection that takes one request after the other.
+pub(super) struct Wire {
+    sender: http1::SendRequest<ToUpstream>,
+    state: Arc<State>,
+}
+
+/// What the driver of a connection looks at now and then.
+struct State {
+    /// When the upstream has to have said more.
+    deadline: AtomicU64,
+    is_late: AtomicBool,
+    rested_since: AtomicU64,
+    ticks: Arc<Ticks>,
+}
+
+impl Wire {
+    /// Greets the upstream and spawns the driver.
+    pub(super) async fn new(io: UpstreamIo, ticks: Arc<Ticks>) -> hyper::Result<Self> {
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(MAX_HEAD_BYTES);
+        let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+        let state = Arc::new(State {
+            deadline: AtomicU64::new(NEVER),
+            is_late: AtomicBool::new(false),
+            rested_since: AtomicU64::new(ticks.now()),
+            ticks,
+        });
+        let driven = Arc::clone(&state);
+        tokio::spawn(async move { driven.drive(connection.with_upgrades()).await });
+        Ok(Self { sender, state })
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
+
+    /// Whether it has rested for so long that the upstream may be closing it just now.
+    pub(super) fn has_rested(&self) -> bool {
+        self.state.ticks.now() > self.state.rested_since.load(Relaxed) + 1
+    }
+
+    /// No request is under way.
+    pub(super) fn rests(&self) {
+        self.state.rested_since.store(self.state.ticks.now(), Relaxed);
+        self.state.deadline.store(self.state.ticks.after(Wait::at_least(IDLE)), Relaxed);
+    }
+
+    /// The upstream has to say something within that time.
+    pub(super) fn expect(&self, wait: Wait) {
+        self.state.deadline.store(self.state.ticks.after(wait), Relaxed);
+    }
+
+    /// Nothing is expected of the upstream: it is the client that does not read.
+    pub(super) fn forgive(&self) {
+        self.state.deadline.store(NEVER, Relaxed);
+    }
+
+    /// Whether the upstream was given up.
+    pub(super) fn is_late(&self) -> bool {
+        self.state.is_late.load(Relaxed)
+    }
+
+    pub(super) async fn send(
+        &mut self,
+        request: Request<ToUpstream>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<ToUpstream>>> {
+        self.sender.try_send_request(request).await
+    }
+}
+
+impl State {
+    /// Drives the connection to its end, or until the upstream is late.
+    async fn drive(&self, connection: impl Future<Output = hyper::Result<()>>) {
+        let (mut connection, mut alarm) = (pin!(connection), pin!(sleep(LOOK_EVERY)));
+        let mut is_set = false;
+        poll_fn(|context| {
+            // How it ended is told to whoever waits for an answer.
+            if connection.as_mut().poll(context).is_ready() {
+                return Poll::Ready(());
+            }
+            if is_set && !alarm.is_elapsed() {
+                return Poll::Pending;
+            }
+            is_set = true;
+            while alarm.as_mut().poll(context).is_ready() {
+                let left = self.deadline.load(Relaxed).saturating_sub(self.ticks.now());
+                if left == 0 {
+                    self.is_late.store(true, Relaxed);
+                    return Poll::Ready(());
+                }
+                let ticks = u32::try_from(left).unwrap_or(u32::MAX);
+                alarm.as_mut().reset(Instant::now() + TICK.saturating_mul(ticks).min(LOOK_EVERY));
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// A deadline that is shorter than this is seen a little late.
+const LOOK_EVERY: Duration = Duration::from_millis(500);

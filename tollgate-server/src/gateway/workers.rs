@@ -1,0 +1,233 @@
+//! The threads that serve connections: each with a runtime, listeners and upstream connections of its own, so that a
+//! request stays on one processor from its first byte to its last.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+
+use super::connection::{self, Begins, Stop};
+use super::exchange::Worker;
+
+/// A process out of descriptors gets one back soon; until then, trying again at once would only burn the CPU.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// As many connections may wait to be accepted; the kernel has a bound of its own.
+const BACKLOG: u32 = 4096;
+
+/// What a client is told when there is no room for its connection.
+const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
+    connection: close\r\ncontent-length: 72\r\n\r\n\
+    {\"error\":\"too_many_connections\",\"message\":\"Too many clients. Try later.\"}";
+
+/// From the moment of a stop, clients that are between two requests may send one more, and are asked to go then.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// A listener, bound once for each worker.
+pub(super) struct Listening {
+    pub(super) sockets: Vec<StdListener>,
+    pub(super) begins: Begins,
+    bound: SocketAddr,
+}
+
+impl Listening {
+    /// Binds an address, once for each worker.
+    pub(super) async fn bind(address: &str, begins: Begins, workers: usize) -> io::Result<Self> {
+        let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
+        for address in tokio::net::lookup_host(address).await? {
+            match bind_all(address, workers) {
+                Ok((sockets, bound)) => return Ok(Self { sockets, begins, bound }),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+impl Listening {
+    /// What is spoken there, and where that is.
+    pub(super) fn address(&self) -> (&'static str, SocketAddr) {
+        (if self.begins.tls.is_some() { "https" } else { "http" }, self.bound)
+    }
+}
+
+fn bind_all(address: SocketAddr, workers: usize) -> io::Result<(Vec<StdListener>, SocketAddr)> {
+    // The sockets of the workers share a port, and would share it with another gateway too. This one does not.
+    let alone = StdListener::bind(address)?;
+    let bound = alone.local_addr()?;
+    drop(alone);
+    let sockets = (0..workers).map(|_| bind_one(bound)).collect::<io::Result<_>>()?;
+    Ok((sockets, bound))
+}
+
+fn bind_one(address: SocketAddr) -> io::Result<StdListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    #[cfg(all(unix, not(target_os = "solaris"), not(target_os = "illumos")))]
+    socket.set_reuseport(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)?.into_std()
+}
+
+/// What a worker is told.
+pub(super) enum Order {
+    /// Takes connections there too, until the stop.
+    Listen { socket: StdListener, begins: Begins, until: watch::Receiver<()> },
+}
+
+/// A worker that runs.
+pub(super) struct Running {
+    pub(super) orders: mpsc::UnboundedSender<Order>,
+    thread: JoinHandle<()>,
+}
+
+/// How a worker ends.
+#[derive(Clone)]
+pub(super) struct Ends {
+    /// Changes when the worker has to end.
+    pub(super) stop: watch::Receiver<()>,
+    /// How long what is under way may take then.
+    pub(super) drain: Duration,
+    pub(super) max_connections: i64,
+}
+
+impl Running {
+    pub(super) fn start(worker: Worker, ends: Ends) -> io::Result<Self> {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let name = format!("gateway-{}", worker.number);
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            runtime.block_on(run(Arc::new(worker), inbox, ends));
+            runtime.shutdown_background();
+        })?;
+        Ok(Self { orders, thread })
+    }
+
+    /// Waits for its end, which blocks the thread.
+    pub(super) fn join(self) {
+        _ = self.thread.join();
+    }
+}
+
+async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut ends: Ends) {
+    let stop = Arc::new(Stop::default());
+    loop {
+        let order = tokio::select! {
+            order = inbox.recv() => order,
+            _ = ends.stop.changed() => break,
+        };
+        match order {
+            Some(Order::Listen { socket, begins, until }) => {
+                let accepting = Accepting {
+                    begins,
+                    worker: Arc::clone(&worker),
+                    stop: Arc::clone(&stop),
+                    max_connections: ends.max_connections,
+                };
+                tokio::spawn(async move { _ = accepting.run(socket, until).await });
+            }
+            None => break,
+        }
+    }
+    drain(&worker, &stop, ends.drain).await;
+}
+
+/// Lets what is under way finish.
+async fn drain(worker: &Worker, stop: &Stop, within: Duration) {
+    worker.closing.store(true, Relaxed);
+    let all_gone = async {
+        let step = Duration::from_millis(5);
+        let mut left = GRACE.as_millis() / step.as_millis();
+        while worker.tally.connections.load(Relaxed) > 0 {
+            sleep(step).await;
+            left = left.saturating_sub(1);
+            if left == 0 {
+                stop.end_idle();
+            }
+        }
+    };
+    _ = timeout(within, all_gone).await;
+}
+
+/// Takes connections from one listener.
+struct Accepting {
+    begins: Begins,
+    worker: Arc<Worker>,
+    stop: Arc<Stop>,
+    max_connections: i64,
+}
+
+impl Accepting {
+    async fn run(self, socket: StdListener, mut until: watch::Receiver<()>) -> io::Result<()> {
+        socket.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(socket)?;
+        loop {
+            tokio::select! {
+                // One that waits is taken before the end is looked at: the kernel has told its client that it is.
+                biased;
+                accepted = listener.accept() => match accepted {
+                    Ok((tcp, peer)) => self.take(tcp, peer),
+                    // Only this client is gone; the next may be waiting.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                    Err(_) => sleep(ACCEPT_PAUSE).await,
+                },
+                _ = until.changed() => return Ok(()),
+            }
+        }
+    }
+
+    fn take(&self, tcp: TcpStream, peer: SocketAddr) {
+        let tally = Arc::clone(&self.worker.tally);
+        tally.accepted.fetch_add(1, Relaxed);
+        if tally.connections.load(Relaxed) >= self.max_connections {
+            tally.turned_away.fetch_add(1, Relaxed);
+            tokio::spawn(turn_away(tcp));
+            return;
+        }
+        // An answer is one small write; waiting to fill a packet would only delay it.
+        _ = tcp.set_nodelay(true);
+        let counted = Counted::new(tally);
+        let serving =
+            connection::serve(tcp, peer, self.begins.clone(), Arc::clone(&self.worker), Arc::clone(&self.stop));
+        tokio::spawn(async move {
+            _ = serving.await;
+            drop(counted);
+        });
+    }
+}
+
+/// A connection among those that are counted.
+struct Counted(Arc<super::tally::Tally>);
+
+impl Counted {
+    fn new(tally: Arc<super::tally::Tally>) -> Self {
+        tally.connections.fetch_add(1, Relaxed);
+        Self(tally)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Says that there is no room. Over TLS nobody would understand it, and the connection just ends.
+async fn turn_away(mut tcp: TcpStream) {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let told = async {
+        tcp.write_all(NO_ROOM).await?;
+        tcp.shutdown().await?;
+        // What the client has sent is read, so that the answer is not lost with the connection.
+        tokio::io::copy(&mut tcp, &mut tokio::io::sink()).await
+    };
+    _ = timeout(PATIENCE, told).await;
+}
