@@ -3,6 +3,7 @@
 
 mod clock;
 mod contender;
+mod gateway;
 mod memory;
 mod race;
 mod redis;
@@ -24,6 +25,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Gateway(gateway::Args),
     Memory(memory::Args),
     Redis(redis::Args),
     Rules(rules::Args),
@@ -38,6 +40,7 @@ const EXIT_MISSING: u8 = 2;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Gateway(args) => gateway::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::MemoryChild(args) => memory::child::run(&args),
         Command::Redis(args) => redis::run(&args),
@@ -48,5 +51,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     report::error(format_args!("{error:#}"));
-    if error.is::<redis::NoServer>() { ExitCode::from(EXIT_MISSING) } else { ExitCode::FAILURE }
+    if error.is::<redis::NoServer>() || error.is::<gateway::Missing>() {
+        ExitCode::from(EXIT_MISSING)
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -1,0 +1,227 @@
+//! `bench gateway`: requests through the gateway, beside nginx's `limit_req` and HAProxy's stick tables.
+//!
+//! What is deliberately not here: a network, TLS, several cores, and a store on Redis.
+
+mod config;
+mod contender;
+mod load;
+mod memory;
+mod pace;
+mod peers;
+mod probe;
+mod race;
+mod server;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::ValueEnum;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use self::config::{Limits, Protocol};
+use self::contender::{Contender, HAPROXY, NGINX, Product, TOLLGATE, TOLLGATE_THREE, Upstream};
+use self::load::Generators;
+pub(crate) use self::peers::Missing;
+use self::peers::Programs;
+use self::race::{Body, Case, Figures, Kind};
+use self::server::Core;
+use crate::race::Times;
+use crate::report::{self, Results};
+
+/// The gateway: processor time per request, latency, and memory, beside nginx and HAProxy.
+///
+/// Every contender has one core to itself, the first; the load and an nginx as the upstream share the second. All take
+/// turns, round by round. What is missing of nginx, HAProxy, wrk and h2load is installed (tools/install-gateway-peers).
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    /// End in three minutes: fewer and shorter rounds
+    #[arg(long)]
+    quick: bool,
+
+    /// Measure only these
+    #[arg(long, value_delimiter = ',', value_enum)]
+    only: Vec<Part>,
+
+    /// A built tollgate, instead of the one of this workspace
+    #[arg(long, value_name = "PATH")]
+    tollgate: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// One limit, always allowed; tollgate's three limits beside it
+    Allowed,
+    /// One limit, always denied
+    Denied,
+    /// No limit
+    NoLimit,
+    /// A body of 100 KB
+    Large,
+    /// Clients that speak HTTP/2
+    Http2,
+    /// Latency at half of what nginx can do
+    HalfLoad,
+    /// Ten thousand idle connections
+    Memory,
+}
+
+/// How much is measured. Seconds are whole, for wrk knows no others.
+struct Scale {
+    rounds: usize,
+    warm_up_s: u64,
+    slice_s: u64,
+}
+
+impl Scale {
+    const FULL: Self = Self { rounds: 5, warm_up_s: 1, slice_s: 3 };
+    const QUICK: Self = Self { rounds: 2, warm_up_s: 1, slice_s: 2 };
+}
+
+/// What every measurement needs.
+struct Bench {
+    scale: Scale,
+    programs: Programs,
+    generators: Generators,
+    upstream: Upstream,
+    /// Why tollgate takes no part.
+    without_tollgate: Option<String>,
+}
+
+impl Bench {
+    fn products(&self) -> impl Iterator<Item = Product> {
+        let with_tollgate = self.without_tollgate.is_none();
+        Product::ALL.into_iter().filter(move |product| with_tollgate || *product != Product::Tollgate)
+    }
+
+    fn start(&self, product: Product, limits: Limits, protocol: Protocol) -> anyhow::Result<Contender> {
+        Contender::start(product, limits, protocol, &self.programs, &self.upstream)
+    }
+
+    fn field(&self, limits: Limits, protocol: Protocol) -> anyhow::Result<Vec<Contender>> {
+        self.products().map(|product| self.start(product, limits, protocol)).collect()
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(std::thread::available_parallelism()?.get() >= 2, "one core is not enough; the contender needs its own");
+    let wants = |part: Part| args.only.is_empty() || args.only.contains(&part);
+    if wants(Part::Memory) {
+        memory::raise_open_files()?;
+    }
+    let programs = Programs::find(args.tollgate.as_deref())?;
+    stay_on(Core::Load)?;
+    let scale = if args.quick { Scale::QUICK } else { Scale::FULL };
+    let (generators, upstream) = (Generators::new(&programs)?, Upstream::start(&programs)?);
+    let mut bench = Bench { scale, programs, generators, upstream, without_tollgate: None };
+    introduce(&bench);
+    if let Err(error) = bench.start(Product::Tollgate, Limits::One, Protocol::Http1) {
+        report::note(format_args!("WITHOUT tollgate, which did not come up as a gateway: {error:#}"));
+        bench.without_tollgate = Some(format!("{error:#}"));
+    }
+    let mut results = Results::default();
+    at_saturation(&bench, wants, &mut results)?;
+    if wants(Part::Memory) {
+        memory::run(&bench, &mut results)?;
+    }
+    if let Some(reason) = &bench.without_tollgate {
+        bail!("there is no result without tollgate: {reason}");
+    }
+    report::note("");
+    results.print();
+    Ok(())
+}
+
+fn at_saturation(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Results) -> anyhow::Result<()> {
+    let ample = wants(Part::Allowed) || wants(Part::Large) || wants(Part::HalfLoad);
+    if ample {
+        one_limit(bench, &wants, results)?;
+    }
+    if wants(Part::Denied) {
+        let case =
+            Case { title: "Denied: one limit, used up".into(), body: Body::Small, status: 429, load: Kind::Http1 };
+        let figures = self::race::run(bench, &case, &bench.field(Limits::Exhausted, Protocol::Http1)?)?;
+        conclude(&figures, "deny", results);
+    }
+    if wants(Part::NoLimit) {
+        let case = Case { title: "No limit".into(), body: Body::Small, status: 200, load: Kind::Http1 };
+        let figures = self::race::run(bench, &case, &bench.field(Limits::None, Protocol::Http1)?)?;
+        conclude(&figures, "no_limit", results);
+    }
+    if wants(Part::Http2) {
+        let title = "HTTP/2: one limit, allowed, body of 1 KB".into();
+        let case = Case { title, body: Body::Small, status: 200, load: Kind::Http2 };
+        let figures = self::race::run(bench, &case, &bench.field(Limits::One, Protocol::Http2)?)?;
+        conclude(&figures, "http2", results);
+    }
+    Ok(())
+}
+
+/// The cases in which one limit has room for every request, and three beside it.
+fn one_limit(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Results) -> anyhow::Result<()> {
+    let mut contenders = bench.field(Limits::One, Protocol::Http1)?;
+    if bench.without_tollgate.is_none() && wants(Part::Allowed) {
+        contenders.push(bench.start(Product::Tollgate, Limits::Three, Protocol::Http1)?);
+    }
+    let case = |title: &str, body, load| Case { title: title.into(), body, status: 200, load };
+    let mut saturation = None;
+    // Half load needs to know what nginx can do, too.
+    if wants(Part::Allowed) || wants(Part::HalfLoad) {
+        let case = case("Allowed: one limit, body of 1 KB", Body::Small, Kind::Http1);
+        let figures = self::race::run(bench, &case, &contenders)?;
+        saturation = find(&figures, NGINX).map(|nginx| nginx.per_second.median());
+        conclude(&figures, "allow", results);
+        if let (Some(one), Some(three)) = (find(&figures, TOLLGATE), find(&figures, TOLLGATE_THREE)) {
+            results.ratio("three_limits_vs_one", three.cpu_us.ratio_to(&one.cpu_us).median);
+        }
+    }
+    contenders.retain(|contender| contender.name != TOLLGATE_THREE);
+    if wants(Part::HalfLoad) {
+        let per_second = saturation.context("nginx was not measured")? / 2.0;
+        let title = format!("Allowed, at {per_second:.0} requests/s: half of what nginx can do");
+        let figures = self::race::run(bench, &case(&title, Body::Small, Kind::Paced { per_second }), &contenders)?;
+        ratio(&figures, |figures| &figures.p99_us, NGINX, "p99_half_load_vs_nginx", results);
+    }
+    if wants(Part::Large) {
+        let figures =
+            self::race::run(bench, &case("Allowed: one limit, body of 100 KB", Body::Large, Kind::Http1), &contenders)?;
+        conclude(&figures, "large", results);
+    }
+    Ok(())
+}
+
+fn conclude(figures: &[Figures], name: &str, results: &mut Results) {
+    ratio(figures, |figures| &figures.cpu_us, NGINX, &format!("{name}_vs_nginx"), results);
+    ratio(figures, |figures| &figures.cpu_us, HAPROXY, &format!("{name}_vs_haproxy"), results);
+    if let Some(ours) = find(figures, TOLLGATE) {
+        results.quantity(format!("{name}_us"), ours.cpu_us.median());
+    }
+}
+
+fn ratio(figures: &[Figures], of: impl Fn(&Figures) -> &Times, peer: &str, name: &str, results: &mut Results) {
+    if let (Some(ours), Some(theirs)) = (find(figures, TOLLGATE), find(figures, peer)) {
+        results.ratio(name, of(ours).ratio_to(of(theirs)).median);
+    }
+}
+
+fn find<'a>(figures: &'a [Figures], name: &str) -> Option<&'a Figures> {
+    figures.iter().find(|figures| figures.name() == name)
+}
+
+/// The paced load comes from this very thread.
+fn stay_on(core: Core) -> anyhow::Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core as usize);
+    sched_setaffinity(None, &cores).context("this program cannot be pinned to the second core")
+}
+
+fn introduce(bench: &Bench) {
+    let Scale { rounds, slice_s, .. } = bench.scale;
+    let nginx = peers::version(&bench.programs.nginx, "-v");
+    let haproxy = peers::version(&bench.programs.haproxy, "-v");
+    report::note(format_args!(
+        "{nginx}; {haproxy}. Contenders take turns: {rounds} rounds of {slice_s} s each; figures are medians of the \
+         rounds.\nof nginx's = CPU over nginx's in the same round, median of the rounds (the half of the rounds nearest \
+         to it).\nbusy = the share of its core that the contender used; below 100 %, the load was what held it up."
+    ));
+}

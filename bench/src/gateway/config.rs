@@ -1,0 +1,181 @@
+//! The configurations: what each contender is told, at its best for one core.
+//!
+//! Nobody writes access logs, everybody keeps its connections to the upstream, and nobody closes a client's.
+
+use std::path::Path;
+
+/// Larger than any benchmark's number of requests, where a connection has to end after some.
+const FOREVER: u64 = 1_000_000_000;
+/// The ten thousand idle ones, and room for the upstream's.
+const CONNECTIONS: usize = 12_000;
+
+/// What a request has to pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Limits {
+    None,
+    /// One for each user, with room for every request.
+    One,
+    /// For all, for each user, and for each user and path: with room for every request.
+    Three,
+    /// One for each user, and nothing left in it.
+    Exhausted,
+}
+
+/// What clients speak.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http1,
+    /// Without TLS, and without asking first.
+    Http2,
+}
+
+/// What a contender is to do.
+pub(super) struct Task<'a> {
+    pub(super) port: u16,
+    pub(super) upstream_port: u16,
+    pub(super) limits: Limits,
+    pub(super) protocol: Protocol,
+    /// For what nginx insists on having a place for.
+    pub(super) folder: &'a Path,
+}
+
+pub(super) fn tollgate(task: &Task<'_>) -> String {
+    let Task { port, upstream_port, limits, .. } = task;
+    let bucket = |name: &str, key: &str, numbers: &str| {
+        format!("  - name: {name}\n{key}    algorithm: token_bucket\n    {numbers}\n")
+    };
+    let ample = "capacity: 1000000\n    refill: 1000000/s";
+    let user = "    key: header:x-user-id\n";
+    let limits = match limits {
+        Limits::None => String::new(),
+        Limits::One => format!("limits:\n{}", bucket("per-user", user, ample)),
+        Limits::Three => format!(
+            "limits:\n{}{}{}",
+            bucket("global", "", ample),
+            bucket("per-user", user, ample),
+            bucket("per-user-and-path", "    key: [header:x-user-id, path]\n", ample)
+        ),
+        Limits::Exhausted => format!("limits:\n{}", bucket("per-user", user, "capacity: 1\n    refill: 1/h")),
+    };
+    format!(
+        "gateway:
+  listen: 127.0.0.1:{port}
+  workers: 1
+  routes:
+    - path: /**
+      upstream: http://127.0.0.1:{upstream_port}
+{limits}"
+    )
+}
+
+pub(super) fn nginx(task: &Task<'_>) -> String {
+    let Task { port, upstream_port, limits, protocol, .. } = task;
+    let http2 = if *protocol == Protocol::Http2 { " http2" } else { "" };
+    let (zone, limit) = match limits {
+        Limits::Exhausted => ("rate=1r/m", "limit_req zone=users;"),
+        Limits::One | Limits::Three => ("rate=1000000r/s", "limit_req zone=users burst=1000000 nodelay;"),
+        Limits::None => ("rate=1r/s", ""),
+    };
+    // The buffers hold the largest body: with the default ones nginx would write the rest of it to a file.
+    let server = format!(
+        "
+    limit_req_zone $http_x_user_id zone=users:10m {zone};
+    limit_req_status 429;
+    upstream behind {{
+        server 127.0.0.1:{upstream_port};
+        keepalive 256;
+        keepalive_requests {FOREVER};
+    }}
+    server {{
+        listen 127.0.0.1:{port}{http2};
+        location / {{
+            {limit}
+            proxy_pass http://behind;
+            proxy_http_version 1.1;
+            proxy_set_header Connection \"\";
+            proxy_buffers 8 32k;
+            proxy_max_temp_file_size 0;
+        }}
+    }}"
+    );
+    nginx_around(&server, task.folder)
+}
+
+/// The upstream is an nginx too.
+pub(super) fn upstream(port: u16, small: &str, folder: &Path) -> String {
+    let folder_path = folder.display();
+    let server = format!(
+        "
+    open_file_cache max=10 inactive=1h;
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{ return 200 \"{small}\"; }}
+        location = /large {{ root \"{folder_path}\"; }}
+    }}"
+    );
+    nginx_around(&server, folder)
+}
+
+/// `error_log` at `crit` keeps it from a line for every denial. As another user it could not read its own folder.
+fn nginx_around(server: &str, folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "daemon off;
+user root;
+worker_processes 1;
+pid \"{folder}/nginx.pid\";
+error_log stderr crit;
+events {{ worker_connections {CONNECTIONS}; }}
+http {{
+    access_log off;
+    default_type application/octet-stream;
+    sendfile on;
+    tcp_nopush on;
+    keepalive_requests {FOREVER};
+    keepalive_timeout 1h;
+    client_body_temp_path \"{folder}/body\";
+    proxy_temp_path \"{folder}/proxy\";
+    fastcgi_temp_path \"{folder}/fastcgi\";
+    uwsgi_temp_path \"{folder}/uwsgi\";
+    scgi_temp_path \"{folder}/scgi\";
+{server}
+}}
+"
+    )
+}
+
+pub(super) fn haproxy(task: &Task<'_>) -> String {
+    let Task { port, upstream_port, limits, protocol, .. } = task;
+    let proto = if *protocol == Protocol::Http2 { " proto h2" } else { "" };
+    let limit = |period: &str, most: u64| {
+        format!(
+            "    stick-table type string len 32 size 100k expire 10m store http_req_rate({period})
+    http-request track-sc0 req.hdr(x-user-id)
+    http-request deny deny_status 429 if {{ sc_http_req_rate(0) gt {most} }}
+"
+        )
+    };
+    let limit = match limits {
+        Limits::None => String::new(),
+        Limits::One | Limits::Three => limit("1s", 1_000_000),
+        Limits::Exhausted => limit("60s", 1),
+    };
+    format!(
+        "global
+    nbthread 1
+    maxconn {CONNECTIONS}
+defaults
+    mode http
+    http-reuse always
+    timeout connect 5s
+    timeout client 1h
+    timeout server 1h
+    timeout http-keep-alive 1h
+frontend gateway
+    bind 127.0.0.1:{port}{proto}
+{limit}    default_backend behind
+backend behind
+    server upstream 127.0.0.1:{upstream_port}
+"
+    )
+}

@@ -1,0 +1,100 @@
+//! The contenders: tollgate and its peers, each a process of its own for every set of limits.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::Context as _;
+use tempfile::TempDir;
+
+use super::config::{self, Limits, Protocol, Task};
+use super::peers::Programs;
+use super::server::{Core, Server, free_port, pinned};
+
+pub(super) const SMALL_BYTES: usize = 1024;
+pub(super) const LARGE_BYTES: usize = 100 * 1024;
+
+pub(super) const TOLLGATE: &str = "tollgate";
+pub(super) const TOLLGATE_THREE: &str = "tollgate, three limits";
+pub(super) const NGINX: &str = "nginx";
+pub(super) const HAPROXY: &str = "HAProxy";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Product {
+    Tollgate,
+    Nginx,
+    Haproxy,
+}
+
+impl Product {
+    pub(super) const ALL: [Self; 3] = [Self::Tollgate, Self::Nginx, Self::Haproxy];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tollgate => TOLLGATE,
+            Self::Nginx => NGINX,
+            Self::Haproxy => HAPROXY,
+        }
+    }
+}
+
+/// A contender at work, until it is dropped.
+pub(super) struct Contender {
+    pub(super) name: &'static str,
+    pub(super) server: Server,
+    _folder: TempDir,
+}
+
+impl Contender {
+    pub(super) fn start(
+        product: Product,
+        limits: Limits,
+        protocol: Protocol,
+        programs: &Programs,
+        upstream: &Upstream,
+    ) -> anyhow::Result<Self> {
+        let name = if limits == Limits::Three { TOLLGATE_THREE } else { product.name() };
+        let folder = tempfile::tempdir()?;
+        let port = free_port()?;
+        let upstream_port = upstream.server.address.port();
+        let task = Task { port, upstream_port, limits, protocol, folder: folder.path() };
+        let file = folder.path().join("config.yaml");
+        let (text, mut command) = match product {
+            Product::Tollgate => (config::tollgate(&task), pinned(Core::Contender, &programs.tollgate)),
+            Product::Nginx => (config::nginx(&task), pinned(Core::Contender, &programs.nginx)),
+            Product::Haproxy => (config::haproxy(&task), pinned(Core::Contender, &programs.haproxy)),
+        };
+        fs::write(&file, text)?;
+        match product {
+            Product::Tollgate => command.args(["serve", "--config"]).arg(&file),
+            Product::Nginx => with_nginx_arguments(&mut command, &folder).arg("-c").arg(&file),
+            Product::Haproxy => command.args(["-db", "-f"]).arg(&file),
+        };
+        let server = Server::start(command, port, &folder.path().join("told")).with_context(|| name.to_owned())?;
+        Ok(Self { name, server, _folder: folder })
+    }
+}
+
+/// What stands behind all contenders.
+pub(super) struct Upstream {
+    server: Server,
+    _folder: TempDir,
+}
+
+impl Upstream {
+    pub(super) fn start(programs: &Programs) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let port = free_port()?;
+        let file = folder.path().join("nginx.conf");
+        fs::write(folder.path().join("large"), "x".repeat(LARGE_BYTES))?;
+        fs::write(&file, config::upstream(port, &"x".repeat(SMALL_BYTES), folder.path()))?;
+        let mut command = pinned(Core::Load, &programs.nginx);
+        with_nginx_arguments(&mut command, &folder).arg("-c").arg(&file);
+        let server = Server::start(command, port, &folder.path().join("told")).context("the upstream")?;
+        Ok(Self { server, _folder: folder })
+    }
+}
+
+/// Without them it opens the log of the machine's own nginx before it has read its file.
+fn with_nginx_arguments<'a>(command: &'a mut Command, folder: &TempDir) -> &'a mut Command {
+    command.args(["-e", "stderr", "-p"]).arg(folder.path())
+}

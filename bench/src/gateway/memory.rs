@@ -1,0 +1,84 @@
+//! What ten thousand idle connections make a contender hold. The kernel's buffers are not in it: they are the same for
+//! all.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::Bench;
+use super::config::{Limits, Protocol};
+use super::contender::{Contender, SMALL_BYTES, TOLLGATE};
+use super::load::USERS;
+use super::probe::Connection;
+use crate::clock;
+use crate::report::{Results, Table};
+
+const IDLE: usize = 10_000;
+/// For everything else that is open.
+const OTHER_FILES: u64 = 1_000;
+/// What is given back after a request is given back by then.
+const SETTLING: Duration = Duration::from_secs(2);
+
+/// Resident kilobytes.
+struct Resident {
+    before_kb: u64,
+    after_kb: u64,
+}
+
+pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    let header = ["", "at first MB", "at last MB", "growth MB", "KB per connection"];
+    let mut table = Table::new(format!("Memory: from none to {IDLE} idle keep-alive connections"), header);
+    for product in bench.products() {
+        let contender = bench.start(product, Limits::One, Protocol::Http1)?;
+        let resident = measure(&contender).with_context(|| format!("idle connections to {}", contender.name))?;
+        let growth_kb = resident.after_kb as f64 - resident.before_kb as f64;
+        let mb = |kb: f64| format!("{:.1}", kb / 1024.0);
+        let each = format!("{:.2}", growth_kb / IDLE as f64);
+        let (first, last) = (mb(resident.before_kb as f64), mb(resident.after_kb as f64));
+        table.row([contender.name.to_owned(), first, last, mb(growth_kb), each]);
+        if contender.name == TOLLGATE {
+            results.quantity("memory_10k_connections_mb", growth_kb / 1024.0);
+        }
+    }
+    table.print();
+    Ok(())
+}
+
+/// Files that may be open, here and in every process started after this.
+pub(super) fn raise_open_files() -> anyhow::Result<()> {
+    let needed = IDLE as u64 + OTHER_FILES;
+    let limit = getrlimit(Resource::Nofile);
+    let maximum = limit.maximum.unwrap_or(u64::MAX);
+    ensure!(maximum >= needed, "{maximum} files may be open; use `ulimit -Hn {needed}` or more, or leave out `memory`");
+    if limit.current.is_some_and(|current| current < needed) {
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+    }
+    Ok(())
+}
+
+/// The first request is not counted: what a server makes once, it does not make for a connection.
+fn measure(contender: &Contender) -> anyhow::Result<Resident> {
+    ask(&mut Connection::open(contender.server.address)?, 0)?;
+    clock::pause(SETTLING);
+    let before_kb = contender.server.resident_kb()?;
+    let mut connections = Vec::with_capacity(IDLE);
+    for number in 0..IDLE {
+        let mut connection = Connection::open(contender.server.address)?;
+        ask(&mut connection, number).with_context(|| format!("connection {number}"))?;
+        connections.push(connection);
+    }
+    clock::pause(SETTLING);
+    let after_kb = contender.server.resident_kb()?;
+    for connection in &connections {
+        ensure!(connection.is_open()?, "an idle connection was closed; none should be within {SETTLING:?}");
+    }
+    Ok(Resident { before_kb, after_kb })
+}
+
+fn ask(connection: &mut Connection, number: usize) -> anyhow::Result<()> {
+    let answer = connection.ask("/small", 1 + number % USERS)?;
+    let (status, body) = (answer.status, answer.body_bytes);
+    ensure!((status, body) == (200, SMALL_BYTES), "answered with {status} and {body} bytes");
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Load at a fixed rate, whatever the answers do: a request has its time, and its latency counts from then. So a
+//! contender that stalls pays for all requests that would have been sent meanwhile, and not for one.
+
+use std::collections::VecDeque;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::set_current_timer_slack;
+
+use super::load::{CONNECTIONS, USERS};
+use super::probe::{Answer, request};
+use crate::clock;
+
+/// How long the last answers may take.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// So many requests per second for so long.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    pub(super) per_second: f64,
+    pub(super) length: Duration,
+}
+
+/// Microseconds from the time a request should have been sent at to its whole answer, for every request.
+pub(super) type Latencies = Vec<f64>;
+
+/// A connection and the request under way on it.
+struct Lane {
+    request: Vec<u8>,
+    answer: Vec<u8>,
+    intended: Option<Instant>,
+}
+
+pub(super) fn run(address: SocketAddr, path: &str, status: u16, pace: Pace) -> anyhow::Result<Latencies> {
+    // By default the kernel may wake this thread 50 µs late, which would be charged to the contenders.
+    set_current_timer_slack(NonZeroU64::new(1))?;
+    let streams: Vec<TcpStream> = (0..CONNECTIONS).map(|_| connect(address)).collect::<anyhow::Result<_>>()?;
+    let lane = |number| Lane { request: request(path, 1 + number % USERS), answer: Vec::new(), intended: None };
+    let mut lanes: Vec<Lane> = (0..CONNECTIONS).map(lane).collect();
+    let mut watched: Vec<PollFd<'_>> = streams.iter().map(|stream| PollFd::new(stream, PollFlags::IN)).collect();
+    let mut idle: VecDeque<usize> = (0..CONNECTIONS).collect();
+    let mut waiting: VecDeque<Instant> = VecDeque::new();
+    let total = (pace.per_second * pace.length.as_secs_f64()) as usize;
+    let mut latencies = Latencies::with_capacity(total);
+    let began = clock::now();
+    let due = |number: usize| began + Duration::from_secs_f64(number as f64 / pace.per_second);
+    let deadline = began + pace.length + GRACE;
+    let mut next = 0;
+    while latencies.len() < total {
+        let now = clock::now();
+        ensure!(now < deadline, "{} of {total} paced requests had no answer", total - latencies.len());
+        while next < total && due(next) <= now {
+            waiting.push_back(due(next));
+            next += 1;
+        }
+        while !waiting.is_empty()
+            && let Some(number) = idle.pop_front()
+        {
+            lanes[number].intended = waiting.pop_front();
+            (&streams[number]).write_all(&lanes[number].request).context("a paced request could not be sent")?;
+        }
+        let until = if next < total { due(next) } else { deadline };
+        let timeout = Timespec::try_from(until.saturating_duration_since(clock::now()))?;
+        poll(&mut watched, Some(&timeout))?;
+        for number in (0..CONNECTIONS).filter(|number| !watched[*number].revents().is_empty()) {
+            if let Some(intended) = lanes[number].receive(&streams[number], status)? {
+                latencies.push(clock::now().saturating_duration_since(intended).as_secs_f64() * 1e6);
+                idle.push_back(number);
+            }
+        }
+    }
+    Ok(latencies)
+}
+
+impl Lane {
+    /// When the request was to be sent whose answer is now complete.
+    fn receive(&mut self, mut stream: &TcpStream, status: u16) -> anyhow::Result<Option<Instant>> {
+        let mut chunk = [0; 4096];
+        let read = stream.read(&mut chunk).context("a paced request had no answer")?;
+        ensure!(read > 0, "a connection was closed under a paced request");
+        self.answer.extend_from_slice(&chunk[..read]);
+        let Some(answer) = Answer::complete(&self.answer)? else { return Ok(None) };
+        ensure!(answer.status == status, "a paced request was answered with {}, not {status}", answer.status);
+        self.answer.clear();
+        Ok(self.intended.take())
+    }
+}
+
+fn connect(address: SocketAddr) -> anyhow::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
+}

@@ -1,0 +1,84 @@
+//! The programs that are started: the peers and the loads from the PATH, tollgate from this workspace.
+
+use std::fmt::{self, Display, Formatter};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+
+/// Debian keeps servers where only root's PATH looks.
+const MORE_PLACES: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// Something could not be installed.
+#[derive(Debug)]
+pub(crate) struct Missing(String);
+
+impl Display for Missing {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let Self(program) = self;
+        write!(
+            out,
+            "`{program}` cannot be found; run tools/install-gateway-peers, or install it and put it on the PATH"
+        )
+    }
+}
+
+impl std::error::Error for Missing {}
+
+/// Where everything is.
+pub(super) struct Programs {
+    pub(super) nginx: PathBuf,
+    pub(super) haproxy: PathBuf,
+    pub(super) tollgate: PathBuf,
+    pub(super) wrk: PathBuf,
+    pub(super) h2load: PathBuf,
+}
+
+impl Programs {
+    /// Installs what is missing, and builds tollgate unless another one is named.
+    pub(super) fn find(tollgate: Option<&Path>) -> anyhow::Result<Self> {
+        if ["nginx", "haproxy", "wrk", "h2load", "taskset"].iter().any(|name| find(name).is_err()) {
+            // Whether it worked is seen when they are looked for again; what went wrong, it has said itself.
+            let _ = Command::new(workspace().join("tools/install-gateway-peers")).status();
+        }
+        find("taskset")?;
+        Ok(Self {
+            nginx: find("nginx")?,
+            haproxy: find("haproxy")?,
+            wrk: find("wrk")?,
+            h2load: find("h2load")?,
+            tollgate: tollgate.map_or_else(build_tollgate, |path| Ok(path.to_owned()))?,
+        })
+    }
+}
+
+/// Cargo is asked even if there is one: it may be older than its source.
+fn build_tollgate() -> anyhow::Result<PathBuf> {
+    let bench = std::env::current_exe().context("this program cannot find itself")?;
+    let folder = bench.parent().context("this program is in no folder")?;
+    let target = folder.parent().context("this program is in no target folder")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(workspace()).args(["build", "--release", "--quiet", "-p", "tollgate-server"]);
+    command.arg("--target-dir").arg(target);
+    let status = command.status().context("cargo could not be started; name a built tollgate with --tollgate")?;
+    ensure!(status.success(), "tollgate did not build; see above, or name a built one with --tollgate");
+    Ok(target.join("release/tollgate"))
+}
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn find(program: &str) -> Result<PathBuf, Missing> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = std::env::split_paths(&path).chain(MORE_PLACES.map(PathBuf::from));
+    places.find_map(|place| Some(place.join(program)).filter(|file| file.is_file())).ok_or(Missing(program.to_owned()))
+}
+
+/// The first line of what a program says of its version: nginx says it on stderr.
+pub(super) fn version(program: &Path, flag: &str) -> String {
+    let said = Command::new(program).arg(flag).stdin(Stdio::null()).output();
+    let text = said.map(|said| [said.stdout, said.stderr].concat()).unwrap_or_default();
+    String::from_utf8_lossy(&text).lines().next().unwrap_or("of a version it does not tell").trim().to_owned()
+}
