@@ -144,6 +144,8 @@ http {{
     )
 }
 
+/// It wants two files for every connection, in case each had one of its own to the upstream. They share those, so it may
+/// start with fewer.
 pub(super) fn haproxy(task: &Task<'_>) -> String {
     let Task { port, upstream_port, limits, protocol, .. } = task;
     let proto = if *protocol == Protocol::Http2 { " proto h2" } else { "" };
@@ -164,6 +166,7 @@ pub(super) fn haproxy(task: &Task<'_>) -> String {
         "global
     nbthread 1
     maxconn {CONNECTIONS}
+    no strict-limits
 defaults
     mode http
     http-reuse always
