@@ -222,6 +222,7 @@ fn introduce(bench: &Bench) {
     report::note(format_args!(
         "{nginx}; {haproxy}. Contenders take turns: {rounds} rounds of {slice_s} s each; figures are medians of the \
          rounds.\nof nginx's = CPU over nginx's in the same round, median of the rounds (the half of the rounds nearest \
-         to it).\nbusy = the share of its core that the contender used; below 100 %, the load was what held it up."
+         to it).\nbusy = the share of its core that the contender used, others = what others did; where both leave much, \
+         the load was what held it up."
     ));
 }

@@ -30,9 +30,9 @@ pub(super) struct Load {
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
     /// Answers with a status of 400 or above.
-    refused: u64,
+    pub(super) refused: u64,
     /// Requests without an answer.
-    failed: u64,
+    pub(super) failed: u64,
 }
 
 impl Load {

@@ -6,12 +6,15 @@ use anyhow::{Context as _, ensure};
 
 use super::Bench;
 use super::contender::{Contender, LARGE_BYTES, NGINX, SMALL_BYTES};
-use super::load::USERS;
+use super::load::{Load, USERS};
 use super::pace::{self, Pace};
 use super::probe::{Answer, Connection};
-use crate::clock;
-use crate::race::{self, Times, quantile};
-use crate::report::Table;
+use super::server::Core;
+use crate::race::{self, Times};
+use crate::report::{self, Table};
+
+/// When others have more than this share of the contender's core, it shows in the figures.
+const DISTURBED: f64 = 0.05;
 
 /// What is asked of all contenders.
 pub(super) struct Case {
@@ -56,11 +59,10 @@ pub(super) enum Kind {
 
 /// What a slice came to.
 struct Slice {
-    requests: u64,
-    elapsed: Duration,
+    load: Load,
     cpu: Duration,
-    p50_us: f64,
-    p99_us: f64,
+    /// What others had of the contender's core.
+    others: Duration,
 }
 
 /// What a contender came to, round by round.
@@ -72,12 +74,14 @@ pub(super) struct Figures {
     pub(super) p99_us: Times,
     /// The share of its core that the contender had.
     busy: Times,
+    /// The share of it that others had.
+    others: Times,
 }
 
 impl Figures {
     fn new(name: &'static str) -> Self {
-        let [cpu_us, per_second, p50_us, p99_us, busy] = [(); 5].map(|()| Times::new(name));
-        Self { cpu_us, per_second, p50_us, p99_us, busy }
+        let [cpu_us, per_second, p50_us, p99_us, busy, others] = [(); 6].map(|()| Times::new(name));
+        Self { cpu_us, per_second, p50_us, p99_us, busy, others }
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -85,11 +89,14 @@ impl Figures {
     }
 
     fn push(&mut self, slice: &Slice) {
-        self.cpu_us.push(slice.cpu.as_secs_f64() * 1e6 / slice.requests as f64);
-        self.per_second.push(slice.requests as f64 / slice.elapsed.as_secs_f64());
-        self.p50_us.push(slice.p50_us);
-        self.p99_us.push(slice.p99_us);
-        self.busy.push(slice.cpu.as_secs_f64() / slice.elapsed.as_secs_f64());
+        let Slice { load, cpu, others } = slice;
+        let elapsed_s = load.elapsed.as_secs_f64();
+        self.cpu_us.push(cpu.as_secs_f64() * 1e6 / load.requests as f64);
+        self.per_second.push(load.requests as f64 / elapsed_s);
+        self.p50_us.push(load.p50_us);
+        self.p99_us.push(load.p99_us);
+        self.busy.push(cpu.as_secs_f64() / elapsed_s);
+        self.others.push(others.as_secs_f64() / elapsed_s);
     }
 }
 
@@ -112,7 +119,7 @@ pub(super) fn run(bench: &Bench, case: &Case, contenders: &[Contender]) -> anyho
 }
 
 fn tell(case: &Case, figures: &[Figures], bodies: &[usize]) {
-    let header = ["", "CPU µs/request", "of nginx's", "requests/s", "busy", "p50 µs", "p99 µs", "body bytes"];
+    let header = ["", "CPU µs/request", "of nginx's", "requests/s", "busy", "others", "p50 µs", "p99 µs", "body bytes"];
     let mut table = Table::new(&case.title, header);
     let nginx = figures.iter().find(|figures| figures.name() == NGINX);
     for (figures, body) in figures.iter().zip(bodies) {
@@ -122,12 +129,20 @@ fn tell(case: &Case, figures: &[Figures], bodies: &[usize]) {
             nginx.map_or(String::new(), |nginx| figures.cpu_us.ratio_to(&nginx.cpu_us).to_string()),
             format!("{:.0}", figures.per_second.median()),
             format!("{:.0} %", figures.busy.median() * 100.0),
+            format!("{:.0} %", figures.others.median() * 100.0),
             format!("{:.0}", figures.p50_us.median()),
             format!("{:.0}", figures.p99_us.median()),
             body.to_string(),
         ]);
     }
     table.print();
+    let most = figures.iter().map(|figures| figures.others.median()).fold(0.0, f64::max);
+    if most > DISTURBED {
+        let percent = most * 100.0;
+        report::note(format_args!(
+            "WARNING: others took {percent:.0} % of the contender's core; do not trust these figures."
+        ));
+    }
 }
 
 /// What it answers, before it is measured: how long the body is.
@@ -153,21 +168,17 @@ fn look(bench: &Bench, case: &Case, contender: &Contender) -> anyhow::Result<usi
 
 fn slice(bench: &Bench, case: &Case, contender: &Contender, seconds: u64) -> anyhow::Result<Slice> {
     let (path, address) = (case.body.path(), contender.server.address);
-    let cpu_before = contender.server.cpu()?;
+    let (core_before, cpu_before) = (Core::Contender.worked()?, contender.server.cpu()?);
     let load = match case.load {
         Kind::Http1 => bench.generators.wrk(address, path, seconds)?,
         Kind::Http2 => bench.generators.h2load(address, path, seconds)?,
         Kind::Paced { per_second } => {
-            let began = clock::now();
             let pace = Pace { per_second, length: Duration::from_secs(seconds) };
-            let latencies = pace::run(address, path, case.status, pace)?;
-            let (requests, elapsed) = (latencies.len() as u64, clock::now() - began);
-            let [p50_us, p99_us] = [0.5, 0.99].map(|share| quantile(latencies.clone(), share));
-            let cpu = contender.server.cpu()? - cpu_before;
-            return Ok(Slice { requests, elapsed, cpu, p50_us, p99_us });
+            pace::run(address, path, pace)?
         }
     };
-    load.check(case.status)?;
     let cpu = contender.server.cpu()? - cpu_before;
-    Ok(Slice { requests: load.requests, elapsed: load.elapsed, cpu, p50_us: load.p50_us, p99_us: load.p99_us })
+    let others = (Core::Contender.worked()? - core_before).saturating_sub(cpu);
+    load.check(case.status)?;
+    Ok(Slice { load, cpu, others })
 }

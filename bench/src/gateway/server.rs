@@ -24,6 +24,27 @@ pub(super) enum Core {
     Load = 1,
 }
 
+impl Core {
+    /// How long it has been at work so far, for whomever.
+    pub(super) fn worked(self) -> anyhow::Result<Duration> {
+        let stat = fs::read_to_string("/proc/stat")?;
+        let name = format!("cpu{}", self as usize);
+        let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
+        let (_, fields) = lines.find(|(core, _)| *core == name).context("/proc/stat does not tell of this core")?;
+        let ticks: Option<Vec<u64>> = fields.split(' ').take(8).map(|field| field.parse().ok()).collect();
+        match ticks.as_deref() {
+            Some(&[user, nice, system, _idle, _io_wait, hard, soft, stolen]) => {
+                Ok(time_of(user + nice + system + hard + soft + stolen))
+            }
+            _ => bail!("/proc/stat has another form here"),
+        }
+    }
+}
+
+fn time_of(ticks: u64) -> Duration {
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
 /// A command that will run on one core only.
 pub(super) fn pinned(core: Core, program: &Path) -> Command {
     let mut command = Command::new("taskset");
@@ -63,8 +84,7 @@ impl Server {
 
     /// User and system time of all its threads so far.
     pub(super) fn cpu(&self) -> anyhow::Result<Duration> {
-        let ticks: u64 = self.tree().into_iter().map(ticks).sum::<anyhow::Result<u64>>()?;
-        Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+        Ok(time_of(self.tree().into_iter().map(ticks).sum::<anyhow::Result<u64>>()?))
     }
 
     /// Resident memory, of which what processes share is counted once.
