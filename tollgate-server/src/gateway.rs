@@ -18,6 +18,7 @@ mod guard;
 mod headers;
 mod health;
 mod io;
+mod ports;
 mod request_id;
 mod site;
 mod tally;
@@ -30,6 +31,7 @@ mod watch;
 mod wire;
 mod workers;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,24 +39,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use tokio::sync::watch as signal;
 use tollgate::Gate;
-use tollgate::rules::file::{GatewayRule, Parsed};
+use tollgate::rules::file::Parsed;
 
-use self::connection::Begins;
 use self::exchange::Worker;
+use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
-pub(crate) use self::site::SiteError;
 use self::site::Site;
+pub(crate) use self::site::SiteError;
 use self::tally::Tally;
 use self::ticks::Ticks;
-use self::tls::Tls;
-use self::workers::{Ends, Listening, Order, Running};
+use self::workers::{Ends, Running};
 
 /// A gateway that runs.
 pub(crate) struct Gateway {
     site: Arc<ArcSwap<Site>>,
     workers: usize,
     tallies: Vec<Arc<Tally>>,
-    addresses: Vec<(&'static str, SocketAddr)>,
+    /// The address that the command line named, whatever a file says.
+    listen: Option<SocketAddr>,
     /// What ends it, while it runs.
     ends: Mutex<Option<Endings>>,
     closing: Arc<AtomicBool>,
@@ -62,13 +64,10 @@ pub(crate) struct Gateway {
 
 /// Dropped, these end a gateway.
 struct Endings {
-    listening: signal::Sender<()>,
+    ports: Vec<Port>,
     serving: signal::Sender<()>,
     workers: Vec<Running>,
 }
-
-/// What a gateway is to serve next.
-pub(crate) struct NextSite(Site);
 
 /// Why a gateway does not start.
 #[derive(Debug)]
@@ -78,25 +77,31 @@ pub(crate) enum StartError {
     Runtime(std::io::Error),
 }
 
+impl fmt::Display for StartError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Site(error) => error.fmt(out),
+            Self::Listen { address, source } => write!(out, "cannot listen on {address}: {source}"),
+            Self::Runtime(source) => source.fmt(out),
+        }
+    }
+}
+
+/// What a gateway is to serve next, and where.
+pub(crate) struct Next {
+    site: Site,
+    ports: Vec<NextPort>,
+}
+
 impl Gateway {
     /// Binds and starts. `listen` is used in place of the file's address.
-    pub(crate) async fn start(
-        file: &Parsed,
-        gate: &Gate,
-        listen: Option<SocketAddr>,
-    ) -> Result<Self, StartError> {
+    pub(crate) async fn start(file: &Parsed, gate: &Gate, listen: Option<SocketAddr>) -> Result<Self, StartError> {
         let rule = file.gateway.clone().unwrap_or_default();
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let workers = rule.workers.map_or(processors, usize::from);
         let site = Site::new(file, None, workers).map_err(StartError::Site)?;
         let site = Arc::new(ArcSwap::from_pointee(site));
-        let tls = rule.tls.as_ref().map(|tls| Tls::new(tls, file.folder())).transpose().map_err(StartError::Site)?;
-        let mut bound = Vec::new();
-        for (address, begins) in places(&rule, listen, tls.as_ref()) {
-            let cannot_listen = |source| StartError::Listen { address: address.clone(), source };
-            bound.push(Listening::bind(&address, begins, workers).await.map_err(cannot_listen)?);
-        }
-        let (listening, until) = signal::channel(());
+        let ports = ports::prepare(file, listen, &[], workers).await?;
         let (serving, stop) = signal::channel(());
         let ticks = Arc::new(Ticks::default());
         let (queued, closing) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
@@ -119,26 +124,18 @@ impl Gateway {
             running.push(Running::start(worker, ends.clone()).map_err(StartError::Runtime)?);
             tallies.push(tally);
         }
-        let addresses = bound.iter().map(Listening::address).collect();
-        for Listening { sockets, begins, .. } in bound {
-            for (worker, socket) in running.iter().zip(sockets) {
-                // A worker takes orders for as long as it runs.
-                _ = worker.orders.send(Order::Listen { socket, begins: begins.clone(), until: until.clone() });
-            }
-        }
-        if let Some(tls) = tls {
-            tokio::spawn(tls.follow());
-        }
+        let ports = ports::open(ports, Vec::new(), &running);
         tokio::spawn(health::run(Arc::clone(&site)));
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
-        let ends = Mutex::new(Some(Endings { listening, serving, workers: running }));
-        Ok(Self { site, workers, tallies, addresses, ends, closing })
+        let ends = Mutex::new(Some(Endings { ports, serving, workers: running }));
+        Ok(Self { site, workers, tallies, listen, ends, closing })
     }
 
     /// Where it listens, and what is spoken there.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = (&'static str, SocketAddr)> + '_ {
-        self.addresses.iter().copied()
+    pub(crate) fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.iter().flat_map(|ends| &ends.ports).map(Port::address).collect()
     }
 
     /// Whether clients are asked to go elsewhere.
@@ -146,37 +143,35 @@ impl Gateway {
         self.closing.load(Relaxed)
     }
 
-    /// What another file says, ready to be served.
-    pub(crate) fn prepare(&self, file: &Parsed) -> Result<NextSite, SiteError> {
+    /// What another file says, ready to be served. New listeners are bound already.
+    pub(crate) async fn prepare(&self, file: &Parsed) -> Result<Next, StartError> {
         let before = self.site.load_full();
-        Site::new(file, Some(&before), self.workers).map(NextSite)
+        let site = Site::new(file, Some(&before), self.workers).map_err(StartError::Site)?;
+        let there: Vec<String> = {
+            let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+            ends.iter().flat_map(|ends| &ends.ports).map(|port| port.written.clone()).collect()
+        };
+        let ports = ports::prepare(file, self.listen, &there, self.workers).await?;
+        Ok(Next { site, ports })
     }
 
-    /// Serves that, from the next request on. Connections stay as they are.
-    pub(crate) fn change(&self, next: NextSite) {
-        self.site.store(Arc::new(next.0));
+    /// Serves that, from the next request on. Connections stay as they are, wherever they came in.
+    pub(crate) fn change(&self, next: Next) {
+        self.site.store(Arc::new(next.site));
+        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ends) = &mut *ends {
+            let before = std::mem::take(&mut ends.ports);
+            ends.ports = ports::open(next.ports, before, &ends.workers);
+        }
     }
 
     /// Takes no more connections, finishes what is under way, and ends.
     pub(crate) async fn stop(&self) {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Endings { listening, serving, workers }) = ends else { return };
+        let Some(Endings { ports, serving, workers }) = ends else { return };
         self.closing.store(true, Relaxed);
-        drop(listening);
+        drop(ports);
         drop(serving);
         _ = tokio::task::spawn_blocking(move || workers.into_iter().for_each(Running::join)).await;
-    }
-}
-
-/// Where connections are taken, and how they begin.
-fn places(rule: &GatewayRule, listen: Option<SocketAddr>, tls: Option<&Tls>) -> Vec<(String, Begins)> {
-    let address = listen.map_or_else(|| rule.listen.as_str().to_owned(), |listen| listen.to_string());
-    let begins = |tls: Option<&Tls>| Begins {
-        proxy_protocol: rule.proxy_protocol,
-        tls: tls.map(|tls| tls.acceptor.clone()),
-    };
-    match rule.tls.as_ref().and_then(|tls| tls.listen.as_ref()) {
-        Some(beside) => vec![(address, begins(None)), (beside.as_str().to_owned(), begins(tls))],
-        None => vec![(address, begins(tls))],
     }
 }

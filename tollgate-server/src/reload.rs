@@ -3,7 +3,7 @@
 //! The newest of these wins. What is refused changes nothing, and whoever runs the server reads why. Files are read
 //! on a thread of its own, which may wait for a disk as long as it likes: no request waits with it.
 //!
-//! Deliberately not here: listeners. Who changes those has to start the server again, and is told so.
+//! The gateway's listeners change too; whoever changes the others has to start the server again, and is told so.
 
 mod changes;
 mod hangup;
@@ -198,9 +198,12 @@ impl Reload {
             Err(problems) => return origin.refused(&problems),
         };
         let change = StoreChange::between(&self.file, &file);
-        let site = match self.gateway.as_ref().map(|gateway| gateway.prepare(&file)).transpose() {
-            Ok(site) => site,
-            Err(problem) => return origin.kept(&problem.to_string()),
+        let next = match &self.gateway {
+            Some(gateway) => match gateway.prepare(&file).await {
+                Ok(next) => Some((gateway, next)),
+                Err(problem) => return origin.kept(&problem.to_string()),
+            },
+            None => None,
         };
         let changed = match change {
             StoreChange::None => self.gate.replace(rules).map_err(|error| error.to_string()),
@@ -209,8 +212,8 @@ impl Reload {
         if let Err(problem) = changed {
             return origin.kept(&problem);
         }
-        if let (Some(gateway), Some(site)) = (&self.gateway, site) {
-            gateway.change(site);
+        if let Some((gateway, next)) = next {
+            gateway.change(next);
         }
         notice::tell_problems(file.warnings());
         origin.in_force(&changes::told(&self.rules, &file));
@@ -267,10 +270,10 @@ impl Reload {
 
     fn tell_of_listeners(&self, file: &RuleFile) {
         let (old, new) = (&*self.file, file);
-        let gateway = |file: &RuleFile| file.gateway.as_ref().map(|gateway| (gateway.listen.clone(), gateway.workers));
+        let workers = |file: &RuleFile| file.gateway.as_ref().map(|gateway| (gateway.workers, gateway.max_connections));
         for (name, is_other) in [
             ("service.http", old.service.http != new.service.http),
-            ("gateway.listen or gateway.workers", gateway(old) != gateway(new)),
+            ("gateway, or its workers or max_connections", workers(old) != workers(new)),
             ("admin.listen", old.admin != new.admin),
         ] {
             if is_other {

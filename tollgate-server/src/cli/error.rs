@@ -77,7 +77,9 @@ fn refused(problems: &Problems, out: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 fn cannot_listen(address: &str, source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     let fix = match source.kind() {
-        io::ErrorKind::AddrInUse => "stop the process that has it, or choose another port in the rule file or with --listen, --http or --admin",
+        io::ErrorKind::AddrInUse => {
+            "stop the process that has it, or choose another port in the rule file or with --listen, --http or --admin"
+        }
         io::ErrorKind::AddrNotAvailable => "use an address of this machine",
         io::ErrorKind::PermissionDenied => "choose a port above 1023",
         _ => "choose another address",

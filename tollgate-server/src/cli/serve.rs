@@ -122,14 +122,10 @@ struct Surfaces {
 }
 
 impl Surfaces {
-    async fn gateway(
-        &mut self,
-        file: &Parsed,
-        gate: &Gate,
-        listen: Option<SocketAddr>,
-    ) -> Result<Arc<Gateway>, Error> {
+    async fn gateway(&mut self, file: &Parsed, gate: &Gate, listen: Option<SocketAddr>) -> Result<Arc<Gateway>, Error> {
         let gateway = Gateway::start(file, gate, listen).await.map_err(Error::Gateway)?;
-        self.told.extend(gateway.addresses().map(|(scheme, address)| format!("gateway {scheme}://{address}")));
+        self.told
+            .extend(gateway.addresses().into_iter().map(|(scheme, address)| format!("gateway {scheme}://{address}")));
         Ok(Arc::new(gateway))
     }
 

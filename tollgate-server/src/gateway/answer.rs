@@ -59,7 +59,9 @@ impl Failure {
             Self::CannotConnect => r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#,
             Self::Disconnected => r#"{"error":"bad_gateway","message":"The upstream hung up."}"#,
             Self::BadAnswer => r#"{"error":"bad_gateway","message":"The upstream's answer makes no sense."}"#,
-            Self::ConnectTimeout => r#"{"error":"gateway_timeout","message":"The upstream cannot be reached in time."}"#,
+            Self::ConnectTimeout => {
+                r#"{"error":"gateway_timeout","message":"The upstream cannot be reached in time."}"#
+            }
             Self::UpstreamTimeout => r#"{"error":"gateway_timeout","message":"The upstream did not answer in time."}"#,
         }
     }

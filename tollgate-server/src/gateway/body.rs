@@ -60,10 +60,7 @@ impl Body for ToUpstream {
     type Data = Bytes;
     type Error = Broken;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let Self::Sent(sent) = &mut *self else {
             return Poll::Ready(None);
         };

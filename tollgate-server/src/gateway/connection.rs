@@ -46,7 +46,6 @@ const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 const PING_EVERY: Duration = Duration::from_secs(20);
 
 /// How a listener's connections begin.
-#[derive(Clone)]
 pub(super) struct Begins {
     pub(super) proxy_protocol: bool,
     pub(super) tls: Option<TlsAcceptor>,
@@ -75,7 +74,7 @@ impl Stop {
 pub(super) async fn serve(
     mut tcp: TcpStream,
     mut peer: SocketAddr,
-    begins: Begins,
+    begins: Arc<Begins>,
     worker: Arc<Worker>,
     stop: Arc<Stop>,
 ) -> io::Result<()> {
@@ -86,7 +85,7 @@ pub(super) async fn serve(
     {
         peer = caller;
     }
-    let (stream, scheme, is_http2) = match begins.tls {
+    let (stream, scheme, is_http2) = match &begins.tls {
         None => (Stream::Plain(tcp), Scheme::Http, None),
         Some(tls) => {
             let tls = timeout(patience, tls.accept(tcp)).await??;
@@ -201,8 +200,8 @@ async fn watched<Connection: Graceful>(connection: Connection, client: &Client, 
         if connection.as_mut().poll(context).is_ready() {
             return Poll::Ready(());
         }
-        if !is_set {
-            is_set = true;
+        let is_first = !std::mem::replace(&mut is_set, true);
+        if is_first {
             // A stop that comes later wakes this task; one that came before is seen below.
             stopped.as_mut().enable();
             _ = stopped.as_mut().poll(context);
@@ -214,17 +213,13 @@ async fn watched<Connection: Graceful>(connection: Connection, client: &Client, 
                 return Poll::Ready(());
             }
         }
-        if !alarm.is_elapsed() && alarm_is_set(&mut alarm, context) {
+        // Once it is set, the alarm wakes this task; asking it every time would only cost.
+        if !is_first && !alarm.is_elapsed() {
             return Poll::Pending;
         }
         look(connection.as_mut(), alarm.as_mut(), client, context)
     })
     .await;
-}
-
-/// Sets the alarm the first time. Later polls would only cost.
-fn alarm_is_set(alarm: &mut Pin<&mut tokio::time::Sleep>, context: &mut Context<'_>) -> bool {
-    alarm.as_mut().poll(context).is_pending()
 }
 
 fn look<Connection: Graceful>(

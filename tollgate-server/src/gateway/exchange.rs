@@ -104,9 +104,8 @@ impl Exchange {
     fn ask(&self, request: &Request<Incoming>, site: &Site) -> (Option<usize>, Asking) {
         let uri = request.uri();
         let target = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-        let mut facts = Facts::new(request.method().as_str(), target)
-            .headers(request.headers())
-            .peer(self.client.address.ip());
+        let mut facts =
+            Facts::new(request.method().as_str(), target).headers(request.headers()).peer(self.client.address.ip());
         if let Some(authority) = uri.authority() {
             facts = facts.host(authority.as_str());
         }

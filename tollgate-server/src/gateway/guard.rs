@@ -29,15 +29,32 @@ enum At {
     /// In a head, so many bytes into the line.
     Head,
     /// In a body of known length.
-    Body { left: u64 },
-    ChunkSize { size: u64, digits: u32, line: usize },
-    ChunkExtension { size: u64, line: usize },
-    ChunkSizeLf { size: u64 },
-    Chunk { left: u64 },
+    Body {
+        left: u64,
+    },
+    ChunkSize {
+        size: u64,
+        digits: u32,
+        line: usize,
+    },
+    ChunkExtension {
+        size: u64,
+        line: usize,
+    },
+    ChunkSizeLf {
+        size: u64,
+    },
+    Chunk {
+        left: u64,
+    },
     ChunkCr,
     ChunkLf,
     /// In the trailers, so many bytes into them.
-    Trailer { bytes: usize, line: usize, after_cr: bool },
+    Trailer {
+        bytes: usize,
+        line: usize,
+        after_cr: bool,
+    },
     /// The connection is no longer one of messages.
     Passing,
     Refused,
@@ -338,14 +355,8 @@ mod tests {
             ("POST / HTTP/1.1\r\nContent-Length: 0x5\r\n\r\n", Ambiguity::BadLength),
             ("POST / HTTP/1.1\r\nContent-Length:\r\n\r\n", Ambiguity::BadLength),
             ("POST / HTTP/1.1\r\nContent-Length: 5\r\ncontent-length: 5\r\n\r\n", Ambiguity::SeveralLengths),
-            (
-                "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-                Ambiguity::BothLengths,
-            ),
-            (
-                "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n",
-                Ambiguity::BothLengths,
-            ),
+            ("POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", Ambiguity::BothLengths),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n", Ambiguity::BothLengths),
             ("POST / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n", Ambiguity::BadTransferCoding),
             ("POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", Ambiguity::BadTransferCoding),
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n", Ambiguity::BadTransferCoding),
@@ -358,10 +369,7 @@ mod tests {
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n", Ambiguity::BadChunk),
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloX\r\n0\r\n\r\n", Ambiguity::BadChunk),
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\n\r\n", Ambiguity::BareLf),
-            (
-                "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
-                Ambiguity::BadChunk,
-            ),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n", Ambiguity::BadChunk),
         ] {
             assert_eq!(looked(text), Err(wanted), "{text:?}");
         }

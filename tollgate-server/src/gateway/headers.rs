@@ -136,9 +136,8 @@ pub(super) fn tell_upstream(
     if !site.tells(Told::RequestId) {
         return None;
     }
-    let is_id = |id: &&HeaderValue| {
-        (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
-    };
+    let is_id =
+        |id: &&HeaderValue| (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic);
     let id = match headers.get(X_REQUEST_ID).filter(is_id) {
         Some(id) => return Some(id.clone()),
         None => ids.next(),

@@ -13,7 +13,8 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::rules::file::{
-    Balance, EjectRule, GatewayRule, HealthCheckRule, HostHeader, Parsed, RespondRule, RewriteRule, RouteRule, Told, UpstreamRule,
+    Balance, EjectRule, GatewayRule, HealthCheckRule, HostHeader, Parsed, RespondRule, RewriteRule, RouteRule, Told,
+    UpstreamRule,
 };
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime;
@@ -34,28 +35,20 @@ const GRACE: Duration = Duration::from_millis(500);
 /// A listener, bound once for each worker.
 pub(super) struct Listening {
     pub(super) sockets: Vec<StdListener>,
-    pub(super) begins: Begins,
-    bound: SocketAddr,
+    pub(super) bound: SocketAddr,
 }
 
 impl Listening {
     /// Binds an address, once for each worker.
-    pub(super) async fn bind(address: &str, begins: Begins, workers: usize) -> io::Result<Self> {
+    pub(super) async fn bind(address: &str, workers: usize) -> io::Result<Self> {
         let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
         for address in tokio::net::lookup_host(address).await? {
             match bind_all(address, workers) {
-                Ok((sockets, bound)) => return Ok(Self { sockets, begins, bound }),
+                Ok((sockets, bound)) => return Ok(Self { sockets, bound }),
                 Err(error) => last = error,
             }
         }
         Err(last)
-    }
-}
-
-impl Listening {
-    /// What is spoken there, and where that is.
-    pub(super) fn address(&self) -> (&'static str, SocketAddr) {
-        (if self.begins.tls.is_some() { "https" } else { "http" }, self.bound)
     }
 }
 
@@ -80,7 +73,7 @@ fn bind_one(address: SocketAddr) -> io::Result<StdListener> {
 /// What a worker is told.
 pub(super) enum Order {
     /// Takes connections there too, until the stop.
-    Listen { socket: StdListener, begins: Begins, until: watch::Receiver<()> },
+    Listen { socket: StdListener, begins: Arc<ArcSwap<Begins>>, until: watch::Receiver<()> },
 }
 
 /// A worker that runs.
@@ -159,7 +152,7 @@ async fn drain(worker: &Worker, stop: &Stop, within: Duration) {
 
 /// Takes connections from one listener.
 struct Accepting {
-    begins: Begins,
+    begins: Arc<ArcSwap<Begins>>,
     worker: Arc<Worker>,
     stop: Arc<Stop>,
     max_connections: i64,
@@ -196,7 +189,7 @@ impl Accepting {
         _ = tcp.set_nodelay(true);
         let counted = Counted::new(tally);
         let serving =
-            connection::serve(tcp, peer, self.begins.clone(), Arc::clone(&self.worker), Arc::clone(&self.stop));
+            connection::serve(tcp, peer, self.begins.load_full(), Arc::clone(&self.worker), Arc::clone(&self.stop));
         tokio::spawn(async move {
             _ = serving.await;
             drop(counted);

@@ -186,8 +186,8 @@ impl Exchange {
         held: Held,
     ) -> Tried {
         self.address(&mut request, route, &held.target, Version::HTTP_2);
-        let copy = (request.body().is_nothing() && request.method().is_idempotent())
-            .then(|| request.clone_without_body());
+        let copy =
+            (request.body().is_nothing() && request.method().is_idempotent()).then(|| request.clone_without_body());
         let answered = tokio::time::timeout(route.timeout.duration(), sender.try_send_request(request)).await;
         match answered {
             Err(_elapsed) => Tried::Failed(Failure::UpstreamTimeout),

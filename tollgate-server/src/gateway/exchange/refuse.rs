@@ -35,7 +35,8 @@ impl Exchange {
         }
         let client = std::sync::Arc::clone(&self.client);
         tokio::spawn(async move {
-            let (mut body, mut left) = (super::super::body::ToUpstream::new(body, &client, u64::MAX), MAX_DRAINED_BYTES);
+            let (mut body, mut left) =
+                (super::super::body::ToUpstream::new(body, &client, u64::MAX), MAX_DRAINED_BYTES);
             while let Some(Ok(frame)) = body.frame().await {
                 match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
                     Some(rest) => left = rest,

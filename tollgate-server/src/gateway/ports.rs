@@ -1,0 +1,116 @@
+//! Where connections are taken. A port that a new file names is bound before one that it no longer names is closed.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tollgate::rules::file::{GatewayRule, Parsed};
+
+use super::StartError;
+use super::connection::Begins;
+use super::tls::Tls;
+use super::workers::{Listening, Order, Running};
+
+/// A port that is listened on. Dropped, it is closed once nobody waits there.
+pub(super) struct Port {
+    /// Its address as it was written.
+    pub(super) written: String,
+    bound: SocketAddr,
+    begins: Arc<ArcSwap<Begins>>,
+    following: Option<AbortHandle>,
+    _until: watch::Sender<()>,
+}
+
+impl Port {
+    /// What is spoken there, and where that is.
+    pub(super) fn address(&self) -> (&'static str, SocketAddr) {
+        (if self.begins.load().tls.is_some() { "https" } else { "http" }, self.bound)
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        if let Some(following) = &self.following {
+            following.abort();
+        }
+    }
+}
+
+/// A port that is to be listened on.
+pub(super) struct NextPort {
+    written: String,
+    begins: Begins,
+    tls: Option<Tls>,
+    /// Unless it is listened on already.
+    listening: Option<Listening>,
+}
+
+/// Binds what a file names and is not there yet.
+pub(super) async fn prepare(
+    file: &Parsed,
+    listen: Option<SocketAddr>,
+    there: &[String],
+    workers: usize,
+) -> Result<Vec<NextPort>, StartError> {
+    let rule = file.gateway.clone().unwrap_or_default();
+    let mut ports = Vec::new();
+    for (written, is_tls) in places(&rule, listen) {
+        let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder()));
+        let tls = tls.transpose().map_err(StartError::Site)?;
+        let acceptor = tls.as_ref().map(|tls| tls.acceptor.clone());
+        let begins = Begins { proxy_protocol: rule.proxy_protocol, tls: acceptor };
+        let listening = if there.contains(&written) {
+            None
+        } else {
+            let bound = Listening::bind(&written, workers).await;
+            Some(bound.map_err(|source| StartError::Listen { address: written.clone(), source })?)
+        };
+        ports.push(NextPort { written, begins, tls, listening });
+    }
+    Ok(ports)
+}
+
+/// The addresses that connections are taken at, and whether they speak TLS.
+fn places(rule: &GatewayRule, listen: Option<SocketAddr>) -> Vec<(String, bool)> {
+    let address = listen.map_or_else(|| rule.listen.as_str().to_owned(), |listen| listen.to_string());
+    match &rule.tls {
+        None => vec![(address, false)],
+        Some(tls) => match &tls.listen {
+            None => vec![(address, true)],
+            Some(beside) => vec![(address, false), (beside.as_str().to_owned(), true)],
+        },
+    }
+}
+
+/// Takes connections at these ports, and no longer at those of before that are not among them.
+pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Running]) -> Vec<Port> {
+    let mut ports = Vec::new();
+    for NextPort { written, begins, tls, listening } in next {
+        let following = tls.map(|tls| tokio::spawn(tls.follow()).abort_handle());
+        let kept = before.iter().position(|port| port.written == written).map(|found| before.swap_remove(found));
+        match (listening, kept) {
+            (Some(listening), _) => {
+                let (until, ends) = watch::channel(());
+                let begins = Arc::new(ArcSwap::from_pointee(begins));
+                for (worker, socket) in workers.iter().zip(listening.sockets) {
+                    let order = Order::Listen { socket, begins: Arc::clone(&begins), until: ends.clone() };
+                    // A worker takes orders for as long as it runs.
+                    _ = worker.orders.send(order);
+                }
+                ports.push(Port { written, bound: listening.bound, begins, following, _until: until });
+            }
+            (None, Some(mut port)) => {
+                port.begins.store(Arc::new(begins));
+                if let Some(old) = std::mem::replace(&mut port.following, following) {
+                    old.abort();
+                }
+                ports.push(port);
+            }
+            // It was there when it was asked, and only this takes ports away.
+            (None, None) => {}
+        }
+    }
+    ports
+}
