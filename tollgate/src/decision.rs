@@ -203,6 +203,7 @@ impl Decision {
 
     /// Of two decisions on one request, the one to report: the denial, the longer wait of two denials, else the
     /// one with the least share of its quota left.
+    #[inline]
     pub(crate) fn foremost(self, other: Self) -> Self {
         let share_left = |decision: &Self, of: u64| u128::from(decision.remaining()) * u128::from(of);
         let other_first = match (self.is_allowed(), other.is_allowed()) {

@@ -18,6 +18,7 @@ mod quick;
 mod split;
 mod table;
 mod tables;
+mod together;
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
@@ -150,6 +151,15 @@ impl MemoryStore {
 
     #[inline(never)]
     fn decide_several(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
+        match self.decide_together(limits, asked, now) {
+            Some(decision) => decision,
+            None => self.decide_in_turn(limits, asked, now),
+        }
+    }
+
+    /// The long way, which is always open.
+    #[inline(never)]
+    fn decide_in_turn(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
         // All buckets are asked for before any is looked into, so that their cache misses overlap.
         for one in asked {
             if let Some(table) = self.tables.get(one.limit.index()) {

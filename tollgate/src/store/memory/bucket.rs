@@ -218,6 +218,12 @@ pub(super) fn release_header(word: &AtomicU64, header: u64) {
     word.store(header.wrapping_add(VERSION), Ordering::Release);
 }
 
+/// Lets go of a bucket that was not: readers need not look again.
+#[inline(always)]
+pub(super) fn release_header_unchanged(word: &AtomicU64, header: u64) {
+    word.store(header, Ordering::Release);
+}
+
 /// The header of a bucket that may be held by someone who waits for us: gives up rather than wait forever.
 pub(super) fn header_patiently(bucket: Bucket<'_>) -> Result<u64, Busy> {
     for _ in 0..PATIENCE {
@@ -259,7 +265,7 @@ impl Held<'_> {
 
     /// Lets go of a bucket that was not: readers need not look again.
     pub(super) fn release_unchanged(self) {
-        self.bucket.header().store(self.header, Ordering::Release);
+        release_header_unchanged(self.bucket.header(), self.header);
     }
 }
 

@@ -5,6 +5,7 @@ use loom::thread;
 
 use super::bucket::Layout;
 use super::table::Table;
+use super::together::{Draft, write_all};
 use super::{Asked, Mode};
 use crate::algorithm::{Compiled, Rules};
 use crate::budget::Budget;
@@ -41,6 +42,12 @@ impl Model {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
         let asked = Asked { limit: LimitId(0), fingerprint, cost: 0 };
         self.table.decide(rules, asked, NOW, Mode::Look).remaining
+    }
+
+    /// What taking one unit of a key would be, by the short way for several.
+    fn draft(&self, fingerprint: u64) -> Option<Draft<'_>> {
+        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
+        self.table.draft_now(rules, &Asked { limit: LimitId(0), fingerprint, cost: 1 }, NOW)
     }
 
     /// In how many slots a fingerprint is.
@@ -113,6 +120,27 @@ fn loom_strangers_in_a_full_table_share_one_quota() {
         let here = model.takes(11);
         assert_eq!(here + thread.join().unwrap(), 1);
         assert_eq!([8, 9, 10, 11].map(|key| model.seats(key)), [1, 1, 0, 0]);
+    });
+}
+
+#[test]
+fn loom_two_threads_take_from_both_keys_or_from_none() {
+    /// Takes from both, if both pass and nobody is in the way.
+    fn take(one: &Model, other: &Model) -> u64 {
+        let drafts = [one.draft(8), other.draft(8)];
+        let changes: Option<Vec<_>> = drafts.into_iter().map(|draft| draft.and_then(|draft| draft.change)).collect();
+        u64::from(changes.is_some_and(|changes| write_all(&changes)))
+    }
+
+    check_all_orders(|| {
+        let models = [(); 2].map(|()| Arc::new(Model::new(2, 0, 1 << 10)));
+        assert_eq!(models.each_ref().map(|model| model.takes(8)), [1, 1]);
+        let [one, other] = models.clone();
+        let thread = thread::spawn(move || take(&other, &one));
+        let taken = take(&models[0], &models[1]) + thread.join().unwrap();
+        // One unit was left of each; two who meet in the middle may both let go.
+        assert!(taken <= 1);
+        assert_eq!(models.map(|model| model.left(8)), [1 - taken; 2]);
     });
 }
 

@@ -12,7 +12,7 @@ use crate::decision::Verdict;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The words of a bucket whose keys have one word each.
-const STRIDE: usize = Layout::SHORT_STRIDE;
+pub(super) const STRIDE: usize = Layout::SHORT_STRIDE;
 
 /// The one word of a key.
 struct Word<'a> {
@@ -55,7 +55,7 @@ impl Table {
         if header & LOCKED != 0 || self.home_at(fingerprint, level_of(header)) != index {
             return None;
         }
-        let word = pairs(words).find(|pair| pair[0].load(Ordering::Relaxed) == fingerprint).map(|pair| &pair[1])?;
+        let word = word_of(words, fingerprint)?;
         let cells = Word { word, spill: &self.spill };
         let Step { verdict, edit } = rules.decide(&cells, now, cost);
         match edit.filter(|_| mode.writes(&verdict)) {
@@ -72,9 +72,10 @@ impl Table {
     }
 }
 
-/// The slots of a bucket: a fingerprint and a word each.
+/// The word of a key, if it is in this bucket. Slots are a fingerprint and a word each.
 #[inline(always)]
-fn pairs(words: &[AtomicU64; STRIDE]) -> impl Iterator<Item = &[AtomicU64; 2]> {
+pub(super) fn word_of(words: &[AtomicU64; STRIDE], fingerprint: u64) -> Option<&AtomicU64> {
     let (pairs, _) = words[1..].as_chunks::<2>();
-    pairs[..Layout::SHORT_SLOTS].iter()
+    let mut slots = pairs[..Layout::SHORT_SLOTS].iter();
+    slots.find(|pair| pair[0].load(Ordering::Relaxed) == fingerprint).map(|pair| &pair[1])
 }

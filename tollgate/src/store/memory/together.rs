@@ -1,0 +1,170 @@
+//! The short way for several keys at once: each has one word, in its home bucket, that nobody is changing just now.
+//!
+//! All are decided on what was read, without holding anything. If all pass, their buckets are held by replacing
+//! exactly the headers that were read, which proves that every word is still as it was decided on; then all are
+//! written. Nobody waits here: whoever finds a bucket changed or held lets go and takes the long way. That is also how
+//! two keys in one bucket go, because it cannot be held twice.
+
+use std::cell::Cell;
+
+use smallvec::SmallVec;
+
+use super::bucket::{LOCKED, hold_header, level_of, release_header, release_header_unchanged, unchanged_header};
+use super::quick::{STRIDE, word_of};
+use super::table::Table;
+use super::{Asked, MemoryStore, Mode};
+use crate::algorithm::spill::Spill;
+use crate::algorithm::{Cells, Compiled, Rules, Step, with_rules};
+use crate::decision::{Decision, Verdict};
+use crate::limit::Limit;
+use crate::sync::{AtomicU64, Ordering};
+use crate::units::Timestamp;
+
+/// The bucket where a key probably is, and its header.
+struct Near<'a> {
+    index: usize,
+    words: &'a [AtomicU64; STRIDE],
+    header: u64,
+}
+
+/// What one key says, and what will be written if all pass.
+pub(super) struct Draft<'a> {
+    pub(super) verdict: Verdict,
+    pub(super) change: Option<Change<'a>>,
+}
+
+/// A word that is to be replaced, and the header of its bucket when it was read.
+pub(super) struct Change<'a> {
+    bucket: &'a AtomicU64,
+    header: u64,
+    word: &'a AtomicU64,
+    new: u64,
+}
+
+/// A copy of the one word of a key.
+struct Copied<'a> {
+    word: Cell<u64>,
+    spill: &'a Spill,
+}
+
+impl Cells for Copied<'_> {
+    #[inline(always)]
+    fn get(&self, _: usize) -> u64 {
+        self.word.get()
+    }
+
+    #[inline(always)]
+    fn set(&self, _: usize, word: u64) {
+        self.word.set(word);
+    }
+
+    fn spill(&self) -> &Spill {
+        self.spill
+    }
+}
+
+impl MemoryStore {
+    /// Decides if it is as easy as it mostly is. `None` has changed nothing.
+    #[inline]
+    pub(super) fn decide_together(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Option<Decision> {
+        // All buckets are asked for before any is looked into, so that their cache misses overlap.
+        let mut near: SmallVec<[Near<'_>; 8]> = SmallVec::new();
+        for one in asked.iter().filter(|one| one.cost > 0) {
+            near.push(self.tables.get(one.limit.index())?.near(one.fingerprint)?);
+        }
+        let mut near = near.into_iter();
+        // What takes nothing goes before the others where none has less left, as it does on the long way.
+        let (mut looked, mut taken) = (None::<Decision>, None::<Decision>);
+        let mut changes: SmallVec<[Change<'_>; 8]> = SmallVec::new();
+        for one in asked {
+            if one.cost == 0 {
+                let verdict = self.ask(limits, *one, now, Mode::Look);
+                let decision = self.answer(limits, *one, now, verdict);
+                if !verdict.is_allowed() {
+                    return None;
+                }
+                looked = Some(looked.map_or(decision, |other| other.foremost(decision)));
+                continue;
+            }
+            let (table, limit) = (&self.tables[one.limit.index()], limits.get(one.limit.index())?);
+            let near = near.next()?;
+            let draft = match limit.compiled() {
+                Compiled::Meter(rules) => table.draft(rules, &near, one, now.as_micros())?,
+                other => with_rules!(other, rules => table.draft_of_others(rules, &near, one, now.as_micros()))?,
+            };
+            let decision = self.answer(limits, *one, now, draft.verdict);
+            taken = Some(taken.map_or(decision, |other| other.foremost(decision)));
+            changes.extend(draft.change);
+        }
+        let decision = looked.into_iter().chain(taken).reduce(Decision::foremost)?;
+        (!decision.is_allowed() || write_all(&changes)).then_some(decision)
+    }
+}
+
+impl Table {
+    #[inline(always)]
+    fn near(&self, fingerprint: u64) -> Option<Near<'_>> {
+        if !self.layout.is_short() {
+            return None;
+        }
+        let (index, words) = self.short_bucket(fingerprint)?;
+        Some(Near { index, words, header: words[0].load(Ordering::Acquire) })
+    }
+
+    /// What a key says to a cost that is not 0.
+    #[inline(always)]
+    fn draft<'a, R: Rules>(&'a self, rules: &R, near: &Near<'a>, asked: &Asked, now: u64) -> Option<Draft<'a>> {
+        let Near { index, words, header } = *near;
+        let is_home = header & LOCKED == 0 && self.home_at(asked.fingerprint, level_of(header)) == index;
+        if !is_home || rules.must_lock() {
+            return None;
+        }
+        let word = word_of(words, asked.fingerprint)?;
+        let cells = Copied { word: Cell::new(word.load(Ordering::Relaxed)), spill: &self.spill };
+        let Step { verdict, edit } = rules.decide(&cells, now, asked.cost);
+        match edit {
+            Some(edit) if verdict.is_allowed() => {
+                rules.apply(&cells, edit);
+                let change = Change { bucket: &words[0], header, word, new: cells.word.get() };
+                Some(Draft { verdict, change: Some(change) })
+            }
+            None if !verdict.is_allowed() && unchanged_header(&words[0], header) => {
+                Some(Draft { verdict, change: None })
+            }
+            // A denial that is counted, or a bucket that has changed.
+            _ => None,
+        }
+    }
+
+    #[inline(never)]
+    fn draft_of_others<'a, R: Rules>(
+        &'a self,
+        rules: &R,
+        near: &Near<'a>,
+        asked: &Asked,
+        now: u64,
+    ) -> Option<Draft<'a>> {
+        self.draft(rules, near, asked, now)
+    }
+
+    #[cfg(all(test, loom))]
+    pub(super) fn draft_now<R: Rules>(&self, rules: &R, asked: &Asked, now: u64) -> Option<Draft<'_>> {
+        self.draft(rules, &self.near(asked.fingerprint)?, asked, now)
+    }
+}
+
+/// Writes all, unless one of the buckets is not as it was.
+#[inline(always)]
+pub(super) fn write_all(changes: &[Change<'_>]) -> bool {
+    for (held, change) in changes.iter().enumerate() {
+        if !hold_header(change.bucket, change.header) {
+            changes[..held].iter().for_each(|other| release_header_unchanged(other.bucket, other.header));
+            return false;
+        }
+    }
+    for change in changes {
+        change.word.store(change.new, Ordering::Relaxed);
+        release_header(change.bucket, change.header);
+    }
+    true
+}
