@@ -62,17 +62,27 @@ impl fmt::Display for HostGlob {
 }
 
 /// A host in lower case, without a heap for any name that DNS has.
-pub(super) fn lower(host: &str) -> LowerHost {
+pub(super) fn lower(host: &str) -> LowerHost<'_> {
     let host = host.strip_suffix('.').unwrap_or(host);
-    LowerHost(host.bytes().map(|byte| byte.to_ascii_lowercase()).collect())
+    if !host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return LowerHost::AsItIs(host);
+    }
+    LowerHost::Lowered(host.bytes().map(|byte| byte.to_ascii_lowercase()).collect())
 }
 
-pub(super) struct LowerHost(SmallVec<[u8; 64]>);
+pub(super) enum LowerHost<'a> {
+    /// What nearly every client sends.
+    AsItIs(&'a str),
+    Lowered(SmallVec<[u8; 64]>),
+}
 
-impl LowerHost {
+impl LowerHost<'_> {
     pub(super) fn as_str(&self) -> &str {
-        // Only ASCII letters were changed, so it is as valid as it was.
-        std::str::from_utf8(&self.0).unwrap_or("")
+        match self {
+            Self::AsItIs(host) => host,
+            // Only ASCII letters were changed, so it is as valid as it was.
+            Self::Lowered(bytes) => std::str::from_utf8(bytes).unwrap_or(""),
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Finds the rules that a request may meet, without asking every rule.
 //!
 //! A rule stands in one place: by its path, by its host, or among those that have neither. Where it has both, it
-//! stands where fewer others do. What an index finds is only a candidate; its other conditions are asked then.
+//! stands where fewer others do. What an index finds is only a candidate: what it was found by fits, and its other
+//! conditions are asked then.
 
 use std::collections::HashMap;
 
@@ -23,6 +24,16 @@ pub(super) struct Index {
     hosts: HashMap<Box<str>, Vec<u32>, ahash::RandomState>,
     wildcard_hosts: HashMap<Box<str>, Vec<u32>, ahash::RandomState>,
     always: Vec<u32>,
+    /// Of each rule.
+    places: Vec<Place>,
+}
+
+/// Where a rule stands in an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Path,
+    Host,
+    Always,
 }
 
 /// What an index needs to know of a rule.
@@ -45,17 +56,25 @@ impl Index {
             let by_path = !rule.paths.is_empty() && !rule.paths.iter().any(PathGlob::is_everything);
             let crowd_on_path = rule.paths.iter().map(|glob| on_path[&glob.to_string()]).max().unwrap_or(0);
             let crowd_on_host = rule.hosts.iter().map(|glob| on_host[&*glob.name]).max().unwrap_or(usize::MAX);
-            if by_path && crowd_on_path <= crowd_on_host {
-                rule.paths.iter().for_each(|glob| index.paths.insert(glob, number));
-            } else if !rule.hosts.is_empty() {
-                rule.hosts.iter().for_each(|glob| index.insert_host(glob, number));
-            } else if by_path {
-                rule.paths.iter().for_each(|glob| index.paths.insert(glob, number));
-            } else {
-                index.always.push(number);
+            let place = match (by_path, rule.hosts.is_empty()) {
+                (true, true) => Place::Path,
+                (true, false) if crowd_on_path <= crowd_on_host => Place::Path,
+                (_, false) => Place::Host,
+                (false, true) => Place::Always,
+            };
+            match place {
+                Place::Path => rule.paths.iter().for_each(|glob| index.paths.insert(glob, number)),
+                Place::Host => rule.hosts.iter().for_each(|glob| index.insert_host(glob, number)),
+                Place::Always => index.always.push(number),
             }
+            index.places.push(place);
         }
         index
+    }
+
+    /// Where each rule stands, in their order.
+    pub(super) fn places(&self) -> &[Place] {
+        &self.places
     }
 
     fn insert_host(&mut self, glob: &HostGlob, number: u32) {
@@ -80,8 +99,10 @@ impl Index {
             let host = lower(host);
             let host = host.as_str();
             found.extend(self.hosts.get(host).into_iter().flatten().copied());
-            for (dot, _) in host.match_indices('.').filter(|(dot, _)| *dot > 0) {
-                found.extend(self.wildcard_hosts.get(&host[dot + 1..]).into_iter().flatten().copied());
+            if !self.wildcard_hosts.is_empty() {
+                for (dot, _) in host.match_indices('.').filter(|(dot, _)| *dot > 0) {
+                    found.extend(self.wildcard_hosts.get(&host[dot + 1..]).into_iter().flatten().copied());
+                }
             }
         }
         if found.len() > self.always.len() {
@@ -100,12 +121,50 @@ struct Paths {
 
 #[derive(Debug, Default)]
 struct Node {
-    literals: HashMap<Box<str>, usize, ahash::RandomState>,
+    literals: Literals,
     patterns: Vec<(Box<str>, usize)>,
     one: Option<usize>,
     any: Option<usize>,
     /// The rules whose glob ends here.
     ends: Vec<u32>,
+}
+
+/// The nodes behind segments of plain text.
+#[derive(Debug, Default)]
+struct Literals {
+    /// Unless they are many.
+    few: Vec<(Box<str>, usize)>,
+    many: HashMap<Box<str>, usize, ahash::RandomState>,
+}
+
+impl Literals {
+    /// So many are compared one by one in the time that a hash takes.
+    const FEW: usize = 4;
+
+    fn get_or_insert(&mut self, text: &str, new: usize) -> usize {
+        if let Some(known) = self.get(text) {
+            return known;
+        }
+        if self.many.is_empty() && self.few.len() < Self::FEW {
+            self.few.push((text.into(), new));
+        } else {
+            self.many.extend(self.few.drain(..));
+            self.many.insert(text.into(), new);
+        }
+        new
+    }
+
+    fn get(&self, text: &str) -> Option<usize> {
+        if self.many.is_empty() {
+            self.few.iter().find(|(known, _)| **known == *text).map(|(_, node)| *node)
+        } else {
+            self.many.get(text).copied()
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.few.is_empty() && self.many.is_empty()
+    }
 }
 
 impl Paths {
@@ -118,7 +177,7 @@ impl Paths {
             let new = self.nodes.len();
             let node = &mut self.nodes[at];
             let next = match segment {
-                Segment::Literal(text) => *node.literals.entry(text.clone()).or_insert(new),
+                Segment::Literal(text) => node.literals.get_or_insert(text, new),
                 Segment::One => *node.one.get_or_insert(new),
                 Segment::Any => *node.any.get_or_insert(new),
                 Segment::Pattern(text) => match node.patterns.iter().find(|(pattern, _)| pattern == text) {
@@ -146,7 +205,7 @@ impl Paths {
             return;
         };
         if let Some(child) = node.literals.get(segment) {
-            self.visit(&self.nodes[*child], rest, walk);
+            self.visit(&self.nodes[child], rest, walk);
         }
         if let Some(child) = node.one {
             self.visit(&self.nodes[child], rest, walk);
@@ -219,7 +278,8 @@ mod tests {
             let path = format!("/{}", path.join("/"));
             let indexed: Vec<Indexed<'_>> =
                 rules.iter().map(|(paths, hosts)| Indexed { paths, hosts }).collect();
-            let found = Index::new(&indexed).candidates(|| &path, || Some(&host));
+            let index = Index::new(&indexed);
+            let found = index.candidates(|| &path, || Some(&host));
             prop_assert!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
             for (number, (paths, hosts)) in (0..).zip(&rules) {
                 let on_path = paths.is_empty() || paths.iter().any(|glob| glob.matches(&path));
@@ -228,7 +288,11 @@ mod tests {
                     prop_assert!(found.contains(&number), "{number} of {found:?}");
                 }
                 if found.contains(&number) {
-                    prop_assert!(on_path || on_host);
+                    match index.places()[number as usize] {
+                        Place::Path => prop_assert!(on_path),
+                        Place::Host => prop_assert!(on_host),
+                        Place::Always => {}
+                    }
                 }
             }
         }

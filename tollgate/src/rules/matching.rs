@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::Request;
 use super::host::HostGlob;
+use super::index::Place;
 use super::path::{PathGlob, wildcard};
 
 /// A condition that is code: a closure, or an expression of a rule file.
@@ -100,16 +101,37 @@ impl Match {
         (self.methods.is_empty(), Reverse(self.headers.len()), Reverse(self.conditions.len()))
     }
 
-    /// The first condition that does not hold.
-    pub(super) fn first_miss(&self, request: &Request<'_>) -> Option<Miss<'_>> {
+    /// What is known of the requests that an index finds for this rule, given by what it finds it.
+    pub(super) fn known_if_found_by(&self, place: Place) -> Known {
+        let any_path = self.paths.is_empty() || self.paths.iter().any(PathGlob::is_everything);
+        let on_path = any_path || place == Place::Path;
+        let on_host = self.hosts.is_empty() || place == Place::Host;
+        let nothing_else =
+            self.methods.is_empty() && self.headers.is_empty() && self.domain.is_none() && self.conditions.is_empty();
+        match place {
+            _ if on_path && on_host && nothing_else => Known::Everything,
+            Place::Path => Known::Path,
+            Place::Host => Known::Host,
+            Place::Always => Known::Nothing,
+        }
+    }
+
+    /// The first condition that does not hold, of those that are not known to.
+    #[inline]
+    pub(super) fn first_miss(&self, request: &Request<'_>, known: Known) -> Option<Miss<'_>> {
+        if known == Known::Everything { None } else { self.first_miss_beyond(request, known) }
+    }
+
+    fn first_miss_beyond(&self, request: &Request<'_>, known: Known) -> Option<Miss<'_>> {
         let facts = request.facts();
-        if !self.paths.is_empty() && !self.paths.iter().any(|glob| glob.matches_normal(request.path())) {
+        let is_off_path = || !self.paths.iter().any(|glob| glob.matches_normal(request.path()));
+        if known != Known::Path && !self.paths.is_empty() && is_off_path() {
             return Some(Miss::Path(&self.paths));
         }
         if !self.methods.is_empty() && !self.methods.iter().any(|method| **method == *facts.method()) {
             return Some(Miss::Method(&self.methods));
         }
-        if !self.hosts.is_empty() {
+        if known != Known::Host && !self.hosts.is_empty() {
             let host = facts.host_name();
             if !host.is_some_and(|host| self.hosts.iter().any(|glob| glob.matches(host))) {
                 return Some(Miss::Host(&self.hosts));
@@ -128,6 +150,18 @@ impl Match {
         let failed = self.conditions.iter().find(|(_, condition)| !condition(request));
         failed.map(|(description, _)| Miss::Condition(description))
     }
+}
+
+/// What is known of a request before a rule is asked whether it is for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    Nothing,
+    /// One of the rule's paths fits.
+    Path,
+    /// One of its hosts fits.
+    Host,
+    /// All of its conditions hold.
+    Everything,
 }
 
 /// Why a rule is not for a request.

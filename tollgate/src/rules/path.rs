@@ -199,11 +199,7 @@ pub(super) fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
 pub(super) fn normal(path: &str) -> Cow<'_, str> {
     let mut before = 0;
     let is_plain = path.bytes().all(|byte| {
-        let is_odd = match byte {
-            b'/' | b'.' if before == b'/' => true,
-            b'/' => false,
-            _ => !stands_for_itself(byte),
-        };
+        let is_odd = !IN_PLAIN_PATHS[usize::from(byte)] || (before == b'/' && matches!(byte, b'/' | b'.'));
         before = byte;
         !is_odd
     });
@@ -237,6 +233,17 @@ pub(super) fn normal(path: &str) -> Cow<'_, str> {
 const fn stands_for_itself(byte: u8) -> bool {
     matches!(byte, b'!'..=b'~') && !matches!(byte, b'%' | b'/' | b'?' | b'#' | b'*' | b'\\')
 }
+
+/// The bytes of paths that are in their normal form already, in a table: it is asked of every byte of every request.
+static IN_PLAIN_PATHS: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = 0;
+    while byte < plain.len() {
+        plain[byte] = byte == b'/' as usize || stands_for_itself(byte as u8);
+        byte += 1;
+    }
+    plain
+};
 
 /// Writes everything in its one spelling, but for slashes, which divide.
 fn decode(path: &str) -> String {

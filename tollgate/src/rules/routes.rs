@@ -8,7 +8,8 @@ use std::cmp::{Ordering, Reverse};
 
 use super::client::TrustedProxies;
 use super::host::HostGlob;
-use super::index::{Index, Indexed};
+use super::index::{Index, Indexed, Place};
+use super::matching::Known;
 use super::path::{PathGlob, Segment};
 use super::{Facts, Match, Request};
 
@@ -28,10 +29,18 @@ use super::{Facts, Match, Request};
 #[derive(Debug, Default)]
 pub struct Routes {
     /// Each host and path of each route by itself, with the number of its route.
-    entries: Box<[(Match, usize)]>,
+    entries: Box<[Entry]>,
     index: Index,
     /// Routes do not ask who the client is.
     nobody: TrustedProxies,
+}
+
+#[derive(Debug)]
+struct Entry {
+    matching: Match,
+    /// What need not be asked of a request that the index found it for.
+    known: Known,
+    number: usize,
 }
 
 impl Routes {
@@ -47,7 +56,12 @@ impl Routes {
         let indexed: Vec<Indexed<'_>> =
             entries.iter().map(|(one, _)| Indexed { paths: &one.paths, hosts: &one.hosts }).collect();
         let index = Index::new(&indexed);
-        Self { entries: entries.into(), index, nobody: TrustedProxies::default() }
+        let entry = |((matching, number), place): ((Match, usize), &Place)| {
+            let known = matching.known_if_found_by(*place);
+            Entry { matching, known, number }
+        };
+        let entries = entries.into_iter().zip(index.places()).map(entry).collect();
+        Self { entries, index, nobody: TrustedProxies::default() }
     }
 
     /// The number of the route that serves a request.
@@ -55,8 +69,8 @@ impl Routes {
     pub fn find(&self, facts: &Facts<'_>) -> Option<usize> {
         let request = Request::new(*facts, &self.nobody, None);
         let candidates = self.index.candidates(|| request.path(), || facts.host_name());
-        let entries = candidates.into_iter().map(|number| &self.entries[number as usize]);
-        entries.into_iter().find(|(route, _)| route.first_miss(&request).is_none()).map(|(_, number)| *number)
+        let mut entries = candidates.into_iter().map(|number| &self.entries[number as usize]);
+        entries.find(|entry| entry.matching.first_miss(&request, entry.known).is_none()).map(|entry| entry.number)
     }
 }
 

@@ -154,6 +154,10 @@ impl Listing {
         self
     }
 
+    pub(super) fn is_nobody(&self) -> bool {
+        self.networks.is_empty() && self.keys.is_empty() && self.conditions.is_empty()
+    }
+
     /// Whether the request is listed, by anything but its key.
     pub(super) fn lists(&self, request: &Request<'_>) -> bool {
         let within = |address| self.networks.contain(address);

@@ -12,10 +12,10 @@ use smallvec::SmallVec;
 
 pub use self::building::RuleSetBuilder;
 use super::client::TrustedProxies;
-use super::index::Index;
+use super::index::{Index, Place};
 use super::key_map::KeyMap;
 use super::key_part::Piece;
-use super::matching::Miss;
+use super::matching::{Known, Miss};
 use super::request::Tokens;
 use super::rule::{Missing, Mode, Rule};
 use super::{Facts, KeyPart, Request};
@@ -37,6 +37,8 @@ pub struct RuleSet(Arc<Inner>);
 
 struct Inner {
     rules: Box<[Compiled]>,
+    /// Of each of them: what need not be asked, so that little of a rule has to be fetched to ask it.
+    shortcuts: Box<[Shortcut]>,
     /// By the names of their limits.
     numbers: HashMap<Box<str>, u32, ahash::RandomState>,
     index: Index,
@@ -59,6 +61,25 @@ struct Compiled {
     exempt: KeyMap<()>,
     blocked: KeyMap<()>,
     ban: Option<LimitId>,
+}
+
+/// What need not be asked of a rule that the index found.
+#[derive(Clone, Copy)]
+struct Shortcut {
+    known: Known,
+    exceptions: Exceptions,
+}
+
+/// Whether a rule exempts or blocks anybody, or has other numbers for somebody.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Exceptions {
+    None,
+    Some,
+}
+
+impl Shortcut {
+    /// Everything is asked.
+    const NONE: Self = Self { known: Known::Nothing, exceptions: Exceptions::Some };
 }
 
 /// The parts of one key.
@@ -114,7 +135,8 @@ impl RuleSet {
         let mut pieces = Pieces::new();
         for number in self.0.index.candidates(|| request.path(), || request.facts().host_name()) {
             pieces.clear();
-            match self.meet(number, request, &mut pieces) {
+            let shortcut = self.0.shortcuts[number as usize];
+            match self.meet_by(number, request, &mut pieces, shortcut) {
                 Met::Hit(finding) => match &pieces[..] {
                     [one] => found(&finding, Key::from(one.as_bytes())),
                     several => {
@@ -131,16 +153,27 @@ impl RuleSet {
 
     /// What one rule makes of the request. The pieces of its key are put into `pieces`, which is empty.
     pub(crate) fn meet<'r>(&'r self, number: u32, request: &'r Request<'_>, pieces: &mut Pieces<'r>) -> Met<'r> {
+        self.meet_by(number, request, pieces, Shortcut::NONE)
+    }
+
+    #[inline]
+    fn meet_by<'r>(
+        &'r self,
+        number: u32,
+        request: &'r Request<'_>,
+        pieces: &mut Pieces<'r>,
+        Shortcut { known, exceptions }: Shortcut,
+    ) -> Met<'r> {
         let compiled = &self.0.rules[number as usize];
         let rule = &compiled.rule;
-        if let Some(miss) = rule.matching.first_miss(request) {
+        if let Some(miss) = rule.matching.first_miss(request, known) {
             return Met::Not(miss);
         }
         // Whom a list names by anything but the key is named whether or not the request has one.
-        if rule.exempt.lists(request) {
+        if exceptions == Exceptions::Some && rule.exempt.lists(request) {
             return Met::Exempt;
         }
-        if rule.mode == Mode::Enforced && rule.blocked.lists(request) {
+        if exceptions == Exceptions::Some && rule.mode == Mode::Enforced && rule.blocked.lists(request) {
             return Met::Refused(number, Refused::Blocked);
         }
         for part in &rule.key {
@@ -155,16 +188,19 @@ impl RuleSet {
             };
             pieces.push(piece);
         }
-        let parts = pieces.iter().map(Piece::as_bytes);
-        if compiled.exempt.get(parts.clone()).is_some() {
-            return Met::Exempt;
+        let mut limit = compiled.limit;
+        if exceptions == Exceptions::Some {
+            let parts = pieces.iter().map(Piece::as_bytes);
+            if compiled.exempt.get(parts.clone()).is_some() {
+                return Met::Exempt;
+            }
+            if rule.mode == Mode::Enforced && compiled.blocked.get(parts.clone()).is_some() {
+                return Met::Refused(number, Refused::Blocked);
+            }
+            let own = compiled.by_key.get(parts).copied().or_else(|| compiled.plan_limit(request));
+            limit = own.unwrap_or(limit);
         }
-        if rule.mode == Mode::Enforced && compiled.blocked.get(parts.clone()).is_some() {
-            return Met::Refused(number, Refused::Blocked);
-        }
-        let limit = compiled.by_key.get(parts).copied().or_else(|| compiled.plan_limit(request));
-        let (limit, cost) = (limit.unwrap_or(compiled.limit), rule.cost.of(request));
-        Met::Hit(Finding { rule: number, limit, ban: compiled.ban, cost, mode: rule.mode })
+        Met::Hit(Finding { rule: number, limit, ban: compiled.ban, cost: rule.cost.of(request), mode: rule.mode })
     }
 
     /// The hit of a question that names a rule and a key itself.
@@ -267,6 +303,13 @@ impl RuleSet {
 }
 
 impl Compiled {
+    fn shortcut(&self, place: Place) -> Shortcut {
+        let rule = &self.rule;
+        let alike = rule.exempt.is_nobody() && rule.blocked.is_nobody() && rule.overrides.is_empty();
+        let exceptions = if alike { Exceptions::None } else { Exceptions::Some };
+        Shortcut { known: rule.matching.known_if_found_by(place), exceptions }
+    }
+
     fn plan_limit(&self, request: &Request<'_>) -> Option<LimitId> {
         let plan = self.rule.plan.as_ref()?.of(request)?;
         self.by_plan.get(std::str::from_utf8(plan.as_bytes()).ok()?).copied()

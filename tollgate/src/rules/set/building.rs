@@ -99,11 +99,13 @@ impl RuleSetBuilder {
             .map(|one| Indexed { paths: &one.rule.matching.paths, hosts: &one.rule.matching.hosts })
             .collect();
         let index = Index::new(&indexed);
+        let shortcuts = compiled.iter().zip(index.places()).map(|(one, place)| one.shortcut(*place)).collect();
         let policies = compiling.limits.iter().map(|limit| Policy::new(limit, self.families)).collect();
         let names = compiled.iter().map(|one| one.rule.limit.name().into());
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
             rules: compiled.into(),
+            shortcuts,
             index,
             proxies: self.proxies,
             tokens: self.tokens,
