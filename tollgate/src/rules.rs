@@ -31,6 +31,8 @@ mod set;
 
 pub use self::client::{ForwardingHeader, TrustedProxies};
 pub use self::facts::Facts;
+#[cfg(feature = "tower")]
+pub(crate) use self::facts::Finders;
 pub use self::host::HostGlob;
 pub use self::key_part::KeyPart;
 pub(crate) use self::key_part::Piece;

@@ -28,7 +28,21 @@ pub struct Facts<'a> {
     domain: Option<&'a str>,
     descriptors: &'a [(&'a str, &'a str)],
     extensions: Option<&'a Extensions>,
+    finders: Option<Finders<'a>>,
     cost: Option<u64>,
+}
+
+/// How to find among a request's extensions what was not given: only some rules ask for it.
+#[derive(Clone, Copy)]
+pub(crate) struct Finders<'a> {
+    pub(crate) peer: &'a (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync),
+    pub(crate) route: fn(&Extensions) -> Option<&str>,
+}
+
+impl std::fmt::Debug for Finders<'_> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Finders").finish_non_exhaustive()
+    }
 }
 
 impl<'a> Facts<'a> {
@@ -54,6 +68,7 @@ impl<'a> Facts<'a> {
             domain: None,
             descriptors: &[],
             extensions: None,
+            finders: None,
             cost: None,
         }
     }
@@ -106,6 +121,13 @@ impl<'a> Facts<'a> {
         self.extensions = Some(extensions);
         self
     }
+
+    /// Where the extensions have the peer and the route.
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only requests of servers have extensions"))]
+    pub(crate) fn finders(mut self, finders: Finders<'a>) -> Self {
+        self.finders = Some(finders);
+        self
+    }
 }
 
 /// What was given.
@@ -131,7 +153,7 @@ impl<'a> Facts<'a> {
     /// The address at the other end of the connection.
     #[must_use]
     pub fn peer_address(&self) -> Option<IpAddr> {
-        self.peer
+        self.peer.or_else(|| (self.finders?.peer)(self.extensions?))
     }
 
     /// All headers.
@@ -160,7 +182,7 @@ impl<'a> Facts<'a> {
     /// The name of the route.
     #[must_use]
     pub fn route_name(&self) -> Option<&'a str> {
-        self.route
+        self.route.or_else(|| (self.finders?.route)(self.extensions?))
     }
 
     /// The domain.

@@ -1,6 +1,5 @@
 //! The service: asks first, and lets in what may pass.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -14,7 +13,7 @@ use super::layer::Limits;
 use super::{ResponseBody, ResponseFuture, on};
 use crate::gate::{Asking, Ruling};
 use crate::http::is_grpc;
-use crate::rules::Facts;
+use crate::rules::{Facts, Finders};
 
 /// A service with rate limits around it; see [`RateLimitLayer`](super::RateLimitLayer).
 #[derive(Clone)]
@@ -69,16 +68,10 @@ impl<S> RateLimit<S> {
         let path = if uri.path().is_empty() { "/" } else { uri.path() };
         let mut facts = Facts::of_parts(request.method().as_str(), path, uri.query())
             .headers(request.headers())
-            .extensions(request.extensions());
+            .extensions(request.extensions())
+            .finders(Finders { peer: &*self.limits.find_peer, route: on::route });
         if let Some(host) = uri.host() {
             facts = facts.host(host);
-        }
-        let peer: Option<IpAddr> = (self.limits.find_peer)(request.extensions());
-        if let Some(peer) = peer {
-            facts = facts.peer(peer);
-        }
-        if let Some(route) = on::route(request.extensions()) {
-            facts = facts.route(route);
         }
         self.limits.gate.ask(&facts)
     }
