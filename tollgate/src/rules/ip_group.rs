@@ -61,29 +61,38 @@ impl GroupText {
 }
 
 impl GroupText {
-    /// As its `Display` does, at a fraction of the time: nearly every request has one.
+    /// As its `Display` does, at a fraction of the time: nearly every request has one. How many digits an octet has is
+    /// nothing that a processor could guess, so there is no branch for it.
     fn write_v4(&mut self, address: Ipv4Addr) -> fmt::Result {
-        for (place, octet) in address.octets().into_iter().enumerate() {
-            if place > 0 {
-                self.push(b'.');
-            }
-            if octet >= 100 {
-                self.push(b'0' + octet / 100);
-            }
-            if octet >= 10 {
-                self.push(b'0' + octet / 10 % 10);
-            }
-            self.push(b'0' + octet % 10);
+        let mut end = 0;
+        for octet in address.octets() {
+            let (digits, length) = OCTETS[usize::from(octet)];
+            self.bytes[end..end + 4].copy_from_slice(&digits);
+            end += usize::from(length) + 1;
         }
+        // The last dot is one too many.
+        self.length = end - 1;
         Ok(())
     }
-
-    #[inline(always)]
-    fn push(&mut self, byte: u8) {
-        self.bytes[self.length] = byte;
-        self.length += 1;
-    }
 }
+
+/// Every octet in decimal with a dot behind it, and how many digits that is.
+static OCTETS: [([u8; 4], u8); 256] = {
+    let mut octets = [([b'.'; 4], 0); 256];
+    let mut octet = 0;
+    while octet < octets.len() {
+        let digits = [b'0' + (octet / 100) as u8, b'0' + (octet / 10 % 10) as u8, b'0' + (octet % 10) as u8];
+        let length = 1 + (octet >= 10) as usize + (octet >= 100) as usize;
+        let mut place = 0;
+        while place < length {
+            octets[octet].0[place] = digits[3 - length + place];
+            place += 1;
+        }
+        octets[octet].1 = length as u8;
+        octet += 1;
+    }
+    octets
+};
 
 impl Write for GroupText {
     fn write_str(&mut self, part: &str) -> fmt::Result {
