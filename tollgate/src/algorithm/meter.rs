@@ -132,8 +132,10 @@ impl<D: Debt> Meter<D> {
     #[inline(always)]
     fn load(&self, cells: &impl Cells) -> Moment {
         let (micros, parts) = self.packing.load(cells);
-        let unknown = parts >= self.units;
-        Moment { micros: micros + u64::from(unknown), parts: if unknown { 0 } else { parts } }
+        if parts >= self.units {
+            return Moment { micros: micros + 1, parts: 0 };
+        }
+        Moment { micros, parts }
     }
 
     /// The debt at `now`, and whether it had to be cut to a full bucket, because the clock has stepped back or the

@@ -41,6 +41,8 @@ use crate::units::Timestamp;
 pub(crate) struct MemoryStore {
     /// In the order of the limits.
     tables: Box<[Arc<Table>]>,
+    /// The first of them, one step nearer: most limiters have no other.
+    first: Option<Arc<Table>>,
     secret: ahash::RandomState,
     budget: Budget,
 }
@@ -79,7 +81,7 @@ impl MemoryStore {
     pub(crate) fn new(limits: &mut [Limit], max_bytes: usize) -> Result<Self, InvalidLimit> {
         let budget = Budget::new(max_bytes);
         let tables = tables::choose(limits, None, &budget)?;
-        Ok(Self { tables, secret: ahash::RandomState::new(), budget })
+        Ok(Self { first: tables.first().cloned(), tables, secret: ahash::RandomState::new(), budget })
     }
 
     /// A store for other limits that knows the same keys, within the same memory. Limits whose words mean the same as
@@ -87,7 +89,8 @@ impl MemoryStore {
     pub(crate) fn successor(&self, before: &[Limit], limits: &mut [Limit]) -> Result<Self, InvalidLimit> {
         let before = Seated { limits: before, tables: &self.tables };
         let tables = tables::choose(limits, Some(before), &self.budget)?;
-        Ok(Self { tables, secret: self.secret.clone(), budget: self.budget.clone() })
+        let first = tables.first().cloned();
+        Ok(Self { first, tables, secret: self.secret.clone(), budget: self.budget.clone() })
     }
 
     pub(crate) fn memory_used(&self) -> usize {
@@ -127,7 +130,7 @@ impl MemoryStore {
 
     #[inline(always)]
     pub(crate) fn decide_one(&self, limits: &[Limit], asked: Asked, now: Timestamp) -> Decision {
-        let (Some(table), Some(limit)) = (self.tables.get(asked.limit.index()), limits.get(asked.limit.index())) else {
+        let (Some(table), Some(limit)) = (self.table(asked.limit), limits.get(asked.limit.index())) else {
             return self.answer(limits, asked, now, NO_SUCH_LIMIT);
         };
         // The buckets are what most limits use, and short: all the others in one place would crowd them out of
@@ -141,6 +144,12 @@ impl MemoryStore {
         }
         let verdict = self.ask(limits, asked, now, Mode::Take);
         self.answer(limits, asked, now, verdict)
+    }
+
+    #[inline(always)]
+    fn table(&self, limit: LimitId) -> Option<&Table> {
+        let table = if limit.index() == 0 { self.first.as_ref() } else { self.tables.get(limit.index()) };
+        table.map(|table| &**table)
     }
 
     /// What the decision would be, taking nothing.
