@@ -63,7 +63,7 @@ impl<'s> Posing<'s> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn posed(self, asked: AskedBy) -> Posed {
         let Self { mut enforced, bans, watching, .. } = self;
         if let Some(bans) = bans {
@@ -75,7 +75,7 @@ impl<'s> Posing<'s> {
 
 impl Posed {
     /// Asks a store that answers at once.
-    #[inline]
+    #[inline(always)]
     pub(super) fn decide_now(&self, state: &State, decide: impl Fn(&Wanted) -> Decision) -> (Decision, Watched) {
         let mut decision = decide(&self.enforced);
         let watched = self.watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect();
@@ -92,7 +92,7 @@ impl Posed {
     }
 
     /// What is ruled, given the answers: of the rules that are enforced, and of each that watches.
-    #[inline]
+    #[inline(always)]
     pub(super) fn ruling(self, state: Arc<State>, decision: Decision, watched: Watched) -> Ruling {
         Ruling::new(state, self, decision, watched)
     }

@@ -30,7 +30,7 @@ pub struct Ruling {
 }
 
 impl Ruling {
-    #[inline]
+    #[inline(always)]
     pub(super) fn new(state: Arc<State>, posed: Posed, decision: Decision, watched: Watched) -> Self {
         let Some(limit) = decision.limit() else {
             return Self { watched, ..Self::unlimited(state) };

@@ -129,7 +129,7 @@ impl Store {
 }
 
 /// Asks all that a request asks.
-#[inline]
+#[inline(always)]
 pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
     match &state.store {
         Store::Memory(limiter) => {

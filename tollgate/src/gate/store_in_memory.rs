@@ -63,7 +63,7 @@ impl Store {
 }
 
 /// Asks all that a request asks.
-#[inline]
+#[inline(always)]
 pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
     let (decision, watched) = posed.decide_now(&state, |wanted| state.store.0.decide_asked(&wanted.0));
     Asking::Done(posed.ruling(state, decision, watched))

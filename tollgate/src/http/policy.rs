@@ -168,7 +168,7 @@ impl Policy {
 
     fn write_legacy(&self, decision: &Decision, headers: &mut HeaderMap) {
         if self.legacy {
-            let reset_at = decision.at().as_micros().saturating_add(crate::units::whole_micros(decision.reset_after()));
+            let reset_at = decision.at().as_micros().saturating_add(decision.verdict.reset_after);
             headers.insert(&X_LIMIT, self.limit.clone());
             set_number(headers, &X_REMAINING, decision.remaining());
             set_number(headers, &X_RESET, reset_at.div_ceil(1_000_000));
