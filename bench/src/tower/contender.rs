@@ -28,12 +28,12 @@ const BURST: u32 = 10_000_000;
 const PERIOD: Duration = Duration::from_secs(60);
 
 pub(super) const BARE: &str = "the handler alone";
-pub(super) const LAYER3: &str = "tollgate, three limits";
-pub(super) const LAYER1: &str = "tollgate, one limit";
-pub(super) const LAYER1_LEGACY: &str = "tollgate, one limit, X-RateLimit-* only";
+pub(super) const LAYER3: &str = "tollgate, three limits, legacy and ietf: five headers";
+pub(super) const LAYER1: &str = "tollgate, one limit, legacy and ietf: five headers";
+pub(super) const LAYER1_LEGACY: &str = "tollgate, one limit, legacy: three headers";
 pub(super) const LAYER1_PLAIN: &str = "tollgate, one limit, no headers";
 pub(super) const GOVERNOR: &str = "tower_governor, no headers";
-pub(super) const GOVERNOR_HEADERS: &str = "tower_governor";
+pub(super) const GOVERNOR_HEADERS: &str = "tower_governor, use_headers: two headers";
 
 pub(super) const FIELD: [fn() -> anyhow::Result<Contender>; 7] =
     [bare, three_limits, one_limit, one_limit_legacy, one_limit_plain, governor_headers, governor];
