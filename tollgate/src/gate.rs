@@ -4,6 +4,7 @@
 //! any moment: a request is decided wholly by the old ones or wholly by the new.
 
 mod explain;
+mod hearing;
 #[cfg(all(feature = "file", feature = "redis"))]
 mod open;
 #[cfg(all(feature = "file", not(feature = "redis")))]
@@ -25,6 +26,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 
 pub use self::explain::{Explanation, RuleExplained, Standing};
+#[cfg(feature = "tower")]
+pub(crate) use self::hearing::Told;
 #[cfg(feature = "file")]
 pub use self::opening::OpenError;
 use self::posed::{AskedBy, Posing};

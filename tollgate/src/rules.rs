@@ -5,6 +5,7 @@
 //! makes [`Facts`] of its requests, and the rule set makes hits of the facts. Nothing here decides; see
 //! [`Gate`](crate::Gate).
 
+mod answers;
 #[cfg(feature = "file")]
 mod cel;
 mod claims;
@@ -29,6 +30,7 @@ mod routes;
 mod rule;
 mod set;
 
+pub use self::answers::Answers;
 pub use self::client::{ForwardingHeader, TrustedProxies};
 pub use self::facts::Facts;
 #[cfg(feature = "tower")]

@@ -21,6 +21,11 @@ pub(super) struct Posed {
     pub(super) asked: AskedBy,
 }
 
+/// What few requests need once they are ruled: what rules that only watch took, where they want to know the answer.
+pub(super) struct Beside {
+    pub(super) watching: Vec<(u32, Wanted)>,
+}
+
 /// Who chose the limit, the key and the cost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum AskedBy {
@@ -95,6 +100,15 @@ impl Posed {
     #[inline(always)]
     pub(super) fn ruling(self, state: Arc<State>, decision: Decision, watched: Watched) -> Ruling {
         Ruling::new(state, self, decision, watched)
+    }
+
+    /// What the ruling needs beside the answers of the store.
+    #[inline]
+    pub(super) fn beside(&mut self, state: &State) -> Option<Box<Beside>> {
+        if !state.rules.hear_answers() || self.watching.is_empty() {
+            return None;
+        }
+        Some(Box::new(Beside { watching: std::mem::take(&mut self.watching) }))
     }
 
     /// The strike that a denial by a rule with a ban is. A failing store is nobody's fault.

@@ -7,33 +7,36 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 
 use super::State;
-use super::posed::{AskedBy, Posed, Watched};
+use super::posed::{AskedBy, Beside, Posed, Watched};
 use super::store::Wanted;
 use crate::decision::{Decision, Source};
 use crate::http::{Answer, Policy, Refusal};
 use crate::limit::LimitId;
-use crate::reservation::{Costs, Settlement};
+use crate::reservation::Settlement;
 use crate::rules::{Refused, RuleSet};
 
 /// What is ruled about a request: whether it may pass, by which rule, and what the client is to be told.
 #[must_use = "a ruling that nobody looks at limits nothing"]
 pub struct Ruling {
-    state: Arc<State>,
+    pub(super) state: Arc<State>,
     /// What was asked of the store by the rules that are enforced, and by whom.
-    wanted: Option<(Wanted, AskedBy)>,
+    pub(super) wanted: Option<(Wanted, AskedBy)>,
     /// Of the rules that are enforced; `None` if none was asked.
-    decision: Option<Decision>,
+    pub(super) decision: Option<Decision>,
     refusal: Option<Refusal>,
     /// The rule that speaks.
     rule: Option<u32>,
-    watched: Watched,
+    pub(super) watched: Watched,
+    /// What few requests need; see [`Beside`].
+    pub(super) beside: Option<Box<Beside>>,
 }
 
 impl Ruling {
     #[inline(always)]
-    pub(super) fn new(state: Arc<State>, posed: Posed, decision: Decision, watched: Watched) -> Self {
+    pub(super) fn new(state: Arc<State>, mut posed: Posed, decision: Decision, watched: Watched) -> Self {
+        let beside = posed.beside(&state);
         let Some(limit) = decision.limit() else {
-            return Self { watched, ..Self::unlimited(state) };
+            return Self { watched, beside, ..Self::unlimited(state) };
         };
         let (rules, wanted) = (&state.rules, posed.enforced);
         let rule = rules.owner(limit);
@@ -53,7 +56,7 @@ impl Ruling {
             (false, _) => Some(Refusal::Limited),
         };
         let wanted = Some((wanted, posed.asked));
-        Self { state, wanted, decision: Some(decision), refusal, rule: Some(rule), watched }
+        Self { state, wanted, decision: Some(decision), refusal, rule: Some(rule), watched, beside }
     }
 
     pub(super) fn refused(state: Arc<State>, rule: u32, refused: Refused) -> Self {
@@ -62,7 +65,7 @@ impl Ruling {
 
     /// No rule is for the request.
     pub(super) fn unlimited(state: Arc<State>) -> Self {
-        Self { state, wanted: None, decision: None, refusal: None, rule: None, watched: Watched::new() }
+        Self { state, wanted: None, decision: None, refusal: None, rule: None, watched: Watched::new(), beside: None }
     }
 
     /// Whether the request may pass.
@@ -146,38 +149,17 @@ impl Ruling {
     /// not a constant, gives back what was too much, as far as it still weighs on the key, or takes what was too
     /// little, as far as there is any.
     pub async fn settle(&self, actual: u64) -> Settlement {
-        let is_estimate = |asked, rule| asked == AskedBy::Name || self.state.rules.estimates(rule);
-        self.settle_where(is_estimate, actual).await
+        self.settle_each(|asked, rule| self.is_estimate(asked, rule).then_some(actual)).await
     }
 
     /// The same for the rule of that name alone, whatever its cost was.
     pub async fn settle_limit(&self, name: &str, actual: u64) -> Settlement {
-        self.settle_where(|_, rule| self.state.rules.base(rule).name() == name, actual).await
+        self.settle_each(|_, rule| (self.state.rules.base(rule).name() == name).then_some(actual)).await
     }
 
     /// Gives back all that the request took, as far as it still weighs on its keys.
     pub async fn refund(&self) -> Settlement {
-        self.settle_where(|_, _| true, 0).await
-    }
-
-    async fn settle_where(&self, concerns: impl Fn(AskedBy, u32) -> bool, actual: u64) -> Settlement {
-        let (Some((wanted, asked)), Some(decision)) = (&self.wanted, &self.decision) else {
-            return Settlement::Settled;
-        };
-        if !decision.is_allowed() {
-            return Settlement::Settled;
-        }
-        let mut worst = Settlement::Settled;
-        for (limit, charged) in wanted.costs() {
-            let rule = self.state.rules.owner(limit);
-            // A ban takes nothing, so it has nothing to give back.
-            if self.state.rules.ban(rule) != Some(limit) && concerns(*asked, rule) {
-                let one = wanted.only(limit, charged);
-                let settled = self.state.store.settle(&one, decision, Costs { charged, actual }).await;
-                worst = worst.worse(settled);
-            }
-        }
-        worst
+        self.settle_each(|_, _| Some(0)).await
     }
 }
 

@@ -154,8 +154,8 @@ async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> su
             Wanted::Memory(_) => AllWanted::new(),
         };
         // What may have to be settled is charged where it can be.
-        let is_estimate = |limit| state.rules.estimates(state.rules.owner(limit));
-        let from = match wanted.iter().any(|one| is_estimate(crate::redis::cost(one).0)) {
+        let may_change = |limit| state.rules.may_change(state.rules.owner(limit));
+        let from = match wanted.iter().any(|one| may_change(crate::redis::cost(one).0)) {
             true => TakeFrom::Store,
             false => TakeFrom::SliceOrStore,
         };

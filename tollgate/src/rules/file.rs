@@ -40,16 +40,18 @@ use self::problem::Findings;
 
 pub use self::forms::{
     Address, ByteSize, Cidr, ContentType, CostText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName,
-    PathGlob, PathText, Pattern, PlanSource, RateText, Span, StoreUrl, TokenSource, Upstream,
+    PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, Span, StatusClass, StoreUrl, TokenSource,
+    Upstream,
 };
 pub use self::problem::{Position, Problem, Problems, Severity};
 pub use self::schema::schema;
 pub use self::types::{
     AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
-    ClientCertificates, ConsistencyName, CostRule, EjectRule, FailurePolicy, ForwardingName, GatewayRule, HeaderEdits,
-    HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule, LimitRule, ListRule, Listener, LogFormat,
-    MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, RefillMode, RespondRule, RewriteRule, RouteRule,
-    RuleFile, ServiceRule, Several, TemplateRule, TimeoutsRule, TlsRule, Told, UpstreamRule, UpstreamTlsRule,
+    ClientCertificates, ConsistencyName, CostRule, CountName, CountRule, EjectRule, FailurePolicy, ForwardingName,
+    GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule, LimitRule, ListRule,
+    Listener, LogFormat, MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, RefillMode, RespondRule,
+    RewriteRule, RouteRule, RuleFile, ServiceRule, Several, StatusRule, TemplateRule, TimeoutsRule, TlsRule, Told,
+    UpstreamRule, UpstreamTlsRule,
 };
 
 /// A rule file that was read, and where each part of it stands.

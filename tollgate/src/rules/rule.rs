@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
+use super::answers::{Answers, Hearing};
 use super::matching::Condition;
 use super::{KeyPart, Match, Networks, Request};
 use crate::algorithm::{Algorithm, Ban};
@@ -34,6 +35,7 @@ pub struct Rule {
     pub(super) blocked: Listing,
     pub(crate) mode: Mode,
     pub(super) ban: Option<Ban>,
+    pub(super) hearing: Hearing,
 }
 
 /// Whose numbers an override changes.
@@ -185,6 +187,7 @@ impl Rule {
             blocked: Listing::nobody(),
             mode: Mode::default(),
             ban: None,
+            hearing: Hearing::default(),
         }
     }
 
@@ -253,6 +256,32 @@ impl Rule {
     /// Refuses a key for a time once it has been denied too often: each denial by this rule is a strike.
     pub fn ban(mut self, ban: Ban) -> Self {
         self.ban = Some(ban);
+        self
+    }
+
+    /// Which answers count. The cost is taken when the request comes in, and given back when its answer is none of
+    /// these, as far as the algorithm gives back (see [`Limiter::refund`](crate::Limiter::refund)). Who decides without
+    /// serving hears no answers: there all count.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tollgate::rules::{Answers, KeyPart, Rule};
+    /// use tollgate::{FixedWindow, Limit, MINUTE};
+    ///
+    /// let logins = Rule::new(Limit::new("logins", FixedWindow::new(5, MINUTE))?)
+    ///     .key(KeyPart::ip())
+    ///     .count(Answers::none().status(StatusCode::UNAUTHORIZED));
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    pub fn count(mut self, answers: Answers) -> Self {
+        self.hearing.count = (answers != Answers::all()).then_some(answers);
+        self
+    }
+
+    /// A request really costs the whole number in that header of its *answer*: what was taken for it is brought to
+    /// that. Where there is no such number, the cost stays what it was.
+    pub fn settle_by(mut self, header: HeaderName) -> Self {
+        self.hearing.settle_by = Some(header);
         self
     }
 }

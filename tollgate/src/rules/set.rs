@@ -11,6 +11,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 pub use self::building::RuleSetBuilder;
+use super::answers::Hearing;
 use super::client::TrustedProxies;
 use super::index::{Index, Place};
 use super::key_map::KeyMap;
@@ -51,6 +52,8 @@ struct Inner {
     /// For each of them, what headers say of it.
     policies: Box<[Policy]>,
     body: Body,
+    /// Whether any rule wants to know how requests are answered.
+    hear_answers: bool,
 }
 
 struct Compiled {
@@ -285,6 +288,28 @@ impl RuleSet {
     /// Whether the cost of a rule is an estimate.
     pub(crate) fn estimates(&self, rule: u32) -> bool {
         self.0.rules[rule as usize].rule.cost.is_estimate()
+    }
+
+    /// Whether any rule wants to know how requests are answered.
+    #[inline]
+    pub(crate) fn hear_answers(&self) -> bool {
+        self.0.hear_answers
+    }
+
+    /// Whether a rule wants to know how a request is answered.
+    pub(crate) fn hears_answer(&self, rule: u32) -> bool {
+        self.hearing(rule).is_needed()
+    }
+
+    /// What a rule does with an answer.
+    pub(crate) fn hearing(&self, rule: u32) -> &Hearing {
+        &self.0.rules[rule as usize].rule.hearing
+    }
+
+    /// Whether what a rule takes of a request may be given back in part, or be too little.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "memory has it where it was taken"))]
+    pub(crate) fn may_change(&self, rule: u32) -> bool {
+        self.estimates(rule) || self.hears_answer(rule)
     }
 
     pub(crate) fn policy(&self, limit: LimitId) -> &Policy {

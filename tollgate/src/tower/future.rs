@@ -72,9 +72,9 @@ impl<F, R, E> ResponseFuture<F, R, E> {
 /// The service's answer with the headers of a ruling, once what it really cost is settled.
 async fn answered<R>(ruling: Ruling, mut response: Response<R>) -> Response<ResponseBody<R>> {
     ruling.write_headers(response.headers_mut());
-    if let Some(cost) = response.extensions_mut().remove::<ActualCost>() {
-        cost.settle(&ruling).await;
-    }
+    let cost = response.extensions_mut().remove::<ActualCost>();
+    // Nobody is left to tell when the store cannot be reached: what was taken stands.
+    _ = ruling.hear(response.status(), response.headers(), cost.as_ref().map(ActualCost::told)).await;
     response.map(ResponseBody::inner)
 }
 
@@ -96,7 +96,7 @@ where
             StageProjection::Inside { future, ruling } => {
                 let mut response = ready!(future.poll(context))?;
                 let ruling = ruling.take().expect("a future is not asked again after it is done");
-                if response.extensions().get::<ActualCost>().is_none() {
+                if response.extensions().get::<ActualCost>().is_none() && !ruling.hears_answer() {
                     ruling.write_headers(response.headers_mut());
                     return Poll::Ready(Ok(response.map(ResponseBody::inner)));
                 }

@@ -11,7 +11,7 @@ use tower_service::Service;
 
 use super::layer::Limits;
 use super::{ResponseBody, ResponseFuture, on};
-use crate::gate::{Asking, Ruling};
+use crate::gate::{Asking, Ruling, Told};
 use crate::http::is_grpc;
 use crate::rules::{Facts, Finders};
 
@@ -51,12 +51,9 @@ impl ActualCost {
         self
     }
 
-    pub(super) async fn settle(self, ruling: &Ruling) {
-        // Nobody is left to tell when the store cannot be reached: the estimate stands.
-        _ = match &self.limit {
-            Some(name) => ruling.settle_limit(name, self.units).await,
-            None => ruling.settle(self.units).await,
-        };
+    /// What the rules are told of it.
+    pub(super) fn told(&self) -> Told<'_> {
+        Told { units: self.units, limit: self.limit.as_deref() }
     }
 }
 

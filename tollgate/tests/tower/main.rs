@@ -8,6 +8,7 @@ mod changes;
 #[cfg(feature = "axum")]
 mod connect_info;
 mod grpc;
+mod hearing;
 mod identity;
 mod queue;
 mod readiness;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use ::http::HeaderName as Name;
 
-use super::forms::{Cidr, CostText, KeyPart as PartText, PlanSource};
+use super::forms::{Cidr, CostText, KeyPart as PartText, PlanSource, SettleSource};
 use super::node::Node;
 use super::problem::Findings;
 use super::types::{
-    BodyName, BodyRule, CostRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule, LimitRule, ListRule, MatchRule,
-    Missing as MissingName,
+    BodyName, BodyRule, CostRule, CountName, CountRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule, LimitRule,
+    ListRule, MatchRule, Missing as MissingName, StatusRule,
 };
 use super::{HeaderName, Parsed, Problems, RuleFile, TokenSource};
 use crate::Ban;
@@ -21,7 +21,8 @@ use crate::http::{Body, HeaderFamily};
 use crate::rules::cel::{Expression, Seen};
 use crate::rules::request::Tokens;
 use crate::rules::{
-    Cost, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Routes, Rule, RuleSet, TrustedProxies, jwt,
+    Answers, Cost, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Routes, Rule, RuleSet, TrustedProxies,
+    jwt,
 };
 
 impl Parsed {
@@ -142,6 +143,12 @@ fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
         let (within, for_) = (ban.within.duration(), ban.lasts.duration());
         rule = rule.ban(Ban { after: ban.after, within, for_ });
     }
+    if let Some(count) = &limit.count {
+        rule = rule.count(answers(count)?);
+    }
+    if let Some(SettleSource::Header(name)) = &limit.settle {
+        rule = rule.settle_by(header(name)?);
+    }
     Ok(rule)
 }
 
@@ -194,6 +201,25 @@ fn cost(rule: Option<&CostRule>) -> Result<Cost, RefusedRule> {
             Cost::custom(move |request| expression.units(&seen(&expression, request)))
         }
     })
+}
+
+fn answers(rule: &CountRule) -> Result<Answers, RefusedRule> {
+    let listed = match rule {
+        CountRule::Named(CountName::All) => return Ok(Answers::all()),
+        CountRule::Named(CountName::Failures) => return Ok(Answers::failures()),
+        CountRule::Named(CountName::Successes) => return Ok(Answers::successes()),
+        CountRule::Listed(listed) => listed,
+    };
+    let mut answers = Answers::none();
+    for one in listed {
+        answers = match one {
+            StatusRule::Status(status) => {
+                answers.status(u16::try_from(*status).map_err(disagreed)?.try_into().map_err(disagreed)?)
+            }
+            StatusRule::Class(class) => answers.class(class.first().try_into().map_err(disagreed)?),
+        };
+    }
+    Ok(answers)
 }
 
 fn key_part(part: &PartText) -> Result<KeyPart, RefusedRule> {

@@ -3,6 +3,7 @@
 //! Each form is a type with one door, [`Form::read`]. The same form tells the JSON Schema its pattern, so that an
 //! editor refuses what we would. A pattern may let pass what `read` refuses, never the other way round.
 
+mod answer;
 mod key;
 mod net;
 mod request;
@@ -11,6 +12,7 @@ mod time;
 
 use serde_json::{Value, json};
 
+pub use self::answer::{SettleSource, StatusClass};
 pub use self::key::{KeyPart, PlanSource, TokenSource};
 pub use self::net::{Address, Cidr, StoreUrl, Upstream};
 pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern};
@@ -79,7 +81,9 @@ const ALL: &[Known] = &[
     known::<Pattern>(),
     known::<PlanSource>(),
     known::<RateText>(),
+    known::<SettleSource>(),
     known::<Span>(),
+    known::<StatusClass>(),
     known::<StoreUrl>(),
     known::<TokenSource>(),
     known::<Upstream>(),
@@ -139,7 +143,9 @@ form_of_text!(
     Pattern,
     PlanSource,
     RateText,
+    SettleSource,
     Span,
+    StatusClass,
     StoreUrl,
     TokenSource,
     Upstream

@@ -4,6 +4,7 @@
 //! Works on types, and looks up positions in the nodes they were read from. What was refused before is not judged
 //! again: a value that was taken out for its form is not missing.
 
+mod answers;
 mod callers;
 mod gateway;
 mod limits;

@@ -208,6 +208,7 @@ fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<()
             return Ok(());
         }
         let fix = match forms::nearest(text, words.iter().copied()) {
+            _ if choices.iter().any(|choice| words::lists(choice, text)) => format!("write [{text}]"),
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("use one of {}", listed(&words)),
         };

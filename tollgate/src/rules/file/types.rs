@@ -6,6 +6,7 @@
 //!
 //! [`RuleFile::parse`]: super::RuleFile::parse
 
+mod answers;
 mod gateway;
 mod limit;
 mod numbers;
@@ -17,6 +18,8 @@ use serde::Deserialize;
 
 use super::forms::{ByteSize, ContentType, Span, StoreUrl};
 
+pub(super) use self::answers::STATUSES;
+pub use self::answers::{CountName, CountRule, StatusRule};
 pub use self::gateway::{
     AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, ForwardingName, GatewayRule, HeaderEdits,
     HealthCheckRule, HostHeader, LogFormat, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule, Told,

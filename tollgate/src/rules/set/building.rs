@@ -104,6 +104,7 @@ impl RuleSetBuilder {
         let names = compiled.iter().map(|one| one.rule.limit.name().into());
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
+            hear_answers: compiled.iter().any(|one| one.rule.hearing.is_needed()),
             rules: compiled.into(),
             shortcuts,
             index,

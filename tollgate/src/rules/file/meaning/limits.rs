@@ -1,6 +1,6 @@
 //! The limits as a whole: names, and requests that can reach them.
 
-use super::{Seen, callers, numbers};
+use super::{Seen, answers, callers, numbers};
 use crate::rules::file::expressions::{self, AsksTokens, Fault, Purpose};
 use crate::rules::file::forms::{CostText, Expression, Form, HeaderName};
 use crate::rules::file::node::Node;
@@ -25,6 +25,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             findings.error(name_at, message, "give each limit a name of its own");
         }
         numbers::check(rule, node, findings);
+        answers::check(rule, node, findings);
         callers::check(rule, node, has_jwt, findings);
         matches(rule, node, findings);
         conditions(rule, node, has_jwt, findings);

@@ -90,6 +90,13 @@ pub(super) fn listed_in(schema: &Value) -> Vec<&str> {
     words.into_iter().flatten().chain(schema.get("const")).filter_map(Value::as_str).collect()
 }
 
+/// Whether a schema is of a list in which this text could stand.
+pub(super) fn lists(schema: &Value, text: &str) -> bool {
+    let entries = schema.get("items").and_then(|items| items.get("anyOf")).and_then(Value::as_array);
+    let formats = entries.into_iter().flatten().filter_map(|entry| entry.get("format")?.as_str());
+    formats.filter_map(forms::by_format).any(|form| (form.check)(text).is_ok())
+}
+
 /// In the order of the alphabet: that of the schema depends on how its maps are built.
 pub(super) fn listed(words: &[&str]) -> String {
     let mut words = words.to_vec();

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{AlgorithmName, ConsistencyName, FailurePolicy, Modes, Numbers, Several};
+use super::{AlgorithmName, ConsistencyName, CountRule, FailurePolicy, Modes, Numbers, Several};
 use crate::algorithm::MAX_QUOTA;
 use crate::rules::file::forms::{
-    Cidr, CostText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob, PlanSource, Span,
-    schema_of,
+    Cidr, CostText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob, PlanSource,
+    SettleSource, Span, schema_of,
 };
 use crate::{InvalidLimit, Limit};
 
@@ -40,6 +40,11 @@ pub struct LimitRule {
     pub modes: Modes,
     /// How many units a request takes (1): a whole number, `header:NAME`, or an expression in CEL.
     pub cost: Option<CostRule>,
+    /// Which answers spend it: `all` (the default), `failures` (status 400 and above), `successes` (below 400), or a
+    /// list of statuses and classes such as `[401, 5xx]`. What was taken is given back when the answer is none of them.
+    pub count: Option<CountRule>,
+    /// Where the answer tells what the request really cost, `header:NAME`: `cost` is taken first and brought to that.
+    pub settle: Option<SettleSource>,
     /// Where a caller's plan is found, for overrides: `header:NAME`, `jwt:CLAIM` or `descriptor:NAME`.
     pub plan: Option<PlanSource>,
     /// Plans and single keys with numbers of their own. A single key goes before a plan.

@@ -1,0 +1,115 @@
+//! What the answer to a request gives back or takes.
+//!
+//! The cost of a request is taken when it comes in, so that requests at the same time cannot pass a limit together;
+//! the answer says what it should have been.
+
+use http::{HeaderMap, StatusCode};
+
+use super::Ruling;
+use super::posed::AskedBy;
+use super::store::Wanted;
+use crate::decision::Decision;
+use crate::reservation::{Costs, Settlement};
+
+/// What a handler says that its work has cost.
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only the layer hears of it"))]
+pub(crate) struct Told<'t> {
+    pub(crate) units: u64,
+    /// Of this limit alone; else of all whose cost was an estimate.
+    pub(crate) limit: Option<&'t str>,
+}
+
+impl Ruling {
+    /// Whether a rule that counted the request wants to know its answer: see [`hear_answer`](Self::hear_answer).
+    #[must_use]
+    pub fn hears_answer(&self) -> bool {
+        let rules = &self.state.rules;
+        if !rules.hear_answers() || !self.is_allowed() {
+            return false;
+        }
+        let enforced = self.wanted.iter().flat_map(|(wanted, _)| wanted.costs()).map(|(limit, _)| rules.owner(limit));
+        let watching = self.watched.iter().map(|(rule, _)| *rule);
+        enforced.chain(watching).any(|rule| rules.hears_answer(rule))
+    }
+
+    /// Tells the rules that counted the request how it was answered. Where the status does not count
+    /// ([`Rule::count`](crate::rules::Rule::count)), what was taken is given back; where the answer says what it took
+    /// ([`Rule::settle_by`](crate::rules::Rule::settle_by)), the rest is given back, or what was too little is taken
+    /// as far as there is any.
+    ///
+    /// To be told once, and not beside [`settle`](Self::settle) or [`refund`](Self::refund). If it never is, what was
+    /// taken stays taken. In memory it never waits.
+    pub async fn hear_answer(&self, status: StatusCode, headers: &HeaderMap) -> Settlement {
+        self.hear(status, headers, None).await
+    }
+
+    /// The same, where a handler says what its work has cost. A status that does not count goes before that, and so
+    /// does what a header says.
+    pub(crate) async fn hear(&self, status: StatusCode, headers: &HeaderMap, told: Option<Told<'_>>) -> Settlement {
+        if !self.is_allowed() {
+            return Settlement::Settled;
+        }
+        let rules = &self.state.rules;
+        let heard = |rule| rules.hearing(rule).actual(status, headers);
+        let told = |asked, rule| {
+            let told = told.as_ref()?;
+            let concerned = match told.limit {
+                Some(name) => rules.base(rule).name() == name,
+                None => self.is_estimate(asked, rule),
+            };
+            concerned.then_some(told.units)
+        };
+        let mut worst = self.settle_each(|asked, rule| heard(rule).or_else(|| told(asked, rule))).await;
+        for (rule, decision, wanted) in self.watching() {
+            if let Some(actual) = heard(rule) {
+                worst = worst.worse(self.settle_watching(wanted, decision, actual).await);
+            }
+        }
+        worst
+    }
+
+    /// The rules that only watch and want to know the answer, with what they took.
+    fn watching(&self) -> impl Iterator<Item = (u32, &Decision, &Wanted)> {
+        let of_rule = |number: u32| self.watched.iter().find(move |(rule, _)| *rule == number);
+        let all = self.beside.iter().flat_map(|beside| &beside.watching);
+        all.filter_map(move |(rule, wanted)| Some((*rule, &of_rule(*rule)?.1, wanted)))
+            .filter(|(_, decision, _)| decision.is_allowed())
+    }
+
+    async fn settle_watching(&self, wanted: &Wanted, decision: &Decision, actual: u64) -> Settlement {
+        let mut worst = Settlement::Settled;
+        for (_, charged) in wanted.costs() {
+            worst = worst.worse(self.state.store.settle(wanted, decision, Costs { charged, actual }).await);
+        }
+        worst
+    }
+
+    /// Whether the cost of a rule was an estimate.
+    pub(super) fn is_estimate(&self, asked: AskedBy, rule: u32) -> bool {
+        asked == AskedBy::Name || self.state.rules.estimates(rule)
+    }
+
+    /// Brings each rule that was counted to what it should have been; `None` leaves it as it is.
+    pub(super) async fn settle_each(&self, actual: impl Fn(AskedBy, u32) -> Option<u64>) -> Settlement {
+        let (Some((wanted, asked)), Some(decision)) = (&self.wanted, &self.decision) else {
+            return Settlement::Settled;
+        };
+        if !decision.is_allowed() {
+            return Settlement::Settled;
+        }
+        let mut worst = Settlement::Settled;
+        for (limit, charged) in wanted.costs() {
+            let rule = self.state.rules.owner(limit);
+            // A ban takes nothing, so it has nothing to give back.
+            if self.state.rules.ban(rule) == Some(limit) {
+                continue;
+            }
+            if let Some(actual) = actual(*asked, rule) {
+                let one = wanted.only(limit, charged);
+                let settled = self.state.store.settle(&one, decision, Costs { charged, actual }).await;
+                worst = worst.worse(settled);
+            }
+        }
+        worst
+    }
+}

@@ -1,0 +1,149 @@
+//! What the answer to a request says of its cost: whether it counts at all, and what it really took.
+//!
+//! Deliberately not here: giving anything back. See [`Ruling::hear_answer`](crate::Ruling::hear_answer).
+
+use http::{HeaderMap, HeaderName, StatusCode};
+use smallvec::SmallVec;
+
+/// Which answers spend a limit, by their status.
+///
+/// ```
+/// use http::StatusCode;
+/// use tollgate::rules::Answers;
+///
+/// let refused_logins = Answers::none().status(StatusCode::UNAUTHORIZED).status(StatusCode::FORBIDDEN);
+/// assert!(refused_logins.have(StatusCode::UNAUTHORIZED) && !refused_logins.have(StatusCode::OK));
+/// assert!(Answers::failures().have(StatusCode::BAD_GATEWAY));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Answers {
+    /// The first and the last status of each.
+    ranges: SmallVec<[(u16, u16); 2]>,
+}
+
+/// Statuses have three digits.
+const FIRST: u16 = 100;
+const LAST: u16 = 999;
+/// From here on, an answer says that something went wrong.
+const FIRST_FAILURE: u16 = 400;
+
+impl Answers {
+    /// Every answer.
+    pub fn all() -> Self {
+        Self::none().range(FIRST, LAST)
+    }
+
+    /// Those of status 400 and above.
+    pub fn failures() -> Self {
+        Self::none().range(FIRST_FAILURE, LAST)
+    }
+
+    /// Those of a status below 400.
+    pub fn successes() -> Self {
+        Self::none().range(FIRST, FIRST_FAILURE - 1)
+    }
+
+    /// None, to begin a list with.
+    pub fn none() -> Self {
+        Self { ranges: SmallVec::new() }
+    }
+
+    /// Those of this status too.
+    pub fn status(self, status: StatusCode) -> Self {
+        self.range(status.as_u16(), status.as_u16())
+    }
+
+    /// Those of the same class as this status too: with 500, all from 500 to 599.
+    pub fn class(self, status: StatusCode) -> Self {
+        let first = status.as_u16() / 100 * 100;
+        self.range(first, first + 99)
+    }
+
+    fn range(mut self, first: u16, last: u16) -> Self {
+        self.ranges.push((first, last));
+        self
+    }
+
+    /// Whether an answer of that status is one of them.
+    #[must_use]
+    pub fn have(&self, status: StatusCode) -> bool {
+        self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&status.as_u16()))
+    }
+}
+
+/// What a rule does with the answer to a request. Most rules do nothing with it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Hearing {
+    /// Which answers count; all if `None`.
+    pub(super) count: Option<Answers>,
+    /// Where an answer tells what it took.
+    pub(super) settle_by: Option<HeaderName>,
+}
+
+impl Hearing {
+    /// Whether an answer can change what a request has spent.
+    pub(super) fn is_needed(&self) -> bool {
+        self.count.is_some() || self.settle_by.is_some()
+    }
+
+    /// What the request has cost by this answer; `None` if it stays what it was.
+    pub(crate) fn actual(&self, status: StatusCode, headers: &HeaderMap) -> Option<u64> {
+        if self.count.as_ref().is_some_and(|count| !count.have(status)) {
+            return Some(0);
+        }
+        whole_number(headers, self.settle_by.as_ref()?)
+    }
+}
+
+/// The whole number in a header. Anything else is nobody's cost.
+fn whole_number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
+    let text = headers.get(name)?.to_str().ok()?.trim();
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn heard(hearing: &Hearing, status: u16, cost: Option<&[u8]>) -> Option<u64> {
+        let mut headers = HeaderMap::new();
+        headers.extend(cost.map(|cost| (HeaderName::from_static("x-cost"), HeaderValue::from_bytes(cost).unwrap())));
+        hearing.actual(StatusCode::from_u16(status).unwrap(), &headers)
+    }
+
+    #[test]
+    fn a_status_counts_if_it_is_listed_or_of_a_class_that_is() {
+        let answers = |answers: Answers| {
+            let all = [100, 200, 302, 399, 400, 401, 404, 499, 500, 599, 999];
+            all.into_iter().filter(|status| answers.have(StatusCode::from_u16(*status).unwrap())).collect::<Vec<_>>()
+        };
+        assert_eq!(answers(Answers::all()).len(), 11);
+        assert_eq!(answers(Answers::successes()), [100, 200, 302, 399]);
+        assert_eq!(answers(Answers::failures()), [400, 401, 404, 499, 500, 599, 999]);
+        let listed = Answers::none().status(StatusCode::UNAUTHORIZED).class(StatusCode::BAD_GATEWAY);
+        assert_eq!(answers(listed), [401, 500, 599]);
+    }
+
+    #[test]
+    fn what_is_no_whole_number_leaves_the_estimate() {
+        let settles = Hearing { settle_by: Some(HeaderName::from_static("x-cost")), ..Hearing::default() };
+        assert_eq!(heard(&settles, 200, Some(b"12")), Some(12));
+        assert_eq!(heard(&settles, 500, Some(b" 0 ")), Some(0));
+        let garbage: [&[u8]; 9] = [b"", b" ", b"-1", b"+1", b"1.5", b"1e3", b"many", b"\xff", b"99999999999999999999"];
+        for garbage in garbage {
+            assert_eq!(heard(&settles, 200, Some(garbage)), None, "{garbage:?}");
+        }
+        assert_eq!(heard(&settles, 200, None), None);
+    }
+
+    #[test]
+    fn an_answer_that_does_not_count_costs_nothing_whatever_it_says() {
+        let both = Hearing { count: Some(Answers::successes()), settle_by: Some(HeaderName::from_static("x-cost")) };
+        assert_eq!(heard(&both, 200, Some(b"12")), Some(12));
+        assert_eq!(heard(&both, 500, Some(b"12")), Some(0));
+        assert_eq!(heard(&both, 200, None), None);
+    }
+}

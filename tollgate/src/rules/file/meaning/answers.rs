@@ -1,0 +1,34 @@
+//! What a limit does with answers: statuses that there are, and algorithms that give back.
+
+use super::Seen;
+use crate::rules::file::node::Node;
+use crate::rules::file::problem::Findings;
+use crate::rules::file::types::{AlgorithmName, CountRule, LimitRule, Overflow, STATUSES, StatusRule};
+
+pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    if let (Some(CountRule::Listed(listed)), Some(list)) = (&rule.count, node.get("count")) {
+        statuses(listed, list, findings);
+    }
+    let queues = rule.algorithm == AlgorithmName::LeakyBucket && rule.modes.overflow == Some(Overflow::Queue);
+    for key in ["count", "settle"] {
+        if queues && node.get(key).is_some() {
+            let message = format!("a queue gives nothing back, so `{key}` means nothing to it");
+            findings.error(node.key_at(key), message, "use `overflow: reject`, or remove it");
+        }
+    }
+}
+
+fn statuses(listed: &[StatusRule], list: &Node, findings: &mut Findings) {
+    let mut seen = Seen::new();
+    for (index, one) in listed.iter().enumerate() {
+        let at = list.item(index).at;
+        if let StatusRule::Status(status) = one
+            && !STATUSES.contains(status)
+        {
+            findings.error(at, format!("no answer has status {status}"), "use 100 to 599, or a class such as 5xx");
+        }
+        if let Some(first) = seen.before(one, at) {
+            findings.warning(at, format!("this status is at {first} already"), "remove one of them");
+        }
+    }
+}
