@@ -44,6 +44,9 @@ fn told(limit: &LimitRule) -> String {
 }
 
 fn numbers(limit: &LimitRule) -> Result<String, InvalidLimit> {
+    if let Some(most) = limit.in_flight {
+        return Ok(format!("{most} at the same time"));
+    }
     let algorithm = limit.algorithm.as_str();
     let built = limit.limit()?;
     let (quota, numbers) = (built.quota(), &limit.numbers);

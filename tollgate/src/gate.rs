@@ -5,6 +5,7 @@
 
 mod explain;
 mod hearing;
+mod in_flight;
 #[cfg(all(feature = "file", feature = "redis"))]
 mod open;
 #[cfg(all(feature = "file", not(feature = "redis")))]
@@ -28,6 +29,8 @@ use arc_swap::ArcSwap;
 pub use self::explain::{Explanation, RuleExplained, Standing};
 #[cfg(feature = "tower")]
 pub(crate) use self::hearing::Told;
+use self::in_flight::InFlight;
+pub use self::in_flight::Place;
 #[cfg(feature = "file")]
 pub use self::opening::OpenError;
 use self::posed::{AskedBy, Posing};
@@ -65,6 +68,15 @@ struct Inner {
 struct State {
     rules: RuleSet,
     store: Store,
+    in_flight: InFlight,
+}
+
+impl State {
+    /// Rules that take the place of others. What is in flight stays so.
+    fn after(before: &Self, rules: RuleSet, store: Store) -> Self {
+        let in_flight = InFlight::after(&rules, Some((&before.rules, &before.in_flight)));
+        Self { rules, store, in_flight }
+    }
 }
 
 /// A ruling, or the way to one.
@@ -98,7 +110,8 @@ impl Gate {
     }
 
     fn with_store(rules: RuleSet, store: Store) -> Self {
-        let state = ArcSwap::from_pointee(State { rules, store });
+        let in_flight = InFlight::after(&rules, None);
+        let state = ArcSwap::from_pointee(State { rules, store, in_flight });
         Self(Arc::new(Inner { state, changing: Mutex::new(()) }))
     }
 
@@ -118,8 +131,9 @@ impl Gate {
     /// When the memory is too little for so many limits. The old rules stay in force then.
     pub fn replace(&self, rules: RuleSet) -> Result<(), InvalidLimit> {
         let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let store = self.0.state.load().store.with_rules(&rules)?;
-        self.0.state.store(Arc::new(State { rules, store }));
+        let before = self.0.state.load();
+        let store = before.store.with_rules(&rules)?;
+        self.0.state.store(Arc::new(State::after(&before, rules, store)));
         Ok(())
     }
 
@@ -134,18 +148,21 @@ impl Gate {
     /// Goes over to the rules and the store of another gate.
     pub fn become_like(&self, other: &Self) {
         let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.0.state.store(other.0.state.load_full());
+        let other = other.0.state.load();
+        let state = State::after(&self.0.state.load(), other.rules.clone(), other.store.clone());
+        self.0.state.store(Arc::new(state));
     }
 
     /// Decides a request, at once if the store is this process's memory. The facts are not needed for longer than
     /// the call.
     pub fn ask(&self, facts: &Facts<'_>) -> Asking {
         let state = self.0.state.load_full();
-        let mut posing = Posing::new(&state.store);
+        let mut posing = Posing::new(&state);
         let found = state.rules.find(&state.rules.request(*facts), |finding, key| posing.add(finding, key));
         let posed = posing.posed(AskedBy::Rules);
         match found {
-            Ok(()) => store::ask(state, posed),
+            Ok(()) if posed.places.is_none() => store::ask(state, posed),
+            Ok(()) => in_flight::ask(state, posed, facts),
             Err((rule, refused)) => Asking::Done(Ruling::refused(state, rule, refused)),
         }
     }
@@ -165,7 +182,8 @@ impl Gate {
     }
 
     /// Decides on a key of the rule of that name, whatever the rule matches: its overrides, exemptions, blocks and
-    /// bans by key apply. `None` if there is no such rule.
+    /// bans by key apply. Limits of what is in flight do not: nobody would tell when it ends. `None` if there is no such
+    /// rule.
     #[must_use]
     pub fn ask_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Asking> {
         let state = self.0.state.load_full();
@@ -174,7 +192,7 @@ impl Gate {
             Met::Refused(number, refused) => return Some(Asking::Done(Ruling::refused(state, number, refused))),
             Met::Not(_) | Met::Lacks(_) | Met::Exempt => return Some(Asking::Done(Ruling::unlimited(state))),
         };
-        let mut posing = Posing::new(&state.store);
+        let mut posing = Posing::new(&state);
         posing.add(&finding, Key::byte_parts(key));
         let posed = posing.posed(AskedBy::Name);
         Some(store::ask(state, posed))

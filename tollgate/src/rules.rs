@@ -8,6 +8,7 @@
 mod answers;
 #[cfg(feature = "file")]
 mod cel;
+mod certificate;
 mod claims;
 mod client;
 mod cookies;
@@ -31,6 +32,7 @@ mod rule;
 mod set;
 
 pub use self::answers::Answers;
+pub use self::certificate::{Certificate, CertificateField};
 pub use self::client::{ForwardingHeader, TrustedProxies};
 pub use self::facts::Facts;
 #[cfg(feature = "tower")]

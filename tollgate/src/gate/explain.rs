@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::store::Wanted;
-use super::{Gate, State};
+use super::{Gate, State, in_flight};
 use crate::decision::Decision;
 use crate::http::Refusal;
 use crate::key::Key;
@@ -50,6 +50,15 @@ pub enum Standing {
     Exempt,
     /// The rule refuses it, whatever is left.
     Refused(Refusal),
+    /// The rule bounds how many of its key are in flight.
+    InFlight {
+        /// The parts of its key.
+        key: Vec<String>,
+        /// How many are.
+        in_flight: u64,
+        /// What would be decided.
+        decision: Decision,
+    },
     /// The rule counts it.
     Counted {
         /// The parts of its key.
@@ -81,7 +90,7 @@ impl Gate {
         async move {
             let mut rules = Vec::with_capacity(looked.len());
             for (number, looked) in (0..).zip(looked) {
-                let name = state.rules.base(number).name().to_owned();
+                let name = state.rules.name(number).to_owned();
                 let shadow = state.rules.rule(number).mode == Mode::Shadow;
                 rules.push(RuleExplained { name, shadow, standing: state.stand(looked).await });
             }
@@ -113,6 +122,12 @@ impl State {
         };
         let text = |slice: &&[u8]| String::from_utf8_lossy(slice).into_owned();
         let key_text = slices.iter().map(text).collect();
+        if finding.is_place {
+            let in_flight = self.in_flight.count(finding.rule, key);
+            let decision = in_flight::decision(self, finding.limit, in_flight);
+            let standing = Standing::InFlight { key: key_text, in_flight, decision };
+            return Looked { standing, limit: None, ban: None };
+        }
         let standing = Standing::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };
         let ban = finding.ban.map(|ban| want(ban, 0));
         Looked { standing, limit: Some(want(finding.limit, finding.cost)), ban }
@@ -135,12 +150,20 @@ impl State {
 impl Explanation {
     fn of(rules: Vec<RuleExplained>) -> Self {
         let enforced = || rules.iter().filter(|rule| !rule.shadow);
-        // As a request meets them: a rule that refuses whatever is left, then bans and denials, then who has the
-        // least share left.
+        // As a request meets them: a rule that refuses whatever is left, then places, bans and denials, then who
+        // has the least share left.
         let refused = enforced().find_map(|rule| match &rule.standing {
             Standing::Refused(refusal) => Some((rule.name.clone(), Some(refusal.clone()))),
             _ => None,
         });
+        let full = || {
+            enforced().find_map(|rule| match &rule.standing {
+                Standing::InFlight { decision, .. } if !decision.is_allowed() => {
+                    Some((rule.name.clone(), Some(Refusal::Limited)))
+                }
+                _ => None,
+            })
+        };
         let banned = || {
             enforced().find_map(|rule| match &rule.standing {
                 Standing::Counted { banned_for: Some(left), .. } => {
@@ -158,7 +181,7 @@ impl Explanation {
             let foremost = decided.reduce(|one, other| if is_first(one.1, other.1) { one } else { other });
             foremost.map(|(name, decision)| (name, (!decision.is_allowed()).then_some(Refusal::Limited)))
         };
-        let (limit, refusal) = match refused.or_else(banned).or_else(counted) {
+        let (limit, refusal) = match refused.or_else(full).or_else(banned).or_else(counted) {
             Some((name, refusal)) => (Some(name), refusal),
             None => (None, None),
         };

@@ -54,7 +54,7 @@ impl Ruling {
         let told = |asked, rule| {
             let told = told.as_ref()?;
             let concerned = match told.limit {
-                Some(name) => rules.base(rule).name() == name,
+                Some(name) => rules.name(rule) == name,
                 None => self.is_estimate(asked, rule),
             };
             concerned.then_some(told.units)

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::in_flight::{InFlight, Place, TakenPlaces, WantedPlaces};
 use super::store::{Store, Wanted};
 use super::{Ruling, State};
 use crate::decision::{Decision, Source};
@@ -19,11 +20,17 @@ pub(super) struct Posed {
     /// With the rule that each is of. Few rules watch, and of most requests none.
     pub(super) watching: Vec<(u32, Wanted)>,
     pub(super) asked: AskedBy,
+    /// Places among the requests in flight, of the few rules that have such a limit.
+    pub(super) places: Option<Box<WantedPlaces>>,
+    pub(super) taken: Option<Box<TakenPlaces>>,
 }
 
-/// What few requests need once they are ruled: what rules that only watch took, where they want to know the answer.
+/// What few requests need once they are ruled.
 pub(super) struct Beside {
+    /// What rules that only watch took, where they may want to know the answer.
     pub(super) watching: Vec<(u32, Wanted)>,
+    /// Its place among the requests in flight.
+    pub(super) place: Option<Place>,
 }
 
 /// Who chose the limit, the key and the cost.
@@ -37,20 +44,27 @@ pub(super) enum AskedBy {
 /// The questions of a request, while they are gathered.
 pub(super) struct Posing<'s> {
     store: &'s Store,
+    in_flight: &'s InFlight,
     enforced: Wanted,
     /// Whether keys are banned is asked last, so that a limit speaks where both have all of it left.
     bans: Option<Wanted>,
     watching: Vec<(u32, Wanted)>,
+    places: Option<Box<WantedPlaces>>,
 }
 
 impl<'s> Posing<'s> {
     #[inline]
-    pub(super) fn new(store: &'s Store) -> Self {
-        Self { store, enforced: store.want_nothing(), bans: None, watching: Vec::new() }
+    pub(super) fn new(state: &'s State) -> Self {
+        let State { store, in_flight, .. } = state;
+        let enforced = store.want_nothing();
+        Self { store, in_flight, enforced, bans: None, watching: Vec::new(), places: None }
     }
 
     #[inline]
     pub(super) fn add(&mut self, finding: &Finding, key: Key<'_>) {
+        if finding.is_place {
+            return self.places.get_or_insert_default().push(self.in_flight.want(finding, key));
+        }
         let hit = Hit::new(finding.limit, key).cost(finding.cost);
         match finding.mode {
             Mode::Enforced => {
@@ -70,11 +84,11 @@ impl<'s> Posing<'s> {
 
     #[inline(always)]
     pub(super) fn posed(self, asked: AskedBy) -> Posed {
-        let Self { mut enforced, bans, watching, .. } = self;
+        let Self { mut enforced, bans, watching, places, .. } = self;
         if let Some(bans) = bans {
             enforced.append(bans);
         }
-        Posed { enforced, watching, asked }
+        Posed { enforced, watching, asked, places, taken: None }
     }
 }
 
@@ -102,13 +116,19 @@ impl Posed {
         Ruling::new(state, self, decision, watched)
     }
 
-    /// What the ruling needs beside the answers of the store.
+    /// What the ruling needs beside the answers of the store. Who is denied gives back its place.
     #[inline]
-    pub(super) fn beside(&mut self, state: &State) -> Option<Box<Beside>> {
-        if !state.rules.hear_answers() || self.watching.is_empty() {
+    pub(super) fn beside(&mut self, state: &State, decision: &Decision, watched: &mut Watched) -> Option<Box<Beside>> {
+        let hears = state.rules.hear_answers() && !self.watching.is_empty();
+        if !hears && self.taken.is_none() {
             return None;
         }
-        Some(Box::new(Beside { watching: std::mem::take(&mut self.watching) }))
+        let place = self.taken.take().map(|taken| {
+            watched.extend(taken.watched);
+            taken.place
+        });
+        let place = place.filter(|_| decision.is_allowed());
+        Some(Box::new(Beside { watching: std::mem::take(&mut self.watching), place }))
     }
 
     /// The strike that a denial by a rule with a ban is. A failing store is nobody's fault.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 
 use super::State;
+use super::in_flight::Place;
 use super::posed::{AskedBy, Beside, Posed, Watched};
 use super::store::Wanted;
 use crate::decision::{Decision, Source};
@@ -33,8 +34,8 @@ pub struct Ruling {
 
 impl Ruling {
     #[inline(always)]
-    pub(super) fn new(state: Arc<State>, mut posed: Posed, decision: Decision, watched: Watched) -> Self {
-        let beside = posed.beside(&state);
+    pub(super) fn new(state: Arc<State>, mut posed: Posed, decision: Decision, mut watched: Watched) -> Self {
+        let beside = posed.beside(&state, &decision, &mut watched);
         let Some(limit) = decision.limit() else {
             return Self { watched, beside, ..Self::unlimited(state) };
         };
@@ -63,9 +64,21 @@ impl Ruling {
         Self { refusal: Some(refused.into()), rule: Some(rule), ..Self::unlimited(state) }
     }
 
+    /// As many as may are in flight.
+    pub(super) fn full(state: Arc<State>, rule: u32, decision: Decision) -> Self {
+        let (refusal, decision) = (Some(Refusal::Limited), Some(decision));
+        Self { refusal, decision, rule: Some(rule), ..Self::unlimited(state) }
+    }
+
     /// No rule is for the request.
     pub(super) fn unlimited(state: Arc<State>) -> Self {
         Self { state, wanted: None, decision: None, refusal: None, rule: None, watched: Watched::new(), beside: None }
+    }
+
+    /// The place of an admitted request among those in flight, if a rule bounds those: to be kept until the request is
+    /// over. Not taken, it is given back with the ruling.
+    pub fn take_place(&mut self) -> Option<Place> {
+        self.beside.as_mut()?.place.take()
     }
 
     /// Whether the request may pass.
@@ -80,10 +93,11 @@ impl Ruling {
         self.refusal.as_ref()
     }
 
-    /// The name of the limit that decided, or that has the least share left; `None` if no rule was for the request.
+    /// The name of the limit that decided, or that has the least share left; `None` if no rule was for the request, or
+    /// none but such as bound what is in flight.
     #[must_use]
     pub fn limit(&self) -> Option<&str> {
-        self.rule.map(|rule| self.state.rules.base(rule).name())
+        self.rule.map(|rule| self.state.rules.name(rule))
     }
 
     /// What that limit decided; `None` if no rule was for the request, or one refused it whatever is left.
@@ -100,7 +114,7 @@ impl Ruling {
 
     /// What each rule that only watches has decided, by its name.
     pub fn watched(&self) -> impl Iterator<Item = (&str, &Decision)> {
-        self.watched.iter().map(|(rule, decision)| (self.state.rules.base(*rule).name(), decision))
+        self.watched.iter().map(|(rule, decision)| (self.state.rules.name(*rule), decision))
     }
 
     fn policy(&self) -> Option<&Policy> {
@@ -154,7 +168,7 @@ impl Ruling {
 
     /// The same for the rule of that name alone, whatever its cost was.
     pub async fn settle_limit(&self, name: &str, actual: u64) -> Settlement {
-        self.settle_each(|_, rule| (self.state.rules.base(rule).name() == name).then_some(actual)).await
+        self.settle_each(|_, rule| (self.state.rules.name(rule) == name).then_some(actual)).await
     }
 
     /// Gives back all that the request took, as far as it still weighs on its keys.

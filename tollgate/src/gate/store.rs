@@ -13,7 +13,9 @@ use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder, TakeFrom};
 use crate::reservation::{Costs, Settlement};
 use crate::rules::RuleSet;
+use crate::units::Timestamp;
 
+#[derive(Clone)]
 pub(super) enum Store {
     Memory(Limiter),
     Redis(RedisLimiter),
@@ -90,6 +92,13 @@ impl Store {
         }
     }
 
+    pub(super) fn now(&self) -> Timestamp {
+        match self {
+            Self::Memory(limiter) => limiter.now(),
+            Self::Redis(limiter) => limiter.now(),
+        }
+    }
+
     pub(super) fn want_nothing(&self) -> Wanted {
         match self {
             Self::Memory(_) => Wanted::Memory(FewAsked::new()),
@@ -139,7 +148,10 @@ pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
             });
             Asking::Done(posed.ruling(state, decision, watched))
         }
-        Store::Redis(_) if posed.asks_nothing() => Asking::Done(super::Ruling::unlimited(state)),
+        Store::Redis(limiter) if posed.asks_nothing() => {
+            let unlimited = Decision::without_limit(limiter.now());
+            Asking::Done(posed.ruling(state, unlimited, Vec::new()))
+        }
         Store::Redis(limiter) => {
             let limiter = limiter.clone();
             Asking::Waiting(Box::pin(ask_redis(state, posed, limiter)))

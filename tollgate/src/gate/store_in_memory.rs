@@ -10,7 +10,9 @@ use crate::limit::LimitId;
 use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::reservation::{Costs, Settlement};
 use crate::rules::RuleSet;
+use crate::units::Timestamp;
 
+#[derive(Clone)]
 pub(super) struct Store(Limiter);
 
 /// What is asked of a store, ready to be asked.
@@ -39,6 +41,10 @@ impl Store {
 
     pub(super) fn with_rules(&self, rules: &RuleSet) -> Result<Self, InvalidLimit> {
         rules.limiter_after(&self.0).map(Self)
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.0.now()
     }
 
     pub(super) fn want_nothing(&self) -> Wanted {

@@ -65,23 +65,34 @@ impl Policy {
     #[must_use]
     pub fn new(limit: &Limit, families: Families) -> Self {
         let (quota, window) = (limit.quota(), wait_seconds(limit.window()));
-        let ascii_name = ascii(limit.name());
-        let old_policy = || format!("{quota};w={window}");
+        let old_policy = Some(format!("{quota};w={window}"));
+        Self::of(limit.name(), quota, families, old_policy, &format!("w={window}"))
+    }
+
+    /// The headers of a limit of so many requests at the same time. It has no window, and the older drafts have no words
+    /// for such a policy.
+    #[cfg(feature = "rules")]
+    pub(crate) fn in_flight(name: &str, most: u64, families: Families) -> Self {
+        Self::of(name, most, families, None, "qu=\"concurrent-requests\"")
+    }
+
+    fn of(limit_name: &str, quota: u64, families: Families, old_policy: Option<String>, unit: &str) -> Self {
+        let ascii_name = ascii(limit_name);
         let (policy, combined) = if families.has(HeaderFamily::Ietf) {
             let name = quoted(&ascii_name);
             let combined = Combined { before_remaining: format!("{name};r=").into(), before_reset: ";t=" };
-            (Some(format!("{name};q={quota};w={window}")), Some(combined))
+            (Some(format!("{name};q={quota};{unit}")), Some(combined))
         } else if families.has(HeaderFamily::Draft7) {
             let before_remaining = format!("limit={quota}, remaining=").into();
-            (Some(old_policy()), Some(Combined { before_remaining, before_reset: ", reset=" }))
+            (old_policy, Some(Combined { before_remaining, before_reset: ", reset=" }))
         } else {
-            (families.has(HeaderFamily::Draft6).then(old_policy), None)
+            (old_policy.filter(|_| families.has(HeaderFamily::Draft6)), None)
         };
         let (legacy, draft6) = (families.has(HeaderFamily::Legacy), families.has(HeaderFamily::Draft6));
         let fields = [3 * usize::from(legacy), 3 * usize::from(draft6), policy.iter().len(), combined.iter().len()];
         let policy = policy.map(|text| HeaderValue::try_from(text).expect("names are made printable ASCII"));
         Self {
-            name: limit.name().into(),
+            name: limit_name.into(),
             ascii_name: ascii_name.into(),
             quota,
             limit: HeaderValue::from(quota),

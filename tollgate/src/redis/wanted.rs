@@ -15,6 +15,12 @@ pub(crate) enum TakeFrom {
 }
 
 impl RedisLimiter {
+    /// What this process's clock says.
+    #[cfg(feature = "rules")]
+    pub(crate) fn now(&self) -> crate::units::Timestamp {
+        self.0.shared.clock.now()
+    }
+
     /// The hits as they are asked. The limits are this limiter's own.
     pub(crate) fn want(&self, hits: &[Hit<'_>]) -> AllWanted {
         self.want_hits(hits).unwrap_or_default()

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 use http::{Extensions, HeaderMap};
 
+use super::Certificate;
+
 /// What rules may look at: a request's method, path, host, headers, and who sent it.
 ///
 /// Every surface makes the same facts of its own kind of request, so that a rule means the same everywhere. All
@@ -30,6 +32,8 @@ pub struct Facts<'a> {
     extensions: Option<&'a Extensions>,
     finders: Option<Finders<'a>>,
     cost: Option<u64>,
+    certificate: Option<&'a Certificate>,
+    served_elsewhere: bool,
 }
 
 /// How to find among a request's extensions what was not given: only some rules ask for it.
@@ -70,6 +74,8 @@ impl<'a> Facts<'a> {
             extensions: None,
             finders: None,
             cost: None,
+            certificate: None,
+            served_elsewhere: false,
         }
     }
 
@@ -113,6 +119,18 @@ impl<'a> Facts<'a> {
     /// before it, but for 0: that takes nothing anywhere.
     pub fn cost(mut self, units: u64) -> Self {
         self.cost = Some(units);
+        self
+    }
+
+    /// The certificate that the client of a TLS connection has shown, and that was verified.
+    pub fn certificate(mut self, certificate: &'a Certificate) -> Self {
+        self.certificate = Some(certificate);
+        self
+    }
+
+    /// Somebody else serves the request, so that nobody tells when it ends: limits of what is in flight are not for it.
+    pub fn served_elsewhere(mut self) -> Self {
+        self.served_elsewhere = true;
         self
     }
 
@@ -207,6 +225,18 @@ impl<'a> Facts<'a> {
     #[must_use]
     pub fn given_cost(&self) -> Option<u64> {
         self.cost
+    }
+
+    /// The client's certificate: the one that was given, or else one among the extensions.
+    #[must_use]
+    pub fn client_certificate(&self) -> Option<&'a Certificate> {
+        self.certificate.or_else(|| self.extension())
+    }
+
+    /// Whether somebody else serves the request.
+    #[must_use]
+    pub fn is_served_elsewhere(&self) -> bool {
+        self.served_elsewhere
     }
 
     /// What other middleware left with the request.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use http::HeaderName;
 
 use super::Request;
+use super::certificate::CertificateField;
 use super::ip_group::{GroupText, IpGroup};
 use super::{cookies, query};
 
@@ -28,6 +29,7 @@ pub(super) enum Source {
     Host,
     Route,
     Jwt(Box<str>),
+    Certificate(CertificateField),
     Descriptor(Box<str>),
     Constant(Box<str>),
     Custom(Custom),
@@ -94,6 +96,12 @@ impl KeyPart {
         Self(Source::Jwt(claim.into()))
     }
 
+    /// What the client's certificate says of it.
+    #[must_use]
+    pub fn certificate(field: CertificateField) -> Self {
+        Self(Source::Certificate(field))
+    }
+
     /// A descriptor that a client of a decision service gave.
     #[must_use]
     pub fn descriptor(name: &str) -> Self {
@@ -129,6 +137,7 @@ impl KeyPart {
             Source::Host => Piece::lower(facts.host_name()?),
             Source::Route => Piece::Borrowed(facts.route_name()?.as_bytes()),
             Source::Jwt(claim) => Piece::of(request.claim(claim)?),
+            Source::Certificate(field) => Piece::Borrowed(field.of(facts.client_certificate()?)?.as_bytes()),
             Source::Descriptor(name) => Piece::Borrowed(facts.descriptor(name)?.as_bytes()),
             Source::Constant(text) => Piece::Borrowed(text.as_bytes()),
             Source::Custom(make) => Piece::Owned(make(request)?.into_bytes()),
@@ -151,6 +160,7 @@ impl fmt::Display for KeyPart {
             Source::Host => out.write_str("host"),
             Source::Route => out.write_str("route"),
             Source::Jwt(claim) => write!(out, "jwt:{claim}"),
+            Source::Certificate(field) => write!(out, "cert:{}", field.as_str()),
             Source::Descriptor(name) => write!(out, "descriptor:{name}"),
             Source::Constant(text) => write!(out, "const:{text}"),
             Source::Custom(_) => out.write_str("custom"),

@@ -7,8 +7,9 @@ use http::HeaderName;
 use super::answers::{Answers, Hearing};
 use super::matching::Condition;
 use super::{KeyPart, Match, Networks, Request};
-use crate::algorithm::{Algorithm, Ban};
-use crate::limit::Limit;
+use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
+use crate::error::InvalidLimit;
+use crate::limit::{Limit, check_name};
 
 /// A limit, the requests it is for, and how they count.
 ///
@@ -24,18 +25,34 @@ use crate::limit::Limit;
 #[derive(Clone)]
 #[must_use]
 pub struct Rule {
-    pub(super) limit: Limit,
+    pub(super) bound: Bound,
     pub(super) matching: Match,
     pub(super) key: Vec<KeyPart>,
     pub(super) missing: Missing,
     pub(super) cost: Cost,
     pub(super) plan: Option<KeyPart>,
-    pub(super) overrides: Vec<(Whom, Algorithm)>,
+    pub(super) overrides: Vec<(Whom, Numbers)>,
     pub(super) exempt: Listing,
     pub(super) blocked: Listing,
     pub(crate) mode: Mode,
     pub(super) ban: Option<Ban>,
     pub(super) hearing: Hearing,
+}
+
+/// What a rule bounds.
+#[derive(Clone)]
+pub(super) enum Bound {
+    /// What requests take in a time: a limit of the store.
+    Rate(Limit),
+    /// How many requests are served at the same time.
+    InFlight { name: Box<str>, most: u64 },
+}
+
+/// The numbers of an override.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Numbers {
+    Rate(Algorithm),
+    InFlight(u64),
 }
 
 /// Whose numbers an override changes.
@@ -175,8 +192,33 @@ pub(super) fn owned(parts: &[&str]) -> Box<[Box<[u8]>]> {
 impl Rule {
     /// The limit for every request, one bucket for all.
     pub fn new(limit: Limit) -> Self {
+        Self::of(Bound::Rate(limit))
+    }
+
+    /// At most so many requests of a key at the same time, in this process; for every request, with one count for all.
+    ///
+    /// A request that finds no place spends nothing in other rules, and one that another rule denies holds no place.
+    /// Such a rule takes no [`cost`](Self::cost), no [`ban`](Self::ban), and hears no answers.
+    ///
+    /// ```
+    /// use tollgate::rules::{KeyPart, Rule};
+    ///
+    /// let per_client = Rule::in_flight("per-client", 10)?.key(KeyPart::ip());
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the name cannot be one, or the number admits nothing or is above 2^32.
+    pub fn in_flight(name: &str, most: u64) -> Result<Self, InvalidLimit> {
+        check_name(name)?;
+        check_in_flight(most).map_err(|error| error.of_limit(name))?;
+        Ok(Self::of(Bound::InFlight { name: name.into(), most }))
+    }
+
+    fn of(bound: Bound) -> Self {
         Self {
-            limit,
+            bound,
             matching: Match::everything(),
             key: Vec::new(),
             missing: Missing::default(),
@@ -189,6 +231,17 @@ impl Rule {
             ban: None,
             hearing: Hearing::default(),
         }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        match &self.bound {
+            Bound::Rate(limit) => limit.name(),
+            Bound::InFlight { name, .. } => name,
+        }
+    }
+
+    pub(super) fn is_in_flight(&self) -> bool {
+        matches!(self.bound, Bound::InFlight { .. })
     }
 
     /// For these requests only.
@@ -224,14 +277,26 @@ impl Rule {
 
     /// Other numbers for a plan. It must be the limit's own algorithm.
     pub fn plan_limit(mut self, plan: &str, algorithm: impl Into<Algorithm>) -> Self {
-        self.overrides.push((Whom::Plan(plan.into()), algorithm.into()));
+        self.overrides.push((Whom::Plan(plan.into()), Numbers::Rate(algorithm.into())));
+        self
+    }
+
+    /// Another number for a plan, of a rule [`in_flight`](Self::in_flight).
+    pub fn plan_in_flight(mut self, plan: &str, most: u64) -> Self {
+        self.overrides.push((Whom::Plan(plan.into()), Numbers::InFlight(most)));
+        self
+    }
+
+    /// Another number for one key, by its parts, of a rule [`in_flight`](Self::in_flight); it wins over that of a plan.
+    pub fn key_in_flight(mut self, parts: &[&str], most: u64) -> Self {
+        self.overrides.push((Whom::Key(owned(parts)), Numbers::InFlight(most)));
         self
     }
 
     /// Other numbers for one key, by its parts; they win over those of a plan. It must be the limit's own
     /// algorithm.
     pub fn key_limit(mut self, parts: &[&str], algorithm: impl Into<Algorithm>) -> Self {
-        self.overrides.push((Whom::Key(owned(parts)), algorithm.into()));
+        self.overrides.push((Whom::Key(owned(parts)), Numbers::Rate(algorithm.into())));
         self
     }
 
@@ -286,10 +351,25 @@ impl Rule {
     }
 }
 
+/// Whether so many requests may be bounded to.
+pub(super) fn check_in_flight(most: u64) -> Result<(), InvalidLimit> {
+    match most {
+        0 => {
+            let fix = "use 1 or more, or remove the limit";
+            Err(InvalidLimit::new("in_flight", "in_flight 0 admits nothing".into(), fix))
+        }
+        1..=MAX_QUOTA => Ok(()),
+        _ => {
+            let problem = format!("in_flight {most} is above {MAX_QUOTA} (2^32)");
+            Err(InvalidLimit::new("in_flight", problem, "use 4294967296 or less"))
+        }
+    }
+}
+
 impl std::fmt::Debug for Rule {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Rule")
-            .field("limit", &self.limit.name())
+            .field("limit", &self.name())
             .field("matching", &self.matching)
             .field("key", &self.key)
             .finish_non_exhaustive()

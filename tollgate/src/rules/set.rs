@@ -47,9 +47,14 @@ struct Inner {
     tokens: Option<Tokens>,
     /// What a store is made with: the limit of each rule, then bans, then variants of the numbers.
     limits: Vec<Limit>,
-    /// For each of them, its rule.
+    /// How many of them are of rules, the first ones.
+    rates: usize,
+    /// How many requests may be in flight: of each rule that bounds that, then variants of the numbers. Their ids follow
+    /// those of the limits of the store.
+    in_flight: Box<[u64]>,
+    /// For each of both, its rule.
     owners: Box<[u32]>,
-    /// For each of them, what headers say of it.
+    /// For each of both, what headers say of it.
     policies: Box<[Policy]>,
     body: Body,
     /// Whether any rule wants to know how requests are answered.
@@ -96,6 +101,8 @@ pub(crate) struct Finding {
     pub(crate) ban: Option<LimitId>,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
+    /// Whether it bounds what is in flight: then no store has the limit.
+    pub(crate) is_place: bool,
 }
 
 /// Why a request is refused without asking a store.
@@ -203,7 +210,8 @@ impl RuleSet {
             let own = compiled.by_key.get(parts).copied().or_else(|| compiled.plan_limit(request));
             limit = own.unwrap_or(limit);
         }
-        Met::Hit(Finding { rule: number, limit, ban: compiled.ban, cost: rule.cost.of(request), mode: rule.mode })
+        let (cost, is_place) = (rule.cost.of(request), rule.is_in_flight());
+        Met::Hit(Finding { rule: number, limit, ban: compiled.ban, cost, mode: rule.mode, is_place })
     }
 
     /// The hit of a question that names a rule and a key itself.
@@ -217,22 +225,27 @@ impl RuleSet {
         if compiled.rule.mode == Mode::Enforced && compiled.blocked.get(known.clone()).is_some() {
             return Some(Met::Refused(number, Refused::Blocked));
         }
+        // Nobody would tell when it ends.
+        if compiled.rule.is_in_flight() {
+            return Some(Met::Exempt);
+        }
         Some(Met::Hit(Finding {
             rule: number,
             limit: compiled.by_key.get(known).copied().unwrap_or(compiled.limit),
             ban: compiled.ban,
             cost,
             mode: compiled.rule.mode,
+            is_place: false,
         }))
     }
 
-    fn number(&self, name: &str) -> Option<u32> {
+    pub(crate) fn number(&self, name: &str) -> Option<u32> {
         self.0.numbers.get(name).copied()
     }
 
     /// The names of all rules, in their order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.rules.iter().map(|compiled| compiled.rule.limit.name())
+        self.0.rules.iter().map(|compiled| compiled.rule.name())
     }
 
     /// What the rule of that name counts by; `None` if there is no such rule.
@@ -241,10 +254,11 @@ impl RuleSet {
         self.number(name).map(|number| &*self.rule(number).key)
     }
 
-    /// The limits of all rules, in their order, without overrides and bans.
+    /// The limits of all rules that have one, in their order, without overrides and bans. Rules that bound what is in
+    /// flight have none.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
-        &self.0.limits[..self.0.rules.len()]
+        &self.0.limits[..self.0.rates]
     }
 
     pub(crate) fn rule(&self, number: u32) -> &Rule {
@@ -267,7 +281,7 @@ impl RuleSet {
 
     /// What a store keeps, in the order of their ids.
     pub(crate) fn limit_set(&self) -> LimitSet {
-        let (limits, beside) = self.0.limits.split_at(self.0.rules.len());
+        let (limits, beside) = self.0.limits.split_at(self.0.rates);
         LimitSet::of_rules(limits, beside)
     }
 
@@ -321,9 +335,25 @@ impl RuleSet {
         &self.0.body
     }
 
-    /// The limit of a rule, whatever plan or key asks.
-    pub(crate) fn base(&self, rule: u32) -> &Limit {
-        &self.0.limits[rule as usize]
+    /// The name of a rule's limit.
+    pub(crate) fn name(&self, rule: u32) -> &str {
+        self.rule(rule).name()
+    }
+
+    /// Whether any rule bounds what is in flight.
+    pub(crate) fn limit_in_flight(&self) -> bool {
+        !self.0.in_flight.is_empty()
+    }
+
+    /// Whether a rule does.
+    pub(crate) fn is_in_flight(&self, rule: u32) -> bool {
+        self.rule(rule).is_in_flight()
+    }
+
+    /// How many requests may be in flight by a limit of that.
+    pub(crate) fn most_in_flight(&self, limit: LimitId) -> u64 {
+        let place = limit.index().checked_sub(self.0.limits.len());
+        place.and_then(|place| self.0.in_flight.get(place)).copied().unwrap_or(u64::MAX)
     }
 }
 

@@ -7,6 +7,8 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use crate::gate::Place;
+
 pin_project! {
     /// The body of an answer: what the service inside said, or why it was not asked.
     #[derive(Debug)]
@@ -20,14 +22,19 @@ pin_project! {
     #[derive(Debug)]
     #[project = KindProjection]
     enum Kind<B> {
-        Inner { #[pin] body: B },
+        Inner {
+            #[pin]
+            body: B,
+            // Given back when the body has ended, and not only when a connection lets go of it.
+            place: Option<Place>,
+        },
         Refusal { text: Bytes },
     }
 }
 
 impl<B> ResponseBody<B> {
-    pub(super) fn inner(body: B) -> Self {
-        Self { kind: Kind::Inner { body } }
+    pub(super) fn inner(body: B, place: Option<Place>) -> Self {
+        Self { kind: Kind::Inner { body, place } }
     }
 
     pub(super) fn refusal(text: Bytes) -> Self {
@@ -44,7 +51,13 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         match self.project().kind.project() {
-            KindProjection::Inner { body } => body.poll_frame(context),
+            KindProjection::Inner { mut body, place } => {
+                let frame = body.as_mut().poll_frame(context);
+                if place.is_some() && is_last(&frame, || body.is_end_stream()) {
+                    *place = None;
+                }
+                frame
+            }
             KindProjection::Refusal { text } => {
                 let text = std::mem::take(text);
                 Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))))
@@ -54,15 +67,24 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Inner { body, .. } => body.is_end_stream(),
             Kind::Refusal { text } => text.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Inner { body } => body.size_hint(),
+            Kind::Inner { body, .. } => body.size_hint(),
             Kind::Refusal { text } => SizeHint::with_exact(text.len() as u64),
         }
+    }
+}
+
+/// Whether nothing comes after what a body has said.
+fn is_last<D, E>(said: &Poll<Option<Result<Frame<D>, E>>>, is_end: impl FnOnce() -> bool) -> bool {
+    match said {
+        Poll::Pending => false,
+        Poll::Ready(None | Some(Err(_))) => true,
+        Poll::Ready(Some(Ok(_))) => is_end(),
     }
 }

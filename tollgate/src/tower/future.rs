@@ -70,12 +70,13 @@ impl<F, R, E> ResponseFuture<F, R, E> {
 }
 
 /// The service's answer with the headers of a ruling, once what it really cost is settled.
-async fn answered<R>(ruling: Ruling, mut response: Response<R>) -> Response<ResponseBody<R>> {
+async fn answered<R>(mut ruling: Ruling, mut response: Response<R>) -> Response<ResponseBody<R>> {
     ruling.write_headers(response.headers_mut());
     let cost = response.extensions_mut().remove::<ActualCost>();
     // Nobody is left to tell when the store cannot be reached: what was taken stands.
     _ = ruling.hear(response.status(), response.headers(), cost.as_ref().map(ActualCost::told)).await;
-    response.map(ResponseBody::inner)
+    let place = ruling.take_place();
+    response.map(|body| ResponseBody::inner(body, place))
 }
 
 impl<F, R, E> Future for ResponseFuture<F, R, E>
@@ -95,10 +96,11 @@ where
             StageProjection::Longer { way } => way.as_mut().poll(context),
             StageProjection::Inside { future, ruling } => {
                 let mut response = ready!(future.poll(context))?;
-                let ruling = ruling.take().expect("a future is not asked again after it is done");
+                let mut ruling = ruling.take().expect("a future is not asked again after it is done");
                 if response.extensions().get::<ActualCost>().is_none() && !ruling.hears_answer() {
                     ruling.write_headers(response.headers_mut());
-                    return Poll::Ready(Ok(response.map(ResponseBody::inner)));
+                    let place = ruling.take_place();
+                    return Poll::Ready(Ok(response.map(|body| ResponseBody::inner(body, place))));
                 }
                 let mut way = Box::pin(async move { Ok(answered(ruling, response).await) });
                 let answer = way.as_mut().poll(context);

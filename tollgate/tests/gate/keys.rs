@@ -107,6 +107,34 @@ fn a_descriptor_that_was_not_given_means_that_the_rule_is_not_for_it() {
 }
 
 #[test]
+fn a_certificate_counts_by_its_fingerprint_or_its_names() {
+    use tollgate::rules::{Certificate, CertificateField};
+
+    let certificate = |fingerprint: &str, cn: Option<&str>| {
+        let mut certificate = Certificate::new(fingerprint);
+        certificate.cn = cn.map(str::to_owned);
+        certificate
+    };
+    // Of two certificates of one name and one without, how many pass where each key passes once.
+    for (field, passes) in [(CertificateField::Fingerprint, 3), (CertificateField::Cn, 2), (CertificateField::San, 1)] {
+        let (gate, _) = gate([once().key(KeyPart::certificate(field))]);
+        let all = [certificate("aa", Some("billing")), certificate("bb", Some("billing")), certificate("cc", None)];
+        let passed =
+            all.iter().filter(|one| gate.decide_now(&Facts::new("GET", "/").certificate(one)).unwrap().is_allowed());
+        assert_eq!(passed.count(), passes, "{field:?}");
+    }
+    // Other middleware may leave it with the request.
+    let (gate, _) = gate([once().key(KeyPart::certificate(CertificateField::Cn)).missing(Missing::Skip)]);
+    let mut extensions = http::Extensions::new();
+    let asked = |extensions: &http::Extensions| {
+        gate.decide_now(&Facts::new("GET", "/").extensions(extensions)).unwrap().limit().is_some()
+    };
+    assert!(!asked(&extensions));
+    extensions.insert(certificate("aa", Some("billing")));
+    assert!(asked(&extensions));
+}
+
+#[test]
 fn paths_that_mean_the_same_are_one_key() {
     let (gate, _) = gate([once().key(KeyPart::path())]);
     assert!(ask(&gate, "GET", "/api/x", &[]).is_allowed());

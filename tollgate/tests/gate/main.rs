@@ -4,6 +4,7 @@
 
 mod answers;
 mod changes;
+mod in_flight;
 mod keys;
 mod lists;
 mod plans;

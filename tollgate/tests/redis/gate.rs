@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use servers::RedisServer;
 use tollgate::http::Refusal;
 use tollgate::redis::RedisLimiter;
-use tollgate::rules::{Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet};
+use tollgate::rules::{Answers, Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet};
 use tollgate::{
     Ban, Consistency, FixedWindow, Gate, HOUR, Limit, OnStoreFailure, Ruling, Settlement, SlidingWindowLog,
 };
@@ -232,4 +232,44 @@ async fn a_request_that_no_rule_is_for_is_answered_at_once() {
     let server = RedisServer::start();
     let gate = gate(&server, [hourly("posts", 1).matching(Match::everything().method("POST"))]).await;
     assert!(gate.decide_now(&Facts::new("GET", "/")).is_some_and(|ruling| ruling.is_allowed()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_settle_limits_on_redis_and_places_are_each_gate_s_own() {
+    let server = RedisServer::start();
+    let rules = || {
+        let leased = Limit::new("leased", FixedWindow::new(1000, HOUR)).unwrap().with_consistency(Consistency::Leased);
+        [
+            hourly("failures", 10).count(Answers::failures()),
+            Rule::new(leased).cost(Cost::constant(100)).settle_by(HeaderName::from_static("x-cost")),
+            Rule::in_flight("at-once", 1).unwrap().key(user()),
+        ]
+    };
+    let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
+    let cost: HeaderMap = [(HeaderName::from_static("x-cost"), HeaderValue::from_static("30"))].into_iter().collect();
+    for (turn, status) in [200, 404, 200, 503].into_iter().enumerate() {
+        let ruling = ask(&gates[turn % 2], "/", "ann").await;
+        assert!(ruling.is_allowed() && ruling.hears_answer());
+        let status = http::StatusCode::from_u16(status).unwrap();
+        assert_eq!(ruling.hear_answer(status, &cost).await, Settlement::Settled);
+    }
+    for (limit, left) in [("failures", 8), ("leased", 880)] {
+        assert_eq!(remaining(&gates[0].ask_by_name(limit, &[], 0).unwrap().ruling().await), left, "{limit}");
+    }
+    let held = ask(&gates[0], "/", "ann").await.take_place();
+    let refused = ask(&gates[0], "/", "ann").await;
+    assert_eq!((held.is_some(), refused.limit()), (true, Some("at-once")));
+    assert!(ask(&gates[1], "/", "ann").await.is_allowed());
+    assert_eq!(remaining(&gates[1].ask_by_name("failures", &[], 0).unwrap().ruling().await), 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_is_kept_where_redis_has_nothing_to_say() {
+    let server = RedisServer::start();
+    let gate = gate(&server, [Rule::in_flight("at-once", 1).unwrap().key(user())]).await;
+    let mut ruling = ask(&gate, "/", "ann").await;
+    let held = ruling.take_place();
+    assert!(held.is_some() && !ask(&gate, "/", "ann").await.is_allowed());
+    drop(held);
+    assert!(ask(&gate, "/", "ann").await.is_allowed());
 }

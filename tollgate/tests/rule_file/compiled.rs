@@ -17,8 +17,11 @@ fn gate(text: &str) -> Gate {
 }
 
 fn open(parsed: &tollgate::rules::file::Parsed) -> Gate {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(Gate::open(parsed)).unwrap()
+    block_on(Gate::open(parsed)).unwrap()
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
 /// A request as a test writes it: `GET /a?b=c`, headers, and an address.
@@ -127,6 +130,45 @@ limits:
         watched.watched().map(|(name, decision)| (name, decision.is_allowed())).collect::<Vec<_>>(),
         [("watched", false)]
     );
+}
+
+#[test]
+fn answers_and_places_are_as_the_file_says() {
+    let gate = gate(
+        r"
+limits:
+  - { name: logins, key: header:x-user-id, limit: 5, window: 1h, algorithm: fixed_window, count: [401, 5xx] }
+  - { name: tokens, limit: 1000, window: 1h, algorithm: fixed_window, cost: 100, settle: header:x-tokens, count: successes }
+  - name: at-once
+    key: header:x-user-id
+    in_flight: 1
+    plan: header:x-plan
+    overrides: [{ plan: gold, in_flight: 3 }, { key: vip, in_flight: 2 }]
+",
+    );
+    let asked = |user: &str, plan: &str| ask(&gate, "GET /", &[("x-user-id", user), ("x-plan", plan)], "192.0.2.1");
+    let left = |limit: &str, key: &[&[u8]]| match gate.ask_by_name(limit, key, 0).unwrap() {
+        tollgate::Asking::Done(ruling) => ruling.decision().unwrap().remaining(),
+        tollgate::Asking::Waiting(_) => unreachable!("the store is memory"),
+    };
+    let tokens: HeaderMap = [("x-tokens".parse().unwrap(), "30".parse().unwrap())].into_iter().collect();
+    for (status, logins, rest) in [(200, 5, 970), (401, 4, 970), (404, 4, 970), (503, 3, 970), (302, 3, 940)] {
+        let ruling = asked("ann", "none");
+        assert!(ruling.hears_answer());
+        _ = block_on(ruling.hear_answer(http::StatusCode::from_u16(status).unwrap(), &tokens));
+        assert_eq!((left("logins", &[b"ann"]), left("tokens", &[])), (logins, rest), "{status}");
+    }
+    for (user, plan, most) in [("bob", "none", 1), ("cid", "gold", 3), ("vip", "gold", 2)] {
+        let mut held = Vec::new();
+        let refused = loop {
+            let mut ruling = asked(user, plan);
+            match ruling.take_place() {
+                Some(place) => held.push((place, block_on(ruling.refund()))),
+                None => break ruling,
+            }
+        };
+        assert_eq!((held.len(), refused.limit()), (most, Some("at-once")), "{user}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use tollgate::rules::file::{Problems, RuleFile};
 
 /// Files whose shape is wrong: what an editor sees too.
-pub(crate) const SHAPES: [&str; 41] = [
+pub(crate) const SHAPES: [&str; 45] = [
     // The file as a whole.
     "- name: a\n",
     "just text\n",
@@ -50,7 +50,11 @@ pub(crate) const SHAPES: [&str; 41] = [
     "limits:\n  - name: a\n    algorithm: token-bucket\n",
     "limits:\n  - name: a\n    missing: forbid\n    key: ip\n",
     "limits:\n  - name: a\n    algorithm: token_bucket\n    refill_mode: portions\n",
+    "limits:\n  - name: a\n    count: failurs\n",
+    "limits:\n  - name: a\n    count: 5xx\n",
+    "limits:\n  - name: a\n    count: 401\n",
     // Lists.
+    "limits:\n  - name: a\n    count: []\n",
     "limits:\n  - name: a\n    match: { methods: [] }\n",
     "limits:\n  - name: a\n    key: []\n",
     "limits:\n  - name: a\n    match: { methods: [GET, 5] }\n",
@@ -78,7 +82,7 @@ const YAML: [&str; 17] = [
 ];
 
 /// Texts that are not of their form.
-const FORMS: [&str; 40] = [
+const FORMS: [&str; 44] = [
     "store: memry\n",
     "store: http://user:hunter2@h\n",
     "store: redis://\n",
@@ -114,7 +118,11 @@ const FORMS: [&str; 40] = [
     "limits: [{ name: a, key: \"header:a b\" }]\n",
     "limits: [{ name: a, key: ip/129 }]\n",
     "limits: [{ name: a, key: a/b }]\n",
+    "limits: [{ name: a, key: \"cert:\" }]\n",
+    "limits: [{ name: a, key: cert:serial }]\n",
     "limits: [{ name: a, plan: cookie:plan }]\n",
+    "limits: [{ name: a, count: [401, 6xx] }]\n",
+    "limits: [{ name: a, settle: x-cost }]\n",
     "limits: [{ name: a, cost: \" \" }]\n",
     "limits: [{ name: a, cost: \"header:a b\" }]\n",
     "limits: [{ name: a, match: { when: \"\" } }]\n",
@@ -151,7 +159,7 @@ const UNREACHABLE: [&str; 25] = [
 ];
 
 /// Numbers that cannot be meant.
-const NUMBERS: [&str; 34] = [
+const NUMBERS: [&str; 41] = [
     "limits: [{ name: a, limit: 10_000 }]\n",
     "limits: [{ name: a, limit: 0 }]\n",
     "limits: [{ name: a, limit: 4294967297 }]\n",
@@ -184,12 +192,19 @@ const NUMBERS: [&str; 34] = [
     "limits: [{ name: a, key: ip, ban: { after: 0, within: 1m, for: 1m } }]\n",
     "limits: [{ name: a, key: ip, ban: { after: 5000000000, within: 1m, for: 1m } }]\n",
     "limits: [{ name: a, key: ip, ban: { after: 5, within: 1us, for: 20000d } }]\n",
+    "limits: [{ name: a, count: [401, 99, 600] }]\n",
+    "limits: [{ name: a, in_flight: 0 }]\n",
+    "limits: [{ name: a, in_flight: 4294967297 }]\n",
+    "limits: [{ name: a, in_flight: 5, limit: 10, cost: 2, algorithm: token_bucket, count: failures }]\n",
+    "limits: [{ name: a, in_flight: 5, settle: header:x, ban: { after: 1, within: 1m, for: 1m }, consistency: leased }]\n",
+    "limits: [{ name: a, in_flight: 5, key: ip, overrides: [{ key: x }, { key: y, limit: 5 }, { key: z, in_flight: 0 }] }]\n",
+    "limits: [{ name: a, key: ip, overrides: [{ key: x, in_flight: 5 }] }]\n",
     "store_timeout: 0s\nlimits: [{ name: a }]\n",
     "max_memory: 5KiB\nlimits: [{ name: a }]\n",
 ];
 
 /// Names, keys, routes, listeners and tokens that do not go together.
-const TOGETHER: [&str; 26] = [
+const TOGETHER: [&str; 27] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -197,6 +212,7 @@ const TOGETHER: [&str; 26] = [
     "limits: [{ name: a, key: [a, b, c, d, e, f, g, h, i] }]\n",
     "limits: [{ name: a, key: jwt:sub }]\n",
     "limits: [{ name: a, plan: jwt:p, overrides: [{ plan: x, limit: 5 }] }]\n",
+    "limits: [{ name: a, algorithm: leaky_bucket, overflow: queue, max_wait: 5s, count: failures, settle: header:x }]\n",
     "limits: [{ name: a, match: { when: \"request.paht == '/'\" } }]\n",
     "limits: [{ name: a, match: { when: \"request.path + 1\" } }]\n",
     "limits: [{ name: a, match: { when: \"request.path\" } }]\n",
@@ -219,11 +235,12 @@ const TOGETHER: [&str; 26] = [
 ];
 
 /// What is taken, with a word about it.
-const WARNINGS: [&str; 7] = [
+const WARNINGS: [&str; 8] = [
     "store: memory\n",
     "limits: []\n",
     "headers: [ietf, ietf]\nlimits: [{ name: a }]\n",
     "limits: [{ name: a, match: { path: [/a, /a], methods: [GET, GET], hosts: [a, A] } }]\n",
+    "limits: [{ name: a, count: [401, 5xx, 401] }]\n",
     "limits: [{ name: a, plan: header:p }]\n",
     "limits: [{ name: a, ban: { after: 5, within: 1m, for: 1m } }]\n",
     "gateway: { trusted_proxies: [0.0.0.0/0] }\nlimits: [{ name: a }]\n",

@@ -10,6 +10,7 @@ mod connect_info;
 mod grpc;
 mod hearing;
 mod identity;
+mod in_flight;
 mod queue;
 mod readiness;
 mod scenarios;

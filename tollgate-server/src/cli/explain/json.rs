@@ -26,7 +26,7 @@ struct Json<'a> {
 struct LimitJson<'a> {
     limit: &'a str,
     shadow: bool,
-    /// `not_matched`, `key_missing`, `exempt`, `refused` or `counted`.
+    /// `not_matched`, `key_missing`, `exempt`, `refused`, `counted` or `in_flight`.
     standing: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'a str>,
@@ -34,6 +34,16 @@ struct LimitJson<'a> {
     reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     counted: Option<CountedJson<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_flight: Option<InFlightJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct InFlightJson<'a> {
+    key: &'a [String],
+    allowed: bool,
+    quota: u64,
+    in_flight: u64,
 }
 
 #[derive(Serialize)]
@@ -74,6 +84,11 @@ fn limit(rule: &RuleExplained) -> LimitJson<'_> {
         Standing::KeyMissing(part) => LimitJson { standing: "key_missing", why: Some(part), ..limit },
         Standing::Exempt => LimitJson { standing: "exempt", ..limit },
         Standing::Refused(refusal) => LimitJson { standing: "refused", reason: Some(reason(refusal)), ..limit },
+        Standing::InFlight { key, in_flight, decision } => {
+            let (allowed, quota) = (decision.is_allowed(), decision.quota());
+            let in_flight = InFlightJson { key, allowed, quota, in_flight: *in_flight };
+            LimitJson { standing: "in_flight", in_flight: Some(in_flight), ..limit }
+        }
         Standing::Counted { key, cost, decision, banned_for } => {
             let counted = CountedJson {
                 key,

@@ -52,6 +52,7 @@ fn answer(refusal: &Refusal, decision: Option<&Decision>) -> (StatusCode, Option
 fn decision_of<'e>(explanation: &'e Explanation, name: &str) -> Option<&'e Decision> {
     explanation.rules.iter().find(|rule| rule.name == name).and_then(|rule| match &rule.standing {
         Standing::Counted { decision, .. } => decision.as_ref(),
+        Standing::InFlight { decision, .. } => Some(decision),
         _ => None,
     })
 }

@@ -52,6 +52,10 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
                 }
             }
         }
+        Standing::InFlight { key, in_flight, decision } => {
+            let verdict = if decision.is_allowed() { "passes" } else { "refuses" };
+            (verdict, format!("{}: {in_flight} of {} in flight", key_told(key), decision.quota()))
+        }
         _ => ("refuses", String::new()),
     };
     let verdict = match (rule.shadow, verdict) {

@@ -12,7 +12,7 @@ use super::node::Node;
 use super::problem::Findings;
 use super::types::{
     BodyName, BodyRule, CostRule, CountName, CountRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule, LimitRule,
-    ListRule, MatchRule, Missing as MissingName, StatusRule,
+    ListRule, MatchRule, Missing as MissingName, OverrideRule, StatusRule,
 };
 use super::{HeaderName, Parsed, Problems, RuleFile, TokenSource};
 use crate::Ban;
@@ -113,7 +113,11 @@ fn disagreed(error: impl std::fmt::Display) -> RefusedRule {
 }
 
 fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
-    let mut rule = Rule::new(limit.limit()?).matching(matching(&limit.matches)?).cost(cost(limit.cost.as_ref())?);
+    let rule = match limit.in_flight {
+        Some(most) => Rule::in_flight(limit.name.as_str(), most)?,
+        None => Rule::new(limit.limit()?),
+    };
+    let mut rule = rule.matching(matching(&limit.matches)?).cost(cost(limit.cost.as_ref())?);
     for part in limit.key.iter().flatten() {
         rule = rule.key(key_part(part)?);
     }
@@ -126,14 +130,7 @@ fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
         rule = rule.plan(plan(source)?);
     }
     for one in &limit.overrides {
-        let algorithm = *limit.overridden(one)?.algorithm();
-        if let Some(plan) = &one.plan {
-            rule = rule.plan_limit(plan, algorithm);
-        }
-        if let Some(key) = &one.key {
-            let parts: Vec<&str> = key.iter().map(String::as_str).collect();
-            rule = rule.key_limit(&parts, algorithm);
-        }
+        rule = overridden(rule, limit, one)?;
     }
     rule = rule.exempt(listing(&limit.exempt)?).blocked(listing(&limit.blocked)?);
     if limit.shadow {
@@ -150,6 +147,27 @@ fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
         rule = rule.settle_by(header(name)?);
     }
     Ok(rule)
+}
+
+fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Rule, RefusedRule> {
+    let key: Option<Vec<&str>> = by.key.as_ref().map(|key| key.iter().map(String::as_str).collect());
+    if let Some(most) = by.in_flight {
+        if let Some(plan) = &by.plan {
+            rule = rule.plan_in_flight(plan, most);
+        }
+        return Ok(match key {
+            Some(parts) => rule.key_in_flight(&parts, most),
+            None => rule,
+        });
+    }
+    let algorithm = *limit.overridden(by)?.algorithm();
+    if let Some(plan) = &by.plan {
+        rule = rule.plan_limit(plan, algorithm);
+    }
+    Ok(match key {
+        Some(parts) => rule.key_limit(&parts, algorithm),
+        None => rule,
+    })
 }
 
 fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
@@ -233,6 +251,7 @@ fn key_part(part: &PartText) -> Result<KeyPart, RefusedRule> {
         PartText::Host => KeyPart::host(),
         PartText::Route => KeyPart::route(),
         PartText::Jwt(claim) => KeyPart::jwt(claim),
+        PartText::Certificate(field) => KeyPart::certificate(*field),
         PartText::Descriptor(name) => KeyPart::descriptor(name),
         PartText::Const(text) => KeyPart::constant(text),
     })

@@ -7,6 +7,7 @@
 mod answers;
 mod callers;
 mod gateway;
+mod in_flight;
 mod limits;
 mod numbers;
 mod surfaces;

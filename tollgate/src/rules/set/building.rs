@@ -12,7 +12,7 @@ use crate::rules::client::TrustedProxies;
 use crate::rules::index::{Index, Indexed};
 use crate::rules::key_map::KeyMap;
 use crate::rules::request::Tokens;
-use crate::rules::rule::{Rule, Whom};
+use crate::rules::rule::{Bound, Numbers, Rule, Whom, check_in_flight};
 
 /// More rules than people write, and as many limits as one limiter takes.
 const MAX_RULES: usize = 10_000;
@@ -75,12 +75,18 @@ impl RuleSetBuilder {
         }
         check_names(&self.rules)?;
         let mut compiling = Compiling::default();
-        for rule in &self.rules {
-            compiling.add(rule.limit.clone());
+        // Of a rule that bounds what is in flight, the id is known once all limits of the store have theirs.
+        let mut ids = Vec::with_capacity(self.rules.len());
+        for (number, rule) in (0..).zip(&self.rules) {
+            ids.push(match &rule.bound {
+                Bound::Rate(limit) => compiling.add_of(number, limit.clone())?,
+                Bound::InFlight { .. } => LimitId(u32::MAX),
+            });
         }
+        let rates = compiling.limits.len();
         let mut compiled = Vec::with_capacity(self.rules.len());
-        for rule in self.rules {
-            let (limit, ban) = (LimitId(compiled.len() as u32), compiling.ban(&rule, compiled.len() as u32)?);
+        for (rule, limit) in self.rules.into_iter().zip(ids) {
+            let ban = compiling.ban(&rule, compiled.len() as u32)?;
             compiled.push(Compiled {
                 limit,
                 ban,
@@ -94,14 +100,21 @@ impl RuleSetBuilder {
         for (number, compiled) in (0..).zip(&mut compiled) {
             compiling.overrides(number, compiled)?;
         }
+        for (number, compiled) in (0..).zip(&mut compiled) {
+            compiling.in_flight(number, compiled)?;
+        }
         let indexed: Vec<Indexed<'_>> = compiled
             .iter()
             .map(|one| Indexed { paths: &one.rule.matching.paths, hosts: &one.rule.matching.hosts })
             .collect();
         let index = Index::new(&indexed);
         let shortcuts = compiled.iter().zip(index.places()).map(|(one, place)| one.shortcut(*place)).collect();
-        let policies = compiling.limits.iter().map(|limit| Policy::new(limit, self.families)).collect();
-        let names = compiled.iter().map(|one| one.rule.limit.name().into());
+        let of_places = compiling.owners[compiling.limits.len()..].iter().zip(&compiling.in_flight);
+        let of_places =
+            of_places.map(|(rule, most)| Policy::in_flight(compiled[*rule as usize].rule.name(), *most, self.families));
+        let policies =
+            compiling.limits.iter().map(|limit| Policy::new(limit, self.families)).chain(of_places).collect();
+        let names = compiled.iter().map(|one| one.rule.name().into());
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
             hear_answers: compiled.iter().any(|one| one.rule.hearing.is_needed()),
@@ -111,6 +124,8 @@ impl RuleSetBuilder {
             proxies: self.proxies,
             tokens: self.tokens,
             limits: compiling.limits,
+            rates,
+            in_flight: compiling.in_flight.into(),
             owners: compiling.owners.into(),
             policies,
             body: self.body,
@@ -127,7 +142,7 @@ fn listed(keys: &[Box<[Box<[u8]>]>]) -> KeyMap<()> {
 fn check_names(rules: &[Rule]) -> Result<(), InvalidLimit> {
     let mut names = std::collections::HashSet::new();
     for rule in rules {
-        let name = rule.limit.name();
+        let name = rule.name();
         if !names.insert(name) {
             let problem = format!("two limits are named `{name}`");
             return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
@@ -144,18 +159,13 @@ fn check_names(rules: &[Rule]) -> Result<(), InvalidLimit> {
 #[derive(Default)]
 struct Compiling {
     limits: Vec<Limit>,
+    /// How many requests may be in flight, by ids that follow those of the limits.
+    in_flight: Vec<u64>,
     owners: Vec<u32>,
     overrides: usize,
 }
 
 impl Compiling {
-    fn add(&mut self, limit: Limit) -> LimitId {
-        let number = self.limits.len() as u32;
-        self.owners.push(number);
-        self.limits.push(limit);
-        LimitId(number)
-    }
-
     fn add_of(&mut self, rule: u32, limit: Limit) -> Result<LimitId, InvalidLimit> {
         if self.limits.len() == MAX_RULES {
             let problem = "limits, bans and different sets of numbers are more than 10000 together".into();
@@ -163,14 +173,23 @@ impl Compiling {
                 InvalidLimit::new("overrides", problem, "use plans rather than single keys").of_limit(limit.name())
             );
         }
-        let id = self.add(limit);
-        self.owners[id.index()] = rule;
+        let id = LimitId(self.limits.len() as u32);
+        self.owners.push(rule);
+        self.limits.push(limit);
         Ok(id)
     }
 
+    /// The id of so many requests in flight. No limit of the store may come after it.
+    fn add_in_flight(&mut self, rule: u32, most: u64) -> LimitId {
+        let id = LimitId(self.owners.len() as u32);
+        self.owners.push(rule);
+        self.in_flight.push(most);
+        id
+    }
+
     fn ban(&mut self, rule: &Rule, number: u32) -> Result<Option<LimitId>, InvalidLimit> {
-        let Some(ban) = rule.ban else { return Ok(None) };
-        let limit = like(&rule.limit, Limit::ban(rule.limit.name(), ban)?);
+        let (Some(ban), Bound::Rate(limit)) = (rule.ban, &rule.bound) else { return Ok(None) };
+        let limit = like(limit, Limit::ban(limit.name(), ban)?);
         self.add_of(number, limit).map(Some)
     }
 
@@ -180,16 +199,52 @@ impl Compiling {
             let problem = format!("{} overrides are more than 100000", self.overrides);
             return Err(InvalidLimit::new("overrides", problem, "use plans rather than single keys"));
         }
+        let Bound::Rate(limit) = &compiled.rule.bound else { return Ok(()) };
         let mut known: Vec<(Algorithm, LimitId)> = Vec::new();
-        for (whom, algorithm) in &compiled.rule.overrides {
+        for (whom, numbers) in &compiled.rule.overrides {
+            let Numbers::Rate(algorithm) = numbers else {
+                let problem = "an override bounds what is in flight, and its limit does not".into();
+                let fix = "use a limit of its own for that";
+                return Err(InvalidLimit::new("overrides", problem, fix).of_limit(limit.name()));
+            };
             let id = match known.iter().find(|(other, _)| other == algorithm) {
                 Some((_, id)) => *id,
                 None => {
-                    let id = self.add_of(number, variant(&compiled.rule.limit, *algorithm)?)?;
+                    let id = self.add_of(number, variant(limit, *algorithm)?)?;
                     known.push((*algorithm, id));
                     id
                 }
             };
+            match whom {
+                Whom::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
+                Whom::Key(parts) => compiled.by_key.insert(parts.clone(), id),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Compiling {
+    /// The numbers of a rule that bounds what is in flight.
+    fn in_flight(&mut self, number: u32, compiled: &mut Compiled) -> Result<(), InvalidLimit> {
+        let rule = &compiled.rule;
+        let Bound::InFlight { name, most } = &rule.bound else { return Ok(()) };
+        let of_rates = [
+            ("ban", rule.ban.is_some()),
+            ("cost", rule.cost.is_estimate()),
+            ("count", rule.hearing.count.is_some()),
+            ("settle", rule.hearing.settle_by.is_some()),
+            ("overrides", rule.overrides.iter().any(|(_, numbers)| matches!(numbers, Numbers::Rate(_)))),
+        ];
+        if let Some((field, _)) = of_rates.iter().find(|(_, is_there)| *is_there) {
+            let problem = format!("{field} of a rate means nothing to what is in flight");
+            return Err(InvalidLimit::new(field, problem, "remove it, or use a limit of its own").of_limit(name));
+        }
+        compiled.limit = self.add_in_flight(number, *most);
+        for (whom, numbers) in &rule.overrides {
+            let Numbers::InFlight(most) = numbers else { continue };
+            check_in_flight(*most).map_err(|error| error.of_limit(name))?;
+            let id = self.add_in_flight(number, *most);
             match whom {
                 Whom::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
                 Whom::Key(parts) => compiled.by_key.insert(parts.clone(), id),

@@ -47,7 +47,8 @@ impl RequestFacts {
     pub(super) fn ask(&self, gate: &Gate, cost: Option<u64>) -> Asking {
         let descriptors: Vec<(&str, &str)> = self.descriptors.iter().flat_map(|all| all.0.iter()).map(pair).collect();
         let target = self.path.as_deref().unwrap_or(PATH);
-        let mut facts = Facts::new(self.method.as_deref().unwrap_or(METHOD), target).descriptors(&descriptors);
+        let method = self.method.as_deref().unwrap_or(METHOD);
+        let mut facts = Facts::new(method, target).descriptors(&descriptors).served_elsewhere();
         if let Some(host) = &self.host {
             facts = facts.host(host);
         }

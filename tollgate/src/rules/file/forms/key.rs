@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::super::problem::shown;
 use super::{Form, HeaderName, Misfit, nearest};
+use crate::rules::CertificateField;
 
 /// IPv6 addresses of one subscriber share this many bits.
 const SUBSCRIBER_BITS: u8 = 64;
@@ -35,6 +36,8 @@ pub enum KeyPart {
     Route,
     /// `jwt:CLAIM`.
     Jwt(String),
+    /// `cert:fingerprint`, `cert:cn` or `cert:san`.
+    Certificate(CertificateField),
     /// `descriptor:NAME`.
     Descriptor(String),
     /// `const:TEXT`, or a word that is nothing else.
@@ -55,6 +58,7 @@ impl fmt::Display for KeyPart {
             Self::Host => out.write_str("host"),
             Self::Route => out.write_str("route"),
             Self::Jwt(claim) => write!(out, "jwt:{claim}"),
+            Self::Certificate(field) => write!(out, "cert:{}", field.as_str()),
             Self::Descriptor(name) => write!(out, "descriptor:{name}"),
             Self::Const(text) => write!(out, "const:{text}"),
         }
@@ -62,12 +66,12 @@ impl fmt::Display for KeyPart {
 }
 
 const BARE: [&str; 5] = ["ip", "path", "method", "host", "route"];
-const KINDS: [&str; 6] = ["header", "cookie", "query", "jwt", "descriptor", "const"];
+const KINDS: [&str; 7] = ["header", "cookie", "query", "jwt", "cert", "descriptor", "const"];
 
 impl Form for KeyPart {
     const FORMAT: &'static str = "key-part";
     const PATTERN: &'static str =
-        r"^(ip(/[0-9]+)?|path|method|host|route|(header|cookie|query|jwt|descriptor|const):[\s\S]+|[^:/]+)$";
+        r"^(ip(/[0-9]+)?|path|method|host|route|(header|cookie|query|jwt|cert|descriptor|const):[\s\S]+|[^:/]+)$";
     const NOUN: &'static str = "a part of a key";
     const EXAMPLE: &'static str = "header:x-user-id";
 
@@ -98,11 +102,21 @@ impl Form for KeyPart {
             "cookie" => Ok(Self::Cookie(name()?)),
             "query" => Ok(Self::Query(name()?)),
             "jwt" => Ok(Self::Jwt(name()?)),
+            "cert" => certificate(&name()?),
             "descriptor" => Ok(Self::Descriptor(name()?)),
             "const" => Ok(Self::Const(name()?)),
             _ => Err(unknown_kind(kind, &KINDS, "a key")),
         }
     }
+}
+
+fn certificate(field: &str) -> Result<KeyPart, Misfit> {
+    const FIELDS: [CertificateField; 3] = [CertificateField::Fingerprint, CertificateField::Cn, CertificateField::San];
+    let known = FIELDS.into_iter().find(|known| known.as_str() == field);
+    known.map(KeyPart::Certificate).ok_or_else(|| {
+        let problem = format!("`cert:{}` is nothing that a certificate has", shown(field));
+        Misfit::new(problem, "write cert:fingerprint, cert:cn or cert:san")
+    })
 }
 
 /// A word that is nothing else is a constant, unless it looks like a slip of the pen.

@@ -19,7 +19,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut
         let message = "no override is for a plan, so the plan changes nothing";
         findings.warning(node.key_at("plan"), message, "add `overrides` with a `plan`, or remove it");
     }
-    if rule.ban.is_some() && !node.mentions("key") {
+    if rule.ban.is_some() && !node.mentions("key") && !node.mentions("in_flight") {
         let message = "without a key, a ban refuses everybody at once";
         findings.warning(node.key_at("ban"), message, "add a `key`, such as `key: ip`");
     }

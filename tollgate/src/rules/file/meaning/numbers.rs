@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::in_flight;
 use crate::algorithm::MAX_QUOTA;
 use crate::rules::file::node::{Kind, Node};
 use crate::rules::file::problem::{Findings, shown};
@@ -12,6 +13,9 @@ use crate::units::{MAX_SPAN, MIN_SPAN};
 const OVERRIDABLE: [&str; 7] = ["limit", "window", "segments", "capacity", "refill", "leak", "max_wait"];
 
 pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    if node.mentions("in_flight") {
+        return in_flight::check(rule, node, findings);
+    }
     if let (Some(ban), Some(node)) = (&rule.ban, node.get("ban")) {
         check_ban(*ban, node, findings);
     }
@@ -111,17 +115,26 @@ fn cost_fits(rule: &LimitRule, quota: u64, limit: &Node, over: Option<&Node>, fi
 
 fn override_numbers(rule: &LimitRule, by: &OverrideRule, (limit, place): (&Node, &Node), findings: &mut Findings) {
     foreign(rule.algorithm, limit, place, findings);
+    if place.get("in_flight").is_some() {
+        let message = "in_flight means nothing to an override of a rate";
+        findings.error(place.key_at("in_flight"), message, "remove it, and add a limit with `in_flight` for it");
+    }
     let may_change: Vec<&str> = rule.algorithm.keys().iter().copied().filter(|key| OVERRIDABLE.contains(key)).collect();
-    if !OVERRIDABLE.iter().any(|key| place.mentions(key)) {
-        let name = by.plan.as_deref().or(by.key.as_ref().and_then(|key| key.first().map(String::as_str)));
-        let message = format!("the override for `{}` changes nothing", shown(name.unwrap_or_default()));
-        findings.error(place.at, message, format!("give it one of {}", may_change.join(", ")));
+    if !OVERRIDABLE.iter().chain(&["in_flight"]).any(|key| place.mentions(key)) {
+        changes_nothing(by, place, &format!("one of {}", may_change.join(", ")), findings);
     }
     let queues = rule.modes.overflow == Some(Overflow::Queue) || limit.lost("overflow");
     if rule.algorithm == AlgorithmName::LeakyBucket && !queues && place.get("max_wait").is_some() {
         let message = "max_wait means nothing without a queue";
         findings.error(place.key_at("max_wait"), message, "add `overflow: queue` to the limit, or remove it");
     }
+}
+
+/// An override without a number that its limit has.
+pub(super) fn changes_nothing(by: &OverrideRule, place: &Node, may_change: &str, findings: &mut Findings) {
+    let name = by.plan.as_deref().or(by.key.as_ref().and_then(|key| key.first().map(String::as_str)));
+    let message = format!("the override for `{}` changes nothing", shown(name.unwrap_or_default()));
+    findings.error(place.at, message, format!("give it {may_change}"));
 }
 
 fn check_ban(ban: BanRule, node: &Node, findings: &mut Findings) {

@@ -24,7 +24,7 @@ pub struct LimitRule {
     #[serde(rename = "match", default)]
     pub matches: MatchRule,
     /// What it counts by: one part or several of `ip`, `ip/56`, `header:NAME`, `cookie:NAME`, `query:NAME`, `path`,
-    /// `method`, `host`, `route`, `jwt:CLAIM`, `descriptor:NAME`, `const:TEXT`. One count for all if left out.
+    /// `method`, `host`, `route`, `jwt:CLAIM`, `cert:fingerprint`, `cert:cn`, `cert:san`, `descriptor:NAME`, `const:TEXT`. One count for all if left out.
     pub key: Option<Several<KeyPart>>,
     /// What a request without a part of the key is.
     #[serde(default)]
@@ -38,6 +38,9 @@ pub struct LimitRule {
     /// What it chooses beside them.
     #[serde(flatten)]
     pub modes: Modes,
+    /// How many requests of a key are served at the same time at most, in each process. Such a limit has no algorithm.
+    #[schemars(range(min = 1, max = MAX_QUOTA))]
+    pub in_flight: Option<u64>,
     /// How many units a request takes (1): a whole number, `header:NAME`, or an expression in CEL.
     pub cost: Option<CostRule>,
     /// Which answers spend it: `all` (the default), `failures` (status 400 and above), `successes` (below 400), or a
@@ -73,7 +76,8 @@ impl LimitRule {
     ///
     /// # Errors
     ///
-    /// When a number makes no sense. A file that was parsed has none of those.
+    /// When a number makes no sense, of which a file that was parsed has none, and of a limit `in_flight`, which has no
+    /// rate.
     pub fn limit(&self) -> Result<Limit, InvalidLimit> {
         self.with(self.numbers)
     }
@@ -88,6 +92,10 @@ impl LimitRule {
     }
 
     fn with(&self, numbers: Numbers) -> Result<Limit, InvalidLimit> {
+        if self.in_flight.is_some() {
+            let problem = "a limit of what is in flight has no rate".into();
+            return Err(InvalidLimit::new("in_flight", problem, "look at in_flight itself"));
+        }
         let limit = Limit::new(self.name.as_str(), numbers.algorithm(self.algorithm, self.modes))?;
         let limit = limit.with_consistency(self.consistency.into());
         Ok(match self.on_store_failure {
@@ -153,6 +161,9 @@ pub struct OverrideRule {
     pub plan: Option<String>,
     /// The key; as many parts as the limit's key has.
     pub key: Option<Several<String>>,
+    /// How many requests at the same time, for a limit of that.
+    #[schemars(range(min = 1, max = MAX_QUOTA))]
+    pub in_flight: Option<u64>,
     /// The numbers that differ.
     #[serde(flatten)]
     pub numbers: Numbers,

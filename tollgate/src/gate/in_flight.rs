@@ -1,0 +1,220 @@
+//! How many requests of a key are served at the same time, in this process.
+//!
+//! A request takes a place before anything is asked of a store, so that one that finds none spends nothing, and gives
+//! it back when it is over, or at once if a rate denies it. Deliberately not here: a queue for those who find no place,
+//! and counts that other processes share, because nobody could take back the places of one that died.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+
+use super::posed::{Posed, Watched};
+use super::{Asking, Ruling, State, store};
+use crate::decision::{Decision, Outcome, Verdict};
+use crate::key::Key;
+use crate::limit::LimitId;
+use crate::rules::{Facts, Finding, Mode, RuleSet};
+
+/// Threads that serve different keys rarely meet in so many.
+const SHARDS: usize = 16;
+/// A shard with room for so many keys is not worth being made smaller.
+const SMALL_SHARD: usize = 64;
+/// When a place becomes free is nobody's to know: the shortest wait that `Retry-After` can say.
+const RETRY_AFTER_MICROS: u64 = 1_000_000;
+
+/// What is in flight by each limit of it.
+pub(super) struct InFlight {
+    /// What keys are hashed with, so that nobody outside can make two of them meet.
+    secret: ahash::RandomState,
+    /// By the number of the rule; empty if no rule has one.
+    tables: Box<[Option<Arc<Table>>]>,
+}
+
+/// How many requests of each key are in flight. A key that has none is not in it.
+#[derive(Default)]
+struct Table {
+    shards: [Mutex<HashMap<u64, u64, ahash::RandomState>>; SHARDS],
+}
+
+/// A place that a request wants.
+pub(super) struct WantedPlace {
+    rule: u32,
+    limit: LimitId,
+    mode: Mode,
+    fingerprint: u64,
+}
+
+/// Of most requests none, of the others one.
+pub(super) type WantedPlaces = SmallVec<[WantedPlace; 2]>;
+
+/// The places that a request has taken, and what rules that only watch say of it.
+pub(super) struct TakenPlaces {
+    pub(super) place: Place,
+    pub(super) watched: Watched,
+}
+
+/// The place of a request among those that are in flight, in every limit of that. Dropped, it is given back: keep it as
+/// long as the request is served.
+#[must_use = "a place that is dropped is free for the next"]
+pub struct Place(SmallVec<[Held; 2]>);
+
+struct Held {
+    table: Arc<Table>,
+    fingerprint: u64,
+}
+
+impl InFlight {
+    /// Tables for these rules. A limit of a name that was there before goes on with what is in flight.
+    pub(super) fn after(rules: &RuleSet, before: Option<(&RuleSet, &Self)>) -> Self {
+        let secret = before.map_or_else(ahash::RandomState::new, |(_, before)| before.secret.clone());
+        if !rules.limit_in_flight() {
+            return Self { secret, tables: Box::default() };
+        }
+        let known = |name: &str| {
+            let (rules, before) = before?;
+            before.tables.get(rules.number(name)? as usize)?.clone()
+        };
+        let table = |rule: u32| rules.is_in_flight(rule).then(|| known(rules.name(rule)).unwrap_or_default());
+        Self { secret, tables: (0..rules.len()).map(table).collect() }
+    }
+
+    pub(super) fn want(&self, finding: &Finding, key: Key<'_>) -> WantedPlace {
+        let Finding { rule, limit, mode, .. } = *finding;
+        WantedPlace { rule, limit, mode, fingerprint: self.fingerprint(key) }
+    }
+
+    /// How many requests of a key are in flight.
+    pub(super) fn count(&self, rule: u32, key: Key<'_>) -> u64 {
+        self.table(rule).map_or(0, |table| table.count(self.fingerprint(key)))
+    }
+
+    fn fingerprint(&self, key: Key<'_>) -> u64 {
+        let mut hasher = self.secret.build_hasher();
+        match key.whole() {
+            Some(bytes) => bytes.hash(&mut hasher),
+            None => key.several().for_each(|part| part.hash(&mut hasher)),
+        }
+        hasher.finish()
+    }
+
+    fn table(&self, rule: u32) -> Option<&Arc<Table>> {
+        self.tables.get(rule as usize)?.as_ref()
+    }
+}
+
+impl Table {
+    fn shard(&self, fingerprint: u64) -> MutexGuard<'_, HashMap<u64, u64, ahash::RandomState>> {
+        let shard = &self.shards[fingerprint as usize % SHARDS];
+        // Counts are whole after every statement that changes them.
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, fingerprint: u64) -> u64 {
+        self.shard(fingerprint).get(&fingerprint).copied().unwrap_or(0)
+    }
+
+    /// Takes one of so many places, and says how many are taken then; `None` if all are.
+    fn take(self: &Arc<Self>, fingerprint: u64, most: u64) -> Option<(Held, u64)> {
+        let mut shard = self.shard(fingerprint);
+        let taken = shard.get(&fingerprint).copied().unwrap_or(0) + 1;
+        if taken > most {
+            return None;
+        }
+        shard.insert(fingerprint, taken);
+        Some((Held { table: self.clone(), fingerprint }, taken))
+    }
+
+    fn give_back(&self, fingerprint: u64) {
+        let mut shard = self.shard(fingerprint);
+        match shard.get_mut(&fingerprint) {
+            Some(taken) if *taken > 1 => *taken -= 1,
+            _ => _ = shard.remove(&fingerprint),
+        }
+        // The room that a rush took is given up with it.
+        if shard.capacity() > SMALL_SHARD && shard.len() * 8 < shard.capacity() {
+            let enough = shard.len() * 2;
+            shard.shrink_to(enough);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.table.give_back(self.fingerprint);
+    }
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Place").field("limits", &self.0.len()).finish()
+    }
+}
+
+/// Asks all that a request asks, once it has its places.
+pub(super) fn ask(state: Arc<State>, mut posed: Posed, facts: &Facts<'_>) -> Asking {
+    let wanted = posed.places.take();
+    // Nobody would tell when it ends.
+    if facts.is_served_elsewhere() {
+        return store::ask(state, posed);
+    }
+    match wanted.map(|wanted| take(&state, &wanted)) {
+        Some(Err((rule, full))) => return Asking::Done(Ruling::full(state, rule, full)),
+        Some(Ok(taken)) => posed.taken = Some(Box::new(taken)),
+        None => {}
+    }
+    store::ask(state, posed)
+}
+
+/// Takes all places that are wanted, or none.
+fn take(state: &State, wanted: &[WantedPlace]) -> Result<TakenPlaces, (u32, Decision)> {
+    let mut taken = TakenPlaces { place: Place(SmallVec::new()), watched: Watched::new() };
+    for one in wanted {
+        let Some(table) = state.in_flight.table(one.rule) else { continue };
+        let most = state.rules.most_in_flight(one.limit);
+        let held = table.take(one.fingerprint, most);
+        let before = held.as_ref().map_or(most, |(_, taken)| taken - 1);
+        match (held, one.mode) {
+            (None, Mode::Enforced) => return Err((one.rule, decision(state, one.limit, before))),
+            (held, mode) => {
+                taken.place.0.extend(held.map(|(held, _)| held));
+                if mode == Mode::Shadow {
+                    taken.watched.push((one.rule, decision(state, one.limit, before)));
+                }
+            }
+        }
+    }
+    Ok(taken)
+}
+
+/// What a limit says to one more request while so many of its key are in flight.
+pub(super) fn decision(state: &State, limit: LimitId, in_flight: u64) -> Decision {
+    let most = state.rules.most_in_flight(limit);
+    let verdict = match most.saturating_sub(in_flight) {
+        0 => Verdict {
+            outcome: Outcome::Denied { retry_after: RETRY_AFTER_MICROS },
+            remaining: 0,
+            reset_after: RETRY_AFTER_MICROS,
+        },
+        free => Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: free - 1, reset_after: 0 },
+    };
+    let unlimited = Decision::without_limit(state.store.now());
+    Decision { limit: Some(limit), quota: most, cost: 1, verdict, ..unlimited }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_holds_no_more_than_is_in_flight() {
+        let table = Arc::new(Table::default());
+        let held: Vec<_> = (0..100_000).map(|key| table.take(key, 1).unwrap().0).collect();
+        assert!(table.take(7, 1).is_none());
+        drop(held);
+        let room: usize = table.shards.iter().map(|shard| shard.lock().unwrap().capacity()).sum();
+        assert!(table.shards.iter().all(|shard| shard.lock().unwrap().is_empty()));
+        assert!(room <= SHARDS * 2 * SMALL_SHARD, "{room}");
+    }
+}

@@ -1,0 +1,41 @@
+//! Limits of what is in flight: a number of requests, and nothing that only a rate has.
+
+use super::numbers;
+use crate::rules::file::node::{Kind, Node};
+use crate::rules::file::problem::Findings;
+use crate::rules::file::types::{AlgorithmName, LimitRule};
+use crate::rules::rule::check_in_flight;
+
+/// What says something of a rate, beside the numbers of algorithms.
+const OF_RATES: [&str; 7] = ["algorithm", "cost", "count", "settle", "ban", "consistency", "on_store_failure"];
+
+pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    of_rates(node, findings);
+    number(rule.in_flight, node, findings);
+    for (index, by) in rule.overrides.iter().enumerate() {
+        let Some(place) = node.get("overrides").map(|overrides| overrides.item(index)) else { continue };
+        of_rates(place, findings);
+        number(by.in_flight, place, findings);
+        if !place.mentions("in_flight") {
+            numbers::changes_nothing(by, place, "in_flight", findings);
+        }
+    }
+}
+
+fn of_rates(place: &Node, findings: &mut Findings) {
+    let Kind::Map(map) = &place.kind else { return };
+    for entry in &map.entries {
+        let key = entry.key.as_str();
+        let is_number = AlgorithmName::ALL.iter().any(|name| name.keys().contains(&key));
+        if is_number || OF_RATES.contains(&key) {
+            let message = format!("`{key}` means nothing to `in_flight`, which counts requests at the same time");
+            findings.error(entry.key_at, message, "remove it, or give it to a limit of its own");
+        }
+    }
+}
+
+fn number(most: Option<u64>, place: &Node, findings: &mut Findings) {
+    if let Some(Err(error)) = most.map(check_in_flight) {
+        findings.error(place.value_at("in_flight"), error.problem(), error.fix());
+    }
+}

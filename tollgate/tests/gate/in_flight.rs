@@ -1,0 +1,241 @@
+//! Limits of how many requests are served at the same time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use http::{HeaderMap, HeaderName};
+use tollgate::http::Refusal;
+use tollgate::rules::{Cost, Facts, KeyPart, Listing, Match, Mode, Rule, RuleSet};
+use tollgate::{Asking, Ban, FixedWindow, Gate, Limit, MINUTE, Place, Ruling, Standing};
+
+use super::{ask, gate, headers, remaining, rule_set};
+
+fn per_user(most: u64) -> Rule {
+    Rule::in_flight("at-once", most).unwrap().key(KeyPart::header(HeaderName::from_static("x-user-id")))
+}
+
+fn rate(limit: u64) -> Rule {
+    Rule::new(Limit::new("rate", FixedWindow::new(limit, MINUTE)).unwrap())
+}
+
+fn left(gate: &Gate, limit: &str) -> u64 {
+    let Asking::Done(looked) = gate.ask_by_name(limit, &[], 0).unwrap() else { panic!("in memory") };
+    remaining(&looked)
+}
+
+fn get(gate: &Gate, user: &str) -> Ruling {
+    ask(gate, "GET", "/", &[("x-user-id", user)])
+}
+
+fn place(gate: &Gate, user: &str) -> Option<Place> {
+    get(gate, user).take_place()
+}
+
+#[test]
+fn a_place_is_free_again_when_it_is_dropped_or_was_never_taken() {
+    let (gate, _) = gate([per_user(2)]);
+    let (first, second) = (place(&gate, "ann").unwrap(), place(&gate, "ann").unwrap());
+    assert!(!get(&gate, "ann").is_allowed() && get(&gate, "bob").is_allowed());
+    drop(first);
+    let ruling = get(&gate, "ann");
+    assert!(ruling.is_allowed() && !get(&gate, "ann").is_allowed());
+    drop(ruling);
+    let third = place(&gate, "ann").unwrap();
+    assert!(!get(&gate, "ann").is_allowed());
+    std::thread::spawn(move || drop((second, third))).join().unwrap();
+    assert!(get(&gate, "ann").is_allowed());
+}
+
+#[test]
+fn a_request_that_finds_no_place_spends_no_rate() {
+    let (gate, _) = gate([rate(10), per_user(1)]);
+    let _held = place(&gate, "ann");
+    for _ in 0..3 {
+        assert!(!get(&gate, "ann").is_allowed());
+    }
+    assert_eq!(left(&gate, "rate"), 9);
+}
+
+#[test]
+fn a_request_that_a_rate_denies_holds_no_place() {
+    let everyone = Rule::in_flight("everyone", 2).unwrap();
+    let (gate, clock) = gate([per_user(1), everyone, rate(1)]);
+    drop(get(&gate, "ann"));
+    let denied: Vec<_> = (0..5).map(|_| get(&gate, "ann")).collect();
+    assert!(denied.iter().all(|ruling| ruling.limit() == Some("rate")));
+    clock.advance(MINUTE);
+    assert!(get(&gate, "ann").is_allowed(), "while the denials are still there");
+}
+
+#[test]
+fn places_of_several_limits_are_taken_together_or_not_at_all() {
+    let everyone = Rule::in_flight("everyone", 3).unwrap();
+    let (gate, _) = gate([everyone, per_user(2)]);
+    let _held = [place(&gate, "ann").unwrap(), place(&gate, "ann").unwrap()];
+    assert_eq!(get(&gate, "ann").limit(), Some("at-once"));
+    let last = place(&gate, "bob");
+    assert!(last.is_some(), "what ann did not get is left");
+    assert_eq!(get(&gate, "cid").limit(), Some("everyone"));
+}
+
+#[test]
+fn who_finds_no_place_is_told_like_who_is_limited() {
+    let (gate, _) = gate([per_user(3)]);
+    let _held: Vec<_> = (0..3).map(|_| place(&gate, "ann").unwrap()).collect();
+    let refused = get(&gate, "ann");
+    assert_eq!((refused.refusal(), refused.limit()), (Some(&Refusal::Limited), Some("at-once")));
+    let decision = refused.decision().unwrap();
+    assert_eq!((decision.quota(), decision.remaining()), (3, 0));
+    let response = refused.response(&HeaderMap::new()).unwrap();
+    assert_eq!(response.status(), 429);
+    assert_eq!(response.headers()["retry-after"], "1");
+    assert_eq!(response.headers()["x-ratelimit-limit"], "3");
+    assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
+    assert_eq!(response.headers()["ratelimit-policy"], r#""at-once";q=3;qu="concurrent-requests""#);
+    let body = String::from_utf8(response.body().to_vec()).unwrap();
+    assert_eq!(
+        body,
+        r#"{"error":"rate_limit_exceeded","message":"Too many requests. Please retry after 1 seconds.","retry_after":1}"#
+    );
+}
+
+#[test]
+fn who_is_admitted_is_told_of_its_rate() {
+    let (gate, _) = gate([per_user(3), rate(10)]);
+    let mut told = HeaderMap::new();
+    let ruling = get(&gate, "ann");
+    ruling.write_headers(&mut told);
+    assert_eq!((ruling.limit(), &told["x-ratelimit-limit"]), (Some("rate"), &"10".parse().unwrap()));
+}
+
+#[test]
+fn plans_and_single_keys_have_numbers_of_their_own() {
+    let rule = per_user(1)
+        .plan(KeyPart::header(HeaderName::from_static("x-plan")))
+        .plan_in_flight("gold", 3)
+        .key_in_flight(&["vip"], 5);
+    let (gate, _) = gate([rule]);
+    let most = |user: &str, plan: &str| {
+        let mut held = Vec::new();
+        while let Some(place) = ask(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]).take_place() {
+            held.push(place);
+        }
+        held.len()
+    };
+    assert_eq!([most("ann", ""), most("ann", "gold"), most("vip", "gold"), most("vip", "")], [1, 3, 5, 5]);
+}
+
+#[test]
+fn matches_exemptions_and_blocks_hold_as_for_rates() {
+    let rule = per_user(1)
+        .matching(Match::everything().method("POST"))
+        .exempt(Listing::nobody().key(&["ops"]))
+        .blocked(Listing::nobody().key(&["eve"]));
+    let (gate, _) = gate([rule]);
+    let post = |user| ask(&gate, "POST", "/", &[("x-user-id", user)]);
+    assert!(get(&gate, "ann").take_place().is_none() && post("ops").take_place().is_none());
+    assert_eq!(post("eve").refusal(), Some(&Refusal::Blocked));
+    assert!(post("ann").take_place().is_some());
+}
+
+#[test]
+fn a_rule_that_only_watches_says_what_it_would_do() {
+    let (gate, _) = gate([per_user(1).mode(Mode::Shadow)]);
+    let watched = |ruling: &Ruling| ruling.watched().map(|(_, decision)| decision.is_allowed()).collect::<Vec<_>>();
+    let mut first = get(&gate, "ann");
+    assert_eq!(watched(&first), [true]);
+    let second = get(&gate, "ann");
+    assert!(second.is_allowed());
+    assert_eq!(watched(&second), [false]);
+    drop(first.take_place());
+    assert_eq!(watched(&get(&gate, "ann")), [true]);
+}
+
+#[test]
+fn other_numbers_apply_at_once_and_places_survive_the_change() {
+    let (gate, _) = gate([per_user(3)]);
+    let held: Vec<_> = (0..3).map(|_| place(&gate, "ann").unwrap()).collect();
+    gate.replace(rule_set([rate(100), per_user(4)])).unwrap();
+    let fourth = place(&gate, "ann").unwrap();
+    assert_eq!(get(&gate, "ann").limit(), Some("at-once"));
+    gate.replace(rule_set([per_user(2)])).unwrap();
+    drop(held);
+    assert!(get(&gate, "ann").is_allowed());
+    gate.become_like(&Gate::in_memory(rule_set([per_user(1)])).unwrap());
+    assert!(!get(&gate, "ann").is_allowed());
+    drop(fourth);
+    assert!(get(&gate, "ann").is_allowed());
+}
+
+#[test]
+fn who_does_not_serve_the_request_takes_no_place() {
+    let (gate, _) = gate([per_user(1), rate(10)]);
+    let _held = place(&gate, "ann").unwrap();
+    let ann = headers(&[("x-user-id", "ann")]);
+    let elsewhere = Facts::new("GET", "/").headers(&ann).served_elsewhere();
+    let mut ruling = gate.decide_now(&elsewhere).unwrap();
+    assert!(ruling.is_allowed() && ruling.take_place().is_none());
+    assert_eq!((ruling.limit(), left(&gate, "rate")), (Some("rate"), 8));
+    let Some(Asking::Done(named)) = gate.ask_by_name("at-once", &[b"ann"], 1) else { panic!("in memory") };
+    assert!(named.is_allowed());
+}
+
+#[tokio::test]
+async fn an_explanation_says_how_many_are_in_flight() {
+    let (gate, _) = gate([per_user(2)]);
+    let ann = headers(&[("x-user-id", "ann")]);
+    let mut held = Vec::new();
+    for (expected, allowed) in [(0, true), (1, true), (2, false)] {
+        let explanation = gate.explain(&Facts::new("GET", "/").headers(&ann)).await;
+        let Standing::InFlight { key, in_flight, decision } = &explanation.rules[0].standing else {
+            panic!("in flight")
+        };
+        assert_eq!((&**key, *in_flight, decision.quota()), (&["ann".to_owned()][..], expected, 2));
+        assert_eq!((explanation.allowed, decision.is_allowed()), (allowed, allowed));
+        held.extend(place(&gate, "ann"));
+    }
+}
+
+#[test]
+fn what_only_a_rate_has_is_refused() {
+    let refused = |rule: Rule| RuleSet::builder().rule(rule).build().unwrap_err().to_string();
+    let ban = Ban { after: 5, within: MINUTE, for_: MINUTE };
+    assert_eq!(
+        refused(per_user(1).ban(ban)),
+        "limit `at-once`: ban of a rate means nothing to what is in flight; remove it, or use a limit of its own"
+    );
+    for rule in [
+        per_user(1).cost(Cost::constant(2)),
+        per_user(1).settle_by(HeaderName::from_static("x-cost")),
+        per_user(1).plan_limit("gold", FixedWindow::new(1, MINUTE)),
+        per_user(1).plan_in_flight("gold", 0),
+        rate(1).plan_in_flight("gold", 5),
+    ] {
+        assert!(refused(rule).starts_with("limit `"));
+    }
+    assert_eq!(
+        Rule::in_flight("a", 0).unwrap_err().to_string(),
+        "limit `a`: in_flight 0 admits nothing; use 1 or more, or remove the limit"
+    );
+}
+
+#[test]
+fn many_threads_never_hold_more_than_there_is() {
+    let (gate, _) = gate([per_user(5)]);
+    let (now, most) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..5_000 {
+                    let held: Vec<_> = (0..2).filter_map(|_| place(&gate, "ann")).collect();
+                    let taken = now.fetch_add(held.len() as u64, Ordering::SeqCst) + held.len() as u64;
+                    most.fetch_max(taken, Ordering::SeqCst);
+                    now.fetch_sub(held.len() as u64, Ordering::SeqCst);
+                    drop(held);
+                }
+            });
+        }
+    });
+    assert!((1..=5).contains(&most.into_inner()));
+    let held: Vec<_> = (0..9).filter_map(|_| place(&gate, "ann")).collect();
+    assert_eq!(held.len(), 5, "all places are free again");
+}
