@@ -47,7 +47,10 @@ async fn a_place_is_held_until_the_body_has_ended_or_is_dropped() {
     let (mut service, mut senders) = streaming(&two_at_once());
     let mut status = async || service.ready().await.unwrap().call(request()).await.unwrap();
     let (mut first, second) = (status().await, status().await);
-    assert_eq!((first.status(), second.status(), status().await.status()), (200, 200, 429));
+    assert_eq!(
+        [first.status(), second.status(), status().await.status()].map(|status| status.as_u16()),
+        [200, 200, 429]
+    );
 
     let sender = senders.recv().await.unwrap();
     sender.send(Ok(Frame::data(Bytes::from_static(b"part")))).await.unwrap();
@@ -56,7 +59,8 @@ async fn a_place_is_held_until_the_body_has_ended_or_is_dropped() {
     drop(sender);
     assert!(first.body_mut().frame().await.is_none());
     let third = status().await;
-    assert_eq!((third.status(), status().await.status()), (200, 429), "the body has ended, and is still there");
+    assert_eq!(third.status(), 200, "the body has ended, and is still there");
+    assert_eq!(status().await.status(), 429);
 
     drop(second);
     assert_eq!(status().await.status(), 200);
