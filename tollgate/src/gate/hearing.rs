@@ -11,8 +11,7 @@ use super::store::Wanted;
 use crate::decision::Decision;
 use crate::reservation::{Costs, Settlement};
 
-/// What a handler says that its work has cost.
-#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only the layer hears of it"))]
+/// What a handler says that its work has cost, where a layer is around it.
 pub(crate) struct Told<'t> {
     pub(crate) units: u64,
     /// Of this limit alone; else of all whose cost was an estimate.

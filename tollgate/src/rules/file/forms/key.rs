@@ -102,7 +102,7 @@ impl Form for KeyPart {
             "cookie" => Ok(Self::Cookie(name()?)),
             "query" => Ok(Self::Query(name()?)),
             "jwt" => Ok(Self::Jwt(name()?)),
-            "cert" => certificate(&name()?),
+            "cert" => certificate(&text[kind.len() + 1..]),
             "descriptor" => Ok(Self::Descriptor(name()?)),
             "const" => Ok(Self::Const(name()?)),
             _ => Err(unknown_kind(kind, &KINDS, "a key")),
