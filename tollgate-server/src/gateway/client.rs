@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use http::HeaderValue;
+use tollgate::rules::Certificate;
 
 use super::guard::Ambiguity;
 use super::tally::Tally;
@@ -21,6 +22,7 @@ pub(super) struct Client {
     /// As headers tell it.
     pub(super) address_text: HeaderValue,
     pub(super) scheme: Scheme,
+    pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
     waits: Waits,
     watch: Watch,
@@ -49,13 +51,14 @@ impl Scheme {
 pub(super) struct Arrival {
     pub(super) address: SocketAddr,
     pub(super) scheme: Scheme,
+    pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
     pub(super) waits: Waits,
 }
 
 impl Client {
     pub(super) fn new(arrival: Arrival, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
-        let Arrival { address, scheme, max_head, waits } = arrival;
+        let Arrival { address, scheme, certificate, max_head, waits } = arrival;
         let watch = Watch::new(ticks.after(waits.head));
         let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
         Self {
@@ -63,6 +66,7 @@ impl Client {
             // An address has nothing in it that no header has.
             address_text: address_text.unwrap_or(HeaderValue::from_static("unknown")),
             scheme,
+            certificate,
             max_head,
             waits,
             watch,

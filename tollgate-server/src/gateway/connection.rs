@@ -26,6 +26,7 @@ use super::exchange::{Exchange, Worker};
 use super::guard::Guard;
 use super::io::{ClientIo, Stream};
 use super::ticks::TICK;
+use super::tls;
 use super::watch::Looked;
 use crate::service::proxy_protocol;
 
@@ -85,15 +86,17 @@ pub(super) async fn serve(
     {
         peer = caller;
     }
+    let mut certificate = None;
     let (stream, scheme, is_http2) = match &begins.tls {
         None => (Stream::Plain(tcp), Scheme::Http, None),
         Some(tls) => {
             let tls = timeout(patience, tls.accept(tcp)).await??;
             let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+            certificate = tls::shown_by_client(tls.get_ref().1);
             (Stream::Tls(Box::new(tls)), Scheme::Https, Some(is_http2))
         }
     };
-    let arrival = Arrival { address: peer, scheme, max_head: site.max_head, waits: site.waits };
+    let arrival = Arrival { address: peer, scheme, certificate, max_head: site.max_head, waits: site.waits };
     let (max_head, idle_wait) = (site.max_head, site.waits.idle.duration());
     drop(site);
     let (stream, first, is_http2) = match (stream, is_http2) {

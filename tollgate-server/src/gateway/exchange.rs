@@ -63,19 +63,20 @@ impl Exchange {
         response
     }
 
-    async fn answer(&self, request: Request<Incoming>, ending: Ending) -> Response<ToClient> {
+    async fn answer(&self, request: Request<Incoming>, mut ending: Ending) -> Response<ToClient> {
         let site = self.worker.site.load_full();
         if let Err(failure) = legible(&request, &site) {
             return self.fail(request.into_body(), failure, ending);
         }
         let (route, asking) = self.ask(&request, &site);
-        let ruling = match asking {
+        let mut ruling = match asking {
             Asking::Done(ruling) => ruling,
             Asking::Waiting(ruling) => ruling.await,
         };
         if !ruling.is_allowed() {
             return self.refuse(request, &ruling, ending);
         }
+        ending.keep_place(ruling.take_place());
         if !ruling.delay().is_zero()
             && let Err(failure) = self.hold(&ruling, &site).await
         {
@@ -83,19 +84,19 @@ impl Exchange {
             return self.fail(request.into_body(), failure, ending);
         }
         let Some(route) = route.map(|number| &site.routes[number]) else {
-            return self.tell_limits(&ruling, self.fail(request.into_body(), Failure::NoRoute, ending));
+            return self.tell_limits(&ruling, self.fail(request.into_body(), Failure::NoRoute, ending)).await;
         };
         match &route.leads {
             Leads::Upstreams(_) => self.forward(request, (&site, route), ruling, ending).await,
             Leads::Respond(written) => {
                 self.drain(request.into_body());
                 let response = written.response().map(|text| ToClient::written(text, ending));
-                self.tell_limits(&ruling, self.dress(response, route))
+                self.tell_limits(&ruling, self.dress(response, route)).await
             }
             Leads::Echo => {
                 let response = echo::answer(request, &self.client).await;
                 let response = response.map(|text| ToClient::written(text, ending));
-                self.tell_limits(&ruling, self.dress(response, route))
+                self.tell_limits(&ruling, self.dress(response, route)).await
             }
         }
     }
@@ -108,6 +109,9 @@ impl Exchange {
             Facts::new(request.method().as_str(), target).headers(request.headers()).peer(self.client.address.ip());
         if let Some(authority) = uri.authority() {
             facts = facts.host(authority.as_str());
+        }
+        if let Some(certificate) = &self.client.certificate {
+            facts = facts.certificate(certificate);
         }
         let route = site.find(&facts);
         if let Some(number) = route {
@@ -129,7 +133,12 @@ impl Exchange {
         response
     }
 
-    fn tell_limits(&self, ruling: &Ruling, mut response: Response<ToClient>) -> Response<ToClient> {
+    /// Lets limits that count answers hear this one, and tells the client what is left.
+    async fn tell_limits(&self, ruling: &Ruling, mut response: Response<ToClient>) -> Response<ToClient> {
+        if ruling.hears_answer() {
+            // What cannot be settled stays as it was estimated.
+            _ = ruling.hear_answer(response.status(), response.headers()).await;
+        }
         ruling.write_headers(response.headers_mut());
         response
     }

@@ -13,10 +13,13 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use sha2::{Digest, Sha256};
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
+use tollgate::rules::Certificate;
 use tollgate::rules::file::{CertificateRule, ClientCertificates, TlsRule};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::site::SiteError;
 use crate::notice;
@@ -122,6 +125,20 @@ impl Tls {
         let paths = self.files.iter().flat_map(|files| [&files.cert, &files.key]);
         paths.map(|path| read(path).ok()).collect()
     }
+}
+
+/// The certificate that a client has shown, and that was verified.
+pub(super) fn shown_by_client(connection: &ServerConnection) -> Option<Certificate> {
+    let der = connection.peer_certificates()?.first()?;
+    let mut certificate = Certificate::new(format!("{:x}", Sha256::digest(der)));
+    let (_, parsed) = X509Certificate::from_der(der).ok()?;
+    certificate.cn = parsed.subject().iter_common_name().find_map(|name| name.as_str().ok()).map(str::to_owned);
+    let names = parsed.subject_alternative_name().ok().flatten();
+    certificate.san = names.iter().flat_map(|names| &names.value.general_names).find_map(|name| match name {
+        GeneralName::DNSName(name) | GeneralName::URI(name) | GeneralName::RFC822Name(name) => Some((*name).to_owned()),
+        _ => None,
+    });
+    Some(certificate)
 }
 
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {

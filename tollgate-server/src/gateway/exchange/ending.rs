@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tollgate::Place;
+
 use super::super::body::Came;
 use super::super::client::Client;
 use super::super::target::Target;
@@ -12,6 +14,8 @@ use super::super::wire::Wire;
 pub(in super::super) struct Ending {
     client: Arc<Client>,
     upstream: Option<Held>,
+    /// Among the requests of its key that are under way.
+    place: Option<Place>,
     sent_bytes: u64,
 }
 
@@ -26,7 +30,12 @@ pub(in super::super) struct Held {
 
 impl Ending {
     pub(in super::super) fn new(client: &Arc<Client>) -> Self {
-        Self { client: Arc::clone(client), upstream: None, sent_bytes: 0 }
+        Self { client: Arc::clone(client), upstream: None, place: None, sent_bytes: 0 }
+    }
+
+    /// Gives the place back when the answer is over.
+    pub(in super::super) fn keep_place(&mut self, place: Option<Place>) {
+        self.place = place;
     }
 
     pub(in super::super) fn hold(&mut self, held: Held) {

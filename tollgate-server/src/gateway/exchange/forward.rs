@@ -47,7 +47,7 @@ impl Exchange {
                 let mut response = answer::failed(failure).map(|text| ToClient::written(text, ending));
                 route.response_edits.apply(response.headers_mut());
                 self.echo_id(id, &mut response);
-                return self.tell_limits(&ruling, response);
+                return self.tell_limits(&ruling, response).await;
             }
         };
         if answered.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -64,7 +64,7 @@ impl Exchange {
         route.response_edits.apply(&mut parts.headers);
         let mut response = Response::from_parts(parts, ToClient::upstream(body, ending));
         self.echo_id(id, &mut response);
-        self.tell_limits(&ruling, response)
+        self.tell_limits(&ruling, response).await
     }
 
     fn echo_id(&self, id: Option<HeaderValue>, response: &mut Response<ToClient>) {
