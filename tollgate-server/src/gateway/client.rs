@@ -85,10 +85,6 @@ impl Client {
         self.watch.look(self.ticks.now())
     }
 
-    pub(super) fn is_idle(&self) -> bool {
-        self.watch.is_idle()
-    }
-
     pub(super) fn bytes_came(&self) {
         self.watch.bytes_came(|| self.ticks.after(self.waits.head));
     }

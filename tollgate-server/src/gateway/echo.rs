@@ -1,14 +1,16 @@
 //! The upstream that is built in: it answers with what it was asked, so that limits can be tried without a service.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Request, Response};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::Serialize;
 
+use super::body::ToUpstream;
 use super::client::Client;
 
 /// So much of a body is told back; of a longer one, nothing.
@@ -27,9 +29,10 @@ struct Asked<'a> {
     body: String,
 }
 
-pub(super) async fn answer(request: Request<Incoming>, client: &Client) -> Response<Bytes> {
+pub(super) async fn answer(request: Request<Incoming>, client: &Arc<Client>) -> Response<Bytes> {
     let (parts, body) = request.into_parts();
-    let body = match Limited::new(body, MAX_BODY_BYTES).collect().await {
+    let body = ToUpstream::new(body, client, MAX_BODY_BYTES as u64);
+    let body = match body.collect().await {
         Ok(body) => String::from_utf8_lossy(&body.to_bytes()).into_owned(),
         Err(_) => String::new(),
     };

@@ -17,6 +17,9 @@ use super::guard::Guard;
 /// its way; up to this much.
 const MAX_LINGER_BYTES: usize = 1 << 20;
 
+/// hyper answers a head that is too long with 431 before this is reached.
+const MAX_HEADS: usize = 2;
+
 /// A byte that no request has.
 const NO_REQUEST: u8 = 0;
 
@@ -61,7 +64,7 @@ impl ClientIo {
             self.guard = None;
             return;
         }
-        if let Err((ambiguity, good)) = guard.look(&buffer.filled()[before..], self.client.max_head) {
+        if let Err((ambiguity, good)) = guard.look(&buffer.filled()[before..], MAX_HEADS * self.client.max_head) {
             self.client.note_ambiguity(ambiguity);
             self.refused = true;
             // There is room for it: at least one byte was read that is not good.

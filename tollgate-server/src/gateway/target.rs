@@ -93,10 +93,13 @@ impl Target {
     /// A connection that can take a request at once.
     pub(super) fn take_idle(&self, worker: usize) -> Option<Wire> {
         let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        // The one used last is the least likely to be closed by now.
-        while let Some(wire) = idle.pop() {
-            if wire.is_open() {
-                return Some(wire);
+        // The one used last is the least likely to be closed by now. One that is not ready still sends a body that its
+        // upstream did not wait for.
+        for at in (0..idle.len()).rev() {
+            if !idle[at].is_open() {
+                idle.remove(at);
+            } else if idle[at].is_ready() {
+                return Some(idle.remove(at));
             }
         }
         None

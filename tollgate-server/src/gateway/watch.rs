@@ -83,10 +83,6 @@ impl Watch {
         }
     }
 
-    pub(super) fn is_idle(&self) -> bool {
-        self.active.load(Relaxed) == 0 && !self.in_head.load(Relaxed)
-    }
-
     pub(super) fn body_awaited(&self, by: Tick) {
         if self.body.load(Relaxed) == NEVER {
             self.body.store(by, Relaxed);

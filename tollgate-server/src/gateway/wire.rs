@@ -62,6 +62,11 @@ impl Wire {
         !self.sender.is_closed()
     }
 
+    /// Whether it can take a request.
+    pub(super) fn is_ready(&self) -> bool {
+        self.sender.is_ready()
+    }
+
     /// Whether it has rested for so long that the upstream may be closing it just now.
     pub(super) fn has_rested(&self) -> bool {
         self.state.ticks.now() > self.state.rested_since.load(Relaxed) + 1

@@ -1,6 +1,9 @@
 //! To an upstream and back.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use http::header::{HOST, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
@@ -42,7 +45,6 @@ impl Exchange {
         let (answered, held) = match answered {
             Ok(answered) => answered,
             Err(failure) => {
-                let failure = if self.client.body_is_late() { Failure::BodyLate } else { failure };
                 let failure = if self.client.body_too_long() { Failure::BodyTooLong } else { failure };
                 let mut response = answer::failed(failure).map(|text| ToClient::written(text, ending));
                 route.response_edits.apply(response.headers_mut());
@@ -167,14 +169,23 @@ impl Exchange {
             None
         };
         wire.expect(route.timeout);
-        let answered = wire.send(request).await;
+        let answered = {
+            let mut sending = pin!(wire.send(request));
+            // The connection looks at the deadline of the body, and wakes this when it has passed.
+            poll_fn(|context| match self.client.body_is_late() {
+                true => Poll::Ready(None),
+                false => sending.as_mut().poll(context).map(Some),
+            })
+            .await
+        };
         match answered {
-            Ok(response) => {
+            Some(Ok(response)) => {
                 held.wire = Some(wire);
                 Tried::Answered(response, held)
             }
-            Err(_) if wire.is_late() => Tried::Failed(Failure::UpstreamTimeout),
-            Err(error) => failed(error, copy),
+            None => Tried::Failed(Failure::BodyLate),
+            Some(Err(_)) if wire.is_late() => Tried::Failed(Failure::UpstreamTimeout),
+            Some(Err(error)) => failed(error, copy),
         }
     }
 
