@@ -1,23 +1,59 @@
 //! For whoever operates the server: is it alive, is it ready, and what has it done.
 //!
-//! `/healthz` says that the process answers. `/readyz` says whether it wants requests: not while it stops.
+//! `/healthz` says that the process answers. `/readyz` says whether it wants requests: not before everything listens,
+//! and not while it stops. `/metrics` is for Prometheus.
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::response::IntoResponse;
 use axum::routing::get;
+use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use crate::gateway::Gateway;
+use crate::metrics::{self, Metrics};
+use crate::service::http::{Refusal, quoted};
 use crate::service::{Options, serve};
+use crate::standing::Standing;
 
 /// Answers until `shutdown` ends.
-pub(crate) async fn run(listener: TcpListener, gateway: Option<Arc<Gateway>>, shutdown: impl Future<Output = ()>) {
-    let ready = move || {
-        let is_ready = gateway.as_ref().is_none_or(|gateway| !gateway.is_stopping());
-        async move { if is_ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "stopping\n") } }
-    };
-    let router = Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(ready));
+pub(crate) async fn run(listener: TcpListener, metrics: Metrics, shutdown: impl Future<Output = ()>) {
+    let standing = Arc::clone(&metrics.standing);
+    let registry = Arc::new(metrics.registry());
+    let router = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(async move || ready(&standing)))
+        .route("/metrics", get(async move || all_metrics(&registry)))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(wrong_path);
     serve(listener, router, Options::default(), shutdown).await;
+}
+
+fn ready(standing: &Standing) -> impl IntoResponse + use<> {
+    match standing.wants_requests() {
+        Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+    }
+}
+
+fn all_metrics(registry: &Registry) -> impl IntoResponse + use<> {
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::text(registry))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
+    let refusal = Refusal {
+        status: StatusCode::METHOD_NOT_ALLOWED,
+        error: "method_not_allowed",
+        message: format!("{} does not take {}; use GET", quoted(uri.path()), quoted(method.as_str())),
+    };
+    ([(header::ALLOW, "GET")], refusal)
+}
+
+async fn wrong_path(uri: Uri) -> Refusal {
+    Refusal {
+        status: StatusCode::NOT_FOUND,
+        error: "not_found",
+        message: format!("nothing is at {}; use /healthz, /readyz or /metrics", quoted(uri.path())),
+    }
 }

@@ -18,6 +18,7 @@ mod guard;
 mod headers;
 mod health;
 mod io;
+mod metrics;
 mod ports;
 mod request_id;
 mod site;
@@ -57,6 +58,8 @@ pub(crate) struct Gateway {
     tallies: Vec<Arc<Tally>>,
     /// The address that the command line named, whatever a file says.
     listen: Option<SocketAddr>,
+    ticks: Arc<Ticks>,
+    queued: Arc<AtomicU32>,
     /// What ends it, while it runs.
     ends: Mutex<Option<Endings>>,
     closing: Arc<AtomicBool>,
@@ -110,7 +113,7 @@ impl Gateway {
             Ends { stop, drain: rule.timeouts.drain.duration(), max_connections: (most / workers as i64).max(1) };
         let (mut running, mut tallies) = (Vec::new(), Vec::new());
         for number in 0..workers {
-            let tally = Arc::new(Tally::default());
+            let tally = Arc::new(Tally::new());
             let worker = Worker {
                 number,
                 gate: gate.clone(),
@@ -129,18 +132,13 @@ impl Gateway {
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
         let ends = Mutex::new(Some(Endings { ports, serving, workers: running }));
-        Ok(Self { site, workers, tallies, listen, ends, closing })
+        Ok(Self { site, workers, tallies, listen, ticks, queued, ends, closing })
     }
 
     /// Where it listens, and what is spoken there.
     pub(crate) fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         ends.iter().flat_map(|ends| &ends.ports).map(Port::address).collect()
-    }
-
-    /// Whether clients are asked to go elsewhere.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.closing.load(Relaxed)
     }
 
     /// What another file says, ready to be served. New listeners are bound already.

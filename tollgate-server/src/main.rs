@@ -6,11 +6,13 @@ mod cli;
 mod config;
 mod gateway;
 mod limits_told;
+mod metrics;
 mod notice;
 mod reload;
 mod seconds;
 mod service;
 mod shutdown;
+mod standing;
 
 use std::process::ExitCode;
 

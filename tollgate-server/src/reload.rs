@@ -8,6 +8,7 @@
 mod changes;
 mod hangup;
 mod published;
+mod reloads;
 mod settings;
 mod sight;
 mod watch;
@@ -26,6 +27,7 @@ use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 pub(crate) use self::hangup::Hangup;
 use self::published::Published;
+pub(crate) use self::reloads::Reloads;
 use self::settings::StoreChange;
 use self::sight::Sight;
 use self::watch::Watch;
@@ -54,6 +56,7 @@ pub(crate) struct Started {
     pub(crate) gateway: Option<Arc<Gateway>>,
     /// The store that the command line named, whatever a file says.
     pub(crate) store: Option<String>,
+    pub(crate) reloads: Arc<Reloads>,
 }
 
 /// Puts other rules in force.
@@ -66,6 +69,7 @@ pub(crate) struct Reload {
     rules: RuleFile,
     gateway: Option<Arc<Gateway>>,
     store: Option<String>,
+    reloads: Arc<Reloads>,
     /// What the file was when it was last looked at, good or bad.
     seen: Sight,
     watch: Watch,
@@ -95,16 +99,19 @@ enum Cause {
     Published(RuleSet),
 }
 
-/// How a cause is called where it is told.
-struct Origin<'a>(&'a str);
+/// What rules came from, for whoever reads or counts what became of them.
+struct Origin {
+    name: String,
+    reloads: Arc<Reloads>,
+}
 
 impl Reload {
     pub(crate) fn new(started: Started) -> Self {
-        let Started { gate, path, file, hangup, gateway, store } = started;
+        let Started { gate, path, file, hangup, gateway, store, reloads } = started;
         let (watch, published) = (Watch::begin(&path), Published::on(&file.store));
         let seen = Sight::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
         let rules = (*file).clone();
-        Self { gate, path, file, rules, gateway, store, seen, watch, hangup, published }
+        Self { gate, path, file, rules, gateway, store, reloads, seen, watch, hangup, published }
     }
 
     pub(crate) fn spawn(self) -> Reloading {
@@ -142,6 +149,10 @@ impl Reload {
         }
     }
 
+    fn origin(&self, name: String) -> Origin {
+        Origin { name, reloads: Arc::clone(&self.reloads) }
+    }
+
     /// Takes the file if it is not what it was.
     async fn look(&mut self) {
         if self.sight() != self.seen {
@@ -176,8 +187,7 @@ impl Reload {
     }
 
     async fn take_file(&mut self, sight: Sight) {
-        let name = self.path.display().to_string();
-        let origin = Origin(&name);
+        let origin = self.origin(self.path.display().to_string());
         match sight.text() {
             // Whoever empties the file by accident must not let everything pass by it.
             Ok(text) if text.trim_ascii().is_empty() => {
@@ -192,7 +202,7 @@ impl Reload {
         self.seen = sight.with_keys(config::key_file(&self.file).as_deref());
     }
 
-    async fn put_in_force(&mut self, file: Parsed, origin: &Origin<'_>) {
+    async fn put_in_force(&mut self, file: Parsed, origin: &Origin) {
         let rules = match file.compile() {
             Ok(rules) => rules,
             Err(problems) => return origin.refused(&problems),
@@ -243,7 +253,7 @@ impl Reload {
     /// Published rules take the place of the file's, but for the store and the listeners, which are this node's own.
     fn take_published(&mut self, rule_set: &RuleSet) {
         let name = format!("published version {}", rule_set.version);
-        let origin = Origin(&name);
+        let origin = self.origin(name.clone());
         let parsed = RuleFile::parse(&name, &rule_set.rules);
         let file = match parsed {
             Ok(parsed) => parsed.in_folder(self.file.folder()),
@@ -283,17 +293,20 @@ impl Reload {
     }
 }
 
-impl Origin<'_> {
+impl Origin {
     fn in_force(&self, changes: &str) {
-        notice::tell(format_args!("{} is in force: {changes}", self.0));
+        self.reloads.note_applied();
+        notice::tell(format_args!("{} is in force: {changes}", self.name));
     }
 
     fn refused(&self, problems: &Problems) {
-        notice::tell(format_args!("{} is refused, and the rules before it stay in force:", self.0));
+        self.reloads.note_refused();
+        notice::tell(format_args!("{} is refused, and the rules before it stay in force:", self.name));
         notice::tell_problems(problems);
     }
 
     fn kept(&self, problem: &str) {
-        notice::tell(format_args!("{} is refused, and the rules before it stay in force: {problem}", self.0));
+        self.reloads.note_refused();
+        notice::tell(format_args!("{} is refused, and the rules before it stay in force: {problem}", self.name));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tollgate::Gate;
@@ -14,8 +14,10 @@ use tollgate::rules::file::{Listener, Parsed, RuleFile};
 
 use super::{Error, load, say};
 use crate::gateway::Gateway;
-use crate::reload::{Hangup, Reload, Started};
+use crate::metrics::Metrics;
+use crate::reload::{Hangup, Reload, Reloads, Started};
 use crate::service::Options;
+use crate::standing::Standing;
 use crate::{admin, builtin, limits_told, notice, service, shutdown};
 
 /// What is not given back by then is missing until the limits give it back by themselves.
@@ -60,6 +62,16 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     }
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     notice::warn_of_an_absent_store(&gate, &file);
+    let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
+    let admin = admin.map(|address| address.to_string());
+    let admin = admin.or_else(|| file.admin.as_ref().map(|admin| admin.listen.as_str().to_owned()));
+    let admin = match admin {
+        Some(address) => {
+            let (standing, reloads) = (Arc::clone(&standing), Arc::clone(&reloads));
+            Some(Admin::start(&address, Metrics { gate: gate.clone(), standing, reloads }).await?)
+        }
+        None => None,
+    };
     let (running, stopping) = watch::channel(());
     let mut surfaces = Surfaces { told: Vec::new(), tasks: Vec::new(), stopping };
     let gateway = match &file.gateway {
@@ -69,20 +81,18 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     if let Some(place) = http {
         surfaces.service(place, &gate).await?;
     }
-    let admin = admin.map(|address| address.to_string());
-    let named = || file.admin.as_ref().map(|admin| admin.listen.as_str().to_owned());
-    if let Some(address) = admin.or_else(named) {
-        surfaces.admin(&address, gateway.as_ref()).await?;
-    }
+    surfaces.told.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
+    standing.started(gateway.clone());
     // Before the line below is read, so that whoever reads it can already signal the server.
     let shutdown = shutdown::signal().map_err(Error::Runtime)?;
     let hangup = config.is_some().then(Hangup::listen).transpose().map_err(Error::Runtime)?;
     announce(&surfaces.told, &file);
     let reloading = config.zip(hangup).map(|(path, hangup)| {
-        let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), store };
+        let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), store, reloads };
         Reload::new(started).spawn()
     });
     shutdown.await;
+    standing.stopping();
     if let Some(reloading) = reloading {
         reloading.end().await;
     }
@@ -96,6 +106,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     }
     if let Some(store) = gate.redis() {
         _ = timeout(RETURN_DEADLINE, store.return_leases()).await;
+    }
+    if let Some(admin) = admin {
+        admin.end().await;
     }
     Ok(())
 }
@@ -137,17 +150,31 @@ impl Surfaces {
         Ok(())
     }
 
-    async fn admin(&mut self, address: &str, gateway: Option<&Arc<Gateway>>) -> Result<(), Error> {
-        let (listener, bound) = bind(address).await?;
-        self.told.push(format!("admin http://{bound}/"));
-        let (gateway, stop) = (gateway.cloned(), self.stop());
-        self.tasks.push(tokio::spawn(admin::run(listener, gateway, stop)));
-        Ok(())
-    }
-
     fn stop(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut stopping = self.stopping.clone();
         async move { _ = stopping.changed().await }
+    }
+}
+
+/// What is told to operators. It starts before everything else and ends after it, to say how far the server is.
+struct Admin {
+    bound: SocketAddr,
+    running: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Admin {
+    async fn start(address: &str, metrics: Metrics) -> Result<Self, Error> {
+        let (listener, bound) = bind(address).await?;
+        let (running, stop) = oneshot::channel();
+        let task = tokio::spawn(admin::run(listener, metrics, async { _ = stop.await }));
+        Ok(Self { bound, running, task })
+    }
+
+    async fn end(self) {
+        drop(self.running);
+        // A task that panicked has been told of by its panic.
+        _ = self.task.await;
     }
 }
 

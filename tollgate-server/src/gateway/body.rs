@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::StatusCode;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::client::Client;
@@ -129,6 +130,11 @@ impl ToClient {
 
     pub(super) fn upstream(body: Incoming, ending: Ending) -> Self {
         Self { kind: Kind::Upstream(body), ending }
+    }
+
+    /// The head of the answer is about to leave.
+    pub(super) fn answers_with(&mut self, status: StatusCode) {
+        self.ending.note_status(status);
     }
 }
 

@@ -138,6 +138,11 @@ impl Client {
         self.upgraded.load(Relaxed)
     }
 
+    /// What its worker counts.
+    pub(super) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
     pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
         self.tally.note_ambiguity(ambiguity);
     }

@@ -56,8 +56,9 @@ impl Exchange {
         let is_http1 = request.version() <= Version::HTTP_11;
         let ending = Ending::new(&self.client);
         let mut response = self.answer(request, ending).await;
-        self.worker.tally.note_answer(response.status());
-        if is_http1 && self.worker.closing.load(Relaxed) && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let status = response.status();
+        response.body_mut().answers_with(status);
+        if is_http1 && self.worker.closing.load(Relaxed) && status != StatusCode::SWITCHING_PROTOCOLS {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
@@ -69,10 +70,14 @@ impl Exchange {
             return self.fail(request.into_body(), failure, ending);
         }
         let (route, asking) = self.ask(&request, &site);
+        if let Some(number) = route {
+            ending.enter(site.routes[number].tally(self.worker.number));
+        }
         let mut ruling = match asking {
             Asking::Done(ruling) => ruling,
             Asking::Waiting(ruling) => ruling.await,
         };
+        ending.note_ruling(&ruling);
         if !ruling.is_allowed() {
             return self.refuse(request, &ruling, ending);
         }

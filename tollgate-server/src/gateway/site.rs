@@ -19,6 +19,7 @@ use tollgate::rules::file::{
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
 use self::edits::Edits;
+use super::tally::RouteTally;
 use super::target::{Address, Speaks, Target};
 use super::ticks::{Tick, Wait};
 use super::upstream_tls::UpstreamTls;
@@ -54,7 +55,11 @@ pub(super) struct Route {
     health_check: Option<HealthCheckRule>,
     balance: Balance,
     turn: AtomicUsize,
+    tallies: Tallies,
 }
+
+/// What is counted of a route, by the numbers of the workers.
+type Tallies = Arc<[Arc<RouteTally>]>;
 
 /// Where a route leads.
 pub(super) enum Leads {
@@ -108,18 +113,40 @@ impl fmt::Display for SiteError {
     }
 }
 
-/// Upstreams by their addresses: a route that stays keeps its connections.
-type Targets = HashMap<Address, Arc<Target>>;
+/// What a site takes over from the one before it.
+struct Kept {
+    workers: usize,
+    /// By their addresses: a route that stays keeps its connections.
+    targets: HashMap<Address, Arc<Target>>,
+    /// By the names of their routes: a route that stays goes on counting.
+    tallies: HashMap<String, Tallies>,
+}
+
+impl Kept {
+    fn of(before: Option<&Site>, workers: usize) -> Self {
+        let mut kept = Self { workers, targets: HashMap::new(), tallies: HashMap::new() };
+        for route in before.into_iter().flat_map(|before| &before.routes) {
+            kept.tallies.insert(route.name.clone(), Arc::clone(&route.tallies));
+            kept.targets.extend(route.targets().map(|target| (target.address.clone(), Arc::clone(target))));
+        }
+        kept
+    }
+
+    fn tallies(&mut self, name: &str) -> Tallies {
+        let new = || (0..self.workers).map(|_| Arc::new(RouteTally::new(name))).collect();
+        Arc::clone(self.tallies.entry(name.to_owned()).or_insert_with(new))
+    }
+}
 
 impl Site {
     /// What a rule file says of the gateway. Upstreams that the site before it has too are taken over.
     pub(super) fn new(file: &Parsed, before: Option<&Self>, workers: usize) -> Result<Self, SiteError> {
         let gateway = file.gateway.clone().unwrap_or_default();
         let found = file.routes().map_err(|problems| SiteError::new(problems.to_string()))?;
-        let mut targets: Targets = before.map(Self::targets).unwrap_or_default();
+        let mut kept = Kept::of(before, workers);
         let mut routes = Vec::new();
         for rule in &gateway.routes {
-            routes.push(Route::new(rule, file.folder(), workers, &mut targets)?);
+            routes.push(Route::new(rule, file.folder(), &mut kept)?);
         }
         Ok(Self {
             routes,
@@ -131,11 +158,6 @@ impl Site {
             max_queued: gateway.max_queued,
             waits: Waits::of(&gateway.timeouts),
         })
-    }
-
-    fn targets(&self) -> Targets {
-        let targets = self.routes.iter().flat_map(Route::targets);
-        targets.map(|target| (target.address.clone(), Arc::clone(target))).collect()
     }
 
     /// The upstreams that are asked whether they are well, each once, and how.
@@ -170,7 +192,7 @@ fn proxies(gateway: &GatewayRule) -> Result<TrustedProxies, SiteError> {
 }
 
 impl Route {
-    fn new(rule: &RouteRule, folder: &Path, workers: usize, targets: &mut Targets) -> Result<Self, SiteError> {
+    fn new(rule: &RouteRule, folder: &Path, kept: &mut Kept) -> Result<Self, SiteError> {
         let upstreams: Vec<&UpstreamRule> = rule.upstream.iter().flatten().collect();
         let leads = match (&*upstreams, &rule.respond) {
             (_, Some(respond)) => Leads::Respond(Written::new(respond)),
@@ -178,7 +200,7 @@ impl Route {
             (several, None) => {
                 let mut weighted = Vec::new();
                 for upstream in several {
-                    let target = target(upstream, rule, folder, workers, targets)?;
+                    let target = target(upstream, rule, folder, kept)?;
                     weighted.push(Weighted { target, weight: upstream.weight });
                 }
                 Leads::Upstreams(weighted.into())
@@ -202,7 +224,17 @@ impl Route {
             health_check: rule.health_check.clone(),
             balance: rule.balance,
             turn: AtomicUsize::new(0),
+            tallies: kept.tallies(rule.name()),
         })
+    }
+
+    /// What a worker counts of it.
+    pub(super) fn tally(&self, worker: usize) -> &Arc<RouteTally> {
+        &self.tallies[worker]
+    }
+
+    pub(super) fn tallies(&self) -> impl Iterator<Item = &RouteTally> {
+        self.tallies.iter().map(|tally| &**tally)
     }
 
     fn weighted(&self) -> &[Weighted] {
@@ -298,8 +330,7 @@ fn target(
     upstream: &UpstreamRule,
     rule: &RouteRule,
     folder: &Path,
-    workers: usize,
-    targets: &mut Targets,
+    kept: &mut Kept,
 ) -> Result<Arc<Target>, SiteError> {
     let text = upstream.url.as_str();
     let bad = || SiteError::new(format!("upstream {text} is no URL; write one such as http://127.0.0.1:8081"));
@@ -317,11 +348,11 @@ fn target(
         ca: tls.and_then(|tls| tls.ca.clone()),
         server_name: tls.and_then(|tls| tls.server_name.clone()),
     };
-    if let Some(target) = targets.get(&address) {
+    if let Some(target) = kept.targets.get(&address) {
         return Ok(Arc::clone(target));
     }
     let tls = tls.map(|tls| UpstreamTls::new(tls, &address.host, folder)).transpose()?;
-    let target = Arc::new(Target::new(address.clone(), tls, workers).ok_or_else(bad)?);
-    targets.insert(address, Arc::clone(&target));
+    let target = Arc::new(Target::new(address.clone(), tls, kept.workers).ok_or_else(bad)?);
+    kept.targets.insert(address, Arc::clone(&target));
     Ok(target)
 }

@@ -1,27 +1,101 @@
 //! What a worker counts. Each has its own, so that no two processors fight for a counter.
+//!
+//! Deliberately not here: adding the workers together. That is done when somebody asks ([`metrics`](super::metrics)).
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+mod counter;
+mod limits;
+mod route;
 
+use std::sync::atomic::AtomicI64;
+
+use http::StatusCode;
+use tollgate::Ruling;
+
+pub(super) use self::counter::Counter;
+pub(super) use self::limits::{Limits, Outcome};
+pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
 use super::guard::Ambiguity;
 
 /// The counters of one worker.
-#[derive(Debug, Default)]
+#[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct Tally {
     pub(super) connections: AtomicI64,
-    pub(super) accepted: AtomicU64,
-    pub(super) turned_away: AtomicU64,
-    pub(super) ambiguous: AtomicU64,
-    /// Answers by the hundreds of their status, from 1xx on.
-    pub(super) answers: [AtomicU64; 5],
+    pub(super) accepted: Counter,
+    pub(super) turned_away: Counter,
+    /// By the reasons, in their order.
+    ambiguous: [Counter; AMBIGUITIES.len()],
+    /// Requests that no route serves.
+    unrouted: RouteTally,
+    limits: Limits,
+    clock: quanta::Clock,
 }
 
+/// Why requests are refused as ambiguous, and how that is called.
+pub(super) const AMBIGUITIES: [(Ambiguity, &str); 10] = [
+    (Ambiguity::BareLf, "bare_lf"),
+    (Ambiguity::Nul, "nul"),
+    (Ambiguity::SpaceBeforeColon, "space_before_colon"),
+    (Ambiguity::FoldedLine, "folded_line"),
+    (Ambiguity::BadLength, "bad_length"),
+    (Ambiguity::SeveralLengths, "several_lengths"),
+    (Ambiguity::BothLengths, "both_lengths"),
+    (Ambiguity::BadTransferCoding, "bad_transfer_coding"),
+    (Ambiguity::BadChunk, "bad_chunk"),
+    (Ambiguity::HeadTooLong, "head_too_long"),
+];
+
+/// A moment, as the processor counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment(u64);
+
 impl Tally {
-    pub(super) fn note_ambiguity(&self, _ambiguity: Ambiguity) {
-        self.ambiguous.fetch_add(1, Relaxed);
+    pub(super) fn new() -> Self {
+        Self {
+            connections: AtomicI64::new(0),
+            accepted: Counter::default(),
+            turned_away: Counter::default(),
+            ambiguous: Default::default(),
+            unrouted: RouteTally::new(""),
+            limits: Limits::default(),
+            clock: quanta::Clock::new(),
+        }
     }
 
-    pub(super) fn note_answer(&self, status: hyper::StatusCode) {
-        let class = usize::from(status.as_u16() / 100).clamp(1, 5);
-        self.answers[class - 1].fetch_add(1, Relaxed);
+    pub(super) fn now(&self) -> Moment {
+        Moment(self.clock.raw())
+    }
+
+    pub(super) fn nanos_since(&self, moment: Moment) -> u64 {
+        self.clock.delta_as_nanos(moment.0, self.clock.raw())
+    }
+
+    pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
+        if let Some(number) = AMBIGUITIES.iter().position(|(one, _)| *one == ambiguity) {
+            self.ambiguous[number].add(1);
+        }
+    }
+
+    pub(super) fn note_ruling(&self, ruling: &Ruling) {
+        self.limits.note(ruling);
+    }
+
+    /// A request that no route serves is over.
+    pub(super) fn note_unrouted(&self, status: Option<StatusCode>, nanos: u64) {
+        self.unrouted.note_began();
+        self.unrouted.note_ended(status, nanos);
+    }
+
+    pub(super) fn unrouted(&self) -> &RouteTally {
+        &self.unrouted
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// How many requests were ambiguous, by the reason's number.
+    pub(super) fn ambiguous(&self, number: usize) -> u64 {
+        self.ambiguous.get(number).map_or(0, Counter::value)
     }
 }

@@ -179,9 +179,9 @@ impl Accepting {
 
     fn take(&self, tcp: TcpStream, peer: SocketAddr) {
         let tally = Arc::clone(&self.worker.tally);
-        tally.accepted.fetch_add(1, Relaxed);
+        tally.accepted.add(1);
         if tally.connections.load(Relaxed) >= self.max_connections {
-            tally.turned_away.fetch_add(1, Relaxed);
+            tally.turned_away.add(1);
             tokio::spawn(turn_away(tcp));
             return;
         }

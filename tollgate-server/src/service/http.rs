@@ -25,7 +25,7 @@ use tollgate::{Asking, Gate};
 use self::answer::Answer;
 pub(crate) use self::answer::reason;
 use self::question::{Questions, Shape};
-use self::refusal::{Refusal, quoted};
+pub(crate) use self::refusal::{Refusal, quoted};
 use super::connections::{self, Options};
 
 /// A full batch of questions of about 1,000 bytes each.

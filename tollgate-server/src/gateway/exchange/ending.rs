@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use tollgate::Place;
+use http::StatusCode;
+use tollgate::{Place, Ruling};
 
 use super::super::body::Came;
 use super::super::client::Client;
+use super::super::tally::{Moment, RouteTally};
 use super::super::target::Target;
 use super::super::ticks::Wait;
 use super::super::wire::Wire;
@@ -17,6 +19,10 @@ pub(in super::super) struct Ending {
     /// Among the requests of its key that are under way.
     place: Option<Place>,
     sent_bytes: u64,
+    began: Moment,
+    route: Option<Arc<RouteTally>>,
+    /// `None` until the answer has a head.
+    status: Option<StatusCode>,
 }
 
 /// The upstream that a request is at.
@@ -30,12 +36,35 @@ pub(in super::super) struct Held {
 
 impl Ending {
     pub(in super::super) fn new(client: &Arc<Client>) -> Self {
-        Self { client: Arc::clone(client), upstream: None, place: None, sent_bytes: 0 }
+        let began = client.tally().now();
+        Self {
+            client: Arc::clone(client),
+            upstream: None,
+            place: None,
+            sent_bytes: 0,
+            began,
+            route: None,
+            status: None,
+        }
     }
 
     /// Gives the place back when the answer is over.
     pub(in super::super) fn keep_place(&mut self, place: Option<Place>) {
         self.place = place;
+    }
+
+    /// The request is on a route from here on.
+    pub(in super::super) fn enter(&mut self, route: &Arc<RouteTally>) {
+        route.note_began();
+        self.route = Some(Arc::clone(route));
+    }
+
+    pub(in super::super) fn note_ruling(&mut self, ruling: &Ruling) {
+        self.client.tally().note_ruling(ruling);
+    }
+
+    pub(in super::super) fn note_status(&mut self, status: StatusCode) {
+        self.status = Some(status);
     }
 
     pub(in super::super) fn hold(&mut self, held: Held) {
@@ -81,5 +110,10 @@ impl Drop for Held {
 impl Drop for Ending {
     fn drop(&mut self) {
         self.client.request_ended();
+        let nanos = self.client.tally().nanos_since(self.began);
+        match &self.route {
+            Some(route) => route.note_ended(self.status, nanos),
+            None => self.client.tally().note_unrouted(self.status, nanos),
+        }
     }
 }

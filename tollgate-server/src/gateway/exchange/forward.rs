@@ -111,9 +111,13 @@ impl Exchange {
         mut request: Forwarded,
         route: &Route,
     ) -> Result<(Response<Incoming>, Held), Failure> {
+        let tally = route.tally(self.worker.number);
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
         loop {
-            let (number, target) = route.choose(&tried, self.worker.ticks.now()).ok_or(Failure::NoUpstream)?;
+            let Some((number, target)) = route.choose(&tried, self.worker.ticks.now()) else {
+                tally.note_failure(Failure::NoUpstream);
+                return Err(Failure::NoUpstream);
+            };
             tried.push(number);
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
             match self.try_one(request, route, target).await {
@@ -127,12 +131,15 @@ impl Exchange {
                 }
                 Tried::Again(again, failure) => {
                     target.failed(&route.eject, self.worker.ticks.now());
+                    tally.note_failure(failure);
                     if left == 0 {
                         return Err(failure);
                     }
+                    tally.note_retry();
                     request = again;
                 }
                 Tried::Failed(failure) => {
+                    tally.note_failure(failure);
                     if failure.is_upstreams() {
                         target.failed(&route.eject, self.worker.ticks.now());
                     }

@@ -1,0 +1,114 @@
+//! What the gateway has counted, added up over its workers.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Gateway;
+use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, Outcome, Seen, Tally};
+use crate::metrics::Page;
+
+impl Gateway {
+    /// Writes it all down.
+    pub(crate) fn tell_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
+        self.tell_connections(page)?;
+        self.tell_routes(page)?;
+        self.tell_limits(page)?;
+        self.tell_upstreams(page)
+    }
+
+    fn sum(&self, count: impl Fn(&Tally) -> u64) -> u64 {
+        self.tallies.iter().map(|tally| count(tally)).sum()
+    }
+
+    fn tell_connections(&self, page: &mut Page<'_>) -> fmt::Result {
+        let open: i64 = self.tallies.iter().map(|tally| tally.connections.load(Relaxed)).sum();
+        page.gauge("tollgate_connections", "Connections of clients that are open", open)?;
+        let accepted = self.sum(|tally| tally.accepted.value());
+        page.counter("tollgate_connections_accepted", "Connections of clients that were accepted", accepted)?;
+        let turned_away = self.sum(|tally| tally.turned_away.value());
+        page.counter("tollgate_connections_turned_away", "Connections above max_connections", turned_away)?;
+        let reasons = AMBIGUITIES.iter().enumerate();
+        page.counters(
+            "tollgate_ambiguous_requests",
+            "Requests refused because two readers could understand them differently",
+            reasons.map(|(number, (_, reason))| ([("reason", *reason)], self.sum(|tally| tally.ambiguous(number)))),
+        )?;
+        let queued = i64::from(self.queued.load(Relaxed));
+        page.gauge("tollgate_queued_requests", "Requests that wait for their turn in the queue of a limit", queued)
+    }
+
+    fn tell_routes(&self, page: &mut Page<'_>) -> fmt::Result {
+        let routes = self.routes();
+        let each = || routes.iter().map(|seen| (seen, ("route", seen.name.as_str())));
+        page.counters(
+            "tollgate_requests",
+            "Requests that are over, by the class of their status; aborted ones had no answer when their client left",
+            each().flat_map(|(seen, route)| {
+                CLASSES.iter().zip(seen.ended).map(move |(class, count)| ([route, ("status", *class)], count))
+            }),
+        )?;
+        page.gauges(
+            "tollgate_requests_in_flight",
+            "Requests under way",
+            each().map(|(seen, route)| ([route], i64::try_from(seen.in_flight()).unwrap_or(i64::MAX))),
+        )?;
+        page.counters(
+            "tollgate_upstream_failures",
+            "What upstreams failed at, each try by itself",
+            each().flat_map(|(seen, route)| {
+                FAILURES.iter().zip(seen.failures).map(move |((_, kind), count)| ([route, ("kind", *kind)], count))
+            }),
+        )?;
+        let retries = each().map(|(seen, route)| ([route], seen.retries));
+        page.counters("tollgate_retries", "Tries at another upstream after one that failed", retries)?;
+        page.histograms(
+            "tollgate_request_duration_seconds",
+            "From the whole head of a request to the end of its answer",
+            each().map(|(seen, route)| ([route], seconds(seen.nanos), buckets(seen))),
+        )
+    }
+
+    /// Every route once, though several may have one name; first the requests that had none.
+    fn routes(&self) -> Vec<Seen> {
+        let site = self.site.load();
+        let mut names = HashSet::new();
+        let unrouted = Seen::of(self.tallies.iter().map(|tally| tally.unrouted()));
+        let routed = site.routes.iter().filter(|route| names.insert(&route.name));
+        std::iter::once(unrouted).chain(routed.map(|route| Seen::of(route.tallies()))).collect()
+    }
+
+    fn tell_limits(&self, page: &mut Page<'_>) -> fmt::Result {
+        let mut limits = BTreeMap::new();
+        for tally in &self.tallies {
+            tally.limits().add_to(&mut limits);
+        }
+        let rows = limits.iter().flat_map(|(name, outcomes)| {
+            let named = Outcome::ALL.iter().zip(outcomes);
+            named.map(move |(outcome, count)| ([("limit", &**name), ("outcome", outcome.as_str())], *count))
+        });
+        page.counters("tollgate_decisions", "Requests by the limit that decided and what it decided", rows)
+    }
+
+    fn tell_upstreams(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (site, now) = (self.site.load(), self.ticks.now());
+        let mut upstreams = BTreeMap::new();
+        for target in site.routes.iter().flat_map(|route| route.targets()) {
+            let name = format!("{}:{}", target.address.host, target.address.port);
+            // The same place with another certificate is another upstream, and both have to be well.
+            *upstreams.entry(name).or_insert(true) &= target.is_well(now);
+        }
+        let rows = upstreams.iter().map(|(name, well)| ([("upstream", name.as_str())], i64::from(*well)));
+        page.gauges("tollgate_upstream_up", "Whether an upstream is well: neither ejected nor failing its checks", rows)
+    }
+}
+
+fn buckets(seen: &Seen) -> Vec<(f64, u64)> {
+    let bounds = BOUNDS_NANOS.iter().map(|nanos| seconds(*nanos)).chain([f64::INFINITY]);
+    bounds.zip(seen.durations).collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "of a sum of durations, the first 15 digits tell enough")]
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}

@@ -1,0 +1,133 @@
+//! What a worker counts of one route.
+
+use http::StatusCode;
+
+use super::super::answer::Failure;
+use super::Counter;
+
+/// Where one bucket of durations ends and the next begins.
+pub(in super::super) const BOUNDS_NANOS: [u64; 16] = [
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    10_000_000_000,
+];
+
+/// The counters of one route at one worker.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(in super::super) struct RouteTally {
+    pub(in super::super) name: Box<str>,
+    began: Counter,
+    /// Answers by the hundreds of their status, from 1xx on; the last are requests that got none.
+    ended: [Counter; CLASSES.len()],
+    /// By how long they took; the last took longer than the last bound.
+    durations: [Counter; BOUNDS_NANOS.len() + 1],
+    nanos: Counter,
+    /// By what the upstream failed at.
+    failures: [Counter; FAILURES.len()],
+    retries: Counter,
+}
+
+/// How statuses are called together.
+pub(in super::super) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "aborted"];
+
+/// What upstreams fail at, and how that is called.
+pub(in super::super) const FAILURES: [(Failure, &str); 6] = [
+    (Failure::CannotConnect, "cannot_connect"),
+    (Failure::ConnectTimeout, "connect_timeout"),
+    (Failure::Disconnected, "disconnected"),
+    (Failure::BadAnswer, "bad_answer"),
+    (Failure::UpstreamTimeout, "timeout"),
+    (Failure::NoUpstream, "no_upstream"),
+];
+
+impl RouteTally {
+    pub(in super::super) fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            began: Counter::default(),
+            ended: Default::default(),
+            durations: Default::default(),
+            nanos: Counter::default(),
+            failures: Default::default(),
+            retries: Counter::default(),
+        }
+    }
+
+    pub(in super::super) fn note_began(&self) {
+        self.began.add(1);
+    }
+
+    /// A request is over: with that status, or without an answer if its client had gone.
+    pub(in super::super) fn note_ended(&self, status: Option<StatusCode>, nanos: u64) {
+        let class = status.map_or(CLASSES.len() - 1, |status| usize::from(status.as_u16() / 100).clamp(1, 5) - 1);
+        self.ended[class].add(1);
+        let bucket = BOUNDS_NANOS.iter().position(|bound| nanos <= *bound).unwrap_or(BOUNDS_NANOS.len());
+        self.durations[bucket].add(1);
+        self.nanos.add(nanos);
+    }
+
+    pub(in super::super) fn note_failure(&self, failure: Failure) {
+        if let Some(number) = FAILURES.iter().position(|(one, _)| *one == failure) {
+            self.failures[number].add(1);
+        }
+    }
+
+    pub(in super::super) fn note_retry(&self) {
+        self.retries.add(1);
+    }
+}
+
+/// What has been counted of a route, by all workers.
+#[derive(Debug, Default)]
+pub(in super::super) struct Seen {
+    pub(in super::super) name: String,
+    began: u64,
+    pub(in super::super) ended: [u64; CLASSES.len()],
+    pub(in super::super) durations: [u64; BOUNDS_NANOS.len() + 1],
+    pub(in super::super) nanos: u64,
+    pub(in super::super) failures: [u64; FAILURES.len()],
+    pub(in super::super) retries: u64,
+}
+
+impl Seen {
+    pub(in super::super) fn of<'a>(tallies: impl IntoIterator<Item = &'a RouteTally>) -> Self {
+        let mut seen = Self::default();
+        for tally in tallies {
+            if seen.name.is_empty() {
+                seen.name = tally.name.to_string();
+            }
+            add(&mut seen.ended, &tally.ended);
+            add(&mut seen.durations, &tally.durations);
+            add(&mut seen.failures, &tally.failures);
+            seen.nanos += tally.nanos.value();
+            seen.retries += tally.retries.value();
+            seen.began += tally.began.value();
+        }
+        seen
+    }
+
+    pub(in super::super) fn in_flight(&self) -> u64 {
+        // The two were not read at one moment.
+        self.began.saturating_sub(self.ended.iter().sum())
+    }
+}
+
+fn add<const N: usize>(sums: &mut [u64; N], counters: &[Counter; N]) {
+    for (sum, counter) in sums.iter_mut().zip(counters) {
+        *sum += counter.value();
+    }
+}

@@ -1,0 +1,88 @@
+//! What the server tells Prometheus, in the text format of OpenMetrics.
+//!
+//! Nothing is counted here: everything is read from where it is counted when somebody asks. Labels are names from the
+//! rule file and words of ours, never a key of a user: their number is bounded.
+
+mod page;
+mod process;
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, text};
+use prometheus_client::registry::Registry;
+use tollgate::Gate;
+
+pub(crate) use self::page::Page;
+use crate::reload::Reloads;
+use crate::standing::Standing;
+
+/// What the format is called.
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Everything that is told of.
+pub(crate) struct Metrics {
+    pub(crate) gate: Gate,
+    pub(crate) standing: Arc<Standing>,
+    pub(crate) reloads: Arc<Reloads>,
+}
+
+impl Metrics {
+    /// Ready to be read.
+    pub(crate) fn registry(self) -> Registry {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self));
+        registry
+    }
+
+    fn tell(&self, page: &mut Page<'_>) -> fmt::Result {
+        if let Some(gateway) = self.standing.gateway() {
+            gateway.tell_metrics(page)?;
+        }
+        self.reloads.tell_metrics(page)?;
+        self.tell_store(page)?;
+        process::tell(page)
+    }
+
+    /// What there is to know of a store that is elsewhere.
+    fn tell_store(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Some(store) = self.gate.redis() else { return Ok(()) };
+        let (available, stats) = (i64::from(store.is_store_available()), store.stats());
+        page.gauge("tollgate_store_available", "Whether the store is asked; 0 while it fails", available)?;
+        for (name, help, count) in [
+            ("tollgate_store_trips", "Script calls sent to the store", stats.trips),
+            ("tollgate_store_questions", "Questions that travelled with them", stats.questions),
+            ("tollgate_store_cached_denials", "Certain denials, answered without asking", stats.cached_denials),
+            ("tollgate_store_leased", "Requests allowed out of a slice taken in advance", stats.leased),
+            ("tollgate_store_failure_decisions", "Decisions made by on_store_failure", stats.by_policy),
+            (
+                "tollgate_store_failures",
+                "How often the store was given up until it would be back",
+                stats.breaker_opened,
+            ),
+        ] {
+            page.counter(name, help, count)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.tell(&mut Page::new(encoder))
+    }
+}
+
+/// All of it as text. There is nothing that a string could refuse.
+pub(crate) fn text(registry: &Registry) -> String {
+    let mut text = String::new();
+    _ = text::encode(&mut text, registry);
+    text
+}

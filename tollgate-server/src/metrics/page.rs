@@ -1,0 +1,70 @@
+//! Families of metrics, written one after the other.
+
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+/// What is being written. Counters get their `_total` by themselves.
+pub(crate) struct Page<'a>(DescriptorEncoder<'a>);
+
+impl<'a> Page<'a> {
+    pub(super) fn new(encoder: DescriptorEncoder<'a>) -> Self {
+        Self(encoder)
+    }
+
+    pub(crate) fn counter(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        family.encode_counter::<NoLabelSet, _, u64>(&count, None)
+    }
+
+    pub(crate) fn seconds_counter(&mut self, name: &str, help: &str, seconds: f64) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        family.encode_counter::<NoLabelSet, _, u64>(&seconds, None)
+    }
+
+    pub(crate) fn counters<Labels: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl Iterator<Item = (Labels, u64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, count) in rows {
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: i64) -> fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
+    }
+
+    pub(crate) fn gauges<Labels: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl Iterator<Item = (Labels, i64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in rows {
+            family.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    /// Each row is its labels, the sum, and how many are in which bucket.
+    pub(crate) fn histograms<Labels: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl Iterator<Item = (Labels, f64, Vec<(f64, u64)>)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (labels, sum, buckets) in rows {
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
+    }
+}

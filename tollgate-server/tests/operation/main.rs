@@ -1,0 +1,6 @@
+//! The gateway as operators meet it: its metrics, its access log, its health, and the files that deploy it.
+
+mod process;
+
+mod admin;
+mod metrics;

@@ -1,0 +1,121 @@
+//! What Prometheus is told.
+
+use std::io::Write;
+use std::time::Duration;
+
+use crate::process::{Gateway, HELLO, connect, slow_upstream, upstream};
+
+fn rules(routes: &str, limits: &str) -> String {
+    format!("gateway:\n  workers: 2\n  routes:\n{routes}limits:\n{limits}")
+}
+
+fn shop(address: impl std::fmt::Display) -> String {
+    format!("    - {{ name: shop, path: /shop/**, upstream: 'http://{address}' }}\n")
+}
+
+const PER_CLIENT: &str = "    - { name: per-client, key: ip, limit: 2, window: 1h, match: { path: /shop/** } }\n";
+
+#[test]
+fn requests_and_decisions_are_counted_by_route_and_limit() {
+    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), PER_CLIENT));
+    let statuses = [(); 3].map(|()| gateway.get("/shop/1").status);
+    assert_eq!(statuses, [200, 200, 429]);
+    assert_eq!(gateway.get("/nowhere").status, 404);
+
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="2xx"}"#, 2.0);
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="4xx"}"#, 1.0);
+    gateway.await_metric(r#"tollgate_requests_total{route="",status="4xx"}"#, 1.0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2.0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="denied"}"#, 1.0);
+    gateway.await_metric(r#"tollgate_request_duration_seconds_count{route="shop"}"#, 3.0);
+    gateway.await_metric(r#"tollgate_request_duration_seconds_bucket{le="+Inf",route="shop"}"#, 3.0);
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 0.0);
+    gateway.await_metric("tollgate_connections_accepted_total", 4.0);
+    gateway.await_metric("tollgate_connections", 0.0);
+    assert!(gateway.metric(r#"tollgate_request_duration_seconds_sum{route="shop"}"#).unwrap() > 0.0);
+    assert!(gateway.metric("process_resident_memory_bytes").unwrap() > 1e6);
+    assert!(gateway.metric("process_open_fds").unwrap() > 3.0);
+}
+
+#[test]
+fn limits_that_only_watch_are_counted_apart() {
+    let limits = "    - { name: tried, key: ip, limit: 1, window: 1h, shadow: true }\n";
+    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), limits));
+    assert_eq!([(); 3].map(|()| gateway.get("/shop/1").status), [200; 3]);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_allowed"}"#, 1.0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_denied"}"#, 2.0);
+}
+
+#[test]
+fn requests_under_way_and_those_whose_client_left_are_told() {
+    let slow = slow_upstream(HELLO, Duration::from_secs(60));
+    let gateway = Gateway::start(&rules(&shop(slow), PER_CLIENT));
+    let mut client = connect(gateway.address);
+    client.write_all(b"GET /shop/1 HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 1.0);
+    gateway.await_metric("tollgate_connections", 1.0);
+    drop(client);
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 0.0);
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="aborted"}"#, 1.0);
+}
+
+#[test]
+fn failures_of_upstreams_are_told_by_their_kind() {
+    // Nobody listens where somebody did.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gateway = Gateway::start(&rules(&shop(gone), "    []\n"));
+    assert_eq!(gateway.get("/shop/1").status, 502);
+    let failures = r#"tollgate_upstream_failures_total{route="shop",kind="cannot_connect"}"#;
+    assert!(gateway.metric(failures).unwrap() >= 1.0);
+    assert!(gateway.metric(&format!(r#"tollgate_upstream_up{{upstream="{gone}"}}"#)).is_some());
+}
+
+#[test]
+fn ambiguous_requests_are_told_by_their_reason() {
+    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), "    []\n"));
+    let smuggled = "POST /shop/1 HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n";
+    assert_eq!(gateway.send(smuggled).status, 400);
+    gateway.await_metric(r#"tollgate_ambiguous_requests_total{reason="both_lengths"}"#, 1.0);
+    gateway.await_metric(r#"tollgate_ambiguous_requests_total{reason="nul"}"#, 0.0);
+}
+
+#[test]
+fn counts_of_a_route_and_a_limit_that_stay_survive_a_reload() {
+    let shop = shop(upstream(HELLO));
+    let gateway = Gateway::start(&rules(&shop, PER_CLIENT));
+    gateway.get("/shop/1");
+    let more = "    - { name: other, path: /other, respond: { status: 204 } }\n";
+    gateway.save_rules(&rules(&format!("{more}{shop}"), &PER_CLIENT.replace("limit: 2", "limit: 9")));
+    gateway.await_said("is in force", 1);
+    gateway.get("/shop/1");
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="2xx"}"#, 2.0);
+    gateway.await_metric(r#"tollgate_requests_total{route="other",status="2xx"}"#, 0.0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2.0);
+    gateway.await_metric(r#"tollgate_reloads_total{result="applied"}"#, 1.0);
+}
+
+#[test]
+fn a_refused_file_is_seen_until_it_is_corrected() {
+    let good = rules(&shop(upstream(HELLO)), PER_CLIENT);
+    let gateway = Gateway::start(&good);
+    gateway.await_metric("tollgate_last_reload_successful", 1.0);
+    gateway.save_rules("limits: [{ nonsense: 1 }]");
+    gateway.await_metric(r#"tollgate_reloads_total{result="refused"}"#, 1.0);
+    gateway.await_metric("tollgate_last_reload_successful", 0.0);
+    gateway.save_rules(&good);
+    gateway.await_metric("tollgate_last_reload_successful", 1.0);
+}
+
+#[test]
+fn what_is_told_ends_as_openmetrics_has_it() {
+    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), PER_CLIENT));
+    gateway.get("/shop/1");
+    let answer = gateway.ask_admin("/metrics");
+    assert!(answer.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"));
+    assert!(answer.text.ends_with("# EOF\n"));
+    let mut series: Vec<&str> = answer.text.lines().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
+    let all = series.len();
+    series.sort_unstable();
+    series.dedup();
+    assert_eq!(series.len(), all, "a series is told twice");
+}

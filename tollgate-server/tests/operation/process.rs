@@ -1,0 +1,216 @@
+//! The built binary with a gateway, an upstream behind it, and plain HTTP to both of its listeners.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+/// Longer than any of this takes on a busy machine: a test fails rather than hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const RULES: &str = "tollgate.yaml";
+const STDOUT: &str = "stdout.txt";
+const STDERR: &str = "stderr.txt";
+
+/// A gateway that runs. It is killed when the test ends.
+pub(crate) struct Gateway {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    folder: TempDir,
+}
+
+impl Gateway {
+    /// With these rules, on free ports.
+    pub(crate) fn start(rules: &str) -> Self {
+        let folder = folder_with(rules);
+        let file = |name| File::create(folder.path().join(name)).expect("the folder is writable");
+        let child = command(folder.path(), &["serve", "--config", RULES, "--listen", "127.0.0.1:0"])
+            .args(["--admin", "127.0.0.1:0"])
+            .stdout(file(STDOUT))
+            .stderr(file(STDERR))
+            .spawn()
+            .expect("the built binary starts");
+        let first_line = wait_until(|| {
+            let text = std::fs::read_to_string(folder.path().join(STDOUT)).expect("stdout is a file");
+            text.split_inclusive('\n').next().filter(|line| line.ends_with('\n')).map(str::to_owned)
+        });
+        let said = std::fs::read_to_string(folder.path().join(STDERR)).unwrap_or_default();
+        let first_line = first_line.unwrap_or_else(|| panic!("it did not start; it said: {said}"));
+        let after = |word: &str| {
+            let rest = first_line.split_once(word).expect("it says where it listens").1;
+            let end = rest.find(|char: char| !char.is_ascii_digit() && !".:".contains(char)).unwrap_or(rest.len());
+            rest[..end].parse().expect("an address")
+        };
+        let (address, admin) = (after("gateway http://"), after("admin http://"));
+        Self { child, address, admin, folder }
+    }
+
+    pub(crate) fn get(&self, target: &str) -> Answer {
+        ask(self.address, &format!("GET {target} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n\r\n"))
+    }
+
+    pub(crate) fn send(&self, request: impl AsRef<[u8]>) -> Answer {
+        ask(self.address, request)
+    }
+
+    pub(crate) fn ask_admin(&self, path: &str) -> Answer {
+        ask(self.admin, format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n"))
+    }
+
+    /// One line of the metrics, as a number.
+    pub(crate) fn metric(&self, series: &str) -> Option<f64> {
+        let text = self.ask_admin("/metrics").text;
+        let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.map(|value| value.parse().expect("a number"))
+    }
+
+    /// Waits until a metric has that value: what is counted when an answer is over may be counted after it was read.
+    #[track_caller]
+    pub(crate) fn await_metric(&self, series: &str, wanted: f64) {
+        let found = wait_until(|| self.metric(series).filter(|value| (value - wanted).abs() < 1e-9));
+        assert!(found.is_some(), "{series} is {:?} and not {wanted}", self.metric(series));
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn stdout(&self) -> PathBuf {
+        self.path(STDOUT)
+    }
+
+    pub(crate) fn save_rules(&self, rules: &str) {
+        std::fs::write(self.path(RULES), rules).expect("the folder is writable");
+    }
+
+    #[track_caller]
+    pub(crate) fn await_said(&self, text: &str, times: usize) {
+        let said = || std::fs::read_to_string(self.path(STDERR)).expect("stderr is a file");
+        let found = wait_until(|| (said().matches(text).count() >= times).then_some(()));
+        assert!(found.is_some(), "it did not say {text:?} {times} times, but: {}", said());
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.child.id())]).status();
+        assert!(sent.expect("sh runs").success());
+    }
+
+    /// Waits for its end; its folder stays.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.child.wait().expect("the gateway can be waited for")
+    }
+
+    /// The lines of a log, once there are so many.
+    #[track_caller]
+    pub(crate) fn await_lines(&self, path: &Path, count: usize) -> Vec<String> {
+        let lines = || -> Vec<String> {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            whole.map(|line| line.trim_end().to_owned()).filter(|line| !line.starts_with("tollgate ")).collect()
+        };
+        wait_until(|| Some(lines()).filter(|lines| lines.len() >= count))
+            .unwrap_or_else(|| panic!("there are not {count} lines, but: {:?}", lines()))
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        // Both fail when it has ended already, which is as good.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// An answer, read to the end of its connection.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) text: String,
+}
+
+fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> Answer {
+    let mut stream = connect(address);
+    stream.write_all(request.as_ref()).expect("it reads");
+    read_answer(stream)
+}
+
+pub(crate) fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("it accepts");
+    stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
+    stream
+}
+
+pub(crate) fn read_answer(mut stream: TcpStream) -> Answer {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("it answers and closes");
+    let text = String::from_utf8_lossy(&bytes);
+    let (head, text) = text.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
+    Answer { status, head: head.to_owned(), text: text.to_owned() }
+}
+
+/// An upstream that answers every request with these bytes, on connections of their own. It lives as long as the test.
+pub(crate) fn upstream(answer: &'static [u8]) -> SocketAddr {
+    slow_upstream(answer, Duration::ZERO)
+}
+
+/// The same, after a while.
+#[expect(clippy::disallowed_methods, reason = "an upstream that takes its time has a thread to wait on")]
+pub(crate) fn slow_upstream(answer: &'static [u8], after: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("it is bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || {
+                let mut reader = BufReader::new(&stream);
+                let mut line = String::new();
+                while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+                    line.clear();
+                }
+                std::thread::sleep(after);
+                // Whoever asked may have gone.
+                _ = (&stream).write_all(answer);
+            });
+        }
+    });
+    address
+}
+
+/// What an upstream answers that is well.
+pub(crate) const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello";
+
+pub(crate) fn folder_with(rules: &str) -> TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    std::fs::write(folder.path().join(RULES), rules).expect("the folder is writable");
+    folder
+}
+
+/// Runs the command to its end in a folder.
+pub(crate) fn run_in(folder: &Path, arguments: &[&str]) -> Output {
+    command(folder, arguments).output().expect("the built binary starts")
+}
+
+fn command(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(arguments).current_dir(folder);
+    command
+}
+
+/// What comes of it within the patience of a test.
+#[expect(clippy::disallowed_methods, reason = "another process is waited for, which nothing here can wake up for")]
+pub(crate) fn wait_until<T>(mut found: impl FnMut() -> Option<T>) -> Option<T> {
+    const STEP: Duration = Duration::from_millis(10);
+    (0..PATIENCE.as_millis() / STEP.as_millis()).find_map(|_| {
+        let found = found();
+        if found.is_none() {
+            std::thread::sleep(STEP);
+        }
+        found
+    })
+}
