@@ -18,6 +18,7 @@ mod guard;
 mod headers;
 mod health;
 mod io;
+mod log;
 mod metrics;
 mod ports;
 mod request_id;
@@ -34,7 +35,7 @@ mod workers;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -60,6 +61,8 @@ pub(crate) struct Gateway {
     listen: Option<SocketAddr>,
     ticks: Arc<Ticks>,
     queued: Arc<AtomicU32>,
+    /// Lines of the access log that were lost.
+    lost: Arc<AtomicU64>,
     /// What ends it, while it runs.
     ends: Mutex<Option<Endings>>,
     closing: Arc<AtomicBool>,
@@ -102,7 +105,8 @@ impl Gateway {
         let rule = file.gateway.clone().unwrap_or_default();
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let workers = rule.workers.map_or(processors, usize::from);
-        let site = Site::new(file, None, workers).map_err(StartError::Site)?;
+        let lost = Arc::new(AtomicU64::new(0));
+        let site = Site::new(file, None, workers, &lost).map_err(StartError::Site)?;
         let site = Arc::new(ArcSwap::from_pointee(site));
         let ports = ports::prepare(file, listen, &[], workers).await?;
         let (serving, stop) = signal::channel(());
@@ -132,7 +136,7 @@ impl Gateway {
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
         let ends = Mutex::new(Some(Endings { ports, serving, workers: running }));
-        Ok(Self { site, workers, tallies, listen, ticks, queued, ends, closing })
+        Ok(Self { site, workers, tallies, listen, ticks, queued, lost, ends, closing })
     }
 
     /// Where it listens, and what is spoken there.
@@ -144,7 +148,7 @@ impl Gateway {
     /// What another file says, ready to be served. New listeners are bound already.
     pub(crate) async fn prepare(&self, file: &Parsed) -> Result<Next, StartError> {
         let before = self.site.load_full();
-        let site = Site::new(file, Some(&before), self.workers).map_err(StartError::Site)?;
+        let site = Site::new(file, Some(&before), self.workers, &self.lost).map_err(StartError::Site)?;
         let there: Vec<String> = {
             let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
             ends.iter().flat_map(|ends| &ends.ports).map(|port| port.written.clone()).collect()
@@ -170,6 +174,13 @@ impl Gateway {
         self.closing.store(true, Relaxed);
         drop(ports);
         drop(serving);
-        _ = tokio::task::spawn_blocking(move || workers.into_iter().for_each(Running::join)).await;
+        let site = self.site.load_full();
+        let ended = tokio::task::spawn_blocking(move || {
+            workers.into_iter().for_each(Running::join);
+            if let Some(log) = &site.log {
+                log.finish();
+            }
+        });
+        _ = ended.await;
     }
 }

@@ -22,6 +22,7 @@ pub(super) use self::ending::{Ending, Held};
 use super::answer::Failure;
 use super::body::{ToClient, ToUpstream};
 use super::client::Client;
+use super::log::Record;
 use super::request_id::RequestIds;
 use super::site::{Leads, Route, Site};
 use super::tally::Tally;
@@ -66,6 +67,9 @@ impl Exchange {
 
     async fn answer(&self, request: Request<Incoming>, mut ending: Ending) -> Response<ToClient> {
         let site = self.worker.site.load_full();
+        if let Some(log) = &site.log {
+            ending.keep_record(Record::new(&request, &self.client, &site.proxies, (log, self.worker.number)));
+        }
         if let Err(failure) = legible(&request, &site) {
             return self.fail(request.into_body(), failure, ending);
         }

@@ -34,6 +34,8 @@ impl Gateway {
             "Requests refused because two readers could understand them differently",
             reasons.map(|(number, (_, reason))| ([("reason", *reason)], self.sum(|tally| tally.ambiguous(number)))),
         )?;
+        let help = "Lines of the access log that were lost because they could not be written fast enough or at all";
+        page.counter("tollgate_access_log_lost", help, self.lost.load(Relaxed))?;
         let queued = i64::from(self.queued.load(Relaxed));
         page.gauge("tollgate_queued_requests", "Requests that wait for their turn in the queue of a limit", queued)
     }

@@ -6,19 +6,20 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::rules::file::{
-    Balance, EjectRule, GatewayRule, HealthCheckRule, HostHeader, Parsed, RespondRule, RewriteRule, RouteRule, Told,
-    UpstreamRule,
+    AccessLogRule, Balance, EjectRule, GatewayRule, HealthCheckRule, HostHeader, Parsed, RespondRule, RewriteRule,
+    RouteRule, Told, UpstreamRule,
 };
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
 use self::edits::Edits;
+use super::log::AccessLog;
 use super::tally::RouteTally;
 use super::target::{Address, Speaks, Target};
 use super::ticks::{Tick, Wait};
@@ -35,6 +36,8 @@ pub(super) struct Site {
     pub(super) max_head: usize,
     pub(super) max_queued: u32,
     pub(super) waits: Waits,
+    /// Where requests are written down, if that is wanted.
+    pub(super) log: Option<Arc<AccessLog>>,
 }
 
 /// A route.
@@ -140,7 +143,13 @@ impl Kept {
 
 impl Site {
     /// What a rule file says of the gateway. Upstreams that the site before it has too are taken over.
-    pub(super) fn new(file: &Parsed, before: Option<&Self>, workers: usize) -> Result<Self, SiteError> {
+    /// Lines of its log that get lost are counted in `lost`.
+    pub(super) fn new(
+        file: &Parsed,
+        before: Option<&Self>,
+        workers: usize,
+        lost: &Arc<AtomicU64>,
+    ) -> Result<Self, SiteError> {
         let gateway = file.gateway.clone().unwrap_or_default();
         let found = file.routes().map_err(|problems| SiteError::new(problems.to_string()))?;
         let mut kept = Kept::of(before, workers);
@@ -157,6 +166,10 @@ impl Site {
             max_head: usize::try_from(gateway.max_head.bytes()).unwrap_or(usize::MAX),
             max_queued: gateway.max_queued,
             waits: Waits::of(&gateway.timeouts),
+            log: match &gateway.access_log {
+                Some(rule) => Some(log(rule, before, || AccessLog::open(rule, file.folder(), workers, lost))?),
+                None => None,
+            },
         })
     }
 
@@ -182,6 +195,22 @@ impl Site {
 
     pub(super) fn tells(&self, told: Told) -> bool {
         self.told.contains(&told)
+    }
+}
+
+/// The log of the site before if it is as the rule says, or else another.
+fn log(
+    rule: &AccessLogRule,
+    before: Option<&Site>,
+    open: impl FnOnce() -> Result<AccessLog, SiteError>,
+) -> Result<Arc<AccessLog>, SiteError> {
+    match before.and_then(|before| before.log.as_ref()).filter(|log| log.is_as(rule)) {
+        Some(log) => {
+            // Whoever asks for a reload may have renamed it away.
+            log.look_again();
+            Ok(Arc::clone(log))
+        }
+        None => open().map(Arc::new),
     }
 }
 

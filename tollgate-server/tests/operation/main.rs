@@ -2,5 +2,6 @@
 
 mod process;
 
+mod access_log;
 mod admin;
 mod metrics;

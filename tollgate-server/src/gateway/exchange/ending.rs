@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use http::StatusCode;
+use http::{HeaderValue, StatusCode};
 use tollgate::{Place, Ruling};
 
 use super::super::body::Came;
 use super::super::client::Client;
+use super::super::log::{Over, Record};
 use super::super::tally::{Moment, RouteTally};
 use super::super::target::Target;
 use super::super::ticks::Wait;
@@ -23,6 +24,8 @@ pub(in super::super) struct Ending {
     route: Option<Arc<RouteTally>>,
     /// `None` until the answer has a head.
     status: Option<StatusCode>,
+    /// What the access log is to tell, if there is one.
+    record: Option<Box<Record>>,
 }
 
 /// The upstream that a request is at.
@@ -45,6 +48,7 @@ impl Ending {
             began,
             route: None,
             status: None,
+            record: None,
         }
     }
 
@@ -59,8 +63,29 @@ impl Ending {
         self.route = Some(Arc::clone(route));
     }
 
+    /// The request is written down when it is over.
+    pub(in super::super) fn keep_record(&mut self, record: Record) {
+        self.record = Some(Box::new(record));
+    }
+
     pub(in super::super) fn note_ruling(&mut self, ruling: &Ruling) {
         self.client.tally().note_ruling(ruling);
+        if let Some(record) = &mut self.record {
+            record.note_ruling(ruling);
+        }
+    }
+
+    pub(in super::super) fn note_id(&mut self, id: Option<&HeaderValue>) {
+        if let (Some(record), Some(id)) = (&mut self.record, id) {
+            record.note_id(id);
+        }
+    }
+
+    /// The request is tried there.
+    pub(in super::super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
+        if let Some(record) = &mut self.record {
+            record.note_upstream(upstream);
+        }
     }
 
     pub(in super::super) fn note_status(&mut self, status: StatusCode) {
@@ -114,6 +139,10 @@ impl Drop for Ending {
         match &self.route {
             Some(route) => route.note_ended(self.status, nanos),
             None => self.client.tally().note_unrouted(self.status, nanos),
+        }
+        if let Some(record) = &self.record {
+            let route = self.route.as_ref().map(|route| &*route.name);
+            record.write(&Over { status: self.status, sent_bytes: self.sent_bytes, nanos, route });
         }
     }
 }

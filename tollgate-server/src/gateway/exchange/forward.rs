@@ -41,7 +41,8 @@ impl Exchange {
         let upgrading = headers::upgrade_wanted(&request).then(|| hyper::upgrade::on(&mut request));
         let id = self.prepare(&mut request, site, route, upgrading.is_some());
         let request = request.map(|body| ToUpstream::new(body, &self.client, site.max_body));
-        let answered = self.try_upstreams(request, route).await;
+        ending.note_id(id.as_ref());
+        let answered = self.try_upstreams(request, route, &mut ending).await;
         let (answered, held) = match answered {
             Ok(answered) => answered,
             Err(failure) => {
@@ -110,6 +111,7 @@ impl Exchange {
         &self,
         mut request: Forwarded,
         route: &Route,
+        ending: &mut Ending,
     ) -> Result<(Response<Incoming>, Held), Failure> {
         let tally = route.tally(self.worker.number);
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
@@ -119,6 +121,7 @@ impl Exchange {
                 return Err(Failure::NoUpstream);
             };
             tried.push(number);
+            ending.note_upstream(target);
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
             match self.try_one(request, route, target).await {
                 Tried::Answered(response, held) => {

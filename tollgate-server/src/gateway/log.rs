@@ -1,0 +1,129 @@
+//! The access log: a line for every request, when it is over.
+//!
+//! A worker writes its lines into a text of its own, which a thread takes away some times a second. So no request waits
+//! for a disk, and no two workers for each other. What does not fit is lost, and counted.
+//!
+//! Deliberately not here: keys of users. A line names the limit that decided, not by what it counted.
+
+mod combined;
+mod json;
+mod record;
+mod sink;
+mod stamp;
+mod writer;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tollgate::rules::file::{AccessLogRule, LogFormat};
+
+pub(super) use self::record::{Over, Record};
+use self::sink::Sink;
+use self::stamp::Stamp;
+use self::writer::Bell;
+use super::site::SiteError;
+
+/// Lines that a worker may have waiting. The thread comes so often that this is enough for millions of requests a
+/// second, unless it waits for a disk.
+const MAX_WAITING_BYTES: usize = 1 << 20;
+
+/// As much of a target is told. Longer ones are attacks, or mistakes.
+const MAX_TARGET_BYTES: usize = 8 << 10;
+
+/// As much of a header is told.
+const MAX_HEADER_BYTES: usize = 1 << 10;
+
+/// How long the end of the gateway waits for the last lines.
+const END_DEADLINE: Duration = Duration::from_secs(1);
+
+/// A log that is written.
+pub(super) struct AccessLog {
+    rule: AccessLogRule,
+    shared: Arc<Shared>,
+}
+
+/// What workers and the thread that writes have in common.
+struct Shared {
+    format: LogFormat,
+    /// For each worker its own.
+    waiting: Box<[Waiting]>,
+    bell: Bell,
+    lost: Arc<AtomicU64>,
+}
+
+/// The lines of one worker.
+#[derive(Default)]
+#[repr(align(128))]
+struct Waiting(Mutex<Lines>);
+
+#[derive(Default)]
+struct Lines {
+    text: Vec<u8>,
+    stamp: Stamp,
+}
+
+impl AccessLog {
+    /// Opens what the rule names. Lines that get lost are counted in `lost`.
+    pub(super) fn open(
+        rule: &AccessLogRule,
+        folder: &Path,
+        workers: usize,
+        lost: &Arc<AtomicU64>,
+    ) -> Result<Self, SiteError> {
+        let sink = Sink::open(rule.file.as_ref().map(|file| folder.join(file)))?;
+        let waiting = (0..workers).map(|_| Waiting::default()).collect();
+        let shared = Shared { format: rule.format, waiting, bell: Bell::default(), lost: Arc::clone(lost) };
+        let shared = Arc::new(shared);
+        writer::start(Arc::clone(&shared), sink)
+            .map_err(|error| SiteError::new(format!("gateway.access_log: {error}; give the process more threads")))?;
+        Ok(Self { rule: rule.clone(), shared })
+    }
+
+    /// Whether this is what the rule asks for.
+    pub(super) fn is_as(&self, rule: &AccessLogRule) -> bool {
+        self.rule == *rule
+    }
+
+    /// The file may have been renamed away; another of its name is wanted then.
+    pub(super) fn look_again(&self) {
+        self.shared.bell.look();
+    }
+
+    fn write(&self, worker: usize, record: &Record, over: &Over<'_>) {
+        let Some(waiting) = self.shared.waiting.get(worker) else { return };
+        let mut lines = waiting.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.text.len() >= MAX_WAITING_BYTES {
+            self.shared.lost.fetch_add(1, Relaxed);
+            return;
+        }
+        let Lines { text, stamp } = &mut *lines;
+        let was_empty = text.is_empty();
+        match self.shared.format {
+            LogFormat::Combined => combined::write(text, stamp, record, over),
+            _ => json::write(text, stamp, record, over),
+        }
+        drop(lines);
+        if was_empty {
+            self.shared.bell.ring();
+        }
+    }
+
+    /// Waits until all lines are written, or for as long as that is worth.
+    pub(super) fn finish(&self) {
+        self.shared.bell.end();
+        self.shared.bell.await_end(END_DEADLINE);
+    }
+}
+
+impl Drop for AccessLog {
+    fn drop(&mut self) {
+        self.shared.bell.end();
+    }
+}
+
+/// As much of a text as is told. The bytes of a character that is cut in two are told as what they are.
+fn cut(text: &[u8], most: usize) -> &[u8] {
+    &text[..text.len().min(most)]
+}

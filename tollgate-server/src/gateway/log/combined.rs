@@ -1,0 +1,68 @@
+//! A line in the combined format of Apache and nginx, with the limit, its decision and the duration at the end.
+
+use std::io::Write as _;
+
+use http::HeaderValue;
+
+use super::record::{Over, Record};
+use super::stamp::{self, Stamp};
+use super::{MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
+
+pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, over: &Over<'_>) {
+    let (time, _) = stamp.now(stamp::common);
+    // Writing to memory does not fail.
+    _ = write!(line, "{} - - [{time}] \"", record.client);
+    escape(line, record.method.as_str().as_bytes());
+    line.push(b' ');
+    escape(line, cut(record.target().as_bytes(), MAX_TARGET_BYTES));
+    _ = write!(line, " {}\" {} {} \"", record.protocol(), over.status(), over.sent_bytes);
+    escape(line, told(record.referer.as_ref()));
+    line.extend_from_slice(b"\" \"");
+    escape(line, told(record.user_agent.as_ref()));
+    line.extend_from_slice(b"\" ");
+    word(line, record.limit.as_deref().unwrap_or("-"));
+    let (seconds, micros) = (over.nanos / 1_000_000_000, over.nanos / 1_000 % 1_000_000);
+    _ = writeln!(line, " {} {seconds}.{micros:06}", record.decision());
+}
+
+fn told(header: Option<&HeaderValue>) -> &[u8] {
+    header.map_or(b"-", |header| cut(header.as_bytes(), MAX_HEADER_BYTES))
+}
+
+/// As nginx does it: whatever could end the quotes or the line, and whatever is not ASCII, as `\x` and two digits.
+fn escape(line: &mut Vec<u8>, value: &[u8]) {
+    for byte in value {
+        match byte {
+            b'"' | b'\\' | ..b' ' | 0x7f.. => _ = write!(line, "\\x{byte:02X}"),
+            _ => line.push(*byte),
+        }
+    }
+}
+
+/// The same, for what stands without quotes.
+fn word(line: &mut Vec<u8>, value: &str) {
+    for part in value.as_bytes().split_inclusive(|byte| *byte == b' ') {
+        match part.strip_suffix(b" ") {
+            Some(part) => {
+                escape(line, part);
+                line.extend_from_slice(b"\\x20");
+            }
+            None => escape(line, part),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_leaves_its_quotes_or_its_line() {
+        let mut line = Vec::new();
+        escape(&mut line, b"a\"b\\c\nd\x7f\xc3\xa9");
+        assert_eq!(line, br"a\x22b\x5Cc\x0Ad\x7F\xC3\xA9");
+        line.clear();
+        word(&mut line, "per user \"x\"");
+        assert_eq!(line, br"per\x20user\x20\x22x\x22");
+    }
+}

@@ -1,0 +1,86 @@
+//! A line as an object in JSON.
+
+use std::io::Write as _;
+
+use super::record::{Over, Record};
+use super::stamp::{self, Stamp};
+use super::{MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
+
+pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, over: &Over<'_>) {
+    let (time, millis) = stamp.now(stamp::rfc3339);
+    // Writing to memory does not fail.
+    _ = write!(line, r#"{{"time":"{time}.{millis:03}Z","client":"{}""#, record.client);
+    text(line, "method", record.method.as_str().as_bytes());
+    text(line, "target", cut(record.target().as_bytes(), MAX_TARGET_BYTES));
+    text(line, "protocol", record.protocol().as_bytes());
+    header(line, "host", record.host());
+    let (millis, micros) = (over.nanos / 1_000_000, over.nanos / 1_000 % 1_000);
+    let (status, sent) = (over.status(), over.sent_bytes);
+    _ = write!(line, r#","status":{status},"sent_bytes":{sent},"duration_ms":{millis}.{micros:03}"#);
+    header(line, "route", over.route.map(str::as_bytes));
+    if let Some(upstream) = &record.upstream {
+        text(line, "upstream", format!("{}:{}", upstream.address.host, upstream.address.port).as_bytes());
+    }
+    header(line, "limit", record.limit.as_deref().map(str::as_bytes));
+    text(line, "decision", record.decision().as_bytes());
+    if !record.delay.is_zero() {
+        let micros = record.delay.as_micros();
+        _ = write!(line, r#","delay_ms":{}.{:03}"#, micros / 1_000, micros % 1_000);
+    }
+    header(line, "request_id", record.id.as_ref().map(http::HeaderValue::as_bytes));
+    header(line, "user_agent", record.user_agent.as_ref().map(http::HeaderValue::as_bytes));
+    header(line, "referer", record.referer.as_ref().map(http::HeaderValue::as_bytes));
+    line.extend_from_slice(b"}\n");
+}
+
+/// A member that is left out where there is nothing to tell.
+fn header(line: &mut Vec<u8>, name: &str, value: Option<&[u8]>) {
+    if let Some(value) = value {
+        text(line, name, cut(value, MAX_HEADER_BYTES));
+    }
+}
+
+fn text(line: &mut Vec<u8>, name: &str, value: &[u8]) {
+    line.extend_from_slice(b",\"");
+    line.extend_from_slice(name.as_bytes());
+    line.extend_from_slice(b"\":\"");
+    escape(line, value);
+    line.push(b'"');
+}
+
+/// Whatever a client sends stays inside its quotes, on its line, and moves no terminal.
+fn escape(line: &mut Vec<u8>, value: &[u8]) {
+    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
+    if value.iter().all(is_plain) {
+        return line.extend_from_slice(value);
+    }
+    for char in String::from_utf8_lossy(value).chars() {
+        match char {
+            '"' | '\\' => line.extend_from_slice(&[b'\\', char as u8]),
+            // All of these have four digits.
+            _ if char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') => {
+                _ = write!(line, "\\u{:04x}", u32::from(char));
+            }
+            _ => line.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn whatever_is_told_is_json_on_one_line(value in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut line = b"{\"a\":1".to_vec();
+            text(&mut line, "told", &value);
+            line.push(b'}');
+            let object: serde_json::Value = serde_json::from_slice(&line).expect("valid JSON");
+            prop_assert_eq!(object["told"].as_str().expect("a text"), String::from_utf8_lossy(&value));
+            prop_assert_eq!(String::from_utf8(line).expect("UTF-8").chars().filter(|char| char.is_control()).count(), 0);
+        }
+    }
+}

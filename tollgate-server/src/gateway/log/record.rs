@@ -1,0 +1,121 @@
+//! What a line tells, gathered while the request is under way.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{HOST, REFERER, USER_AGENT};
+use http::{HeaderValue, Method, Request, StatusCode, Uri, Version};
+use tollgate::Ruling;
+use tollgate::rules::{Facts, TrustedProxies};
+
+use super::super::client::Client;
+use super::super::tally::Outcome;
+use super::super::target::Target;
+use super::AccessLog;
+
+/// The status of a request whose client left before it had an answer, as nginx has it.
+const CLIENT_LEFT: u16 = 499;
+
+/// A request, as the log tells it.
+pub(in super::super) struct Record {
+    log: Arc<AccessLog>,
+    worker: usize,
+    pub(super) client: IpAddr,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
+    pub(super) version: Version,
+    host: Option<HeaderValue>,
+    pub(super) user_agent: Option<HeaderValue>,
+    pub(super) referer: Option<HeaderValue>,
+    pub(super) limit: Option<Box<str>>,
+    outcome: Option<Outcome>,
+    pub(super) delay: Duration,
+    pub(super) id: Option<HeaderValue>,
+    pub(super) upstream: Option<Arc<Target>>,
+}
+
+/// How a request ended.
+pub(in super::super) struct Over<'a> {
+    pub(in super::super) status: Option<StatusCode>,
+    pub(in super::super) sent_bytes: u64,
+    pub(in super::super) nanos: u64,
+    pub(in super::super) route: Option<&'a str>,
+}
+
+impl Record {
+    pub(in super::super) fn new<Body>(
+        request: &Request<Body>,
+        client: &Client,
+        proxies: &TrustedProxies,
+        (log, worker): (&Arc<AccessLog>, usize),
+    ) -> Self {
+        let (peer, headers) = (client.address.ip(), request.headers());
+        let facts = Facts::new(request.method().as_str(), "/").headers(headers).peer(peer);
+        Self {
+            log: Arc::clone(log),
+            worker,
+            client: proxies.client(&facts).unwrap_or(peer),
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            version: request.version(),
+            host: headers.get(HOST).cloned(),
+            user_agent: headers.get(USER_AGENT).cloned(),
+            referer: headers.get(REFERER).cloned(),
+            limit: None,
+            outcome: None,
+            delay: Duration::ZERO,
+            id: None,
+            upstream: None,
+        }
+    }
+
+    pub(in super::super) fn note_ruling(&mut self, ruling: &Ruling) {
+        if let Some(limit) = ruling.limit() {
+            (self.limit, self.outcome) = (Some(limit.into()), Some(Outcome::of(ruling)));
+            self.delay = ruling.delay();
+        }
+    }
+
+    pub(in super::super) fn note_id(&mut self, id: &HeaderValue) {
+        self.id = Some(id.clone());
+    }
+
+    pub(in super::super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
+        self.upstream = Some(Arc::clone(upstream));
+    }
+
+    /// Hands it to the log.
+    pub(in super::super) fn write(&self, over: &Over<'_>) {
+        self.log.write(self.worker, self, over);
+    }
+
+    /// Path and query.
+    pub(super) fn target(&self) -> &str {
+        self.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str)
+    }
+
+    pub(super) fn host(&self) -> Option<&[u8]> {
+        let named = || self.uri.authority().map(|authority| authority.as_str().as_bytes());
+        self.host.as_ref().map(HeaderValue::as_bytes).or_else(named)
+    }
+
+    pub(super) fn protocol(&self) -> &'static str {
+        match self.version {
+            Version::HTTP_2 => "HTTP/2.0",
+            Version::HTTP_10 => "HTTP/1.0",
+            _ => "HTTP/1.1",
+        }
+    }
+
+    /// `none` if no limit was for the request.
+    pub(super) fn decision(&self) -> &'static str {
+        self.outcome.map_or("none", Outcome::as_str)
+    }
+}
+
+impl Over<'_> {
+    pub(super) fn status(&self) -> u16 {
+        self.status.map_or(CLIENT_LEFT, |status| status.as_u16())
+    }
+}

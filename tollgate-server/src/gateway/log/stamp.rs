@@ -1,0 +1,69 @@
+//! The time of a line. Its text is made once a second.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use time::OffsetDateTime;
+
+/// The text of the last second that was told.
+#[derive(Default)]
+pub(super) struct Stamp {
+    second: i64,
+    text: String,
+}
+
+/// How a time looks, given the date.
+pub(super) type Form = fn(&OffsetDateTime) -> String;
+
+impl Stamp {
+    /// The time now, to the second, in that form, and the milliseconds beyond. A stamp is for one form.
+    pub(super) fn now(&mut self, form: Form) -> (&str, u32) {
+        self.at(wall_clock(), form)
+    }
+
+    fn at(&mut self, now: SystemTime, form: Form) -> (&str, u32) {
+        let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let second = i64::try_from(since.as_secs()).unwrap_or_default();
+        if second != self.second || self.text.is_empty() {
+            let date = OffsetDateTime::from_unix_timestamp(second).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+            (self.second, self.text) = (second, form(&date));
+        }
+        (&self.text, since.subsec_millis())
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a line tells the time of day; nothing is decided by it")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+/// `2026-11-15T12:25:53`.
+pub(super) fn rfc3339(date: &OffsetDateTime) -> String {
+    let (hour, minute, second) = date.to_hms();
+    let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
+}
+
+/// `15/Nov/2026:12:25:53 +0000`.
+pub(super) fn common(date: &OffsetDateTime) -> String {
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let (hour, minute, second) = date.to_hms();
+    let month = MONTHS[usize::from(u8::from(date.month())) - 1];
+    format!("{:02}/{month}/{}:{hour:02}:{minute:02}:{second:02} +0000", date.day(), date.year())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_both_forms_and_change_with_the_second() {
+        let leap_day = UNIX_EPOCH + Duration::from_millis(1_709_210_096_789);
+        assert_eq!(Stamp::default().at(leap_day, rfc3339), ("2024-02-29T12:34:56", 789));
+        let mut stamp = Stamp::default();
+        assert_eq!(stamp.at(leap_day, common), ("29/Feb/2024:12:34:56 +0000", 789));
+        assert_eq!(stamp.at(leap_day + Duration::from_millis(300), common), ("29/Feb/2024:12:34:57 +0000", 89));
+        assert_eq!(Stamp::default().at(UNIX_EPOCH, rfc3339), ("1970-01-01T00:00:00", 0));
+    }
+}

@@ -1,0 +1,161 @@
+//! A line for every request.
+
+use std::io::Write;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::process::{Gateway, HELLO, connect, folder_with, run_in, slow_upstream, upstream};
+
+fn rules(log: &str, upstream: impl std::fmt::Display) -> String {
+    format!(
+        "gateway:
+  workers: 2
+  access_log: {log}
+  trusted_proxies: [127.0.0.0/8]
+  routes:
+    - {{ name: shop, path: /shop/**, upstream: 'http://{upstream}' }}
+    - {{ name: greeting, path: /hello, respond: {{ status: 200, body: hello }} }}
+limits:
+  - {{ name: per-client, key: ip, limit: 1, window: 1h, match: {{ path: /shop/** }} }}
+"
+    )
+}
+
+const FILE: &str = "{ format: json, file: access.log }";
+
+fn parsed(line: &str) -> Value {
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
+#[test]
+fn a_line_in_json_tells_what_became_of_a_request() {
+    let upstream = upstream(HELLO);
+    let gateway = Gateway::start(&rules("json", upstream));
+    let request = "GET /shop/1?color=red HTTP/1.1\r\nhost: shop.example\r\nuser-agent: curl/8.5\r\n\
+        referer: http://shop.example/\r\nx-request-id: abc-123\r\nx-forwarded-for: 192.0.2.7\r\nconnection: close\r\n\r\n";
+    assert_eq!((gateway.send(request).status, gateway.send(request).status), (200, 429));
+    let lines = gateway.await_lines(&gateway.stdout(), 2);
+    let mut lines: Vec<Value> = lines.iter().map(|line| parsed(line)).collect();
+    lines.sort_by_key(|line| line["status"].as_u64());
+    let [allowed, denied] = &lines[..] else { panic!("{lines:?}") };
+    for (field, value) in [
+        ("client", json!("192.0.2.7")),
+        ("method", json!("GET")),
+        ("target", json!("/shop/1?color=red")),
+        ("protocol", json!("HTTP/1.1")),
+        ("host", json!("shop.example")),
+        ("status", json!(200)),
+        ("sent_bytes", json!(5)),
+        ("route", json!("shop")),
+        ("upstream", json!(upstream.to_string())),
+        ("limit", json!("per-client")),
+        ("decision", json!("allowed")),
+        ("request_id", json!("abc-123")),
+        ("user_agent", json!("curl/8.5")),
+        ("referer", json!("http://shop.example/")),
+    ] {
+        assert_eq!(allowed[field], value, "{field}");
+    }
+    let time = allowed["time"].as_str().unwrap();
+    assert!(time.len() == 24 && time.ends_with('Z') && time.starts_with("20"), "{time}");
+    assert!(allowed["duration_ms"].as_f64().unwrap() > 0.0);
+    assert_eq!(allowed.get("delay_ms"), None);
+    assert_eq!((&denied["status"], &denied["decision"]), (&json!(429), &json!("denied")));
+    assert_eq!((denied.get("upstream"), &denied["limit"]), (None, &json!("per-client")));
+}
+
+#[test]
+fn a_line_in_the_combined_format_is_as_nginx_writes_it_with_the_decision_at_its_end() {
+    let gateway = Gateway::start(&rules("combined", upstream(HELLO)));
+    gateway.send("GET /shop/1 HTTP/1.1\r\nhost: a\r\nuser-agent: x\"y\r\nconnection: close\r\n\r\n");
+    gateway.get("/hello");
+    let lines = gateway.await_lines(&gateway.stdout(), 2);
+    let about = |part: &str| lines.iter().find(|line| line.contains(part)).expect("a line about it");
+    let shop = about("/shop/1");
+    assert!(shop.starts_with("127.0.0.1 - - ["), "{shop}");
+    assert!(shop.contains(r#" +0000] "GET /shop/1 HTTP/1.1" 200 5 "-" "x\x22y" per-client allowed 0."#), "{shop}");
+    assert!(about("/hello").contains(r#""GET /hello HTTP/1.1" 200 5 "-" "-" - none 0."#), "{lines:?}");
+}
+
+#[test]
+fn whatever_clients_send_a_line_is_one_line_of_json() {
+    let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
+    let mut hostile =
+        b"GET /hello/\"\\{} HTTP/1.1\r\nhost: a\r\nconnection: close\r\nuser-agent: \"},\\\t\x80\xff".to_vec();
+    // Both of these end a line for some readers.
+    hostile.extend_from_slice("\u{85}\u{2028}\r\nreferer: ".as_bytes());
+    hostile.extend_from_slice(&[b'"'; 5000]);
+    hostile.extend_from_slice(b"\r\n\r\n");
+    gateway.send(&hostile);
+    gateway.get("/hello");
+    let lines = gateway.await_lines(&gateway.path("access.log"), 2);
+    assert_eq!(lines.len(), 2);
+    let lines: Vec<Value> = lines.iter().map(|line| parsed(line)).collect();
+    let longest = lines.iter().filter_map(|line| line["referer"].as_str()).map(str::len).max();
+    assert!(longest.is_some_and(|longest| (100..5000).contains(&longest)), "{longest:?}");
+}
+
+#[test]
+fn a_client_that_leaves_is_told_with_499() {
+    let gateway = Gateway::start(&rules(FILE, slow_upstream(HELLO, Duration::from_secs(60))));
+    let mut client = connect(gateway.address);
+    client.write_all(b"GET /shop/1 HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 1.0);
+    drop(client);
+    let lines = gateway.await_lines(&gateway.path("access.log"), 1);
+    assert_eq!(parsed(&lines[0])["status"], 499);
+}
+
+#[test]
+fn a_log_that_was_renamed_away_is_opened_again() {
+    let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
+    let (log, rotated) = (gateway.path("access.log"), gateway.path("access.log.1"));
+    gateway.get("/hello");
+    gateway.await_lines(&log, 1);
+    std::fs::rename(&log, &rotated).unwrap();
+    crate::process::wait_until(|| log.exists().then_some(())).expect("another is opened");
+    gateway.get("/hello");
+    assert_eq!((gateway.await_lines(&log, 1).len(), gateway.await_lines(&rotated, 1).len()), (1, 1));
+    std::fs::rename(&log, &rotated).unwrap();
+    gateway.signal("HUP");
+    crate::process::wait_until(|| log.exists().then_some(())).expect("another is opened");
+    assert_eq!(gateway.metric("tollgate_access_log_lost_total"), Some(0.0));
+}
+
+#[test]
+fn another_log_is_written_after_a_reload() {
+    let upstream = upstream(HELLO);
+    let gateway = Gateway::start(&rules(FILE, upstream));
+    gateway.get("/hello");
+    gateway.save_rules(&rules("{ format: combined, file: other.log }", upstream));
+    gateway.await_said("is in force", 1);
+    gateway.get("/hello");
+    assert!(gateway.await_lines(&gateway.path("other.log"), 1)[0].contains("\"GET /hello HTTP/1.1\" 200 5"));
+    assert_eq!(gateway.await_lines(&gateway.path("access.log"), 1).len(), 1);
+    gateway.save_rules(&rules("{ file: no/such/folder.log }", upstream));
+    gateway.await_said("gateway.access_log.file", 1);
+    gateway.get("/hello");
+    gateway.await_lines(&gateway.path("other.log"), 2);
+}
+
+#[test]
+fn the_last_lines_are_written_before_the_end() {
+    let mut gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
+    for _ in 0..50 {
+        gateway.get("/hello");
+    }
+    gateway.signal("TERM");
+    assert_eq!(gateway.wait().code(), Some(0));
+    let text = std::fs::read_to_string(gateway.path("access.log")).unwrap();
+    assert_eq!(text.lines().count(), 50);
+}
+
+#[test]
+fn a_log_that_cannot_be_opened_ends_the_start() {
+    let folder = folder_with(&rules("{ file: no/such/folder.log }", "127.0.0.1:1"));
+    let output = run_in(folder.path(), &["serve", "--config", "tollgate.yaml", "--listen", "127.0.0.1:0"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("gateway.access_log.file") && said.contains("; name a file that may be written"), "{said}");
+}
