@@ -4,4 +4,5 @@ mod process;
 
 mod access_log;
 mod admin;
+mod deployment;
 mod metrics;

@@ -1,0 +1,36 @@
+//! The files that deploy the server say what it understands.
+
+use std::path::{Path, PathBuf};
+
+use crate::process::{folder_with, run_in};
+
+fn contrib(name: &str) -> String {
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The block under `tollgate.yaml: |`, without its indentation.
+fn rule_file(manifest: &str) -> String {
+    let block = manifest.split_once("  tollgate.yaml: |\n").expect("the ConfigMap has a rule file").1;
+    let lines = block.lines().take_while(|line| line.is_empty() || line.starts_with("    "));
+    lines.map(|line| format!("{}\n", line.strip_prefix("    ").unwrap_or_default())).collect()
+}
+
+#[test]
+fn rule_file_for_kubernetes_is_valid() {
+    let folder = folder_with(&rule_file(&contrib("kubernetes.yaml")));
+    let output = run_in(folder.path(), &["validate", "tollgate.yaml"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_pod_has_more_time_to_end_than_it_may_take() {
+    let manifest = contrib("kubernetes.yaml");
+    let seconds = |name: &str| -> u64 {
+        let rest = manifest.split_once(name).unwrap_or_else(|| panic!("there is no {name}")).1;
+        let digits = rest.trim_start_matches(|char: char| !char.is_ascii_digit());
+        digits[..digits.find(|char: char| !char.is_ascii_digit()).unwrap_or(digits.len())].parse().unwrap()
+    };
+    let (grace, drain, sleep) = (seconds("terminationGracePeriodSeconds:"), seconds("drain:"), seconds("sleep:"));
+    assert!(grace > drain + sleep, "{grace} s is not more than {drain} s and {sleep} s");
+}
