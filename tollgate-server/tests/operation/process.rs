@@ -51,7 +51,7 @@ impl Gateway {
     }
 
     pub(crate) fn get(&self, target: &str) -> Answer {
-        ask(self.address, &format!("GET {target} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n\r\n"))
+        ask(self.address, format!("GET {target} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n\r\n"))
     }
 
     pub(crate) fn send(&self, request: impl AsRef<[u8]>) -> Answer {
