@@ -14,14 +14,13 @@ fn serve(rules: &str) -> String {
 #[test]
 fn the_start_tells_every_limit_and_what_is_not_served_yet() {
     let rules = "\
-gateway: { listen: 127.0.0.1:8080 }
-admin: { listen: 127.0.0.1:8099 }
+service: { http: '127.0.0.1:0', grpc: '127.0.0.1:0', resp: '127.0.0.1:0' }
 limits:
   - { name: global, limit: 10000 }
   - { name: user, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 10/s }
   - { name: trial, key: [ip, path], algorithm: leaky_bucket, shadow: true }
 ";
-    let folder = folder_with(&[(RULES, &served(rules))]);
+    let folder = folder_with(&[(RULES, rules)]);
     let server = Server::in_folder(folder);
     assert!(server.first_line.ends_with("/v1/check; 3 limits:\n"), "{}", server.first_line);
     assert_eq!(
@@ -33,14 +32,14 @@ limits:
     let warning = |name: &str| {
         format!("tollgate: warning: {name} is named, but this version does not serve it yet; service.http it does\n")
     };
-    assert_eq!(server.said(), warning("gateway") + &warning("admin"));
+    assert_eq!(server.said(), warning("service.grpc") + &warning("service.resp"));
 }
 
 #[test]
 fn a_file_that_names_nothing_to_serve_ends_with_2_and_the_fix() {
     let told = serve("limits: [{ name: user }]\n");
-    let message = "on stderr:\ntollgate: tollgate.yaml names nothing that can be served; add service: { http: \
-                   127.0.0.1:8090 }, or use --listen\nexit code 2";
+    let message = "on stderr:\ntollgate: tollgate.yaml names nothing that can be served; add `gateway: { routes: \
+                   [...] }`, or `service: { http: 127.0.0.1:8090 }`\nexit code 2";
     assert_eq!(told, message);
 }
 

@@ -16,6 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A running server on a port of its own. It is killed when the test ends.
 pub(crate) struct Server {
     child: Child,
+    /// Of the decision service.
     pub(crate) address: SocketAddr,
     pub(crate) first_line: String,
     folder: TempDir,
@@ -24,7 +25,8 @@ pub(crate) struct Server {
 impl Server {
     /// Without a rule file.
     pub(crate) fn start() -> Self {
-        Self::run(folder(), &["serve", "--listen", "127.0.0.1:0"])
+        let free = "127.0.0.1:0";
+        Self::run(folder(), &["serve", "--listen", free, "--admin", free, "--http", free])
     }
 
     /// With a rule file of these limits and whatever else the text names, on a free port.
@@ -50,12 +52,14 @@ impl Server {
         });
         let first_line = first_line.unwrap_or_default();
         let said = std::fs::read_to_string(folder.path().join(STDERR)).unwrap_or_default();
-        let address = first_line
-            .split_once("http://")
-            .and_then(|(_, rest)| rest.split_once('/'))
-            .and_then(|(address, _)| address.parse().ok())
+        let address = address_of("decisions POST", &first_line)
             .unwrap_or_else(|| panic!("no address in {first_line:?}; it said: {said}"));
         Self { child, address, first_line, folder }
+    }
+
+    /// Where something listens, by what it is called in the first line.
+    pub(crate) fn address_of(&self, name: &str) -> SocketAddr {
+        address_of(name, &self.first_line).expect("it listens")
     }
 
     pub(crate) fn connect(&self) -> Connection {
@@ -109,6 +113,11 @@ impl Drop for Server {
         _ = self.child.kill();
         _ = self.child.wait();
     }
+}
+
+fn address_of(name: &str, line: &str) -> Option<SocketAddr> {
+    let (_, rest) = line.split_once(&format!("{name} http://"))?;
+    rest.split(['/', ',', ';']).next()?.parse().ok()
 }
 
 /// The rule file in the folder of a server or a command.

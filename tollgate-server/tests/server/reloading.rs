@@ -119,7 +119,7 @@ fn another_store_starts_anew_and_other_listeners_want_a_restart() {
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 9);
     let elsewhere = format!("service: {{ http: '127.0.0.1:1' }}\nmax_memory: 64MiB\n{}", limits(&[("user", 10)]));
     std::fs::write(server.path(RULES), elsewhere).unwrap();
-    server.await_said("service.http has changed; start the server again to listen there", 1);
+    server.await_said("service.http has changed; start the server again for that", 1);
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 8);
 }
 

@@ -203,7 +203,10 @@ fn facts_beside_http_domain_descriptors_host_and_lists_of_headers() {
 
 #[test]
 fn the_address_behind_a_trusted_proxy_is_the_client() {
-    let rules = format!("gateway: {{ trusted_proxies: [10.0.0.0/8] }}\n{}", limits(&[limit("ip", 9, ", key: ip")]));
+    let rules = format!(
+        "gateway: {{ listen: '127.0.0.1:0', trusted_proxies: [10.0.0.0/8] }}\n{}",
+        limits(&[limit("ip", 9, ", key: ip")])
+    );
     let server = Server::with_rules(&rules);
     let mut connection = server.connect();
     let mut left = |ip: &str, forwarded: &str| {

@@ -15,10 +15,12 @@ fn text(bytes: &[u8]) -> &str {
 fn first_line_says_what_listens_where_and_which_limit_is_in_force() {
     let server = Server::start();
     let expected = format!(
-        "tollgate {} answers POST http://{}/v1/check; \
+        "tollgate {}: gateway http://{}, decisions POST http://{}/v1/check, admin http://{}/; \
          limit per-user: 10 per 60 s (sliding_window_counter), key header:x-user-id\n",
         env!("CARGO_PKG_VERSION"),
+        server.address_of("gateway"),
         server.address,
+        server.address_of("admin"),
     );
     assert_eq!(server.first_line, expected);
 }
@@ -46,7 +48,10 @@ fn port_in_use_ends_with_2_and_the_fix() {
     assert_eq!(text(&output.stdout), "");
     let message = text(&output.stderr);
     assert!(message.starts_with(&format!("tollgate: cannot listen on {address}: Address already in use")), "{message}");
-    assert!(message.contains("; stop the process that has it, or choose another port with --listen"), "{message}");
+    assert!(
+        message.contains("; stop the process that has it, or choose another port in the rule file or with --listen, "),
+        "{message}"
+    );
 }
 
 #[test]
@@ -55,7 +60,7 @@ fn address_of_another_machine_ends_with_2_and_the_fix() {
     assert_eq!(output.status.code(), Some(2));
     let message = text(&output.stderr);
     assert!(message.contains("cannot listen on 192.0.2.1:8090: "), "{message}");
-    assert!(message.contains("; use an address of this machine with --listen"), "{message}");
+    assert!(message.contains("; use an address of this machine"), "{message}");
 }
 
 #[test]
@@ -65,7 +70,7 @@ fn bad_address_ends_with_2_and_the_fix() {
         assert_eq!(output.status.code(), Some(2), "{address}");
         let message = text(&output.stderr);
         assert!(message.contains("'--listen <ADDR>'"), "{message}");
-        assert!(message.contains("use ADDRESS:PORT, such as 127.0.0.1:8090"), "{message}");
+        assert!(message.contains("use ADDRESS:PORT, such as 127.0.0.1:8080"), "{message}");
     }
 }
 
