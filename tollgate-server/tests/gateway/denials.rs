@@ -1,0 +1,161 @@
+//! Requests that may not pass, with bodies; and requests that a limit holds back.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::process::{Gateway, per_user, site};
+use crate::upstream::{Raw, until};
+
+#[test]
+fn without_a_file_the_eleventh_call_of_a_user_is_429() {
+    let limits = "{ name: per-user, key: 'header:x-user-id' }";
+    let gateway = Gateway::start(&site("", &["{ path: /**, upstream: echo }"], limits));
+    let mut connection = gateway.connect();
+    for left in (0..10).rev() {
+        let answer = connection.get_as("user123", "/api/test");
+        assert_eq!((answer.status, answer.header("x-ratelimit-limit")), (200, Some("10")));
+        assert_eq!(answer.header("x-ratelimit-remaining"), Some(left.to_string().as_str()));
+    }
+    let denied = connection.get_as("user123", "/api/test");
+    assert_eq!((denied.status, denied.header("x-ratelimit-remaining")), (429, Some("0")));
+    let seconds: u64 = denied.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&seconds), "{seconds}");
+    let told: serde_json::Value = serde_json::from_str(denied.text()).unwrap();
+    let message = format!("Too many requests. Please retry after {seconds} seconds.");
+    assert_eq!(
+        told,
+        serde_json::json!({"error": "rate_limit_exceeded", "message": message, "retry_after": seconds})
+    );
+    assert_eq!(connection.get_as("other", "/api/test").status, 200);
+}
+
+#[test]
+fn a_denied_request_never_reaches_the_upstream_and_the_connection_goes_on() {
+    let upstream = Raw::named("one");
+    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(1)));
+    let mut connection = gateway.connect();
+    let body = "x".repeat(10_000);
+    for (number, rest) in [
+        "Content-Length: 5\r\n\r\nhello".to_owned(),
+        "Content-Length: 5\r\n\r\nhello".to_owned(),
+        "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n".to_owned(),
+        format!("Content-Length: {}\r\n\r\n{body}", body.len()),
+        "Content-Length: 0\r\n\r\n".to_owned(),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let answer = connection.ask(format!("POST /{number} HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n{rest}"));
+        assert_eq!(answer.status, if number == 0 { 200 } else { 429 }, "{number}");
+    }
+    assert_eq!(connection.get_as("bob", "/").status, 200);
+    assert_eq!(upstream.requests(), 2);
+}
+
+#[test]
+fn a_denial_arrives_while_the_client_is_still_sending() {
+    const BODY_BYTES: usize = 10 << 20;
+    let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], &per_user(1)));
+    assert_eq!(gateway.connect().get_as("ann", "/").status, 200);
+    for rest in [format!("Content-Length: {BODY_BYTES}\r\n\r\n"), "Transfer-Encoding: chunked\r\n\r\n".to_owned()] {
+        let mut connection = gateway.connect();
+        let mut tcp = connection.tcp();
+        let is_chunked = rest.contains("chunked");
+        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n{rest}"));
+        let sending = std::thread::spawn(move || {
+            let piece = vec![7; 64 << 10];
+            let chunk = [b"10000\r\n", &piece[..], b"\r\n"].concat();
+            // The gateway may hang up on what nobody wants, but only after its answer.
+            _ = (0..BODY_BYTES / piece.len()).try_for_each(|_| {
+                std::thread::sleep(Duration::from_millis(1));
+                tcp.write_all(if is_chunked { &chunk } else { &piece })
+            });
+        });
+        assert_eq!(connection.receive().status, 429, "chunked: {is_chunked}");
+        sending.join().unwrap();
+    }
+}
+
+/// As most client libraries do: the whole request first, then the answer.
+#[test]
+fn a_client_that_sends_everything_first_still_reads_its_denial() {
+    let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], &per_user(1)));
+    assert_eq!(gateway.connect().get_as("ann", "/").status, 200);
+    for size in [1, 100_000, 1_000_000, 10_000_000] {
+        let mut connection = gateway.connect();
+        let head = format!("POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nContent-Length: {size}\r\n\r\n");
+        connection.send(head);
+        _ = connection.try_send(vec![7; size]);
+        let answer = connection.try_receive();
+        assert_eq!(answer.map(|answer| answer.status).ok(), Some(429), "{size} bytes");
+    }
+}
+
+fn queue(max_wait: &str) -> String {
+    format!(
+        "{{ name: queue, key: 'header:x-user-id', algorithm: leaky_bucket, capacity: 4, leak: 4/s, overflow: queue, \
+         max_wait: {max_wait} }}"
+    )
+}
+
+#[test]
+fn a_queue_holds_requests_back_until_their_turn() {
+    let upstream = Raw::named("one");
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("", &[route], &queue("10s")));
+    let begun = Instant::now();
+    let answers: Vec<(u16, Duration)> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let status = gateway.connect().get_as("ann", "/").status;
+                    (status, begun.elapsed())
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    let mut took: Vec<Duration> = answers.iter().map(|(_, took)| *took).collect();
+    took.sort_unstable();
+    assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
+    // One leaves at once, the next after 250 ms, and so on; on a busy machine all of them later.
+    for (place, took) in took.iter().enumerate() {
+        assert!(*took >= Duration::from_millis(250) * place as u32, "{place}: {took:?}");
+    }
+    assert_eq!(upstream.requests(), 4);
+}
+
+#[test]
+fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
+    let limit = queue("1m").replace("leak: 4/s", "leak: 1/m").replace("capacity: 4", "capacity: 100");
+    let limit = limit.replace("max_wait: 1m", "max_wait: 2h");
+    let gateway = Gateway::start(&site("max_queued: 2", &["{ path: /**, respond: { body: ok } }"], &limit));
+    assert_eq!(gateway.connect().get_as("ann", "/").status, 200);
+    let mut held: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
+    for connection in &mut held {
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
+    }
+    // Both are held as soon as a third is not.
+    until("a full queue", || {
+        let mut connection = gateway.connect();
+        connection.tcp().set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob\r\n\r\n");
+        _ = connection.try_receive();
+        match connection.try_receive() {
+            Ok(answer) => {
+                assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+                assert!(answer.text().contains("queue_full"), "{}", answer.text());
+                true
+            }
+            Err(_) => false,
+        }
+    });
+}
+
+#[test]
+fn a_request_that_would_wait_too_long_is_429() {
+    let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], &queue("100ms")));
+    let mut connection = gateway.connect();
+    assert_eq!(connection.get_as("ann", "/").status, 200);
+    assert_eq!(connection.get_as("ann", "/").status, 429);
+}

@@ -1,0 +1,195 @@
+//! Upstreams that refuse, hang, hang up or make no sense: the client gets a clear answer, and soon.
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use crate::client::Answer;
+use crate::process::{Gateway, site};
+use crate::upstream::{Raw, nobody, until};
+
+/// Generous: a busy machine must not fail a test, but nothing may take for ever.
+const SOON: Duration = Duration::from_secs(15);
+
+fn gateway(upstream: &str) -> Gateway {
+    Gateway::start(&site("", &[format!("{{ path: /**, timeout: 1s, retries: 0, upstream: {upstream} }}")], ""))
+}
+
+/// The answer, and the connection behind it still serves.
+fn answer(gateway: &Gateway) -> Answer {
+    let mut connection = gateway.connect();
+    let begun = Instant::now();
+    let answer = connection.get("/");
+    assert!(begun.elapsed() < SOON);
+    assert_eq!(connection.get("/").status, answer.status, "the client's connection is not to blame");
+    answer
+}
+
+#[test]
+fn an_upstream_that_refuses_is_502() {
+    let answer = answer(&gateway(&format!("http://{}", nobody())));
+    assert_eq!(answer.status, 502);
+    assert!(answer.text().contains("bad_gateway"), "{}", answer.text());
+}
+
+#[test]
+fn a_name_that_nobody_has_is_502() {
+    assert_eq!(answer(&gateway("http://nobody.invalid:81")).status, 502);
+}
+
+#[test]
+fn an_upstream_that_hangs_up_is_502() {
+    for after in ["accept", "request", "half a head"] {
+        let upstream = Raw::start(move |conversation| {
+            if after != "accept" {
+                _ = conversation.request();
+            }
+            if after == "half a head" {
+                conversation.send("HTTP/1.1 200 OK\r\nContent-Le");
+            }
+        });
+        assert_eq!(answer(&gateway(&upstream.url())).status, 502, "after {after}");
+    }
+}
+
+#[test]
+fn an_upstream_that_does_not_begin_to_answer_is_504() {
+    let upstream = Raw::start(|conversation| conversation.await_end());
+    let answer = answer(&gateway(&upstream.url()));
+    assert_eq!(answer.status, 504);
+    assert!(answer.text().contains("gateway_timeout"), "{}", answer.text());
+}
+
+#[test]
+fn an_upstream_that_sends_half_a_head_and_hangs_is_504() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.request();
+        conversation.send("HTTP/1.1 200 OK\r\nContent-Le");
+        conversation.await_end();
+    });
+    assert_eq!(answer(&gateway(&upstream.url())).status, 504);
+}
+
+#[test]
+fn an_answer_that_stops_in_the_middle_ends_the_clients_connection_too() {
+    for (head, stays) in [
+        ("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello", true),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello", false),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", true),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", false),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nnonsense\r\n", true),
+    ] {
+        let upstream = Raw::start(move |conversation| {
+            _ = conversation.request();
+            conversation.send(head);
+            if stays {
+                conversation.await_end();
+            }
+        });
+        let gateway = gateway(&upstream.url());
+        let mut connection = gateway.connect();
+        let begun = Instant::now();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        let cut = connection.try_receive();
+        assert!(cut.is_err(), "{head:?}, {stays}: the client must see that it is not all: {cut:?}");
+        assert!(begun.elapsed() < SOON, "{head:?}, {stays}");
+    }
+}
+
+#[test]
+fn an_upstream_that_resets_the_connection_is_502() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.head();
+        // Closing with bytes unread resets the connection.
+        _ = conversation.stream.shutdown(Shutdown::Write);
+    });
+    let gateway = gateway(&upstream.url());
+    let answer = gateway.connect().ask("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
+    assert_eq!(answer.status, 502);
+}
+
+#[test]
+fn answers_that_make_no_sense_are_502_and_nothing_of_them_is_passed_on() {
+    let long = format!("HTTP/1.1 200 OK\r\nX: {}\r\nContent-Length: 0\r\n\r\n", "x".repeat(300 << 10));
+    for (what, sent) in [
+        ("no HTTP", "SSH-2.0-OpenSSH_9.2\r\n\r\n"),
+        ("no status", "HTTP/1.1 hello\r\n\r\n"),
+        ("a name with a space", "HTTP/1.1 200 OK\r\nX y: z\r\nContent-Length: 0\r\n\r\n"),
+        ("a NUL", "HTTP/1.1 200 OK\r\nX: y\0z\r\nContent-Length: 0\r\n\r\n"),
+        ("a length that is none", "HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello"),
+        ("two lengths", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!"),
+        ("both lengths", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"),
+        ("both lengths, the other way round", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n5\r\nhello\r\n0\r\n\r\n"),
+        ("a head that is too long", &long),
+        ("another protocol that nobody asked for", "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"),
+    ] {
+        let sent = sent.to_owned();
+        let upstream = Raw::start(move |conversation| {
+            _ = conversation.request();
+            conversation.send(&sent);
+            conversation.await_end();
+        });
+        let gateway = gateway(&upstream.url());
+        let answer = gateway.get("/");
+        assert_eq!(answer.status, 502, "{what}: {}", answer.text());
+        assert!(answer.text().contains("bad_gateway"), "{what}: {}", answer.text());
+    }
+}
+
+#[test]
+fn what_an_upstream_sends_behind_its_answer_is_nobodys_answer() {
+    let upstream = Raw::start(|conversation| {
+        while conversation.request().is_some() {
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil");
+        }
+    });
+    let gateway = Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));
+    let mut connection = gateway.connect();
+    for _ in 0..10 {
+        let answer = connection.get("/");
+        assert!(answer.status == 502 || answer.text() == "ok", "{answer:?}");
+    }
+}
+
+#[test]
+fn an_upstream_that_answers_before_it_has_read_everything_is_heard() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.head();
+        conversation.send("HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno");
+        conversation.await_end();
+    });
+    let gateway = gateway(&upstream.url());
+    let mut connection = gateway.connect();
+    connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\nhello");
+    let answer = connection.receive();
+    assert_eq!((answer.status, answer.text()), (403, "no"));
+}
+
+/// Somebody who hangs up in the middle of an upload is no reason to leave an upstream alone.
+#[test]
+fn clients_that_break_off_are_not_the_upstreams_fault() {
+    let (one, other) = (Raw::named("one"), Raw::named("other"));
+    let route = format!(
+        "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 1, for: 1h }} }}",
+        one.url(),
+        other.url()
+    );
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    for number in 0..6 {
+        let connection = gateway.connect();
+        let mut tcp = connection.tcp();
+        tcp.write_all(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nhello").unwrap();
+        until("the request at an upstream", || one.requests() + other.requests() == number + 1);
+        tcp.shutdown(Shutdown::Both).unwrap();
+    }
+    for _ in 0..4 {
+        let mut connection = gateway.connect();
+        connection.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n");
+        assert_eq!(connection.receive().status, 400);
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let mut connection = gateway.connect();
+    let answers: std::collections::BTreeSet<_> =
+        (0..4).map(|_| connection.get("/").header("x-upstream").map(str::to_owned)).collect();
+    assert_eq!(answers.len(), 2, "both are used: {answers:?}");
+}

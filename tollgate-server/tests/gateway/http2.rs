@@ -1,0 +1,234 @@
+//! HTTP/2 without TLS, on either side and on both.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::client::conn::http2::SendRequest;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+
+use crate::process::{Gateway, per_user, site};
+use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
+
+type Sender = SendRequest<AnyBody>;
+
+async fn connect(address: SocketAddr) -> Sender {
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+fn get(gateway: &Gateway, path: &str) -> http::request::Builder {
+    Request::get(format!("http://{}{path}", gateway.address))
+}
+
+/// The status, the body and the trailers of an answer.
+async fn whole(response: Response<Incoming>) -> (u16, Bytes, HeaderMap) {
+    let status = response.status().as_u16();
+    let collected = response.into_body().collect().await.unwrap();
+    let trailers = collected.trailers().cloned().unwrap_or_default();
+    (status, collected.to_bytes(), trailers)
+}
+
+/// Data, and trailers behind it.
+fn with_trailers(data: Bytes, trailers: &[(&'static str, &'static str)]) -> AnyBody {
+    let trailers: HeaderMap = trailers
+        .iter()
+        .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
+        .collect();
+    let frames = [Ok(Frame::data(data)), Ok(Frame::trailers(trailers))];
+    BodyExt::boxed(StreamBody::new(futures_util::stream::iter(frames)))
+}
+
+/// As a gRPC server: what came is sent back, with a status in the trailers.
+async fn grpc(request: Request<Incoming>) -> Response<AnyBody> {
+    assert_eq!(request.version(), http::Version::HTTP_2);
+    assert_eq!(request.headers()["te"], "trailers");
+    let collected = request.into_body().collect().await.unwrap();
+    let asked = collected.trailers().map(|trailers| trailers["x-asked"].clone());
+    let mut response =
+        Response::new(with_trailers(collected.to_bytes(), &[("grpc-status", "0"), ("grpc-message", "fine")]));
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    if let Some(asked) = asked {
+        response.headers_mut().insert("x-asked", asked);
+    }
+    response
+}
+
+#[test]
+fn a_call_with_trailers_passes_from_http_2_to_http_2() {
+    let upstream = Served::start(Speaks::Http2, grpc);
+    let gateway = Gateway::start(&site(
+        "workers: 1",
+        &[format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address)],
+        &per_user(3),
+    ));
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        for number in 0..4 {
+            let request = Request::post(format!("http://{}/pkg.Service/Call", gateway.address))
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .header("x-user-id", "ann")
+                .body(with_trailers(Bytes::from_static(b"\0\0\0\0\x05hello"), &[("x-asked", "yes")]))
+                .unwrap();
+            let response = sender.send_request(request).await.unwrap();
+            if number == 3 {
+                // RFC of gRPC: a call always ends with 200 and a status.
+                assert_eq!((response.status().as_u16(), &response.headers()["grpc-status"]), (200, &"8".parse().unwrap()));
+                continue;
+            }
+            assert_eq!(response.headers()["x-asked"], "yes");
+            let (status, body, trailers) = whole(response).await;
+            assert_eq!((status, &body[..]), (200, &b"\0\0\0\0\x05hello"[..]));
+            assert_eq!((&trailers["grpc-status"], &trailers["grpc-message"]), (&"0".parse().unwrap(), &"fine".parse().unwrap()));
+        }
+    });
+    assert_eq!(upstream.accepted(), 1, "calls share a connection");
+}
+
+#[test]
+fn a_client_of_http_2_reaches_an_upstream_of_http_1() {
+    let upstream = Raw::named("one");
+    let gateway = Gateway::before(&upstream.url());
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        let request = get(&gateway, "/a?b=c")
+            .header("cookie", "a=1")
+            .header("cookie", "b=2")
+            .body(full(""))
+            .unwrap();
+        let (status, body, _) = whole(sender.send_request(request).await.unwrap()).await;
+        let seen = String::from_utf8_lossy(&body).to_ascii_lowercase();
+        assert_eq!(status, 200);
+        assert!(seen.starts_with("get /a?b=c http/1.1\r\n"), "{seen}");
+        assert!(seen.contains(&format!("\r\nhost: {}\r\n", gateway.address)), "{seen}");
+        assert!(seen.contains("\r\ncookie: a=1; b=2\r\n"), "{seen}");
+        assert!(!seen.contains("transfer-encoding") && !seen.contains("content-length"), "{seen}");
+
+        let body = "x".repeat(300_000);
+        let request = Request::put(format!("http://{}/", gateway.address)).body(full(body)).unwrap();
+        let (status, body, _) = whole(sender.send_request(request).await.unwrap()).await;
+        assert_eq!(status, 200);
+        assert!(String::from_utf8_lossy(&body).contains("content-length: 300000"));
+    });
+}
+
+#[test]
+fn a_client_of_http_1_reaches_an_upstream_of_http_2() {
+    let upstream = Served::start(Speaks::Http2, |request| async move {
+        let told = format!("{} {:?} {}", request.method(), request.version(), request.uri());
+        Response::new(full(told))
+    });
+    let gateway = Gateway::before(&format!("h2c://{}", upstream.address));
+    let mut connection = gateway.connect();
+    for _ in 0..3 {
+        let answer = connection.ask("GET /a?b HTTP/1.1\r\nHost: shop.example.com\r\n\r\n");
+        assert_eq!((answer.status, answer.text()), (200, "GET HTTP/2.0 http://shop.example.com/a?b"));
+        assert_eq!(answer.version, "HTTP/1.1");
+    }
+}
+
+#[test]
+fn many_requests_share_one_connection_on_both_sides() {
+    let upstream = Served::start(Speaks::Http2, |request| async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Response::new(full(request.uri().path().to_owned()))
+    });
+    let gateway = Gateway::start(&site(
+        "workers: 1",
+        &[format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address)],
+        "",
+    ));
+    let begun = Instant::now();
+    runtime().block_on(async {
+        let sender = connect(gateway.address).await;
+        let requests = (0..100).map(|number| {
+            let mut sender = sender.clone();
+            let request = get(&gateway, &format!("/{number}")).body(full("")).unwrap();
+            async move {
+                let (status, body, _) = whole(sender.send_request(request).await.unwrap()).await;
+                assert_eq!((status, body), (200, Bytes::from(format!("/{number}"))));
+            }
+        });
+        futures_util::future::join_all(requests).await;
+    });
+    assert!(begun.elapsed() < Duration::from_secs(8), "one after the other would take ten seconds");
+    assert!(upstream.accepted() <= 2, "{}", upstream.accepted());
+}
+
+#[test]
+fn long_bodies_pass_through_http_2_whole() {
+    const LENGTH: usize = 20 << 20;
+    let upstream = Served::start(Speaks::Http2, |request| async move { Response::new(request.into_body().map_err(std::io::Error::other).boxed()) });
+    let gateway = Gateway::before(&format!("h2c://{}", upstream.address));
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        let request = Request::put(format!("http://{}/", gateway.address)).body(full(vec![7; LENGTH])).unwrap();
+        let (status, body, _) = whole(sender.send_request(request).await.unwrap()).await;
+        assert_eq!((status, body.len()), (200, LENGTH));
+        assert!(body.iter().all(|byte| *byte == 7));
+    });
+}
+
+#[test]
+fn an_upstream_of_http_2_that_hangs_is_given_up() {
+    let upstream = Served::start(Speaks::Http2, |request| async move {
+        if request.uri().path() == "/head" {
+            std::future::pending::<()>().await;
+        }
+        let begins = futures_util::stream::iter([Ok(Frame::data(Bytes::from_static(b"hello")))]);
+        Response::new(BodyExt::boxed(StreamBody::new(futures_util::StreamExt::chain(
+            begins,
+            futures_util::stream::pending(),
+        ))))
+    });
+    let route = format!("{{ path: /**, timeout: 1s, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("", &[route], ""));
+    let begun = Instant::now();
+    assert_eq!(gateway.get("/head").status, 504);
+    let mut connection = gateway.connect();
+    connection.send("GET /body HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert!(connection.try_receive().is_err(), "the client must see that it is not all");
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_connection_that_an_upstream_of_http_2_lost_is_made_anew() {
+    let upstream = Served::start(Speaks::Http2, |_| async { Response::new(full("ok")) });
+    let address = upstream.address;
+    let gateway = Gateway::before(&format!("h2c://{address}"));
+    for _ in 0..3 {
+        assert_eq!(gateway.get("/").text(), "ok");
+    }
+    let refuses = Gateway::before(&format!("h2c://{}", crate::upstream::nobody()));
+    assert_eq!(refuses.get("/").status, 502);
+    // An upstream that speaks HTTP/1 after all.
+    let other = Raw::named("one");
+    let mistaken = Gateway::before(&format!("h2c://{}", other.address));
+    assert_eq!(mistaken.get("/").status, 502);
+}
+
+/// Bodies that differ from their length are another way to hide a request.
+#[test]
+fn a_body_of_http_2_is_as_long_as_it_says() {
+    let upstream = Raw::named("one");
+    let gateway = Gateway::before(&upstream.url());
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        let body = StreamBody::new(futures_util::stream::iter([Ok(Frame::data(Bytes::from_static(b"hello, world")))]));
+        let request = Request::put(format!("http://{}/", gateway.address))
+            .header("content-length", "5")
+            .body(BodyExt::boxed(body))
+            .unwrap();
+        let answered = sender.send_request(request).await;
+        assert!(answered.is_err() || answered.is_ok_and(|answer| answer.status().is_client_error()));
+    });
+    assert!(!upstream.seen().concat().contains("world"));
+}
+

@@ -1,0 +1,190 @@
+//! Starting, stopping and changing the routes while clients are being served.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::client::Connection;
+use crate::process::{Gateway, fails, site};
+use crate::upstream::{Raw, until};
+
+/// Sends requests one after the other and opens a new connection when it is asked to, until the gateway is gone or the
+/// test is done: how many were answered well.
+fn honest_client(address: std::net::SocketAddr, done: &AtomicBool, answered: &AtomicUsize) {
+    'connections: while !done.load(Relaxed) {
+        let Ok(stream) = std::net::TcpStream::connect(address) else { return };
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut connection = Connection::on(stream);
+        let mut is_first = true;
+        while !done.load(Relaxed) {
+            let sent = connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+            let answer = sent.and_then(|()| connection.try_receive());
+            let answer = match answer {
+                Ok(answer) => answer,
+                // The port was closed before this connection was taken: the client knows that nothing was served.
+                Err(_) if is_first && std::net::TcpStream::connect(address).is_err() => return,
+                Err(error) => panic!("a request failed: {error}"),
+            };
+            assert_eq!(answer.status, 200);
+            answered.fetch_add(1, Relaxed);
+            is_first = false;
+            if answer.header("connection") == Some("close") {
+                continue 'connections;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stop_under_load_fails_no_request() {
+    let upstream = Raw::start(|conversation| {
+        while conversation.request().is_some() {
+            std::thread::sleep(Duration::from_millis(2));
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+    });
+    let gateway = Gateway::before(&upstream.url());
+    let (done, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let address = gateway.address;
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| honest_client(address, &done, &answered));
+        }
+        until("some load", || answered.load(Relaxed) > 200);
+        gateway.signal("TERM");
+        assert_eq!(gateway.wait().code(), Some(0));
+    });
+    assert!(answered.load(Relaxed) > 200);
+}
+
+#[test]
+fn a_slow_request_under_way_is_finished_before_the_end() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.request();
+        std::thread::sleep(Duration::from_secs(2));
+        conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsl");
+        std::thread::sleep(Duration::from_millis(500));
+        conversation.send("ow");
+    });
+    let gateway = Gateway::before(&upstream.url());
+    let mut idle = gateway.connect();
+    let mut connection = gateway.connect();
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    until("a request under way", || upstream.requests() == 1);
+    gateway.signal("TERM");
+    let answer = connection.receive();
+    assert_eq!((answer.status, answer.text(), answer.header("connection")), (200, "slow", Some("close")));
+    assert!(connection.is_closed() && idle.is_closed());
+    assert_eq!(gateway.wait().code(), Some(0));
+}
+
+#[test]
+fn a_request_that_never_ends_holds_up_the_end_for_drain_and_no_longer() {
+    let upstream = Raw::start(|conversation| conversation.await_end());
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("timeouts: { drain: 1s }", &[route], ""));
+    let mut connection = gateway.connect();
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    until("a request under way", || upstream.requests() == 1);
+    let begun = Instant::now();
+    gateway.signal("TERM");
+    assert_eq!(gateway.wait().code(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(15));
+    assert!(connection.is_closed());
+}
+
+#[test]
+fn idle_connections_and_clients_that_said_nothing_do_not_hold_up_the_end() {
+    let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], ""));
+    let (mut silent, mut half, mut used) = (gateway.connect(), gateway.connect(), gateway.connect());
+    half.send("GET / HTTP/1.1\r\nHo");
+    assert_eq!(used.get("/").text(), "ok");
+    let begun = Instant::now();
+    gateway.signal("TERM");
+    assert!(used.is_closed() && silent.is_closed());
+    _ = half.is_closed();
+    assert_eq!(gateway.wait().code(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn changing_routes_under_load_fails_no_request() {
+    let upstreams = [(); 2].map(|()| Raw::named("either"));
+    let rules = |number: usize| {
+        let extra = format!("{{ path: /extra-{number}, respond: {{ body: extra }} }}");
+        site("", &[format!("{{ path: /**, upstream: {} }}", upstreams[number % 2].url()), extra], "")
+    };
+    let gateway = Gateway::start(&rules(0));
+    let (done, answered) = (Arc::new(AtomicBool::new(false)), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| honest_client(gateway.address, &done, &answered));
+        }
+        for turn in 1..=6 {
+            gateway.save(&rules(turn));
+            gateway.await_said("is in force", turn);
+            assert_eq!(gateway.get(&format!("/extra-{turn}")).text(), "extra");
+            let before = answered.load(Relaxed);
+            until("more answers", || answered.load(Relaxed) > before + 20);
+        }
+        done.store(true, Relaxed);
+    });
+    assert!(upstreams.iter().all(|upstream| upstream.requests() > 0));
+}
+
+#[test]
+fn a_bad_file_changes_no_route() {
+    let route = |body: &str| site("", &[format!("{{ path: /**, respond: {{ body: {body} }} }}")], "");
+    let gateway = Gateway::start(&route("first"));
+    let mut connection = gateway.connect();
+    assert_eq!(connection.get("/").text(), "first");
+    for (times, bad) in [
+        route("first").replace("path:", "pth:"),
+        site("", &["{ path: /**, upstream: 'https://127.0.0.1:1', upstream_tls: { ca: absent.pem } }"], ""),
+    ]
+    .iter()
+    .enumerate()
+    {
+        gateway.save(bad);
+        gateway.await_said("is refused, and the rules before it stay in force", times + 1);
+        assert_eq!(connection.get("/").text(), "first");
+    }
+    gateway.save(&route("second"));
+    gateway.await_said("is in force", 1);
+    assert_eq!(connection.get("/").text(), "second");
+}
+
+#[test]
+fn a_port_in_use_ends_with_2_and_the_fix() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let rules = site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", &address);
+    let (said, code) = fails(&[("tollgate.yaml", &rules)]);
+    assert!(said.contains(&format!("cannot listen on {address}: Address already in use")), "{said}");
+    assert!(said.contains("; stop the process that has it, or choose another port"), "{said}");
+    assert_eq!(code, Some(2));
+}
+
+/// Workers share a port, and two gateways would share it too if nothing kept them from it.
+#[test]
+fn two_gateways_do_not_share_a_port() {
+    let first = Gateway::start(&site("", &["{ path: /**, upstream: echo }"], ""));
+    let address = first.address.to_string();
+    let rules = site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", &address);
+    let (said, code) = fails(&[("tollgate.yaml", &rules)]);
+    assert!(said.contains("Address already in use"), "{said}");
+    assert_eq!(code, Some(2));
+}
+
+#[test]
+fn a_port_can_be_used_again_at_once() {
+    let first = Gateway::start(&site("", &["{ path: /**, upstream: echo }"], ""));
+    let address = first.address.to_string();
+    let mut connection = first.connect();
+    assert_eq!(connection.get("/").status, 200);
+    first.signal("TERM");
+    assert_eq!(first.wait().code(), Some(0));
+    let rules = site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", &address);
+    assert_eq!(Gateway::start(&rules).get("/").status, 200);
+}

@@ -1,0 +1,22 @@
+//! The gateway as its clients and upstreams meet it: a process of its own between real sockets.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]
+
+mod client;
+mod process;
+mod upstream;
+
+mod denials;
+mod failing_upstreams;
+mod forwarding;
+mod http2;
+mod lifecycle;
+mod messages;
+mod routing;
+mod slow_clients;
+mod smuggling;
+mod streaming;
+mod tls;
+mod upgrades;
+mod upstream_health;

@@ -1,0 +1,218 @@
+//! Which upstream a request reaches, and what is changed on the way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::client::Answer;
+use crate::process::{Gateway, fails, per_user, site};
+use crate::upstream::{Raw, until};
+
+/// Which upstream answered.
+fn by(answer: &Answer) -> &str {
+    answer.header("x-upstream").unwrap_or_default()
+}
+
+#[test]
+fn the_most_specific_route_serves_by_host_then_path_then_method_then_header() {
+    let all = Raw::named("all");
+    let others = ["api", "posts", "beta", "host", "under"].map(Raw::named);
+    let [api, posts, beta, host, under] = others.each_ref().map(Raw::url);
+    let gateway = Gateway::start(&site(
+        "",
+        &[
+            format!("{{ path: /**, upstream: {} }}", all.url()),
+            format!("{{ path: /api/**, upstream: {api} }}"),
+            format!("{{ path: /api/**, methods: [POST], upstream: {posts} }}"),
+            format!("{{ path: /api/**, headers: {{ x-beta: 'yes' }}, upstream: {beta} }}"),
+            format!("{{ path: /**, hosts: [shop.example.com], upstream: {host} }}"),
+            format!("{{ path: /**, hosts: ['*.example.com'], upstream: {under} }}"),
+        ],
+        "",
+    ));
+    let mut connection = gateway.connect();
+    for (request, wanted) in [
+        ("GET /x HTTP/1.1\r\nHost: h\r\n\r\n", "all"),
+        ("GET /api HTTP/1.1\r\nHost: h\r\n\r\n", "api"),
+        ("GET /api/x?y=/z HTTP/1.1\r\nHost: h\r\n\r\n", "api"),
+        ("GET /apix HTTP/1.1\r\nHost: h\r\n\r\n", "all"),
+        ("POST /api/x HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n", "posts"),
+        ("GET /api/x HTTP/1.1\r\nHost: h\r\nX-Beta: yes\r\n\r\n", "beta"),
+        ("GET /api/x HTTP/1.1\r\nHost: h\r\nX-Beta: no\r\n\r\n", "api"),
+        ("POST /api/x HTTP/1.1\r\nHost: h\r\nX-Beta: yes\r\nContent-Length: 0\r\n\r\n", "posts"),
+        ("GET /api/x HTTP/1.1\r\nHost: shop.example.com:8080\r\n\r\n", "host"),
+        ("GET /api/x HTTP/1.1\r\nHost: SHOP.example.com\r\n\r\n", "host"),
+        ("GET /api/x HTTP/1.1\r\nHost: a.b.example.com\r\n\r\n", "under"),
+        ("GET /api/x HTTP/1.1\r\nHost: example.com\r\n\r\n", "api"),
+    ] {
+        assert_eq!(by(&connection.ask(request)), wanted, "{request}");
+    }
+}
+
+#[test]
+fn the_path_is_stripped_rewritten_and_put_behind_that_of_the_url() {
+    let upstream = Raw::named("one");
+    let url = upstream.url();
+    let gateway = Gateway::start(&site(
+        "",
+        &[
+            format!("{{ path: /strip/**, strip_prefix: /strip, upstream: {url} }}"),
+            format!("{{ path: /rewrite/**, rewrite: {{ pattern: '^/rewrite/(\\d+)', to: '/item/$1' }}, upstream: {url} }}"),
+            format!("{{ path: /url/**, strip_prefix: /url/, upstream: {url}/base/ }}"),
+            format!("{{ path: /**, upstream: {url} }}"),
+        ],
+        "",
+    ));
+    let mut connection = gateway.connect();
+    for (asked, wanted) in [
+        ("/strip/a/b?c=d", "/a/b?c=d"),
+        ("/strip", "/"),
+        ("/strip?x", "/?x"),
+        ("/rewrite/42/x?y=1", "/item/42/x?y=1"),
+        ("/url/a?b", "/base/a?b"),
+        ("/as/it%20is//../x?y=%2F&z#", "/as/it%20is//../x?y=%2F&z"),
+        ("/stripped", "/stripped"),
+    ] {
+        let answer = connection.get(asked.trim_end_matches('#'));
+        let line = answer.text().lines().next().unwrap_or_default().to_owned();
+        assert_eq!(line, format!("GET {wanted} HTTP/1.1"), "{asked}");
+    }
+}
+
+#[test]
+fn headers_are_changed_both_ways() {
+    let upstream = Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            let told = format!("{:?}", ["x-gone", "x-set", "x-added"].map(|name| asked.values(name)));
+            conversation.send(format!(
+                "HTTP/1.1 200 OK\r\nServer: secret\r\nX-Set: old\r\nX-Added: first\r\nContent-Length: {}\r\n\r\n{told}",
+                told.len()
+            ));
+        }
+    });
+    let edits = "{ remove: [x-gone, server], set: { x-set: new }, add: { x-added: second } }";
+    let gateway = Gateway::start(&site(
+        "",
+        &[format!("{{ path: /**, upstream: {}, request_headers: {edits}, response_headers: {edits} }}", upstream.url())],
+        "",
+    ));
+    let answer = gateway
+        .connect()
+        .ask("GET / HTTP/1.1\r\nHost: h\r\nX-Gone: 1\r\nX-Set: a\r\nX-Set: b\r\nX-Added: first\r\n\r\n");
+    assert_eq!(answer.text(), r#"[[], ["new"], ["first", "second"]]"#);
+    assert_eq!((answer.header("server"), answer.header("x-set")), (None, Some("new")));
+    let added: Vec<_> = answer.headers.iter().filter(|(name, _)| name == "x-added").map(|(_, value)| value).collect();
+    assert_eq!(added, ["first", "second"]);
+}
+
+#[test]
+fn an_upstream_is_asked_for_the_clients_host_or_for_its_own() {
+    let upstream = Raw::named("one");
+    let url = upstream.url();
+    let gateway = Gateway::start(&site(
+        "",
+        &[
+            format!("{{ path: /own, host: upstream, upstream: {url} }}"),
+            format!("{{ path: /**, upstream: {url} }}"),
+        ],
+        "",
+    ));
+    let ask = |path: &str| {
+        let answer = gateway.connect().ask(format!("GET {path} HTTP/1.1\r\nHost: shop.example.com\r\n\r\n"));
+        let text = answer.text().to_ascii_lowercase();
+        text.lines().filter(|line| line.starts_with("host:")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(ask("/own"), [format!("host: {}", upstream.address)]);
+    assert_eq!(ask("/other"), ["host: shop.example.com"]);
+}
+
+#[test]
+fn a_route_can_answer_by_itself_and_echo_tells_what_it_was_asked() {
+    let gateway = Gateway::start(&site(
+        "",
+        &[
+            "{ path: /down, respond: { status: 503, headers: { retry-after: '120' }, body: 'Back at noon.' } }",
+            "{ path: /**, upstream: echo }",
+        ],
+        "",
+    ));
+    let mut connection = gateway.connect();
+    let down = connection.ask("POST /down HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
+    assert_eq!((down.status, down.header("retry-after"), down.text()), (503, Some("120"), "Back at noon."));
+    connection.send("HEAD /down HTTP/1.1\r\nHost: h\r\n\r\n");
+    let head = connection.receive_head().unwrap();
+    assert_eq!((head.status, head.header("content-length")), (503, Some("13")));
+    let echo = connection.ask("PUT /a?b=c HTTP/1.1\r\nHost: h\r\nX-Y: z\r\nContent-Length: 5\r\n\r\nhello");
+    let told: serde_json::Value = serde_json::from_str(echo.text()).unwrap();
+    assert_eq!(
+        told,
+        serde_json::json!({"method": "PUT", "path": "/a", "query": "b=c", "client": "127.0.0.1",
+            "headers": {"host": "h", "x-y": "z", "content-length": "5"}, "body": "hello"})
+    );
+}
+
+#[test]
+fn what_no_route_serves_is_404_and_is_counted() {
+    let gateway = Gateway::start(&site("", &["{ path: /here, respond: { body: here } }"], &per_user(2)));
+    let mut connection = gateway.connect();
+    let answer = connection.get_as("ann", "/nowhere");
+    assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (404, Some("1")));
+    assert!(answer.text().contains("no_route"), "{}", answer.text());
+    assert_eq!(connection.get_as("ann", "/here").status, 200);
+    assert_eq!(connection.get_as("ann", "/nowhere").status, 429, "guessing paths is not free");
+}
+
+#[test]
+fn a_file_without_a_gateway_serves_none() {
+    let (said, code) = fails(&[("tollgate.yaml", "limits: [{ name: user }]\n")]);
+    assert!(said.contains("names nothing that can be served; add `gateway: { routes: [...] }`"), "{said}");
+    assert_eq!(code, Some(2));
+}
+
+#[test]
+fn requests_are_shared_out_by_weight() {
+    for balance in ["round_robin", "least_requests"] {
+        let upstreams = ["light", "heavy"].map(Raw::named);
+        let [light, heavy] = upstreams.each_ref().map(Raw::url);
+        let route = format!(
+            "{{ path: /**, balance: {balance}, upstream: [{{ url: {light}, weight: 1 }}, {{ url: {heavy}, weight: 3 }}] }}"
+        );
+        let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.connect();
+        let light = (0..40).filter(|_| by(&connection.get("/")) == "light").count();
+        match balance {
+            "round_robin" => assert_eq!(light, 10),
+            // One at a time, neither has any under way: the heavier is always the less busy for its weight.
+            _ => assert_eq!(light, 0, "{balance}"),
+        }
+    }
+}
+
+#[test]
+fn the_upstream_with_fewer_requests_under_way_gets_the_next() {
+    let held = Arc::new(AtomicBool::new(true));
+    let holding = Arc::clone(&held);
+    let slow = Raw::start(move |conversation| {
+        while conversation.request().is_some() {
+            until("the end of the wait", || !holding.load(Relaxed));
+            conversation.send("HTTP/1.1 200 OK\r\nX-Upstream: slow\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let quick = Raw::named("quick");
+    let route = format!("{{ path: /**, upstream: [{}, {}] }}", slow.url(), quick.url());
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut waiting = gateway.connect();
+    let mut other = gateway.connect();
+    // One of two goes to the slow upstream, and stays there.
+    waiting.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    until("a request under way", || slow.requests() + quick.requests() == 1);
+    if slow.requests() == 0 {
+        assert_eq!(by(&waiting.receive()), "quick");
+        waiting.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        until("a request at the slow upstream", || slow.requests() == 1);
+    }
+    for _ in 0..10 {
+        assert_eq!(by(&other.get("/")), "quick");
+    }
+    held.store(false, Relaxed);
+    assert_eq!(by(&waiting.receive()), "slow");
+}

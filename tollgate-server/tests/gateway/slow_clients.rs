@@ -1,0 +1,193 @@
+//! Clients that take their time, and clients that send or open too much.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::process::{Gateway, site};
+use crate::upstream::{Raw, until};
+
+/// Generous: a busy machine must not fail a test, but nothing may take for ever.
+const SOON: Duration = Duration::from_secs(15);
+
+const TIMEOUTS: &str = "timeouts: { head: 1s, body: 1s, idle: 1s, write: 1s, drain: 1s }";
+
+fn gateway(settings: &str, upstream: &Raw) -> Gateway {
+    Gateway::start(&site(settings, &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""))
+}
+
+/// Sends something every now and then until the gateway ends the connection; how long that took.
+fn trickle(gateway: &Gateway, begins: &str, piece: &str) -> (Duration, String) {
+    let mut connection = gateway.connect();
+    let begun = Instant::now();
+    connection.send(begins);
+    while begun.elapsed() < SOON && connection.try_send(piece).is_ok() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let answer = connection.try_receive().map_or_else(|error| error.to_string(), |answer| answer.status.to_string());
+    (begun.elapsed(), answer)
+}
+
+#[test]
+fn a_head_that_trickles_in_is_cut_off() {
+    let upstream = Raw::named("one");
+    let gateway = gateway(TIMEOUTS, &upstream);
+    let (took, _) = trickle(&gateway, "GET / HTTP/1.1\r\n", "X-A: b\r\n");
+    assert!(took < SOON, "{took:?}");
+    let (took, _) = trickle(&gateway, "", "G");
+    assert!(took < SOON, "{took:?}");
+    assert_eq!(upstream.accepted(), 0);
+}
+
+#[test]
+fn a_body_that_does_not_come_is_given_up() {
+    let upstream = Raw::named("one");
+    let gateway = gateway(TIMEOUTS, &upstream);
+    for rest in ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhel"] {
+        let mut connection = gateway.connect();
+        let begun = Instant::now();
+        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{rest}"));
+        match connection.try_receive() {
+            Ok(answer) => assert_eq!(answer.status, 408),
+            Err(_) => assert!(connection.is_closed()),
+        }
+        assert!(begun.elapsed() < SOON);
+    }
+    // Its place at the upstream is free again.
+    until("the end of both requests", || gateway.get("/").status == 200);
+}
+
+#[test]
+fn a_body_that_comes_slowly_but_steadily_is_taken() {
+    let upstream = Raw::named("one");
+    let route = format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site(TIMEOUTS, &[route], ""));
+    let mut connection = gateway.connect();
+    connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\n");
+    for _ in 0..12 {
+        std::thread::sleep(Duration::from_millis(250));
+        connection.send("x");
+    }
+    assert_eq!(connection.receive().status, 200, "three seconds, but never one without a byte");
+}
+
+#[test]
+fn an_idle_connection_is_closed() {
+    let upstream = Raw::named("one");
+    let gateway = gateway(TIMEOUTS, &upstream);
+    let (mut fresh, mut used) = (gateway.connect(), gateway.connect());
+    assert_eq!(used.get("/").status, 200);
+    let begun = Instant::now();
+    assert!(fresh.is_closed() && used.is_closed());
+    assert!(begun.elapsed() < SOON);
+}
+
+#[test]
+fn a_client_that_does_not_read_is_cut_off() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.request();
+        conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n");
+        while conversation.send([0; 64 << 10]) {}
+        conversation.number = 1;
+    });
+    let gateway = gateway(TIMEOUTS, &upstream);
+    let mut connection = gateway.connect();
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    std::thread::sleep(Duration::from_secs(4));
+    let begun = Instant::now();
+    assert!(connection.rest() < 100_000_000, "it was cut off long before the end");
+    assert!(begun.elapsed() < SOON);
+}
+
+#[test]
+fn a_client_that_reads_slowly_but_steadily_gets_everything() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.request();
+        conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 8388608\r\n\r\n");
+        conversation.send(vec![7; 8 << 20]);
+    });
+    let route = format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site(TIMEOUTS, &[route], ""));
+    let mut connection = gateway.connect();
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    let head = connection.receive_head().unwrap();
+    assert_eq!(head.header("content-length"), Some("8388608"));
+    for _ in 0..16 {
+        assert!(connection.bytes(512 << 10).iter().all(|byte| *byte == 7));
+        std::thread::sleep(Duration::from_millis(150));
+    }
+}
+
+#[test]
+fn a_head_that_is_too_long_is_refused() {
+    let upstream = Raw::named("one");
+    let gateway = gateway("max_head: 16KiB", &upstream);
+    let fits = format!("GET / HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n", "x".repeat(15 << 10));
+    assert_eq!(gateway.connect().ask(fits).status, 200);
+    for long in [
+        format!("GET / HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n", "x".repeat(17 << 10)),
+        format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "x".repeat(17 << 10)),
+        format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "X: y\r\n".repeat(4000)),
+        "x".repeat(17 << 10),
+    ] {
+        let mut connection = gateway.connect();
+        let answer = connection.ask(&long);
+        assert!(matches!(answer.status, 400 | 414 | 431), "{}", answer.status);
+        assert_eq!(connection.rest(), 0);
+    }
+    assert_eq!(upstream.requests(), 1);
+}
+
+#[test]
+fn a_body_that_is_too_long_is_413() {
+    let upstream = Raw::named("one");
+    let gateway = gateway("max_body: 10KiB", &upstream);
+    let fits = "x".repeat(10 << 10);
+    let answer =
+        gateway.connect().ask(format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{fits}", fits.len()));
+    assert_eq!(answer.status, 200);
+    let answer = gateway.connect().ask("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10241\r\n\r\n");
+    assert_eq!(answer.status, 413, "before a byte of it came");
+    let before = upstream.seen().len();
+    let mut connection = gateway.connect();
+    connection.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for _ in 0..3 {
+        _ = connection.try_send(format!("1000\r\n{}\r\n", "x".repeat(4096)));
+    }
+    assert_eq!(connection.receive().status, 413);
+    assert!(upstream.seen().iter().skip(before).all(|seen| !seen.ends_with("0\r\n\r\n")));
+    assert_eq!(gateway.get("/").status, 200, "nobody else is to blame");
+}
+
+#[test]
+fn connections_beyond_the_bound_are_told_to_come_later() {
+    let upstream = Raw::named("one");
+    let gateway = gateway("workers: 1\n  max_connections: 2", &upstream);
+    let mut held: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
+    for connection in &mut held {
+        assert_eq!(connection.get("/").status, 200);
+    }
+    let mut third = gateway.connect();
+    third.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    let answer = third.receive();
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+    assert!(answer.text().contains("too_many_connections") && answer.text().ends_with('}'), "{}", answer.text());
+    assert!(third.is_closed());
+    held.pop();
+    until("a free place", || {
+        let mut connection = gateway.connect();
+        connection.tcp().write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").is_ok()
+            && connection.try_receive().is_ok_and(|answer| answer.status == 200)
+    });
+}
+
+/// Many clients that send nothing must not keep others from being served.
+#[test]
+fn clients_that_only_connect_hold_up_nobody() {
+    let upstream = Raw::named("one");
+    let gateway = gateway("", &upstream);
+    let held: Vec<_> = (0..300).map(|_| gateway.connect()).collect();
+    for _ in 0..20 {
+        assert_eq!(gateway.get("/").status, 200);
+    }
+    drop(held);
+}

@@ -1,0 +1,142 @@
+//! Bodies of any length pass in constant memory, and each side goes as fast as the other.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use crate::process::Gateway;
+use crate::upstream::{Raw, until};
+
+const BODY_BYTES: u64 = 200 << 20;
+/// Buffers of both sides, and what the allocator keeps.
+const MAX_GROWTH_KIB: u64 = 40 << 10;
+/// More than the kernel's buffers of both connections together.
+const FAR: u64 = 64 << 20;
+
+fn pour(stream: &mut TcpStream, bytes: u64, poured: &AtomicU64) -> std::io::Result<()> {
+    let piece = vec![7; 64 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let now = left.min(piece.len() as u64) as usize;
+        stream.write_all(&piece[..now])?;
+        left -= now as u64;
+        poured.fetch_add(now as u64, Relaxed);
+    }
+    Ok(())
+}
+
+fn drink(stream: &mut TcpStream, bytes: u64, pause: Duration) -> u64 {
+    let mut piece = vec![0; 64 << 10];
+    let mut drunk = 0;
+    while drunk < bytes {
+        match stream.read(&mut piece) {
+            Ok(0) | Err(_) => break,
+            Ok(read) => drunk += read as u64,
+        }
+        std::thread::sleep(pause);
+    }
+    drunk
+}
+
+/// An upstream that answers with a long body, and one that takes one and says how long it was.
+fn upstream() -> Raw {
+    Raw::start(|conversation| {
+        while let Some(asked) = conversation.head() {
+            if asked.head.starts_with("GET ") {
+                conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY_BYTES}\r\n\r\n"));
+                if pour(&mut conversation.stream, BODY_BYTES, &AtomicU64::new(0)).is_err() {
+                    return;
+                }
+            } else {
+                let early = conversation.unread().len() as u64;
+                let drunk = early + drink(&mut conversation.stream, BODY_BYTES - early, Duration::ZERO);
+                let told = drunk.to_string();
+                conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{told}", told.len()));
+                return;
+            }
+        }
+    })
+}
+
+#[test]
+fn long_bodies_pass_both_ways_in_constant_memory() {
+    let upstream = upstream();
+    let gateway = Gateway::before(&upstream.url());
+    let mut connection = gateway.connect();
+    connection.send(format!("PUT /warm HTTP/1.1\r\nHost: h\r\nContent-Length: {BODY_BYTES}\r\n\r\n"));
+    let before = gateway.peak_memory_kib();
+    pour(&mut connection.tcp(), BODY_BYTES, &AtomicU64::new(0)).unwrap();
+    assert_eq!(connection.receive().text(), BODY_BYTES.to_string());
+    let up = gateway.peak_memory_kib();
+    let mut connection = gateway.connect();
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+    let head = connection.receive_head().unwrap();
+    assert_eq!(head.header("content-length"), Some(BODY_BYTES.to_string().as_str()));
+    assert_eq!(connection.rest() as u64, BODY_BYTES);
+    let down = gateway.peak_memory_kib();
+    assert!(down - before < MAX_GROWTH_KIB, "KiB before {before}, after the upload {up}, after the download {down}");
+}
+
+#[test]
+fn an_upstream_is_read_no_faster_than_the_client_reads() {
+    let poured = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&poured);
+    let upstream = Raw::start(move |conversation| {
+        _ = conversation.request();
+        conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY_BYTES}\r\n\r\n"));
+        _ = pour(&mut conversation.stream, BODY_BYTES, &counted);
+    });
+    let gateway = Gateway::before(&upstream.url());
+    let mut connection = gateway.connect();
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    connection.receive_head().unwrap();
+    let before = gateway.peak_memory_kib();
+    std::thread::sleep(Duration::from_secs(1));
+    let far = poured.load(Relaxed);
+    assert!(far < FAR, "{far} bytes were taken from the upstream for a client that reads nothing");
+    connection.bytes(BODY_BYTES as usize);
+    assert!(gateway.peak_memory_kib() - before < MAX_GROWTH_KIB);
+}
+
+#[test]
+fn a_client_is_read_no_faster_than_the_upstream_reads() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.head();
+        std::thread::sleep(Duration::from_secs(2));
+        let early = conversation.unread().len() as u64;
+        drink(&mut conversation.stream, BODY_BYTES / 2 - early, Duration::ZERO);
+        conversation.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
+    });
+    let gateway = Gateway::before(&upstream.url());
+    let mut connection = gateway.connect();
+    let (poured, mut tcp) = (Arc::new(AtomicU64::new(0)), connection.tcp());
+    let counted = Arc::clone(&poured);
+    connection.send(format!("PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", BODY_BYTES / 2));
+    let pouring = std::thread::spawn(move || pour(&mut tcp, BODY_BYTES / 2, &counted).is_ok());
+    until("a request at the upstream", || upstream.accepted() == 1);
+    std::thread::sleep(Duration::from_secs(1));
+    let far = poured.load(Relaxed);
+    assert!(far < FAR, "{far} bytes were taken from the client for an upstream that reads nothing");
+    assert_eq!(connection.receive().text(), "ok");
+    assert!(pouring.join().unwrap());
+}
+
+#[test]
+fn parts_of_an_answer_are_passed_on_as_they_come() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.request();
+        conversation.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n");
+        conversation.send("b\r\ndata: one\n\n\r\n");
+        // The next part comes only when the client has the first.
+        while let Some(asked) = conversation.request() {
+            assert!(asked.head.is_empty());
+        }
+    });
+    let gateway = Gateway::before(&upstream.url());
+    let mut connection = gateway.connect();
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    connection.receive_head().unwrap();
+    assert_eq!(connection.bytes(16), b"b\r\ndata: one\n\n\r\n");
+}

@@ -1,0 +1,290 @@
+//! TLS on either side.
+
+use std::net::TcpStream;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use tokio_rustls::TlsConnector;
+
+use crate::client::Connection;
+use crate::process::{Gateway, fails, folder_with, site};
+use crate::upstream::{Raw, full, runtime, until};
+
+/// Whoever signs certificates.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, in PEM.
+struct Signed {
+    cert: String,
+    key: String,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn sign(&self, names: &[&str]) -> Signed {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let key = KeyPair::generate().unwrap();
+        let cert = CertificateParams::new(names).unwrap().signed_by(&key, &self.0).unwrap();
+        Signed { cert: cert.pem(), key: key.serialize_pem() }
+    }
+
+    fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    fn roots(&self) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.0.der().clone()).unwrap();
+        roots
+    }
+}
+
+/// A client that believes this authority.
+fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Arc<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let builder = builder.with_root_certificates(authority.roots());
+    let mut config = match own {
+        None => builder.with_no_client_auth(),
+        Some(Signed { cert, key }) => builder
+            .with_client_auth_cert(
+                vec![CertificateDer::from_pem_slice(cert.as_bytes()).unwrap()],
+                PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+            )
+            .unwrap(),
+    };
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    Arc::new(config)
+}
+
+fn connect(gateway: &Gateway, config: &Arc<ClientConfig>, name: &str) -> Connection<StreamOwned<ClientConnection, TcpStream>> {
+    let tcp = gateway.connect().tcp();
+    let name = ServerName::try_from(name.to_owned()).unwrap();
+    Connection::on(StreamOwned::new(ClientConnection::new(Arc::clone(config), name).unwrap(), tcp))
+}
+
+const TLS: &str = "tls: { certificates: { cert: cert.pem, key: key.pem } }";
+
+fn rules(settings: &str) -> String {
+    site(settings, &["{ path: /**, upstream: echo }"], "")
+}
+
+fn gateway(settings: &str, signed: &Signed, others: &[(&str, &str)]) -> Gateway {
+    let rules = rules(settings);
+    let own = [("tollgate.yaml", rules.as_str()), ("cert.pem", &signed.cert), ("key.pem", &signed.key)];
+    Gateway::in_folder(folder_with(&[&own, others].concat()))
+}
+
+#[test]
+fn https_works_and_nothing_else_is_spoken_there() {
+    let authority = Authority::new();
+    let gateway = gateway(TLS, &authority.sign(&["localhost", "127.0.0.1"]), &[]);
+    assert!(gateway.first_line.contains("gateway https://"), "{}", gateway.first_line);
+    let config = client(&authority, None, &[]);
+    let mut connection = connect(&gateway, &config, "localhost");
+    for _ in 0..3 {
+        assert_eq!(connection.get("/").status, 200);
+    }
+    // The guard stands behind TLS too.
+    assert_eq!(connection.ask("GET / HTTP/1.1\nHost: h\r\n\r\n").status, 400);
+    let mut plain = gateway.connect();
+    plain.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert!(plain.rest() < 100, "no more than an alert");
+}
+
+#[test]
+fn curl_agrees_on_http_2() {
+    let authority = Authority::new();
+    let pem = authority.pem();
+    let gateway = gateway(TLS, &authority.sign(&["localhost"]), &[("ca.pem", &pem)]);
+    let port = gateway.address.port();
+    let curl = |more: &[&str]| {
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--show-error", "--max-time", "20", "--cacert"]).arg(gateway.path("ca.pem"));
+        command.args(["--resolve", &format!("localhost:{port}:127.0.0.1"), "-o", "/dev/null"]);
+        command.args(["-w", "%{http_version} %{http_code}"]).args(more);
+        command.arg(format!("https://localhost:{port}/")).output()
+    };
+    // Where there is no curl, the other tests have to do.
+    let Ok(output) = curl(&["--http2"]) else { return };
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "2 200", "{}", String::from_utf8_lossy(&output.stderr));
+    let output = curl(&["--http1.1", "--data", "hello"]).unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1.1 200");
+}
+
+#[test]
+fn http_2_is_agreed_on_and_the_scheme_is_told() {
+    let authority = Authority::new();
+    let signed = authority.sign(&["localhost"]);
+    let upstream = Raw::named("one");
+    let rules = site(TLS, &[format!("{{ path: /**, upstream: {} }}", upstream.url())], "");
+    let folder = folder_with(&[("tollgate.yaml", &rules), ("cert.pem", &signed.cert), ("key.pem", &signed.key)]);
+    let gateway = Gateway::in_folder(folder);
+    let config = client(&authority, None, &["h2", "http/1.1"]);
+    runtime().block_on(async {
+        let tcp = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
+        let tls = TlsConnector::from(config).connect(ServerName::try_from("localhost").unwrap(), tcp).await.unwrap();
+        assert_eq!(tls.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tls)).await.unwrap();
+        tokio::spawn(connection);
+        let request = http::Request::get("https://localhost/a").body(full("")).unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(response.status().as_u16(), 200);
+        let seen = response.into_body().collect().await.unwrap().to_bytes();
+        let seen = String::from_utf8_lossy(&seen).to_ascii_lowercase();
+        assert!(seen.contains("\r\nx-forwarded-proto: https\r\n") && seen.contains("proto=https"), "{seen}");
+    });
+}
+
+#[test]
+fn the_name_that_a_client_asks_for_chooses_the_certificate() {
+    let (first, second) = (Authority::new(), Authority::new());
+    let (one, two) = (first.sign(&["one.example"]), second.sign(&["*.two.example"]));
+    let settings = "tls: { certificates: [{ cert: cert.pem, key: key.pem }, { cert: two.pem, key: two.key }] }";
+    let gateway = gateway(settings, &one, &[("two.pem", &two.cert), ("two.key", &two.key)]);
+    for (authority, name, is_good) in [
+        (&first, "one.example", true),
+        (&second, "www.two.example", true),
+        (&first, "www.two.example", false),
+        (&second, "one.example", false),
+    ] {
+        let mut connection = connect(&gateway, &client(authority, None, &[]), name);
+        let answered = connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n").and_then(|()| connection.try_receive());
+        assert_eq!(answered.is_ok(), is_good, "{name}");
+    }
+}
+
+#[test]
+fn certificates_that_are_replaced_are_served_within_seconds_and_bad_ones_are_not() {
+    let (before, after) = (Authority::new(), Authority::new());
+    let gateway = gateway(TLS, &before.sign(&["localhost"]), &[]);
+    let (old, new) = (client(&before, None, &[]), client(&after, None, &[]));
+    let mut held = connect(&gateway, &old, "localhost");
+    assert_eq!(held.get("/").status, 200);
+    std::fs::write(gateway.path("cert.pem"), "nonsense").unwrap();
+    gateway.await_said("the certificates before stay in force", 1);
+    assert_eq!(connect(&gateway, &old, "localhost").get("/").status, 200);
+    let Signed { cert, key } = after.sign(&["localhost"]);
+    std::fs::write(gateway.path("key.pem"), key).unwrap();
+    std::fs::write(gateway.path("cert.pem"), cert).unwrap();
+    until("the new certificate", || {
+        let mut connection = connect(&gateway, &new, "localhost");
+        std::thread::sleep(Duration::from_millis(50));
+        connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n").is_ok_and(|()| connection.try_receive().is_ok())
+    });
+    assert_eq!(held.get("/").status, 200, "connections stay");
+}
+
+#[test]
+fn a_client_must_have_a_certificate_where_one_is_wanted() {
+    let (authority, people, strangers) = (Authority::new(), Authority::new(), Authority::new());
+    let settings =
+        "tls: { certificates: { cert: cert.pem, key: key.pem }, client_ca: people.pem, client_certificates: MODE }";
+    for (mode, without) in [("required", false), ("optional", true)] {
+        let settings = settings.replace("MODE", mode);
+        let gateway = gateway(&settings, &authority.sign(&["localhost"]), &[("people.pem", &people.pem())]);
+        let ask = |own: Option<&Signed>| {
+            let mut connection = connect(&gateway, &client(&authority, own, &[]), "localhost");
+            connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n").is_ok() && connection.try_receive().is_ok()
+        };
+        assert!(ask(Some(&people.sign(&["ann"]))), "{mode}");
+        assert_eq!(ask(None), without, "{mode}");
+        assert!(!ask(Some(&strangers.sign(&["eve"]))), "{mode}");
+    }
+}
+
+#[test]
+fn tls_can_be_spoken_beside() {
+    let authority = Authority::new();
+    let settings = "tls: { listen: '127.0.0.1:0', certificates: { cert: cert.pem, key: key.pem } }";
+    let gateway = gateway(settings, &authority.sign(&["localhost"]), &[]);
+    assert_eq!(gateway.get("/").status, 200);
+    let (_, beside) = gateway.first_line.split_once("gateway https://").expect("both are told");
+    let address = beside.split([',', ';']).next().unwrap();
+    let tcp = TcpStream::connect(address).unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let tls = ClientConnection::new(client(&authority, None, &[]), name).unwrap();
+    assert_eq!(Connection::on(StreamOwned::new(tls, tcp)).get("/").status, 200);
+}
+
+#[test]
+fn certificate_files_that_cannot_be_used_end_with_2_and_the_fix() {
+    let authority = Authority::new();
+    let (one, other) = (authority.sign(&["localhost"]), authority.sign(&["localhost"]));
+    let rules = rules(TLS);
+    for (cert, key, wanted) in [
+        (None, Some(&one.key), "cert.pem: No such file"),
+        (Some("nonsense"), Some(&one.key), "cert.pem: there is no certificate in it"),
+        (Some(one.cert.as_str()), None, "key.pem: No such file"),
+        (Some(&one.cert), Some(&other.key), "it does not fit its key"),
+    ] {
+        let mut files = vec![("tollgate.yaml", rules.as_str())];
+        files.extend(cert.map(|cert| ("cert.pem", cert)));
+        files.extend(key.map(|key| ("key.pem", key.as_str())));
+        let (said, code) = fails(&files);
+        assert!(said.contains(wanted), "{wanted}: {said}");
+        assert!(said.contains("; name a file in PEM that may be read"), "{said}");
+        assert_eq!(code, Some(2));
+    }
+}
+
+/// An upstream by TLS that answers one request on each connection.
+fn tls_upstream(signed: &Signed) -> Raw {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![CertificateDer::from_pem_slice(signed.cert.as_bytes()).unwrap()],
+            PrivateKeyDer::from_pem_slice(signed.key.as_bytes()).unwrap(),
+        )
+        .unwrap();
+    let config = Arc::new(config);
+    Raw::start(move |conversation| {
+        use std::io::{Read, Write};
+        let tcp = conversation.stream.try_clone().unwrap();
+        let mut tls = StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), tcp);
+        let mut buffer = [0; 4096];
+        if tls.read(&mut buffer).is_ok_and(|read| read > 0) {
+            _ = tls.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 6\r\n\r\nsecret");
+            tls.conn.send_close_notify();
+            _ = tls.flush();
+        }
+    })
+}
+
+#[test]
+fn an_upstream_by_tls_is_believed_if_its_authority_and_its_name_are_good() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let good = tls_upstream(&authority.sign(&["api.internal"]));
+    let strange = tls_upstream(&stranger.sign(&["api.internal"]));
+    let pem = authority.pem();
+    for (upstream, tls, wanted) in [
+        (&good, "{ ca: ca.pem, server_name: api.internal }", 200),
+        (&good, "{ ca: ca.pem, server_name: other.internal }", 502),
+        (&good, "{ ca: ca.pem }", 502),
+        (&good, "{ server_name: api.internal }", 502),
+        (&strange, "{ ca: ca.pem, server_name: api.internal }", 502),
+    ] {
+        let route =
+            format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
+        let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &site("", &[route], "")), ("ca.pem", &pem)]));
+        let answer = gateway.get("/");
+        assert_eq!(answer.status, wanted, "{tls}");
+        assert_eq!(answer.text() == "secret", wanted == 200, "{tls}");
+    }
+}

@@ -1,0 +1,92 @@
+//! Connections that speak another protocol from some point on, as WebSocket does.
+
+use std::io::Read;
+use std::time::Duration;
+
+use crate::process::{Gateway, per_user, site};
+use crate::upstream::{Conversation, Raw};
+
+const HANDSHAKE: &str = "GET /chat HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nConnection: keep-alive, Upgrade\r\n\
+    Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+const SWITCH: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+    Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+
+/// Agrees, and then sends back whatever comes.
+fn chat(conversation: &mut Conversation) {
+    let Some(asked) = conversation.request() else { return };
+    assert_eq!(asked.values("upgrade"), ["websocket"]);
+    assert!(asked.values("connection")[0].eq_ignore_ascii_case("upgrade"));
+    assert_eq!(asked.values("sec-websocket-key"), ["dGhlIHNhbXBsZSBub25jZQ=="]);
+    conversation.send(SWITCH);
+    let mut buffer = [0; 4096];
+    while let Ok(read @ 1..) = conversation.stream.read(&mut buffer) {
+        conversation.send(&buffer[..read]);
+    }
+}
+
+#[test]
+fn a_websocket_carries_anything_both_ways_until_either_side_ends() {
+    let upstream = Raw::start(chat);
+    let rules = site(
+        "timeouts: { head: 1s, body: 1s, idle: 1s, write: 1s }",
+        &[format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url())],
+        "",
+    );
+    let gateway = Gateway::start(&rules);
+    let mut connection = gateway.connect();
+    let answer = connection.ask(HANDSHAKE);
+    assert_eq!(answer.status, 101);
+    assert_eq!(answer.header("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+    assert!(answer.header("upgrade").is_some_and(|protocol| protocol == "websocket"));
+    // Frames, and bytes that no request has.
+    for message in [&b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58"[..], b"\0\n\n\r\0", b"GET / HTTP/1.1\nHost : h\n\n"] {
+        connection.send(message);
+        assert_eq!(connection.bytes(message.len()), message);
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    connection.send("after a pause that is longer than all timeouts of requests");
+    assert_eq!(connection.bytes(5), b"after");
+    connection.bytes(53);
+    connection.tcp().shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(connection.is_closed());
+}
+
+#[test]
+fn a_server_that_does_not_agree_is_heard_and_the_connection_goes_on() {
+    let upstream = Raw::answering("HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\nno");
+    let gateway = Gateway::before(&upstream.url());
+    let mut connection = gateway.connect();
+    for _ in 0..2 {
+        let answer = connection.ask(HANDSHAKE);
+        assert_eq!((answer.status, answer.text()), (400, "no"));
+    }
+    // The guard is still there.
+    assert_eq!(connection.ask("GET / HTTP/1.1\nHost: h\r\n\r\n").status, 400);
+    assert!(connection.is_closed());
+}
+
+#[test]
+fn limits_are_asked_about_handshakes_too() {
+    let upstream = Raw::start(chat);
+    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(1)));
+    let mut first = gateway.connect();
+    assert_eq!(first.ask(HANDSHAKE).status, 101);
+    assert_eq!(gateway.connect().ask(HANDSHAKE).status, 429);
+    first.send("still here");
+    assert_eq!(first.bytes(10), b"still here");
+}
+
+#[test]
+fn an_upstream_that_ends_the_conversation_ends_it_for_the_client() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.request();
+        conversation.send(SWITCH);
+        conversation.send("bye");
+    });
+    let gateway = Gateway::before(&upstream.url());
+    let mut connection = gateway.connect();
+    assert_eq!(connection.ask(HANDSHAKE).status, 101);
+    assert_eq!(connection.bytes(3), b"bye");
+    connection.tcp().shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(connection.is_closed());
+}

@@ -1,0 +1,281 @@
+//! Upstreams: some that a test writes by hand and that keep every byte they got, and some that hyper serves.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::runtime::Runtime;
+
+use crate::process::{PATIENCE, wait_until};
+
+/// An upstream by hand.
+pub(crate) struct Raw {
+    pub(crate) address: SocketAddr,
+    seen: Seen,
+}
+
+/// What came on each connection, in the order in which they were accepted.
+type Seen = Arc<Mutex<Vec<Vec<u8>>>>;
+
+/// One connection of the gateway to an upstream.
+pub(crate) struct Conversation {
+    pub(crate) number: usize,
+    pub(crate) stream: TcpStream,
+    unread: Vec<u8>,
+    seen: Seen,
+}
+
+/// A request as it came.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+    /// What stood behind the last chunk.
+    pub(crate) trailers: String,
+}
+
+impl Asked {
+    /// The values of a header.
+    pub(crate) fn values(&self, name: &str) -> Vec<&str> {
+        let fields = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
+        fields.filter(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).collect()
+    }
+
+    fn is_chunked(&self) -> bool {
+        self.values("transfer-encoding") == ["chunked"]
+    }
+}
+
+impl Raw {
+    /// Every connection is served by `serve` on a thread of its own, and closed when that returns.
+    pub(crate) fn start(serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
+        Self::at("127.0.0.1:0", serve)
+    }
+
+    pub(crate) fn at(address: &str, serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind(address).expect("a port is free");
+        let (address, seen) = (listener.local_addr().expect("it is bound"), Seen::default());
+        let (serve, all) = (Arc::new(serve), Arc::clone(&seen));
+        std::thread::spawn(move || {
+            for (number, stream) in listener.incoming().enumerate() {
+                let Ok(stream) = stream else { return };
+                all.lock().unwrap().push(Vec::new());
+                let mut conversation = Conversation { number, stream, unread: Vec::new(), seen: Arc::clone(&all) };
+                let serve = Arc::clone(&serve);
+                std::thread::spawn(move || {
+                    conversation.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                    serve(&mut conversation);
+                });
+            }
+        });
+        Self { address, seen }
+    }
+
+    /// Answers every request with these bytes.
+    pub(crate) fn answering(answer: impl Into<Vec<u8>>) -> Self {
+        let answer = answer.into();
+        Self::start(move |conversation| {
+            while conversation.request().is_some() {
+                conversation.send(&answer);
+            }
+        })
+    }
+
+    /// Answers every request with its head, and with its own name in a header.
+    pub(crate) fn named(name: &'static str) -> Self {
+        Self::at_named("127.0.0.1:0", name)
+    }
+
+    pub(crate) fn at_named(address: &str, name: &'static str) -> Self {
+        Self::at(address, move |conversation| {
+            while let Some(Asked { head, .. }) = conversation.request() {
+                conversation.send(format!(
+                    "HTTP/1.1 200 OK\r\nX-Upstream: {name}\r\nContent-Length: {}\r\n\r\n{head}",
+                    head.len()
+                ));
+            }
+        })
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// What came on each connection so far.
+    pub(crate) fn seen(&self) -> Vec<String> {
+        let seen = self.seen.lock().unwrap();
+        seen.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect()
+    }
+
+    pub(crate) fn accepted(&self) -> usize {
+        self.seen.lock().unwrap().len()
+    }
+
+    /// How many requests came, on all connections, by their heads.
+    pub(crate) fn requests(&self) -> usize {
+        self.seen().iter().map(|seen| seen.matches(" HTTP/1.1\r\n").count()).sum()
+    }
+}
+
+impl Conversation {
+    /// Waits for more bytes; false at the end of the connection.
+    pub(crate) fn more(&mut self) -> bool {
+        let mut buffer = [0; 16 << 10];
+        let Ok(read) = self.stream.read(&mut buffer) else { return false };
+        self.seen.lock().unwrap()[self.number].extend_from_slice(&buffer[..read]);
+        self.unread.extend_from_slice(&buffer[..read]);
+        read > 0
+    }
+
+    /// What came behind the last that was asked for.
+    pub(crate) fn unread(&self) -> &[u8] {
+        &self.unread
+    }
+
+    fn take(&mut self, count: usize) -> Option<Vec<u8>> {
+        while self.unread.len() < count {
+            if !self.more() {
+                return None;
+            }
+        }
+        Some(self.unread.drain(..count).collect())
+    }
+
+    fn until(&mut self, end: &[u8]) -> Option<String> {
+        loop {
+            if let Some(at) = self.unread.windows(end.len()).position(|window| window == end) {
+                let bytes: Vec<u8> = self.unread.drain(..at + end.len()).collect();
+                return Some(String::from_utf8_lossy(&bytes).into_owned());
+            }
+            if !self.more() {
+                return None;
+            }
+        }
+    }
+
+    /// The head of the next request.
+    pub(crate) fn head(&mut self) -> Option<Asked> {
+        let head = self.until(b"\r\n\r\n")?;
+        Some(Asked { head, body: Vec::new(), trailers: String::new() })
+    }
+
+    /// The next request, whole.
+    pub(crate) fn request(&mut self) -> Option<Asked> {
+        let mut asked = self.head()?;
+        if asked.is_chunked() {
+            loop {
+                let size = usize::from_str_radix(self.until(b"\r\n")?.trim(), 16).ok()?;
+                if size == 0 {
+                    break;
+                }
+                asked.body.extend(self.take(size)?);
+                self.take(2)?;
+            }
+            loop {
+                match self.until(b"\r\n")? {
+                    line if line == "\r\n" => break,
+                    line => asked.trailers.push_str(&line),
+                }
+            }
+        } else if let [length] = asked.values("content-length")[..] {
+            let length = length.parse().ok()?;
+            asked.body = self.take(length)?;
+        }
+        Some(asked)
+    }
+
+    /// False if the gateway reads no more.
+    pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
+        self.stream.write_all(bytes.as_ref()).is_ok()
+    }
+
+    /// Waits until the gateway closes the connection.
+    pub(crate) fn await_end(&mut self) {
+        while self.more() {}
+    }
+}
+
+/// An address where nobody listens.
+pub(crate) fn nobody() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port is free")
+}
+
+/// Waits until it is so.
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    assert!(wait_until(|| is_so().then_some(())).is_some(), "{what} did not come to be");
+}
+
+/// Where asynchronous upstreams and clients of all tests run.
+pub(crate) fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads can start")
+    })
+}
+
+/// A body of hyper's upstreams.
+pub(crate) type AnyBody = BoxBody<Bytes, std::io::Error>;
+
+pub(crate) fn full(bytes: impl Into<Bytes>) -> AnyBody {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed()
+}
+
+/// An upstream that hyper serves.
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    accepted: Arc<AtomicUsize>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Speaks {
+    Http1,
+    Http2,
+}
+
+impl Served {
+    pub(crate) fn start<F, A>(speaks: Speaks, answer: F) -> Self
+    where
+        F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
+        A: Future<Output = Response<AnyBody>> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        listener.set_nonblocking(true).unwrap();
+        let (address, accepted) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&accepted);
+        runtime().spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            while let Ok((stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Relaxed);
+                let answer = answer.clone();
+                let service = service_fn(move |request| {
+                    let answering = answer(request);
+                    async move { Ok::<_, std::convert::Infallible>(answering.await) }
+                });
+                tokio::spawn(async move {
+                    let io = TokioIo::new(stream);
+                    _ = match speaks {
+                        Speaks::Http1 => hyper::server::conn::http1::Builder::new().serve_connection(io, service).await,
+                        Speaks::Http2 => {
+                            let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                            builder.serve_connection(io, service).await
+                        }
+                    };
+                });
+            }
+        });
+        Self { address, accepted }
+    }
+
+    pub(crate) fn accepted(&self) -> usize {
+        self.accepted.load(Relaxed)
+    }
+}

@@ -1,0 +1,174 @@
+//! Upstreams that fail and come back, and requests that are tried again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::process::{Gateway, per_user, site};
+use crate::upstream::{Raw, nobody, until};
+
+/// An upstream that hangs up on every request while it is not well.
+fn moody(name: &'static str, is_well: &Arc<AtomicBool>) -> Raw {
+    let is_well = Arc::clone(is_well);
+    Raw::start(move |conversation| {
+        while let Some(asked) = conversation.request() {
+            if !is_well.load(Relaxed) {
+                return;
+            }
+            let status = if asked.head.starts_with("GET /health ") { "204 No Content" } else { "200 OK" };
+            conversation.send(format!("HTTP/1.1 {status}\r\nX-Upstream: {name}\r\n"));
+            conversation.send(if status.starts_with("204") { "\r\n" } else { "Content-Length: 0\r\n\r\n" });
+        }
+    })
+}
+
+#[test]
+fn an_upstream_that_fails_is_left_alone_for_a_while_and_then_used_again() {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let (bad, good) = (moody("moody", &is_well), Raw::named("good"));
+    let route = format!(
+        "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 2, for: 2s }} }}",
+        bad.url(),
+        good.url()
+    );
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut connection = gateway.connect();
+    for _ in 0..20 {
+        assert_eq!(connection.get("/").header("x-upstream"), Some("good"));
+    }
+    assert_eq!(bad.requests(), 2, "it is left alone after two failures");
+    is_well.store(true, Relaxed);
+    until("its return", || connection.get("/").header("x-upstream") == Some("moody"));
+}
+
+#[test]
+fn answers_that_say_that_the_upstream_is_down_count_as_failures() {
+    let bad = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
+    let good = Raw::named("good");
+    let route = format!(
+        "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 3, for: 1m }} }}",
+        bad.url(),
+        good.url()
+    );
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut connection = gateway.connect();
+    let bad_answers = (0..20).filter(|_| connection.get("/").status == 503).count();
+    assert_eq!(bad_answers, 3);
+}
+
+#[test]
+fn a_check_takes_an_upstream_out_and_puts_it_back() {
+    let is_well = Arc::new(AtomicBool::new(true));
+    let (checked, other) = (moody("checked", &is_well), Arc::new(AtomicBool::new(true)));
+    let other = moody("other", &other);
+    let check = "{ path: /health, every: 100ms, timeout: 1s, unhealthy_after: 2, healthy_after: 2 }";
+    let route = format!(
+        "{{ path: /**, balance: round_robin, upstream: [{}, {}], health_check: {check} }}",
+        checked.url(),
+        other.url()
+    );
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    until("a check", || checked.seen().iter().any(|seen| seen.contains("GET /health HTTP/1.1\r\n")));
+    let mut connection = gateway.connect();
+    is_well.store(false, Relaxed);
+    gateway.await_said("is not well, and gets no requests", 1);
+    let asked = |upstream: &Raw| upstream.seen().concat().matches("GET /asked ").count();
+    for _ in 0..6 {
+        assert_eq!(connection.get("/asked").header("x-upstream"), Some("other"));
+    }
+    assert_eq!(asked(&checked), 0);
+    is_well.store(true, Relaxed);
+    gateway.await_said("is well again", 1);
+    let back = (0..4).filter(|_| connection.get("/asked").header("x-upstream") == Some("checked")).count();
+    assert_eq!(back, 2);
+}
+
+#[test]
+fn a_get_is_tried_again_elsewhere_and_spends_one_unit() {
+    let hangs_up = Raw::start(|conversation| _ = conversation.request());
+    let good = Raw::named("good");
+    for dead in [format!("http://{}", nobody()), hangs_up.url()] {
+        let route = format!(
+            "{{ path: /**, balance: round_robin, upstream: [{dead}, {}], eject: {{ after: 1000000 }} }}",
+            good.url()
+        );
+        let gateway = Gateway::start(&site("workers: 1", &[route], &per_user(10)));
+        let mut connection = gateway.connect();
+        for left in (0..10).rev() {
+            let answer = connection.get_as("ann", "/");
+            assert_eq!(answer.status, 200);
+            assert_eq!(answer.header("x-ratelimit-remaining"), Some(left.to_string().as_str()));
+        }
+        assert_eq!(connection.get_as("ann", "/").status, 429);
+    }
+    assert!(hangs_up.requests() >= 4, "{}", hangs_up.requests());
+}
+
+#[test]
+fn without_retries_a_failure_is_told() {
+    let good = Raw::named("good");
+    let route = format!(
+        "{{ path: /**, balance: round_robin, retries: 0, upstream: [http://{}, {}], eject: {{ after: 1000000 }} }}",
+        nobody(),
+        good.url()
+    );
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut connection = gateway.connect();
+    let failures = (0..10).filter(|_| connection.get("/").status == 502).count();
+    assert_eq!(failures, 5);
+}
+
+#[test]
+fn a_post_that_has_been_sent_is_never_sent_again() {
+    let hangs_up = [(); 2].map(|()| Raw::start(|conversation| _ = conversation.request()));
+    let [one, other] = hangs_up.each_ref().map(Raw::url);
+    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, retries: 10, upstream: [{one}, {other}] }}")], ""));
+    for (request, body) in [
+        ("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", "hello"),
+        ("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n", ""),
+        ("PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", "hello"),
+    ] {
+        let before: usize = hangs_up.iter().map(Raw::requests).sum();
+        let answer = gateway.connect().ask(format!("{request}{body}"));
+        assert_eq!(answer.status, 502, "{request}");
+        assert_eq!(hangs_up.iter().map(Raw::requests).sum::<usize>(), before + 1, "{request}");
+    }
+}
+
+#[test]
+fn a_post_that_found_no_connection_goes_elsewhere() {
+    let good = Raw::named("good");
+    let route = format!("{{ path: /**, balance: round_robin, upstream: [http://{}, {}] }}", nobody(), good.url());
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    for _ in 0..4 {
+        let answer = gateway.connect().ask("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
+        assert_eq!(answer.header("x-upstream"), Some("good"));
+    }
+    assert_eq!(good.seen().concat().matches("\r\n\r\nhello").count(), 4);
+}
+
+/// A server may close a connection that rests at the very moment at which it is used again.
+#[test]
+fn a_connection_that_the_upstream_closed_in_the_meantime_fails_no_get() {
+    let once = Raw::start(|conversation| {
+        if conversation.request().is_some() {
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+    });
+    let gateway = Gateway::before(&once.url());
+    let mut connection = gateway.connect();
+    for _ in 0..50 {
+        assert_eq!(connection.get("/").status, 200);
+    }
+}
+
+#[test]
+fn an_address_that_does_not_answer_is_given_up_after_connect_timeout() {
+    // A network for documentation: packets to it go nowhere, or are refused at once.
+    let route = "{ path: /**, connect_timeout: 500ms, retries: 0, upstream: 'http://192.0.2.1:81' }";
+    let gateway = Gateway::start(&site("", &[route], ""));
+    let begun = Instant::now();
+    let answer = gateway.get("/");
+    assert!(matches!(answer.status, 502 | 504), "{}", answer.status);
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
