@@ -355,12 +355,7 @@ impl Route {
 }
 
 /// The upstream of that URL, taken over if it is there already.
-fn target(
-    upstream: &UpstreamRule,
-    rule: &RouteRule,
-    folder: &Path,
-    kept: &mut Kept,
-) -> Result<Arc<Target>, SiteError> {
+fn target(upstream: &UpstreamRule, rule: &RouteRule, folder: &Path, kept: &mut Kept) -> Result<Arc<Target>, SiteError> {
     let text = upstream.url.as_str();
     let bad = || SiteError::new(format!("upstream {text} is no URL; write one such as http://127.0.0.1:8081"));
     let uri: Uri = text.parse().map_err(|_| bad())?;

@@ -159,3 +159,30 @@ fn a_log_that_cannot_be_opened_ends_the_start() {
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("gateway.access_log.file") && said.contains("; name a file that may be written"), "{said}");
 }
+
+#[test]
+fn a_request_that_a_queue_held_is_told_with_its_delay() {
+    let gateway = Gateway::start(
+        "gateway:
+  access_log: { file: access.log }
+  routes: [{ path: /**, respond: { status: 204 } }]
+limits:
+  - { name: paced, algorithm: leaky_bucket, capacity: 5, leak: 5/s, overflow: queue, max_wait: 10s }
+",
+    );
+    assert_eq!([(); 2].map(|()| gateway.get("/").status), [204, 204]);
+    let lines = gateway.await_lines(&gateway.path("access.log"), 2);
+    let delays: Vec<f64> = lines.iter().filter_map(|line| parsed(line)["delay_ms"].as_f64()).collect();
+    assert!(matches!(delays[..], [delay] if delay > 0.0 && delay <= 200.0), "{lines:?}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn lines_that_a_full_disk_does_not_take_are_counted_and_hold_up_nobody() {
+    let mut gateway = Gateway::start(&rules("{ file: /dev/full }", upstream(HELLO)));
+    assert_eq!([(); 3].map(|()| gateway.get("/hello").status), [200; 3]);
+    gateway.await_metric("tollgate_access_log_lost_total", 3.0);
+    gateway.await_said("the access log cannot be written", 1);
+    gateway.signal("TERM");
+    assert_eq!(gateway.wait().code(), Some(0));
+}

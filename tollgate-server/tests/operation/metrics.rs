@@ -119,3 +119,14 @@ fn what_is_told_ends_as_openmetrics_has_it() {
     series.dedup();
     assert_eq!(series.len(), all, "a series is told twice");
 }
+
+#[test]
+fn a_store_that_fails_is_told() {
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
+    let gateway = Gateway::start(&format!("store: redis://{gone}\non_store_failure: deny\n{rules}"));
+    assert_eq!(gateway.get("/shop/1").status, 503);
+    gateway.await_metric("tollgate_store_available", 0.0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="store_unavailable"}"#, 1.0);
+    assert_eq!(gateway.ask_admin("/readyz").status, 200);
+}
