@@ -130,3 +130,20 @@ fn a_store_that_fails_is_told() {
     gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="store_unavailable"}"#, 1.0);
     assert_eq!(gateway.ask_admin("/readyz").status, 200);
 }
+
+#[test]
+fn every_metric_is_documented() {
+    let document = include_str!("../../../docs/operating.md");
+    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), PER_CLIENT));
+    let text = gateway.ask_admin("/metrics").text;
+    let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+    assert!(families.len() > 10, "{families:?}");
+    for family in families {
+        let name = match family.split_once(' ') {
+            Some((name, "counter")) => format!("`{name}_total`"),
+            Some((name, _)) => format!("`{name}`"),
+            None => panic!("a type without a name: {family}"),
+        };
+        assert!(document.contains(&name), "{name} is not in docs/operating.md");
+    }
+}
