@@ -1,6 +1,5 @@
 //! One connection of a client, from its first byte to its end.
 
-use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
@@ -10,10 +9,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -111,11 +108,7 @@ pub(super) async fn serve(
     let client = Arc::new(Client::new(arrival, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)));
     let guard = (!is_http2).then(Guard::new);
     let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));
-    let exchange = Exchange { worker, client: Arc::clone(&client) };
-    let service = service_fn(move |request: Request<Incoming>| {
-        let exchange = exchange.clone();
-        async move { Ok::<_, Infallible>(exchange.serve(request).await) }
-    });
+    let service = Exchange { worker, client: Arc::clone(&client) };
     // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
     if is_http2 {
         let mut builder = http2::Builder::new(TokioExecutor::new());

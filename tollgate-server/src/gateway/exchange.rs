@@ -7,14 +7,18 @@ mod ending;
 mod forward;
 mod refuse;
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
+use hyper::service::Service;
 use tollgate::rules::Facts;
 use tollgate::{Asking, Gate, Ruling};
 
@@ -50,13 +54,84 @@ pub(super) struct Exchange {
     pub(super) client: Arc<Client>,
 }
 
-impl Exchange {
-    /// The answer to a request, whatever becomes of it.
-    pub(super) async fn serve(self, request: Request<Incoming>) -> Response<ToClient> {
+/// An answer, or the way to one.
+pub(super) enum Answering {
+    /// The request is answered here and now: a refusal must cost as little as can be.
+    Done(Option<Response<ToClient>>),
+    /// An upstream or a store is asked. In a box, because hyper moves what it is given.
+    OnTheWay(Pin<Box<dyn Future<Output = Response<ToClient>> + Send>>),
+}
+
+impl Future for Answering {
+    type Output = Result<Response<ToClient>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::Done(response) => Poll::Ready(Ok(response.take().expect("an answer is asked for once"))),
+            Self::OnTheWay(way) => way.as_mut().poll(context).map(Ok),
+        }
+    }
+}
+
+impl Service<Request<Incoming>> for Exchange {
+    type Response = Response<ToClient>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn call(&self, request: Request<Incoming>) -> Answering {
         self.client.request_began();
         let is_http1 = request.version() <= Version::HTTP_11;
-        let ending = Ending::new(&self.client);
-        let mut response = self.answer(request, ending).await;
+        match self.begin(request) {
+            Ok(response) => Answering::Done(Some(self.finish(response, is_http1))),
+            Err((asking, passing)) => {
+                let this = self.clone();
+                Answering::OnTheWay(Box::pin(async move {
+                    let response = match asking {
+                        Asking::Done(ruling) => this.pass(ruling, passing).await,
+                        Asking::Waiting(ruling) => this.ruled(ruling.await, passing).await,
+                    };
+                    this.finish(response, is_http1)
+                }))
+            }
+        }
+    }
+}
+
+/// A request that has been asked about.
+struct Passing {
+    request: Request<Incoming>,
+    site: Arc<Site>,
+    route: Option<usize>,
+    ending: Ending,
+}
+
+impl Exchange {
+    /// The answer to a request if it is known at once, or what goes on with it.
+    #[expect(clippy::result_large_err, reason = "it is no error, and goes into a box at once")]
+    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Asking, Passing)> {
+        let mut ending = Ending::new(&self.client);
+        let site = self.worker.site.load_full();
+        if let Some(log) = &site.log {
+            ending.keep_record(Record::new(&request, &self.client, &site.proxies, (log, self.worker.number)));
+        }
+        if let Err(failure) = legible(&request, &site) {
+            return Ok(self.fail(request.into_body(), failure, ending));
+        }
+        let (route, asking) = self.ask(&request, &site);
+        if let Some(number) = route {
+            ending.enter(site.routes[number].tally(self.worker.number));
+        }
+        if let Asking::Done(ruling) = &asking {
+            ending.note_ruling(ruling);
+            if !ruling.is_allowed() {
+                return Ok(self.refuse(request, ruling, ending));
+            }
+        }
+        Err((asking, Passing { request, site, route, ending }))
+    }
+
+    /// What all answers have in common.
+    fn finish(&self, mut response: Response<ToClient>, is_http1: bool) -> Response<ToClient> {
         let status = response.status();
         response.body_mut().answers_with(status);
         if is_http1 && self.worker.closing.load(Relaxed) && status != StatusCode::SWITCHING_PROTOCOLS {
@@ -65,31 +140,23 @@ impl Exchange {
         response
     }
 
-    async fn answer(&self, request: Request<Incoming>, mut ending: Ending) -> Response<ToClient> {
-        let site = self.worker.site.load_full();
-        if let Some(log) = &site.log {
-            ending.keep_record(Record::new(&request, &self.client, &site.proxies, (log, self.worker.number)));
-        }
-        if let Err(failure) = legible(&request, &site) {
-            return self.fail(request.into_body(), failure, ending);
-        }
-        let (route, asking) = self.ask(&request, &site);
-        if let Some(number) = route {
-            ending.enter(site.routes[number].tally(self.worker.number));
-        }
-        let mut ruling = match asking {
-            Asking::Done(ruling) => ruling,
-            Asking::Waiting(ruling) => ruling.await,
-        };
-        ending.note_ruling(&ruling);
+    /// A store elsewhere has answered.
+    async fn ruled(&self, ruling: Ruling, mut passing: Passing) -> Response<ToClient> {
+        passing.ending.note_ruling(&ruling);
         if !ruling.is_allowed() {
-            return self.refuse(request, &ruling, ending);
+            return self.refuse(passing.request, &ruling, passing.ending);
         }
+        self.pass(ruling, passing).await
+    }
+
+    /// A request that may pass. What few requests need is in boxes, so that it takes no room in all of them.
+    async fn pass(&self, mut ruling: Ruling, passing: Passing) -> Response<ToClient> {
+        let Passing { request, site, route, mut ending } = passing;
         ending.keep_place(ruling.take_place());
         if !ruling.delay().is_zero()
-            && let Err(failure) = self.hold(&ruling, &site).await
+            && let Err(failure) = Box::pin(self.hold(&ruling, &site)).await
         {
-            _ = ruling.refund().await;
+            _ = Box::pin(ruling.refund()).await;
             return self.fail(request.into_body(), failure, ending);
         }
         let Some(route) = route.map(|number| &site.routes[number]) else {
@@ -103,7 +170,7 @@ impl Exchange {
                 self.tell_limits(&ruling, self.dress(response, route)).await
             }
             Leads::Echo => {
-                let response = echo::answer(request, &self.client).await;
+                let response = Box::pin(echo::answer(request, &self.client)).await;
                 let response = response.map(|text| ToClient::written(text, ending));
                 self.tell_limits(&ruling, self.dress(response, route)).await
             }
@@ -146,7 +213,7 @@ impl Exchange {
     async fn tell_limits(&self, ruling: &Ruling, mut response: Response<ToClient>) -> Response<ToClient> {
         if ruling.hears_answer() {
             // What cannot be settled stays as it was estimated.
-            _ = ruling.hear_answer(response.status(), response.headers()).await;
+            _ = Box::pin(ruling.hear_answer(response.status(), response.headers())).await;
         }
         ruling.write_headers(response.headers_mut());
         response

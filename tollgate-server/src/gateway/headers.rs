@@ -9,6 +9,7 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 use hyper::body::Incoming;
+use smallvec::SmallVec;
 use tollgate::rules::file::Told;
 
 use super::client::{Client, Scheme};
@@ -34,34 +35,22 @@ const ADDED: usize = 8;
 /// Takes away what is only between two neighbours.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     // One look at each name is cheaper than a lookup of each that may be there.
-    if !headers.keys().any(is_hop_by_hop) {
+    let mut found: SmallVec<[HeaderName; 4]> = headers.keys().filter(|name| is_hop_by_hop(name)).cloned().collect();
+    if found.is_empty() {
         return;
     }
-    let named: Vec<HeaderName> = match headers.get_all(CONNECTION).iter().next() {
-        None => Vec::new(),
-        Some(_) => {
-            let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-            values.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
-        }
-    };
-    let wants_trailers = headers.get_all(TE).iter().any(|value| lists(value, "trailers"));
-    for name in named {
+    if found.contains(&CONNECTION) {
+        let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+        let names = values.flat_map(|value| value.split(',')).map(str::trim);
+        // These two name no header, and nearly nobody says anything else.
+        let names =
+            names.filter(|name| !name.eq_ignore_ascii_case("keep-alive") && !name.eq_ignore_ascii_case("close"));
+        let names = names.filter_map(|name| name.parse().ok());
         // A client that names these would change what the request is.
-        if name != HOST && name != CONTENT_LENGTH {
-            headers.remove(name);
-        }
+        found.extend(names.filter(|name: &HeaderName| *name != HOST && *name != CONTENT_LENGTH));
     }
-    for name in [
-        CONNECTION,
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        TE,
-        TRANSFER_ENCODING,
-        UPGRADE,
-        EXPECT,
-    ] {
+    let wants_trailers = found.contains(&TE) && headers.get_all(TE).iter().any(|value| lists(value, "trailers"));
+    for name in found {
         headers.remove(name);
     }
     if wants_trailers {

@@ -20,6 +20,10 @@ const MAX_LINGER_BYTES: usize = 1 << 20;
 /// hyper answers a head that is too long with 431 before this is reached.
 const MAX_HEADS: usize = 2;
 
+/// A head and a body that are no longer than this are put together before they are written: the kernel takes one
+/// piece for less than two.
+const SMALL_BYTES: usize = 2048;
+
 /// A byte that no request has.
 const NO_REQUEST: u8 = 0;
 
@@ -122,6 +126,15 @@ impl AsyncWrite for ClientIo {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = &mut *self;
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        if length <= SMALL_BYTES && slices.len() > 1 {
+            let (mut whole, mut end) = ([0; SMALL_BYTES], 0);
+            for slice in slices {
+                whole[end..end + slice.len()].copy_from_slice(slice);
+                end += slice.len();
+            }
+            return Pin::new(this).poll_write(context, &whole[..end]);
+        }
         let written = match &mut this.stream {
             Stream::Plain(tcp) => Pin::new(tcp).poll_write_vectored(context, slices),
             Stream::Tls(tls) => Pin::new(tls).poll_write_vectored(context, slices),

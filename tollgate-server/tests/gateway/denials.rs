@@ -22,10 +22,7 @@ fn without_a_file_the_eleventh_call_of_a_user_is_429() {
     assert!((1..=60).contains(&seconds), "{seconds}");
     let told: serde_json::Value = serde_json::from_str(denied.text()).unwrap();
     let message = format!("Too many requests. Please retry after {seconds} seconds.");
-    assert_eq!(
-        told,
-        serde_json::json!({"error": "rate_limit_exceeded", "message": message, "retry_after": seconds})
-    );
+    assert_eq!(told, serde_json::json!({"error": "rate_limit_exceeded", "message": message, "retry_after": seconds}));
     assert_eq!(connection.get_as("other", "/api/test").status, 200);
 }
 
@@ -139,7 +136,9 @@ fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
     until("a full queue", || {
         let mut connection = gateway.connect();
         connection.tcp().set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        connection.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob\r\n\r\n");
+        connection.send(
+            "GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob\r\n\r\n",
+        );
         _ = connection.try_receive();
         match connection.try_receive() {
             Ok(answer) => {

@@ -118,10 +118,19 @@ fn answers_that_make_no_sense_are_502_and_nothing_of_them_is_passed_on() {
         ("a NUL", "HTTP/1.1 200 OK\r\nX: y\0z\r\nContent-Length: 0\r\n\r\n"),
         ("a length that is none", "HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello"),
         ("two lengths", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!"),
-        ("both lengths", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"),
-        ("both lengths, the other way round", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n5\r\nhello\r\n0\r\n\r\n"),
+        (
+            "both lengths",
+            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        ),
+        (
+            "both lengths, the other way round",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        ),
         ("a head that is too long", &long),
-        ("another protocol that nobody asked for", "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"),
+        (
+            "another protocol that nobody asked for",
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+        ),
     ] {
         let sent = sent.to_owned();
         let upstream = Raw::start(move |conversation| {
@@ -140,7 +149,8 @@ fn answers_that_make_no_sense_are_502_and_nothing_of_them_is_passed_on() {
 fn what_an_upstream_sends_behind_its_answer_is_nobodys_answer() {
     let upstream = Raw::start(|conversation| {
         while conversation.request().is_some() {
-            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil");
+            conversation
+                .send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil");
         }
     });
     let gateway = Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));

@@ -109,8 +109,7 @@ fn the_proxy_protocol_names_the_client() {
     let upstream = Raw::named("one");
     let gateway = gateway("proxy_protocol: true", &upstream);
     let mut connection = gateway.connect();
-    let answer = connection
-        .ask("PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    let answer = connection.ask("PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n");
     assert!(answer.text().to_ascii_lowercase().contains("\r\nx-forwarded-for: 203.0.113.9\r\n"), "{}", answer.text());
     let mut direct = gateway.connect();
     direct.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");

@@ -80,13 +80,19 @@ fn a_call_with_trailers_passes_from_http_2_to_http_2() {
             let response = sender.send_request(request).await.unwrap();
             if number == 3 {
                 // RFC of gRPC: a call always ends with 200 and a status.
-                assert_eq!((response.status().as_u16(), &response.headers()["grpc-status"]), (200, &"8".parse().unwrap()));
+                assert_eq!(
+                    (response.status().as_u16(), &response.headers()["grpc-status"]),
+                    (200, &"8".parse().unwrap())
+                );
                 continue;
             }
             assert_eq!(response.headers()["x-asked"], "yes");
             let (status, body, trailers) = whole(response).await;
             assert_eq!((status, &body[..]), (200, &b"\0\0\0\0\x05hello"[..]));
-            assert_eq!((&trailers["grpc-status"], &trailers["grpc-message"]), (&"0".parse().unwrap(), &"fine".parse().unwrap()));
+            assert_eq!(
+                (&trailers["grpc-status"], &trailers["grpc-message"]),
+                (&"0".parse().unwrap(), &"fine".parse().unwrap())
+            );
         }
     });
     assert_eq!(upstream.accepted(), 1, "calls share a connection");
@@ -98,11 +104,7 @@ fn a_client_of_http_2_reaches_an_upstream_of_http_1() {
     let gateway = Gateway::before(&upstream.url());
     runtime().block_on(async {
         let mut sender = connect(gateway.address).await;
-        let request = get(&gateway, "/a?b=c")
-            .header("cookie", "a=1")
-            .header("cookie", "b=2")
-            .body(full(""))
-            .unwrap();
+        let request = get(&gateway, "/a?b=c").header("cookie", "a=1").header("cookie", "b=2").body(full("")).unwrap();
         let (status, body, _) = whole(sender.send_request(request).await.unwrap()).await;
         let seen = String::from_utf8_lossy(&body).to_ascii_lowercase();
         assert_eq!(status, 200);
@@ -140,11 +142,8 @@ fn many_requests_share_one_connection_on_both_sides() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         Response::new(full(request.uri().path().to_owned()))
     });
-    let gateway = Gateway::start(&site(
-        "workers: 1",
-        &[format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address)],
-        "",
-    ));
+    let gateway =
+        Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address)], ""));
     let begun = Instant::now();
     runtime().block_on(async {
         let sender = connect(gateway.address).await;
@@ -165,7 +164,9 @@ fn many_requests_share_one_connection_on_both_sides() {
 #[test]
 fn long_bodies_pass_through_http_2_whole() {
     const LENGTH: usize = 20 << 20;
-    let upstream = Served::start(Speaks::Http2, |request| async move { Response::new(request.into_body().map_err(std::io::Error::other).boxed()) });
+    let upstream = Served::start(Speaks::Http2, |request| async move {
+        Response::new(request.into_body().map_err(std::io::Error::other).boxed())
+    });
     let gateway = Gateway::before(&format!("h2c://{}", upstream.address));
     runtime().block_on(async {
         let mut sender = connect(gateway.address).await;
@@ -231,4 +232,3 @@ fn a_body_of_http_2_is_as_long_as_it_says() {
     });
     assert!(!upstream.seen().concat().contains("world"));
 }
-

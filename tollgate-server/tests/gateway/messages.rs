@@ -10,8 +10,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 #[test]
 fn requests_share_connections_on_both_sides() {
     let upstream = Raw::answering(OK);
-    let gateway =
-        Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));
+    let gateway = Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));
     let mut connection = gateway.connect();
     for _ in 0..20 {
         assert_eq!(connection.get("/").text(), "ok");

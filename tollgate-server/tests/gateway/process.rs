@@ -125,7 +125,9 @@ pub(crate) fn site(settings: &str, routes: &[impl AsRef<str>], limits: &str) -> 
 
 /// A limit of so many requests for each user, in a window that does not end before the test does.
 pub(crate) fn per_user(limit: u64) -> String {
-    format!("{{ name: user, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: {limit}, window: 1h }}")
+    format!(
+        "{{ name: user, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: {limit}, window: 1h }}"
+    )
 }
 
 /// A folder with these files in it.

@@ -56,7 +56,9 @@ fn the_path_is_stripped_rewritten_and_put_behind_that_of_the_url() {
         "",
         &[
             format!("{{ path: /strip/**, strip_prefix: /strip, upstream: {url} }}"),
-            format!("{{ path: /rewrite/**, rewrite: {{ pattern: '^/rewrite/(\\d+)', to: '/item/$1' }}, upstream: {url} }}"),
+            format!(
+                "{{ path: /rewrite/**, rewrite: {{ pattern: '^/rewrite/(\\d+)', to: '/item/$1' }}, upstream: {url} }}"
+            ),
             format!("{{ path: /url/**, strip_prefix: /url/, upstream: {url}/base/ }}"),
             format!("{{ path: /**, upstream: {url} }}"),
         ],
@@ -92,7 +94,10 @@ fn headers_are_changed_both_ways() {
     let edits = "{ remove: [x-gone, server], set: { x-set: new }, add: { x-added: second } }";
     let gateway = Gateway::start(&site(
         "",
-        &[format!("{{ path: /**, upstream: {}, request_headers: {edits}, response_headers: {edits} }}", upstream.url())],
+        &[format!(
+            "{{ path: /**, upstream: {}, request_headers: {edits}, response_headers: {edits} }}",
+            upstream.url()
+        )],
         "",
     ));
     let answer = gateway
@@ -110,10 +115,7 @@ fn an_upstream_is_asked_for_the_clients_host_or_for_its_own() {
     let url = upstream.url();
     let gateway = Gateway::start(&site(
         "",
-        &[
-            format!("{{ path: /own, host: upstream, upstream: {url} }}"),
-            format!("{{ path: /**, upstream: {url} }}"),
-        ],
+        &[format!("{{ path: /own, host: upstream, upstream: {url} }}"), format!("{{ path: /**, upstream: {url} }}")],
         "",
     ));
     let ask = |path: &str| {

@@ -69,7 +69,11 @@ fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Ar
     Arc::new(config)
 }
 
-fn connect(gateway: &Gateway, config: &Arc<ClientConfig>, name: &str) -> Connection<StreamOwned<ClientConnection, TcpStream>> {
+fn connect(
+    gateway: &Gateway,
+    config: &Arc<ClientConfig>,
+    name: &str,
+) -> Connection<StreamOwned<ClientConnection, TcpStream>> {
     let tcp = gateway.connect().tcp();
     let name = ServerName::try_from(name.to_owned()).unwrap();
     Connection::on(StreamOwned::new(ClientConnection::new(Arc::clone(config), name).unwrap(), tcp))

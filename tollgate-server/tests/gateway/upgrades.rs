@@ -39,7 +39,9 @@ fn a_websocket_carries_anything_both_ways_until_either_side_ends() {
     assert_eq!(answer.header("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
     assert!(answer.header("upgrade").is_some_and(|protocol| protocol == "websocket"));
     // Frames, and bytes that no request has.
-    for message in [&b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58"[..], b"\0\n\n\r\0", b"GET / HTTP/1.1\nHost : h\n\n"] {
+    for message in
+        [&b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58"[..], b"\0\n\n\r\0", b"GET / HTTP/1.1\nHost : h\n\n"]
+    {
         connection.send(message);
         assert_eq!(connection.bytes(message.len()), message);
     }

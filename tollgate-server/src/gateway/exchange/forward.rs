@@ -158,9 +158,9 @@ impl Exchange {
         let mut held = Held { target: Arc::clone(target), wire: None, timeout: route.timeout, worker };
         let mut wire = match target.take_idle(worker) {
             Some(wire) => wire,
-            None => match connect::line(target, &self.worker, route.connect_timeout).await {
+            None => match Box::pin(connect::line(target, &self.worker, route.connect_timeout)).await {
                 Ok(Line::Own(wire)) => wire,
-                Ok(Line::Shared(sender)) => return self.ask_shared(sender, request, route, held).await,
+                Ok(Line::Shared(sender)) => return Box::pin(self.ask_shared(sender, request, route, held)).await,
                 Err(error) => {
                     let failure = if error.is_timeout() { Failure::ConnectTimeout } else { Failure::CannotConnect };
                     return Tried::Again(request, failure);
