@@ -5,7 +5,7 @@ use std::net::TcpListener;
 
 use serde_json::json;
 
-use crate::process::{RULES, Server, folder_with, run_in, served, told};
+use crate::process::{RULES, Server, folder_with, run_in, told};
 
 fn serve(rules: &str) -> String {
     told(&run_in(folder_with(&[(RULES, rules)]).path(), &["serve", "--config", RULES]))
