@@ -21,6 +21,8 @@ const MAX_CHUNK_DIGITS: u32 = 15;
 pub(super) struct Guard {
     at: At,
     head: Head,
+    /// What was refused is a head.
+    refused_head: bool,
 }
 
 /// Where in a message the next byte is.
@@ -105,13 +107,18 @@ impl fmt::Display for Ambiguity {
 
 impl Guard {
     pub(super) fn new() -> Self {
-        Self { at: At::Head, head: Head::default() }
+        Self { at: At::Head, head: Head::default(), refused_head: false }
     }
 
     /// From here on the bytes are of another protocol.
     pub(super) fn pass(&mut self) {
         self.at = At::Passing;
         self.head = Head::default();
+    }
+
+    /// Whether it is a head that was refused, and not a body.
+    pub(super) fn refused_head(&self) -> bool {
+        self.refused_head
     }
 
     /// Looks at the next bytes of the connection.
@@ -125,6 +132,7 @@ impl Guard {
             match self.step(rest, max_head) {
                 Ok(taken) => rest = &rest[taken..],
                 Err(ambiguity) => {
+                    self.refused_head = self.at == At::Head;
                     self.at = At::Refused;
                     return Err((ambiguity, bytes.len() - rest.len()));
                 }

@@ -27,6 +27,9 @@ const SMALL_BYTES: usize = 2048;
 /// A byte that no request has.
 const NO_REQUEST: u8 = 0;
 
+/// hyper looks again at a head of which some came before only when its end is there.
+const END_OF_HEAD: &[u8] = b"\r\n\r\n";
+
 /// With or without TLS.
 pub(super) enum Stream {
     Plain(TcpStream),
@@ -45,7 +48,7 @@ impl Stream {
 /// A client's connection as hyper reads and writes it.
 pub(super) struct ClientIo {
     stream: Stream,
-    /// What was read to find out which protocol it is.
+    /// What is read before anything else: what was read to find out which protocol it is, or the end of what is refused.
     first: Bytes,
     client: Arc<Client>,
     guard: Option<Guard>,
@@ -74,6 +77,7 @@ impl ClientIo {
             // There is room for it: at least one byte was read that is not good.
             buffer.set_filled(before + good);
             buffer.put_slice(&[NO_REQUEST]);
+            self.first = Bytes::from_static(if guard.refused_head() { END_OF_HEAD } else { b"" });
         }
     }
 }
@@ -86,6 +90,8 @@ impl AsyncRead for ClientIo {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if this.refused {
+            let taken = this.first.len().min(buffer.remaining());
+            buffer.put_slice(&this.first.split_to(taken));
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
