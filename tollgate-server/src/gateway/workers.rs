@@ -26,7 +26,7 @@ const BACKLOG: u32 = 4096;
 
 /// What a client is told when there is no room for its connection.
 const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-    connection: close\r\ncontent-length: 72\r\n\r\n\
+    connection: close\r\ncontent-length: 73\r\n\r\n\
     {\"error\":\"too_many_connections\",\"message\":\"Too many clients. Try later.\"}";
 
 /// From the moment of a stop, clients that are between two requests may send one more, and are asked to go then.
