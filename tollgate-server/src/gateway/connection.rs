@@ -66,6 +66,15 @@ impl Stop {
     fn is_over(&self) -> bool {
         self.is_idle.load(std::sync::atomic::Ordering::Relaxed)
     }
+
+    /// Waits for it.
+    async fn over(&self) {
+        let mut over = pin!(self.idle.notified());
+        over.as_mut().enable();
+        if !self.is_over() {
+            over.await;
+        }
+    }
 }
 
 /// Serves a connection until the client, a deadline or the gateway ends it.
@@ -99,7 +108,12 @@ pub(super) async fn serve(
     let (stream, first, is_http2) = match (stream, is_http2) {
         (stream, Some(is_http2)) => (stream, Bytes::new(), is_http2),
         (Stream::Plain(mut tcp), None) => {
-            let Some(first) = first_bytes(&mut tcp, idle_wait).await? else { return Ok(()) };
+            let first = tokio::select! {
+                biased;
+                first = first_bytes(&mut tcp, idle_wait) => first?,
+                () = stop.over() => None,
+            };
+            let Some(first) = first else { return Ok(()) };
             let is_http2 = first.starts_with(HTTP2_BEGINS);
             (Stream::Plain(tcp), first, is_http2)
         }
