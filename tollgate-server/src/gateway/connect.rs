@@ -61,7 +61,15 @@ pub(super) async fn line(target: &Target, worker: &Arc<Worker>, within: Duration
     {
         return Ok(Line::Shared(sender));
     }
-    timeout(within, open(target, worker)).await.map_err(|_elapsed| ConnectError::Timeout)?
+    let opened = async {
+        let turn = target.turn(worker.number).await;
+        // Whoever had the turn before may have opened it.
+        match turn.as_ref().and_then(|_| target.shared(worker.number)) {
+            Some(sender) => Ok(Line::Shared(sender)),
+            None => open(target, worker).await,
+        }
+    };
+    timeout(within, opened).await.map_err(|_elapsed| ConnectError::Timeout)?
 }
 
 /// What an upstream was found to speak, and where.

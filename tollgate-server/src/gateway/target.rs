@@ -7,6 +7,7 @@ use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Uri, Version};
 use hyper::client::conn::http2;
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use tollgate::rules::file::EjectRule;
 
 use super::body::ToUpstream;
@@ -47,6 +48,8 @@ pub(super) struct Target {
     /// For each worker its own, so that no connection is handed from one to another.
     idle: Box<[Mutex<Vec<Wire>>]>,
     shared: Box<[Mutex<Option<http2::SendRequest<ToUpstream>>>]>,
+    /// Whoever opens a connection that is to be shared; others wait for it.
+    opening: Box<[AsyncMutex<()>]>,
     /// Requests under way.
     active: AtomicU32,
     health: Health,
@@ -73,7 +76,18 @@ impl Target {
         let (authority, host) = (text.parse().ok()?, HeaderValue::try_from(&text).ok()?);
         let idle = (0..workers).map(|_| Mutex::default()).collect();
         let shared = (0..workers).map(|_| Mutex::default()).collect();
-        Some(Self { address, authority, host, tls, idle, shared, active: AtomicU32::new(0), health: Health::default() })
+        let opening = (0..workers).map(|_| AsyncMutex::default()).collect();
+        Some(Self {
+            address,
+            authority,
+            host,
+            tls,
+            idle,
+            shared,
+            opening,
+            active: AtomicU32::new(0),
+            health: Health::default(),
+        })
     }
 
     /// Makes the target of a request whole, as HTTP/2 wants it. Its host stays the one it names.
@@ -124,6 +138,16 @@ impl Target {
 
     pub(super) fn share(&self, worker: usize, sender: http2::SendRequest<ToUpstream>) {
         *self.shared[worker].lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+    }
+
+    /// The turn to open a connection, where it will be shared.
+    pub(super) async fn turn(&self, worker: usize) -> Option<MutexGuard<'_, ()>> {
+        let was_shared = || self.shared[worker].lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if self.address.scheme == Speaks::Http2 || self.address.scheme == Speaks::Tls && was_shared() {
+            Some(self.opening[worker].lock().await)
+        } else {
+            None
+        }
     }
 
     pub(super) fn active(&self) -> u32 {
