@@ -75,10 +75,18 @@ fn lists(value: &HeaderValue, word: &str) -> bool {
     words.into_iter().any(|one| one.split(';').next().is_some_and(|one| one.trim().eq_ignore_ascii_case(word)))
 }
 
-/// Whether the client wants to speak another protocol on this connection.
+/// Whether the client wants to speak another protocol on this connection. Another version of HTTP is none: requests
+/// would pass that no limit has seen.
 pub(super) fn upgrade_wanted(request: &Request<Incoming>) -> bool {
+    const HTTP: [&str; 4] = ["h2c", "h2", "http", "tls"];
+    let is_other = |value: &HeaderValue| {
+        let mut names =
+            value.to_str().unwrap_or("h2c").split(',').map(|name| name.split('/').next().unwrap_or(name).trim());
+        names.all(|name| !HTTP.iter().any(|http| http.eq_ignore_ascii_case(name)))
+    };
     request.version() == Version::HTTP_11
         && request.headers().contains_key(UPGRADE)
+        && request.headers().get_all(UPGRADE).iter().all(is_other)
         && request.headers().get_all(CONNECTION).iter().any(|value| lists(value, "upgrade"))
 }
 
