@@ -20,6 +20,7 @@ mod health;
 mod io;
 mod log;
 mod metrics;
+mod patience;
 mod ports;
 mod request_id;
 mod site;

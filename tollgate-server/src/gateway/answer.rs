@@ -1,7 +1,7 @@
 //! Answers that the gateway writes itself when something other than a limit is in the way.
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
 /// Why a request was not answered by an upstream.
@@ -13,6 +13,7 @@ pub(super) enum Failure {
     Connect,
     BodyTooLong,
     BodyLate,
+    BodyBroken,
     NoRoute,
     QueueFull,
     NoUpstream,
@@ -34,7 +35,7 @@ impl Failure {
 
     const fn status(self) -> StatusCode {
         match self {
-            Self::NoHost | Self::SeveralHosts | Self::BadHost => StatusCode::BAD_REQUEST,
+            Self::NoHost | Self::SeveralHosts | Self::BadHost | Self::BodyBroken => StatusCode::BAD_REQUEST,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
@@ -53,6 +54,7 @@ impl Failure {
             Self::Connect => r#"{"error":"method_not_allowed","message":"This is no forward proxy."}"#,
             Self::BodyTooLong => r#"{"error":"body_too_long","message":"The body is longer than is taken here."}"#,
             Self::BodyLate => r#"{"error":"request_timeout","message":"The body did not come in time."}"#,
+            Self::BodyBroken => r#"{"error":"bad_request","message":"The body is malformed or not all there."}"#,
             Self::NoRoute => r#"{"error":"no_route","message":"Nothing is served here."}"#,
             Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests wait already."}"#,
             Self::NoUpstream => r#"{"error":"no_upstream","message":"No upstream is there to ask."}"#,
@@ -72,6 +74,10 @@ pub(super) fn failed(failure: Failure) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from_static(failure.body().as_bytes()));
     *response.status_mut() = failure.status();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if failure.status() == StatusCode::BAD_REQUEST {
+        // Whoever sends what cannot be read may mean what follows it in another way, too.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     if failure.status() == StatusCode::SERVICE_UNAVAILABLE {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }

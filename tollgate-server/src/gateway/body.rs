@@ -3,14 +3,18 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::StatusCode;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::time::{Sleep, sleep};
 
+use super::answer::Failure;
 use super::client::Client;
 use super::exchange::Ending;
+use super::patience::Patience;
+use super::ticks::Wait;
 
 /// What a client sends, as an upstream gets it.
 pub(super) enum ToUpstream {
@@ -24,6 +28,13 @@ pub(super) struct Sent {
     client: Arc<Client>,
     /// How much more of it is taken.
     room: u64,
+    upstream: Option<Reader>,
+}
+
+/// Whoever reads a body. While the client does not send, nothing is expected of the upstream.
+struct Reader {
+    patience: Arc<Patience>,
+    timeout: Wait,
 }
 
 /// Why a body ended before its end.
@@ -49,7 +60,16 @@ impl ToUpstream {
         if body.is_end_stream() {
             return Self::Nothing;
         }
-        Self::Sent(Sent { body, client: Arc::clone(client), room: max_bytes })
+        Self::Sent(Sent { body, client: Arc::clone(client), room: max_bytes, upstream: None })
+    }
+
+    /// An upstream is about to be asked, and has to answer within that time; the time in which the client does not send
+    /// is not the upstream's.
+    pub(super) fn read_by(&mut self, patience: &Arc<Patience>, timeout: Wait) {
+        patience.begin(timeout);
+        if let Self::Sent(sent) = self {
+            sent.upstream = Some(Reader { patience: Arc::clone(patience), timeout });
+        }
     }
 
     pub(super) fn is_nothing(&self) -> bool {
@@ -68,22 +88,25 @@ impl Body for ToUpstream {
         match Pin::new(&mut sent.body).poll_frame(context) {
             Poll::Pending => {
                 sent.client.body_awaited();
+                if let Some(reader) = &sent.upstream {
+                    reader.patience.forgive();
+                }
                 Poll::Pending
             }
             Poll::Ready(frame) => {
                 sent.client.body_came();
+                if let Some(reader) = &sent.upstream {
+                    reader.patience.expect(reader.timeout);
+                }
                 let Some(frame) = frame else { return Poll::Ready(None) };
                 let frame = match frame {
                     Ok(frame) => frame,
-                    Err(error) => return Poll::Ready(Some(Err(Broken::Client(error)))),
+                    Err(error) => return sent.broke(Broken::Client(error)),
                 };
                 let length = frame.data_ref().map_or(0, Bytes::len) as u64;
                 match sent.room.checked_sub(length) {
                     Some(room) => sent.room = room,
-                    None => {
-                        sent.client.body_is_too_long();
-                        return Poll::Ready(Some(Err(Broken::TooLong)));
-                    }
+                    None => return sent.broke(Broken::TooLong),
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
@@ -105,6 +128,18 @@ impl Body for ToUpstream {
     }
 }
 
+impl Sent {
+    fn broke(&self, how: Broken) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        if let Some(reader) = &self.upstream {
+            reader.patience.body_broke(match how {
+                Broken::Client(_) => Failure::BodyBroken,
+                Broken::TooLong => Failure::BodyTooLong,
+            });
+        }
+        Poll::Ready(Some(Err(how)))
+    }
+}
+
 impl Drop for Sent {
     fn drop(&mut self) {
         self.client.body_came();
@@ -114,6 +149,9 @@ impl Drop for Sent {
 /// What a client is answered.
 pub(super) struct ToClient {
     kind: Kind,
+    /// When an upstream that others share the connection of is given up; those that do not share it have a driver for
+    /// that.
+    stall: Option<Pin<Box<Sleep>>>,
     /// What is done when the answer is over.
     ending: Ending,
 }
@@ -125,11 +163,11 @@ enum Kind {
 
 impl ToClient {
     pub(super) fn written(text: Bytes, ending: Ending) -> Self {
-        Self { kind: Kind::Written(text), ending }
+        Self { kind: Kind::Written(text), stall: None, ending }
     }
 
     pub(super) fn upstream(body: Incoming, ending: Ending) -> Self {
-        Self { kind: Kind::Upstream(body), ending }
+        Self { kind: Kind::Upstream(body), stall: None, ending }
     }
 
     /// The head of the answer is about to leave.
@@ -140,12 +178,9 @@ impl ToClient {
 
 impl Body for ToClient {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Cut;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         let this = &mut *self;
         match &mut this.kind {
             Kind::Written(text) => {
@@ -156,15 +191,20 @@ impl Body for ToClient {
             Kind::Upstream(body) => match Pin::new(body).poll_frame(context) {
                 Poll::Pending => {
                     this.ending.upstream_awaited();
-                    Poll::Pending
+                    let Some(timeout) = this.ending.shared_timeout() else { return Poll::Pending };
+                    let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(timeout)));
+                    ready!(stall.as_mut().poll(context));
+                    this.ending.upstream_came(Came::Error);
+                    Poll::Ready(Some(Err(Cut::Late)))
                 }
                 Poll::Ready(frame) => {
+                    this.stall = None;
                     this.ending.upstream_came(match &frame {
                         None => Came::All,
                         Some(Ok(frame)) => Came::Bytes(frame.data_ref().map_or(0, Bytes::len)),
                         Some(Err(_)) => Came::Error,
                     });
-                    Poll::Ready(frame)
+                    Poll::Ready(frame.map(|frame| frame.map_err(Cut::Upstream)))
                 }
             },
         }
@@ -192,6 +232,24 @@ impl Drop for ToClient {
         }
     }
 }
+
+/// Why an answer ended before its end.
+#[derive(Debug)]
+pub(super) enum Cut {
+    Upstream(hyper::Error),
+    Late,
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Upstream(error) => error.fmt(out),
+            Self::Late => out.write_str("the upstream did not go on"),
+        }
+    }
+}
+
+impl std::error::Error for Cut {}
 
 /// What came of an upstream's body.
 pub(super) enum Came {

@@ -27,7 +27,6 @@ pub(super) struct Client {
     waits: Waits,
     watch: Watch,
     upgraded: AtomicBool,
-    body_too_long: AtomicBool,
     ticks: Arc<Ticks>,
     tally: Arc<Tally>,
 }
@@ -71,7 +70,6 @@ impl Client {
             waits,
             watch,
             upgraded: AtomicBool::new(false),
-            body_too_long: AtomicBool::new(false),
             ticks,
             tally,
         }
@@ -115,14 +113,6 @@ impl Client {
 
     pub(super) fn body_is_late(&self) -> bool {
         self.watch.body_is_late()
-    }
-
-    pub(super) fn body_is_too_long(&self) {
-        self.body_too_long.store(true, Relaxed);
-    }
-
-    pub(super) fn body_too_long(&self) -> bool {
-        self.body_too_long.load(Relaxed)
     }
 
     pub(super) fn lingers(&self) {

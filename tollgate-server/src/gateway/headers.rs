@@ -95,6 +95,23 @@ pub(super) fn ask_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(UPGRADE, protocol);
 }
 
+/// Whether an answer does not say in one way how long it is. hyper takes one of two ways, and the client may take the
+/// other.
+pub(super) fn has_unclear_length(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => {
+            let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+            let is_list = lengths.next().is_some_and(|length| !length.as_bytes().iter().all(u8::is_ascii_digit));
+            is_list || lengths.next().is_some()
+        }
+        (Some(coding), None) => {
+            headers.contains_key(CONTENT_LENGTH) || !coding.as_bytes().eq_ignore_ascii_case(b"chunked")
+        }
+        (Some(_), Some(_)) => true,
+    }
+}
+
 /// Whether a `Host` is one.
 pub(super) fn is_authority(host: &HeaderValue) -> bool {
     let is_good = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~:[]%!$&'()*+,;=".contains(byte);

@@ -15,16 +15,14 @@ use tokio::time::{Instant, sleep};
 
 use super::body::ToUpstream;
 use super::connect::UpstreamIo;
-use super::ticks::{TICK, Tick, Ticks, Wait};
+use super::patience::Patience;
+use super::ticks::{TICK, Ticks, Wait};
 
 /// Shorter than the time after which most servers close an idle connection, but for those that say so by closing it.
 const IDLE: Duration = Duration::from_secs(55);
 
 /// Answers have heads of a few hundred bytes; this bounds what an upstream can make us hold.
 const MAX_HEAD_BYTES: usize = 256 << 10;
-
-/// Nobody waits for the upstream.
-const NEVER: Tick = Tick::MAX;
 
 /// A connection that takes one request after the other.
 pub(super) struct Wire {
@@ -34,11 +32,9 @@ pub(super) struct Wire {
 
 /// What the driver of a connection looks at now and then.
 struct State {
-    /// When the upstream has to have said more.
-    deadline: AtomicU64,
+    patience: Arc<Patience>,
     is_late: AtomicBool,
     rested_since: AtomicU64,
-    ticks: Arc<Ticks>,
 }
 
 impl Wire {
@@ -48,10 +44,9 @@ impl Wire {
         builder.max_buf_size(MAX_HEAD_BYTES);
         let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
         let state = Arc::new(State {
-            deadline: AtomicU64::new(NEVER),
             is_late: AtomicBool::new(false),
             rested_since: AtomicU64::new(ticks.now()),
-            ticks,
+            patience: Arc::new(Patience::new(ticks)),
         });
         let driven = Arc::clone(&state);
         tokio::spawn(async move { driven.drive(connection.with_upgrades()).await });
@@ -69,23 +64,28 @@ impl Wire {
 
     /// Whether it has rested for so long that the upstream may be closing it just now.
     pub(super) fn has_rested(&self) -> bool {
-        self.state.ticks.now() > self.state.rested_since.load(Relaxed) + 1
+        self.state.patience.now() > self.state.rested_since.load(Relaxed) + 1
     }
 
     /// No request is under way.
     pub(super) fn rests(&self) {
-        self.state.rested_since.store(self.state.ticks.now(), Relaxed);
-        self.state.deadline.store(self.state.ticks.after(Wait::at_least(IDLE)), Relaxed);
+        self.state.rested_since.store(self.state.patience.now(), Relaxed);
+        self.state.patience.expect(Wait::at_least(IDLE));
     }
 
     /// The upstream has to say something within that time.
     pub(super) fn expect(&self, wait: Wait) {
-        self.state.deadline.store(self.state.ticks.after(wait), Relaxed);
+        self.state.patience.expect(wait);
     }
 
     /// Nothing is expected of the upstream: it is the client that does not read.
     pub(super) fn forgive(&self) {
-        self.state.deadline.store(NEVER, Relaxed);
+        self.state.patience.forgive();
+    }
+
+    /// How long the upstream may still take.
+    pub(super) fn patience(&self) -> &Arc<Patience> {
+        &self.state.patience
     }
 
     /// Whether the upstream was given up.
@@ -116,7 +116,7 @@ impl State {
             }
             is_set = true;
             while alarm.as_mut().poll(context).is_ready() {
-                let left = self.deadline.load(Relaxed).saturating_sub(self.ticks.now());
+                let left = self.patience.left();
                 if left == 0 {
                     self.is_late.store(true, Relaxed);
                     return Poll::Ready(());

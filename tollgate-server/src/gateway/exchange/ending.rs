@@ -1,6 +1,7 @@
 //! What is done when an answer is over, however it ended.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderValue, StatusCode};
 use tollgate::{Place, Ruling};
@@ -105,6 +106,11 @@ impl Ending {
         if let Some(Held { wire: Some(wire), timeout, .. }) = &self.upstream {
             wire.expect(*timeout);
         }
+    }
+
+    /// How long the upstream may take for the next part, where nothing else looks at that.
+    pub(in super::super) fn shared_timeout(&self) -> Option<Duration> {
+        self.upstream.as_ref().filter(|held| held.wire.is_none()).map(|held| held.timeout.duration())
     }
 
     pub(in super::super) fn upstream_came(&mut self, came: Came) {

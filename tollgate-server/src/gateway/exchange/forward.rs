@@ -16,6 +16,7 @@ use tollgate::rules::file::{HostHeader, Told};
 use super::super::answer::Failure;
 use super::super::body::{ToClient, ToUpstream};
 use super::super::connect::{self, Line};
+use super::super::patience::Patience;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::super::{answer, headers, upgrade};
@@ -46,7 +47,6 @@ impl Exchange {
         let (answered, held) = match answered {
             Ok(answered) => answered,
             Err(failure) => {
-                let failure = if self.client.body_too_long() { Failure::BodyTooLong } else { failure };
                 let mut response = answer::failed(failure).map(|text| ToClient::written(text, ending));
                 route.response_edits.apply(response.headers_mut());
                 self.echo_id(id, &mut response);
@@ -178,7 +178,7 @@ impl Exchange {
         } else {
             None
         };
-        wire.expect(route.timeout);
+        request.body_mut().read_by(wire.patience(), route.timeout);
         let answered = {
             let mut sending = pin!(wire.send(request));
             // The connection looks at the deadline of the body, and wakes this when it has passed.
@@ -189,13 +189,17 @@ impl Exchange {
             .await
         };
         match answered {
+            Some(Ok(response)) if headers::has_unclear_length(response.headers()) => Tried::Failed(Failure::BadAnswer),
             Some(Ok(response)) => {
                 held.wire = Some(wire);
                 Tried::Answered(response, held)
             }
             None => Tried::Failed(Failure::BodyLate),
             Some(Err(_)) if wire.is_late() => Tried::Failed(Failure::UpstreamTimeout),
-            Some(Err(error)) => failed(error, copy),
+            Some(Err(error)) => match wire.patience().clients_fault() {
+                Some(failure) => Tried::Failed(failure),
+                None => failed(error, copy),
+            },
         }
     }
 
@@ -209,17 +213,23 @@ impl Exchange {
         self.address(&mut request, route, &held.target, Version::HTTP_2);
         let copy =
             (request.body().is_nothing() && request.method().is_idempotent()).then(|| request.clone_without_body());
-        let answered = tokio::time::timeout(route.timeout.duration(), sender.try_send_request(request)).await;
+        let patience = Arc::new(Patience::new(Arc::clone(&self.worker.ticks)));
+        request.body_mut().read_by(&patience, route.timeout);
+        let answered = patience.outlast(pin!(sender.try_send_request(request))).await;
         match answered {
-            Err(_elapsed) => Tried::Failed(Failure::UpstreamTimeout),
-            Ok(Ok(response)) => Tried::Answered(response, held),
-            Ok(Err(error)) => failed(error, copy),
+            None => Tried::Failed(Failure::UpstreamTimeout),
+            Some(Ok(response)) => Tried::Answered(response, held),
+            Some(Err(error)) => match patience.clients_fault() {
+                Some(failure) => Tried::Failed(failure),
+                None => failed(error, copy),
+            },
         }
     }
 
     /// Puts the target's form of the request line and host into the request.
     fn address(&self, request: &mut Forwarded, route: &Route, target: &Target, version: Version) {
-        if route.host == HostHeader::Upstream {
+        // A request of HTTP/1.0 may have none, and one of HTTP/1.1 may not.
+        if route.host == HostHeader::Upstream || !request.headers().contains_key(HOST) {
             request.headers_mut().insert(HOST, target.host.clone());
         }
         if version == Version::HTTP_2 {

@@ -1,0 +1,87 @@
+//! How long an upstream may still take to say something.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use tokio::time::timeout;
+
+use super::answer::Failure;
+use super::ticks::{TICK, Tick, Ticks, Wait};
+
+/// Nobody waits for the upstream.
+const NEVER: Tick = Tick::MAX;
+
+/// What becomes of a body.
+const UNDER_WAY: u8 = 0;
+const BROKEN: u8 = 1;
+const TOO_LONG: u8 = 2;
+
+/// A deadline that moves while a request is on its way.
+#[derive(Debug)]
+pub(super) struct Patience {
+    deadline: AtomicU64,
+    /// What became of the body that the client sends.
+    body: AtomicU8,
+    ticks: Arc<Ticks>,
+}
+
+impl Patience {
+    pub(super) fn new(ticks: Arc<Ticks>) -> Self {
+        Self { deadline: AtomicU64::new(NEVER), body: AtomicU8::new(UNDER_WAY), ticks }
+    }
+
+    pub(super) fn now(&self) -> Tick {
+        self.ticks.now()
+    }
+
+    /// The upstream has to say something within that time.
+    pub(super) fn expect(&self, wait: Wait) {
+        self.deadline.store(self.ticks.after(wait), Relaxed);
+    }
+
+    /// A request begins.
+    pub(super) fn begin(&self, wait: Wait) {
+        self.body.store(UNDER_WAY, Relaxed);
+        self.expect(wait);
+    }
+
+    /// The client's body ended before its end.
+    pub(super) fn body_broke(&self, how: Failure) {
+        self.body.store(if how == Failure::BodyTooLong { TOO_LONG } else { BROKEN }, Relaxed);
+    }
+
+    /// The client is to blame for what became of the request.
+    pub(super) fn clients_fault(&self) -> Option<Failure> {
+        match self.body.load(Relaxed) {
+            BROKEN => Some(Failure::BodyBroken),
+            TOO_LONG => Some(Failure::BodyTooLong),
+            _ => None,
+        }
+    }
+
+    /// Nothing is expected of the upstream: it waits for the client.
+    pub(super) fn forgive(&self) {
+        self.deadline.store(NEVER, Relaxed);
+    }
+
+    /// How many ticks are left.
+    pub(super) fn left(&self) -> u64 {
+        self.deadline.load(Relaxed).saturating_sub(self.ticks.now())
+    }
+
+    /// What comes of it before the deadline, wherever that has moved by then.
+    pub(super) async fn outlast<F: Future + Unpin>(&self, mut future: F) -> Option<F::Output> {
+        loop {
+            // A deadline that was lifted may be set again at any time.
+            let ticks = u32::try_from(self.left()).unwrap_or(u32::MAX).clamp(1, LOOK_EVERY_TICKS);
+            match timeout(TICK * ticks, &mut future).await {
+                Ok(output) => return Some(output),
+                Err(_elapsed) if self.left() == 0 => return None,
+                Err(_elapsed) => {}
+            }
+        }
+    }
+}
+
+/// How long a deadline that was set anew may go unseen.
+const LOOK_EVERY_TICKS: u32 = 5;
