@@ -23,6 +23,8 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>) {
     loop {
         let now = site.load_full();
         let mut checks = JoinSet::new();
+        // What a check said of an upstream that is no longer checked would stay for ever.
+        now.unchecked().for_each(|target| target.set_well(true));
         for (target, rule) in now.checked() {
             checks.spawn(check(target, rule));
         }

@@ -188,6 +188,13 @@ impl Site {
         checked
     }
 
+    /// The upstreams that are not.
+    pub(super) fn unchecked(&self) -> impl Iterator<Item = &Arc<Target>> {
+        let checked = self.checked();
+        let targets = self.routes.iter().flat_map(Route::targets);
+        targets.filter(move |target| !checked.iter().any(|(other, _)| Arc::ptr_eq(other, target)))
+    }
+
     /// The number of the route that serves a request.
     pub(super) fn find(&self, facts: &Facts<'_>) -> Option<usize> {
         self.found.find(facts)
