@@ -198,10 +198,10 @@ impl Accepting {
 }
 
 /// A connection among those that are counted.
-struct Counted(Arc<super::tally::Tally>);
+pub(super) struct Counted(Arc<super::tally::Tally>);
 
 impl Counted {
-    fn new(tally: Arc<super::tally::Tally>) -> Self {
+    pub(super) fn new(tally: Arc<super::tally::Tally>) -> Self {
         tally.connections.fetch_add(1, Relaxed);
         Self(tally)
     }

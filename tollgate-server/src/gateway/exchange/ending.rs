@@ -93,6 +93,11 @@ impl Ending {
         self.status = Some(status);
     }
 
+    /// Somebody else gives it back.
+    pub(in super::super) fn take_place(&mut self) -> Option<Place> {
+        self.place.take()
+    }
+
     pub(in super::super) fn hold(&mut self, held: Held) {
         self.upstream = Some(held);
     }

@@ -19,6 +19,7 @@ use super::super::connect::{self, Line};
 use super::super::patience::Patience;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
+use super::super::workers::Counted;
 use super::super::{answer, headers, upgrade};
 use super::ending::Held;
 use super::{Ending, Exchange, Forwarded};
@@ -247,7 +248,7 @@ impl Exchange {
         &self,
         mut answered: Response<Incoming>,
         client: Option<OnUpgrade>,
-        ending: Ending,
+        mut ending: Ending,
         held: Held,
     ) -> Response<ToClient> {
         let Some(client) = client else {
@@ -256,7 +257,8 @@ impl Exchange {
         };
         let upstream = hyper::upgrade::on(&mut answered);
         self.client.upgrade();
-        tokio::spawn(upgrade::relay(client, upstream, held));
+        let counted = Counted::new(Arc::clone(&self.worker.tally));
+        tokio::spawn(upgrade::relay(client, upstream, (held, ending.take_place(), counted)));
         answered.map(|_| ToClient::written(bytes::Bytes::new(), ending))
     }
 }
