@@ -110,7 +110,7 @@ fn an_upstream_that_resets_the_connection_is_502() {
 
 #[test]
 fn answers_that_make_no_sense_are_502_and_nothing_of_them_is_passed_on() {
-    let long = format!("HTTP/1.1 200 OK\r\nX: {}\r\nContent-Length: 0\r\n\r\n", "x".repeat(300 << 10));
+    let long = format!("HTTP/1.1 200 OK\r\nX: {}\r\nContent-Length: 0\r\n\r\n", "x".repeat(1 << 20));
     for (what, sent) in [
         ("no HTTP", "SSH-2.0-OpenSSH_9.2\r\n\r\n"),
         ("no status", "HTTP/1.1 hello\r\n\r\n"),
@@ -125,6 +125,11 @@ fn answers_that_make_no_sense_are_502_and_nothing_of_them_is_passed_on() {
         (
             "both lengths, the other way round",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        ),
+        ("lengths in a list", "HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\nhello"),
+        (
+            "a coding that is not chunked",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
         ),
         ("a head that is too long", &long),
         (

@@ -137,6 +137,24 @@ fn a_client_of_http_1_reaches_an_upstream_of_http_2() {
 }
 
 #[test]
+fn a_client_of_http_2_shares_connections_to_an_upstream_of_http_1() {
+    let upstream = Served::start(Speaks::Http1, |request| async move {
+        Response::new(full(format!("{:?} {}", request.version(), request.uri())))
+    });
+    let gateway =
+        Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: 'http://{}' }}", upstream.address)], ""));
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        for number in 0..20 {
+            let request = get(&gateway, &format!("/{number}")).body(full("")).unwrap();
+            let (status, body, _) = whole(sender.send_request(request).await.unwrap()).await;
+            assert_eq!((status, body), (200, Bytes::from(format!("HTTP/1.1 /{number}"))));
+        }
+    });
+    assert_eq!(upstream.accepted(), 1);
+}
+
+#[test]
 fn many_requests_share_one_connection_on_both_sides() {
     let upstream = Served::start(Speaks::Http2, |request| async move {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -197,6 +215,23 @@ fn an_upstream_of_http_2_that_hangs_is_given_up() {
     connection.send("GET /body HTTP/1.1\r\nHost: h\r\n\r\n");
     assert!(connection.try_receive().is_err(), "the client must see that it is not all");
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn an_upload_to_http_2_may_take_longer_than_an_answer() {
+    let upstream = Served::start(Speaks::Http2, |request| async move {
+        let length = request.into_body().collect().await.map_or(0, |body| body.to_bytes().len());
+        Response::new(full(length.to_string()))
+    });
+    let route = format!("{{ path: /**, timeout: 1s, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("", &[route], ""));
+    let mut connection = gateway.connect();
+    connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n");
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_millis(300));
+        connection.send("x");
+    }
+    assert_eq!(connection.receive().text(), "10");
 }
 
 #[test]

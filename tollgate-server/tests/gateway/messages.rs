@@ -73,8 +73,9 @@ fn a_request_of_1_1_without_a_host_is_refused() {
 #[test]
 fn head_has_the_length_and_no_body() {
     let upstream = Raw::start(|conversation| {
-        while conversation.request().is_some() {
-            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 12345\r\n\r\n");
+        while let Some(asked) = conversation.request() {
+            let is_head = asked.head.starts_with("HEAD ");
+            conversation.send(if is_head { "HTTP/1.1 200 OK\r\nContent-Length: 12345\r\n\r\n" } else { OK });
         }
     });
     let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(2)));

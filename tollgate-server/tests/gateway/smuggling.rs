@@ -181,18 +181,18 @@ fn a_body_with_two_readings_never_ends_at_the_upstream() {
     let upstream = Raw::named("one");
     let gateway = Gateway::before(&upstream.url());
     for Case { what, sent } in REFUSED_IN_THEIR_BODY {
-        let before = upstream.accepted();
         let mut connection = gateway.connect();
         connection.send(format!("{sent}{HIDDEN}"));
         let answer = connection.receive();
         assert_eq!(answer.status, 400, "{what}: {}", answer.text());
         assert_eq!(connection.rest(), 0, "{what}: one answer, and the end");
-        for seen in upstream.seen().iter().skip(before) {
-            assert!(!seen.contains("\r\n0\r\n") && !seen.contains("hidden"), "{what}: {seen}");
-        }
-        // What was half a request is not continued with another.
         assert!(gateway.get("/probe").text().starts_with("GET /probe "), "{what}");
-        assert!(upstream.seen().iter().all(|seen| !seen.contains("chunked") || !seen.contains("/probe")), "{what}");
+        for seen in upstream.seen() {
+            assert!(!seen.contains("\r\n0\r\n") && !seen.contains("hidden"), "{what}: {seen}");
+            // What was half a request is not continued with another.
+            let half = seen.split_once("chunked").map_or("", |(_, half)| half);
+            assert!(!half.contains(" HTTP/1.1"), "{what}: {seen}");
+        }
     }
 }
 
@@ -231,7 +231,7 @@ fn a_body_that_a_route_does_not_want_is_not_the_next_request() {
             connection.send(format!("{head}Content-Length: {length}\r\n\r\n{HIDDEN}"));
             assert_ne!(connection.receive().text(), "hidden");
         }
-        assert_eq!(connection.get_as("other", "/a").text(), if path == "/a" { "a" } else { "a" });
+        assert_eq!(connection.get_as(&format!("{path}-other"), "/a").text(), "a");
     }
 }
 

@@ -92,3 +92,21 @@ fn an_upstream_that_ends_the_conversation_ends_it_for_the_client() {
     connection.tcp().shutdown(std::net::Shutdown::Write).unwrap();
     assert!(connection.is_closed());
 }
+
+#[test]
+fn conversations_count_among_connections_and_may_end_before_the_gateway_does() {
+    let upstream = Raw::start(chat);
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("workers: 1\n  max_connections: 1", &[route], ""));
+    let mut chatting = gateway.connect();
+    assert_eq!(chatting.ask(HANDSHAKE).status, 101);
+    chatting.send("one");
+    assert_eq!(chatting.bytes(3), b"one");
+    assert_eq!(gateway.get("/").status, 503);
+    gateway.signal("TERM");
+    std::thread::sleep(Duration::from_secs(1));
+    chatting.send("two");
+    assert_eq!(chatting.bytes(3), b"two");
+    drop(chatting);
+    assert_eq!(gateway.wait().code(), Some(0));
+}
