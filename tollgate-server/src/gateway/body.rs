@@ -29,6 +29,8 @@ pub(super) struct Sent {
     /// How much more of it is taken.
     room: u64,
     upstream: Option<Reader>,
+    /// When it is late, on a connection that others share.
+    late: Option<Pin<Box<Sleep>>>,
 }
 
 /// Whoever reads a body. While the client does not send, nothing is expected of the upstream.
@@ -42,6 +44,7 @@ struct Reader {
 pub(super) enum Broken {
     Client(hyper::Error),
     TooLong,
+    Late,
 }
 
 impl fmt::Display for Broken {
@@ -49,6 +52,7 @@ impl fmt::Display for Broken {
         match self {
             Self::Client(error) => error.fmt(out),
             Self::TooLong => out.write_str("the body is too long"),
+            Self::Late => out.write_str("the body did not come in time"),
         }
     }
 }
@@ -60,7 +64,7 @@ impl ToUpstream {
         if body.is_end_stream() {
             return Self::Nothing;
         }
-        Self::Sent(Sent { body, client: Arc::clone(client), room: max_bytes, upstream: None })
+        Self::Sent(Sent { body, client: Arc::clone(client), room: max_bytes, upstream: None, late: None })
     }
 
     /// An upstream is about to be asked, and has to answer within that time; the time in which the client does not send
@@ -87,14 +91,17 @@ impl Body for ToUpstream {
         };
         match Pin::new(&mut sent.body).poll_frame(context) {
             Poll::Pending => {
-                sent.client.body_awaited();
                 if let Some(reader) = &sent.upstream {
                     reader.patience.forgive();
                 }
-                Poll::Pending
+                let Some(wait) = sent.client.body_awaited() else { return Poll::Pending };
+                let late = sent.late.get_or_insert_with(|| Box::pin(sleep(wait)));
+                ready!(late.as_mut().poll(context));
+                sent.broke(Broken::Late)
             }
             Poll::Ready(frame) => {
                 sent.client.body_came();
+                sent.late = None;
                 if let Some(reader) = &sent.upstream {
                     reader.patience.expect(reader.timeout);
                 }
@@ -134,6 +141,7 @@ impl Sent {
             reader.patience.body_broke(match how {
                 Broken::Client(_) => Failure::BodyBroken,
                 Broken::TooLong => Failure::BodyTooLong,
+                Broken::Late => Failure::BodyLate,
             });
         }
         Poll::Ready(Some(Err(how)))

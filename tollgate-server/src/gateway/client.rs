@@ -24,6 +24,7 @@ pub(super) struct Client {
     pub(super) scheme: Scheme,
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
+    is_http2: bool,
     waits: Waits,
     watch: Watch,
     upgraded: AtomicBool,
@@ -52,12 +53,13 @@ pub(super) struct Arrival {
     pub(super) scheme: Scheme,
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
+    pub(super) is_http2: bool,
     pub(super) waits: Waits,
 }
 
 impl Client {
     pub(super) fn new(arrival: Arrival, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
-        let Arrival { address, scheme, certificate, max_head, waits } = arrival;
+        let Arrival { address, scheme, certificate, max_head, is_http2, waits } = arrival;
         let watch = Watch::new(ticks.after(waits.head));
         let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
         Self {
@@ -67,6 +69,7 @@ impl Client {
             scheme,
             certificate,
             max_head,
+            is_http2,
             waits,
             watch,
             upgraded: AtomicBool::new(false),
@@ -103,8 +106,14 @@ impl Client {
         self.watch.request_ended(self.ticks.after(self.waits.idle));
     }
 
-    pub(super) fn body_awaited(&self) {
+    /// The next part of a body is the client's to send. Where several bodies share the connection, each has to look at
+    /// its own time, which comes back.
+    pub(super) fn body_awaited(&self) -> Option<Duration> {
+        if self.is_http2 {
+            return Some(self.waits.body.duration());
+        }
         self.watch.body_awaited(self.ticks.after(self.waits.body));
+        None
     }
 
     pub(super) fn body_came(&self) {

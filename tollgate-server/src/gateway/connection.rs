@@ -102,15 +102,14 @@ pub(super) async fn serve(
             (Stream::Tls(Box::new(tls)), Scheme::Https, Some(is_http2))
         }
     };
-    let arrival = Arrival { address: peer, scheme, certificate, max_head: site.max_head, waits: site.waits };
-    let (max_head, idle_wait) = (site.max_head, site.waits.idle.duration());
+    let (max_head, waits) = (site.max_head, site.waits);
     drop(site);
     let (stream, first, is_http2) = match (stream, is_http2) {
         (stream, Some(is_http2)) => (stream, Bytes::new(), is_http2),
         (Stream::Plain(mut tcp), None) => {
             let first = tokio::select! {
                 biased;
-                first = first_bytes(&mut tcp, idle_wait) => first?,
+                first = first_bytes(&mut tcp, waits.idle.duration()) => first?,
                 () = stop.over() => None,
             };
             let Some(first) = first else { return Ok(()) };
@@ -119,6 +118,7 @@ pub(super) async fn serve(
         }
         (stream, None) => (stream, Bytes::new(), false),
     };
+    let arrival = Arrival { address: peer, scheme, certificate, max_head, is_http2, waits };
     let client = Arc::new(Client::new(arrival, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)));
     let guard = (!is_http2).then(Guard::new);
     let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));

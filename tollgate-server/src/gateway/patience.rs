@@ -15,6 +15,7 @@ const NEVER: Tick = Tick::MAX;
 const UNDER_WAY: u8 = 0;
 const BROKEN: u8 = 1;
 const TOO_LONG: u8 = 2;
+const LATE: u8 = 3;
 
 /// A deadline that moves while a request is on its way.
 #[derive(Debug)]
@@ -47,7 +48,12 @@ impl Patience {
 
     /// The client's body ended before its end.
     pub(super) fn body_broke(&self, how: Failure) {
-        self.body.store(if how == Failure::BodyTooLong { TOO_LONG } else { BROKEN }, Relaxed);
+        let how = match how {
+            Failure::BodyTooLong => TOO_LONG,
+            Failure::BodyLate => LATE,
+            _ => BROKEN,
+        };
+        self.body.store(how, Relaxed);
     }
 
     /// The client is to blame for what became of the request.
@@ -55,6 +61,7 @@ impl Patience {
         match self.body.load(Relaxed) {
             BROKEN => Some(Failure::BodyBroken),
             TOO_LONG => Some(Failure::BodyTooLong),
+            LATE => Some(Failure::BodyLate),
             _ => None,
         }
     }

@@ -267,3 +267,23 @@ fn a_body_of_http_2_is_as_long_as_it_says() {
     });
     assert!(!upstream.seen().concat().contains("world"));
 }
+
+#[test]
+fn a_body_that_does_not_come_is_late_by_itself() {
+    let upstream = Raw::named("one");
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("timeouts: { body: 1s }", &[route], ""));
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        let mut other = sender.clone();
+        let body = StreamBody::new(futures_util::stream::pending::<std::io::Result<Frame<Bytes>>>());
+        let request = Request::put(format!("http://{}/", gateway.address)).body(BodyExt::boxed(body)).unwrap();
+        let stuck = tokio::spawn(async move { sender.send_request(request).await.map(|answer| answer.status()) });
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let request = get(&gateway, "/").body(full("")).unwrap();
+            assert_eq!(other.send_request(request).await.unwrap().status().as_u16(), 200, "others are not to blame");
+        }
+        assert_eq!(stuck.await.unwrap().unwrap().as_u16(), 408);
+    });
+}
