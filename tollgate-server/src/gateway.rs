@@ -173,6 +173,8 @@ impl Gateway {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Endings { ports, serving, workers }) = ends else { return };
         self.closing.store(true, Relaxed);
+        // Whoever is on the way is taken and told to go: a connection that waits in a listener is lost with it.
+        tokio::time::sleep(workers::GRACE).await;
         drop(ports);
         drop(serving);
         let site = self.site.load_full();

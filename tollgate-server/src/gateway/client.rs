@@ -98,6 +98,15 @@ impl Client {
         }
     }
 
+    /// A part of an answer is the client's to take.
+    pub(super) fn given(&self) {
+        self.watch.given(self.ticks.after(self.waits.write));
+    }
+
+    pub(super) fn taken(&self) {
+        self.watch.taken();
+    }
+
     pub(super) fn request_began(&self) {
         self.watch.request_began();
     }

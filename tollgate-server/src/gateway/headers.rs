@@ -1,6 +1,7 @@
 //! What a proxy takes from messages, and what it adds to them (RFC 9110, RFC 7239).
 
 use std::io::Write as _;
+use std::net::IpAddr;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{
@@ -193,10 +194,10 @@ fn scheme(scheme: Scheme) -> HeaderValue {
 fn tell_forwarded(headers: &mut HeaderMap, client: &Client, trusted: bool) {
     let mut element = BytesMut::with_capacity(96);
     element.put_slice(b"for=");
-    match client.address {
-        std::net::SocketAddr::V4(_) => element.put_slice(client.address_text.as_bytes()),
-        std::net::SocketAddr::V6(address) => {
-            _ = write!((&mut element).writer(), "\"[{}]\"", address.ip());
+    match client.address.ip().to_canonical() {
+        IpAddr::V4(_) => element.put_slice(client.address_text.as_bytes()),
+        IpAddr::V6(address) => {
+            _ = write!((&mut element).writer(), "\"[{address}]\"");
         }
     }
     if let Some(host) = headers.get(HOST) {

@@ -36,6 +36,8 @@ pub(super) struct Site {
     pub(super) max_head: usize,
     pub(super) max_queued: u32,
     pub(super) waits: Waits,
+    /// How long a connection that was upgraded may be silent.
+    pub(super) upgraded: Wait,
     /// Where requests are written down, if that is wanted.
     pub(super) log: Option<Arc<AccessLog>>,
 }
@@ -166,6 +168,7 @@ impl Site {
             max_head: usize::try_from(gateway.max_head.bytes()).unwrap_or(usize::MAX),
             max_queued: gateway.max_queued,
             waits: Waits::of(&gateway.timeouts),
+            upgraded: Wait::at_least(gateway.timeouts.upgraded.duration()),
             log: match &gateway.access_log {
                 Some(rule) => Some(log(rule, before, || AccessLog::open(rule, file.folder(), workers, lost))?),
                 None => None,
@@ -335,11 +338,11 @@ impl Route {
             return None;
         }
         let mut path = uri.path().to_owned();
-        if let Some(prefix) = &self.strip_prefix
-            && let Some(rest) = path.strip_prefix(prefix.as_str())
-            && (rest.is_empty() || rest.starts_with('/'))
-        {
-            path = if rest.is_empty() { "/".to_owned() } else { rest.to_owned() };
+        if let Some(prefix) = &self.strip_prefix {
+            // A client may write the path of the route in another way, such as `/%61pi` for `/api`.
+            let normal = Facts::new("", uri.path()).normal_path().into_owned();
+            let rest = stripped(&path, prefix).or_else(|| stripped(&normal, prefix)).map(str::to_owned);
+            path = rest.unwrap_or(path);
         }
         if let Some(rewrite) = &self.rewrite {
             path = rewrite.pattern.replace(&path, &rewrite.to).into_owned();
@@ -359,6 +362,12 @@ impl Route {
         parts.path_and_query = Some(path);
         Uri::from_parts(parts).ok()
     }
+}
+
+/// What is left of a path without whole segments at its beginning.
+fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
+    let rest = path.strip_prefix(prefix).filter(|rest| rest.is_empty() || rest.starts_with('/'))?;
+    Some(if rest.is_empty() { "/" } else { rest })
 }
 
 /// The upstream of that URL, taken over if it is there already.

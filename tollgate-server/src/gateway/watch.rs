@@ -41,6 +41,8 @@ pub(super) struct Watch {
     body: AtomicU64,
     /// For the client to read.
     write: AtomicU64,
+    /// For the client to take what it was given of an answer. HTTP/2 can hold that up without holding up the connection.
+    taking: AtomicU64,
     /// Requests under way.
     active: AtomicU32,
     /// Whether a head has begun.
@@ -55,6 +57,7 @@ impl Watch {
             request: AtomicU64::new(first_request_by),
             body: AtomicU64::new(NEVER),
             write: AtomicU64::new(NEVER),
+            taking: AtomicU64::new(NEVER),
             active: AtomicU32::new(0),
             in_head: AtomicBool::new(false),
             body_is_late: AtomicBool::new(false),
@@ -107,16 +110,30 @@ impl Watch {
         self.write.store(NEVER, Relaxed);
     }
 
+    /// A part of an answer is the client's to take.
+    pub(super) fn given(&self, taken_by: Tick) {
+        self.taking.store(taken_by, Relaxed);
+    }
+
+    pub(super) fn taken(&self) {
+        self.taking.store(NEVER, Relaxed);
+    }
+
+    /// When the client has to have read.
+    fn read_by(&self) -> Tick {
+        self.write.load(Relaxed).min(self.taking.load(Relaxed))
+    }
+
     /// Looks at all deadlines.
     pub(super) fn look(&self, now: Tick) -> Looked {
-        if self.request.load(Relaxed) <= now || self.write.load(Relaxed) <= now {
+        if self.request.load(Relaxed) <= now || self.read_by() <= now {
             return Looked::Over;
         }
         if self.body.load(Relaxed) <= now {
             // Once, so that the client can be told; if that does not end it, the next look does.
             return if self.body_is_late.swap(true, Relaxed) { Looked::Over } else { Looked::BodyLate };
         }
-        let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.write.load(Relaxed));
+        let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.read_by());
         Looked::In { ticks: next.saturating_sub(now) }
     }
 }

@@ -29,8 +29,12 @@ const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appli
     connection: close\r\ncontent-length: 73\r\n\r\n\
     {\"error\":\"too_many_connections\",\"message\":\"Too many clients. Try later.\"}";
 
-/// From the moment of a stop, clients that are between two requests may send one more, and are asked to go then.
-const GRACE: Duration = Duration::from_millis(500);
+/// From the moment of a stop, clients that are between two requests may send one more, and are asked to go then. Then
+/// listeners are closed.
+pub(super) const GRACE: Duration = Duration::from_millis(400);
+
+/// The same for whoever came last.
+const LAST_GRACE: Duration = Duration::from_millis(100);
 
 /// A listener, bound once for each worker.
 pub(super) struct Listening {
@@ -138,7 +142,7 @@ async fn drain(worker: &Worker, stop: &Stop, within: Duration) {
     worker.closing.store(true, Relaxed);
     let all_gone = async {
         let step = Duration::from_millis(5);
-        let mut left = GRACE.as_millis() / step.as_millis();
+        let mut left = LAST_GRACE.as_millis() / step.as_millis();
         while worker.tally.connections.load(Relaxed) > 0 {
             sleep(step).await;
             left = left.saturating_sub(1);

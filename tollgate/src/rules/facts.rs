@@ -1,5 +1,6 @@
 //! What is known of a request, borrowed from wherever it came in.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use http::{Extensions, HeaderMap};
@@ -160,6 +161,12 @@ impl<'a> Facts<'a> {
     #[must_use]
     pub fn path(&self) -> &'a str {
         self.path
+    }
+
+    /// The path in the form in which it is matched; see [`Request::path`](super::Request::path).
+    #[must_use]
+    pub fn normal_path(&self) -> Cow<'a, str> {
+        super::path::normal(self.path)
     }
 
     /// What followed the question mark.

@@ -108,6 +108,7 @@ impl Ending {
 
     /// The next part of the answer is the upstream's to send.
     pub(in super::super) fn upstream_awaited(&self) {
+        self.client.taken();
         if let Some(Held { wire: Some(wire), timeout, .. }) = &self.upstream {
             wire.expect(*timeout);
         }
@@ -123,6 +124,7 @@ impl Ending {
         match came {
             Came::Bytes(bytes) => {
                 self.sent_bytes += bytes as u64;
+                self.client.given();
                 if let Some(wire) = &held.wire {
                     wire.forgive();
                 }
@@ -145,6 +147,7 @@ impl Drop for Held {
 
 impl Drop for Ending {
     fn drop(&mut self) {
+        self.client.taken();
         self.client.request_ended();
         let nanos = self.client.tally().nanos_since(self.began);
         match &self.route {

@@ -19,6 +19,7 @@ use super::super::connect::{self, Line};
 use super::super::patience::Patience;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
+use super::super::upgrade::Silence;
 use super::super::workers::Counted;
 use super::super::{answer, headers, upgrade};
 use super::ending::Held;
@@ -258,7 +259,8 @@ impl Exchange {
         let upstream = hyper::upgrade::on(&mut answered);
         self.client.upgrade();
         let counted = Counted::new(Arc::clone(&self.worker.tally));
-        tokio::spawn(upgrade::relay(client, upstream, (held, ending.take_place(), counted)));
+        let silence = Silence { ticks: Arc::clone(&self.worker.ticks), longest: self.worker.site.load().upgraded };
+        tokio::spawn(upgrade::relay(client, upstream, (held, ending.take_place(), counted), silence));
         answered.map(|_| ToClient::written(bytes::Bytes::new(), ending))
     }
 }

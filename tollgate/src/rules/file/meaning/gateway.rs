@@ -34,7 +34,7 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
     if let Some(timeouts) = node.get("timeouts") {
         let waits = gateway.timeouts;
         let named = [("head", waits.head), ("body", waits.body), ("idle", waits.idle), ("write", waits.write)];
-        for (key, wait) in named.into_iter().chain([("drain", waits.drain)]) {
+        for (key, wait) in named.into_iter().chain([("upgraded", waits.upgraded), ("drain", waits.drain)]) {
             span(wait.duration(), (timeouts, key), findings);
         }
     }

@@ -170,6 +170,8 @@ pub struct TimeoutsRule {
     pub idle: Span,
     /// For a client to read some of what it is sent.
     pub write: Span,
+    /// For either side of a connection that was upgraded, such as to WebSocket, to say something.
+    pub upgraded: Span,
     /// For what is under way when the gateway stops.
     pub drain: Span,
 }
@@ -177,7 +179,14 @@ pub struct TimeoutsRule {
 impl Default for TimeoutsRule {
     fn default() -> Self {
         let seconds = |seconds| Span::new(std::time::Duration::from_secs(seconds));
-        Self { head: seconds(10), body: seconds(30), idle: seconds(60), write: seconds(30), drain: seconds(30) }
+        Self {
+            head: seconds(10),
+            body: seconds(30),
+            idle: seconds(60),
+            write: seconds(30),
+            upgraded: seconds(3600),
+            drain: seconds(30),
+        }
     }
 }
 
