@@ -18,6 +18,7 @@ mod guard;
 mod headers;
 mod health;
 mod io;
+mod lane;
 mod log;
 mod metrics;
 mod patience;

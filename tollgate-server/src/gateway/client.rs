@@ -1,14 +1,15 @@
 //! A client's connection, as everything that serves it sees it.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::HeaderValue;
 use tollgate::rules::Certificate;
 
 use super::guard::Ambiguity;
+use super::lane::Asked;
 use super::tally::Tally;
 use super::ticks::{Ticks, Wait};
 use super::watch::{Looked, Waits, Watch};
@@ -28,6 +29,11 @@ pub(super) struct Client {
     waits: Waits,
     watch: Watch,
     upgraded: AtomicBool,
+    /// Whether the last request was refused.
+    refused: AtomicBool,
+    /// What was decided about the request that hyper is about to read.
+    asked: Mutex<Option<Asked>>,
+    has_asked: AtomicBool,
     ticks: Arc<Ticks>,
     tally: Arc<Tally>,
 }
@@ -73,6 +79,9 @@ impl Client {
             waits,
             watch,
             upgraded: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
+            asked: Mutex::new(None),
+            has_asked: AtomicBool::new(false),
             ticks,
             tally,
         }
@@ -135,6 +144,31 @@ impl Client {
 
     pub(super) fn lingers(&self) {
         self.watch.write_blocked(self.ticks.after(Wait::at_least(LINGER)));
+    }
+
+    /// Whether the last request was refused, and nothing of its answer is left to be written.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.load(Relaxed) && self.watch.is_quiet()
+    }
+
+    pub(super) fn note_refused(&self, refused: bool) {
+        self.refused.store(refused, Relaxed);
+    }
+
+    /// What was decided about the request that hyper is about to read.
+    pub(super) fn leave(&self, asked: Asked) {
+        self.note_refused(false);
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
+        self.has_asked.store(true, Relaxed);
+    }
+
+    pub(super) fn take_asked(&self) -> Option<Asked> {
+        // Nearly always there is nothing, and the lock is left alone.
+        if !self.has_asked.load(Relaxed) {
+            return None;
+        }
+        self.has_asked.store(false, Relaxed);
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// From here on the connection speaks another protocol.

@@ -121,8 +121,8 @@ pub(super) async fn serve(
     let arrival = Arrival { address: peer, scheme, certificate, max_head, is_http2, waits };
     let client = Arc::new(Client::new(arrival, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)));
     let guard = (!is_http2).then(Guard::new);
-    let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));
     let service = Exchange { worker, client: Arc::clone(&client) };
+    let io = TokioIo::new(ClientIo::new(stream, first, &service, guard));
     // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
     if is_http2 {
         let mut builder = http2::Builder::new(TokioExecutor::new());

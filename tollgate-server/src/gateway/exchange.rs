@@ -105,19 +105,31 @@ struct Passing {
     ending: Ending,
 }
 
+impl Worker {
+    /// Whether clients are asked to go elsewhere.
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Relaxed)
+    }
+}
+
 impl Exchange {
     /// The answer to a request if it is known at once, or what goes on with it.
     #[expect(clippy::result_large_err, reason = "it is no error, and goes into a box at once")]
     fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Asking, Passing)> {
         let mut ending = Ending::new(&self.client);
-        let site = self.worker.site.load_full();
+        // What was decided before hyper has read the request must not be decided again.
+        let asked = self.client.take_asked();
+        let site = asked.as_ref().map_or_else(|| self.worker.site.load_full(), |asked| Arc::clone(&asked.site));
         if let Some(log) = &site.log {
             ending.keep_record(Record::new(&request, &self.client, &site.proxies, (log, self.worker.number)));
         }
         if let Err(failure) = legible(&request, &site) {
             return Ok(self.fail(request.into_body(), failure, ending));
         }
-        let (route, asking) = self.ask(&request, &site);
+        let (route, asking) = match asked {
+            Some(asked) => (asked.route, asked.asking),
+            None => self.ask(&request, &site),
+        };
         if let Some(number) = route {
             ending.enter(site.routes[number].tally(self.worker.number));
         }
@@ -134,7 +146,7 @@ impl Exchange {
     fn finish(&self, mut response: Response<ToClient>, is_http1: bool) -> Response<ToClient> {
         let status = response.status();
         response.body_mut().answers_with(status);
-        if is_http1 && self.worker.closing.load(Relaxed) && status != StatusCode::SWITCHING_PROTOCOLS {
+        if is_http1 && self.worker.is_closing() && status != StatusCode::SWITCHING_PROTOCOLS {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -110,6 +110,11 @@ impl Guard {
         Self { at: At::Head, head: Head::default(), refused_head: false }
     }
 
+    /// Whether the next byte is the first of a message.
+    pub(super) fn is_between(&self) -> bool {
+        self.at == At::Head && self.head.bytes == 0
+    }
+
     /// From here on the bytes are of another protocol.
     pub(super) fn pass(&mut self) {
         self.at = At::Passing;

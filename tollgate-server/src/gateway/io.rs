@@ -11,7 +11,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use super::client::Client;
+use super::exchange::{Exchange, Worker};
 use super::guard::Guard;
+use super::lane::Lane;
 
 /// What a client still sends after its answer is read and thrown away, so that closing does not destroy the answer on
 /// its way; up to this much.
@@ -52,6 +54,11 @@ pub(super) struct ClientIo {
     first: Bytes,
     client: Arc<Client>,
     guard: Option<Guard>,
+    /// For a client that was refused.
+    lane: Option<Box<Lane>>,
+    worker: Arc<Worker>,
+    /// What is left to be written of an answer that hyper does not know of.
+    unsent: Bytes,
     refused: bool,
     at_end: bool,
     lingered: usize,
@@ -59,8 +66,56 @@ pub(super) struct ClientIo {
 }
 
 impl ClientIo {
-    pub(super) fn new(stream: Stream, first: Bytes, client: Arc<Client>, guard: Option<Guard>) -> Self {
-        Self { stream, first, client, guard, refused: false, at_end: false, lingered: 0, is_shut: false }
+    pub(super) fn new(stream: Stream, first: Bytes, exchange: &Exchange, guard: Option<Guard>) -> Self {
+        Self {
+            stream,
+            first,
+            client: Arc::clone(&exchange.client),
+            guard,
+            lane: None,
+            worker: Arc::clone(&exchange.worker),
+            unsent: Bytes::new(),
+            refused: false,
+            at_end: false,
+            lingered: 0,
+            is_shut: false,
+        }
+    }
+
+    /// Whether the next message may be answered before hyper reads it.
+    fn is_in_lane(&self) -> bool {
+        let is_between = self.guard.as_ref().is_some_and(Guard::is_between);
+        is_between && self.first.is_empty() && matches!(self.stream, Stream::Plain(_)) && self.client.is_refused()
+    }
+
+    /// Answers the request that was read, if it is plain and refused again.
+    fn refuse(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<bool> {
+        let worker = &self.worker;
+        let mut lane = self.lane.take().unwrap_or_else(|| Box::new(Lane::new(Arc::clone(worker))));
+        let sent = match lane.refusal(bytes, &self.client) {
+            None => None,
+            Some(answer) => Some(match Pin::new(&mut *self).poll_write(context, answer) {
+                Poll::Ready(written) => written.map(|written| answer[written..].to_vec()),
+                Poll::Pending => Ok(answer.to_vec()),
+            }),
+        };
+        self.lane = Some(lane);
+        match sent {
+            None => Ok(false),
+            Some(rest) => {
+                self.unsent = Bytes::from(rest?);
+                Ok(true)
+            }
+        }
+    }
+
+    fn send_unsent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.unsent.is_empty() {
+            let rest = self.unsent.clone();
+            let written = ready!(Pin::new(&mut *self).poll_write(context, &rest))?;
+            self.unsent.advance(written);
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Looks at what was read, and takes away what is ambiguous.
@@ -95,23 +150,31 @@ impl AsyncRead for ClientIo {
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
-        if this.first.is_empty() {
-            ready!(match &mut this.stream {
-                Stream::Plain(tcp) => Pin::new(tcp).poll_read(context, buffer),
-                Stream::Tls(tls) => Pin::new(tls).poll_read(context, buffer),
-            })?;
-        } else {
-            let taken = this.first.len().min(buffer.remaining());
-            buffer.put_slice(&this.first[..taken]);
-            this.first.advance(taken);
-        }
-        if buffer.filled().len() == before {
-            this.at_end = true;
-        } else {
+        loop {
+            ready!(this.send_unsent(context))?;
+            let is_in_lane = this.is_in_lane();
+            if this.first.is_empty() {
+                ready!(match &mut this.stream {
+                    Stream::Plain(tcp) => Pin::new(tcp).poll_read(context, buffer),
+                    Stream::Tls(tls) => Pin::new(tls).poll_read(context, buffer),
+                })?;
+            } else {
+                let taken = this.first.len().min(buffer.remaining());
+                buffer.put_slice(&this.first[..taken]);
+                this.first.advance(taken);
+            }
+            if buffer.filled().len() == before {
+                this.at_end = true;
+                return Poll::Ready(Ok(()));
+            }
             this.client.bytes_came();
             this.look(buffer, before);
+            // The guard is between two messages again: this was one, without a body.
+            if !(is_in_lane && this.is_in_lane() && this.refuse(&buffer.filled()[before..], context)?) {
+                return Poll::Ready(Ok(()));
+            }
+            buffer.set_filled(before);
         }
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -169,6 +232,7 @@ impl AsyncWrite for ClientIo {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        ready!(this.send_unsent(context))?;
         if !this.is_shut {
             ready!(match &mut this.stream {
                 Stream::Plain(tcp) => Pin::new(tcp).poll_shutdown(context),

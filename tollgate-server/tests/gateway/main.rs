@@ -13,6 +13,7 @@ mod forwarding;
 mod http2;
 mod lifecycle;
 mod messages;
+mod refused_again;
 mod routing;
 mod slow_clients;
 mod smuggling;
