@@ -1,15 +1,17 @@
 //! New connections to upstreams.
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
-use tokio_util::either::Either;
 
 use super::body::ToUpstream;
 use super::exchange::Worker;
@@ -79,7 +81,62 @@ pub(super) enum Dialled {
 }
 
 /// A connection to an upstream, with or without TLS.
-pub(super) type UpstreamIo = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+pub(super) enum UpstreamIo {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl AsyncRead for UpstreamIo {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_read(context, buffer),
+            Self::Tls(tls) => Pin::new(tls).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for UpstreamIo {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_write(context, bytes),
+            Self::Tls(tls) => Pin::new(tls).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match (self.get_mut(), slices) {
+            // A request without a body is one piece, which the kernel takes for less when it is told so.
+            (Self::Plain(tcp), [one]) => Pin::new(tcp).poll_write(context, one),
+            (Self::Plain(tcp), several) => Pin::new(tcp).poll_write_vectored(context, several),
+            (Self::Tls(tls), several) => Pin::new(tls).poll_write_vectored(context, several),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(tcp) => tcp.is_write_vectored(),
+            Self::Tls(tls) => tls.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_flush(context),
+            Self::Tls(tls) => Pin::new(tls).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_shutdown(context),
+            Self::Tls(tls) => Pin::new(tls).poll_shutdown(context),
+        }
+    }
+}
 
 /// Connects, and agrees on what is spoken.
 pub(super) async fn dial(target: &Target) -> Result<Dialled, ConnectError> {
@@ -91,10 +148,10 @@ pub(super) async fn dial(target: &Target) -> Result<Dialled, ConnectError> {
         (Some(tls), _) => {
             let stream = Box::new(tls.connector.connect(tls.name.clone(), tcp).await?);
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-            if is_http2 { Dialled::Http2(Either::Right(stream)) } else { Dialled::Http1(Either::Right(stream)) }
+            if is_http2 { Dialled::Http2(UpstreamIo::Tls(stream)) } else { Dialled::Http1(UpstreamIo::Tls(stream)) }
         }
-        (None, Speaks::Http2) => Dialled::Http2(Either::Left(tcp)),
-        (None, _) => Dialled::Http1(Either::Left(tcp)),
+        (None, Speaks::Http2) => Dialled::Http2(UpstreamIo::Plain(tcp)),
+        (None, _) => Dialled::Http1(UpstreamIo::Plain(tcp)),
     })
 }
 
