@@ -16,6 +16,9 @@ use crate::decision::Decision;
 /// is back.
 const RETRY_A_FAILED_STORE: Duration = Duration::from_secs(1);
 
+/// Headers of an answer beside those of its limit, the server's among them.
+const BESIDE: usize = 5;
+
 /// The answer to a request that is refused: why, and by what.
 ///
 /// It is not to be kept by a cache (RFC 6585 forbids it for a 429), which `Cache-Control: no-store` says. So there
@@ -53,6 +56,8 @@ impl<'a> Answer<'a> {
         let mut response = Response::new(content);
         *response.status_mut() = self.refusal.status();
         let headers = response.headers_mut();
+        // For all of them at once, and what a server adds. Without the room they are left out one by one.
+        let _ = headers.try_reserve(self.policy.map_or(0, Policy::fields) + BESIDE);
         self.write_headers(headers);
         headers.insert(CONTENT_TYPE, content_type);
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -8,6 +8,7 @@ use super::accept;
 use super::answer::Answer;
 use super::error::InvalidAnswer;
 use super::problem::Problem;
+use super::refusal::Refusal;
 use super::template::Template;
 
 /// What a refusal says, unless the request's `Accept` prefers one of the others.
@@ -71,9 +72,29 @@ impl Body {
 }
 
 fn json(answer: &Answer<'_>) -> (HeaderValue, Bytes) {
+    (HeaderValue::from_static(Body::JSON), limited(answer).unwrap_or_else(|| any(answer)))
+}
+
+/// What nearly every refusal is, put together from its parts: a flood should cost little.
+fn limited(answer: &Answer<'_>) -> Option<Bytes> {
+    let (Refusal::Limited, Some(seconds)) = (answer.refusal, answer.wait_secs()) else { return None };
+    let mut digits = itoa::Buffer::new();
+    let seconds = digits.format(seconds);
+    let parts = [
+        r#"{"error":""#,
+        answer.refusal.code(),
+        r#"","message":"Too many requests. Please retry after "#,
+        seconds,
+        r#" seconds.","retry_after":"#,
+        seconds,
+        "}",
+    ];
+    Some(Bytes::from(parts.concat()))
+}
+
+fn any(answer: &Answer<'_>) -> Bytes {
     let message = answer.message();
-    let json = Json { error: answer.refusal.code(), message: &message, retry_after: answer.wait_secs() };
-    (HeaderValue::from_static(Body::JSON), written(&json))
+    written(&Json { error: answer.refusal.code(), message: &message, retry_after: answer.wait_secs() })
 }
 
 fn problem(answer: &Answer<'_>) -> (HeaderValue, Bytes) {
@@ -84,4 +105,19 @@ fn problem(answer: &Answer<'_>) -> (HeaderValue, Bytes) {
 /// Texts and numbers always make JSON; an empty body is what an answer would be left with if they ever did not.
 fn written(json: &impl Serialize) -> Bytes {
     serde_json::to_vec(json).unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FixedWindow, Limit, Limiter, MINUTE};
+
+    #[test]
+    fn what_is_put_together_is_what_would_be_serialized() {
+        let limiter = Limiter::new(Limit::new("l", FixedWindow::new(1, MINUTE)).unwrap());
+        let decisions: Vec<_> = (0..2).map(|_| limiter.check("k")).collect();
+        let answer = Answer::new(&Refusal::Limited).decision(&decisions[1]);
+        assert_eq!(limited(&answer).unwrap(), any(&answer));
+        assert!(limited(&Answer::new(&Refusal::Limited)).is_none());
+    }
 }

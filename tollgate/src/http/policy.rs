@@ -121,6 +121,11 @@ impl Policy {
         self.quota
     }
 
+    /// How many headers it writes.
+    pub(super) fn fields(&self) -> usize {
+        self.fields
+    }
+
     /// Writes what is left, over any such headers there are; and for a denial that waiting helps, `Retry-After`.
     ///
     /// When the store failed and its limit denies for that, nobody knows what is left, so only `Retry-After` is
