@@ -1,6 +1,7 @@
 //! The configurations: what each contender is told, at its best for one core.
 //!
-//! Nobody writes access logs, everybody keeps its connections to the upstream, and nobody closes a client's.
+//! Nobody writes access logs, everybody keeps its connections to the upstream, and nobody closes a client's. Everybody
+//! tells the upstream who the client is, in the same headers: `X-Forwarded-For`, `-Proto` and `-Host`, and `X-Request-Id`.
 
 use std::path::Path;
 
@@ -61,6 +62,7 @@ pub(super) fn tollgate(task: &Task<'_>) -> String {
         "gateway:
   listen: 127.0.0.1:{port}
   workers: 1
+  tell_upstreams: [x-forwarded, request-id]
   routes:
     - path: /**
       upstream: http://127.0.0.1:{upstream_port}
@@ -94,6 +96,11 @@ pub(super) fn nginx(task: &Task<'_>) -> String {
             proxy_pass http://behind;
             proxy_http_version 1.1;
             proxy_set_header Connection \"\";
+            proxy_set_header Host $host;
+            proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+            proxy_set_header X-Forwarded-Proto $scheme;
+            proxy_set_header X-Forwarded-Host $host;
+            proxy_set_header X-Request-Id $request_id;
             proxy_buffer_size 64k;
             proxy_buffers 4 64k;
             proxy_busy_buffers_size 128k;
@@ -179,6 +186,11 @@ defaults
     timeout http-keep-alive 1h
 frontend gateway
     bind 127.0.0.1:{port}{proto}
+    option forwardfor
+    http-request set-header X-Forwarded-Proto http
+    http-request set-header X-Forwarded-Host %[req.hdr(host)]
+    unique-id-format %{{+X}}o%ci%cp%Ts%rt%pid
+    unique-id-header X-Request-Id
 {limit}    default_backend behind
 backend behind
     server upstream 127.0.0.1:{upstream_port}

@@ -17,6 +17,7 @@ mod refused_again;
 mod routing;
 mod slow_clients;
 mod smuggling;
+mod soak;
 mod streaming;
 mod tls;
 mod upgrades;

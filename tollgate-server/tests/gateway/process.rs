@@ -96,6 +96,18 @@ impl Gateway {
         self.child.wait().expect("it can be waited for")
     }
 
+    /// What the process has of memory now.
+    pub(crate) fn memory_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux tells it");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
+    }
+
+    /// How many files and sockets it has open.
+    pub(crate) fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("it runs").count()
+    }
+
     /// The most memory that it has had at once.
     pub(crate) fn peak_memory_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");

@@ -1,0 +1,94 @@
+//! Many clients, and for long: nothing grows.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::client::Connection;
+use crate::process::{Gateway, site};
+use crate::upstream::{Raw, until};
+
+/// How long the soak takes, unless `TOLLGATE_SOAK_SECONDS` says otherwise.
+const SOAK: Duration = Duration::from_secs(12);
+
+/// As many clients as this process may have, up to ten thousand.
+fn clients() -> usize {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    // Other tests of this process have sockets too.
+    usize::try_from(allowed.saturating_sub(2_000)).unwrap_or(usize::MAX).min(10_000)
+}
+
+#[test]
+fn ten_thousand_idle_connections_are_held_and_answered() {
+    let gateway = Gateway::start(&site("max_connections: 12000", &["{ path: /**, respond: { body: ok } }"], ""));
+    let (before_kib, before_files) = (gateway.memory_kib(), gateway.open_files());
+    let mut connections: Vec<Connection> = Vec::new();
+    for number in 0..clients() {
+        let mut connection = gateway.connect();
+        if number % 4 == 0 {
+            assert_eq!(connection.get("/").status, 200);
+        }
+        connections.push(connection);
+    }
+    until("all are accepted", || gateway.open_files() >= before_files + connections.len());
+    for connection in connections.iter_mut().step_by(101) {
+        assert_eq!(connection.get("/").status, 200);
+    }
+    let grown_kib = gateway.memory_kib().saturating_sub(before_kib);
+    // Some 20 KiB for a connection that has been used, less for one that has not; buffers of a proxy would be more.
+    assert!(grown_kib < 40 * connections.len() as u64, "{grown_kib} KiB for {} connections", connections.len());
+    drop(connections);
+    until("all are closed", || gateway.open_files() <= before_files + 8);
+}
+
+#[test]
+fn memory_and_files_stay_flat_under_mixed_load() {
+    let seconds = std::env::var("TOLLGATE_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let soak = seconds.map_or(SOAK, Duration::from_secs);
+    let upstream = Raw::named("one");
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let limits = "{ name: per-user, key: 'header:x-user-id', algorithm: token_bucket, capacity: 20, refill: 20/s }";
+    let gateway = Gateway::start(&site("", &[route], limits));
+    let begun = Instant::now();
+    let mut marks = Vec::new();
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let gateway = &gateway;
+            scope.spawn(move || {
+                let body = "x".repeat(20_000);
+                let mut round = 0;
+                while begun.elapsed() < soak {
+                    let mut connection = gateway.connect();
+                    for _ in 0..50 {
+                        round += 1;
+                        let user = format!("user-{client}-{}", round % 7);
+                        let answer = match round % 5 {
+                            0 => connection.ask(format!(
+                                "POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: {user}\r\nContent-Length: {}\r\n\r\n{body}",
+                                body.len()
+                            )),
+                            _ => connection.get_as(&user, "/"),
+                        };
+                        assert!(matches!(answer.status, 200 | 429), "{}", answer.status);
+                    }
+                    // Some leave in the middle of a request.
+                    if round % 100 == 0 {
+                        connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\nhalf");
+                    }
+                }
+            });
+        }
+        while begun.elapsed() < soak {
+            std::thread::sleep(soak / 12);
+            marks.push((gateway.memory_kib(), gateway.open_files()));
+        }
+    });
+    // The first third is for buffers and pools to find their size.
+    let (warm, rest) = marks.split_at(marks.len() / 3);
+    let most = |marks: &[(u64, usize)]| marks.iter().fold((0, 0), |most, mark| (most.0.max(mark.0), most.1.max(mark.1)));
+    let ((warm_kib, warm_files), (last_kib, last_files)) = (most(warm), most(rest));
+    assert!(last_kib < warm_kib + 24 * 1024, "{marks:?}");
+    assert!(last_files < warm_files + 32, "{marks:?}");
+}
