@@ -62,6 +62,7 @@ pub(super) fn tollgate(task: &Task<'_>) -> String {
         "gateway:
   listen: 127.0.0.1:{port}
   workers: 1
+  max_connections: {CONNECTIONS}
   tell_upstreams: [x-forwarded, request-id]
   routes:
     - path: /**

@@ -55,6 +55,7 @@ pub(super) struct Exchange {
 }
 
 /// An answer, or the way to one.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every refusal")]
 pub(super) enum Answering {
     /// The request is answered here and now: a refusal must cost as little as can be.
     Done(Option<Response<ToClient>>),

@@ -92,21 +92,15 @@ impl ClientIo {
     fn refuse(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<bool> {
         let worker = &self.worker;
         let mut lane = self.lane.take().unwrap_or_else(|| Box::new(Lane::new(Arc::clone(worker))));
-        let sent = match lane.refusal(bytes, &self.client) {
-            None => None,
-            Some(answer) => Some(match Pin::new(&mut *self).poll_write(context, answer) {
+        let rest =
+            lane.refusal(bytes, &self.client).map(|answer| match Pin::new(&mut *self).poll_write(context, answer) {
                 Poll::Ready(written) => written.map(|written| answer[written..].to_vec()),
                 Poll::Pending => Ok(answer.to_vec()),
-            }),
-        };
+            });
         self.lane = Some(lane);
-        match sent {
-            None => Ok(false),
-            Some(rest) => {
-                self.unsent = Bytes::from(rest?);
-                Ok(true)
-            }
-        }
+        let is_refused = rest.is_some();
+        self.unsent = Bytes::from(rest.transpose()?.unwrap_or_default());
+        Ok(is_refused)
     }
 
     fn send_unsent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {

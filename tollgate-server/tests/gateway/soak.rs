@@ -87,7 +87,8 @@ fn memory_and_files_stay_flat_under_mixed_load() {
     });
     // The first third is for buffers and pools to find their size.
     let (warm, rest) = marks.split_at(marks.len() / 3);
-    let most = |marks: &[(u64, usize)]| marks.iter().fold((0, 0), |most, mark| (most.0.max(mark.0), most.1.max(mark.1)));
+    let most =
+        |marks: &[(u64, usize)]| marks.iter().fold((0, 0), |most, mark| (most.0.max(mark.0), most.1.max(mark.1)));
     let ((warm_kib, warm_files), (last_kib, last_files)) = (most(warm), most(rest));
     assert!(last_kib < warm_kib + 24 * 1024, "{marks:?}");
     assert!(last_files < warm_files + 32, "{marks:?}");
