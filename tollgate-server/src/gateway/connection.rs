@@ -88,7 +88,7 @@ pub(super) async fn serve(
     let site = worker.site.load_full();
     let patience = site.waits.head.duration();
     if begins.proxy_protocol
-        && let Some(caller) = timeout(patience, proxy_protocol::read(&mut tcp)).await?.map_err(unusable)?
+        && let Some(caller) = Box::pin(timeout(patience, proxy_protocol::read(&mut tcp))).await?.map_err(unusable)?
     {
         peer = caller;
     }
@@ -96,7 +96,7 @@ pub(super) async fn serve(
     let (stream, scheme, is_http2) = match &begins.tls {
         None => (Stream::Plain(tcp), Scheme::Http, None),
         Some(tls) => {
-            let tls = timeout(patience, tls.accept(tcp)).await??;
+            let tls = Box::pin(timeout(patience, tls.accept(tcp))).await??;
             let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
             certificate = tls::shown_by_client(tls.get_ref().1);
             (Stream::Tls(Box::new(tls)), Scheme::Https, Some(is_http2))
@@ -133,7 +133,8 @@ pub(super) async fn serve(
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_header_list_size(u32::try_from(max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(PING_EVERY);
-        watched(builder.serve_connection(io, service), &client, &stop).await;
+        // In a box, so that connections of HTTP/1 have no room for it.
+        Box::pin(watched(builder.serve_connection(io, service), &client, &stop)).await;
     } else {
         let mut builder = http1::Builder::new();
         builder.header_read_timeout(None).max_buf_size(max_head.max(MIN_BUFFER_BYTES)).pipeline_flush(false);

@@ -7,6 +7,7 @@ mod client;
 mod process;
 mod upstream;
 
+mod answers_counted;
 mod denials;
 mod failing_upstreams;
 mod forwarding;
