@@ -31,12 +31,13 @@ test-workspace:
 test-loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p tollgate --release --lib loom
 
+# Workspaces of their own, but what they share with this one is built once.
 test-examples:
-	cargo test --manifest-path examples/Cargo.toml
+	cargo test --manifest-path examples/Cargo.toml --target-dir target
 
 # What the fuzzer starts from and what it has found, replayed without it.
 test-fuzz:
-	cargo test --manifest-path fuzz/Cargo.toml
+	cargo test --manifest-path fuzz/Cargo.toml --target-dir target
 
 lint: lint-workspace lint-examples lint-fuzz
 
@@ -47,12 +48,12 @@ lint-workspace:
 
 lint-examples:
 	cargo fmt --manifest-path examples/Cargo.toml --check
-	cargo clippy --manifest-path examples/Cargo.toml --all-targets -- -D warnings
+	cargo clippy --manifest-path examples/Cargo.toml --target-dir target --all-targets -- -D warnings
 
 # Without the feature `libfuzzer`, which needs a C++ compiler.
 lint-fuzz:
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
-	cargo clippy --manifest-path fuzz/Cargo.toml --all-targets -- -D warnings
+	cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --all-targets -- -D warnings
 
 FUZZ_TARGETS := rule_file paths forwarded cookies jwt expressions
 FUZZ_SECONDS ?= 60
