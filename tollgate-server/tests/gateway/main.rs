@@ -4,6 +4,8 @@
 #![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]
 
 mod client;
+#[path = "../common/process.rs"]
+mod common;
 mod process;
 mod upstream;
 

@@ -1,5 +1,7 @@
 //! The gateway as operators meet it: its metrics, its access log, its health, and the files that deploy it.
 
+#[path = "../common/process.rs"]
+mod common;
 mod process;
 
 mod access_log;

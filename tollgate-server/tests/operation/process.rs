@@ -1,53 +1,32 @@
 //! The built binary with a gateway, an upstream behind it, and plain HTTP to both of its listeners.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output};
+use std::ops::Deref;
+use std::path::Path;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
-/// Longer than any of this takes on a busy machine: a test fails rather than hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::common::{self, PATIENCE, Process, RULES};
+pub(crate) use crate::common::{run_in, wait_until};
 
-const RULES: &str = "tollgate.yaml";
-const STDOUT: &str = "stdout.txt";
-const STDERR: &str = "stderr.txt";
-
-/// A gateway that runs. It is killed when the test ends.
+/// A gateway that runs.
 pub(crate) struct Gateway {
-    child: Child,
+    process: Process,
     pub(crate) address: SocketAddr,
     pub(crate) admin: SocketAddr,
-    folder: TempDir,
 }
 
 impl Gateway {
     /// With these rules, on free ports.
     pub(crate) fn start(rules: &str) -> Self {
-        let folder = folder_with(rules);
-        let file = |name| File::create(folder.path().join(name)).expect("the folder is writable");
-        let child = command(folder.path(), &["serve", "--config", RULES, "--listen", "127.0.0.1:0"])
-            .args(["--admin", "127.0.0.1:0"])
-            .stdout(file(STDOUT))
-            .stderr(file(STDERR))
-            .spawn()
-            .expect("the built binary starts");
-        let first_line = wait_until(|| {
-            let text = std::fs::read_to_string(folder.path().join(STDOUT)).expect("stdout is a file");
-            text.split_inclusive('\n').next().filter(|line| line.ends_with('\n')).map(str::to_owned)
-        });
-        let said = std::fs::read_to_string(folder.path().join(STDERR)).unwrap_or_default();
-        let first_line = first_line.unwrap_or_else(|| panic!("it did not start; it said: {said}"));
-        let after = |word: &str| {
-            let rest = first_line.split_once(word).expect("it says where it listens").1;
-            let end = rest.find(|char: char| !char.is_ascii_digit() && !".:".contains(char)).unwrap_or(rest.len());
-            rest[..end].parse().expect("an address")
-        };
-        let (address, admin) = (after("gateway http://"), after("admin http://"));
-        Self { child, address, admin, folder }
+        let free = "127.0.0.1:0";
+        let arguments = ["serve", "--config", RULES, "--listen", free, "--admin", free];
+        let process = Process::start(folder_with(rules), &arguments);
+        let (address, admin) = (process.address_of("gateway"), process.address_of("admin"));
+        Self { process, address, admin }
     }
 
     pub(crate) fn get(&self, target: &str) -> Answer {
@@ -76,33 +55,13 @@ impl Gateway {
         assert!(found.is_some(), "{series} is {:?} and not {wanted}", self.metric(series));
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    pub(crate) fn stdout(&self) -> PathBuf {
-        self.path(STDOUT)
-    }
-
     pub(crate) fn save_rules(&self, rules: &str) {
         std::fs::write(self.path(RULES), rules).expect("the folder is writable");
     }
 
-    #[track_caller]
-    pub(crate) fn await_said(&self, text: &str, times: usize) {
-        let said = || std::fs::read_to_string(self.path(STDERR)).expect("stderr is a file");
-        let found = wait_until(|| (said().matches(text).count() >= times).then_some(()));
-        assert!(found.is_some(), "it did not say {text:?} {times} times, but: {}", said());
-    }
-
-    pub(crate) fn signal(&self, name: &str) {
-        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.child.id())]).status();
-        assert!(sent.expect("sh runs").success());
-    }
-
     /// Waits for its end; its folder stays.
     pub(crate) fn wait(&mut self) -> ExitStatus {
-        self.child.wait().expect("the gateway can be waited for")
+        self.process.wait()
     }
 
     /// The lines of a log, once there are so many.
@@ -118,11 +77,11 @@ impl Gateway {
     }
 }
 
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        // Both fail when it has ended already, which is as good.
-        _ = self.child.kill();
-        _ = self.child.wait();
+impl Deref for Gateway {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
     }
 }
 
@@ -186,31 +145,5 @@ pub(crate) fn slow_upstream(answer: &'static [u8], after: Duration) -> SocketAdd
 pub(crate) const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello";
 
 pub(crate) fn folder_with(rules: &str) -> TempDir {
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    std::fs::write(folder.path().join(RULES), rules).expect("the folder is writable");
-    folder
-}
-
-/// Runs the command to its end in a folder.
-pub(crate) fn run_in(folder: &Path, arguments: &[&str]) -> Output {
-    command(folder, arguments).output().expect("the built binary starts")
-}
-
-fn command(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.args(arguments).current_dir(folder);
-    command
-}
-
-/// What comes of it within the patience of a test.
-#[expect(clippy::disallowed_methods, reason = "another process is waited for, which nothing here can wake up for")]
-pub(crate) fn wait_until<T>(mut found: impl FnMut() -> Option<T>) -> Option<T> {
-    const STEP: Duration = Duration::from_millis(10);
-    (0..PATIENCE.as_millis() / STEP.as_millis()).find_map(|_| {
-        let found = found();
-        if found.is_none() {
-            std::thread::sleep(STEP);
-        }
-        found
-    })
+    common::folder_with(&[(RULES, rules)])
 }

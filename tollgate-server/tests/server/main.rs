@@ -1,6 +1,8 @@
 //! The `tollgate` command as its users meet it: a process of its own, asked over real sockets.
 
 mod client;
+#[path = "../common/process.rs"]
+mod common;
 mod process;
 mod redis;
 
