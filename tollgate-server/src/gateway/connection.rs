@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::AsyncReadExt;
@@ -134,11 +133,13 @@ pub(super) async fn serve(
             .max_header_list_size(u32::try_from(max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(PING_EVERY);
         // In a box, so that connections of HTTP/1 have no room for it.
-        Box::pin(watched(builder.serve_connection(io, service), &client, &stop)).await;
+        let connection = builder.serve_connection(io, service);
+        Box::pin(watched(connection, |connection| connection.graceful_shutdown(), &client, &stop)).await;
     } else {
         let mut builder = http1::Builder::new();
         builder.header_read_timeout(None).max_buf_size(max_head.max(MIN_BUFFER_BYTES)).pipeline_flush(false);
-        watched(builder.serve_connection(io, service).with_upgrades(), &client, &stop).await;
+        let connection = builder.serve_connection(io, service).with_upgrades();
+        watched(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
     }
     Ok(())
 }
@@ -169,40 +170,13 @@ async fn first_bytes(tcp: &mut TcpStream, within: Duration) -> io::Result<Option
     Ok(some.then(|| first.freeze()))
 }
 
-/// A connection of either version.
-trait Graceful: Future {
-    fn end_gracefully(self: Pin<&mut Self>);
-}
-
-impl<S> Graceful for http1::UpgradeableConnection<TokioIo<ClientIo>, S>
-where
-    Self: Future,
-    S: hyper::service::HttpService<Incoming>,
-    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    S::ResBody: hyper::body::Body + 'static,
-    <S::ResBody as hyper::body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    fn end_gracefully(self: Pin<&mut Self>) {
-        self.graceful_shutdown();
-    }
-}
-
-impl<S> Graceful for http2::Connection<TokioIo<ClientIo>, S, TokioExecutor>
-where
-    Self: Future,
-    S: hyper::service::HttpService<Incoming>,
-    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    S::ResBody: hyper::body::Body + 'static,
-    <S::ResBody as hyper::body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    TokioExecutor: hyper::rt::bounds::Http2ServerConnExec<S::Future, S::ResBody>,
-{
-    fn end_gracefully(self: Pin<&mut Self>) {
-        self.graceful_shutdown();
-    }
-}
-
-/// Drives a connection, and looks at its deadlines now and then.
-async fn watched<Connection: Graceful>(connection: Connection, client: &Client, stop: &Stop) {
+/// Drives a connection, looks at its deadlines now and then, and lets it `end` when all do.
+async fn watched<Connection: Future>(
+    connection: Connection,
+    end: impl Fn(Pin<&mut Connection>),
+    client: &Client,
+    stop: &Stop,
+) {
     let mut connection = pin!(connection);
     let mut alarm = pin!(sleep(client.look_every()));
     let mut stopped = pin!(stop.idle.notified());
@@ -219,7 +193,7 @@ async fn watched<Connection: Graceful>(connection: Connection, client: &Client, 
         }
         if !is_ending && stop.is_over() {
             is_ending = true;
-            connection.as_mut().end_gracefully();
+            end(connection.as_mut());
             if connection.as_mut().poll(context).is_ready() {
                 return Poll::Ready(());
             }
@@ -233,7 +207,7 @@ async fn watched<Connection: Graceful>(connection: Connection, client: &Client, 
     .await;
 }
 
-fn look<Connection: Graceful>(
+fn look<Connection: Future>(
     mut connection: Pin<&mut Connection>,
     mut alarm: Pin<&mut tokio::time::Sleep>,
     client: &Client,

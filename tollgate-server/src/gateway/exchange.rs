@@ -111,6 +111,16 @@ impl Worker {
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Relaxed)
     }
+
+    /// Which route a request takes, and what the limits make of it.
+    pub(super) fn ask(&self, facts: Facts<'_>, client: &Client, site: &Site) -> (Option<usize>, Asking) {
+        let facts = facts.peer(client.address.ip());
+        let facts = client.certificate.as_ref().map_or(facts, |certificate| facts.certificate(certificate));
+        match site.find(&facts) {
+            Some(number) => (Some(number), self.gate.ask(&facts.route(&site.routes[number].name))),
+            None => (None, self.gate.ask(&facts)),
+        }
+    }
 }
 
 impl Exchange {
@@ -190,23 +200,12 @@ impl Exchange {
         }
     }
 
-    /// Which route the request takes, and what the limits make of it.
     fn ask(&self, request: &Request<Incoming>, site: &Site) -> (Option<usize>, Asking) {
         let uri = request.uri();
         let target = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-        let mut facts =
-            Facts::new(request.method().as_str(), target).headers(request.headers()).peer(self.client.address.ip());
-        if let Some(authority) = uri.authority() {
-            facts = facts.host(authority.as_str());
-        }
-        if let Some(certificate) = &self.client.certificate {
-            facts = facts.certificate(certificate);
-        }
-        let route = site.find(&facts);
-        if let Some(number) = route {
-            facts = facts.route(&site.routes[number].name);
-        }
-        (route, self.worker.gate.ask(&facts))
+        let facts = Facts::new(request.method().as_str(), target).headers(request.headers());
+        let facts = uri.authority().map_or(facts, |authority| facts.host(authority.as_str()));
+        self.worker.ask(facts, &self.client, site)
     }
 
     /// Holds a request until its turn in a queue comes.

@@ -63,15 +63,7 @@ impl Lane {
         if !is_plain || !take_headers(request.headers, &mut self.headers) {
             return None;
         }
-        let mut facts = Facts::new(method, target).headers(&self.headers).peer(client.address.ip());
-        if let Some(certificate) = &client.certificate {
-            facts = facts.certificate(certificate);
-        }
-        let route = site.find(&facts);
-        if let Some(number) = route {
-            facts = facts.route(&site.routes[number].name);
-        }
-        let asking = self.worker.gate.ask(&facts);
+        let (route, asking) = self.worker.ask(Facts::new(method, target).headers(&self.headers), client, &site);
         let ruling = match &asking {
             Asking::Done(ruling) if !ruling.is_allowed() => ruling,
             _ => {
