@@ -204,7 +204,7 @@ const NUMBERS: [&str; 41] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that do not go together.
-const TOGETHER: [&str; 27] = [
+const TOGETHER: [&str; 31] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -224,6 +224,10 @@ const TOGETHER: [&str; 27] = [
     "limits: [{ name: a, match: { path: /a/**/b/**/c } }]\n",
     "limits: [{ name: a, match: { when: LONG } }]\n",
     "gateway: { routes: [{ path: /a/**, upstream: http://h }, { path: /a/**/**, upstream: http://i }] }\n",
+    "gateway: { routes: [{ path: /a, upstream: http://h, respond: {} }, { path: /b }] }\n",
+    "gateway: { routes: [{ path: /a, upstream: [echo, http://h] }] }\n",
+    "gateway: { max_head: 1KiB, timeouts: { idle: 0ms } }\n",
+    "gateway: { routes: [{ path: /a, upstream: http://h, request_headers: { set: { te: x }, remove: [connection] } }] }\n",
     "gateway: { listen: 127.0.0.1:80 }\nservice: { http: 127.0.0.1:80 }\n",
     "service: { grpc: 127.0.0.1:80, resp: { listen: 127.0.0.1:80 } }\nadmin: { listen: 127.0.0.1:80 }\n",
     "jwt: { issuer: x }\n",
