@@ -46,6 +46,7 @@ use tollgate::Gate;
 use tollgate::rules::file::Parsed;
 
 use self::exchange::Worker;
+use self::lane::Scratch;
 use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
 use self::site::Site;
@@ -129,6 +130,7 @@ impl Gateway {
                 ids: RequestIds::new(),
                 queued: Arc::clone(&queued),
                 closing: Arc::clone(&closing),
+                scratch: Mutex::new(Scratch::new()),
             };
             running.push(Running::start(worker, ends.clone()).map_err(StartError::Runtime)?);
             tallies.push(tally);

@@ -15,7 +15,7 @@ use super::ticks::{Ticks, Wait};
 use super::watch::{Looked, Waits, Watch};
 
 /// How long a client may go on sending after it has been answered.
-const LINGER: Duration = Duration::from_secs(2);
+pub(super) const LINGER: Duration = Duration::from_secs(2);
 
 /// What is known of a connection, and what it waits for.
 pub(super) struct Client {
@@ -26,11 +26,9 @@ pub(super) struct Client {
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
     is_http2: bool,
-    waits: Waits,
+    pub(super) waits: Waits,
     watch: Watch,
     upgraded: AtomicBool,
-    /// Whether the last request was refused.
-    refused: AtomicBool,
     /// What was decided about the request that hyper is about to read.
     asked: Mutex<Option<Asked>>,
     has_asked: AtomicBool,
@@ -54,18 +52,18 @@ impl Scheme {
 }
 
 /// What a connection is made with.
+#[derive(Clone)]
 pub(super) struct Arrival {
     pub(super) address: SocketAddr,
     pub(super) scheme: Scheme,
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
-    pub(super) is_http2: bool,
     pub(super) waits: Waits,
 }
 
 impl Client {
-    pub(super) fn new(arrival: Arrival, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
-        let Arrival { address, scheme, certificate, max_head, is_http2, waits } = arrival;
+    pub(super) fn new(arrival: Arrival, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
+        let Arrival { address, scheme, certificate, max_head, waits } = arrival;
         let watch = Watch::new(ticks.after(waits.head));
         let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
         Self {
@@ -79,7 +77,6 @@ impl Client {
             waits,
             watch,
             upgraded: AtomicBool::new(false),
-            refused: AtomicBool::new(false),
             asked: Mutex::new(None),
             has_asked: AtomicBool::new(false),
             ticks,
@@ -146,18 +143,8 @@ impl Client {
         self.watch.write_blocked(self.ticks.after(Wait::at_least(LINGER)));
     }
 
-    /// Whether the last request was refused, and nothing of its answer is left to be written.
-    pub(super) fn is_refused(&self) -> bool {
-        self.refused.load(Relaxed) && self.watch.is_quiet()
-    }
-
-    pub(super) fn note_refused(&self, refused: bool) {
-        self.refused.store(refused, Relaxed);
-    }
-
     /// What was decided about the request that hyper is about to read.
     pub(super) fn leave(&self, asked: Asked) {
-        self.note_refused(false);
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
         self.has_asked.store(true, Relaxed);
     }

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -21,16 +20,14 @@ use super::client::{Arrival, Client, Scheme};
 use super::exchange::{Exchange, Worker};
 use super::guard::Guard;
 use super::io::{ClientIo, Stream};
+use super::lane::{self, Left};
 use super::ticks::TICK;
 use super::tls;
 use super::watch::Looked;
 use crate::service::proxy_protocol;
 
 /// What a client that speaks HTTP/2 without having agreed on it says first. No request of HTTP/1 begins so.
-const HTTP2_BEGINS: &[u8] = b"PRI ";
-
-/// A head of most requests fits.
-const FIRST_READ_BYTES: usize = 2048;
+pub(super) const HTTP2_BEGINS: &[u8] = b"PRI ";
 
 /// Streams of one HTTP/2 connection at a time. Clients wait with more.
 const MAX_STREAMS: u32 = 256;
@@ -62,17 +59,8 @@ impl Stop {
         self.idle.notify_waiters();
     }
 
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.is_idle.load(std::sync::atomic::Ordering::Relaxed)
-    }
-
-    /// Waits for it.
-    async fn over(&self) {
-        let mut over = pin!(self.idle.notified());
-        over.as_mut().enable();
-        if !self.is_over() {
-            over.await;
-        }
     }
 }
 
@@ -93,35 +81,42 @@ pub(super) async fn serve(
     }
     let mut certificate = None;
     let (stream, scheme, is_http2) = match &begins.tls {
-        None => (Stream::Plain(tcp), Scheme::Http, None),
+        None => (Stream::Plain(tcp), Scheme::Http, false),
         Some(tls) => {
             let tls = Box::pin(timeout(patience, tls.accept(tcp))).await??;
             let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
             certificate = tls::shown_by_client(tls.get_ref().1);
-            (Stream::Tls(Box::new(tls)), Scheme::Https, Some(is_http2))
+            (Stream::Tls(Box::new(tls)), Scheme::Https, is_http2)
         }
     };
     let (max_head, waits) = (site.max_head, site.waits);
     drop(site);
-    let (stream, first, is_http2) = match (stream, is_http2) {
-        (stream, Some(is_http2)) => (stream, Bytes::new(), is_http2),
-        (Stream::Plain(mut tcp), None) => {
-            let first = tokio::select! {
-                biased;
-                first = first_bytes(&mut tcp, waits.idle.duration()) => first?,
-                () = stop.over() => None,
-            };
-            let Some(first) = first else { return Ok(()) };
-            let is_http2 = first.starts_with(HTTP2_BEGINS);
-            (Stream::Plain(tcp), first, is_http2)
-        }
-        (stream, None) => (stream, Bytes::new(), false),
+    let arrival = Arrival { address: peer, scheme, certificate, max_head, waits };
+    let client = |is_http2| {
+        Arc::new(Client::new(arrival.clone(), is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)))
     };
-    let arrival = Arrival { address: peer, scheme, certificate, max_head, is_http2, waits };
-    let client = Arc::new(Client::new(arrival, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)));
+    let (client, left) = if is_http2 {
+        (client(true), Left { stream, first: Bytes::new(), is_http2 })
+    } else {
+        let plain = client(false);
+        match lane::serve(stream, &plain, &worker, &stop).await? {
+            Some(left) if left.is_http2 => (client(true), left),
+            Some(left) => (plain, left),
+            None => return Ok(()),
+        }
+    };
+    // Few connections need all of this, and most have no room for it.
+    Box::pin(serve_by_hyper(left, client, worker, stop)).await;
+    Ok(())
+}
+
+/// Serves what is not plain.
+async fn serve_by_hyper(left: Left, client: Arc<Client>, worker: Arc<Worker>, stop: Arc<Stop>) {
+    let Left { stream, first, is_http2 } = left;
+    let max_head = client.max_head;
     let guard = (!is_http2).then(Guard::new);
+    let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));
     let service = Exchange { worker, client: Arc::clone(&client) };
-    let io = TokioIo::new(ClientIo::new(stream, first, &service, guard));
     // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
     if is_http2 {
         let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -132,16 +127,14 @@ pub(super) async fn serve(
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_header_list_size(u32::try_from(max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(PING_EVERY);
-        // In a box, so that connections of HTTP/1 have no room for it.
         let connection = builder.serve_connection(io, service);
-        Box::pin(watched(connection, |connection| connection.graceful_shutdown(), &client, &stop)).await;
+        watched(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
     } else {
         let mut builder = http1::Builder::new();
         builder.header_read_timeout(None).max_buf_size(max_head.max(MIN_BUFFER_BYTES)).pipeline_flush(false);
         let connection = builder.serve_connection(io, service).with_upgrades();
         watched(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
     }
-    Ok(())
 }
 
 /// Whoever should have named its client and did not is hung up on.
@@ -151,24 +144,6 @@ fn unusable(_: proxy_protocol::Unusable) -> io::Error {
 
 /// hyper does not take less.
 const MIN_BUFFER_BYTES: usize = 8192;
-
-/// Enough of a connection to tell what is spoken on it; `None` if it ends before.
-async fn first_bytes(tcp: &mut TcpStream, within: Duration) -> io::Result<Option<Bytes>> {
-    let mut first = BytesMut::with_capacity(FIRST_READ_BYTES);
-    let all = async {
-        loop {
-            if tcp.read_buf(&mut first).await? == 0 {
-                return Ok(false);
-            }
-            // As long as it may be either.
-            if first.len() >= HTTP2_BEGINS.len() || !HTTP2_BEGINS.starts_with(&first) {
-                return Ok::<_, io::Error>(true);
-            }
-        }
-    };
-    let some = timeout(within, all).await??;
-    Ok(some.then(|| first.freeze()))
-}
 
 /// Drives a connection, looks at its deadlines now and then, and lets it `end` when all do.
 async fn watched<Connection: Future>(

@@ -9,8 +9,8 @@ mod refuse;
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
@@ -26,6 +26,7 @@ pub(super) use self::ending::{Ending, Held};
 use super::answer::Failure;
 use super::body::{ToClient, ToUpstream};
 use super::client::Client;
+use super::lane::Scratch;
 use super::log::Record;
 use super::request_id::RequestIds;
 use super::site::{Leads, Route, Site};
@@ -45,6 +46,8 @@ pub(super) struct Worker {
     pub(super) queued: Arc<AtomicU32>,
     /// Whether clients are asked to go elsewhere with their next request.
     pub(super) closing: Arc<AtomicBool>,
+    /// What the lane works with. Only this worker's thread does.
+    pub(super) scratch: Mutex<Scratch>,
 }
 
 /// Serves the requests of one connection.
@@ -107,6 +110,10 @@ struct Passing {
 }
 
 impl Worker {
+    pub(super) fn scratch(&self) -> MutexGuard<'_, Scratch> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether clients are asked to go elsewhere.
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Relaxed)
@@ -132,7 +139,9 @@ impl Exchange {
         let asked = self.client.take_asked();
         let site = asked.as_ref().map_or_else(|| self.worker.site.load_full(), |asked| Arc::clone(&asked.site));
         if let Some(log) = &site.log {
-            ending.keep_record(Record::new(&request, &self.client, &site.proxies, (log, self.worker.number)));
+            let line = (request.method().clone(), request.uri().clone(), request.version());
+            let (headers, log) = (request.headers(), (log, self.worker.number));
+            ending.keep_record(Record::new(line, headers, &self.client, &site.proxies, log));
         }
         if let Err(failure) = legible(&request, &site) {
             return Ok(self.fail(request.into_body(), failure, ending));
@@ -276,7 +285,7 @@ fn legible(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
 }
 
 /// The length of a body that is not sent, for an answer to HEAD.
-fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
+pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
     let length = std::mem::take(response.body_mut()).len();
     response.headers_mut().insert(CONTENT_LENGTH, length.into());
     response

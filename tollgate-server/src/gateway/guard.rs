@@ -23,6 +23,8 @@ pub(super) struct Guard {
     head: Head,
     /// What was refused is a head.
     refused_head: bool,
+    /// Heads that have ended.
+    messages: usize,
 }
 
 /// Where in a message the next byte is.
@@ -107,7 +109,31 @@ impl fmt::Display for Ambiguity {
 
 impl Guard {
     pub(super) fn new() -> Self {
-        Self { at: At::Head, head: Head::default(), refused_head: false }
+        Self { at: At::Head, head: Head::default(), refused_head: false, messages: 0 }
+    }
+
+    /// For the body of a message that comes in chunks.
+    pub(super) fn of_chunks() -> Self {
+        Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, ..Self::new() }
+    }
+
+    /// How many of these bytes are the rest of that body.
+    ///
+    /// # Errors
+    ///
+    /// When they are no chunks.
+    pub(super) fn chunks(&mut self, bytes: &[u8]) -> Result<usize, Ambiguity> {
+        let mut rest = bytes;
+        while !rest.is_empty() && !self.is_between() {
+            let taken = self.step(rest, usize::MAX)?;
+            rest = &rest[taken..];
+        }
+        Ok(bytes.len() - rest.len())
+    }
+
+    /// How many messages have begun with a whole head.
+    pub(super) fn messages(&self) -> usize {
+        self.messages
     }
 
     /// Whether the next byte is the first of a message.
@@ -216,6 +242,7 @@ impl Guard {
             // Empty lines before a request are allowed.
             if self.head.lines > 0 {
                 self.at = self.head.end();
+                self.messages += 1;
             }
             return Ok(());
         }

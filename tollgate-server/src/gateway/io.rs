@@ -6,14 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use super::client::Client;
-use super::exchange::{Exchange, Worker};
 use super::guard::Guard;
-use super::lane::Lane;
 
 /// What a client still sends after its answer is read and thrown away, so that closing does not destroy the answer on
 /// its way; up to this much.
@@ -45,6 +43,76 @@ impl Stream {
             Self::Tls(tls) => tls.get_mut().0,
         }
     }
+
+    /// Ends the connection so that an answer on its way arrives: what the client still sends is read and thrown away.
+    pub(super) async fn end(&mut self) -> io::Result<()> {
+        self.shutdown().await?;
+        let mut scratch = [0; 1024];
+        let mut lingered = 0;
+        while lingered < MAX_LINGER_BYTES {
+            match self.tcp().read(&mut scratch).await? {
+                0 => break,
+                read => lingered += read,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something may be between us and the kernel.
+    pub(super) fn is_buffered(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_read(context, buffer),
+            Self::Tls(tls) => Pin::new(tls).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_write(context, bytes),
+            Self::Tls(tls) => Pin::new(tls).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_write_vectored(context, slices),
+            Self::Tls(tls) => Pin::new(tls).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(tcp) => tcp.is_write_vectored(),
+            Self::Tls(tls) => tls.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            // There is nothing between us and the kernel.
+            Self::Plain(_) => Poll::Ready(Ok(())),
+            Self::Tls(tls) => Pin::new(tls).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_shutdown(context),
+            Self::Tls(tls) => Pin::new(tls).poll_shutdown(context),
+        }
+    }
 }
 
 /// A client's connection as hyper reads and writes it.
@@ -54,11 +122,6 @@ pub(super) struct ClientIo {
     first: Bytes,
     client: Arc<Client>,
     guard: Option<Guard>,
-    /// For a client that was refused.
-    lane: Option<Box<Lane>>,
-    worker: Arc<Worker>,
-    /// What is left to be written of an answer that hyper does not know of.
-    unsent: Bytes,
     refused: bool,
     at_end: bool,
     lingered: usize,
@@ -66,50 +129,8 @@ pub(super) struct ClientIo {
 }
 
 impl ClientIo {
-    pub(super) fn new(stream: Stream, first: Bytes, exchange: &Exchange, guard: Option<Guard>) -> Self {
-        Self {
-            stream,
-            first,
-            client: Arc::clone(&exchange.client),
-            guard,
-            lane: None,
-            worker: Arc::clone(&exchange.worker),
-            unsent: Bytes::new(),
-            refused: false,
-            at_end: false,
-            lingered: 0,
-            is_shut: false,
-        }
-    }
-
-    /// Whether the next message may be answered before hyper reads it.
-    fn is_in_lane(&self) -> bool {
-        let is_between = self.guard.as_ref().is_some_and(Guard::is_between);
-        is_between && self.first.is_empty() && matches!(self.stream, Stream::Plain(_)) && self.client.is_refused()
-    }
-
-    /// Answers the request that was read, if it is plain and refused again.
-    fn refuse(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<bool> {
-        let worker = &self.worker;
-        let mut lane = self.lane.take().unwrap_or_else(|| Box::new(Lane::new(Arc::clone(worker))));
-        let rest =
-            lane.refusal(bytes, &self.client).map(|answer| match Pin::new(&mut *self).poll_write(context, answer) {
-                Poll::Ready(written) => written.map(|written| answer[written..].to_vec()),
-                Poll::Pending => Ok(answer.to_vec()),
-            });
-        self.lane = Some(lane);
-        let is_refused = rest.is_some();
-        self.unsent = Bytes::from(rest.transpose()?.unwrap_or_default());
-        Ok(is_refused)
-    }
-
-    fn send_unsent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.unsent.is_empty() {
-            let rest = self.unsent.clone();
-            let written = ready!(Pin::new(&mut *self).poll_write(context, &rest))?;
-            self.unsent.advance(written);
-        }
-        Poll::Ready(Ok(()))
+    pub(super) fn new(stream: Stream, first: Bytes, client: Arc<Client>, guard: Option<Guard>) -> Self {
+        Self { stream, first, client, guard, refused: false, at_end: false, lingered: 0, is_shut: false }
     }
 
     /// Looks at what was read, and takes away what is ambiguous.
@@ -144,41 +165,27 @@ impl AsyncRead for ClientIo {
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
-        loop {
-            ready!(this.send_unsent(context))?;
-            let is_in_lane = this.is_in_lane();
-            if this.first.is_empty() {
-                ready!(match &mut this.stream {
-                    Stream::Plain(tcp) => Pin::new(tcp).poll_read(context, buffer),
-                    Stream::Tls(tls) => Pin::new(tls).poll_read(context, buffer),
-                })?;
-            } else {
-                let taken = this.first.len().min(buffer.remaining());
-                buffer.put_slice(&this.first[..taken]);
-                this.first.advance(taken);
-            }
-            if buffer.filled().len() == before {
-                this.at_end = true;
-                return Poll::Ready(Ok(()));
-            }
-            this.client.bytes_came();
-            this.look(buffer, before);
-            // The guard is between two messages again: this was one, without a body.
-            if !(is_in_lane && this.is_in_lane() && this.refuse(&buffer.filled()[before..], context)?) {
-                return Poll::Ready(Ok(()));
-            }
-            buffer.set_filled(before);
+        if this.first.is_empty() {
+            ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        } else {
+            let taken = this.first.len().min(buffer.remaining());
+            buffer.put_slice(&this.first[..taken]);
+            this.first.advance(taken);
         }
+        if buffer.filled().len() == before {
+            this.at_end = true;
+            return Poll::Ready(Ok(()));
+        }
+        this.client.bytes_came();
+        this.look(buffer, before);
+        Poll::Ready(Ok(()))
     }
 }
 
 impl AsyncWrite for ClientIo {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
-        let written = match &mut this.stream {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_write(context, bytes),
-            Stream::Tls(tls) => Pin::new(tls).poll_write(context, bytes),
-        };
+        let written = Pin::new(&mut this.stream).poll_write(context, bytes);
         this.client.wrote(written.is_ready());
         written
     }
@@ -198,40 +205,29 @@ impl AsyncWrite for ClientIo {
             }
             return Pin::new(this).poll_write(context, &whole[..end]);
         }
-        let written = match &mut this.stream {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_write_vectored(context, slices),
-            Stream::Tls(tls) => Pin::new(tls).poll_write_vectored(context, slices),
-        };
+        let written = Pin::new(&mut this.stream).poll_write_vectored(context, slices);
         this.client.wrote(written.is_ready());
         written
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.stream {
-            Stream::Plain(tcp) => tcp.is_write_vectored(),
-            Stream::Tls(tls) => tls.is_write_vectored(),
-        }
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let flushed = match &mut this.stream {
-            // There is nothing between us and the kernel.
-            Stream::Plain(_) => return Poll::Ready(Ok(())),
-            Stream::Tls(tls) => Pin::new(tls).poll_flush(context),
-        };
+        if !this.stream.is_buffered() {
+            return Poll::Ready(Ok(()));
+        }
+        let flushed = Pin::new(&mut this.stream).poll_flush(context);
         this.client.wrote(flushed.is_ready());
         flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        ready!(this.send_unsent(context))?;
         if !this.is_shut {
-            ready!(match &mut this.stream {
-                Stream::Plain(tcp) => Pin::new(tcp).poll_shutdown(context),
-                Stream::Tls(tls) => Pin::new(tls).poll_shutdown(context),
-            })?;
+            ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;
             this.is_shut = true;
             this.client.lingers();
         }

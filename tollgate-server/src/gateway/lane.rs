@@ -1,36 +1,88 @@
-//! A lane for those who are refused over and over.
+//! The lane of plain requests: from a client to an upstream and back in one task, without hyper on either side.
 //!
-//! A client that floods a spent limit should cost less than one that is served. So once a connection has been refused,
-//! its next plain request is looked at before hyper: if it is refused again, it is answered here, and hyper never hears
-//! of it. If it may pass, hyper gets its bytes as they came, and what was decided waits for it in the [`Client`].
+//! Most requests of most gateways are alike: HTTP/1.1, a head that comes in one piece, a small body or none. They need
+//! nothing of what makes HTTP hard, so they are carried here: read and written in memory that all connections of a
+//! worker share, over connections to upstreams that need no task of their own. A client that is refused over and over
+//! costs one read and one write.
 //!
-//! Deliberately not here: anything that is not plain. A body, a pipeline, an upgrade, a content to negotiate or a line for
-//! the access log are hyper's way.
+//! Deliberately not here: everything else. The first request of a connection that is not plain, in bytes, by its rules
+//! or by its route, is hyper's with all that follow, and gets its bytes as they came; what was decided about it already
+//! waits for it in the [`Client`]. What is ambiguous is never plain.
 
+mod alarm;
+mod answer;
+mod link;
+mod passing;
+mod request;
+mod scratch;
+mod text;
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::task::{Context, Poll, ready};
 
-use http::header::{ACCEPT, CONNECTION, CONTENT_TYPE, EXPECT, HOST, TE, UPGRADE};
-use http::{HeaderMap, HeaderName, HeaderValue, Response};
-use tollgate::Asking;
+use bytes::Bytes;
+use http::{Response, Version};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::timeout;
 use tollgate::rules::Facts;
+use tollgate::{Asking, Ruling};
 
-use super::client::Client;
-use super::exchange::{Ending, Worker};
-use super::headers;
-use super::site::Site;
-use super::ticks::Tick;
+use self::alarm::Alarm;
+pub(super) use self::link::Link;
+use self::passing::{Passed, Passing};
+use self::request::{Plain, Read};
+pub(super) use self::scratch::Scratch;
+use self::scratch::{Desk, INPUT_BYTES};
+use super::answer::{Failure, failed};
+use super::client::{Client, LINGER};
+use super::connection::{HTTP2_BEGINS, Stop};
+use super::exchange::{Ending, Worker, bodiless};
+use super::io::Stream;
+use super::log::Record;
+use super::site::{Leads, Site};
+use super::ticks::{Tick, Wait};
 
-/// A request with more headers is not plain.
-const MAX_HEADERS: usize = 32;
+/// A head that comes in more pieces than this is not plain.
+const MAX_PIECES: u32 = 16;
 
-/// What is kept from one refusal to the next, so that none of it is allocated again.
-pub(super) struct Lane {
-    worker: Arc<Worker>,
-    headers: HeaderMap,
-    answer: Vec<u8>,
-    date: String,
-    date_of: Option<Tick>,
+/// Of a request under way, a copy is kept; a longer one not beyond its end.
+const KEPT_BYTES: usize = 2 << 10;
+
+/// A connection in the lane.
+struct Lane<'a> {
+    stream: Stream,
+    client: &'a Arc<Client>,
+    worker: &'a Arc<Worker>,
+    /// What has come and is not served yet: a part of a request, or what was sent ahead.
+    ahead: Vec<u8>,
+    /// Nobody has looked at what was sent ahead.
+    is_unseen: bool,
+    pieces: u32,
+    /// The request under way, for another try.
+    held: Vec<u8>,
+    /// What is left to be written of an answer.
+    unsent: Vec<u8>,
+    /// Nothing of what was written waits in the stream.
+    is_flushed: bool,
+    /// The client does not read.
+    is_blocked: bool,
+    /// The connection ends with the answer.
+    is_last: bool,
+    alarm: Alarm,
+    deadline: Tick,
+    /// How long whatever is waited for may take, when the client reads.
+    patience: Wait,
+}
+
+/// A connection that has left the lane.
+pub(super) struct Left {
+    pub(super) stream: Stream,
+    /// What was read of it.
+    pub(super) first: Bytes,
+    pub(super) is_http2: bool,
 }
 
 /// What was decided about a request before hyper has read it.
@@ -40,101 +92,336 @@ pub(super) struct Asked {
     pub(super) asking: Asking,
 }
 
-impl Lane {
-    pub(super) fn new(worker: Arc<Worker>) -> Self {
-        Self { worker, headers: HeaderMap::new(), answer: Vec::new(), date: String::new(), date_of: None }
+/// What comes next on a connection.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every request")]
+enum Next {
+    /// A request has its answer, which is on its way.
+    Answered,
+    /// A store elsewhere is asked about a request.
+    Ask(Asked),
+    /// A request is to be forwarded.
+    Forward(Passing),
+    /// The rest is hyper's.
+    Leave,
+    /// Nothing.
+    Over,
+}
+
+/// Serves the plain requests of a connection. One that is over by then does not come back.
+pub(super) async fn serve(
+    stream: Stream,
+    client: &Arc<Client>,
+    worker: &Arc<Worker>,
+    stop: &Stop,
+) -> io::Result<Option<Left>> {
+    let mut lane = Lane::new(stream, client, worker);
+    let mut stopped = pin!(stop.idle.notified());
+    // A stop that comes later wakes this task, whatever it waits for.
+    poll_fn(|context| Poll::Ready(_ = stopped.as_mut().poll(context))).await;
+    loop {
+        let mut next = poll_fn(|context| lane.poll_next(stop, context)).await?;
+        if let Next::Ask(asked) = next {
+            next = lane.ruled(asked).await?;
+        }
+        match next {
+            Next::Answered => {}
+            Next::Forward(passing) => match lane.forward(passing).await {
+                Passed::Answered => {}
+                Passed::Over => return Ok(None),
+            },
+            Next::Leave => {
+                let is_http2 = lane.ahead.starts_with(HTTP2_BEGINS);
+                let first = Bytes::from(std::mem::take(&mut lane.ahead));
+                return Ok(Some(Left { stream: lane.stream, first, is_http2 }));
+            }
+            Next::Over | Next::Ask(_) => return Ok(None),
+        }
+        lane.rest();
+        if lane.is_last {
+            poll_fn(|context| lane.poll_sent(context)).await?;
+            return timeout(LINGER, lane.stream.end()).await?.map(|()| None);
+        }
+    }
+}
+
+impl<'a> Lane<'a> {
+    fn new(stream: Stream, client: &'a Arc<Client>, worker: &'a Arc<Worker>) -> Self {
+        Self {
+            stream,
+            client,
+            worker,
+            ahead: Vec::new(),
+            is_unseen: false,
+            pieces: 0,
+            held: Vec::new(),
+            unsent: Vec::new(),
+            is_flushed: true,
+            is_blocked: false,
+            is_last: false,
+            alarm: Alarm::new(),
+            deadline: worker.ticks.after(client.waits.idle),
+            patience: client.waits.idle,
+        }
     }
 
-    /// The whole answer to the one request that these bytes are, if it is plain and refused. What was decided about one
-    /// that may pass is left with the client.
-    pub(super) fn refusal(&mut self, bytes: &[u8], client: &Arc<Client>) -> Option<&[u8]> {
-        let site = self.worker.site.load_full();
-        if site.log.is_some() || self.worker.is_closing() {
-            return None;
+    /// Between two requests.
+    fn rest(&mut self) {
+        self.expect_within(self.client.waits.idle);
+        self.pieces = 0;
+        if self.held.capacity() > KEPT_BYTES {
+            self.held = Vec::new();
         }
-        let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        let mut request = httparse::Request::new(&mut parsed);
-        let whole = request.parse(bytes).ok()?;
-        let (method, target) = (request.method?, request.path?);
-        let is_plain = whole == httparse::Status::Complete(bytes.len())
-            && request.version == Some(1)
-            && !matches!(method, "HEAD" | "CONNECT")
-            && target.starts_with('/');
-        if !is_plain || !take_headers(request.headers, &mut self.headers) {
-            return None;
-        }
-        let (route, asking) = self.worker.ask(Facts::new(method, target).headers(&self.headers), client, &site);
-        let ruling = match &asking {
-            Asking::Done(ruling) if !ruling.is_allowed() => ruling,
-            _ => {
-                client.leave(Asked { site, route, asking });
-                return None;
+        self.is_unseen = !self.ahead.is_empty();
+    }
+
+    fn expect_within(&mut self, wait: Wait) {
+        self.patience = wait;
+        self.deadline = self.worker.ticks.after(wait);
+    }
+
+    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.alarm.poll_passed(self.deadline, &self.worker.ticks, context)
+    }
+
+    /// The next request, as far as it can be served without waiting.
+    fn poll_next(&mut self, stop: &Stop, context: &mut Context<'_>) -> Poll<io::Result<Next>> {
+        loop {
+            ready!(self.poll_sent(context))?;
+            let worker = self.worker;
+            let mut scratch = worker.scratch();
+            let before = self.ahead.len();
+            scratch.input[..before].copy_from_slice(&self.ahead);
+            let mut filled = before;
+            if !std::mem::take(&mut self.is_unseen) {
+                match self.poll_read(&mut scratch.input[before..], context)? {
+                    Poll::Ready(0) => return Poll::Ready(Ok(Next::Over)),
+                    Poll::Ready(read) => filled += read,
+                    Poll::Pending => {
+                        drop(scratch);
+                        if before == 0 && stop.is_over() {
+                            return Poll::Ready(Ok(Next::Over));
+                        }
+                        ready!(self.poll_late(context));
+                        return Poll::Ready(Ok(Next::Over));
+                    }
+                }
             }
+            self.ahead.clear();
+            match self.judge(&mut scratch, filled, context)? {
+                Some(Next::Leave) => {
+                    self.ahead.extend_from_slice(&scratch.input[..filled]);
+                    return Poll::Ready(Ok(Next::Leave));
+                }
+                Some(next) => return Poll::Ready(Ok(next)),
+                None => {
+                    self.ahead.extend_from_slice(&scratch.input[..filled]);
+                    if self.pieces == 0 {
+                        self.deadline = self.worker.ticks.after(self.client.waits.head);
+                    }
+                    self.pieces += 1;
+                    if self.pieces > MAX_PIECES || filled == INPUT_BYTES {
+                        return Poll::Ready(Ok(Next::Leave));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What to do with what has come; nothing, as long as a part of it is missing.
+    fn judge(&mut self, scratch: &mut Scratch, filled: usize, context: &mut Context<'_>) -> io::Result<Option<Next>> {
+        let Scratch { input, desk } = scratch;
+        let bytes = &input[..filled];
+        desk.clean();
+        let plain = match Plain::read(bytes, &mut desk.headers, self.client.max_head) {
+            Read::Whole(plain) => plain,
+            Read::Part => return Ok(None),
+            Read::Other => return Ok(Some(Next::Leave)),
         };
-        let response = ruling.response(&self.headers)?;
-        client.request_began();
-        let mut ending = Ending::new(client);
+        let site = self.worker.site.load_full();
+        if plain.body_bytes() > site.max_body {
+            return Ok(Some(Next::Leave));
+        }
+        let facts = Facts::new(plain.method, plain.target).headers(&desk.headers);
+        let (route, asking) = self.worker.ask(facts, self.client, &site);
+        match asking {
+            Asking::Done(ruling) => self.act(&plain, desk, (site, route), ruling, context).map(Some),
+            asking @ Asking::Waiting(_) => {
+                self.hold(&plain);
+                Ok(Some(Next::Ask(Asked { site, route, asking })))
+            }
+        }
+    }
+
+    /// Keeps a copy of the request under way.
+    fn hold(&mut self, plain: &Plain<'_>) {
+        self.held.clear();
+        self.held.extend_from_slice(plain.bytes);
+    }
+
+    /// A store elsewhere is asked, and what it says is done.
+    async fn ruled(&mut self, asked: Asked) -> io::Result<Next> {
+        let Asked { site, route, asking } = asked;
+        let mut ruling = Some((asking.ruling().await, site));
+        poll_fn(|context| {
+            let worker = self.worker;
+            let desk = &mut worker.scratch().desk;
+            desk.clean();
+            let held = std::mem::take(&mut self.held);
+            let plain = Plain::read(&held, &mut desk.headers, self.client.max_head);
+            let (Read::Whole(plain), Some((ruling, site))) = (plain, ruling.take()) else {
+                return Poll::Ready(Ok(Next::Over));
+            };
+            let next = self.act(&plain, desk, (site, route), ruling, context);
+            if let Ok(Next::Leave) = next {
+                self.ahead.splice(..0, held.iter().copied());
+            }
+            Poll::Ready(next)
+        })
+        .await
+    }
+
+    /// Does what was ruled: answers, or sends what the upstream is asked.
+    fn act(
+        &mut self,
+        plain: &Plain<'_>,
+        desk: &mut Desk,
+        (site, route): (Arc<Site>, Option<usize>),
+        mut ruling: Ruling,
+        context: &mut Context<'_>,
+    ) -> io::Result<Next> {
+        if ruling.is_allowed() && !is_plain(&ruling, &site, route) {
+            self.client.leave(Asked { site, route, asking: Asking::Done(ruling) });
+            return Ok(Next::Leave);
+        }
+        self.is_last = plain.is_last;
+        self.client.request_began();
+        let mut ending = Ending::new(self.client);
+        if let (Some(log), Some(uri)) = (&site.log, plain.uri()) {
+            let line = (plain.method.parse().unwrap_or_default(), uri, Version::HTTP_11);
+            let headers = &desk.headers;
+            ending.keep_record(Record::new(line, headers, self.client, &site.proxies, (log, self.worker.number)));
+        }
         if let Some(number) = route {
             ending.enter(site.routes[number].tally(self.worker.number));
         }
-        ending.note_ruling(ruling);
+        ending.note_ruling(&ruling);
+        ending.keep_place(ruling.take_place());
+        let response = if ruling.is_allowed() {
+            let mut response = match route.map(|number| (number, &site.routes[number].leads)) {
+                Some((number, Leads::Respond(written))) => {
+                    let mut response = written.response();
+                    site.routes[number].response_edits.apply(response.headers_mut());
+                    response
+                }
+                Some((number, _)) => {
+                    let passing = Passing::new(plain, (site, number), ruling, ending);
+                    return Ok(Next::Forward(self.set_out(plain, desk, passing, context)));
+                }
+                None => failed(Failure::NoRoute),
+            };
+            ruling.write_headers(response.headers_mut());
+            response
+        } else {
+            ruling.response(&desk.headers).unwrap_or_default()
+        };
+        let response = if plain.is_head() { bodiless(response) } else { response };
+        self.answer(&response, ending, desk, context)?;
+        Ok(Next::Answered)
+    }
+
+    /// Answers with what was written here.
+    fn answer(
+        &mut self,
+        response: &Response<Bytes>,
+        mut ending: Ending,
+        desk: &mut Desk,
+        context: &mut Context<'_>,
+    ) -> io::Result<()> {
+        self.is_last |= self.worker.is_closing();
         ending.note_status(response.status());
         ending.note_sent(response.body().len());
-        self.write(&response);
-        Some(&self.answer)
-    }
-
-    /// Writes an answer as hyper would.
-    fn write(&mut self, response: &Response<bytes::Bytes>) {
-        let now = self.worker.ticks.now();
-        if self.date_of != Some(now) {
-            self.date = httpdate::fmt_http_date(wall_clock());
-            self.date_of = Some(now);
-        }
-        let out = &mut self.answer;
-        out.clear();
-        let status = response.status();
-        for part in ["HTTP/1.1 ", status.as_str(), " ", status.canonical_reason().unwrap_or_default(), "\r\n"] {
-            out.extend_from_slice(part.as_bytes());
-        }
-        for (name, value) in response.headers() {
-            put(out, name.as_str(), value.as_bytes());
-        }
-        put(out, "content-length", itoa::Buffer::new().format(response.body().len()).as_bytes());
-        put(out, "date", self.date.as_bytes());
-        out.extend_from_slice(b"\r\n");
-        out.extend_from_slice(response.body());
+        desk.out.clear();
+        text::put_answer(&mut desk.out, response, desk.date.text(self.worker.ticks.now()), self.is_last);
+        self.put(&desk.out, &[], context)
     }
 }
 
-fn put(out: &mut Vec<u8>, name: &str, value: &[u8]) {
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
-}
+/// Bytes from and to the client.
+impl Lane<'_> {
+    fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
+        let mut buffer = ReadBuf::new(buffer);
+        match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
+            Poll::Ready(read) => read.map(|()| Poll::Ready(buffer.filled().len())),
+            Poll::Pending => Ok(Poll::Pending),
+        }
+    }
 
-#[expect(clippy::disallowed_methods, reason = "the date of an answer is the wall clock's, and decides nothing")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
-}
-
-/// Takes the headers of a plain request; `false` if it is not plain.
-fn take_headers(parsed: &[httparse::Header<'_>], map: &mut HeaderMap) -> bool {
-    map.clear();
-    for header in parsed {
-        let (Ok(name), Ok(value)) =
-            (HeaderName::from_bytes(header.name.as_bytes()), HeaderValue::from_bytes(header.value))
-        else {
-            return false;
+    /// Writes both, or as much as goes; the rest goes with [`poll_sent`](Self::poll_sent). Nothing is left of what was
+    /// written before.
+    fn put(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> io::Result<()> {
+        let stream = Pin::new(&mut self.stream);
+        let written = match body {
+            [] => stream.poll_write(context, head),
+            body => stream.poll_write_vectored(context, &[IoSlice::new(head), IoSlice::new(body)]),
         };
-        let is_other = [CONNECTION, UPGRADE, EXPECT, TE, CONTENT_TYPE].contains(&name)
-            || (name == ACCEPT && header.value != b"*/*")
-            || (name == HOST && (map.contains_key(HOST) || !headers::is_authority(&value)));
-        if is_other {
+        let written = match written {
+            Poll::Ready(written) => written?,
+            Poll::Pending => 0,
+        };
+        self.unsent.clear();
+        self.unsent.extend_from_slice(&head[written.min(head.len())..]);
+        self.unsent.extend_from_slice(&body[written.saturating_sub(head.len())..]);
+        self.is_flushed = !self.stream.is_buffered();
+        Ok(())
+    }
+
+    /// Ready when all that was put is on its way. A client that does not read it in time is given up.
+    fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !(self.unsent.is_empty() && self.is_flushed) {
+            let stream = Pin::new(&mut self.stream);
+            let written = match &*self.unsent {
+                [] => stream.poll_flush(context).map_ok(|()| 0),
+                unsent => stream.poll_write(context, unsent),
+            };
+            let Poll::Ready(written) = written? else {
+                if !std::mem::replace(&mut self.is_blocked, true) {
+                    self.deadline = self.worker.ticks.after(self.client.waits.write);
+                }
+                ready!(self.poll_late(context));
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            };
+            self.is_flushed = self.unsent.is_empty();
+            self.unsent.drain(..written);
+            if std::mem::take(&mut self.is_blocked) {
+                self.deadline = self.worker.ticks.after(self.patience);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether the client has gone. What it sends ahead is kept for later.
+    fn has_gone(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
+        if !self.ahead.is_empty() {
             return false;
         }
-        map.append(name, value);
+        match self.poll_read(input, context) {
+            Ok(Poll::Ready(0)) | Err(_) => true,
+            Ok(Poll::Ready(read)) => {
+                self.ahead.extend_from_slice(&input[..read]);
+                false
+            }
+            Ok(Poll::Pending) => false,
+        }
     }
-    map.contains_key(HOST)
+}
+
+/// Whether an admitted request needs nothing that only hyper's way has: no turn in a queue to wait for, no limit that
+/// hears the answer, no upstream that speaks TLS or HTTP/2.
+fn is_plain(ruling: &Ruling, site: &Site, route: Option<usize>) -> bool {
+    let is_plain_route = route.is_none_or(|number| match &site.routes[number].leads {
+        Leads::Upstreams(_) => site.routes[number].is_plain(),
+        Leads::Respond(_) => true,
+        Leads::Echo => false,
+    });
+    is_plain_route && ruling.delay().is_zero() && !ruling.hears_answer()
 }

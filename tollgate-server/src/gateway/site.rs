@@ -287,6 +287,16 @@ impl Route {
         self.weighted().iter().map(|weighted| &weighted.target)
     }
 
+    /// Whether its upstreams speak plain HTTP/1.
+    pub(super) fn is_plain(&self) -> bool {
+        self.targets().all(|target| target.address.scheme == Speaks::Http1)
+    }
+
+    /// Whether upstreams may get another path than the client's.
+    pub(super) fn rewrites(&self) -> bool {
+        self.strip_prefix.is_some() || self.rewrite.is_some() || self.prefix.is_some()
+    }
+
     pub(super) fn has_several(&self) -> bool {
         self.weighted().len() > 1
     }
@@ -334,7 +344,7 @@ impl Route {
 
     /// The path as the upstream knows it, if that is another.
     pub(super) fn rewritten(&self, uri: &Uri) -> Option<Uri> {
-        if self.strip_prefix.is_none() && self.rewrite.is_none() && self.prefix.is_none() {
+        if !self.rewrites() {
             return None;
         }
         let mut path = uri.path().to_owned();

@@ -11,9 +11,10 @@ use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use tollgate::rules::file::EjectRule;
 
 use super::body::ToUpstream;
+use super::lane::Link;
 use super::ticks::{Tick, Wait};
 use super::upstream_tls::UpstreamTls;
-use super::wire::Wire;
+use super::wire::{IDLE, Wire};
 
 /// Idle connections that a worker keeps to one upstream. More of them would hold memory on both sides for nothing.
 const MAX_IDLE: usize = 256;
@@ -47,6 +48,8 @@ pub(super) struct Target {
     pub(super) tls: Option<UpstreamTls>,
     /// For each worker its own, so that no connection is handed from one to another.
     idle: Box<[Mutex<Vec<Wire>>]>,
+    /// The same for the lane.
+    links: Box<[Mutex<Vec<Link>>]>,
     shared: Box<[Mutex<Option<http2::SendRequest<ToUpstream>>>]>,
     /// Whoever opens a connection that is to be shared; others wait for it.
     opening: Box<[AsyncMutex<()>]>,
@@ -75,6 +78,7 @@ impl Target {
         let text = if is_default { address.host.clone() } else { format!("{}:{}", address.host, address.port) };
         let (authority, host) = (text.parse().ok()?, HeaderValue::try_from(&text).ok()?);
         let idle = (0..workers).map(|_| Mutex::default()).collect();
+        let links = (0..workers).map(|_| Mutex::default()).collect();
         let shared = (0..workers).map(|_| Mutex::default()).collect();
         let opening = (0..workers).map(|_| AsyncMutex::default()).collect();
         Some(Self {
@@ -83,6 +87,7 @@ impl Target {
             host,
             tls,
             idle,
+            links,
             shared,
             opening,
             active: AtomicU32::new(0),
@@ -128,6 +133,27 @@ impl Target {
         if idle.len() < MAX_IDLE {
             idle.push(wire);
         }
+    }
+
+    /// A connection of the lane that can take a request at once.
+    pub(super) fn take_link(&self, worker: usize, now: Tick) -> Option<Link> {
+        let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        // The one used last is the least likely to be closed by now.
+        std::iter::from_fn(|| links.pop()).find(|link| link.is_fresh(now))
+    }
+
+    pub(super) fn keep_link(&self, worker: usize, mut link: Link, now: Tick) {
+        link.rests(now, Wait::at_least(IDLE));
+        let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if links.len() < MAX_IDLE {
+            links.push(link);
+        }
+    }
+
+    /// Closes what the upstream has closed, and what has waited for too long. Connections of hyper do that themselves.
+    pub(super) fn sweep(&self, worker: usize, now: Tick) {
+        let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        links.retain(|link| link.is_fresh(now));
     }
 
     /// The connection that all requests of a worker share, if it is HTTP/2.

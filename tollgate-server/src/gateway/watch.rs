@@ -86,11 +86,6 @@ impl Watch {
         }
     }
 
-    /// Whether no request is under way, and nothing waits to be written.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.active.load(Relaxed) == 0 && self.write.load(Relaxed) == NEVER
-    }
-
     pub(super) fn body_awaited(&self, by: Tick) {
         if self.body.load(Relaxed) == NEVER {
             self.body.store(by, Relaxed);

@@ -19,10 +19,10 @@ use super::patience::Patience;
 use super::ticks::{TICK, Ticks, Wait};
 
 /// Shorter than the time after which most servers close an idle connection, but for those that say so by closing it.
-const IDLE: Duration = Duration::from_secs(55);
+pub(super) const IDLE: Duration = Duration::from_secs(55);
 
 /// Answers have heads of a few hundred bytes; this bounds what an upstream can make us hold.
-const MAX_HEAD_BYTES: usize = 256 << 10;
+const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// A connection that takes one request after the other.
 pub(super) struct Wire {

@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::{self, Begins, Stop};
 use super::exchange::Worker;
+use super::site::Route;
 
 /// A process out of descriptors gets one back soon; until then, trying again at once would only burn the CPU.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -35,6 +36,9 @@ pub(super) const GRACE: Duration = Duration::from_millis(400);
 
 /// The same for whoever came last.
 const LAST_GRACE: Duration = Duration::from_millis(100);
+
+/// How long a connection that an upstream has closed may take up a descriptor.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// A listener, bound once for each worker.
 pub(super) struct Listening {
@@ -116,6 +120,7 @@ impl Running {
 
 async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut ends: Ends) {
     let stop = Arc::new(Stop::default());
+    tokio::spawn(sweep(Arc::clone(&worker)));
     loop {
         let order = tokio::select! {
             order = inbox.recv() => order,
@@ -135,6 +140,15 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut
         }
     }
     drain(&worker, &stop, ends.drain).await;
+}
+
+/// Looks after connections to upstreams that nobody uses.
+async fn sweep(worker: Arc<Worker>) {
+    loop {
+        sleep(SWEEP_EVERY).await;
+        let (site, now) = (worker.site.load_full(), worker.ticks.now());
+        site.routes.iter().flat_map(Route::targets).for_each(|target| target.sweep(worker.number, now));
+    }
 }
 
 /// Lets what is under way finish.

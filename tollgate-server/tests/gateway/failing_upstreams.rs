@@ -91,7 +91,9 @@ fn an_answer_that_stops_in_the_middle_ends_the_clients_connection_too() {
         let begun = Instant::now();
         connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
         let cut = connection.try_receive();
-        assert!(cut.is_err(), "{head:?}, {stays}: the client must see that it is not all: {cut:?}");
+        // What is found out before the head has left is told in a better way.
+        let is_told = cut.as_ref().map_or(true, |answer| answer.status == 502);
+        assert!(is_told, "{head:?}, {stays}: the client must see that it is not all: {cut:?}");
         assert!(begun.elapsed() < SOON, "{head:?}, {stays}");
     }
 }

@@ -23,7 +23,6 @@ impl Exchange {
         };
         let refusal = refusal.unwrap_or_default();
         let refusal = if request.method() == Method::HEAD { bodiless(refusal) } else { refusal };
-        self.client.note_refused(true);
         self.drain(request.into_body());
         refusal.map(|text| ToClient::written(text, ending))
     }

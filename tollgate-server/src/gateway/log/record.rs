@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{HOST, REFERER, USER_AGENT};
-use http::{HeaderValue, Method, Request, StatusCode, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
 use tollgate::Ruling;
 use tollgate::rules::{Facts, TrustedProxies};
 
@@ -44,21 +44,23 @@ pub(in super::super) struct Over<'a> {
 }
 
 impl Record {
-    pub(in super::super) fn new<Body>(
-        request: &Request<Body>,
+    pub(in super::super) fn new(
+        (method, uri, version): (Method, Uri, Version),
+        headers: &HeaderMap,
         client: &Client,
         proxies: &TrustedProxies,
         (log, worker): (&Arc<AccessLog>, usize),
     ) -> Self {
-        let (peer, headers) = (client.address.ip(), request.headers());
-        let facts = Facts::new(request.method().as_str(), "/").headers(headers).peer(peer);
+        let peer = client.address.ip();
+        let facts = Facts::new(method.as_str(), "/").headers(headers).peer(peer);
+        let address = proxies.client(&facts).unwrap_or(peer);
         Self {
             log: Arc::clone(log),
             worker,
-            client: proxies.client(&facts).unwrap_or(peer),
-            method: request.method().clone(),
-            uri: request.uri().clone(),
-            version: request.version(),
+            client: address,
+            method,
+            uri,
+            version,
             host: headers.get(HOST).cloned(),
             user_agent: headers.get(USER_AGENT).cloned(),
             referer: headers.get(REFERER).cloned(),

@@ -1,0 +1,391 @@
+//! A plain request at its upstreams, and the answer on its way back.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::HeaderValue;
+use smallvec::SmallVec;
+use tokio::time::timeout;
+use tollgate::Ruling;
+use tollgate::rules::file::Told;
+
+use super::super::answer::{self, Failure};
+use super::super::connect::{self, Dialled, UpstreamIo};
+use super::super::exchange::{Ending, Held};
+use super::super::headers::{self, X_REQUEST_ID};
+use super::super::site::{Route, Site};
+use super::super::target::Target;
+use super::answer::{Body, Head, Read};
+use super::link::Link;
+use super::request::{self, Plain};
+use super::scratch::{Desk, Scratch};
+use super::{Lane, text};
+
+/// A body that is no longer than this is written in one piece with its head: the kernel takes one piece for less than
+/// two.
+const SMALL_BYTES: usize = 4096;
+
+/// A request that may pass.
+pub(super) struct Passing {
+    site: Arc<Site>,
+    route: usize,
+    ruling: Ruling,
+    ending: Ending,
+    id: Option<HeaderValue>,
+    tried: SmallVec<[usize; 4]>,
+    /// The upstream that it is at, and the connection that it was sent on.
+    target: Option<Arc<Target>>,
+    link: Option<Link>,
+    is_head: bool,
+    may_repeat: bool,
+}
+
+/// What came of it.
+pub(super) enum Passed {
+    Answered,
+    /// The connection cannot go on.
+    Over,
+}
+
+/// Why a try ended without a whole answer.
+enum Stopped {
+    Failed {
+        failure: Failure,
+        /// The upstream may be asked again.
+        again: bool,
+    },
+    /// The client has gone, or has a part of an answer that has no end.
+    Over,
+}
+
+impl Stopped {
+    fn failed(failure: Failure) -> Self {
+        Self::Failed { failure, again: false }
+    }
+}
+
+impl Passing {
+    pub(super) fn new(plain: &Plain<'_>, (site, route): (Arc<Site>, usize), ruling: Ruling, ending: Ending) -> Self {
+        Self {
+            site,
+            route,
+            ruling,
+            ending,
+            id: None,
+            tried: SmallVec::new(),
+            target: None,
+            link: None,
+            is_head: plain.is_head(),
+            may_repeat: plain.may_repeat(),
+        }
+    }
+
+    fn route(&self) -> &Route {
+        &self.site.routes[self.route]
+    }
+}
+
+impl Lane<'_> {
+    /// Sends a request at once, if a connection is there for it.
+    pub(super) fn set_out(
+        &mut self,
+        plain: &Plain<'_>,
+        desk: &mut Desk,
+        mut passing: Passing,
+        context: &mut Context<'_>,
+    ) -> Passing {
+        self.hold(plain);
+        self.choose(&mut passing);
+        let link = passing.target.as_ref().and_then(|target| self.take_link(target));
+        if let Some(mut link) = link {
+            self.write_request(plain, desk, &mut passing);
+            // One that cannot be written to was not asked anything.
+            passing.link = link.send(&desk.out, context).is_ok().then_some(link);
+        }
+        passing
+    }
+
+    /// The upstream that is asked next.
+    fn choose(&self, passing: &mut Passing) {
+        let route = &passing.site.routes[passing.route];
+        let chosen = route.choose(&passing.tried, self.worker.ticks.now());
+        passing.target = chosen.map(|(number, target)| {
+            passing.tried.push(number);
+            passing.ending.note_upstream(target);
+            target.begin();
+            let (target, worker) = (Arc::clone(target), self.worker.number);
+            passing.ending.hold(Held { target: Arc::clone(&target), wire: None, timeout: route.timeout, worker });
+            target
+        });
+    }
+
+    fn take_link(&self, target: &Target) -> Option<Link> {
+        target.take_link(self.worker.number, self.worker.ticks.now())
+    }
+
+    fn write_request(&self, plain: &Plain<'_>, desk: &mut Desk, passing: &mut Passing) {
+        let Some(target) = &passing.target else { return };
+        if let Some(id) = &passing.id {
+            // It was given at the first try.
+            desk.headers.insert(X_REQUEST_ID, id.clone());
+        }
+        let way = (&*passing.site, passing.route());
+        let id = plain.write(&mut desk.out, &mut desk.headers, way, target, (self.client, self.worker));
+        passing.ending.note_id(id.as_ref());
+        passing.id = id;
+    }
+
+    /// Carries a request to its upstreams until one has answered, and the answer to the client.
+    pub(super) async fn forward(&mut self, mut passing: Passing) -> Passed {
+        let failure = loop {
+            let Some(target) = passing.target.clone() else { break Failure::NoUpstream };
+            let (failure, again) = match self.ask(&target, &mut passing).await {
+                Ok(()) => return Passed::Answered,
+                Err(Stopped::Over) => return Passed::Over,
+                Err(Stopped::Failed { failure, again }) => (failure, again),
+            };
+            let route = passing.route();
+            target.failed(&route.eject, self.worker.ticks.now());
+            if !again || passing.tried.len() > usize::from(route.retries) {
+                break failure;
+            }
+            let tally = route.tally(self.worker.number);
+            tally.note_failure(failure);
+            tally.note_retry();
+            self.choose(&mut passing);
+        };
+        passing.route().tally(self.worker.number).note_failure(failure);
+        let mut passing = Some(passing);
+        let answered = poll_fn(|context| {
+            let answered = passing.take().map(|passing| self.fail(failure, passing, context));
+            Poll::Ready(answered.is_some_and(|answered| answered.is_ok()))
+        });
+        if answered.await { Passed::Answered } else { Passed::Over }
+    }
+
+    fn fail(&mut self, failure: Failure, passing: Passing, context: &mut Context<'_>) -> std::io::Result<()> {
+        let mut response = answer::failed(failure);
+        let map = response.headers_mut();
+        passing.route().response_edits.apply(map);
+        if let Some(id) = &passing.id {
+            map.insert(X_REQUEST_ID, id.clone());
+        }
+        passing.ruling.write_headers(map);
+        let response = if passing.is_head { super::bodiless(response) } else { response };
+        let worker = self.worker;
+        self.answer(&response, passing.ending, &mut worker.scratch().desk, context)
+    }
+
+    /// Asks one upstream.
+    async fn ask(&mut self, target: &Arc<Target>, passing: &mut Passing) -> Result<(), Stopped> {
+        let mut link = match passing.link.take() {
+            Some(link) => link,
+            None => {
+                let found = self.take_link(target);
+                let mut link = match found {
+                    Some(link) => link,
+                    None => Box::pin(dial(target, passing)).await?,
+                };
+                poll_fn(|context| Poll::Ready(self.send_again(&mut link, passing, context))).await?;
+                link
+            }
+        };
+        self.expect_within(passing.route().timeout);
+        let (mut body, mut stays_open) =
+            poll_fn(|context| self.poll_answer(target, &mut link, passing, context)).await?;
+        poll_fn(|context| self.poll_body(&mut link, (&mut body, &mut stays_open), passing, context)).await?;
+        if stays_open {
+            target.keep_link(self.worker.number, link, self.worker.ticks.now());
+        }
+        Ok(())
+    }
+
+    /// Sends a request that was read before.
+    fn send_again(&mut self, link: &mut Link, passing: &mut Passing, context: &mut Context<'_>) -> Result<(), Stopped> {
+        let worker = self.worker;
+        let desk = &mut worker.scratch().desk;
+        desk.clean();
+        let request::Read::Whole(plain) = Plain::read(&self.held, &mut desk.headers, self.client.max_head) else {
+            return Err(Stopped::Over);
+        };
+        self.write_request(&plain, desk, passing);
+        let not_sent = |_| Stopped::Failed { failure: Failure::Disconnected, again: true };
+        link.send(&desk.out, context).map_err(not_sent)
+    }
+
+    /// Ready when the client has the head of the answer, and what came of its body with it.
+    fn poll_answer(
+        &mut self,
+        target: &Target,
+        link: &mut Link,
+        passing: &mut Passing,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(Body, bool), Stopped>> {
+        let broken =
+            |came: usize| Stopped::Failed { failure: Failure::Disconnected, again: came == 0 && passing.may_repeat };
+        // An upstream may answer before it has read everything; what it says is looked at in any case.
+        let sent = link.poll_send(context);
+        let worker = self.worker;
+        let mut scratch = worker.scratch();
+        let Scratch { input, desk } = &mut *scratch;
+        loop {
+            let before = link.came.len();
+            input[..before].copy_from_slice(&link.came);
+            let read = match link.poll_read(&mut input[before..], context) {
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Err(broken(before))),
+                Poll::Ready(Ok(read)) => read,
+                Poll::Pending => break,
+            };
+            let bytes = &input[..before + read];
+            match Head::read(bytes, &mut desk.headers, passing.is_head) {
+                Read::Whole(head) => {
+                    if matches!(head.status.as_u16(), 502..=504) {
+                        target.failed(&passing.route().eject, worker.ticks.now());
+                    } else {
+                        target.succeeded();
+                    }
+                    let is_sent = matches!(sent, Poll::Ready(Ok(())));
+                    return Poll::Ready(self.begin_answer(head, bytes, desk, passing, context).map(
+                        |(body, stays_open)| {
+                            link.came = Vec::new();
+                            (body, stays_open && is_sent)
+                        },
+                    ));
+                }
+                Read::Part if bytes.len() < input.len() => {
+                    link.came.clear();
+                    link.came.extend_from_slice(&input[..before + read]);
+                }
+                Read::Part | Read::Bad => return Poll::Ready(Err(Stopped::failed(Failure::BadAnswer))),
+            }
+        }
+        if let Poll::Ready(Err(_)) = sent {
+            return Poll::Ready(Err(broken(link.came.len())));
+        }
+        if self.has_gone(input, context) {
+            return Poll::Ready(Err(Stopped::Over));
+        }
+        drop(scratch);
+        ready!(self.poll_late(context));
+        Poll::Ready(Err(Stopped::failed(Failure::UpstreamTimeout)))
+    }
+
+    /// Writes the head of an answer, and what has come of its body.
+    fn begin_answer(
+        &mut self,
+        mut head: Head<'_>,
+        bytes: &[u8],
+        desk: &mut Desk,
+        passing: &mut Passing,
+        context: &mut Context<'_>,
+    ) -> Result<(Body, bool), Stopped> {
+        let Desk { headers: map, out, date } = desk;
+        headers::remove_hop_by_hop(map);
+        if passing.site.tells(Told::Via) {
+            headers::append_via(map);
+        }
+        passing.route().response_edits.apply(map);
+        if let Some(id) = &passing.id {
+            map.insert(X_REQUEST_ID, id.clone());
+        }
+        passing.ruling.write_headers(map);
+        self.is_last |= self.worker.is_closing();
+        out.clear();
+        text::put_status(out, head.status, head.reason);
+        text::put_headers(out, map);
+        if head.body.is_chunked() {
+            out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+        }
+        text::put_end(out, map, date.text(self.worker.ticks.now()), self.is_last);
+        passing.ending.note_status(head.status);
+        let rest = &bytes[head.bytes..];
+        let taken = head.body.take(rest).map_err(|_bad| Stopped::failed(Failure::BadAnswer))?;
+        passing.ending.note_sent(taken);
+        let put = match &head.body {
+            Body::ToTheEnd { .. } => {
+                put_chunk(out, rest);
+                self.put(out, &[], context)
+            }
+            _ if taken <= SMALL_BYTES => {
+                out.extend_from_slice(&rest[..taken]);
+                self.put(out, &[], context)
+            }
+            _ => self.put(out, &rest[..taken], context),
+        };
+        put.map_err(|_gone| Stopped::Over)?;
+        Ok((head.body, head.stays_open && taken == rest.len()))
+    }
+
+    /// Ready when the client has all of the answer.
+    fn poll_body(
+        &mut self,
+        link: &mut Link,
+        (body, stays_open): (&mut Body, &mut bool),
+        passing: &mut Passing,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Stopped>> {
+        loop {
+            if ready!(self.poll_sent(context)).is_err() {
+                return Poll::Ready(Err(Stopped::Over));
+            }
+            if body.is_over() {
+                return Poll::Ready(Ok(()));
+            }
+            let worker = self.worker;
+            let mut scratch = worker.scratch();
+            let Scratch { input, desk } = &mut *scratch;
+            let read = match link.poll_read(input, context) {
+                Poll::Ready(read) => read.unwrap_or(0),
+                Poll::Pending => {
+                    if self.has_gone(input, context) {
+                        return Poll::Ready(Err(Stopped::Over));
+                    }
+                    drop(scratch);
+                    ready!(self.poll_late(context));
+                    return Poll::Ready(Err(Stopped::Over));
+                }
+            };
+            self.expect_within(passing.route().timeout);
+            let put = match (read, &mut *body) {
+                (0, body) => match body.end() {
+                    Ok(()) => self.put(b"0\r\n\r\n", &[], context),
+                    Err(_bad) => return Poll::Ready(Err(Stopped::Over)),
+                },
+                (read, Body::ToTheEnd { .. }) => {
+                    passing.ending.note_sent(read);
+                    desk.out.clear();
+                    put_chunk(&mut desk.out, &input[..read]);
+                    self.put(&desk.out, &[], context)
+                }
+                (read, body) => {
+                    let Ok(taken) = body.take(&input[..read]) else { return Poll::Ready(Err(Stopped::Over)) };
+                    *stays_open &= taken == read;
+                    passing.ending.note_sent(taken);
+                    self.put(&input[..taken], &[], context)
+                }
+            };
+            if put.is_err() {
+                return Poll::Ready(Err(Stopped::Over));
+            }
+        }
+    }
+}
+
+async fn dial(target: &Target, passing: &Passing) -> Result<Link, Stopped> {
+    let failed = |failure| Stopped::Failed { failure, again: true };
+    match timeout(passing.route().connect_timeout, connect::dial(target)).await {
+        Ok(Ok(Dialled::Http1(UpstreamIo::Plain(tcp)))) => Ok(Link::new(tcp)),
+        Ok(_) => Err(failed(Failure::CannotConnect)),
+        Err(_elapsed) => Err(failed(Failure::ConnectTimeout)),
+    }
+}
+
+/// Nothing is no chunk: that would be the last.
+fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        out.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
+        out.extend_from_slice(bytes);
+        out.extend_from_slice(b"\r\n");
+    }
+}
