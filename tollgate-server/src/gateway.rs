@@ -37,7 +37,7 @@ mod workers;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -116,11 +116,11 @@ impl Gateway {
         let ticks = Arc::new(Ticks::default());
         let (queued, closing) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
         let most = rule.max_connections.map_or_else(descriptors::connections, i64::from);
-        let ends =
-            Ends { stop, drain: rule.timeouts.drain.duration(), max_connections: (most / workers as i64).max(1) };
+        let ends = Ends { stop, drain: rule.timeouts.drain.duration(), max_connections: most };
         let (mut running, mut tallies) = (Vec::new(), Vec::new());
+        let connections = Arc::new(AtomicI64::new(0));
         for number in 0..workers {
-            let tally = Arc::new(Tally::new());
+            let tally = Arc::new(Tally::new(&connections));
             let worker = Worker {
                 number,
                 gate: gate.clone(),

@@ -209,6 +209,9 @@ impl Reload {
         };
         let change = StoreChange::between(&self.file, &file);
         let next = match &self.gateway {
+            Some(_) if file.gateway.is_none() => {
+                return origin.kept("it has no gateway, and one runs; start the server again if it is to end");
+            }
             Some(gateway) => match gateway.prepare(&file).await {
                 Ok(next) => Some((gateway, next)),
                 Err(problem) => return origin.kept(&problem.to_string()),

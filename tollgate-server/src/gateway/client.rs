@@ -11,7 +11,7 @@ use tollgate::rules::Certificate;
 use super::guard::Ambiguity;
 use super::lane::Asked;
 use super::tally::Tally;
-use super::ticks::{Ticks, Wait};
+use super::ticks::{Tick, Ticks, Wait};
 use super::watch::{Looked, Waits, Watch};
 
 /// How long a client may go on sending after it has been answered.
@@ -82,6 +82,10 @@ impl Client {
             ticks,
             tally,
         }
+    }
+
+    pub(super) fn now(&self) -> Tick {
+        self.ticks.now()
     }
 
     pub(super) fn look_every(&self) -> Duration {

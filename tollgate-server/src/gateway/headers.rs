@@ -139,6 +139,12 @@ pub(super) fn tell_upstream(
     ids: &RequestIds,
 ) -> Option<HeaderValue> {
     headers.reserve(ADDED);
+    if !trusted {
+        // Whoever reads them would believe us, whichever of them we tell.
+        [FORWARDED, X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST].iter().for_each(|name| {
+            headers.remove(name);
+        });
+    }
     if site.tells(Told::XForwarded) {
         tell_x_forwarded(headers, client, trusted);
     }

@@ -6,6 +6,7 @@ mod counter;
 mod limits;
 mod route;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
 use http::StatusCode;
@@ -21,6 +22,8 @@ use super::guard::Ambiguity;
 #[repr(align(128))]
 pub(super) struct Tally {
     pub(super) connections: AtomicI64,
+    /// Connections of all workers together.
+    pub(super) all_connections: Arc<AtomicI64>,
     pub(super) accepted: Counter,
     pub(super) turned_away: Counter,
     /// By the reasons, in their order.
@@ -50,9 +53,10 @@ pub(super) const AMBIGUITIES: [(Ambiguity, &str); 10] = [
 pub(super) struct Moment(u64);
 
 impl Tally {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(all_connections: &Arc<AtomicI64>) -> Self {
         Self {
             connections: AtomicI64::new(0),
+            all_connections: Arc::clone(all_connections),
             accepted: Counter::default(),
             turned_away: Counter::default(),
             ambiguous: Default::default(),

@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use super::connection::{self, Begins, Stop};
@@ -29,6 +29,9 @@ const BACKLOG: u32 = 4096;
 const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
     connection: close\r\ncontent-length: 73\r\n\r\n\
     {\"error\":\"too_many_connections\",\"message\":\"Too many clients. Try later.\"}";
+
+/// As many clients are told so at a time; each takes a descriptor for as long. The others are just hung up on.
+const MAX_TELLING: usize = 128;
 
 /// From the moment of a stop, clients that are between two requests may send one more, and are asked to go then. Then
 /// listeners are closed.
@@ -133,6 +136,7 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut
                     worker: Arc::clone(&worker),
                     stop: Arc::clone(&stop),
                     max_connections: ends.max_connections,
+                    telling: Arc::new(Semaphore::new(MAX_TELLING)),
                 };
                 tokio::spawn(async move { _ = accepting.run(socket, until).await });
             }
@@ -174,6 +178,8 @@ struct Accepting {
     worker: Arc<Worker>,
     stop: Arc<Stop>,
     max_connections: i64,
+    /// Who is told at the same time that there is no room.
+    telling: Arc<Semaphore>,
 }
 
 impl Accepting {
@@ -198,9 +204,15 @@ impl Accepting {
     fn take(&self, tcp: TcpStream, peer: SocketAddr) {
         let tally = Arc::clone(&self.worker.tally);
         tally.accepted.add(1);
-        if tally.connections.load(Relaxed) >= self.max_connections {
+        if tally.all_connections.load(Relaxed) >= self.max_connections {
             tally.turned_away.add(1);
-            tokio::spawn(turn_away(tcp));
+            // In a flood, being told is for some.
+            if let Ok(permit) = Arc::clone(&self.telling).try_acquire_owned() {
+                tokio::spawn(async move {
+                    turn_away(tcp).await;
+                    drop(permit);
+                });
+            }
             return;
         }
         // An answer is one small write; waiting to fill a packet would only delay it.
@@ -221,6 +233,7 @@ pub(super) struct Counted(Arc<super::tally::Tally>);
 impl Counted {
     pub(super) fn new(tally: Arc<super::tally::Tally>) -> Self {
         tally.connections.fetch_add(1, Relaxed);
+        tally.all_connections.fetch_add(1, Relaxed);
         Self(tally)
     }
 }
@@ -228,6 +241,7 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Relaxed);
+        self.0.all_connections.fetch_sub(1, Relaxed);
     }
 }
 

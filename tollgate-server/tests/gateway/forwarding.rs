@@ -84,7 +84,8 @@ fn the_id_of_a_request_is_made_or_kept_and_given_back() {
 fn nothing_is_told_that_nobody_wants_told() {
     let upstream = Raw::named("one");
     let gateway = gateway("tell_upstreams: []", &upstream);
-    let (asked, id) = told(&gateway, "");
+    // What a client says of itself would be taken for what the gateway says.
+    let (asked, id) = told(&gateway, "X-Forwarded-For: 1.2.3.4\r\nX-Forwarded-Host: h\r\nForwarded: for=1.2.3.4\r\n");
     for name in ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded", "via", "x-request-id"] {
         assert_eq!(asked.values(name), [""; 0], "{name}");
     }

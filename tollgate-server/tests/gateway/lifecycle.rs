@@ -152,6 +152,8 @@ fn a_bad_file_changes_no_route() {
     for (times, bad) in [
         route("first").replace("path:", "pth:"),
         site("", &["{ path: /**, upstream: 'https://127.0.0.1:1', upstream_tls: { ca: absent.pem } }"], ""),
+        // The gateway would go on without routes, and somewhere else.
+        "service: { http: 127.0.0.1:0 }\nlimits: []\n".to_owned(),
     ]
     .iter()
     .enumerate()

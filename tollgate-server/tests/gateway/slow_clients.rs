@@ -180,6 +180,18 @@ fn connections_beyond_the_bound_are_told_to_come_later() {
     });
 }
 
+/// The kernel gives connections to workers as it likes.
+#[test]
+fn the_bound_of_connections_is_of_all_workers_together() {
+    let upstream = Raw::named("one");
+    let gateway = gateway("workers: 4\n  max_connections: 6", &upstream);
+    let mut held: Vec<_> = (0..6).map(|_| gateway.connect()).collect();
+    for connection in &mut held {
+        assert_eq!(connection.get("/").status, 200);
+    }
+    assert_eq!(gateway.connect().receive().status, 503);
+}
+
 /// Many clients that send nothing must not keep others from being served.
 #[test]
 fn clients_that_only_connect_hold_up_nobody() {

@@ -57,6 +57,30 @@ fn answers_that_say_that_the_upstream_is_down_count_as_failures() {
 }
 
 #[test]
+fn answers_that_break_off_count_as_failures() {
+    let heads = ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"];
+    // Plain, and not.
+    let bodies = ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"];
+    for (head, body) in heads.iter().flat_map(|head| bodies.map(|body| (*head, body))) {
+        let bad = Raw::start(move |conversation| {
+            _ = conversation.request();
+            conversation.send(format!("HTTP/1.1 200 OK\r\n{head}"));
+        });
+        let good = Raw::named("good");
+        let upstreams = format!("[{}, {}]", bad.url(), good.url());
+        let route =
+            format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, eject: {{ after: 3, for: 1m }} }}");
+        let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+        let broken = (0..20).filter(|_| {
+            let mut connection = gateway.connect();
+            connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{body}"));
+            connection.try_receive().is_err()
+        });
+        assert_eq!(broken.count(), 3, "{head:?} {body:?}");
+    }
+}
+
+#[test]
 fn a_check_takes_an_upstream_out_and_puts_it_back() {
     let is_well = Arc::new(AtomicBool::new(true));
     let (checked, other) = (moody("checked", &is_well), Arc::new(AtomicBool::new(true)));

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode};
+use tollgate::rules::file::EjectRule;
 use tollgate::{Place, Ruling};
 
+use super::super::answer::Failure;
 use super::super::body::Came;
 use super::super::client::Client;
 use super::super::log::{Over, Record};
@@ -35,6 +37,7 @@ pub(in super::super) struct Held {
     /// The connection, if it is this request's alone.
     pub(in super::super) wire: Option<Wire>,
     pub(in super::super) timeout: Wait,
+    pub(in super::super) eject: EjectRule,
     pub(in super::super) worker: usize,
 }
 
@@ -130,11 +133,27 @@ impl Ending {
                 }
             }
             Came::All => {
+                if self.status.is_some_and(|status| !matches!(status.as_u16(), 502..=504)) {
+                    held.target.succeeded();
+                }
                 if let Some(wire) = held.wire.take() {
                     held.target.keep(held.worker, wire);
                 }
             }
-            Came::Error => held.wire = None,
+            Came::Error => {
+                held.wire = None;
+                self.upstream_broke();
+            }
+        }
+    }
+
+    /// The upstream did not finish the answer that it had begun.
+    pub(in super::super) fn upstream_broke(&self) {
+        if let Some(route) = &self.route {
+            route.note_failure(Failure::Disconnected);
+        }
+        if let Some(held) = &self.upstream {
+            held.target.failed(&held.eject, self.client.now());
         }
     }
 }

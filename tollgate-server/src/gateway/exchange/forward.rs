@@ -127,10 +127,9 @@ impl Exchange {
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
             match self.try_one(request, route, target).await {
                 Tried::Answered(response, held) => {
+                    // Whether it has succeeded is known at the end of its answer.
                     if matches!(response.status().as_u16(), 502..=504) {
                         target.failed(&route.eject, self.worker.ticks.now());
-                    } else {
-                        target.succeeded();
                     }
                     return Ok((response, held));
                 }
@@ -157,7 +156,8 @@ impl Exchange {
     async fn try_one(&self, request: Forwarded, route: &Route, target: &Arc<Target>) -> Tried {
         let worker = self.worker.number;
         target.begin();
-        let mut held = Held { target: Arc::clone(target), wire: None, timeout: route.timeout, worker };
+        let (timeout, eject) = (route.timeout, route.eject);
+        let mut held = Held { target: Arc::clone(target), wire: None, timeout, eject, worker };
         let mut wire = match target.take_idle(worker) {
             Some(wire) => wire,
             None => match Box::pin(connect::line(target, &self.worker, route.connect_timeout)).await {

@@ -11,6 +11,7 @@ use tollgate::Ruling;
 use tollgate::rules::file::Told;
 
 use super::super::answer::{self, Failure};
+use super::super::body::Came;
 use super::super::connect::{self, Dialled, UpstreamIo};
 use super::super::exchange::{Ending, Held};
 use super::super::headers::{self, X_REQUEST_ID};
@@ -115,7 +116,8 @@ impl Lane<'_> {
             passing.ending.note_upstream(target);
             target.begin();
             let (target, worker) = (Arc::clone(target), self.worker.number);
-            passing.ending.hold(Held { target: Arc::clone(&target), wire: None, timeout: route.timeout, worker });
+            let (timeout, eject) = (route.timeout, route.eject);
+            passing.ending.hold(Held { target: Arc::clone(&target), wire: None, timeout, eject, worker });
             target
         });
     }
@@ -195,6 +197,7 @@ impl Lane<'_> {
         let (mut body, mut stays_open) =
             poll_fn(|context| self.poll_answer(target, &mut link, passing, context)).await?;
         poll_fn(|context| self.poll_body(&mut link, (&mut body, &mut stays_open), passing, context)).await?;
+        passing.ending.upstream_came(Came::All);
         if stays_open {
             target.keep_link(self.worker.number, link, self.worker.ticks.now());
         }
@@ -242,8 +245,6 @@ impl Lane<'_> {
                 Read::Whole(head) => {
                     if matches!(head.status.as_u16(), 502..=504) {
                         target.failed(&passing.route().eject, worker.ticks.now());
-                    } else {
-                        target.succeeded();
                     }
                     let is_sent = matches!(sent, Poll::Ready(Ok(())));
                     return Poll::Ready(self.begin_answer(head, bytes, desk, passing, context).map(
@@ -343,6 +344,7 @@ impl Lane<'_> {
                     }
                     drop(scratch);
                     ready!(self.poll_late(context));
+                    passing.ending.upstream_broke();
                     return Poll::Ready(Err(Stopped::Over));
                 }
             };
@@ -350,7 +352,10 @@ impl Lane<'_> {
             let put = match (read, &mut *body) {
                 (0, body) => match body.end() {
                     Ok(()) => self.put(b"0\r\n\r\n", &[], context),
-                    Err(_bad) => return Poll::Ready(Err(Stopped::Over)),
+                    Err(_bad) => {
+                        passing.ending.upstream_broke();
+                        return Poll::Ready(Err(Stopped::Over));
+                    }
                 },
                 (read, Body::ToTheEnd { .. }) => {
                     passing.ending.note_sent(read);
@@ -359,7 +364,10 @@ impl Lane<'_> {
                     self.put(&desk.out, &[], context)
                 }
                 (read, body) => {
-                    let Ok(taken) = body.take(&input[..read]) else { return Poll::Ready(Err(Stopped::Over)) };
+                    let Ok(taken) = body.take(&input[..read]) else {
+                        passing.ending.upstream_broke();
+                        return Poll::Ready(Err(Stopped::Over));
+                    };
                     *stays_open &= taken == read;
                     passing.ending.note_sent(taken);
                     self.put(&input[..taken], &[], context)
