@@ -48,8 +48,6 @@ pub(super) struct Route {
     pub(super) leads: Leads,
     strip_prefix: Option<String>,
     rewrite: Option<RewriteRule>,
-    /// What the path of the upstream's URL puts before the request's.
-    prefix: Option<String>,
     pub(super) host: HostHeader,
     pub(super) request_edits: Edits,
     pub(super) response_edits: Edits,
@@ -73,9 +71,29 @@ pub(super) enum Leads {
     Echo,
 }
 
+/// An upstream as one route names it.
 pub(super) struct Weighted {
     pub(super) target: Arc<Target>,
     weight: u32,
+    /// What the path of its URL puts before the request's. URLs that differ in nothing else share a target.
+    prefix: Option<String>,
+}
+
+impl Weighted {
+    fn new(target: Arc<Target>, rule: &UpstreamRule) -> Self {
+        let uri = rule.url.as_str().parse::<Uri>().ok();
+        let prefix = uri.map(|uri| uri.path().trim_end_matches('/').to_owned()).filter(|path| !path.is_empty());
+        Self { target, weight: rule.weight, prefix }
+    }
+
+    /// What this upstream is asked for instead of `uri`; nothing if that is longer than a URI can be.
+    pub(super) fn under_prefix(&self, uri: &Uri) -> Option<Uri> {
+        let Some(prefix) = &self.prefix else { return Some(uri.clone()) };
+        let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+        let mut parts = uri.clone().into_parts();
+        parts.path_and_query = Some(PathAndQuery::try_from(format!("{prefix}{path}")).ok()?);
+        Uri::from_parts(parts).ok()
+    }
 }
 
 /// An answer that is always the same.
@@ -240,19 +258,16 @@ impl Route {
                 let mut weighted = Vec::new();
                 for upstream in several {
                     let target = target(upstream, rule, folder, kept)?;
-                    weighted.push(Weighted { target, weight: upstream.weight });
+                    weighted.push(Weighted::new(target, upstream));
                 }
                 Leads::Upstreams(weighted.into())
             }
         };
-        let path = upstreams.first().and_then(|upstream| upstream.url.as_str().parse::<Uri>().ok());
-        let prefix = path.map(|uri| uri.path().trim_end_matches('/').to_owned()).filter(|path| !path.is_empty());
         Ok(Self {
             name: rule.name().to_owned(),
             leads,
             strip_prefix: rule.strip_prefix.as_ref().map(|path| path.as_str().trim_end_matches('/').to_owned()),
             rewrite: rule.rewrite.clone(),
-            prefix,
             host: rule.host,
             request_edits: Edits::new(&rule.request_headers),
             response_edits: Edits::new(&rule.response_headers),
@@ -291,11 +306,16 @@ impl Route {
         self.weighted().len() > 1
     }
 
+    /// Whether any upstream has a path of its own before the request's.
+    pub(super) fn has_prefixes(&self) -> bool {
+        self.weighted().iter().any(|upstream| upstream.prefix.is_some())
+    }
+
     /// The upstream that is to be asked next, other than those that were; one that was, if there is no other.
-    pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Arc<Target>)> {
+    pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Weighted)> {
         let weighted = self.weighted();
         if let [only] = weighted {
-            return Some((0, &only.target));
+            return Some((0, only));
         }
         let turn = self.turn.fetch_add(1, Relaxed);
         let numbers = (0..weighted.len()).map(|step| (turn + step) % weighted.len());
@@ -305,7 +325,7 @@ impl Route {
         let candidates = numbers.clone().filter(fresh).filter(well);
         let chosen = self.best(candidates, turn).or_else(|| self.best(numbers.clone().filter(fresh), turn));
         let number = chosen.or_else(|| self.best(numbers, turn))?;
-        Some((number, &weighted[number].target))
+        Some((number, &weighted[number]))
     }
 
     fn best(&self, candidates: impl Iterator<Item = usize> + Clone, turn: usize) -> Option<usize> {
@@ -332,9 +352,9 @@ impl Route {
         }
     }
 
-    /// The path as the upstream knows it, if that is another.
+    /// The path as the route's upstreams know it, if that is another. What each of them has before it is not there yet.
     pub(super) fn rewritten(&self, uri: &Uri) -> Option<Uri> {
-        if self.strip_prefix.is_none() && self.rewrite.is_none() && self.prefix.is_none() {
+        if self.strip_prefix.is_none() && self.rewrite.is_none() {
             return None;
         }
         let mut path = uri.path().to_owned();
@@ -346,9 +366,6 @@ impl Route {
         }
         if let Some(rewrite) = &self.rewrite {
             path = rewrite.pattern.replace(&path, &rewrite.to).into_owned();
-        }
-        if let Some(prefix) = &self.prefix {
-            path.insert_str(0, prefix);
         }
         if !path.starts_with('/') {
             path.insert(0, '/');

@@ -5,11 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::client::Answer;
 use crate::process::{Gateway, fails, per_user, site};
-use crate::upstream::{Raw, until};
+use crate::upstream::{Raw, nobody, until};
 
 /// Which upstream answered.
 fn by(answer: &Answer) -> &str {
     answer.header("x-upstream").unwrap_or_default()
+}
+
+/// The request line that reached the upstream.
+fn line(answer: &Answer) -> &str {
+    answer.text().lines().next().unwrap_or_default()
 }
 
 #[test]
@@ -75,9 +80,65 @@ fn the_path_is_stripped_rewritten_and_put_behind_that_of_the_url() {
         ("/stripped", "/stripped"),
     ] {
         let answer = connection.get(asked.trim_end_matches('#'));
-        let line = answer.text().lines().next().unwrap_or_default().to_owned();
-        assert_eq!(line, format!("GET {wanted} HTTP/1.1"), "{asked}");
+        assert_eq!(line(&answer), format!("GET {wanted} HTTP/1.1"), "{asked}");
     }
+}
+
+#[test]
+fn each_upstream_of_a_route_has_the_path_of_its_own_url() {
+    let [one, two] = ["one", "two"].map(Raw::named);
+    // Two of them share an address, and so their connections.
+    let urls = [format!("{}/one", one.url()), format!("{}/two/", two.url()), format!("{}/three", one.url()), two.url()];
+    let route =
+        format!("{{ path: /api/**, strip_prefix: /api, balance: round_robin, upstream: [{}] }}", urls.join(", "));
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut connection = gateway.connect();
+    let mut seen: Vec<_> = (0..8)
+        .map(|_| {
+            let answer = connection.get("/api/x?y=/z");
+            format!("{} {}", by(&answer), line(&answer))
+        })
+        .collect();
+    seen.sort();
+    let wanted = ["one GET /one/x", "one GET /three/x", "two GET /two/x", "two GET /x"];
+    assert_eq!(seen, wanted.map(|line| [(); 2].map(|()| format!("{line}?y=/z HTTP/1.1"))).concat());
+}
+
+#[test]
+fn a_request_tried_again_has_the_path_of_the_upstream_that_gets_it_alone() {
+    let hangs_up = Raw::start(|conversation| _ = conversation.request());
+    let live = Raw::named("live");
+    // One has never seen the request; the other has, with its own path before it.
+    for (dead, path) in [(format!("http://{}", nobody()), "/dead"), (hangs_up.url(), "/hangs/up"), (hangs_up.url(), "")]
+    {
+        for wanted in ["/live", ""] {
+            let route = format!(
+                "{{ path: /**, balance: round_robin, upstream: [{dead}{path}, {}{wanted}], eject: {{ after: 1000000 }} }}",
+                live.url()
+            );
+            let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+            let mut connection = gateway.connect();
+            for _ in 0..4 {
+                let answer = connection.get("/x?y");
+                assert_eq!(line(&answer), format!("GET {wanted}/x?y HTTP/1.1"), "after {dead}{path}");
+            }
+        }
+    }
+    let asked = hangs_up.seen().concat();
+    assert!(asked.contains("GET /hangs/up/x?y HTTP/1.1\r\n") && asked.contains("GET /x?y HTTP/1.1\r\n"), "{asked}");
+}
+
+#[test]
+fn a_path_too_long_with_the_prefix_does_not_go_without_it() {
+    let upstream = Raw::named("one");
+    let prefix = "/p".repeat(500);
+    let route = format!("{{ path: /**, upstream: {}{prefix} }}", upstream.url());
+    let gateway = Gateway::start(&site("max_head: 128KiB", &[route], ""));
+    let mut connection = gateway.connect();
+    // No URI is longer than 65,534 bytes.
+    assert_eq!(connection.get(&format!("/{}", "x".repeat(64_900))).status, 404);
+    assert_eq!(connection.get("/x").status, 200);
+    assert_eq!(upstream.requests(), 1);
 }
 
 #[test]

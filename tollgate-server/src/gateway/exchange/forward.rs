@@ -117,11 +117,18 @@ impl Exchange {
     ) -> Result<(Response<Incoming>, Held), Failure> {
         let tally = route.tally(self.worker.number);
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
+        // What comes back from one upstream has its prefix already, so that of the next goes before what was asked.
+        let asked = route.has_prefixes().then(|| request.uri().clone());
         loop {
-            let Some((number, target)) = route.choose(&tried, self.worker.ticks.now()) else {
+            let Some((number, upstream)) = route.choose(&tried, self.worker.ticks.now()) else {
                 tally.note_failure(Failure::NoUpstream);
                 return Err(Failure::NoUpstream);
             };
+            if let Some(asked) = &asked {
+                // Without its prefix it could reach what the prefix keeps from it.
+                *request.uri_mut() = upstream.under_prefix(asked).ok_or(Failure::NoRoute)?;
+            }
+            let target = &upstream.target;
             tried.push(number);
             ending.note_upstream(target);
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
