@@ -129,6 +129,30 @@ fn a_request_tried_again_has_the_path_of_the_upstream_that_gets_it_alone() {
 }
 
 #[test]
+fn a_request_tried_again_asks_for_the_host_that_the_client_asked_for() {
+    let hangs_up = Raw::start(|conversation| _ = conversation.more());
+    let live = Raw::named("live");
+    for scheme in ["http", "h2c"] {
+        let dead = format!("{scheme}://{}/dead", hangs_up.address);
+        for (host, wanted) in [("client", "shop.example.com".to_owned()), ("upstream", live.address.to_string())] {
+            let route = format!(
+                "{{ path: /**, host: {host}, balance: round_robin, upstream: [{dead}, {}], eject: {{ after: 1000000 }} }}",
+                live.url()
+            );
+            let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+            let mut connection = gateway.connect();
+            for _ in 0..4 {
+                let answer = connection.ask("GET /x HTTP/1.1\r\nHost: shop.example.com\r\n\r\n");
+                let text = answer.text().to_ascii_lowercase();
+                assert!(text.contains(&format!("\r\nhost: {wanted}\r\n")), "after {dead}: {text}");
+                assert_eq!(line(&answer), "GET /x HTTP/1.1", "after {dead}");
+            }
+        }
+    }
+    assert!(hangs_up.accepted() >= 8, "{}", hangs_up.accepted());
+}
+
+#[test]
 fn a_path_too_long_with_the_prefix_does_not_go_without_it() {
     let upstream = Raw::named("one");
     let prefix = "/p".repeat(500);

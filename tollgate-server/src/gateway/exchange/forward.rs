@@ -149,6 +149,7 @@ impl Exchange {
                     }
                     tally.note_retry();
                     request = again;
+                    take_host_from_uri(&mut request);
                 }
                 Tried::Failed(failure) => {
                     tally.note_failure(failure);
@@ -269,6 +270,16 @@ impl Exchange {
         let silence = Silence { ticks: Arc::clone(&self.worker.ticks), longest: self.worker.site.load().upgraded };
         tokio::spawn(upgrade::relay(client, upstream, (held, ending.take_place(), counted), silence));
         answered.map(|_| ToClient::written(bytes::Bytes::new(), ending))
+    }
+}
+
+/// HTTP/2 has the host in the URI alone. What comes back from such an upstream asks the next for the same host.
+fn take_host_from_uri(request: &mut Forwarded) {
+    if !request.headers().contains_key(HOST)
+        && let Some(authority) = request.uri().authority()
+        && let Ok(host) = HeaderValue::try_from(authority.as_str())
+    {
+        request.headers_mut().insert(HOST, host);
     }
 }
 
