@@ -19,6 +19,7 @@ use tollgate::rules::file::{
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
 use self::edits::Edits;
+use super::answer::Failure;
 use super::log::AccessLog;
 use super::tally::RouteTally;
 use super::target::{Address, Speaks, Target};
@@ -86,13 +87,11 @@ impl Weighted {
         Self { target, weight: rule.weight, prefix }
     }
 
-    /// What this upstream is asked for instead of `uri`; nothing if that is longer than a URI can be.
-    pub(super) fn under_prefix(&self, uri: &Uri) -> Option<Uri> {
-        let Some(prefix) = &self.prefix else { return Some(uri.clone()) };
+    /// What this upstream is asked for instead of `uri`.
+    pub(super) fn under_prefix(&self, uri: &Uri) -> Result<Uri, Failure> {
+        let Some(prefix) = &self.prefix else { return Ok(uri.clone()) };
         let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-        let mut parts = uri.clone().into_parts();
-        parts.path_and_query = Some(PathAndQuery::try_from(format!("{prefix}{path}")).ok()?);
-        Uri::from_parts(parts).ok()
+        with_path(uri, format!("{prefix}{path}"))
     }
 }
 
@@ -353,9 +352,9 @@ impl Route {
     }
 
     /// The path as the route's upstreams know it, if that is another. What each of them has before it is not there yet.
-    pub(super) fn rewritten(&self, uri: &Uri) -> Option<Uri> {
+    pub(super) fn rewritten(&self, uri: &Uri) -> Result<Option<Uri>, Failure> {
         if self.strip_prefix.is_none() && self.rewrite.is_none() {
-            return None;
+            return Ok(None);
         }
         let mut path = uri.path().to_owned();
         if let Some(prefix) = &self.strip_prefix {
@@ -374,11 +373,16 @@ impl Route {
             path.push('?');
             path.push_str(query);
         }
-        let path = PathAndQuery::try_from(path).ok()?;
-        let mut parts = uri.clone().into_parts();
-        parts.path_and_query = Some(path);
-        Uri::from_parts(parts).ok()
+        with_path(uri, path).map(Some)
     }
+}
+
+/// The same with another path. One that is longer than a URI can be leads nowhere: as it was before, it could reach what
+/// the change keeps from it.
+fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| Failure::NoRoute)?);
+    Uri::from_parts(parts).map_err(|_| Failure::NoRoute)
 }
 
 /// What is left of a path without whole segments at its beginning.

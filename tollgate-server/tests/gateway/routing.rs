@@ -153,16 +153,19 @@ fn a_request_tried_again_asks_for_the_host_that_the_client_asked_for() {
 }
 
 #[test]
-fn a_path_too_long_with_the_prefix_does_not_go_without_it() {
+fn a_path_too_long_to_be_changed_does_not_pass_as_it_is() {
     let upstream = Raw::named("one");
-    let prefix = "/p".repeat(500);
-    let route = format!("{{ path: /**, upstream: {}{prefix} }}", upstream.url());
-    let gateway = Gateway::start(&site("max_head: 128KiB", &[route], ""));
-    let mut connection = gateway.connect();
-    // No URI is longer than 65,534 bytes.
-    assert_eq!(connection.get(&format!("/{}", "x".repeat(64_900))).status, 404);
-    assert_eq!(connection.get("/x").status, 200);
-    assert_eq!(upstream.requests(), 1);
+    let (url, longer) = (upstream.url(), "/p".repeat(500));
+    let prefixed = format!("{{ path: /**, upstream: {url}{longer} }}");
+    let rewritten = format!("{{ path: /**, rewrite: {{ pattern: '^', to: '{longer}' }}, upstream: {url} }}");
+    for (number, route) in [prefixed, rewritten].into_iter().enumerate() {
+        let gateway = Gateway::start(&site("max_head: 128KiB", &[route], ""));
+        let mut connection = gateway.connect();
+        // No URI is longer than 65,534 bytes. The query is as good as the path to make it so.
+        assert_eq!(connection.get(&format!("/secret?{}", "x".repeat(64_900))).status, 404);
+        assert_eq!(line(&connection.get("/x")), format!("GET {longer}/x HTTP/1.1"));
+        assert_eq!(upstream.requests(), number + 1);
+    }
 }
 
 #[test]

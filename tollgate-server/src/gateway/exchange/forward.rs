@@ -86,9 +86,6 @@ impl Exchange {
         route: &Route,
         upgrading: bool,
     ) -> Option<HeaderValue> {
-        if let Some(path) = route.rewritten(request.uri()) {
-            *request.uri_mut() = path;
-        }
         if request.version() == Version::HTTP_2 {
             headers::join_cookies(request.headers_mut());
         }
@@ -117,6 +114,9 @@ impl Exchange {
     ) -> Result<(Response<Incoming>, Held), Failure> {
         let tally = route.tally(self.worker.number);
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
+        if let Some(path) = route.rewritten(request.uri())? {
+            *request.uri_mut() = path;
+        }
         // What comes back from one upstream has its prefix already, so that of the next goes before what was asked.
         let asked = route.has_prefixes().then(|| request.uri().clone());
         loop {
@@ -125,8 +125,7 @@ impl Exchange {
                 return Err(Failure::NoUpstream);
             };
             if let Some(asked) = &asked {
-                // Without its prefix it could reach what the prefix keeps from it.
-                *request.uri_mut() = upstream.under_prefix(asked).ok_or(Failure::NoRoute)?;
+                *request.uri_mut() = upstream.under_prefix(asked)?;
             }
             let target = &upstream.target;
             tried.push(number);
