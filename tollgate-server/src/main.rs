@@ -4,6 +4,7 @@ mod admin;
 mod builtin;
 mod cli;
 mod config;
+mod decisions;
 mod gateway;
 mod limits_told;
 mod metrics;

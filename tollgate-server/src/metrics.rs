@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 use tollgate::Gate;
 
 pub(crate) use self::page::Page;
+use crate::decisions::{Decisions, Outcome, Sums};
 use crate::reload::Reloads;
 use crate::standing::Standing;
 
@@ -26,6 +27,8 @@ pub(crate) struct Metrics {
     pub(crate) gate: Gate,
     pub(crate) standing: Arc<Standing>,
     pub(crate) reloads: Arc<Reloads>,
+    /// Of the decision service. The gateway has its own.
+    pub(crate) decisions: Arc<Decisions>,
 }
 
 impl Metrics {
@@ -40,9 +43,25 @@ impl Metrics {
         if let Some(gateway) = self.standing.gateway() {
             gateway.tell_metrics(page)?;
         }
+        self.tell_decisions(page)?;
         self.reloads.tell_metrics(page)?;
         self.tell_store(page)?;
         process::tell(page)
+    }
+
+    /// A limit is one, whoever asks it.
+    fn tell_decisions(&self, page: &mut Page<'_>) -> fmt::Result {
+        let mut limits = Sums::new();
+        self.decisions.add_to(&mut limits);
+        if let Some(gateway) = self.standing.gateway() {
+            gateway.add_decisions_to(&mut limits);
+        }
+        let rows = limits.iter().flat_map(|(name, outcomes)| {
+            let named = Outcome::ALL.iter().zip(outcomes);
+            named.map(move |(outcome, count)| ([("limit", &**name), ("outcome", outcome.as_str())], *count))
+        });
+        let help = "Requests and questions by the limit that decided and what it decided";
+        page.counters("tollgate_decisions", help, rows)
     }
 
     /// What there is to know of a store that is elsewhere.

@@ -13,10 +13,12 @@ use tollgate::Gate;
 use tollgate::rules::file::{Listener, Parsed, RuleFile};
 
 use super::{Error, load, say};
+use crate::decisions::Decisions;
 use crate::gateway::Gateway;
 use crate::metrics::Metrics;
 use crate::reload::{Hangup, Reload, Reloads, Started};
 use crate::service::Options;
+use crate::service::http::Answering;
 use crate::standing::Standing;
 use crate::{admin, builtin, limits_told, notice, service, shutdown};
 
@@ -63,12 +65,14 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     notice::warn_of_an_absent_store(&gate, &file);
     let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
+    let decisions = Arc::new(Decisions::default());
     let admin = admin.map(|address| address.to_string());
     let admin = admin.or_else(|| file.admin.as_ref().map(|admin| admin.listen.as_str().to_owned()));
     let admin = match admin {
         Some(address) => {
             let (standing, reloads) = (Arc::clone(&standing), Arc::clone(&reloads));
-            Some(Admin::start(&address, Metrics { gate: gate.clone(), standing, reloads }).await?)
+            let decisions = Arc::clone(&decisions);
+            Some(Admin::start(&address, Metrics { gate: gate.clone(), standing, reloads, decisions }).await?)
         }
         None => None,
     };
@@ -79,7 +83,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         None => None,
     };
     if let Some(place) = http {
-        surfaces.service(place, &gate).await?;
+        surfaces.service(place, Answering { gate: gate.clone(), decisions }).await?;
     }
     surfaces.told.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
     standing.started(gateway.clone());
@@ -142,11 +146,11 @@ impl Surfaces {
         Ok(Arc::new(gateway))
     }
 
-    async fn service(&mut self, place: Place, gate: &Gate) -> Result<(), Error> {
+    async fn service(&mut self, place: Place, answering: Answering) -> Result<(), Error> {
         let (listener, bound) = bind(&place.address).await?;
         self.told.push(format!("decisions POST http://{bound}/v1/check"));
-        let (gate, stop) = (gate.clone(), self.stop());
-        self.tasks.push(tokio::spawn(service::http::run(listener, gate, place.options, stop)));
+        let stop = self.stop();
+        self.tasks.push(tokio::spawn(service::http::run(listener, answering, place.options, stop)));
         Ok(())
     }
 

@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Gateway;
-use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, Outcome, Seen, Tally};
+use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, Seen, Tally};
+use crate::decisions::Sums;
 use crate::metrics::Page;
 
 impl Gateway {
@@ -13,7 +14,6 @@ impl Gateway {
     pub(crate) fn tell_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         self.tell_connections(page)?;
         self.tell_routes(page)?;
-        self.tell_limits(page)?;
         self.tell_upstreams(page)
     }
 
@@ -80,16 +80,11 @@ impl Gateway {
         std::iter::once(unrouted).chain(routed.map(|route| Seen::of(route.tallies()))).collect()
     }
 
-    fn tell_limits(&self, page: &mut Page<'_>) -> fmt::Result {
-        let mut limits = BTreeMap::new();
+    /// Adds what its limits have decided to a sum.
+    pub(crate) fn add_decisions_to(&self, sums: &mut Sums) {
         for tally in &self.tallies {
-            tally.limits().add_to(&mut limits);
+            tally.decisions().add_to(sums);
         }
-        let rows = limits.iter().flat_map(|(name, outcomes)| {
-            let named = Outcome::ALL.iter().zip(outcomes);
-            named.map(move |(outcome, count)| ([("limit", &**name), ("outcome", outcome.as_str())], *count))
-        });
-        page.counters("tollgate_decisions", "Requests by the limit that decided and what it decided", rows)
     }
 
     fn tell_upstreams(&self, page: &mut Page<'_>) -> fmt::Result {

@@ -19,6 +19,7 @@ use tollgate::rules::file::{
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
 use self::edits::Edits;
+use super::answer::Failure;
 use super::log::AccessLog;
 use super::tally::RouteTally;
 use super::target::{Address, Speaks, Target};
@@ -48,8 +49,6 @@ pub(super) struct Route {
     pub(super) leads: Leads,
     strip_prefix: Option<String>,
     rewrite: Option<RewriteRule>,
-    /// What the path of the upstream's URL puts before the request's.
-    prefix: Option<String>,
     pub(super) host: HostHeader,
     pub(super) request_edits: Edits,
     pub(super) response_edits: Edits,
@@ -73,9 +72,20 @@ pub(super) enum Leads {
     Echo,
 }
 
+/// An upstream as one route names it.
 pub(super) struct Weighted {
     pub(super) target: Arc<Target>,
     weight: u32,
+    /// What the path of its URL puts before the request's. URLs that differ in nothing else share a target.
+    prefix: Option<String>,
+}
+
+impl Weighted {
+    fn new(target: Arc<Target>, rule: &UpstreamRule) -> Self {
+        let uri = rule.url.as_str().parse::<Uri>().ok();
+        let prefix = uri.map(|uri| uri.path().trim_end_matches('/').to_owned()).filter(|path| !path.is_empty());
+        Self { target, weight: rule.weight, prefix }
+    }
 }
 
 /// An answer that is always the same.
@@ -240,19 +250,16 @@ impl Route {
                 let mut weighted = Vec::new();
                 for upstream in several {
                     let target = target(upstream, rule, folder, kept)?;
-                    weighted.push(Weighted { target, weight: upstream.weight });
+                    weighted.push(Weighted::new(target, upstream));
                 }
                 Leads::Upstreams(weighted.into())
             }
         };
-        let path = upstreams.first().and_then(|upstream| upstream.url.as_str().parse::<Uri>().ok());
-        let prefix = path.map(|uri| uri.path().trim_end_matches('/').to_owned()).filter(|path| !path.is_empty());
         Ok(Self {
             name: rule.name().to_owned(),
             leads,
             strip_prefix: rule.strip_prefix.as_ref().map(|path| path.as_str().trim_end_matches('/').to_owned()),
             rewrite: rule.rewrite.clone(),
-            prefix,
             host: rule.host,
             request_edits: Edits::new(&rule.request_headers),
             response_edits: Edits::new(&rule.response_headers),
@@ -287,14 +294,19 @@ impl Route {
         self.weighted().iter().map(|weighted| &weighted.target)
     }
 
+    pub(super) fn upstream(&self, number: usize) -> Option<&Weighted> {
+        self.weighted().get(number)
+    }
+
     /// Whether its upstreams speak plain HTTP/1.
     pub(super) fn is_plain(&self) -> bool {
         self.targets().all(|target| target.address.scheme == Speaks::Http1)
     }
 
     /// Whether upstreams may get another path than the client's.
-    pub(super) fn rewrites(&self) -> bool {
-        self.strip_prefix.is_some() || self.rewrite.is_some() || self.prefix.is_some()
+    pub(super) fn changes_paths(&self) -> bool {
+        let has_prefixes = || self.weighted().iter().any(|upstream| upstream.prefix.is_some());
+        self.strip_prefix.is_some() || self.rewrite.is_some() || has_prefixes()
     }
 
     pub(super) fn has_several(&self) -> bool {
@@ -302,10 +314,10 @@ impl Route {
     }
 
     /// The upstream that is to be asked next, other than those that were; one that was, if there is no other.
-    pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Arc<Target>)> {
+    pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Weighted)> {
         let weighted = self.weighted();
         if let [only] = weighted {
-            return Some((0, &only.target));
+            return Some((0, only));
         }
         let turn = self.turn.fetch_add(1, Relaxed);
         let numbers = (0..weighted.len()).map(|step| (turn + step) % weighted.len());
@@ -315,7 +327,7 @@ impl Route {
         let candidates = numbers.clone().filter(fresh).filter(well);
         let chosen = self.best(candidates, turn).or_else(|| self.best(numbers.clone().filter(fresh), turn));
         let number = chosen.or_else(|| self.best(numbers, turn))?;
-        Some((number, &weighted[number].target))
+        Some((number, &weighted[number]))
     }
 
     fn best(&self, candidates: impl Iterator<Item = usize> + Clone, turn: usize) -> Option<usize> {
@@ -342,36 +354,43 @@ impl Route {
         }
     }
 
-    /// The path as the upstream knows it, if that is another.
-    pub(super) fn rewritten(&self, uri: &Uri) -> Option<Uri> {
-        if !self.rewrites() {
-            return None;
+    /// What an upstream is asked for instead of `uri`. A path that is changed is taken in its normal form, by which the
+    /// route was found: as it was written, `..` could lead out of what the upstream's URL names.
+    pub(super) fn asked_of(&self, upstream: &Weighted, uri: &Uri) -> Result<Uri, Failure> {
+        let is_changed = self.strip_prefix.is_some() || self.rewrite.is_some() || upstream.prefix.is_some();
+        if !is_changed || uri.path() == "*" {
+            return Ok(uri.clone());
         }
-        let mut path = uri.path().to_owned();
-        if let Some(prefix) = &self.strip_prefix {
-            // A client may write the path of the route in another way, such as `/%61pi` for `/api`.
-            let normal = Facts::new("", uri.path()).normal_path().into_owned();
-            let rest = stripped(&path, prefix).or_else(|| stripped(&normal, prefix)).map(str::to_owned);
-            path = rest.unwrap_or(path);
+        let mut path = Facts::new("", uri.path()).normal_path().into_owned();
+        if uri.path().ends_with('/') && !path.ends_with('/') {
+            path.push('/');
+        }
+        if let Some(rest) = self.strip_prefix.as_ref().and_then(|prefix| stripped(&path, prefix)) {
+            path = rest.to_owned();
         }
         if let Some(rewrite) = &self.rewrite {
             path = rewrite.pattern.replace(&path, &rewrite.to).into_owned();
         }
-        if let Some(prefix) = &self.prefix {
-            path.insert_str(0, prefix);
-        }
         if !path.starts_with('/') {
             path.insert(0, '/');
+        }
+        if let Some(prefix) = &upstream.prefix {
+            path.insert_str(0, prefix);
         }
         if let Some(query) = uri.query() {
             path.push('?');
             path.push_str(query);
         }
-        let path = PathAndQuery::try_from(path).ok()?;
-        let mut parts = uri.clone().into_parts();
-        parts.path_and_query = Some(path);
-        Uri::from_parts(parts).ok()
+        with_path(uri, path)
     }
+}
+
+/// The same with another path. One that is longer than a URI can be leads nowhere: as it was before, it could reach what
+/// the change keeps from it.
+fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| Failure::NoRoute)?);
+    Uri::from_parts(parts).map_err(|_| Failure::NoRoute)
 }
 
 /// What is left of a path without whole segments at its beginning.

@@ -3,7 +3,6 @@
 //! Deliberately not here: adding the workers together. That is done when somebody asks ([`metrics`](super::metrics)).
 
 mod counter;
-mod limits;
 mod route;
 
 use std::sync::Arc;
@@ -13,9 +12,9 @@ use http::StatusCode;
 use tollgate::Ruling;
 
 pub(super) use self::counter::Counter;
-pub(super) use self::limits::{Limits, Outcome};
 pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
 use super::guard::Ambiguity;
+use crate::decisions::Decisions;
 
 /// The counters of one worker.
 #[derive(Debug)]
@@ -30,7 +29,7 @@ pub(super) struct Tally {
     ambiguous: [Counter; AMBIGUITIES.len()],
     /// Requests that no route serves.
     unrouted: RouteTally,
-    limits: Limits,
+    decisions: Decisions,
     clock: quanta::Clock,
 }
 
@@ -61,7 +60,7 @@ impl Tally {
             turned_away: Counter::default(),
             ambiguous: Default::default(),
             unrouted: RouteTally::new(""),
-            limits: Limits::default(),
+            decisions: Decisions::default(),
             clock: quanta::Clock::new(),
         }
     }
@@ -81,7 +80,7 @@ impl Tally {
     }
 
     pub(super) fn note_ruling(&self, ruling: &Ruling) {
-        self.limits.note(ruling);
+        self.decisions.note([ruling]);
     }
 
     /// A request that no route serves is over.
@@ -94,8 +93,8 @@ impl Tally {
         &self.unrouted
     }
 
-    pub(super) fn limits(&self) -> &Limits {
-        &self.limits
+    pub(super) fn decisions(&self) -> &Decisions {
+        &self.decisions
     }
 
     /// How many requests were ambiguous, by the reason's number.

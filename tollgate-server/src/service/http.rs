@@ -9,6 +9,7 @@ mod answer;
 mod question;
 mod refusal;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Bytes, HttpBody};
@@ -27,6 +28,7 @@ pub(crate) use self::answer::reason;
 use self::question::{Questions, Shape};
 pub(crate) use self::refusal::{Refusal, quoted};
 use super::connections::{self, Options};
+use crate::decisions::Decisions;
 
 /// A full batch of questions of about 1,000 bytes each.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -34,29 +36,45 @@ const MAX_BODY_BYTES: usize = 1024 * 1024;
 /// A client with a whole question in hand sends it in far less, over any network that is of use.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Answers questions until `shutdown` ends, then finishes what is under way.
-pub(crate) async fn run(listener: TcpListener, gate: Gate, options: Options, shutdown: impl Future<Output = ()>) {
-    connections::serve(listener, router(gate), options, shutdown).await;
+/// What questions are answered by.
+#[derive(Clone)]
+pub(crate) struct Answering {
+    pub(crate) gate: Gate,
+    /// Where it is counted what was decided.
+    pub(crate) decisions: Arc<Decisions>,
 }
 
-fn router(gate: Gate) -> Router {
+/// Answers questions until `shutdown` ends, then finishes what is under way.
+pub(crate) async fn run(
+    listener: TcpListener,
+    answering: Answering,
+    options: Options,
+    shutdown: impl Future<Output = ()>,
+) {
+    connections::serve(listener, router(answering), options, shutdown).await;
+}
+
+fn router(answering: Answering) -> Router {
     Router::new()
         .route("/v1/check", post(check))
         .method_not_allowed_fallback(wrong_method)
         .fallback(wrong_path)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(gate)
+        .with_state(answering)
 }
 
-async fn check(State(gate): State<Gate>, request: Request) -> Result<Response, Refusal> {
+async fn check(State(answering): State<Answering>, request: Request) -> Result<Response, Refusal> {
     let body = read_body(request).await?;
     let questions = Questions::parse(&body)?;
     let asking: Vec<Asking> = {
         // One set of rules for all of them, whatever is put in force meanwhile.
-        let gate = gate.as_it_is();
+        let gate = answering.gate.as_it_is();
         questions.understood(&gate.rules())?.iter().map(|question| question.ask(&gate)).collect()
     };
     let rulings = join_all(asking.into_iter().map(Asking::ruling)).await;
+    // Who only looks has nothing decided.
+    let decided = rulings.iter().zip(questions.looks()).filter(|(_, looks)| !looks);
+    answering.decisions.note(decided.map(|(ruling, _)| ruling));
     let mut answers = rulings.iter().map(Answer::new);
     Ok(match questions.shape() {
         Shape::One => Json(answers.next()).into_response(),

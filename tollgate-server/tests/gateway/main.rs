@@ -13,6 +13,7 @@ mod answers_counted;
 mod denials;
 mod failing_upstreams;
 mod forwarding;
+mod grpc;
 mod http2;
 mod lifecycle;
 mod messages;

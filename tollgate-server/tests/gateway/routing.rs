@@ -5,11 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::client::Answer;
 use crate::process::{Gateway, fails, per_user, site};
-use crate::upstream::{Raw, until};
+use crate::upstream::{Raw, nobody, until};
 
 /// Which upstream answered.
 fn by(answer: &Answer) -> &str {
     answer.header("x-upstream").unwrap_or_default()
+}
+
+/// The request line that reached the upstream.
+fn line(answer: &Answer) -> &str {
+    answer.text().lines().next().unwrap_or_default()
 }
 
 #[test]
@@ -71,12 +76,101 @@ fn the_path_is_stripped_rewritten_and_put_behind_that_of_the_url() {
         ("/strip?x", "/?x"),
         ("/rewrite/42/x?y=1", "/item/42/x?y=1"),
         ("/url/a?b", "/base/a?b"),
+        ("/url/a/?b", "/base/a/?b"),
+        // What a path is changed to is below the upstream's, however it is written.
+        ("/url/../url/a", "/base/a"),
+        ("/url/%2e%2e/%75rl/a%20b%40", "/base/a%20b@"),
+        ("/strip/../../strip/a", "/a"),
+        ("/%72ewrite/42", "/item/42"),
         ("/as/it%20is//../x?y=%2F&z#", "/as/it%20is//../x?y=%2F&z"),
         ("/stripped", "/stripped"),
     ] {
         let answer = connection.get(asked.trim_end_matches('#'));
-        let line = answer.text().lines().next().unwrap_or_default().to_owned();
-        assert_eq!(line, format!("GET {wanted} HTTP/1.1"), "{asked}");
+        assert_eq!(line(&answer), format!("GET {wanted} HTTP/1.1"), "{asked}");
+    }
+}
+
+#[test]
+fn each_upstream_of_a_route_has_the_path_of_its_own_url() {
+    let [one, two] = ["one", "two"].map(Raw::named);
+    // Two of them share an address, and so their connections.
+    let urls = [format!("{}/one", one.url()), format!("{}/two/", two.url()), format!("{}/three", one.url()), two.url()];
+    let route =
+        format!("{{ path: /api/**, strip_prefix: /api, balance: round_robin, upstream: [{}] }}", urls.join(", "));
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut connection = gateway.connect();
+    let mut seen: Vec<_> = (0..8)
+        .map(|_| {
+            let answer = connection.get("/api/x?y=/z");
+            format!("{} {}", by(&answer), line(&answer))
+        })
+        .collect();
+    seen.sort();
+    let wanted = ["one GET /one/x", "one GET /three/x", "two GET /two/x", "two GET /x"];
+    assert_eq!(seen, wanted.map(|line| [(); 2].map(|()| format!("{line}?y=/z HTTP/1.1"))).concat());
+}
+
+#[test]
+fn a_request_tried_again_has_the_path_of_the_upstream_that_gets_it_alone() {
+    let hangs_up = Raw::start(|conversation| _ = conversation.request());
+    let live = Raw::named("live");
+    // One has never seen the request; the other has, with its own path before it.
+    for (dead, path) in [(format!("http://{}", nobody()), "/dead"), (hangs_up.url(), "/hangs/up"), (hangs_up.url(), "")]
+    {
+        for wanted in ["/live", ""] {
+            let route = format!(
+                "{{ path: /**, balance: round_robin, upstream: [{dead}{path}, {}{wanted}], eject: {{ after: 1000000 }} }}",
+                live.url()
+            );
+            let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+            let mut connection = gateway.connect();
+            for _ in 0..4 {
+                let answer = connection.get("/x?y");
+                assert_eq!(line(&answer), format!("GET {wanted}/x?y HTTP/1.1"), "after {dead}{path}");
+            }
+        }
+    }
+    let asked = hangs_up.seen().concat();
+    assert!(asked.contains("GET /hangs/up/x?y HTTP/1.1\r\n") && asked.contains("GET /x?y HTTP/1.1\r\n"), "{asked}");
+}
+
+#[test]
+fn a_request_tried_again_asks_for_the_host_that_the_client_asked_for() {
+    let hangs_up = Raw::start(|conversation| _ = conversation.more());
+    let live = Raw::named("live");
+    for scheme in ["http", "h2c"] {
+        let dead = format!("{scheme}://{}/dead", hangs_up.address);
+        for (host, wanted) in [("client", "shop.example.com".to_owned()), ("upstream", live.address.to_string())] {
+            let route = format!(
+                "{{ path: /**, host: {host}, balance: round_robin, upstream: [{dead}, {}], eject: {{ after: 1000000 }} }}",
+                live.url()
+            );
+            let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+            let mut connection = gateway.connect();
+            for _ in 0..4 {
+                let answer = connection.ask("GET /x HTTP/1.1\r\nHost: shop.example.com\r\n\r\n");
+                let text = answer.text().to_ascii_lowercase();
+                assert!(text.contains(&format!("\r\nhost: {wanted}\r\n")), "after {dead}: {text}");
+                assert_eq!(line(&answer), "GET /x HTTP/1.1", "after {dead}");
+            }
+        }
+    }
+    assert!(hangs_up.accepted() >= 8, "{}", hangs_up.accepted());
+}
+
+#[test]
+fn a_path_too_long_to_be_changed_does_not_pass_as_it_is() {
+    let upstream = Raw::named("one");
+    let (url, longer) = (upstream.url(), "/p".repeat(500));
+    let prefixed = format!("{{ path: /**, upstream: {url}{longer} }}");
+    let rewritten = format!("{{ path: /**, rewrite: {{ pattern: '^', to: '{longer}' }}, upstream: {url} }}");
+    for (number, route) in [prefixed, rewritten].into_iter().enumerate() {
+        let gateway = Gateway::start(&site("max_head: 128KiB", &[route], ""));
+        let mut connection = gateway.connect();
+        // No URI is longer than 65,534 bytes. The query is as good as the path to make it so.
+        assert_eq!(connection.get(&format!("/secret?{}", "x".repeat(64_900))).status, 404);
+        assert_eq!(line(&connection.get("/x")), format!("GET {longer}/x HTTP/1.1"));
+        assert_eq!(upstream.requests(), number + 1);
     }
 }
 

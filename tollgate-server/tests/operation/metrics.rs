@@ -1,9 +1,11 @@
 //! What Prometheus is told.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::process::{Gateway, HELLO, connect, slow_upstream, upstream};
+use crate::common::{Process, RULES};
+use crate::process::{Answer, Gateway, HELLO, ask, connect, folder_with, slow_upstream, upstream};
 
 fn rules(routes: &str, limits: &str) -> String {
     format!("gateway:\n  workers: 2\n  routes:\n{routes}limits:\n{limits}")
@@ -44,6 +46,51 @@ fn limits_that_only_watch_are_counted_apart() {
     assert_eq!([(); 3].map(|()| gateway.get("/shop/1").status), [200; 3]);
     gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_allowed"}"#, 1.0);
     gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_denied"}"#, 2.0);
+}
+
+/// Asks the decision service.
+fn check(service: SocketAddr, question: &str) -> Answer {
+    let head = "POST /v1/check HTTP/1.1\r\nhost: a\r\nconnection: close";
+    ask(service, format!("{head}\r\ncontent-length: {}\r\n\r\n{question}", question.len()))
+}
+
+#[test]
+fn questions_are_counted_together_with_requests() {
+    let watching = "    - { name: tried, key: ip, limit: 1, window: 1h, match: { path: /shop/** }, shadow: true }\n";
+    let rules = rules(&shop(upstream(HELLO)), &format!("{PER_CLIENT}{watching}"));
+    let gateway = Gateway::start(&format!("service: {{ http: '127.0.0.1:0' }}\n{rules}"));
+    let service = gateway.address_of("decisions POST");
+    assert_eq!(gateway.get("/shop/1").status, 200);
+    let question = r#"{"request":{"path":"/shop/1","ip":"127.0.0.1"}}"#;
+    assert!(check(service, question).text.contains(r#""allowed":true"#));
+    let by_name = r#"{"limit":"per-client","key":"127.0.0.1"}"#;
+    let look = r#"{"limit":"per-client","key":"127.0.0.1","cost":0}"#;
+    let nobody = r#"{"request":{"path":"/elsewhere"}}"#;
+    assert_eq!(check(service, &format!("[{question},{by_name},{look},{nobody}]")).status, 200);
+    // One that makes no sense is refused with all that came with it.
+    assert_eq!(check(service, &format!(r#"[{by_name},{{"limit":"nobody"}}]"#)).status, 400);
+
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2.0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="denied"}"#, 2.0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_allowed"}"#, 1.0);
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="2xx"}"#, 1.0);
+}
+
+#[test]
+fn a_service_without_a_gateway_tells_of_its_decisions_too() {
+    let free = "127.0.0.1:0";
+    let rules = format!("limits:\n{PER_CLIENT}");
+    let arguments = ["serve", "--config", RULES, "--http", free, "--admin", free];
+    let process = Process::start(folder_with(&rules), &arguments);
+    let (service, admin) = (process.address_of("decisions POST"), process.address_of("admin"));
+    for _ in 0..5 {
+        check(service, r#"{"limit":"per-client","key":"192.0.2.7"}"#);
+    }
+    let text = ask(admin, "GET /metrics HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n").text;
+    for told in [r#"{limit="per-client",outcome="allowed"} 2"#, r#"{limit="per-client",outcome="denied"} 3"#] {
+        assert!(text.contains(&format!("\ntollgate_decisions_total{told}\n")), "{text}");
+    }
+    assert!(!text.contains("192.0.2.7"), "keys are told to nobody");
 }
 
 #[test]

@@ -93,7 +93,7 @@ pub(crate) struct Answer {
     pub(crate) text: String,
 }
 
-fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> Answer {
+pub(crate) fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> Answer {
     let mut stream = connect(address);
     stream.write_all(request.as_ref()).expect("it reads");
     read_answer(stream)

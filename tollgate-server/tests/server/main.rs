@@ -5,6 +5,11 @@ mod client;
 mod common;
 mod process;
 mod redis;
+/// The servers that the library is tested with.
+#[path = "../../../tollgate/tests/redis"]
+mod store {
+    pub(crate) mod servers;
+}
 
 mod answers;
 mod configuration;
@@ -15,4 +20,5 @@ mod refusals;
 mod reloading;
 mod rule_file;
 mod start_and_stop;
+mod topologies;
 mod validating;

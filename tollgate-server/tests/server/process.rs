@@ -35,7 +35,8 @@ impl Server {
         Self::run(folder, &["serve", "--config", RULES])
     }
 
-    fn run(folder: TempDir, arguments: &[&str]) -> Self {
+    /// With these arguments, in a folder.
+    pub(crate) fn run(folder: TempDir, arguments: &[&str]) -> Self {
         let process = Process::start(folder, arguments);
         let address = process.address_of("decisions POST");
         Self { process, address }

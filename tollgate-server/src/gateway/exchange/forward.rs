@@ -86,9 +86,6 @@ impl Exchange {
         route: &Route,
         upgrading: bool,
     ) -> Option<HeaderValue> {
-        if let Some(path) = route.rewritten(request.uri()) {
-            *request.uri_mut() = path;
-        }
         if request.version() == Version::HTTP_2 {
             headers::join_cookies(request.headers_mut());
         }
@@ -117,11 +114,17 @@ impl Exchange {
     ) -> Result<(Response<Incoming>, Held), Failure> {
         let tally = route.tally(self.worker.number);
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
+        // What comes back from one upstream has its path already, and the next has another.
+        let asked = route.changes_paths().then(|| request.uri().clone());
         loop {
-            let Some((number, target)) = route.choose(&tried, self.worker.ticks.now()) else {
+            let Some((number, upstream)) = route.choose(&tried, self.worker.ticks.now()) else {
                 tally.note_failure(Failure::NoUpstream);
                 return Err(Failure::NoUpstream);
             };
+            if let Some(asked) = &asked {
+                *request.uri_mut() = route.asked_of(upstream, asked)?;
+            }
+            let target = &upstream.target;
             tried.push(number);
             ending.note_upstream(target);
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
@@ -141,6 +144,7 @@ impl Exchange {
                     }
                     tally.note_retry();
                     request = again;
+                    take_host_from_uri(&mut request);
                 }
                 Tried::Failed(failure) => {
                     tally.note_failure(failure);
@@ -262,6 +266,16 @@ impl Exchange {
         let silence = Silence { ticks: Arc::clone(&self.worker.ticks), longest: self.worker.site.load().upgraded };
         tokio::spawn(upgrade::relay(client, upstream, (held, ending.take_place(), counted), silence));
         answered.map(|_| ToClient::written(bytes::Bytes::new(), ending))
+    }
+}
+
+/// HTTP/2 has the host in the URI alone. What comes back from such an upstream asks the next for the same host.
+fn take_host_from_uri(request: &mut Forwarded) {
+    if !request.headers().contains_key(HOST)
+        && let Some(authority) = request.uri().authority()
+        && let Ok(host) = HeaderValue::try_from(authority.as_str())
+    {
+        request.headers_mut().insert(HOST, host);
     }
 }
 

@@ -99,10 +99,11 @@ impl Lane<'_> {
         self.hold(plain);
         self.choose(&mut passing);
         let link = passing.target.as_ref().and_then(|target| self.take_link(target));
-        if let Some(mut link) = link {
-            self.write_request(plain, desk, &mut passing);
-            // One that cannot be written to was not asked anything.
-            passing.link = link.send(&desk.out, context).is_ok().then_some(link);
+        if let Some(mut link) = link
+            && self.write_request(plain, desk, &mut passing).is_ok()
+            && link.send(&desk.out, context).is_ok()
+        {
+            passing.link = Some(link);
         }
         passing
     }
@@ -111,7 +112,8 @@ impl Lane<'_> {
     fn choose(&self, passing: &mut Passing) {
         let route = &passing.site.routes[passing.route];
         let chosen = route.choose(&passing.tried, self.worker.ticks.now());
-        passing.target = chosen.map(|(number, target)| {
+        passing.target = chosen.map(|(number, upstream)| {
+            let target = &upstream.target;
             passing.tried.push(number);
             passing.ending.note_upstream(target);
             target.begin();
@@ -126,16 +128,18 @@ impl Lane<'_> {
         target.take_link(self.worker.number, self.worker.ticks.now())
     }
 
-    fn write_request(&self, plain: &Plain<'_>, desk: &mut Desk, passing: &mut Passing) {
-        let Some(target) = &passing.target else { return };
+    fn write_request(&self, plain: &Plain<'_>, desk: &mut Desk, passing: &mut Passing) -> Result<(), Failure> {
+        let route = passing.route();
+        let upstream = passing.tried.last().and_then(|number| route.upstream(*number)).ok_or(Failure::NoUpstream)?;
         if let Some(id) = &passing.id {
             // It was given at the first try.
             desk.headers.insert(X_REQUEST_ID, id.clone());
         }
-        let way = (&*passing.site, passing.route());
-        let id = plain.write(&mut desk.out, &mut desk.headers, way, target, (self.client, self.worker));
+        let way = (&*passing.site, route);
+        let id = plain.write(&mut desk.out, &mut desk.headers, way, upstream, (self.client, self.worker))?;
         passing.ending.note_id(id.as_ref());
         passing.id = id;
+        Ok(())
     }
 
     /// Carries a request to its upstreams until one has answered, and the answer to the client.
@@ -148,7 +152,9 @@ impl Lane<'_> {
                 Err(Stopped::Failed { failure, again }) => (failure, again),
             };
             let route = passing.route();
-            target.failed(&route.eject, self.worker.ticks.now());
+            if failure.is_upstreams() {
+                target.failed(&route.eject, self.worker.ticks.now());
+            }
             if !again || passing.tried.len() > usize::from(route.retries) {
                 break failure;
             }
@@ -212,7 +218,7 @@ impl Lane<'_> {
         let request::Read::Whole(plain) = Plain::read(&self.held, &mut desk.headers, self.client.max_head) else {
             return Err(Stopped::Over);
         };
-        self.write_request(&plain, desk, passing);
+        self.write_request(&plain, desk, passing).map_err(Stopped::failed)?;
         let not_sent = |_| Stopped::Failed { failure: Failure::Disconnected, again: true };
         link.send(&desk.out, context).map_err(not_sent)
     }

@@ -3,16 +3,16 @@
 use std::mem::MaybeUninit;
 
 use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE};
-use http::uri::Uri;
+use http::uri::{PathAndQuery, Uri};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::file::HostHeader;
 
+use super::super::answer::Failure;
 use super::super::client::Client;
 use super::super::exchange::Worker;
 use super::super::guard::Guard;
 use super::super::headers;
-use super::super::site::{Route, Site};
-use super::super::target::Target;
+use super::super::site::{Route, Site, Weighted};
 use super::text::{self, MAX_HEADERS};
 
 /// What bytes are.
@@ -81,28 +81,30 @@ impl<'a> Plain<'a> {
         out: &mut Vec<u8>,
         map: &mut HeaderMap,
         (site, route): (&Site, &Route),
-        target: &Target,
+        upstream: &Weighted,
         (client, worker): (&Client, &Worker),
-    ) -> Option<HeaderValue> {
+    ) -> Result<Option<HeaderValue>, Failure> {
         headers::remove_hop_by_hop(map);
         let trusted = site.proxies.trusts(client.address.ip());
         let id = headers::tell_upstream(map, site, client, trusted, &worker.ids);
         route.request_edits.apply(map);
         if route.host == HostHeader::Upstream || !map.contains_key(HOST) {
-            map.insert(HOST, target.host.clone());
+            map.insert(HOST, upstream.target.host.clone());
         }
         out.extend_from_slice(self.method.as_bytes());
         out.push(b' ');
-        let rewritten = if route.rewrites() { self.uri().and_then(|uri| route.rewritten(&uri)) } else { None };
-        match rewritten.as_ref().and_then(Uri::path_and_query) {
-            Some(path) => out.extend_from_slice(path.as_str().as_bytes()),
+        match route.changes_paths().then(|| self.uri()).flatten() {
+            Some(uri) => {
+                let uri = route.asked_of(upstream, &uri)?;
+                out.extend_from_slice(uri.path_and_query().map_or("/", PathAndQuery::as_str).as_bytes());
+            }
             None => out.extend_from_slice(self.target.as_bytes()),
         }
         out.extend_from_slice(b" HTTP/1.1\r\n");
         text::put_headers(out, map);
         out.extend_from_slice(b"\r\n");
         out.extend_from_slice(self.body);
-        id
+        Ok(id)
     }
 
     pub(super) fn uri(&self) -> Option<Uri> {

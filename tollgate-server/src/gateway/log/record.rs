@@ -10,9 +10,9 @@ use tollgate::Ruling;
 use tollgate::rules::{Facts, TrustedProxies};
 
 use super::super::client::Client;
-use super::super::tally::Outcome;
 use super::super::target::Target;
 use super::AccessLog;
+use crate::decisions::Outcome;
 
 /// The status of a request whose client left before it had an answer, as nginx has it.
 const CLIENT_LEFT: u16 = 499;

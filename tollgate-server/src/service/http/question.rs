@@ -68,6 +68,11 @@ impl Questions {
         self.shape
     }
 
+    /// Of each question, whether it takes nothing.
+    pub(crate) fn looks(&self) -> impl Iterator<Item = bool> {
+        self.questions.iter().map(|question| question.cost.as_ref().is_some_and(|cost| cost.0 == 0))
+    }
+
     /// Every question held against the rules, or the refusal of the first that makes no sense.
     pub(crate) fn understood(&self, rules: &RuleSet) -> Result<Vec<Understood<'_>>, Refusal> {
         let place = |index| match self.shape {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::super::wait::wait_until;
 use super::Cluster;
-use crate::servers::wait::wait_until;
 
 /// Keys sent at once. Few, so that a move has many steps for clients to come between.
 const KEYS_PER_STEP: usize = 10;

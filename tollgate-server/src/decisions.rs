@@ -1,4 +1,4 @@
-//! What limits have decided, by their names.
+//! What limits have decided, by their names. Deliberately not here: for whom, and by which keys.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -10,16 +10,20 @@ use tollgate::http::Refusal;
 /// all the time fills this and no more; from then on new names are not counted.
 const MAX_NAMES: usize = 20_000;
 
-/// The decisions of one worker. Nobody else locks it, but for whoever reads the metrics.
+/// The decisions of one worker of the gateway, whose lock nobody else wants but for whoever reads the metrics; or those
+/// of the decision service, which takes the lock once for all that a client asks together.
 #[derive(Debug, Default)]
-pub(in super::super) struct Limits(Mutex<HashMap<Box<str>, Outcomes, ahash::RandomState>>);
+pub(crate) struct Decisions(Mutex<HashMap<Box<str>, Outcomes, ahash::RandomState>>);
+
+/// Decisions added up, by the names of the limits.
+pub(crate) type Sums = BTreeMap<Box<str>, Outcomes>;
 
 /// How often each outcome has come about.
-pub(in super::super) type Outcomes = [u64; Outcome::ALL.len()];
+pub(crate) type Outcomes = [u64; Outcome::ALL.len()];
 
 /// What a limit made of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Outcome {
+pub(crate) enum Outcome {
     Allowed,
     Denied,
     Banned,
@@ -32,7 +36,7 @@ pub(in super::super) enum Outcome {
 
 impl Outcome {
     /// All of them, in their order.
-    pub(in super::super) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Allowed,
         Self::Denied,
         Self::Banned,
@@ -43,7 +47,7 @@ impl Outcome {
         Self::ShadowDenied,
     ];
 
-    pub(in super::super) fn of(ruling: &Ruling) -> Self {
+    pub(crate) fn of(ruling: &Ruling) -> Self {
         match ruling.refusal() {
             None => Self::Allowed,
             Some(Refusal::Banned { .. }) => Self::Banned,
@@ -54,7 +58,7 @@ impl Outcome {
         }
     }
 
-    pub(in super::super) const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
             Self::Denied => "denied",
@@ -68,10 +72,11 @@ impl Outcome {
     }
 }
 
-impl Limits {
-    pub(super) fn note(&self, ruling: &Ruling) {
-        let (limit, mut watched) = (ruling.limit(), ruling.watched().peekable());
-        if limit.is_none() && watched.peek().is_none() {
+impl Decisions {
+    pub(crate) fn note<'r>(&self, rulings: impl IntoIterator<Item = &'r Ruling>) {
+        let counts = |ruling: &&Ruling| ruling.limit().is_some() || ruling.watched().next().is_some();
+        let mut rulings = rulings.into_iter().filter(counts).peekable();
+        if rulings.peek().is_none() {
             return;
         }
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,16 +89,18 @@ impl Limits {
                 names.insert(name.into(), outcomes);
             }
         };
-        if let Some(name) = limit {
-            note(name, Outcome::of(ruling));
-        }
-        for (name, decision) in watched {
-            note(name, if decision.is_allowed() { Outcome::ShadowAllowed } else { Outcome::ShadowDenied });
+        for ruling in rulings {
+            if let Some(name) = ruling.limit() {
+                note(name, Outcome::of(ruling));
+            }
+            for (name, decision) in ruling.watched() {
+                note(name, if decision.is_allowed() { Outcome::ShadowAllowed } else { Outcome::ShadowDenied });
+            }
         }
     }
 
     /// Adds what has been decided to a sum.
-    pub(in super::super) fn add_to(&self, sums: &mut BTreeMap<Box<str>, Outcomes>) {
+    pub(crate) fn add_to(&self, sums: &mut Sums) {
         let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, outcomes) in names.iter() {
             let sum = sums.entry(name.clone()).or_default();

@@ -1,0 +1,157 @@
+//! gRPC through the gateway, without TLS on either side: the client and the server are tonic's.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use futures_util::stream::{self, BoxStream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Code, Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+use crate::process::{Gateway, PATIENCE, per_user, site};
+use crate::upstream::runtime;
+
+type Answer = Result<HealthCheckResponse, Status>;
+
+/// The health service: its one call is answered by the name that is asked for, its stream says what the test tells it.
+struct Service {
+    calls: Arc<AtomicUsize>,
+    told: Mutex<Option<mpsc::Receiver<Answer>>>,
+}
+
+#[tonic::async_trait]
+impl Health for Service {
+    type WatchStream = BoxStream<'static, Answer>;
+
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        self.calls.fetch_add(1, Relaxed);
+        let seen = request.metadata().get("x-asked").cloned();
+        match request.get_ref().service.as_str() {
+            "nobody" => Err(Status::not_found("nobody is called so: 100 % sure, früh & spät")),
+            _ => {
+                let mut response = Response::new(health(ServingStatus::Serving));
+                if let Some(seen) = seen {
+                    response.metadata_mut().insert("x-seen", seen);
+                }
+                Ok(response)
+            }
+        }
+    }
+
+    async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.calls.fetch_add(1, Relaxed);
+        let mut told = self.told.lock().unwrap().take().ok_or_else(|| Status::unavailable("watched already"))?;
+        Ok(Response::new(Box::pin(stream::poll_fn(move |context| told.poll_recv(context)))))
+    }
+}
+
+fn health(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
+}
+
+/// A server behind a gateway that allows each user so many calls, and a client before it.
+struct Stage {
+    client: HealthClient<Channel>,
+    /// What the server says to whoever watches.
+    tell: mpsc::Sender<Answer>,
+    calls: Arc<AtomicUsize>,
+    _gateway: Gateway,
+}
+
+impl Stage {
+    async fn set(calls_per_user: u64) -> Self {
+        let (calls, (tell, told)) = (Arc::default(), mpsc::channel(1));
+        let address = serve(Service { calls: Arc::clone(&calls), told: Mutex::new(Some(told)) }).await;
+        let route = format!("{{ path: /grpc.health.v1.Health/*, upstream: 'h2c://{address}' }}");
+        let gateway = Gateway::start(&site("", &[route], &per_user(calls_per_user)));
+        let endpoint = Endpoint::from_shared(format!("http://{}", gateway.address)).unwrap().timeout(PATIENCE);
+        let client = HealthClient::new(endpoint.connect().await.unwrap());
+        Self { client, tell, calls, _gateway: gateway }
+    }
+}
+
+async fn serve(service: Service) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = Server::builder().add_service(HealthServer::new(service));
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    address
+}
+
+fn ann_asks(service: &str) -> Request<HealthCheckRequest> {
+    let mut request = Request::new(HealthCheckRequest { service: service.to_owned() });
+    request.metadata_mut().insert("x-user-id", "ann".parse().unwrap());
+    request.metadata_mut().insert("x-asked", "yes".parse().unwrap());
+    request
+}
+
+#[test]
+fn a_call_its_metadata_and_its_error_pass() {
+    runtime().block_on(async {
+        let mut stage = Stage::set(10).await;
+        let answer = stage.client.check(ann_asks("shop")).await.unwrap();
+        assert_eq!(answer.get_ref().status(), ServingStatus::Serving);
+        assert_eq!(answer.metadata().get("x-seen").unwrap(), "yes");
+        assert_eq!(answer.metadata().get("x-ratelimit-remaining").unwrap(), "9");
+        let error = stage.client.check(ann_asks("nobody")).await.unwrap_err();
+        assert_eq!((error.code(), error.message()), (Code::NotFound, "nobody is called so: 100 % sure, früh & spät"));
+        assert_eq!(stage.calls.load(Relaxed), 2);
+    });
+}
+
+#[test]
+fn a_stream_passes_message_by_message_and_ends_with_the_status_in_its_trailers() {
+    runtime().block_on(async {
+        let mut stage = Stage::set(10).await;
+        let mut answers = stage.client.watch(ann_asks("shop")).await.unwrap().into_inner();
+        for said in [ServingStatus::NotServing, ServingStatus::Serving, ServingStatus::Unknown] {
+            // The next is not said before this one is heard.
+            stage.tell.send(Ok(health(said))).await.unwrap();
+            assert_eq!(answers.message().await.unwrap().unwrap().status(), said);
+        }
+        stage.tell.send(Err(Status::data_loss("the rest is lost"))).await.unwrap();
+        let error = answers.message().await.unwrap_err();
+        assert_eq!((error.code(), error.message()), (Code::DataLoss, "the rest is lost"));
+    });
+}
+
+#[test]
+fn a_client_that_leaves_a_stream_ends_it_at_the_server() {
+    runtime().block_on(async {
+        let mut stage = Stage::set(10).await;
+        stage.tell.send(Ok(health(ServingStatus::Serving))).await.unwrap();
+        let mut answers = stage.client.watch(ann_asks("shop")).await.unwrap().into_inner();
+        assert!(answers.message().await.unwrap().is_some());
+        drop(answers);
+        timeout(PATIENCE, stage.tell.closed()).await.expect("the server hears of it");
+    });
+}
+
+#[test]
+fn a_denied_call_is_resource_exhausted_and_does_not_reach_the_server() {
+    runtime().block_on(async {
+        let mut stage = Stage::set(1).await;
+        assert!(stage.client.check(ann_asks("shop")).await.is_ok());
+        let denials = [
+            stage.client.check(ann_asks("shop")).await.unwrap_err(),
+            stage.client.watch(ann_asks("shop")).await.map(|_| ()).unwrap_err(),
+        ];
+        for denied in denials {
+            assert_eq!(denied.code(), Code::ResourceExhausted);
+            assert!(denied.message().starts_with("Too many requests."), "{}", denied.message());
+            assert!(denied.metadata().contains_key("retry-after"), "{:?}", denied.metadata());
+        }
+        assert_eq!(stage.calls.load(Relaxed), 1);
+        // The connection is none the worse for it.
+        let mut request = ann_asks("shop");
+        request.metadata_mut().insert("x-user-id", "bob".parse().unwrap());
+        assert!(stage.client.check(request).await.is_ok());
+    });
+}
