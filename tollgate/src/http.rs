@@ -32,7 +32,9 @@ mod answer;
 mod body;
 mod error;
 mod families;
+mod fields;
 mod grpc;
+mod headers;
 mod policy;
 mod problem;
 mod refusal;
@@ -41,11 +43,12 @@ mod upstream;
 
 use std::time::Duration;
 
-pub use self::answer::Answer;
+pub use self::answer::{Answer, Message};
 pub use self::body::Body;
 pub use self::error::InvalidAnswer;
 pub use self::families::{Families, HeaderFamily};
 pub use self::grpc::is_grpc;
+pub use self::headers::{HeaderLine, Headers, Values};
 pub use self::policy::Policy;
 pub use self::refusal::Refusal;
 pub use self::template::Template;

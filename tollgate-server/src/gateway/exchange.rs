@@ -140,8 +140,8 @@ impl Exchange {
         let site = asked.as_ref().map_or_else(|| self.worker.site.load_full(), |asked| Arc::clone(&asked.site));
         if let Some(log) = &site.log {
             let line = (request.method().clone(), request.uri().clone(), request.version());
-            let (headers, log) = (request.headers(), (log, self.worker.number));
-            ending.keep_record(Record::new(line, headers, &self.client, &site.proxies, log));
+            let headers = request.headers().into();
+            ending.keep_record(Record::new(line, headers, &self.client, &site.proxies, (log, self.worker.number)));
         }
         if let Err(failure) = legible(&request, &site) {
             return Ok(self.fail(request.into_body(), failure, ending));
@@ -275,7 +275,7 @@ fn legible(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
         (None, None) if request.version() == Version::HTTP_2 && request.uri().authority().is_none() => {
             return Err(Failure::NoHost);
         }
-        (Some(host), None) if !headers::is_authority(host) => return Err(Failure::BadHost),
+        (Some(host), None) if !headers::is_authority(host.as_bytes()) => return Err(Failure::BadHost),
         _ => {}
     }
     if request.body().size_hint().lower() > site.max_body {

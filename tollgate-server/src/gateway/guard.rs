@@ -23,8 +23,6 @@ pub(super) struct Guard {
     head: Head,
     /// What was refused is a head.
     refused_head: bool,
-    /// Heads that have ended.
-    messages: usize,
 }
 
 /// Where in a message the next byte is.
@@ -109,7 +107,7 @@ impl fmt::Display for Ambiguity {
 
 impl Guard {
     pub(super) fn new() -> Self {
-        Self { at: At::Head, head: Head::default(), refused_head: false, messages: 0 }
+        Self { at: At::Head, head: Head::default(), refused_head: false }
     }
 
     /// For the body of a message that comes in chunks.
@@ -129,11 +127,6 @@ impl Guard {
             rest = &rest[taken..];
         }
         Ok(bytes.len() - rest.len())
-    }
-
-    /// How many messages have begun with a whole head.
-    pub(super) fn messages(&self) -> usize {
-        self.messages
     }
 
     /// Whether the next byte is the first of a message.
@@ -242,7 +235,6 @@ impl Guard {
             // Empty lines before a request are allowed.
             if self.head.lines > 0 {
                 self.at = self.head.end();
-                self.messages += 1;
             }
             return Ok(());
         }

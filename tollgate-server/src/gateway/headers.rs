@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::net::IpAddr;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE, VIA,
@@ -25,7 +25,7 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// How we are called in `Via`.
-const OUR_VIA: HeaderValue = HeaderValue::from_static("1.1 tollgate");
+pub(super) const OUR_VIA: HeaderValue = HeaderValue::from_static("1.1 tollgate");
 
 /// A longer id is no id.
 const MAX_ID_BYTES: usize = 128;
@@ -114,9 +114,9 @@ pub(super) fn has_unclear_length(headers: &HeaderMap) -> bool {
 }
 
 /// Whether a `Host` is one.
-pub(super) fn is_authority(host: &HeaderValue) -> bool {
+pub(super) fn is_authority(host: &[u8]) -> bool {
     let is_good = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~:[]%!$&'()*+,;=".contains(byte);
-    host.as_bytes().iter().all(is_good)
+    host.iter().all(is_good)
 }
 
 /// HTTP/2 may send a cookie in pieces, which HTTP/1 puts together (RFC 9113, 8.2.3).
@@ -157,14 +157,17 @@ pub(super) fn tell_upstream(
     if !site.tells(Told::RequestId) {
         return None;
     }
-    let is_id =
-        |id: &&HeaderValue| (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic);
-    let id = match headers.get(X_REQUEST_ID).filter(is_id) {
+    let id = match headers.get(X_REQUEST_ID).filter(|id| is_id(id)) {
         Some(id) => return Some(id.clone()),
         None => ids.next(),
     };
     headers.insert(X_REQUEST_ID, id.clone());
     Some(id)
+}
+
+/// Whether what a client sent can be an id.
+pub(super) fn is_id(id: &HeaderValue) -> bool {
+    (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
 /// What an untrusted client says of the way is not passed on: whoever reads it would believe us.
@@ -196,29 +199,31 @@ fn scheme(scheme: Scheme) -> HeaderValue {
     HeaderValue::from_static(scheme.as_str())
 }
 
-/// `for=192.0.2.7;host="h:80";proto=http`.
 fn tell_forwarded(headers: &mut HeaderMap, client: &Client, trusted: bool) {
-    let mut element = BytesMut::with_capacity(96);
-    element.put_slice(b"for=");
-    match client.address.ip().to_canonical() {
-        IpAddr::V4(_) => element.put_slice(client.address_text.as_bytes()),
-        IpAddr::V6(address) => {
-            _ = write!((&mut element).writer(), "\"[{address}]\"");
-        }
-    }
-    if let Some(host) = headers.get(HOST) {
-        element.put_slice(b";host=\"");
-        element.put_slice(host.as_bytes());
-        element.put_slice(b"\"");
-    }
-    element.put_slice(b";proto=");
-    element.put_slice(client.scheme.as_str().as_bytes());
-    let Ok(element) = HeaderValue::from_maybe_shared(element.freeze()) else { return };
+    let mut element = Vec::with_capacity(96);
+    put_forwarded(&mut element, client, headers.get(HOST).map(HeaderValue::as_bytes));
+    let Ok(element) = HeaderValue::from_maybe_shared(Bytes::from(element)) else { return };
     if trusted {
         headers.append(FORWARDED, element);
     } else {
         headers.insert(FORWARDED, element);
     }
+}
+
+/// `for=192.0.2.7;host="h:80";proto=http`.
+pub(super) fn put_forwarded(out: &mut Vec<u8>, client: &Client, host: Option<&[u8]>) {
+    out.extend_from_slice(b"for=");
+    match client.address.ip().to_canonical() {
+        IpAddr::V4(_) => out.extend_from_slice(client.address_text.as_bytes()),
+        IpAddr::V6(address) => _ = write!(out, "\"[{address}]\""),
+    }
+    if let Some(host) = host {
+        out.extend_from_slice(b";host=\"");
+        out.extend_from_slice(host);
+        out.push(b'"');
+    }
+    out.extend_from_slice(b";proto=");
+    out.extend_from_slice(client.scheme.as_str().as_bytes());
 }
 
 pub(super) fn append_via(headers: &mut HeaderMap) {

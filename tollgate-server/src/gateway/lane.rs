@@ -12,6 +12,7 @@
 mod alarm;
 mod answer;
 mod link;
+mod names;
 mod passing;
 mod request;
 mod scratch;
@@ -33,7 +34,7 @@ use tollgate::{Asking, Ruling};
 use self::alarm::Alarm;
 pub(super) use self::link::Link;
 use self::passing::{Passed, Passing};
-use self::request::{Plain, Read};
+use self::request::{Lines, Plain, Read};
 pub(super) use self::scratch::Scratch;
 use self::scratch::{Desk, INPUT_BYTES};
 use super::answer::{Failure, failed};
@@ -93,14 +94,13 @@ pub(super) struct Asked {
 }
 
 /// What comes next on a connection.
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every request")]
 enum Next {
     /// A request has its answer, which is on its way.
     Answered,
     /// A store elsewhere is asked about a request.
-    Ask(Asked),
+    Ask(Box<Asked>),
     /// A request is to be forwarded.
-    Forward(Passing),
+    Forward(Box<Passing>),
     /// The rest is hyper's.
     Leave,
     /// Nothing.
@@ -232,7 +232,8 @@ impl<'a> Lane<'a> {
         let Scratch { input, desk } = scratch;
         let bytes = &input[..filled];
         desk.clean();
-        let plain = match Plain::read(bytes, &mut desk.headers, self.client.max_head) {
+        let mut lines = Lines::default();
+        let plain = match Plain::read(bytes, &mut lines, self.client.max_head) {
             Read::Whole(plain) => plain,
             Read::Part => return Ok(None),
             Read::Other => return Ok(Some(Next::Leave)),
@@ -241,13 +242,13 @@ impl<'a> Lane<'a> {
         if plain.body_bytes() > site.max_body {
             return Ok(Some(Next::Leave));
         }
-        let facts = Facts::new(plain.method, plain.target).headers(&desk.headers);
+        let facts = Facts::new(plain.method, plain.target).headers(plain.headers.lines);
         let (route, asking) = self.worker.ask(facts, self.client, &site);
         match asking {
             Asking::Done(ruling) => self.act(&plain, desk, (site, route), ruling, context).map(Some),
             asking @ Asking::Waiting(_) => {
                 self.hold(&plain);
-                Ok(Some(Next::Ask(Asked { site, route, asking })))
+                Ok(Some(Next::Ask(Box::new(Asked { site, route, asking }))))
             }
         }
     }
@@ -259,15 +260,16 @@ impl<'a> Lane<'a> {
     }
 
     /// A store elsewhere is asked, and what it says is done.
-    async fn ruled(&mut self, asked: Asked) -> io::Result<Next> {
-        let Asked { site, route, asking } = asked;
+    async fn ruled(&mut self, asked: Box<Asked>) -> io::Result<Next> {
+        let Asked { site, route, asking } = *asked;
         let mut ruling = Some((asking.ruling().await, site));
         poll_fn(|context| {
             let worker = self.worker;
             let desk = &mut worker.scratch().desk;
             desk.clean();
             let held = std::mem::take(&mut self.held);
-            let plain = Plain::read(&held, &mut desk.headers, self.client.max_head);
+            let mut lines = Lines::default();
+            let plain = Plain::read(&held, &mut lines, self.client.max_head);
             let (Read::Whole(plain), Some((ruling, site))) = (plain, ruling.take()) else {
                 return Poll::Ready(Ok(Next::Over));
             };
@@ -296,9 +298,11 @@ impl<'a> Lane<'a> {
         self.is_last = plain.is_last;
         self.client.request_began();
         let mut ending = Ending::new(self.client);
-        if let (Some(log), Some(uri)) = (&site.log, plain.uri()) {
+        if let Some(log) = &site.log
+            && let Some(uri) = plain.uri()
+        {
             let line = (plain.method.parse().unwrap_or_default(), uri, Version::HTTP_11);
-            let headers = &desk.headers;
+            let headers = plain.headers.lines.into();
             ending.keep_record(Record::new(line, headers, self.client, &site.proxies, (log, self.worker.number)));
         }
         if let Some(number) = route {
@@ -306,27 +310,55 @@ impl<'a> Lane<'a> {
         }
         ending.note_ruling(&ruling);
         ending.keep_place(ruling.take_place());
-        let response = if ruling.is_allowed() {
-            let mut response = match route.map(|number| (number, &site.routes[number].leads)) {
-                Some((number, Leads::Respond(written))) => {
-                    let mut response = written.response();
-                    site.routes[number].response_edits.apply(response.headers_mut());
-                    response
-                }
-                Some((number, _)) => {
-                    let passing = Passing::new(plain, (site, number), ruling, ending);
-                    return Ok(Next::Forward(self.set_out(plain, desk, passing, context)));
-                }
-                None => failed(Failure::NoRoute),
-            };
-            ruling.write_headers(response.headers_mut());
-            response
-        } else {
-            ruling.response(&desk.headers).unwrap_or_default()
+        if !ruling.is_allowed() {
+            self.refuse(plain, &ruling, ending, desk, context)?;
+            return Ok(Next::Answered);
+        }
+        let mut response = match route.map(|number| (number, &site.routes[number].leads)) {
+            Some((number, Leads::Respond(written))) => {
+                let mut response = written.response();
+                site.routes[number].response_edits.apply(response.headers_mut());
+                response
+            }
+            Some((number, _)) => {
+                let passing = Box::new(Passing::new(plain, (site, number), ruling, ending));
+                return Ok(Next::Forward(self.set_out(plain, desk, passing, context)));
+            }
+            None => failed(Failure::NoRoute),
         };
+        ruling.write_headers(response.headers_mut());
         let response = if plain.is_head() { bodiless(response) } else { response };
         self.answer(&response, ending, desk, context)?;
         Ok(Next::Answered)
+    }
+
+    /// Tells the client why its request does not pass.
+    fn refuse(
+        &mut self,
+        plain: &Plain<'_>,
+        ruling: &Ruling,
+        mut ending: Ending,
+        desk: &mut Desk,
+        context: &mut Context<'_>,
+    ) -> io::Result<()> {
+        self.is_last |= self.worker.is_closing();
+        let Desk { out, date } = desk;
+        let date = date.line(self.worker.ticks.now());
+        let headers = plain.headers.lines;
+        let message = if self.is_last {
+            ruling.write_message(headers, &[date, text::CLOSE].concat(), out)
+        } else {
+            ruling.write_message(headers, date, out)
+        };
+        if let Some(message) = message {
+            ending.note_status(message.status);
+            if plain.is_head() {
+                out.truncate(out.len() - message.body_bytes);
+            } else {
+                ending.note_sent(message.body_bytes);
+            }
+        }
+        self.put(out, &[], context)
     }
 
     /// Answers with what was written here.
@@ -341,7 +373,7 @@ impl<'a> Lane<'a> {
         ending.note_status(response.status());
         ending.note_sent(response.body().len());
         desk.out.clear();
-        text::put_answer(&mut desk.out, response, desk.date.text(self.worker.ticks.now()), self.is_last);
+        text::put_answer(&mut desk.out, response, desk.date.line(self.worker.ticks.now()), self.is_last);
         self.put(&desk.out, &[], context)
     }
 }

@@ -18,7 +18,7 @@ use tollgate::rules::file::{
 };
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
-use self::edits::Edits;
+pub(super) use self::edits::Edits;
 use super::answer::Failure;
 use super::log::AccessLog;
 use super::tally::RouteTally;

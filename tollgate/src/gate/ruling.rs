@@ -11,7 +11,7 @@ use super::in_flight::Place;
 use super::posed::{AskedBy, Beside, Posed, Watched};
 use super::store::Wanted;
 use crate::decision::{Decision, Source};
-use crate::http::{Answer, Policy, Refusal};
+use crate::http::{Answer, Headers, Message, Policy, Refusal};
 use crate::limit::LimitId;
 use crate::reservation::Settlement;
 use crate::rules::{Refused, RuleSet};
@@ -141,10 +141,28 @@ impl Ruling {
         Some(answer)
     }
 
+    /// The same as [`write_headers`](Self::write_headers) for an answer that says nothing of limits yet: lines of
+    /// HTTP/1.1, behind what `out` has.
+    pub fn write_header_lines(&self, out: &mut Vec<u8>) {
+        if let (Some(policy), Some(decision)) = (self.policy(), &self.decision) {
+            policy.write_lines(decision, out);
+        }
+    }
+
     /// The whole answer to a request with these headers, if it was refused.
     #[must_use]
-    pub fn response(&self, request: &HeaderMap) -> Option<Response<Bytes>> {
+    pub fn response<'h>(&self, request: impl Into<Headers<'h>>) -> Option<Response<Bytes>> {
         self.answer().map(|answer| answer.response(self.state.rules.body(), request))
+    }
+
+    /// The same as a message of HTTP/1.1; see [`Answer::write_message`].
+    pub fn write_message<'h>(
+        &self,
+        request: impl Into<Headers<'h>>,
+        more: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Option<Message> {
+        self.answer().map(|answer| answer.write_message(self.state.rules.body(), request, more, out))
     }
 
     /// The whole answer to a gRPC request, if it was refused: there is only a head.

@@ -3,8 +3,9 @@
 //! Parameters of a media range other than `q` are not looked at: a client that asks for
 //! `application/json; charset=utf-8` means JSON.
 
-use ::http::HeaderMap;
 use ::http::header::ACCEPT;
+
+use super::headers::Headers;
 
 /// The media ranges that are looked at. Browsers send some eight; past this, a client is not asking.
 const MAX_RANGES: usize = 32;
@@ -18,9 +19,9 @@ struct Range<'a> {
 }
 
 /// The index of the offer that is liked best, the first of those that are liked equally; 0 if none is.
-pub(super) fn choose<const N: usize>(request: &HeaderMap, offers: [&str; N]) -> usize {
+pub(super) fn choose<const N: usize>(request: Headers<'_>, offers: [&str; N]) -> usize {
     let mut best = (0, 0);
-    if request.contains_key(ACCEPT) {
+    if request.get_named(&ACCEPT).is_some() {
         for (index, offer) in offers.into_iter().enumerate() {
             let quality = quality(request, offer);
             if quality > best.1 {
@@ -32,9 +33,9 @@ pub(super) fn choose<const N: usize>(request: &HeaderMap, offers: [&str; N]) -> 
 }
 
 /// How much a media type is liked: as its most specific range says, and not at all if no range has it.
-fn quality(request: &HeaderMap, offer: &str) -> u16 {
+fn quality(request: Headers<'_>, offer: &str) -> u16 {
     let Some((kind, subtype)) = offer.split_once('/') else { return 0 };
-    let lines = request.get_all(ACCEPT).iter().filter_map(|line| line.to_str().ok());
+    let lines = request.get_all(&ACCEPT).filter_map(|line| std::str::from_utf8(line).ok());
     let ranges = lines.flat_map(|line| line.split(',')).take(MAX_RANGES).filter_map(range);
     let fitting = ranges.filter_map(|range| {
         let specific = match (range.kind, range.subtype) {

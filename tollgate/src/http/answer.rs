@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use ::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
-use ::http::{HeaderMap, HeaderValue, Response};
+use ::http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use ::http::{HeaderValue, Response, StatusCode};
 use bytes::Bytes;
 
 use super::body::Body;
-use super::policy::{Policy, set_number};
+use super::fields::{Fields, Lines};
+use super::headers::Headers;
+use super::policy::Policy;
 use super::refusal::Refusal;
 use super::wait_seconds;
 use crate::decision::Decision;
@@ -15,6 +17,8 @@ use crate::decision::Decision;
 /// How long to wait for a store that fails, when nobody knows better: about as long as it takes to notice that it
 /// is back.
 const RETRY_A_FAILED_STORE: Duration = Duration::from_secs(1);
+
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// Headers of an answer beside those of its limit, the server's among them.
 const BESIDE: usize = 5;
@@ -30,6 +34,16 @@ pub struct Answer<'a> {
     pub(super) refusal: &'a Refusal,
     pub(super) policy: Option<&'a Policy>,
     pub(super) decision: Option<&'a Decision>,
+}
+
+/// A message that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Message {
+    /// Its status.
+    pub status: StatusCode,
+    /// How much of its end is the body. For an answer to HEAD, that has to be cut off.
+    pub body_bytes: usize,
 }
 
 impl<'a> Answer<'a> {
@@ -51,8 +65,8 @@ impl<'a> Answer<'a> {
     /// The answer in HTTP: status, headers, and of the bodies there are the one that the request's `Accept`
     /// likes best. `request` is the headers of the request.
     #[must_use]
-    pub fn response(&self, body: &Body, request: &HeaderMap) -> Response<Bytes> {
-        let (content_type, content) = body.render(self, request);
+    pub fn response<'h>(&self, body: &Body, request: impl Into<Headers<'h>>) -> Response<Bytes> {
+        let (content_type, content) = body.render(self, request.into());
         let mut response = Response::new(content);
         *response.status_mut() = self.refusal.status();
         let headers = response.headers_mut();
@@ -60,18 +74,44 @@ impl<'a> Answer<'a> {
         let _ = headers.try_reserve(self.policy.map_or(0, Policy::fields) + BESIDE);
         self.write_headers(headers);
         headers.insert(CONTENT_TYPE, content_type);
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(CACHE_CONTROL, NO_STORE);
         response
     }
 
+    /// The same as a whole message of HTTP/1.1, behind what `out` has. `more` goes among its headers: lines that end in
+    /// CRLF, such as a date.
+    pub fn write_message<'h>(
+        &self,
+        body: &Body,
+        request: impl Into<Headers<'h>>,
+        more: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Message {
+        let (content_type, content) = body.render(self, request.into());
+        let status = self.refusal.status();
+        let reason = status.canonical_reason().unwrap_or_default();
+        for part in ["HTTP/1.1 ", status.as_str(), " ", reason, "\r\n"] {
+            out.extend_from_slice(part.as_bytes());
+        }
+        let mut lines = Lines(out);
+        self.write_headers(&mut lines);
+        lines.put(&CONTENT_TYPE, &content_type);
+        lines.put(&CACHE_CONTROL, &NO_STORE);
+        lines.put_number(&CONTENT_LENGTH, content.len() as u64);
+        out.extend_from_slice(more);
+        out.extend_from_slice(b"\r\n");
+        out.extend_from_slice(&content);
+        Message { status, body_bytes: content.len() }
+    }
+
     /// What is left, and when to try again.
-    pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
+    pub(super) fn write_headers(&self, headers: &mut impl Fields) {
         let by_limit = matches!(self.refusal, Refusal::Limited | Refusal::Banned { .. });
         if let (Some(policy), Some(decision), true) = (self.policy, self.decision, by_limit) {
             policy.write_left(decision, headers);
         }
         if let Some(seconds) = self.wait_secs() {
-            set_number(headers, &RETRY_AFTER, seconds);
+            headers.put_number(&RETRY_AFTER, seconds);
         }
     }
 

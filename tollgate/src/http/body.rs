@@ -1,12 +1,13 @@
 //! The body of a refusal: the documents' JSON, problem details, or a template, whichever the client likes best.
 
-use ::http::{HeaderMap, HeaderValue};
+use ::http::HeaderValue;
 use bytes::Bytes;
 use serde::Serialize;
 
 use super::accept;
 use super::answer::Answer;
 use super::error::InvalidAnswer;
+use super::headers::Headers;
 use super::problem::Problem;
 use super::refusal::Refusal;
 use super::template::Template;
@@ -47,7 +48,7 @@ impl Body {
     }
 
     /// The body for that request and its type.
-    pub(super) fn render(&self, answer: &Answer<'_>, request: &HeaderMap) -> (HeaderValue, Bytes) {
+    pub(super) fn render(&self, answer: &Answer<'_>, request: Headers<'_>) -> (HeaderValue, Bytes) {
         match self {
             Self::Json => match accept::choose(request, [Self::JSON, Self::PROBLEM]) {
                 0 => json(answer),

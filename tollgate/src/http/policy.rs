@@ -5,9 +5,9 @@
 
 use ::http::header::RETRY_AFTER;
 use ::http::{HeaderMap, HeaderName, HeaderValue};
-use bytes::Bytes;
 
 use super::families::{Families, HeaderFamily};
+use super::fields::{Fields, Lines};
 use super::upstream::{self, Offer};
 use super::{seconds, wait_seconds};
 use crate::decision::{Decision, Source};
@@ -133,16 +133,15 @@ impl Policy {
     pub fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
         self.write_left(decision, headers);
         if let Some(wait) = decision.retry_after() {
-            set_number(headers, &RETRY_AFTER, wait_seconds(wait));
+            headers.put_number(&RETRY_AFTER, wait_seconds(wait));
         }
     }
 
     /// Writes what is left, without `Retry-After`.
-    pub(super) fn write_left(&self, decision: &Decision, headers: &mut HeaderMap) {
+    pub(super) fn write_left(&self, decision: &Decision, headers: &mut impl Fields) {
         let is_known = decision.is_allowed() || decision.source() != Source::Policy;
-        if is_known && headers.try_reserve(self.fields).is_ok() {
-            self.write_legacy(decision, headers);
-            self.write_standard(decision, headers);
+        if is_known && headers.make_room(self.fields) {
+            self.write_new(decision, headers);
         }
     }
 
@@ -157,9 +156,7 @@ impl Policy {
             return;
         }
         if !upstream::says_anything(headers) {
-            self.write_legacy(decision, headers);
-            self.write_standard(decision, headers);
-            return;
+            return self.write_new(decision, headers);
         }
         let ours = Offer { remaining: decision.remaining(), reset_secs: reset_seconds(decision) };
         if self.legacy && !upstream::legacy(headers, decision.at()).is_some_and(|theirs| theirs.is_stricter_than(ours))
@@ -182,37 +179,44 @@ impl Policy {
         self.draft6 || self.combined.is_some()
     }
 
-    fn write_legacy(&self, decision: &Decision, headers: &mut HeaderMap) {
+    /// Writes what is left as lines of HTTP/1.1, for an answer that says nothing of limits yet.
+    pub fn write_lines(&self, decision: &Decision, out: &mut Vec<u8>) {
+        self.write_new(decision, &mut Lines(out));
+    }
+
+    fn write_new(&self, decision: &Decision, headers: &mut impl Fields) {
+        self.write_legacy(decision, headers);
+        self.write_standard(decision, headers);
+    }
+
+    fn write_legacy(&self, decision: &Decision, headers: &mut impl Fields) {
         if self.legacy {
             let reset_at = decision.at().as_micros().saturating_add(decision.verdict.reset_after);
-            headers.insert(&X_LIMIT, self.limit.clone());
-            set_number(headers, &X_REMAINING, decision.remaining());
-            set_number(headers, &X_RESET, reset_at.div_ceil(1_000_000));
+            headers.put(&X_LIMIT, &self.limit);
+            headers.put_number(&X_REMAINING, decision.remaining());
+            headers.put_number(&X_RESET, reset_at.div_ceil(1_000_000));
         }
     }
 
-    fn write_standard(&self, decision: &Decision, headers: &mut HeaderMap) {
+    fn write_standard(&self, decision: &Decision, headers: &mut impl Fields) {
         let reset_secs = reset_seconds(decision);
         if let Some(policy) = &self.policy {
-            headers.insert(&POLICY, policy.clone());
+            headers.put(&POLICY, policy);
         }
         if self.draft6 {
-            headers.insert(&LIMIT, self.limit.clone());
-            set_number(headers, &REMAINING, decision.remaining());
-            set_number(headers, &RESET, reset_secs);
+            headers.put(&LIMIT, &self.limit);
+            headers.put_number(&REMAINING, decision.remaining());
+            headers.put_number(&RESET, reset_secs);
         }
         if let Some(combined) = &self.combined {
             let (mut remaining, mut reset) = (itoa::Buffer::new(), itoa::Buffer::new());
-            let text = [
+            let parts = [
                 &*combined.before_remaining,
                 remaining.format(decision.remaining().min(MAX_INTEGER)),
                 combined.before_reset,
                 reset.format(reset_secs.min(MAX_INTEGER)),
-            ]
-            .concat();
-            if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
-                headers.insert(&RATELIMIT, value);
-            }
+            ];
+            headers.put_parts(&RATELIMIT, parts);
         }
     }
 }
@@ -224,13 +228,6 @@ impl Policy {
 /// retry, and one that was allowed spends no more than it may if it makes the rest last until all is back.
 fn reset_seconds(decision: &Decision) -> u64 {
     decision.retry_after().map_or_else(|| seconds(decision.reset_after()), wait_seconds)
-}
-
-pub(super) fn set_number(headers: &mut HeaderMap, name: &'static HeaderName, number: u64) {
-    // Digits are always a header value, and only a map of thousands of headers is ever full.
-    if let Ok(value) = HeaderValue::from_bytes(itoa::Buffer::new().format(number).as_bytes()) {
-        let _ = headers.try_insert(name, value);
-    }
 }
 
 /// A name in printable ASCII: as it is where it can be.

@@ -15,12 +15,13 @@ mod tests;
 
 use std::net::IpAddr;
 
-use http::header::{FORWARDED, HeaderMap, HeaderName, HeaderValue};
+use http::header::{FORWARDED, HeaderName};
 
 use super::facts::Facts;
 use super::networks::{InvalidNetwork, Networks};
+use crate::http::Headers;
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Real chains have a handful of hops. A longer one is a mistake, such as a loop of proxies, or an attack.
 const MAX_HOPS: usize = 32;
@@ -98,15 +99,15 @@ impl TrustedProxies {
     #[must_use]
     pub fn client(&self, facts: &Facts<'_>) -> Option<IpAddr> {
         let peer = facts.peer_address()?.to_canonical();
-        match facts.header_map() {
+        match facts.all_headers() {
             Some(headers) if self.networks.contain(peer) => Some(self.behind(peer, headers)),
             _ => Some(peer),
         }
     }
 
-    fn behind(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
+    fn behind(&self, proxy: IpAddr, headers: Headers<'_>) -> IpAddr {
         match self.header {
-            ForwardingHeader::Either if headers.contains_key(X_FORWARDED_FOR) => {
+            ForwardingHeader::Either if headers.get_named(&X_FORWARDED_FOR).is_some() => {
                 self.by_x_forwarded_for(proxy, headers)
             }
             ForwardingHeader::XForwardedFor => self.by_x_forwarded_for(proxy, headers),
@@ -114,12 +115,12 @@ impl TrustedProxies {
         }
     }
 
-    fn by_x_forwarded_for(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
-        self.walk(proxy, hops(headers, X_FORWARDED_FOR).map(address::parse))
+    fn by_x_forwarded_for(&self, proxy: IpAddr, headers: Headers<'_>) -> IpAddr {
+        self.walk(proxy, hops(headers, &X_FORWARDED_FOR).map(address::parse))
     }
 
-    fn by_forwarded(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
-        self.walk(proxy, hops(headers, FORWARDED).map(forwarded::address))
+    fn by_forwarded(&self, proxy: IpAddr, headers: Headers<'_>) -> IpAddr {
+        self.walk(proxy, hops(headers, &FORWARDED).map(forwarded::address))
     }
 
     /// From a trusted proxy to the left, until a hop is not trusted or cannot be read.
@@ -147,8 +148,7 @@ impl From<Networks> for TrustedProxies {
 ///
 /// Commas inside quotes divide as well. Were quotes minded, a client could open one that swallows what the proxies
 /// write after it. So a quoted comma, which no address needs, makes pieces that cannot be read, and the walk ends.
-fn hops(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &[u8]> {
-    let lines = headers.get_all(name).into_iter().rev();
-    let elements = lines.flat_map(|line: &HeaderValue| line.as_bytes().rsplit(|byte| *byte == b','));
+fn hops<'a>(headers: Headers<'a>, name: &'static HeaderName) -> impl Iterator<Item = &'a [u8]> {
+    let elements = headers.get_all(name).rev().flat_map(|line| line.rsplit(|byte| *byte == b','));
     elements.map(<[u8]>::trim_ascii).filter(|element| !element.is_empty())
 }

@@ -1,18 +1,18 @@
 //! One cookie of a request (RFC 6265), found where it stands. Nothing is copied, and nothing is decoded: browsers
 //! send a value back byte by byte as it was set.
 
-use http::HeaderMap;
 use http::header::COOKIE;
+
+use crate::http::Headers;
 
 /// The value of the first cookie of that name, whose case counts, without the quotes round it.
 ///
 /// HTTP/2 may divide the header into several lines, so all are looked at. Browsers send the most specific cookie of
 /// a name first, so the first counts.
-pub(crate) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
+pub(crate) fn cookie<'a>(headers: Headers<'a>, name: &str) -> Option<&'a [u8]> {
     headers
-        .get_all(COOKIE)
-        .into_iter()
-        .flat_map(|line| line.as_bytes().split(|byte| *byte == b';'))
+        .get_all(&COOKIE)
+        .flat_map(|line| line.split(|byte| *byte == b';'))
         .filter_map(pair)
         .find_map(|(given, value)| (given == name.as_bytes()).then_some(value))
 }
@@ -31,7 +31,7 @@ fn unquoted(value: &[u8]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderMap, HeaderValue};
     use proptest::prelude::*;
 
     use super::*;
@@ -45,7 +45,7 @@ mod tests {
     }
 
     fn found(lines: &[&str], name: &str) -> Option<String> {
-        cookie(&headers(lines), name).map(|value| String::from_utf8(value.to_vec()).unwrap())
+        cookie((&headers(lines)).into(), name).map(|value| String::from_utf8(value.to_vec()).unwrap())
     }
 
     #[test]

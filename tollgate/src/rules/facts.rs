@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use http::{Extensions, HeaderMap};
 
 use super::Certificate;
+use crate::http::Headers;
 
 /// What rules may look at: a request's method, path, host, headers, and who sent it.
 ///
@@ -26,7 +27,7 @@ pub struct Facts<'a> {
     query: Option<&'a str>,
     host: Option<&'a str>,
     peer: Option<IpAddr>,
-    headers: Option<&'a HeaderMap>,
+    headers: Option<Headers<'a>>,
     route: Option<&'a str>,
     domain: Option<&'a str>,
     descriptors: &'a [(&'a str, &'a str)],
@@ -93,8 +94,8 @@ impl<'a> Facts<'a> {
     }
 
     /// The headers. A host that was not given by [`host`](Self::host) is taken from them.
-    pub fn headers(mut self, headers: &'a HeaderMap) -> Self {
-        self.headers = Some(headers);
+    pub fn headers(mut self, headers: impl Into<Headers<'a>>) -> Self {
+        self.headers = Some(headers.into());
         self
     }
 
@@ -183,14 +184,23 @@ impl<'a> Facts<'a> {
 
     /// All headers.
     #[must_use]
-    pub fn header_map(&self) -> Option<&'a HeaderMap> {
+    pub fn all_headers(&self) -> Option<Headers<'a>> {
         self.headers
+    }
+
+    /// All headers, if they are in a map.
+    #[must_use]
+    pub fn header_map(&self) -> Option<&'a HeaderMap> {
+        match self.headers? {
+            Headers::Map(map) => Some(map),
+            Headers::Lines(_) => None,
+        }
     }
 
     /// The first header of that name, which is in lower case.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&'a [u8]> {
-        self.headers?.get(name).map(http::HeaderValue::as_bytes)
+        self.headers?.get(name)
     }
 
     /// The host without its port and without the dot that may end it, as it was sent: its case means nothing.
@@ -198,7 +208,9 @@ impl<'a> Facts<'a> {
     pub fn host_name(&self) -> Option<&'a str> {
         let host = match self.host {
             Some(host) => host,
-            None => self.headers?.get(http::header::HOST)?.to_str().ok()?,
+            None => std::str::from_utf8(self.headers?.get_named(&http::header::HOST)?)
+                .ok()
+                .filter(|host| host.is_ascii())?,
         };
         let host = without_port(host);
         Some(host.strip_suffix('.').unwrap_or(host))

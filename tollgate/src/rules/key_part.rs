@@ -129,8 +129,8 @@ impl KeyPart {
         let facts = request.facts();
         let piece = match &self.0 {
             Source::Ip(group) => Piece::Short(group.text(request.client()?)),
-            Source::Header(name) => Piece::Borrowed(facts.header_map()?.get(name)?.as_bytes()),
-            Source::Cookie(name) => Piece::Borrowed(cookies::cookie(facts.header_map()?, name)?),
+            Source::Header(name) => Piece::Borrowed(facts.all_headers()?.get_named(name)?),
+            Source::Cookie(name) => Piece::Borrowed(cookies::cookie(facts.all_headers()?, name)?),
             Source::Query(name) => Piece::of(query::query(facts.query()?, name)?),
             Source::Path => Piece::Borrowed(request.path().as_bytes()),
             Source::Method => Piece::Borrowed(facts.method().as_bytes()),

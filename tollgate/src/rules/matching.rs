@@ -138,8 +138,8 @@ impl Match {
             }
         }
         let missed = |(name, value): &&(HeaderName, Box<str>)| {
-            let values = facts.header_map().into_iter().flat_map(|headers| headers.get_all(name));
-            !values.into_iter().any(|given| wildcard(value.as_bytes(), given.as_bytes()))
+            let mut values = facts.all_headers().into_iter().flat_map(|headers| headers.get_all(name));
+            !values.any(|given| wildcard(value.as_bytes(), given))
         };
         if let Some((name, value)) = self.headers.iter().find(missed) {
             return Some(Miss::Header(name, value));

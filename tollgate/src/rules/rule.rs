@@ -126,8 +126,8 @@ impl Cost {
             CostSource::Constant(1) => given.unwrap_or(1),
             CostSource::Constant(units) => *units,
             CostSource::Header(name) => {
-                let value = request.facts().header_map().and_then(|headers| headers.get(name));
-                let units = value.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+                let value = request.facts().all_headers().and_then(|headers| headers.get_named(name));
+                let units = value.and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok());
                 units.unwrap_or(1).max(1)
             }
             CostSource::Custom(cost) => cost(request).unwrap_or(1),

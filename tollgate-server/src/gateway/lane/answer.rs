@@ -2,12 +2,16 @@
 
 use std::mem::MaybeUninit;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::header::DATE;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use tollgate::Ruling;
 
 use super::super::guard::Guard;
-use super::super::headers;
-use super::text::MAX_HEADERS;
+use super::super::headers::{self, X_REQUEST_ID};
+use super::super::site::Edits;
+use super::names::{self, Kind};
+use super::request::{Lines, Seen};
+use super::text::{self, MAX_HEADERS};
 
 /// What bytes are.
 pub(super) enum Read<'a> {
@@ -20,7 +24,7 @@ pub(super) enum Read<'a> {
 /// The head of an answer. Its headers are beside it.
 pub(super) struct Head<'a> {
     pub(super) status: StatusCode,
-    pub(super) reason: &'a [u8],
+    reason: &'a [u8],
     /// How long it is.
     pub(super) bytes: usize,
     pub(super) body: Body,
@@ -44,15 +48,16 @@ pub(super) struct BadBody;
 
 impl<'a> Head<'a> {
     /// Reads a head, of an answer to HEAD if `is_head`. Interim answers before it are left out.
-    pub(super) fn read(bytes: &'a [u8], map: &mut HeaderMap, is_head: bool) -> Read<'a> {
+    pub(super) fn read(bytes: &'a [u8], lines: &mut Lines<'a>, is_head: bool) -> Read<'a> {
         let mut start = 0;
         loop {
-            match Self::read_one(&bytes[start..], map, is_head) {
+            match Self::read_one(&bytes[start..], lines, is_head) {
                 Read::Whole(interim) if interim.status.is_informational() => {
                     if interim.status == StatusCode::SWITCHING_PROTOCOLS {
                         return Read::Bad;
                     }
                     start += interim.bytes;
+                    *lines = Lines::default();
                 }
                 Read::Whole(head) => return Read::Whole(Self { bytes: start + head.bytes, ..head }),
                 other => return other,
@@ -60,7 +65,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    fn read_one(bytes: &'a [u8], map: &mut HeaderMap, is_head: bool) -> Read<'a> {
+    fn read_one(bytes: &'a [u8], lines: &mut Lines<'a>, is_head: bool) -> Read<'a> {
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut answer = httparse::Response::new(&mut []);
         let parser = httparse::ParserConfig::default();
@@ -71,43 +76,116 @@ impl<'a> Head<'a> {
         };
         let (Some(version), Some(code)) = (answer.version, answer.code) else { return Read::Bad };
         let Ok(status) = StatusCode::from_u16(code) else { return Read::Bad };
-        map.clear();
         for header in &*answer.headers {
-            let name = HeaderName::from_bytes(header.name.as_bytes());
-            let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(header.value)) else { return Read::Bad };
-            map.append(name, value);
+            lines.push(header, names::kind(header.name));
         }
-        if headers::has_unclear_length(map) || version == 0 && map.contains_key(TRANSFER_ENCODING) {
-            return Read::Bad;
-        }
-        let Some(body) = Body::of(map, status, is_head) else { return Read::Bad };
-        let stays_open = version == 1 && !matches!(body, Body::ToTheEnd { .. }) && !says_close(map);
+        let Some(body) = Body::of(lines.seen(), status, is_head, version == 0) else { return Read::Bad };
+        let says_close = words(lines.seen()).any(|word| word.eq_ignore_ascii_case(b"close"));
+        let stays_open = version == 1 && !matches!(body, Body::ToTheEnd { .. }) && !says_close;
         let reason = answer.reason.unwrap_or_default().as_bytes();
         Read::Whole(Self { status, reason, bytes: bytes_of_head, body, stays_open })
     }
+
+    /// Writes the head as the client gets it, but for its end.
+    pub(super) fn write(
+        &self,
+        out: &mut Vec<u8>,
+        lines: Seen<'_>,
+        edits: &Edits,
+        (ruling, id, tells_via): (&Ruling, Option<&HeaderValue>, bool),
+        date: &[u8],
+    ) {
+        text::put_status(out, self.status, self.reason);
+        let (mut has_date, mut of_limits) = (edits.puts(&DATE), None);
+        for (line, kind) in lines.iter() {
+            let passes = match kind {
+                Kind::HopByHop | Kind::Connection | Kind::Special | Kind::TransferEncoding => false,
+                Kind::XRequestId => id.is_none(),
+                _ => true,
+            };
+            if !passes || edits.take(line.name) || is_between_neighbours(lines, line.name) {
+                continue;
+            }
+            match kind {
+                Kind::RateLimit => add(of_limits.get_or_insert_default(), line.name, line.value),
+                _ => text::put(out, line.name, line.value),
+            }
+            has_date |= kind == Kind::Date;
+        }
+        if tells_via {
+            text::put(out, "via", headers::OUR_VIA.as_bytes());
+        }
+        edits.put(out, |name| is_of_limits(name) || id.is_some() && *name == X_REQUEST_ID);
+        for (name, value) in edits.put_headers().filter(|(name, _)| is_of_limits(name)) {
+            of_limits.get_or_insert_default().append(name, value.clone());
+        }
+        if let Some(id) = id {
+            text::put(out, X_REQUEST_ID.as_str(), id.as_bytes());
+        }
+        match of_limits {
+            None => ruling.write_header_lines(out),
+            // The upstream limits requests too, and the stricter of the two is told.
+            Some(mut theirs) => {
+                ruling.write_headers(&mut theirs);
+                text::put_headers(out, &theirs);
+            }
+        }
+        if self.body.is_chunked() {
+            out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+        }
+        if !has_date {
+            out.extend_from_slice(date);
+        }
+    }
 }
 
-fn says_close(headers: &HeaderMap) -> bool {
-    let mut words = headers.get_all(CONNECTION).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    words.any(|word| word.trim_ascii().eq_ignore_ascii_case(b"close"))
+fn is_of_limits(name: &HeaderName) -> bool {
+    names::kind(name.as_str()) == Kind::RateLimit
+}
+
+fn add(map: &mut HeaderMap, name: &str, value: &[u8]) {
+    if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value)) {
+        map.append(name, value);
+    }
+}
+
+/// What `Connection` says.
+fn words(lines: Seen<'_>) -> impl Iterator<Item = &[u8]> {
+    let values = lines.values(Kind::Connection);
+    values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
+}
+
+/// Whether `Connection` names a header. Those that say what the message is stay in any case.
+fn is_between_neighbours(lines: Seen<'_>, name: &str) -> bool {
+    words(lines).any(|word| word.eq_ignore_ascii_case(name.as_bytes())) && !name.eq_ignore_ascii_case("content-length")
 }
 
 impl Body {
-    /// What a head says of it; `None` if that is no length.
-    fn of(headers: &HeaderMap, status: StatusCode, is_head: bool) -> Option<Self> {
+    /// What a head says of it; `None` if that is not said in one way. A client may take the other.
+    fn of(lines: Seen<'_>, status: StatusCode, is_head: bool, is_old: bool) -> Option<Self> {
+        let (mut length, mut is_chunked) = (None, false);
+        for (line, kind) in lines.iter() {
+            let is_first = match kind {
+                Kind::ContentLength => length.replace(text::length(line.value)?).is_none(),
+                Kind::TransferEncoding if line.value.eq_ignore_ascii_case(b"chunked") => {
+                    !std::mem::replace(&mut is_chunked, true)
+                }
+                Kind::TransferEncoding => false,
+                _ => true,
+            };
+            is_first.then_some(())?;
+        }
         let has_none = is_head
             || status.is_informational()
             || status == StatusCode::NO_CONTENT
             || status == StatusCode::NOT_MODIFIED;
-        if has_none {
-            return Some(Self::Length(0));
-        }
-        if headers.contains_key(TRANSFER_ENCODING) {
-            return Some(Self::Chunks(Guard::of_chunks()));
-        }
-        match headers.get(CONTENT_LENGTH) {
-            Some(length) => Some(Self::Length(length.to_str().ok()?.parse().ok()?)),
-            None => Some(Self::ToTheEnd { is_over: false }),
+        match (length, is_chunked) {
+            (Some(_), true) => None,
+            (_, true) if is_old => None,
+            _ if has_none => Some(Self::Length(0)),
+            (_, true) => Some(Self::Chunks(Guard::of_chunks())),
+            (Some(length), _) => Some(Self::Length(length)),
+            (None, false) => Some(Self::ToTheEnd { is_over: false }),
         }
     }
 

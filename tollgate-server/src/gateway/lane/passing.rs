@@ -14,12 +14,12 @@ use super::super::answer::{self, Failure};
 use super::super::body::Came;
 use super::super::connect::{self, Dialled, UpstreamIo};
 use super::super::exchange::{Ending, Held};
-use super::super::headers::{self, X_REQUEST_ID};
+use super::super::headers::X_REQUEST_ID;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::answer::{Body, Head, Read};
 use super::link::Link;
-use super::request::{self, Plain};
+use super::request::{self, Lines, Plain, Seen};
 use super::scratch::{Desk, Scratch};
 use super::{Lane, text};
 
@@ -93,9 +93,9 @@ impl Lane<'_> {
         &mut self,
         plain: &Plain<'_>,
         desk: &mut Desk,
-        mut passing: Passing,
+        mut passing: Box<Passing>,
         context: &mut Context<'_>,
-    ) -> Passing {
+    ) -> Box<Passing> {
         self.hold(plain);
         self.choose(&mut passing);
         let link = passing.target.as_ref().and_then(|target| self.take_link(target));
@@ -131,19 +131,15 @@ impl Lane<'_> {
     fn write_request(&self, plain: &Plain<'_>, desk: &mut Desk, passing: &mut Passing) -> Result<(), Failure> {
         let route = passing.route();
         let upstream = passing.tried.last().and_then(|number| route.upstream(*number)).ok_or(Failure::NoUpstream)?;
-        if let Some(id) = &passing.id {
-            // It was given at the first try.
-            desk.headers.insert(X_REQUEST_ID, id.clone());
-        }
         let way = (&*passing.site, route);
-        let id = plain.write(&mut desk.out, &mut desk.headers, way, upstream, (self.client, self.worker))?;
+        let id = plain.write(&mut desk.out, way, upstream, (self.client, self.worker), passing.id.clone())?;
         passing.ending.note_id(id.as_ref());
         passing.id = id;
         Ok(())
     }
 
     /// Carries a request to its upstreams until one has answered, and the answer to the client.
-    pub(super) async fn forward(&mut self, mut passing: Passing) -> Passed {
+    pub(super) async fn forward(&mut self, mut passing: Box<Passing>) -> Passed {
         let failure = loop {
             let Some(target) = passing.target.clone() else { break Failure::NoUpstream };
             let (failure, again) = match self.ask(&target, &mut passing).await {
@@ -172,7 +168,7 @@ impl Lane<'_> {
         if answered.await { Passed::Answered } else { Passed::Over }
     }
 
-    fn fail(&mut self, failure: Failure, passing: Passing, context: &mut Context<'_>) -> std::io::Result<()> {
+    fn fail(&mut self, failure: Failure, passing: Box<Passing>, context: &mut Context<'_>) -> std::io::Result<()> {
         let mut response = answer::failed(failure);
         let map = response.headers_mut();
         passing.route().response_edits.apply(map);
@@ -215,7 +211,8 @@ impl Lane<'_> {
         let worker = self.worker;
         let desk = &mut worker.scratch().desk;
         desk.clean();
-        let request::Read::Whole(plain) = Plain::read(&self.held, &mut desk.headers, self.client.max_head) else {
+        let mut lines = Lines::default();
+        let request::Read::Whole(plain) = Plain::read(&self.held, &mut lines, self.client.max_head) else {
             return Err(Stopped::Over);
         };
         self.write_request(&plain, desk, passing).map_err(Stopped::failed)?;
@@ -247,13 +244,14 @@ impl Lane<'_> {
                 Poll::Pending => break,
             };
             let bytes = &input[..before + read];
-            match Head::read(bytes, &mut desk.headers, passing.is_head) {
+            let mut lines = Lines::default();
+            match Head::read(bytes, &mut lines, passing.is_head) {
                 Read::Whole(head) => {
                     if matches!(head.status.as_u16(), 502..=504) {
                         target.failed(&passing.route().eject, worker.ticks.now());
                     }
                     let is_sent = matches!(sent, Poll::Ready(Ok(())));
-                    return Poll::Ready(self.begin_answer(head, bytes, desk, passing, context).map(
+                    return Poll::Ready(self.begin_answer((head, lines.seen()), bytes, desk, passing, context).map(
                         |(body, stays_open)| {
                             link.came = Vec::new();
                             (body, stays_open && is_sent)
@@ -281,30 +279,22 @@ impl Lane<'_> {
     /// Writes the head of an answer, and what has come of its body.
     fn begin_answer(
         &mut self,
-        mut head: Head<'_>,
+        (mut head, lines): (Head<'_>, Seen<'_>),
         bytes: &[u8],
         desk: &mut Desk,
         passing: &mut Passing,
         context: &mut Context<'_>,
     ) -> Result<(Body, bool), Stopped> {
-        let Desk { headers: map, out, date } = desk;
-        headers::remove_hop_by_hop(map);
-        if passing.site.tells(Told::Via) {
-            headers::append_via(map);
-        }
-        passing.route().response_edits.apply(map);
-        if let Some(id) = &passing.id {
-            map.insert(X_REQUEST_ID, id.clone());
-        }
-        passing.ruling.write_headers(map);
+        let Desk { out, date } = desk;
         self.is_last |= self.worker.is_closing();
         out.clear();
-        text::put_status(out, head.status, head.reason);
-        text::put_headers(out, map);
-        if head.body.is_chunked() {
-            out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+        let told = (&passing.ruling, passing.id.as_ref(), passing.site.tells(Told::Via));
+        let date = date.line(self.worker.ticks.now());
+        head.write(out, lines, &passing.route().response_edits, told, date);
+        if self.is_last {
+            out.extend_from_slice(text::CLOSE);
         }
-        text::put_end(out, map, date.text(self.worker.ticks.now()), self.is_last);
+        out.extend_from_slice(b"\r\n");
         passing.ending.note_status(head.status);
         let rest = &bytes[head.bytes..];
         let taken = head.body.take(rest).map_err(|_bad| Stopped::failed(Failure::BadAnswer))?;

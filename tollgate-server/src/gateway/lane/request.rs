@@ -2,17 +2,20 @@
 
 use std::mem::MaybeUninit;
 
-use http::header::{CONNECTION, CONTENT_TYPE, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE};
+use http::HeaderValue;
+use http::header::HOST;
 use http::uri::{PathAndQuery, Uri};
-use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate::rules::file::HostHeader;
+use smallvec::SmallVec;
+use tollgate::http::HeaderLine;
+use tollgate::rules::file::{HostHeader, Told};
 
 use super::super::answer::Failure;
 use super::super::client::Client;
 use super::super::exchange::Worker;
 use super::super::guard::Guard;
 use super::super::headers;
-use super::super::site::{Route, Site, Weighted};
+use super::super::site::{Edits, Route, Site, Weighted};
+use super::names::{Kind, kind};
 use super::text::{self, MAX_HEADERS};
 
 /// What bytes are.
@@ -25,41 +28,78 @@ pub(super) enum Read<'a> {
     Other,
 }
 
-/// A request that has one reading and asks for nothing special. Its headers are beside it.
+/// The headers of a message, and what they are.
+#[derive(Default)]
+pub(super) struct Lines<'a> {
+    lines: SmallVec<[HeaderLine<'a>; 24]>,
+    kinds: SmallVec<[Kind; 24]>,
+}
+
+impl<'a> Lines<'a> {
+    pub(super) fn push(&mut self, header: &httparse::Header<'a>, kind: Kind) {
+        self.lines.push(HeaderLine { name: header.name, value: header.value });
+        self.kinds.push(kind);
+    }
+
+    pub(super) fn seen(&self) -> Seen<'_> {
+        Seen { lines: &self.lines, kinds: &self.kinds }
+    }
+}
+
+/// The same, to look at.
+#[derive(Clone, Copy)]
+pub(super) struct Seen<'a> {
+    pub(super) lines: &'a [HeaderLine<'a>],
+    kinds: &'a [Kind],
+}
+
+impl<'a> Seen<'a> {
+    pub(super) fn iter(self) -> impl Iterator<Item = (&'a HeaderLine<'a>, Kind)> {
+        self.lines.iter().zip(self.kinds.iter().copied())
+    }
+
+    pub(super) fn values(self, wanted: Kind) -> impl Iterator<Item = &'a [u8]> {
+        self.iter().filter(move |(_, kind)| *kind == wanted).map(|(line, _)| line.value)
+    }
+}
+
+/// A request that has one reading and asks for nothing special.
 pub(super) struct Plain<'a> {
     /// As it came.
     pub(super) bytes: &'a [u8],
     pub(super) method: &'a str,
     /// Path and query.
     pub(super) target: &'a str,
+    pub(super) headers: Seen<'a>,
+    host: &'a [u8],
     body: &'a [u8],
     /// Whether the client wants the connection to end with the answer.
     pub(super) is_last: bool,
 }
 
 impl<'a> Plain<'a> {
-    pub(super) fn read(bytes: &'a [u8], map: &mut HeaderMap, max_head: usize) -> Read<'a> {
+    pub(super) fn read<'b: 'a>(bytes: &'b [u8], lines: &'a mut Lines<'b>, max_head: usize) -> Read<'a> {
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut []);
-        let mut guard = Guard::new();
-        let looked = guard.look(bytes, usize::MAX);
-        let head = match (request.parse_with_uninit_headers(bytes, &mut parsed), looked) {
-            (Ok(httparse::Status::Complete(head)), Ok(())) => head,
-            (Ok(httparse::Status::Partial), Ok(())) if bytes.len() < max_head => return Read::Part,
+        let head = match request.parse_with_uninit_headers(bytes, &mut parsed) {
+            Ok(httparse::Status::Complete(head)) => head,
+            Ok(httparse::Status::Partial) if bytes.len() < max_head => {
+                // What is ambiguous already is not waited for.
+                return if Guard::new().look(bytes, usize::MAX).is_ok() { Read::Part } else { Read::Other };
+            }
             _ => return Read::Other,
         };
         let (Some(method), Some(target), Some(1)) = (request.method, request.path, request.version) else {
             return Read::Other;
         };
-        // The guard is behind the body: these bytes are one request, or several.
-        let is_one = guard.is_between() && guard.messages() == 1 && head <= max_head;
-        if !is_one || method == "CONNECT" || !is_path(target) {
+        let is_plain = head <= max_head && method != "CONNECT" && is_path(target) && ends_lines_in_crlf(&bytes[..head]);
+        let special = is_plain.then(|| look(request.headers, lines)).flatten();
+        let Some(Special { host, length, is_last }) = special else { return Read::Other };
+        let body = &bytes[head..];
+        if body.len() as u64 != length {
             return Read::Other;
         }
-        match take_headers(request.headers, map) {
-            Some(is_last) => Read::Whole(Self { bytes, method, target, body: &bytes[head..], is_last }),
-            None => Read::Other,
-        }
+        Read::Whole(Self { bytes, method, target, headers: lines.seen(), host, body, is_last })
     }
 
     pub(super) fn body_bytes(&self) -> u64 {
@@ -75,22 +115,20 @@ impl<'a> Plain<'a> {
         self.body.is_empty() && matches!(self.method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")
     }
 
-    /// Writes what the upstream is asked. The headers are made the upstream's; the id of the request comes back.
+    pub(super) fn uri(&self) -> Option<Uri> {
+        self.target.parse().ok()
+    }
+
+    /// Writes what the upstream is asked. The id of the request, if it is told one, comes back: the one given, the
+    /// client's, or a new one.
     pub(super) fn write(
         &self,
         out: &mut Vec<u8>,
-        map: &mut HeaderMap,
         (site, route): (&Site, &Route),
         upstream: &Weighted,
         (client, worker): (&Client, &Worker),
+        id: Option<HeaderValue>,
     ) -> Result<Option<HeaderValue>, Failure> {
-        headers::remove_hop_by_hop(map);
-        let trusted = site.proxies.trusts(client.address.ip());
-        let id = headers::tell_upstream(map, site, client, trusted, &worker.ids);
-        route.request_edits.apply(map);
-        if route.host == HostHeader::Upstream || !map.contains_key(HOST) {
-            map.insert(HOST, upstream.target.host.clone());
-        }
         out.extend_from_slice(self.method.as_bytes());
         out.push(b' ');
         match route.changes_paths().then(|| self.uri()).flatten() {
@@ -101,43 +139,218 @@ impl<'a> Plain<'a> {
             None => out.extend_from_slice(self.target.as_bytes()),
         }
         out.extend_from_slice(b" HTTP/1.1\r\n");
-        text::put_headers(out, map);
+        let edits = &route.request_edits;
+        let is_upstreams_host = route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
+        if is_upstreams_host {
+            text::put(out, HOST.as_str(), upstream.target.host.as_bytes());
+        }
+        let trusted = site.proxies.trusts(client.address.ip());
+        let (tells_way, tells_id) = (site.tells(Told::XForwarded), site.tells(Told::RequestId));
+        for (line, kind) in self.headers.iter() {
+            let passes = match kind {
+                Kind::Host => !is_upstreams_host,
+                Kind::HopByHop | Kind::Connection | Kind::Special | Kind::TransferEncoding => false,
+                Kind::XForwardedFor => trusted && !tells_way,
+                Kind::Forwarded | Kind::XForwardedProto | Kind::XForwardedHost => trusted,
+                Kind::XRequestId => !tells_id,
+                _ => true,
+            };
+            if passes && !edits.take(line.name) {
+                text::put(out, line.name, line.value);
+            }
+        }
+        if tells_way {
+            self.tell_x_forwarded(out, client, trusted, edits);
+        }
+        if site.tells(Told::Forwarded) && !edits.take("forwarded") {
+            out.extend_from_slice(b"forwarded: ");
+            headers::put_forwarded(out, client, Some(self.host));
+            out.extend_from_slice(b"\r\n");
+        }
+        if site.tells(Told::Via) && !edits.take("via") {
+            text::put(out, "via", headers::OUR_VIA.as_bytes());
+        }
+        let id = tells_id.then(|| id.or_else(|| self.id()).unwrap_or_else(|| worker.ids.next()));
+        if let Some(id) = id.as_ref().filter(|_| !edits.take("x-request-id")) {
+            text::put(out, "x-request-id", id.as_bytes());
+        }
+        edits.put(out, |name| is_upstreams_host && *name == HOST);
         out.extend_from_slice(b"\r\n");
         out.extend_from_slice(self.body);
         Ok(id)
     }
 
-    pub(super) fn uri(&self) -> Option<Uri> {
-        self.target.parse().ok()
+    /// What a trusted proxy says is added to.
+    fn tell_x_forwarded(&self, out: &mut Vec<u8>, client: &Client, trusted: bool, edits: &Edits) {
+        if !edits.take("x-forwarded-for") {
+            out.extend_from_slice(b"x-forwarded-for: ");
+            for hop in self.headers.values(Kind::XForwardedFor).filter(|_| trusted) {
+                out.extend_from_slice(hop);
+                out.extend_from_slice(b", ");
+            }
+            out.extend_from_slice(client.address_text.as_bytes());
+            out.extend_from_slice(b"\r\n");
+        }
+        let is_told = |kind| trusted && self.headers.values(kind).next().is_some();
+        if !is_told(Kind::XForwardedProto) && !edits.take("x-forwarded-proto") {
+            text::put(out, "x-forwarded-proto", client.scheme.as_str().as_bytes());
+        }
+        if !is_told(Kind::XForwardedHost) && !edits.take("x-forwarded-host") {
+            text::put(out, "x-forwarded-host", self.host);
+        }
+    }
+
+    /// The id that the client gave, if it is one.
+    fn id(&self) -> Option<HeaderValue> {
+        let id = self.headers.values(Kind::XRequestId).next()?;
+        HeaderValue::from_bytes(id).ok().filter(headers::is_id)
     }
 }
 
 /// Whether a target is a path with nothing in it that readers disagree on.
 fn is_path(target: &str) -> bool {
-    target.starts_with('/')
-        && target.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~%?=&+:@!$'()*,;".contains(&byte))
+    static PLAIN: [bool; 256] = {
+        let mut plain = [false; 256];
+        let (bytes, mut at) = (b"/-._~%?=&+:@!$'()*,;", 0);
+        while at < bytes.len() {
+            plain[bytes[at] as usize] = true;
+            at += 1;
+        }
+        let mut byte = 0;
+        while byte < plain.len() {
+            plain[byte] |= (byte as u8).is_ascii_alphanumeric();
+            byte += 1;
+        }
+        plain
+    };
+    target.starts_with('/') && target.bytes().all(|byte| PLAIN[usize::from(byte)])
 }
 
-/// Takes the headers of a plain request, and whether it is the last of its connection; `None` if it is not plain.
-fn take_headers(parsed: &[httparse::Header<'_>], map: &mut HeaderMap) -> Option<bool> {
-    let mut is_last = false;
+/// httparse takes a bare LF for the end of a line. Everything else that could be read in two ways it refuses.
+fn ends_lines_in_crlf(head: &[u8]) -> bool {
+    memchr::memchr_iter(b'\n', head).all(|end| end > 0 && head[end - 1] == b'\r')
+}
+
+/// What the headers say of the message.
+struct Special<'a> {
+    host: &'a [u8],
+    length: u64,
+    is_last: bool,
+}
+
+/// Looks at the headers of a request; `None` if it is not plain.
+fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>) -> Option<Special<'a>> {
+    let (mut host, mut length, mut is_last) = (None, None, false);
     for header in parsed {
-        let name = HeaderName::from_bytes(header.name.as_bytes()).ok()?;
-        let value = HeaderValue::from_bytes(header.value).ok()?;
-        if name == CONNECTION {
-            match header.value {
-                close if close.eq_ignore_ascii_case(b"close") => is_last = true,
-                keep if keep.eq_ignore_ascii_case(b"keep-alive") => {}
-                _ => return None,
+        let (kind, value) = (kind(header.name), header.value);
+        match kind {
+            Kind::Host => {
+                let is_one = host.replace(value).is_none() && headers::is_authority(value);
+                is_one.then_some(())?;
+            }
+            Kind::ContentLength => length.replace(text::length(value)?).is_none().then_some(())?,
+            Kind::Connection if value.eq_ignore_ascii_case(b"close") => is_last = true,
+            Kind::Connection if value.eq_ignore_ascii_case(b"keep-alive") => {}
+            Kind::Connection | Kind::Special | Kind::TransferEncoding => return None,
+            Kind::ContentType if value.starts_with(b"application/grpc") => return None,
+            _ => {}
+        }
+        lines.push(header, kind);
+    }
+    Some(Special { host: host?, length: length.unwrap_or(0), is_last })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn is_plain(text: &[u8]) -> bool {
+        matches!(Plain::read(text, &mut Lines::default(), 64 << 10), Read::Whole(_))
+    }
+
+    #[test]
+    fn what_is_plain() {
+        for text in [
+            "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+            "\r\nGET /a?b=c%20d HTTP/1.1\r\nhost: h:80\r\nConnection: Keep-Alive\r\nX: \t y \r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello",
+            "DELETE / HTTP/1.1\r\nContent-Length: 0\r\nHost: h\r\nConnection: close\r\n\r\n",
+        ] {
+            assert!(is_plain(text.as_bytes()), "{text:?}");
+        }
+        for text in [
+            "GET / HTTP/1.0\r\nHost: h\r\n\r\n",
+            "GET / HTTP/1.1\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: a@b\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET /a\"b HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h\r\nConnection: x-user-id\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 6\r\n\r\nhello",
+            "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: +5\r\n\r\nhello",
+            "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+            "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello",
+            "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: h\r\nContent-Type: application/grpc+proto\r\n\r\n",
+        ] {
+            assert!(!is_plain(text.as_bytes()), "{text:?}");
+        }
+    }
+
+    /// Pieces that requests are made of, good and bad.
+    const PIECES: [&str; 26] = [
+        "GET / HTTP/1.1\r\n",
+        "POST /a HTTP/1.1\r\n",
+        "Host: h\r\n",
+        "Content-Length: 5\r\n",
+        "Content-Length: 0\r\n",
+        "Content-Length : 5\r\n",
+        "content-length: 5, 5\r\n",
+        "Transfer-Encoding: chunked\r\n",
+        "transfer-encoding: x\r\n",
+        "\r\n",
+        "\n",
+        "\r",
+        "\0",
+        "hello",
+        "X: y\n",
+        "X: y\r\n",
+        " folded\r\n",
+        "\tx\r\n",
+        "X\r\n",
+        ": \r\n",
+        "X: a\rb\r\n",
+        "5\r\nhello\r\n0\r\n\r\n",
+        "Connection: close\r\n",
+        "X: \u{e9}\r\n",
+        "GET  / HTTP/1.1\r\n",
+        "Host: h\n\n",
+    ];
+
+    proptest! {
+        /// Whatever is plain is what the guard takes for one whole message.
+        #[test]
+        fn what_is_ambiguous_is_not_plain(pieces in proptest::collection::vec(0..PIECES.len(), 0..9), good in any::<bool>()) {
+            let mut text = if good { "POST / HTTP/1.1\r\nHost: h\r\n".to_owned() } else { String::new() };
+            text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
+            if is_plain(text.as_bytes()) {
+                let (mut guard, mut ends) = (Guard::new(), 0);
+                for byte in text.as_bytes() {
+                    prop_assert!(guard.look(&[*byte], usize::MAX).is_ok(), "{text:?}");
+                    ends += usize::from(guard.is_between());
+                }
+                prop_assert!(guard.is_between() && ends == 1, "{text:?}");
             }
         }
-        let is_other = [UPGRADE, EXPECT, TE, TRANSFER_ENCODING].contains(&name)
-            || (name == CONTENT_TYPE && header.value.starts_with(b"application/grpc"))
-            || (name == HOST && (map.contains_key(HOST) || !headers::is_authority(&value)));
-        if is_other {
-            return None;
+
+        #[test]
+        fn nothing_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            is_plain(&bytes);
+            is_plain(&[&b"GET / HTTP/1.1\r\n"[..], &bytes, b"\r\n\r\n"].concat());
         }
-        map.append(name, value);
     }
-    map.contains_key(HOST).then_some(is_last)
 }

@@ -4,8 +4,6 @@
 
 use std::time::SystemTime;
 
-use http::HeaderMap;
-
 use super::super::ticks::Tick;
 
 /// As much is read at once. A longer head is not read in the lane.
@@ -22,22 +20,21 @@ pub(in super::super) struct Scratch {
 
 /// What a message is worked on with.
 pub(super) struct Desk {
-    pub(super) headers: HeaderMap,
     /// What is about to be written.
     pub(super) out: Vec<u8>,
     pub(super) date: Date,
 }
 
-/// The date of answers, as text.
+/// The date of answers, as a line of their heads.
 #[derive(Default)]
 pub(super) struct Date {
-    text: String,
+    line: String,
     of: Option<Tick>,
 }
 
 impl Scratch {
     pub(in super::super) fn new() -> Self {
-        let desk = Desk { headers: HeaderMap::new(), out: Vec::new(), date: Date::default() };
+        let desk = Desk { out: Vec::new(), date: Date::default() };
         Self { input: vec![0; INPUT_BYTES].into(), desk }
     }
 }
@@ -45,19 +42,18 @@ impl Scratch {
 impl Desk {
     /// Nothing of the message before stays, but for the memory.
     pub(super) fn clean(&mut self) {
-        self.headers.clear();
         self.out.clear();
         self.out.shrink_to(KEPT_BYTES);
     }
 }
 
 impl Date {
-    pub(super) fn text(&mut self, now: Tick) -> &str {
+    pub(super) fn line(&mut self, now: Tick) -> &[u8] {
         if self.of != Some(now) {
-            self.text = httpdate::fmt_http_date(wall_clock());
+            self.line = format!("date: {}\r\n", httpdate::fmt_http_date(wall_clock()));
             self.of = Some(now);
         }
-        &self.text
+        self.line.as_bytes()
     }
 }
 

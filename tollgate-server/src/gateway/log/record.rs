@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{HOST, REFERER, USER_AGENT};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
+use http::{HeaderValue, Method, StatusCode, Uri, Version};
 use tollgate::Ruling;
+use tollgate::http::Headers;
 use tollgate::rules::{Facts, TrustedProxies};
 
 use super::super::client::Client;
@@ -46,13 +47,14 @@ pub(in super::super) struct Over<'a> {
 impl Record {
     pub(in super::super) fn new(
         (method, uri, version): (Method, Uri, Version),
-        headers: &HeaderMap,
+        headers: Headers<'_>,
         client: &Client,
         proxies: &TrustedProxies,
         (log, worker): (&Arc<AccessLog>, usize),
     ) -> Self {
         let peer = client.address.ip();
         let facts = Facts::new(method.as_str(), "/").headers(headers).peer(peer);
+        let value = |name| HeaderValue::from_bytes(headers.get_named(name)?).ok();
         let address = proxies.client(&facts).unwrap_or(peer);
         Self {
             log: Arc::clone(log),
@@ -61,9 +63,9 @@ impl Record {
             method,
             uri,
             version,
-            host: headers.get(HOST).cloned(),
-            user_agent: headers.get(USER_AGENT).cloned(),
-            referer: headers.get(REFERER).cloned(),
+            host: value(&HOST),
+            user_agent: value(&USER_AGENT),
+            referer: value(&REFERER),
             limit: None,
             outcome: None,
             delay: Duration::ZERO,
@@ -98,8 +100,8 @@ impl Record {
     }
 
     pub(super) fn host(&self) -> Option<&[u8]> {
-        let named = || self.uri.authority().map(|authority| authority.as_str().as_bytes());
-        self.host.as_ref().map(HeaderValue::as_bytes).or_else(named)
+        let named = self.uri.authority().map(|authority| authority.as_str().as_bytes());
+        named.or_else(|| self.host.as_ref().map(HeaderValue::as_bytes))
     }
 
     pub(super) fn protocol(&self) -> &'static str {

@@ -12,12 +12,12 @@ use cel::common::traits::{Container, Indexer, Iterable, Iterator as ValIterator,
 use cel::common::types::{CelBool, CelDouble, CelInt, CelList, CelNull, CelString, CelUInt, MAP_TYPE, Type as CelType};
 use cel::common::value::{CowVal, Val};
 use cel::context::VariableResolver;
-use http::HeaderMap;
 use serde_json::{Map, Value};
 
 use super::Seen;
 use super::prepared::Prepared;
 use super::types::Type;
+use crate::http::Headers;
 use crate::rules::query::parameters;
 
 /// A loop over more is an error: the client decides how many there are, and one loop may stand in another.
@@ -80,7 +80,7 @@ impl<'a> Variables<'a> {
     fn entries(&self, name: &str) -> Option<Entries<'a>> {
         let facts = &self.seen.facts;
         Some(match name {
-            "request.headers" => Entries::Headers(facts.header_map()),
+            "request.headers" => Entries::Headers(facts.all_headers()),
             "request.query" => Entries::Query(facts.query().unwrap_or_default()),
             "descriptors" => Entries::Descriptors(facts.all_descriptors()),
             TOKENS => Entries::Claims(self.seen.claims),
@@ -106,7 +106,7 @@ impl VariableResolver for Variables<'_> {
 #[derive(Clone, Copy, Debug)]
 enum Entries<'a> {
     /// The first value of each name, whose case means nothing.
-    Headers(Option<&'a HeaderMap>),
+    Headers(Option<Headers<'a>>),
     /// The first value of each name.
     Query(&'a str),
     Descriptors(&'a [(&'a str, &'a str)]),
@@ -116,7 +116,7 @@ enum Entries<'a> {
 impl<'a> Entries<'a> {
     fn get(&self, name: &str) -> Option<Box<dyn Val + 'a>> {
         let text: Cow<'a, str> = match self {
-            Self::Headers(headers) => String::from_utf8_lossy(headers.as_ref()?.get(name)?.as_bytes()),
+            Self::Headers(headers) => String::from_utf8_lossy(headers.as_ref()?.get(name)?),
             Self::Query(query) => parameters(query).find(|(given, _)| given == name)?.1,
             Self::Descriptors(given) => given.iter().find(|(given, _)| *given == name)?.1.into(),
             Self::Claims(claims) => return claims.as_ref()?.get(name).map(json),
@@ -127,7 +127,7 @@ impl<'a> Entries<'a> {
     fn names(&self) -> Vec<CelString<'a>> {
         let mut names: Vec<CelString<'a>> = match self {
             Self::Headers(headers) => {
-                headers.iter().flat_map(|headers| headers.keys()).map(|name| name.as_str().into()).collect()
+                headers.iter().flat_map(Headers::names).map(|name| name.to_ascii_lowercase().into()).collect()
             }
             Self::Query(query) => parameters(query).map(|(name, _)| name.into()).collect(),
             Self::Descriptors(given) => given.iter().map(|(name, _)| (*name).into()).collect(),

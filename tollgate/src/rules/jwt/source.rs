@@ -39,7 +39,7 @@ impl TokenSource {
                     _ => Some(text.into()),
                 }
             }
-            Self::Cookie(name) => std::str::from_utf8(cookie(facts.header_map()?, name)?).ok().map(Cow::Borrowed),
+            Self::Cookie(name) => std::str::from_utf8(cookie(facts.all_headers()?, name)?).ok().map(Cow::Borrowed),
             Self::Query(name) => query(facts.query()?, name),
         }
     }
