@@ -139,7 +139,7 @@ pub(super) async fn serve(
         lane.rest();
         if lane.is_last {
             poll_fn(|context| lane.poll_sent(context)).await?;
-            return timeout(LINGER, lane.stream.end()).await?.map(|()| None);
+            return Box::pin(timeout(LINGER, lane.stream.end())).await?.map(|()| None);
         }
     }
 }

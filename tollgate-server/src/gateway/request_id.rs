@@ -3,7 +3,6 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use bytes::{BufMut, BytesMut};
 use http::HeaderValue;
 
 /// Makes ids.
@@ -23,12 +22,13 @@ impl RequestIds {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let number = self.next.fetch_add(1, Relaxed);
         let halves = [self.secret.hash_one(number), self.secret.hash_one(!number)];
-        let mut text = BytesMut::with_capacity(32);
-        for byte in halves.iter().flat_map(|half| half.to_be_bytes()) {
-            text.put_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        let mut text = [0; 32];
+        let bytes = halves.iter().flat_map(|half| half.to_be_bytes());
+        for (digits, byte) in text.chunks_exact_mut(2).zip(bytes) {
+            digits.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
         }
         // Hexadecimal digits are good in any header.
-        HeaderValue::from_maybe_shared(text.freeze()).unwrap_or(HeaderValue::from_static("0"))
+        HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static("0"))
     }
 }
 

@@ -218,10 +218,10 @@ impl Accepting {
         // An answer is one small write; waiting to fill a packet would only delay it.
         _ = tcp.set_nodelay(true);
         let counted = Counted::new(tally);
-        let serving =
-            connection::serve(tcp, peer, self.begins.load_full(), Arc::clone(&self.worker), Arc::clone(&self.stop));
+        let (begins, worker, stop) = (self.begins.load_full(), Arc::clone(&self.worker), Arc::clone(&self.stop));
+        // Made in the task: handed to it, it would take its room twice.
         tokio::spawn(async move {
-            _ = serving.await;
+            _ = connection::serve(tcp, peer, begins, worker, stop).await;
             drop(counted);
         });
     }

@@ -80,7 +80,7 @@ fn thousandths(text: &str) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use ::http::HeaderValue;
+    use ::http::{HeaderMap, HeaderValue};
 
     use super::*;
 
@@ -121,7 +121,7 @@ mod tests {
             for line in *lines {
                 request.append(ACCEPT, HeaderValue::from_static(line));
             }
-            let chosen = choose(&request, ["text/html", "application/json", "application/problem+json"]);
+            let chosen = choose((&request).into(), ["text/html", "application/json", "application/problem+json"]);
             assert_eq!(chosen, *best, "{lines:?}");
         }
     }
@@ -130,6 +130,6 @@ mod tests {
     fn an_accept_that_is_not_text_says_nothing() {
         let mut request = HeaderMap::new();
         request.append(ACCEPT, HeaderValue::from_bytes(b"application/json, \xff").unwrap());
-        assert_eq!(choose(&request, ["text/html", "application/json"]), 0);
+        assert_eq!(choose((&request).into(), ["text/html", "application/json"]), 0);
     }
 }

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use ::http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
-use ::http::{HeaderValue, Response, StatusCode};
+use ::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use ::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
 
 use super::body::Body;
-use super::fields::{Fields, Lines};
 use super::headers::Headers;
-use super::policy::Policy;
+use super::policy::{Policy, set_number};
 use super::refusal::Refusal;
 use super::wait_seconds;
 use crate::decision::Decision;
@@ -18,7 +17,8 @@ use crate::decision::Decision;
 /// is back.
 const RETRY_A_FAILED_STORE: Duration = Duration::from_secs(1);
 
-const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+/// How the head of nearly every refusal begins.
+const LIMITED: &str = "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncache-control: no-store\r\n";
 
 /// Headers of an answer beside those of its limit, the server's among them.
 const BESIDE: usize = 5;
@@ -74,7 +74,7 @@ impl<'a> Answer<'a> {
         let _ = headers.try_reserve(self.policy.map_or(0, Policy::fields) + BESIDE);
         self.write_headers(headers);
         headers.insert(CONTENT_TYPE, content_type);
-        headers.insert(CACHE_CONTROL, NO_STORE);
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
 
@@ -87,31 +87,55 @@ impl<'a> Answer<'a> {
         more: &[u8],
         out: &mut Vec<u8>,
     ) -> Message {
-        let (content_type, content) = body.render(self, request.into());
-        let status = self.refusal.status();
-        let reason = status.canonical_reason().unwrap_or_default();
-        for part in ["HTTP/1.1 ", status.as_str(), " ", reason, "\r\n"] {
-            out.extend_from_slice(part.as_bytes());
+        let start = out.len();
+        let request = request.into();
+        if let Some(body_bytes) = self.write_limited(body, request, more, out) {
+            return Message { status: StatusCode::TOO_MANY_REQUESTS, body_bytes };
         }
-        let mut lines = Lines(out);
-        self.write_headers(&mut lines);
-        lines.put(&CONTENT_TYPE, &content_type);
-        lines.put(&CACHE_CONTROL, &NO_STORE);
-        lines.put_number(&CONTENT_LENGTH, content.len() as u64);
+        out.truncate(start);
+        let response = self.response(body, request);
+        let status = response.status();
+        let reason = status.canonical_reason().unwrap_or_default();
+        put(out, &["HTTP/1.1 ", status.as_str(), " ", reason, "\r\n"]);
+        for (name, value) in response.headers() {
+            put(out, &[name.as_str(), ": "]);
+            out.extend_from_slice(value.as_bytes());
+            put(out, &["\r\n"]);
+        }
+        let content = response.body();
+        put(out, &["content-length: ", itoa::Buffer::new().format(content.len()), "\r\n"]);
         out.extend_from_slice(more);
-        out.extend_from_slice(b"\r\n");
-        out.extend_from_slice(&content);
+        put(out, &["\r\n"]);
+        out.extend_from_slice(content);
         Message { status, body_bytes: content.len() }
     }
 
+    /// What nearly every refusal is, put together from its parts: a flood should cost little.
+    fn write_limited(&self, body: &Body, request: Headers<'_>, more: &[u8], out: &mut Vec<u8>) -> Option<usize> {
+        let (Refusal::Limited, Some(policy), Some(decision)) = (self.refusal, self.policy, self.decision) else {
+            return None;
+        };
+        let mut digits = itoa::Buffer::new();
+        let seconds = digits.format(self.wait_secs()?);
+        let parts = body.limited(seconds, request)?;
+        let body_bytes = parts.iter().map(|part| part.len()).sum();
+        put(out, &[LIMITED]);
+        policy.write_left_lines(decision, out);
+        put(out, &["retry-after: ", seconds, "\r\ncontent-length: ", itoa::Buffer::new().format(body_bytes), "\r\n"]);
+        out.extend_from_slice(more);
+        put(out, &["\r\n"]);
+        put(out, &parts);
+        Some(body_bytes)
+    }
+
     /// What is left, and when to try again.
-    pub(super) fn write_headers(&self, headers: &mut impl Fields) {
+    pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
         let by_limit = matches!(self.refusal, Refusal::Limited | Refusal::Banned { .. });
         if let (Some(policy), Some(decision), true) = (self.policy, self.decision, by_limit) {
             policy.write_left(decision, headers);
         }
         if let Some(seconds) = self.wait_secs() {
-            headers.put_number(&RETRY_AFTER, seconds);
+            set_number(headers, &RETRY_AFTER, seconds);
         }
     }
 
@@ -150,4 +174,9 @@ impl<'a> Answer<'a> {
             None => problem.to_owned(),
         }
     }
+}
+
+fn put(out: &mut Vec<u8>, parts: &[&str]) {
+    out.reserve(parts.iter().map(|part| part.len()).sum());
+    parts.iter().for_each(|part| out.extend_from_slice(part.as_bytes()));
 }

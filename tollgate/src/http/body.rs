@@ -68,6 +68,12 @@ impl Body {
         }
     }
 
+    /// The JSON for a request that is limited for so many seconds, if that is what it gets.
+    pub(super) fn limited<'s>(&self, seconds: &'s str, request: Headers<'_>) -> Option<[&'s str; 5]> {
+        let is_json = matches!(self, Self::Json) && accept::choose(request, [Self::JSON, Self::PROBLEM]) == 0;
+        is_json.then(|| limited_parts(seconds))
+    }
+
     const JSON: &'static str = "application/json";
     const PROBLEM: &'static str = "application/problem+json";
 }
@@ -76,21 +82,21 @@ fn json(answer: &Answer<'_>) -> (HeaderValue, Bytes) {
     (HeaderValue::from_static(Body::JSON), limited(answer).unwrap_or_else(|| any(answer)))
 }
 
-/// What nearly every refusal is, put together from its parts: a flood should cost little.
+/// What nearly every refusal is, put together from its parts.
 fn limited(answer: &Answer<'_>) -> Option<Bytes> {
     let (Refusal::Limited, Some(seconds)) = (answer.refusal, answer.wait_secs()) else { return None };
     let mut digits = itoa::Buffer::new();
-    let seconds = digits.format(seconds);
-    let parts = [
-        r#"{"error":""#,
-        answer.refusal.code(),
-        r#"","message":"Too many requests. Please retry after "#,
+    Some(Bytes::from(limited_parts(digits.format(seconds)).concat()))
+}
+
+fn limited_parts(seconds: &str) -> [&str; 5] {
+    [
+        r#"{"error":"rate_limit_exceeded","message":"Too many requests. Please retry after "#,
         seconds,
         r#" seconds.","retry_after":"#,
         seconds,
         "}",
-    ];
-    Some(Bytes::from(parts.concat()))
+    ]
 }
 
 fn any(answer: &Answer<'_>) -> Bytes {

@@ -5,9 +5,10 @@
 
 use ::http::header::RETRY_AFTER;
 use ::http::{HeaderMap, HeaderName, HeaderValue};
+use bytes::Bytes;
 
 use super::families::{Families, HeaderFamily};
-use super::fields::{Fields, Lines};
+use super::lines::{Number, Prepared};
 use super::upstream::{self, Offer};
 use super::{seconds, wait_seconds};
 use crate::decision::{Decision, Source};
@@ -27,7 +28,7 @@ pub(super) static POLICY: HeaderName = HeaderName::from_static("ratelimit-policy
 const AFTERWARDS: usize = 1;
 
 /// The largest integer of a structured field, fifteen digits (RFC 9651, section 3.3.1).
-const MAX_INTEGER: u64 = 999_999_999_999_999;
+pub(super) const MAX_INTEGER: u64 = 999_999_999_999_999;
 
 /// What the headers say of one limit, prepared.
 ///
@@ -47,6 +48,8 @@ pub struct Policy {
     policy: Option<HeaderValue>,
     /// `RateLimit`, likewise.
     combined: Option<Combined>,
+    /// All of it as text.
+    lines: Prepared,
 }
 
 /// `RateLimit`, but for its two numbers.
@@ -90,6 +93,22 @@ impl Policy {
         };
         let (legacy, draft6) = (families.has(HeaderFamily::Legacy), families.has(HeaderFamily::Draft6));
         let fields = [3 * usize::from(legacy), 3 * usize::from(draft6), policy.iter().len(), combined.iter().len()];
+        let mut lines = Prepared::default();
+        if legacy {
+            lines.text(&format!("x-ratelimit-limit: {quota}\r\nx-ratelimit-remaining: ")).number(Number::Remaining);
+            lines.text("\r\nx-ratelimit-reset: ").number(Number::ResetAt).text("\r\n");
+        }
+        if let Some(policy) = &policy {
+            lines.text(&format!("ratelimit-policy: {policy}\r\n"));
+        }
+        if draft6 {
+            lines.text(&format!("ratelimit-limit: {quota}\r\nratelimit-remaining: ")).number(Number::Remaining);
+            lines.text("\r\nratelimit-reset: ").number(Number::ResetIn).text("\r\n");
+        }
+        if let Some(Combined { before_remaining, before_reset }) = &combined {
+            lines.text(&format!("ratelimit: {before_remaining}")).number(Number::SmallRemaining);
+            lines.text(before_reset).number(Number::SmallResetIn).text("\r\n");
+        }
         let policy = policy.map(|text| HeaderValue::try_from(text).expect("names are made printable ASCII"));
         Self {
             name: limit_name.into(),
@@ -101,6 +120,7 @@ impl Policy {
             fields: fields.into_iter().sum(),
             policy,
             combined,
+            lines,
         }
     }
 
@@ -133,15 +153,22 @@ impl Policy {
     pub fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
         self.write_left(decision, headers);
         if let Some(wait) = decision.retry_after() {
-            headers.put_number(&RETRY_AFTER, wait_seconds(wait));
+            set_number(headers, &RETRY_AFTER, wait_seconds(wait));
         }
     }
 
     /// Writes what is left, without `Retry-After`.
-    pub(super) fn write_left(&self, decision: &Decision, headers: &mut impl Fields) {
+    pub(super) fn write_left(&self, decision: &Decision, headers: &mut HeaderMap) {
         let is_known = decision.is_allowed() || decision.source() != Source::Policy;
-        if is_known && headers.make_room(self.fields) {
+        if is_known && headers.try_reserve(self.fields).is_ok() {
             self.write_new(decision, headers);
+        }
+    }
+
+    /// The same as lines of HTTP/1.1.
+    pub(super) fn write_left_lines(&self, decision: &Decision, out: &mut Vec<u8>) {
+        if decision.is_allowed() || decision.source() != Source::Policy {
+            self.write_lines(decision, out);
         }
     }
 
@@ -179,44 +206,46 @@ impl Policy {
         self.draft6 || self.combined.is_some()
     }
 
-    /// Writes what is left as lines of HTTP/1.1, for an answer that says nothing of limits yet.
+    /// Writes what is left as lines of HTTP/1.1, to the head of an answer that says nothing of limits yet.
     pub fn write_lines(&self, decision: &Decision, out: &mut Vec<u8>) {
-        self.write_new(decision, &mut Lines(out));
+        self.lines.write(decision, out);
     }
 
-    fn write_new(&self, decision: &Decision, headers: &mut impl Fields) {
+    fn write_new(&self, decision: &Decision, headers: &mut HeaderMap) {
         self.write_legacy(decision, headers);
         self.write_standard(decision, headers);
     }
 
-    fn write_legacy(&self, decision: &Decision, headers: &mut impl Fields) {
+    fn write_legacy(&self, decision: &Decision, headers: &mut HeaderMap) {
         if self.legacy {
-            let reset_at = decision.at().as_micros().saturating_add(decision.verdict.reset_after);
-            headers.put(&X_LIMIT, &self.limit);
-            headers.put_number(&X_REMAINING, decision.remaining());
-            headers.put_number(&X_RESET, reset_at.div_ceil(1_000_000));
+            headers.insert(&X_LIMIT, self.limit.clone());
+            set_number(headers, &X_REMAINING, decision.remaining());
+            set_number(headers, &X_RESET, reset_at_seconds(decision));
         }
     }
 
-    fn write_standard(&self, decision: &Decision, headers: &mut impl Fields) {
+    fn write_standard(&self, decision: &Decision, headers: &mut HeaderMap) {
         let reset_secs = reset_seconds(decision);
         if let Some(policy) = &self.policy {
-            headers.put(&POLICY, policy);
+            headers.insert(&POLICY, policy.clone());
         }
         if self.draft6 {
-            headers.put(&LIMIT, &self.limit);
-            headers.put_number(&REMAINING, decision.remaining());
-            headers.put_number(&RESET, reset_secs);
+            headers.insert(&LIMIT, self.limit.clone());
+            set_number(headers, &REMAINING, decision.remaining());
+            set_number(headers, &RESET, reset_secs);
         }
         if let Some(combined) = &self.combined {
             let (mut remaining, mut reset) = (itoa::Buffer::new(), itoa::Buffer::new());
-            let parts = [
+            let text = [
                 &*combined.before_remaining,
                 remaining.format(decision.remaining().min(MAX_INTEGER)),
                 combined.before_reset,
                 reset.format(reset_secs.min(MAX_INTEGER)),
-            ];
-            headers.put_parts(&RATELIMIT, parts);
+            ]
+            .concat();
+            if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
+                headers.insert(&RATELIMIT, value);
+            }
         }
     }
 }
@@ -226,8 +255,20 @@ impl Policy {
 /// Drafts 06 and 07 want the moment of `Retry-After` here, and the later ones one that is not after it. Draft 11
 /// reads it as the time in which a client can use no more than what remains: a denied client gets more once it may
 /// retry, and one that was allowed spends no more than it may if it makes the rest last until all is back.
-fn reset_seconds(decision: &Decision) -> u64 {
+pub(super) fn reset_seconds(decision: &Decision) -> u64 {
     decision.retry_after().map_or_else(|| seconds(decision.reset_after()), wait_seconds)
+}
+
+/// When all is back, in seconds of the epoch.
+pub(super) fn reset_at_seconds(decision: &Decision) -> u64 {
+    decision.at().as_micros().saturating_add(decision.verdict.reset_after).div_ceil(1_000_000)
+}
+
+pub(super) fn set_number(headers: &mut HeaderMap, name: &'static HeaderName, number: u64) {
+    // Digits are always a header value, and only a map of thousands of headers is ever full.
+    if let Ok(value) = HeaderValue::from_bytes(itoa::Buffer::new().format(number).as_bytes()) {
+        _ = headers.try_insert(name, value);
+    }
 }
 
 /// A name in printable ASCII: as it is where it can be.
