@@ -22,6 +22,13 @@ use super::wire::Wire;
 const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What an upstream may send ahead of one answer while its client does not read. It is memory that a stuck client holds.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+
+/// What it may send ahead of all of them together: more than all streams can hold, so that clients that do not read
+/// take nothing from those that do. The most that HTTP/2 knows.
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
+
 /// A way to an upstream.
 pub(super) enum Line {
     /// For one request at a time.
@@ -168,7 +175,9 @@ async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
-        .adaptive_window(true);
+        // Not adaptive: that makes both windows the same, and one stuck stream fills both.
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
     // How it ended is told to whoever waits for an answer.
     tokio::spawn(async move { _ = connection.await });

@@ -29,12 +29,16 @@ use crate::service::proxy_protocol;
 /// What a client that speaks HTTP/2 without having agreed on it says first. No request of HTTP/1 begins so.
 pub(super) const HTTP2_BEGINS: &[u8] = b"PRI ";
 
-/// Streams of one HTTP/2 connection at a time. Clients wait with more.
-const MAX_STREAMS: u32 = 256;
+/// Streams of one HTTP/2 connection at a time. Clients wait with more. As many as RFC 9113 wants at least: each may
+/// hold memory.
+const MAX_STREAMS: u32 = 100;
 
-/// Memory that a stream's body may take while its upstream does not read.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+/// Memory that a stream's body may take while its upstream does not read: enough for a megabyte a second from the other
+/// side of the world.
+const STREAM_WINDOW_BYTES: u32 = 128 << 10;
+
+/// Room for all streams at once, so that uploads that are stuck leave the others what they need.
+const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 
 /// How often an HTTP/2 connection is asked whether it is still there.
 const PING_EVERY: Duration = Duration::from_secs(20);

@@ -13,9 +13,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use crate::process::{Gateway, per_user, site};
 use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
 
-type Sender = SendRequest<AnyBody>;
+pub(crate) type Sender = SendRequest<AnyBody>;
 
-async fn connect(address: SocketAddr) -> Sender {
+pub(crate) async fn connect(address: SocketAddr) -> Sender {
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let (sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -23,12 +23,12 @@ async fn connect(address: SocketAddr) -> Sender {
     sender
 }
 
-fn get(gateway: &Gateway, path: &str) -> http::request::Builder {
+pub(crate) fn get(gateway: &Gateway, path: &str) -> http::request::Builder {
     Request::get(format!("http://{}{path}", gateway.address))
 }
 
 /// The status, the body and the trailers of an answer.
-async fn whole(response: Response<Incoming>) -> (u16, Bytes, HeaderMap) {
+pub(crate) async fn whole(response: Response<Incoming>) -> (u16, Bytes, HeaderMap) {
     let status = response.status().as_u16();
     let collected = response.into_body().collect().await.unwrap();
     let trailers = collected.trailers().cloned().unwrap_or_default();
@@ -36,7 +36,7 @@ async fn whole(response: Response<Incoming>) -> (u16, Bytes, HeaderMap) {
 }
 
 /// Data, and trailers behind it.
-fn with_trailers(data: Bytes, trailers: &[(&'static str, &'static str)]) -> AnyBody {
+pub(crate) fn with_trailers(data: Bytes, trailers: &[(&'static str, &'static str)]) -> AnyBody {
     let trailers: HeaderMap = trailers
         .iter()
         .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))

@@ -14,6 +14,7 @@ mod denials;
 mod failing_upstreams;
 mod forwarding;
 mod http2;
+mod http2_sharing;
 mod lifecycle;
 mod messages;
 mod refused_again;

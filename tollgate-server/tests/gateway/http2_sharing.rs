@@ -1,0 +1,80 @@
+//! Many requests on one connection: what one does must not hold up the others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::time::timeout;
+
+use crate::http2::{connect, get, whole};
+use crate::process::{Gateway, site};
+use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime, until};
+
+/// Generous: a busy machine must not fail a test, but nothing may take for ever.
+const SOON: Duration = Duration::from_secs(15);
+
+/// A body without end.
+pub(crate) fn endless() -> AnyBody {
+    let piece = || Ok(Frame::data(Bytes::from_static(&[7; 16 << 10])));
+    BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece)))
+}
+
+#[test]
+fn clients_that_do_not_read_hold_up_nobody_at_an_upstream_of_http_2() {
+    let upstream = Served::start(Speaks::Http2, |request| async move {
+        Response::new(if request.uri().path() == "/endless" { endless() } else { full(vec![7; 100_000]) })
+    });
+    let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut stuck: Vec<_> = (0..20).map(|_| gateway.connect()).collect();
+    for connection in &mut stuck {
+        connection.send("GET /endless HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(connection.receive_head().unwrap().status, 200);
+    }
+    // Until everything between here and there is full.
+    std::thread::sleep(Duration::from_secs(2));
+    let begun = Instant::now();
+    for _ in 0..5 {
+        assert_eq!(gateway.get("/short").body.len(), 100_000);
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(upstream.accepted(), 1, "on the same connection");
+}
+
+#[test]
+fn uploads_that_an_upstream_does_not_read_hold_up_no_others_of_the_client() {
+    // It never reads what it is sent there, as far as the system's buffers go.
+    let upstream = Raw::start(|conversation| {
+        while let Some(asked) = conversation.head() {
+            if asked.head.contains("/stuck") {
+                std::thread::sleep(Duration::from_secs(20));
+                return;
+            }
+            let length = asked.values("content-length")[0].parse().unwrap();
+            while conversation.unread().len() < length && conversation.more() {}
+            conversation.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+            return;
+        }
+    });
+    let gateway = Gateway::before(&upstream.url());
+    runtime().block_on(async {
+        let sender = connect(gateway.address).await;
+        for _ in 0..20 {
+            let mut sender = sender.clone();
+            let request = Request::put(format!("http://{}/stuck", gateway.address)).body(endless()).unwrap();
+            tokio::spawn(async move { sender.send_request(request).await });
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        for _ in 0..5 {
+            let uri = format!("http://{}/free", gateway.address);
+            let request = Request::put(uri).body(full(vec![7; 100_000])).unwrap();
+            let answered = timeout(SOON, sender.clone().send_request(request)).await;
+            assert_eq!(answered.expect("in time").unwrap().status(), 200);
+        }
+    });
+}
