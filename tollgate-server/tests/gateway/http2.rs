@@ -287,3 +287,35 @@ fn a_body_that_does_not_come_is_late_by_itself() {
         assert_eq!(stuck.await.unwrap().unwrap().as_u16(), 408);
     });
 }
+
+/// A GET may have a body, and nothing says how long one of HTTP/2 is.
+#[test]
+fn a_body_of_unknown_length_passes_whatever_the_method() {
+    let upstream = Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            let length = asked.body.len();
+            conversation.send(format!("HTTP/1.1 200 OK\r\nX-Length: {length}\r\nContent-Length: 0\r\n\r\n"));
+        }
+    });
+    let gateway = Gateway::before(&upstream.url());
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        for method in ["GET", "HEAD", "DELETE", "POST"] {
+            let request = Request::builder()
+                .method(method)
+                .uri(format!("http://{}/", gateway.address))
+                .body(with_trailers(Bytes::from_static(b"hello"), &[]))
+                .unwrap();
+            let response = sender.send_request(request).await.unwrap();
+            assert_eq!(response.status(), 200, "{method}");
+            assert_eq!(response.headers()["x-length"], "5", "{method}");
+        }
+    });
+    for method in ["GET", "HEAD", "DELETE", "POST"] {
+        let mut connection = gateway.connect();
+        connection.send(format!(
+            "{method} / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+        ));
+        assert_eq!(connection.receive_head().unwrap().header("x-length"), Some("5"), "{method}");
+    }
+}

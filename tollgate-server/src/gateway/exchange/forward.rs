@@ -5,9 +5,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use http::header::{HOST, UPGRADE};
+use http::header::{HOST, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::upgrade::OnUpgrade;
 use tollgate::Ruling;
@@ -235,9 +235,15 @@ impl Exchange {
             request.headers_mut().insert(HOST, target.host.clone());
         }
         if version == Version::HTTP_2 {
+            // What an earlier try over HTTP/1 needed.
+            request.headers_mut().remove(TRANSFER_ENCODING);
             return target.complete(request);
         }
         *request.version_mut() = version;
+        if !request.body().is_nothing() && request.body().size_hint().exact().is_none() {
+            // hyper would take a GET that does not say so for one without a body.
+            request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
         if request.uri().scheme().is_some() || request.uri().authority().is_some() {
             let path = request.uri().path_and_query().cloned();
             *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
