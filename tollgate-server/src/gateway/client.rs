@@ -25,7 +25,7 @@ pub(super) struct Client {
     pub(super) scheme: Scheme,
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
-    is_http2: bool,
+    pub(super) is_http2: bool,
     pub(super) waits: Waits,
     watch: Watch,
     upgraded: AtomicBool,
@@ -64,7 +64,8 @@ pub(super) struct Arrival {
 impl Client {
     pub(super) fn new(arrival: Arrival, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
         let Arrival { address, scheme, certificate, max_head, waits } = arrival;
-        let watch = Watch::new(ticks.after(waits.head));
+        // HTTP/2 has frames that are about the connection and begin no head, so there only silence counts.
+        let watch = Watch::new(ticks.after(if is_http2 { waits.idle } else { waits.head }));
         let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
         Self {
             address,
@@ -92,8 +93,14 @@ impl Client {
         self.watch.look(self.ticks.now())
     }
 
-    pub(super) fn bytes_came(&self) {
-        self.watch.bytes_came(|| self.ticks.after(self.waits.head));
+    /// A part of a head has come.
+    pub(super) fn head_came(&self) {
+        self.watch.head_came(|| self.ticks.after(self.waits.head));
+    }
+
+    /// The client has been told that the connection ends.
+    pub(super) fn told_to_go(&self) {
+        self.watch.goes_by(self.ticks.after(Wait::at_least(LINGER)));
     }
 
     pub(super) fn wrote(&self, some: bool) {

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use super::client::{Arrival, Client, Scheme};
+use super::client::{Arrival, Client, LINGER, Scheme};
 use super::exchange::{Exchange, Worker};
 use super::guard::Guard;
 use super::io::{ClientIo, Stream};
@@ -181,20 +181,30 @@ async fn watched<Connection: Future>(
         if !is_first && !alarm.is_elapsed() {
             return Poll::Pending;
         }
-        look(connection.as_mut(), alarm.as_mut(), client, context)
+        look(connection.as_mut(), &end, &mut is_ending, (alarm.as_mut(), client), context)
     })
     .await;
 }
 
 fn look<Connection: Future>(
     mut connection: Pin<&mut Connection>,
-    mut alarm: Pin<&mut tokio::time::Sleep>,
-    client: &Client,
+    end: impl Fn(Pin<&mut Connection>),
+    is_ending: &mut bool,
+    (mut alarm, client): (Pin<&mut tokio::time::Sleep>, &Client),
     context: &mut Context<'_>,
 ) -> Poll<()> {
     while alarm.as_mut().poll(context).is_ready() {
         let next = match client.look() {
-            Looked::Over => return Poll::Ready(()),
+            // A client of HTTP/2 is told first: what it has sent by then is served, and the rest it may send elsewhere.
+            Looked::NoRequest if client.is_http2 && !std::mem::replace(is_ending, true) => {
+                end(connection.as_mut());
+                client.told_to_go();
+                if connection.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(());
+                }
+                client.look_every().min(LINGER)
+            }
+            Looked::Over | Looked::NoRequest => return Poll::Ready(()),
             Looked::BodyLate => {
                 // The request under way sees it, and the client is told.
                 if connection.as_mut().poll(context).is_ready() {

@@ -64,8 +64,8 @@ impl Watch {
         }
     }
 
-    /// Bytes have come. The first of a head begin its time.
-    pub(super) fn bytes_came(&self, head_by: impl FnOnce() -> Tick) {
+    /// A part of a head has come. Its first bytes begin its time.
+    pub(super) fn head_came(&self, head_by: impl FnOnce() -> Tick) {
         if !self.in_head.load(Relaxed) && self.active.load(Relaxed) == 0 {
             self.in_head.store(true, Relaxed);
             self.request.store(head_by(), Relaxed);
@@ -77,6 +77,13 @@ impl Watch {
         self.in_head.store(false, Relaxed);
         self.active.fetch_add(1, Relaxed);
         self.request.store(NEVER, Relaxed);
+    }
+
+    /// The client has been told to go, and may take so long.
+    pub(super) fn goes_by(&self, by: Tick) {
+        if self.active.load(Relaxed) == 0 {
+            self.request.store(by, Relaxed);
+        }
     }
 
     /// An answer is given.
@@ -126,8 +133,11 @@ impl Watch {
 
     /// Looks at all deadlines.
     pub(super) fn look(&self, now: Tick) -> Looked {
-        if self.request.load(Relaxed) <= now || self.read_by() <= now {
+        if self.read_by() <= now {
             return Looked::Over;
+        }
+        if self.request.load(Relaxed) <= now {
+            return Looked::NoRequest;
         }
         if self.body.load(Relaxed) <= now {
             // Once, so that the client can be told; if that does not end it, the next look does.
@@ -143,6 +153,8 @@ impl Watch {
 pub(super) enum Looked {
     /// The connection has to end.
     Over,
+    /// No request has come in time.
+    NoRequest,
     /// A body did not come in time.
     BodyLate,
     /// The next deadline is so far away.

@@ -14,6 +14,7 @@ mod denials;
 mod failing_upstreams;
 mod forwarding;
 mod http2;
+mod http2_deadlines;
 mod http2_sharing;
 mod lifecycle;
 mod messages;
