@@ -25,6 +25,7 @@ mod patience;
 mod ports;
 mod request_id;
 mod site;
+mod streams;
 mod tally;
 mod target;
 mod ticks;

@@ -10,12 +10,17 @@ use tollgate::rules::Certificate;
 
 use super::guard::Ambiguity;
 use super::lane::Asked;
+use super::streams;
 use super::tally::Tally;
 use super::ticks::{Ticks, Wait};
 use super::watch::{Looked, Waits, Watch};
 
 /// How long a client may go on sending after it has been answered.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
+
+/// A client of HTTP/2 has its time to read for each piece of this size, so that a slow one gets everything: half a
+/// kilobyte a second is enough. As long as frames are where nobody has asked for longer ones.
+const PIECE_BYTES: usize = 16 << 10;
 
 /// What is known of a connection, and what it waits for.
 pub(super) struct Client {
@@ -113,11 +118,20 @@ impl Client {
 
     /// A part of an answer is the client's to take.
     pub(super) fn given(&self) {
-        self.watch.given(self.ticks.after(self.waits.write));
+        if self.is_http2 {
+            streams::given(self.ticks.after(self.waits.write));
+        }
     }
 
     pub(super) fn taken(&self) {
-        self.watch.taken();
+        if self.is_http2 {
+            streams::taken();
+        }
+    }
+
+    /// How much of an answer it is given at a time.
+    pub(super) fn piece_bytes(&self) -> usize {
+        if self.is_http2 { PIECE_BYTES } else { usize::MAX }
     }
 
     pub(super) fn request_began(&self) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::server::conn::{http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -21,6 +21,7 @@ use super::exchange::{Exchange, Worker};
 use super::guard::Guard;
 use super::io::{ClientIo, Stream};
 use super::lane::{self, Left};
+use super::streams::Streams;
 use super::ticks::TICK;
 use super::tls;
 use super::watch::Looked;
@@ -120,10 +121,11 @@ async fn serve_by_hyper(left: Left, client: Arc<Client>, worker: Arc<Worker>, st
     let max_head = client.max_head;
     let guard = (!is_http2).then(Guard::new);
     let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));
+    let ticks = Arc::clone(&worker.ticks);
     let service = Exchange { worker, client: Arc::clone(&client) };
     // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
     if is_http2 {
-        let mut builder = http2::Builder::new(TokioExecutor::new());
+        let mut builder = http2::Builder::new(Streams { ticks });
         builder
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)

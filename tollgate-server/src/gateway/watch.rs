@@ -41,8 +41,6 @@ pub(super) struct Watch {
     body: AtomicU64,
     /// For the client to read.
     write: AtomicU64,
-    /// For the client to take what it was given of an answer. HTTP/2 can hold that up without holding up the connection.
-    taking: AtomicU64,
     /// Requests under way.
     active: AtomicU32,
     /// Whether a head has begun.
@@ -57,7 +55,6 @@ impl Watch {
             request: AtomicU64::new(first_request_by),
             body: AtomicU64::new(NEVER),
             write: AtomicU64::new(NEVER),
-            taking: AtomicU64::new(NEVER),
             active: AtomicU32::new(0),
             in_head: AtomicBool::new(false),
             body_is_late: AtomicBool::new(false),
@@ -117,23 +114,9 @@ impl Watch {
         self.write.store(NEVER, Relaxed);
     }
 
-    /// A part of an answer is the client's to take.
-    pub(super) fn given(&self, taken_by: Tick) {
-        self.taking.store(taken_by, Relaxed);
-    }
-
-    pub(super) fn taken(&self) {
-        self.taking.store(NEVER, Relaxed);
-    }
-
-    /// When the client has to have read.
-    fn read_by(&self) -> Tick {
-        self.write.load(Relaxed).min(self.taking.load(Relaxed))
-    }
-
     /// Looks at all deadlines.
     pub(super) fn look(&self, now: Tick) -> Looked {
-        if self.read_by() <= now {
+        if self.write.load(Relaxed) <= now {
             return Looked::Over;
         }
         if self.request.load(Relaxed) <= now {
@@ -143,7 +126,7 @@ impl Watch {
             // Once, so that the client can be told; if that does not end it, the next look does.
             return if self.body_is_late.swap(true, Relaxed) { Looked::Over } else { Looked::BodyLate };
         }
-        let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.read_by());
+        let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.write.load(Relaxed));
         Looked::In { ticks: next.saturating_sub(now) }
     }
 }

@@ -80,3 +80,83 @@ fn a_connection_of_http_2_may_be_idle_and_is_told_when_it_ends() {
     while silent.next().is_some() {}
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
 }
+
+/// Some bytes every now and then.
+fn dripping() -> AnyBody {
+    let drip = |left: u32| async move {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        (left > 0).then(|| (Ok(Frame::data(Bytes::from_static(b"drip"))), left - 1))
+    };
+    let stream = futures_util::stream::unfold(20, drip);
+    BodyExt::boxed(StreamBody::new(sync(stream)))
+}
+
+/// A body has to be shared between threads, and `unfold` is not.
+fn sync<T: Send + 'static>(
+    stream: impl futures_util::Stream<Item = T> + Send + 'static,
+) -> impl futures_util::Stream<Item = T> + Send + Sync {
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut stream = std::pin::pin!(stream);
+        while let Some(item) = futures_util::StreamExt::next(&mut stream).await {
+            if sender.send(item).await.is_err() {
+                return;
+            }
+        }
+    });
+    futures_util::stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) })
+}
+
+#[test]
+fn an_answer_that_is_not_read_is_given_up_and_the_others_go_on() {
+    let upstream = Served::start(Speaks::Http1, |request| async move {
+        Response::new(match request.uri().path() {
+            "/endless" => endless(),
+            "/drip" => dripping(),
+            _ => full("ok"),
+        })
+    });
+    let route = format!("{{ path: /**, timeout: 3s, upstream: 'http://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("timeouts: { write: 1s }", &[route], ""));
+    runtime().block_on(async {
+        let stream = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
+        let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        builder.initial_stream_window_size(64 << 10);
+        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let ask = |path: &str| {
+            let request = get(&gateway, path).body(full("")).unwrap();
+            sender.clone().send_request(request)
+        };
+        let stuck = ask("/endless").await.unwrap();
+        let read = ask("/drip").await.unwrap().into_body().collect().await;
+        assert_eq!(read.expect("it goes on").to_bytes().len(), 80, "four seconds of it");
+        // What had come is there; then it was reset.
+        let rest = tokio::time::timeout(SOON, stuck.into_body().collect()).await;
+        assert!(rest.expect("it ends").is_err(), "it was given up");
+        assert_eq!(ask("/").await.unwrap().status(), 200, "the connection goes on");
+    });
+}
+
+#[test]
+fn a_written_answer_that_is_not_read_is_given_up_too() {
+    let body = "x".repeat(300_000);
+    let gateway = Gateway::start(&site(
+        "timeouts: { write: 1s }",
+        &[format!("{{ path: /**, respond: {{ body: {body} }} }}")],
+        "",
+    ));
+    runtime().block_on(async {
+        let stream = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
+        let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        builder.initial_stream_window_size(64 << 10);
+        let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let read = sender.send_request(get(&gateway, "/").body(full("")).unwrap()).await.unwrap();
+        assert_eq!(read.into_body().collect().await.unwrap().to_bytes().len(), 300_000);
+        let stuck = sender.send_request(get(&gateway, "/").body(full("")).unwrap()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let rest = tokio::time::timeout(SOON, stuck.into_body().collect()).await;
+        assert!(rest.expect("it ends").is_err(), "it was given up");
+    });
+}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use tollgate::{Place, Ruling};
 
@@ -106,6 +107,14 @@ impl Ending {
         self.sent_bytes += bytes as u64;
     }
 
+    /// The next piece of what is there of the answer.
+    pub(in super::super) fn give(&mut self, rest: &mut Bytes) -> Bytes {
+        let piece = rest.split_to(rest.len().min(self.client.piece_bytes()));
+        self.note_sent(piece.len());
+        self.client.given();
+        piece
+    }
+
     /// The next part of the answer is the upstream's to send.
     pub(in super::super) fn upstream_awaited(&self) {
         self.client.taken();
@@ -122,9 +131,7 @@ impl Ending {
     pub(in super::super) fn upstream_came(&mut self, came: Came) {
         let Some(held) = &mut self.upstream else { return };
         match came {
-            Came::Bytes(bytes) => {
-                self.sent_bytes += bytes as u64;
-                self.client.given();
+            Came::Bytes => {
                 if let Some(wire) = &held.wire {
                     wire.forgive();
                 }
@@ -147,7 +154,6 @@ impl Drop for Held {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.client.taken();
         self.client.request_ended();
         let nanos = self.client.tally().nanos_since(self.began);
         match &self.route {
