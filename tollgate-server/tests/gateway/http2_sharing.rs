@@ -78,3 +78,26 @@ fn uploads_that_an_upstream_does_not_read_hold_up_no_others_of_the_client() {
         }
     });
 }
+
+/// The host is the client's, whichever way the request was tried before.
+#[test]
+fn a_second_try_asks_for_the_same_host() {
+    let broken = Raw::start(|conversation| {
+        _ = conversation.more();
+    });
+    let good = Raw::named("good");
+    let route = format!(
+        "{{ path: /**, balance: round_robin, upstream: ['h2c://{}', '{}'], eject: {{ after: 1000, for: 1s }} }}",
+        broken.address,
+        good.url()
+    );
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    for _ in 0..4 {
+        let answer = gateway.connect().ask("GET /a HTTP/1.1\r\nHost: shop.example.com\r\n\r\n");
+        assert_eq!(answer.status, 200);
+        let seen = answer.text().to_ascii_lowercase();
+        assert!(seen.starts_with("get /a http/1.1\r\n"), "{seen}");
+        assert!(seen.contains("\r\nhost: shop.example.com\r\n"), "{seen}");
+    }
+    assert!(broken.accepted() > 0, "it was tried");
+}

@@ -116,6 +116,8 @@ impl Exchange {
         ending: &mut Ending,
     ) -> Result<(Response<Incoming>, Held), Failure> {
         let tally = route.tally(self.worker.number);
+        // A try over HTTP/2 makes it a part of the target.
+        let host = request.headers().get(HOST).cloned();
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
         loop {
             let Some((number, target)) = route.choose(&tried, self.worker.ticks.now()) else {
@@ -142,6 +144,10 @@ impl Exchange {
                     }
                     tally.note_retry();
                     request = again;
+                    match &host {
+                        Some(host) => request.headers_mut().insert(HOST, host.clone()),
+                        None => request.headers_mut().remove(HOST),
+                    };
                 }
                 Tried::Failed(failure) => {
                     tally.note_failure(failure);
