@@ -29,6 +29,14 @@ const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// take nothing from those that do. The most that HTTP/2 knows.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 
+/// What a client wants of an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wants {
+    Answer,
+    /// To speak another protocol from some point on.
+    Upgrade,
+}
+
 /// A way to an upstream.
 pub(super) enum Line {
     /// For one request at a time.

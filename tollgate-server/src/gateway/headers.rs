@@ -91,7 +91,8 @@ pub(super) fn upgrade_wanted(request: &Request<Incoming>) -> bool {
         && request.headers().get_all(CONNECTION).iter().any(|value| lists(value, "upgrade"))
 }
 
-pub(super) fn ask_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+/// Says on this connection which other protocol is meant.
+pub(super) fn name_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol);
 }

@@ -5,17 +5,18 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use bytes::Bytes;
 use http::header::{HOST, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::upgrade::OnUpgrade;
-use tollgate::Ruling;
 use tollgate::rules::file::{HostHeader, Told};
+use tollgate::{Place, Ruling};
 
 use super::super::answer::Failure;
 use super::super::body::{ToClient, ToUpstream};
-use super::super::connect::{self, Line};
+use super::super::connect::{self, Line, Wants};
 use super::super::patience::Patience;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
@@ -45,8 +46,9 @@ impl Exchange {
         let id = self.prepare(&mut request, site, route, upgrading.is_some());
         let request = request.map(|body| ToUpstream::new(body, &self.client, site.max_body));
         ending.note_id(id.as_ref());
-        let answered = self.try_upstreams(request, route, &mut ending).await;
-        let (answered, held) = match answered {
+        let wants = if upgrading.is_some() { Wants::Upgrade } else { Wants::Answer };
+        let answered = self.try_upstreams(request, route, wants, &mut ending).await;
+        let (mut answered, held) = match answered {
             Ok(answered) => answered,
             Err(failure) => {
                 let mut response = answer::failed(failure).map(|text| ToClient::written(text, ending));
@@ -55,19 +57,30 @@ impl Exchange {
                 return self.tell_limits(&ruling, response).await;
             }
         };
-        if answered.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return self.switch(answered, upgrading, ending, held);
-        }
-        ending.hold(held);
+        let switched = is_switch(&answered).then(|| hyper::upgrade::on(&mut answered));
         let (mut parts, body) = answered.into_parts();
+        let protocol = if switched.is_some() { parts.headers.get(UPGRADE).cloned() } else { None };
         headers::remove_hop_by_hop(&mut parts.headers);
+        if let Some(protocol) = protocol {
+            headers::name_upgrade(&mut parts.headers, protocol);
+        }
         // What is spoken with the client is between the client and hyper.
         parts.version = Version::HTTP_11;
         if site.tells(Told::Via) {
             headers::append_via(&mut parts.headers);
         }
         route.response_edits.apply(&mut parts.headers);
-        let mut response = Response::from_parts(parts, ToClient::upstream(body, ending));
+        let body = match upgrading.zip(switched) {
+            Some(sides) => {
+                self.switch(sides, (held, ending.take_place()));
+                ToClient::written(Bytes::new(), ending)
+            }
+            None => {
+                ending.hold(held);
+                ToClient::upstream(body, ending)
+            }
+        };
+        let mut response = Response::from_parts(parts, body);
         self.echo_id(id, &mut response);
         self.tell_limits(&ruling, response).await
     }
@@ -101,7 +114,7 @@ impl Exchange {
         let map = request.headers_mut();
         headers::remove_hop_by_hop(map);
         if let Some(upgrade) = upgrade {
-            headers::ask_upgrade(map, upgrade);
+            headers::name_upgrade(map, upgrade);
         }
         let trusted = site.proxies.trusts(self.client.address.ip());
         let id = headers::tell_upstream(map, site, &self.client, trusted, &self.worker.ids);
@@ -113,6 +126,7 @@ impl Exchange {
         &self,
         mut request: Forwarded,
         route: &Route,
+        wants: Wants,
         ending: &mut Ending,
     ) -> Result<(Response<Incoming>, Held), Failure> {
         let tally = route.tally(self.worker.number);
@@ -127,7 +141,7 @@ impl Exchange {
             tried.push(number);
             ending.note_upstream(target);
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
-            match self.try_one(request, route, target).await {
+            match self.try_one(request, route, target, wants).await {
                 Tried::Answered(response, held) => {
                     if matches!(response.status().as_u16(), 502..=504) {
                         target.failed(&route.eject, self.worker.ticks.now());
@@ -160,7 +174,7 @@ impl Exchange {
         }
     }
 
-    async fn try_one(&self, request: Forwarded, route: &Route, target: &Arc<Target>) -> Tried {
+    async fn try_one(&self, request: Forwarded, route: &Route, target: &Arc<Target>, wants: Wants) -> Tried {
         let worker = self.worker.number;
         target.begin();
         let mut held = Held { target: Arc::clone(target), wire: None, timeout: route.timeout, worker };
@@ -198,6 +212,8 @@ impl Exchange {
         };
         match answered {
             Some(Ok(response)) if headers::has_unclear_length(response.headers()) => Tried::Failed(Failure::BadAnswer),
+            // Nobody asked for that.
+            Some(Ok(response)) if is_switch(&response) && wants == Wants::Answer => Tried::Failed(Failure::BadAnswer),
             Some(Ok(response)) => {
                 held.wire = Some(wire);
                 Tried::Answered(response, held)
@@ -226,6 +242,8 @@ impl Exchange {
         let answered = patience.outlast(pin!(sender.try_send_request(request))).await;
         match answered {
             None => Tried::Failed(Failure::UpstreamTimeout),
+            // HTTP/2 knows no such thing.
+            Some(Ok(response)) if is_switch(&response) => Tried::Failed(Failure::BadAnswer),
             Some(Ok(response)) => Tried::Answered(response, held),
             Some(Err(error)) => match patience.clients_fault() {
                 Some(failure) => Tried::Failed(failure),
@@ -256,25 +274,17 @@ impl Exchange {
         }
     }
 
-    /// Both sides speak another protocol from here on.
-    fn switch(
-        &self,
-        mut answered: Response<Incoming>,
-        client: Option<OnUpgrade>,
-        mut ending: Ending,
-        held: Held,
-    ) -> Response<ToClient> {
-        let Some(client) = client else {
-            // Nobody asked for that.
-            return answer::failed(Failure::BadAnswer).map(|text| ToClient::written(text, ending));
-        };
-        let upstream = hyper::upgrade::on(&mut answered);
+    /// Both sides, the client and the upstream, speak another protocol from here on.
+    fn switch(&self, (client, upstream): (OnUpgrade, OnUpgrade), (held, place): (Held, Option<Place>)) {
         self.client.upgrade();
         let counted = Counted::new(Arc::clone(&self.worker.tally));
         let silence = Silence { ticks: Arc::clone(&self.worker.ticks), longest: self.worker.site.load().upgraded };
-        tokio::spawn(upgrade::relay(client, upstream, (held, ending.take_place(), counted), silence));
-        answered.map(|_| ToClient::written(bytes::Bytes::new(), ending))
+        tokio::spawn(upgrade::relay(client, upstream, (held, place, counted), silence));
     }
+}
+
+fn is_switch(response: &Response<Incoming>) -> bool {
+    response.status() == StatusCode::SWITCHING_PROTOCOLS
 }
 
 /// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it.
