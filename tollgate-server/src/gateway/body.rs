@@ -180,6 +180,12 @@ impl ToClient {
         Self { kind: Kind::Upstream(body), rest: Bytes::new(), stall: None, ending }
     }
 
+    /// Takes away what was written here, for an answer that has no body: how long it was, if there was any.
+    pub(super) fn take_written(&mut self) -> Option<usize> {
+        let is_written = matches!(self.kind, Kind::Written) && !self.rest.is_empty();
+        is_written.then(|| std::mem::take(&mut self.rest).len())
+    }
+
     /// The head of the answer is about to leave.
     pub(super) fn answers_with(&mut self, status: StatusCode) {
         self.ending.note_status(status);

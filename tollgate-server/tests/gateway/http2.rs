@@ -319,3 +319,43 @@ fn a_body_of_unknown_length_passes_whatever_the_method() {
         assert_eq!(connection.receive_head().unwrap().header("x-length"), Some("5"), "{method}");
     }
 }
+
+/// HTTP/2 has no other way to say that a body is not there than not to send it.
+#[test]
+fn an_answer_to_head_has_no_body_whoever_wrote_it() {
+    let routes = [
+        "{ path: /written, respond: { body: hello } }".to_owned(),
+        "{ path: /nothing, respond: { status: 204, body: hello } }".to_owned(),
+        "{ path: /echo, upstream: echo }".to_owned(),
+        format!("{{ path: /fails, retries: 0, upstream: 'http://{}' }}", crate::upstream::nobody()),
+    ];
+    let gateway = Gateway::start(&site("", &routes, ""));
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        for (path, wanted) in [("/written", 200), ("/nothing", 204), ("/echo", 200), ("/fails", 502), ("/none", 404)] {
+            let uri = format!("http://{}{path}", gateway.address);
+            let request = Request::head(uri).body(full("")).unwrap();
+            // A client that gets a body all the same ends the stream with an error.
+            let (parts, body) = sender.send_request(request).await.unwrap().into_parts();
+            let body = body.collect().await.unwrap_or_else(|error| panic!("{path}: {error}")).to_bytes();
+            assert_eq!((parts.status.as_u16(), body.len()), (wanted, 0), "{path}");
+            let length = parts.headers.get("content-length").map(|length| length.to_str().unwrap().to_owned());
+            match path {
+                "/written" => assert_eq!(length.as_deref(), Some("5")),
+                "/nothing" => assert_eq!(length, None),
+                _ => assert!(length.is_some_and(|length| length != "0"), "{path}"),
+            }
+        }
+        let (status, body, _) =
+            whole(sender.send_request(get(&gateway, "/nothing").body(full("")).unwrap()).await.unwrap()).await;
+        assert_eq!((status, body.len()), (204, 0));
+    });
+    let mut connection = gateway.connect();
+    for path in ["/echo", "/written", "/none"] {
+        connection.send(format!("HEAD {path} HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"));
+        let head = connection.receive_head().unwrap();
+        assert!(head.header("content-length").is_some_and(|length| length != "0"), "{path}");
+    }
+    assert_eq!(connection.get("/nothing").status, 204);
+    assert_eq!(connection.get("/written").text(), "hello", "nothing stands between two answers");
+}
