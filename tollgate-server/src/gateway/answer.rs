@@ -10,6 +10,7 @@ pub(super) enum Failure {
     NoHost,
     SeveralHosts,
     BadHost,
+    BadLength,
     Connect,
     BodyTooLong,
     BodyLate,
@@ -35,7 +36,9 @@ impl Failure {
 
     const fn status(self) -> StatusCode {
         match self {
-            Self::NoHost | Self::SeveralHosts | Self::BadHost | Self::BodyBroken => StatusCode::BAD_REQUEST,
+            Self::NoHost | Self::SeveralHosts | Self::BadHost | Self::BadLength | Self::BodyBroken => {
+                StatusCode::BAD_REQUEST
+            }
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
@@ -51,6 +54,9 @@ impl Failure {
             Self::NoHost => r#"{"error":"bad_request","message":"The request names no host."}"#,
             Self::SeveralHosts => r#"{"error":"bad_request","message":"The request names several hosts."}"#,
             Self::BadHost => r#"{"error":"bad_request","message":"The host is none."}"#,
+            Self::BadLength => {
+                r#"{"error":"bad_request","message":"The request does not say in one way how long it is."}"#
+            }
             Self::Connect => r#"{"error":"method_not_allowed","message":"This is no forward proxy."}"#,
             Self::BodyTooLong => r#"{"error":"body_too_long","message":"The body is longer than is taken here."}"#,
             Self::BodyLate => r#"{"error":"request_timeout","message":"The body did not come in time."}"#,

@@ -296,6 +296,13 @@ fn legible(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
         (Some(host), None) if !headers::is_authority(host) => return Err(Failure::BadHost),
         _ => {}
     }
+    if request.uri().authority().is_some_and(|authority| !headers::is_authority(authority.as_str())) {
+        return Err(Failure::BadHost);
+    }
+    // With HTTP/1 the guard has seen to it.
+    if request.version() == Version::HTTP_2 && !headers::has_one_length(request.headers()) {
+        return Err(Failure::BadLength);
+    }
     if request.body().size_hint().lower() > site.max_body {
         return Err(Failure::BodyTooLong);
     }

@@ -114,10 +114,17 @@ pub(super) fn has_unclear_length(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Whether a `Host` is one.
-pub(super) fn is_authority(host: &HeaderValue) -> bool {
+/// Whether a request says at most once how long it is, and in digits.
+pub(super) fn has_one_length(headers: &HeaderMap) -> bool {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let is_good = |length: &HeaderValue| !length.is_empty() && length.as_bytes().iter().all(u8::is_ascii_digit);
+    lengths.next().is_none_or(is_good) && lengths.next().is_none()
+}
+
+/// Whether a host is one. With the name of a user before it, it is none: some would read that as the host.
+pub(super) fn is_authority(host: impl AsRef<[u8]>) -> bool {
     let is_good = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~:[]%!$&'()*+,;=".contains(byte);
-    host.as_bytes().iter().all(is_good)
+    host.as_ref().iter().all(is_good)
 }
 
 /// HTTP/2 may send a cookie in pieces, which HTTP/1 puts together (RFC 9113, 8.2.3).

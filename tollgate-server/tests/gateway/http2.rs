@@ -359,3 +359,29 @@ fn an_answer_to_head_has_no_body_whoever_wrote_it() {
     assert_eq!(connection.get("/nothing").status, 204);
     assert_eq!(connection.get("/written").text(), "hello", "nothing stands between two answers");
 }
+
+#[test]
+fn requests_of_http_2_that_have_two_readings_are_refused() {
+    let upstream = Raw::named("one");
+    let gateway = Gateway::before(&upstream.url());
+    runtime().block_on(async {
+        for lengths in [&["5", "5"][..], &["5", "6"], &[""], &["0", "0"]] {
+            let mut sender = connect(gateway.address).await;
+            let mut request = Request::post(format!("http://{}/", gateway.address));
+            for length in lengths {
+                request = request.header("content-length", *length);
+            }
+            let body = if lengths[0] == "5" { "hello" } else { "" };
+            let body = with_trailers(Bytes::from_static(body.as_bytes()), &[]);
+            let answered = sender.send_request(request.body(body).unwrap()).await;
+            // What the library refuses by itself never gets here.
+            assert!(answered.is_err() || answered.is_ok_and(|answer| answer.status() == 400), "{lengths:?}");
+        }
+        let mut sender = connect(gateway.address).await;
+        let request = Request::get(format!("http://ann@{}/", gateway.address)).body(full("")).unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().status(), 400);
+    });
+    assert_eq!(gateway.connect().ask("GET http://ann@h/ HTTP/1.1\r\nHost: h\r\n\r\n").status, 400);
+    assert_eq!(gateway.connect().ask("GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n").status, 200);
+    assert_eq!(upstream.requests(), 1);
+}
