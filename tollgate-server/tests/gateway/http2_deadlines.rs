@@ -160,3 +160,22 @@ fn a_written_answer_that_is_not_read_is_given_up_too() {
         assert!(rest.expect("it ends").is_err(), "it was given up");
     });
 }
+
+/// Nobody but the client is to blame, and it is told so.
+#[test]
+fn a_body_that_does_not_come_is_408_before_an_upstream_of_http_2() {
+    let upstream = Served::start(Speaks::Http2, |request| async move {
+        let length = request.into_body().collect().await.map_or(0, |body| body.to_bytes().len());
+        Response::new(full(length.to_string()))
+    });
+    let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("timeouts: { body: 1s }", &[route], ""));
+    for rest in ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhel"] {
+        let mut connection = gateway.connect();
+        let begun = Instant::now();
+        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{rest}"));
+        assert_eq!(connection.receive().status, 408);
+        assert!(begun.elapsed() < SOON);
+    }
+    assert_eq!(gateway.get("/").text(), "0", "the shared connection is not to blame");
+}

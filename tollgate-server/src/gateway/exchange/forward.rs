@@ -1,9 +1,9 @@
 //! To an upstream and back.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{HOST, TRANSFER_ENCODING, UPGRADE};
@@ -203,12 +203,7 @@ impl Exchange {
         request.body_mut().read_by(wire.patience(), route.timeout);
         let answered = {
             let mut sending = pin!(wire.send(request));
-            // The connection looks at the deadline of the body, and wakes this when it has passed.
-            poll_fn(|context| match self.client.body_is_late() {
-                true => Poll::Ready(None),
-                false => sending.as_mut().poll(context).map(Some),
-            })
-            .await
+            poll_fn(|context| self.poll_before_late(sending.as_mut(), context)).await
         };
         match answered {
             Some(Ok(response)) if headers::has_unclear_length(response.headers()) => Tried::Failed(Failure::BadAnswer),
@@ -239,9 +234,13 @@ impl Exchange {
             (request.body().is_nothing() && request.method().is_idempotent()).then(|| request.clone_without_body());
         let patience = Arc::new(Patience::new(Arc::clone(&self.worker.ticks)));
         request.body_mut().read_by(&patience, route.timeout);
-        let answered = patience.outlast(pin!(sender.try_send_request(request))).await;
+        let answered = {
+            let mut sending = pin!(sender.try_send_request(request));
+            patience.outlast(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
+        };
+        let Some(answered) = answered else { return Tried::Failed(Failure::UpstreamTimeout) };
         match answered {
-            None => Tried::Failed(Failure::UpstreamTimeout),
+            None => Tried::Failed(Failure::BodyLate),
             // HTTP/2 knows no such thing.
             Some(Ok(response)) if is_switch(&response) => Tried::Failed(Failure::BadAnswer),
             Some(Ok(response)) => Tried::Answered(response, held),
@@ -249,6 +248,15 @@ impl Exchange {
                 Some(failure) => Tried::Failed(failure),
                 None => failed(error, copy),
             },
+        }
+    }
+
+    /// What comes of it, or nothing if the client's body is late by then. The connection looks at the deadline of the
+    /// body, and wakes this when it has passed.
+    fn poll_before_late<F: Future>(&self, future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<Option<F::Output>> {
+        match self.client.body_is_late() {
+            true => Poll::Ready(None),
+            false => future.poll(context).map(Some),
         }
     }
 
