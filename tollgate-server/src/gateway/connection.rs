@@ -41,6 +41,9 @@ const STREAM_WINDOW_BYTES: u32 = 128 << 10;
 /// Room for all streams at once, so that uploads that are stuck leave the others what they need.
 const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 
+/// What is held of each answer that the client does not read: two frames, so that one is there while another is written.
+const SEND_BUFFER_BYTES: usize = 32 << 10;
+
 /// How often an HTTP/2 connection is asked whether it is still there.
 const PING_EVERY: Duration = Duration::from_secs(20);
 
@@ -131,6 +134,7 @@ async fn serve_by_hyper(left: Left, client: Arc<Client>, worker: Arc<Worker>, st
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_send_buf_size(SEND_BUFFER_BYTES)
             .max_header_list_size(u32::try_from(max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(PING_EVERY);
         let connection = builder.serve_connection(io, service);

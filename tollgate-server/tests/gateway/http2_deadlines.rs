@@ -24,10 +24,10 @@ const GOAWAY: u8 = 7;
 const ACK: u8 = 1;
 
 /// A client that sees frames.
-struct Frames(TcpStream);
+pub(crate) struct Frames(TcpStream);
 
 impl Frames {
-    fn to(gateway: &Gateway) -> Self {
+    pub(crate) fn to(gateway: &Gateway) -> Self {
         let stream = TcpStream::connect(gateway.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut this = Self(stream);
@@ -38,8 +38,12 @@ impl Frames {
 
     /// A frame of the whole connection.
     fn send(&mut self, kind: u8, flags: u8, payload: &[u8]) -> io::Result<()> {
+        self.send_on(0, kind, flags, payload)
+    }
+
+    pub(crate) fn send_on(&mut self, stream: u32, kind: u8, flags: u8, payload: &[u8]) -> io::Result<()> {
         let length = u8::try_from(payload.len()).unwrap();
-        self.0.write_all(&[&[0, 0, length, kind, flags, 0, 0, 0, 0], payload].concat())
+        self.0.write_all(&[&[0, 0, length, kind, flags], &stream.to_be_bytes()[..], payload].concat())
     }
 
     /// The kind, the flags and the payload of the next frame; nothing at the end.

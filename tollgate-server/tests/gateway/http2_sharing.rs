@@ -12,6 +12,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::time::timeout;
 
 use crate::http2::{connect, get, whole};
+use crate::http2_deadlines::Frames;
 use crate::process::{Gateway, site};
 use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime, until};
 
@@ -100,4 +101,25 @@ fn a_second_try_asks_for_the_same_host() {
         assert!(seen.contains("\r\nhost: shop.example.com\r\n"), "{seen}");
     }
     assert!(broken.accepted() > 0, "it was tried");
+}
+
+/// A client that takes everything at once and reads nothing.
+#[test]
+fn one_connection_cannot_hold_much() {
+    let [headers, settings, window_update] = [1, 4, 8];
+    let upstream = Served::start(Speaks::Http1, |_| async { Response::new(endless()) });
+    let route = format!("{{ path: /**, upstream: 'http://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let before = gateway.memory_kib();
+    let mut frames = Frames::to(&gateway);
+    frames.send_on(0, settings, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]).unwrap();
+    frames.send_on(0, window_update, 0, &[0x7f, 0, 0, 0]).unwrap();
+    for number in 0..250 {
+        // GET http://h/, and that is all of it.
+        frames.send_on(2 * number + 1, headers, 0x5, &[0x82, 0x86, 0x84, 0x41, 1, b'h']).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(4));
+    let held = gateway.memory_kib().saturating_sub(before);
+    assert!(upstream.accepted() >= 50, "{}", upstream.accepted());
+    assert!(held < 40 << 10, "{held} KiB");
 }
