@@ -72,7 +72,16 @@ impl From<hyper::Error> for ConnectError {
 }
 
 /// A connection to an upstream: the one that is shared, or a new one.
-pub(super) async fn line(target: &Target, worker: &Arc<Worker>, within: Duration) -> Result<Line, ConnectError> {
+pub(super) async fn line(
+    target: &Target,
+    worker: &Arc<Worker>,
+    wants: Wants,
+    within: Duration,
+) -> Result<Line, ConnectError> {
+    if wants == Wants::Upgrade && target.address.scheme == Speaks::Tls {
+        let opened = timeout(within, open(target, worker, wants));
+        return opened.await.map_err(|_elapsed| ConnectError::Timeout)?;
+    }
     if target.address.scheme != Speaks::Http1
         && let Some(sender) = target.shared(worker.number)
     {
@@ -83,7 +92,7 @@ pub(super) async fn line(target: &Target, worker: &Arc<Worker>, within: Duration
         // Whoever had the turn before may have opened it.
         match turn.as_ref().and_then(|_| target.shared(worker.number)) {
             Some(sender) => Ok(Line::Shared(sender)),
-            None => open(target, worker).await,
+            None => open(target, worker, wants).await,
         }
     };
     timeout(within, opened).await.map_err(|_elapsed| ConnectError::Timeout)?
@@ -155,13 +164,18 @@ impl AsyncWrite for UpstreamIo {
 
 /// Connects, and agrees on what is spoken.
 pub(super) async fn dial(target: &Target) -> Result<Dialled, ConnectError> {
+    dial_for(target, Wants::Answer).await
+}
+
+async fn dial_for(target: &Target, wants: Wants) -> Result<Dialled, ConnectError> {
     let address = &target.address;
     let tcp = TcpStream::connect((address.host.trim_matches(['[', ']']), address.port)).await?;
     // Small requests must not wait for more to come.
     tcp.set_nodelay(true)?;
     Ok(match (&target.tls, address.scheme) {
         (Some(tls), _) => {
-            let stream = Box::new(tls.connector.connect(tls.name.clone(), tcp).await?);
+            let connector = if wants == Wants::Upgrade { &tls.http1 } else { &tls.connector };
+            let stream = Box::new(connector.connect(tls.name.clone(), tcp).await?);
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
             if is_http2 { Dialled::Http2(UpstreamIo::Tls(stream)) } else { Dialled::Http1(UpstreamIo::Tls(stream)) }
         }
@@ -170,8 +184,8 @@ pub(super) async fn dial(target: &Target) -> Result<Dialled, ConnectError> {
     })
 }
 
-async fn open(target: &Target, worker: &Arc<Worker>) -> Result<Line, ConnectError> {
-    match dial(target).await? {
+async fn open(target: &Target, worker: &Arc<Worker>, wants: Wants) -> Result<Line, ConnectError> {
+    match dial_for(target, wants).await? {
         Dialled::Http1(io) => Ok(Line::Own(Wire::new(io, Arc::clone(&worker.ticks)).await?)),
         Dialled::Http2(io) => share(io, target, worker).await,
     }

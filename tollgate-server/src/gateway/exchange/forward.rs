@@ -180,7 +180,7 @@ impl Exchange {
         let mut held = Held { target: Arc::clone(target), wire: None, timeout: route.timeout, worker };
         let mut wire = match target.take_idle(worker) {
             Some(wire) => wire,
-            None => match Box::pin(connect::line(target, &self.worker, route.connect_timeout)).await {
+            None => match Box::pin(connect::line(target, &self.worker, wants, route.connect_timeout)).await {
                 Ok(Line::Own(wire)) => wire,
                 Ok(Line::Shared(sender)) => return Box::pin(self.ask_shared(sender, request, route, held)).await,
                 Err(error) => {
