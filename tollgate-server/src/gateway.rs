@@ -24,6 +24,7 @@ mod metrics;
 mod patience;
 mod ports;
 mod request_id;
+mod shared;
 mod site;
 mod streams;
 mod tally;

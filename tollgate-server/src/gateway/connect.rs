@@ -13,8 +13,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use super::body::ToUpstream;
 use super::exchange::Worker;
+use super::shared::{Seat, Sender, UNSAID};
 use super::target::{Speaks, Target};
 use super::wire::Wire;
 
@@ -42,7 +42,7 @@ pub(super) enum Line {
     /// For one request at a time.
     Own(Wire),
     /// For many at once.
-    Shared(http2::SendRequest<ToUpstream>),
+    Shared(Sender, Seat),
 }
 
 /// Why there is no connection.
@@ -71,7 +71,7 @@ impl From<hyper::Error> for ConnectError {
     }
 }
 
-/// A connection to an upstream: the one that is shared, or a new one.
+/// A connection to an upstream: one that is shared and has room, or a new one.
 pub(super) async fn line(
     target: &Target,
     worker: &Arc<Worker>,
@@ -83,15 +83,15 @@ pub(super) async fn line(
         return opened.await.map_err(|_elapsed| ConnectError::Timeout)?;
     }
     if target.address.scheme != Speaks::Http1
-        && let Some(sender) = target.shared(worker.number)
+        && let Some((sender, seat)) = target.shared(worker.number).seat()
     {
-        return Ok(Line::Shared(sender));
+        return Ok(Line::Shared(sender, seat));
     }
     let opened = async {
         let turn = target.turn(worker.number).await;
         // Whoever had the turn before may have opened it.
-        match turn.as_ref().and_then(|_| target.shared(worker.number)) {
-            Some(sender) => Ok(Line::Shared(sender)),
+        match turn.as_ref().and_then(|_| target.shared(worker.number).seat()) {
+            Some((sender, seat)) => Ok(Line::Shared(sender, seat)),
             None => open(target, worker, wants).await,
         }
     };
@@ -197,12 +197,12 @@ async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
+        .initial_max_send_streams(UNSAID)
         // Not adaptive: that makes both windows the same, and one stuck stream fills both.
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-    // How it ended is told to whoever waits for an answer.
-    tokio::spawn(async move { _ = connection.await });
-    target.share(worker.number, sender.clone());
-    Ok(Line::Shared(sender))
+    let added = target.shared(worker.number).add(sender, connection).await;
+    let (sender, seat) = added.ok_or(io::ErrorKind::ConnectionAborted).map_err(io::Error::from)?;
+    Ok(Line::Shared(sender, seat))
 }

@@ -11,10 +11,10 @@ use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::time::timeout;
 
-use crate::http2::{connect, get, whole};
+use crate::http2::{connect, get};
 use crate::http2_deadlines::Frames;
 use crate::process::{Gateway, site};
-use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime, until};
+use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
 
 /// Generous: a busy machine must not fail a test, but nothing may take for ever.
 const SOON: Duration = Duration::from_secs(15);
@@ -84,7 +84,9 @@ fn uploads_that_an_upstream_does_not_read_hold_up_no_others_of_the_client() {
 #[test]
 fn a_second_try_asks_for_the_same_host() {
     let broken = Raw::start(|conversation| {
-        _ = conversation.more();
+        // Says hello, and hangs up on a request: whatever is longer than the gateway's own hello.
+        conversation.send([0, 0, 0, 4, 0, 0, 0, 0, 0]);
+        while conversation.unread().len() < 160 && conversation.more() {}
     });
     let good = Raw::named("good");
     let route = format!(
@@ -101,6 +103,46 @@ fn a_second_try_asks_for_the_same_host() {
         assert!(seen.contains("\r\nhost: shop.example.com\r\n"), "{seen}");
     }
     assert!(broken.accepted() > 0, "it was tried");
+}
+
+/// An upstream of HTTP/2 that takes so many requests of a connection at a time.
+fn narrow(streams: u32, takes: Duration) -> (std::net::SocketAddr, Arc<AtomicUsize>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (address, accepted) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&accepted);
+    runtime().spawn(async move {
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        while let Ok((stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Relaxed);
+            let service = hyper::service::service_fn(move |_| async move {
+                tokio::time::sleep(takes).await;
+                Ok::<_, std::convert::Infallible>(Response::new(full("ok")))
+            });
+            let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            builder.max_concurrent_streams(streams);
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    (address, accepted)
+}
+
+#[test]
+fn more_requests_than_a_connection_takes_go_over_another() {
+    let (address, accepted) = narrow(10, Duration::from_secs(2));
+    let route = format!("{{ path: /**, timeout: 3s, retries: 0, upstream: 'h2c://{address}' }}");
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    runtime().block_on(async {
+        let sender = connect(gateway.address).await;
+        let asked = (0..50).map(|_| {
+            let (mut sender, request) = (sender.clone(), get(&gateway, "/").body(full("")).unwrap());
+            async move { sender.send_request(request).await.unwrap().status().as_u16() }
+        });
+        let statuses = futures_util::future::join_all(asked).await;
+        assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
+    });
+    assert!((2..=10).contains(&accepted.load(Relaxed)), "{accepted:?}");
+    assert_eq!(gateway.get("/").status, 200);
 }
 
 /// A client that takes everything at once and reads nothing.

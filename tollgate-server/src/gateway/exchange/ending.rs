@@ -10,6 +10,7 @@ use tollgate::{Place, Ruling};
 use super::super::body::Came;
 use super::super::client::Client;
 use super::super::log::{Over, Record};
+use super::super::shared::Seat;
 use super::super::tally::{Moment, RouteTally};
 use super::super::target::Target;
 use super::super::ticks::Wait;
@@ -35,6 +36,8 @@ pub(in super::super) struct Held {
     pub(in super::super) target: Arc<Target>,
     /// The connection, if it is this request's alone.
     pub(in super::super) wire: Option<Wire>,
+    /// Its place on the connection, if others share it.
+    pub(in super::super) seat: Option<Seat>,
     pub(in super::super) timeout: Wait,
     pub(in super::super) worker: usize,
 }

@@ -18,6 +18,7 @@ use super::super::answer::Failure;
 use super::super::body::{ToClient, ToUpstream};
 use super::super::connect::{self, Line, Wants};
 use super::super::patience::Patience;
+use super::super::shared::Sender;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::super::upgrade::Silence;
@@ -177,12 +178,15 @@ impl Exchange {
     async fn try_one(&self, request: Forwarded, route: &Route, target: &Arc<Target>, wants: Wants) -> Tried {
         let worker = self.worker.number;
         target.begin();
-        let mut held = Held { target: Arc::clone(target), wire: None, timeout: route.timeout, worker };
+        let mut held = Held { target: Arc::clone(target), wire: None, seat: None, timeout: route.timeout, worker };
         let mut wire = match target.take_idle(worker) {
             Some(wire) => wire,
             None => match Box::pin(connect::line(target, &self.worker, wants, route.connect_timeout)).await {
                 Ok(Line::Own(wire)) => wire,
-                Ok(Line::Shared(sender)) => return Box::pin(self.ask_shared(sender, request, route, held)).await,
+                Ok(Line::Shared(sender, seat)) => {
+                    held.seat = Some(seat);
+                    return Box::pin(self.ask_shared(sender, request, route, held)).await;
+                }
                 Err(error) => {
                     let failure = if error.is_timeout() { Failure::ConnectTimeout } else { Failure::CannotConnect };
                     return Tried::Again(request, failure);
@@ -222,13 +226,7 @@ impl Exchange {
         }
     }
 
-    async fn ask_shared(
-        &self,
-        mut sender: hyper::client::conn::http2::SendRequest<ToUpstream>,
-        mut request: Forwarded,
-        route: &Route,
-        held: Held,
-    ) -> Tried {
+    async fn ask_shared(&self, mut sender: Sender, mut request: Forwarded, route: &Route, held: Held) -> Tried {
         self.address(&mut request, route, &held.target, Version::HTTP_2);
         let copy =
             (request.body().is_nothing() && request.method().is_idempotent()).then(|| request.clone_without_body());

@@ -115,7 +115,13 @@ impl Lane<'_> {
             passing.ending.note_upstream(target);
             target.begin();
             let (target, worker) = (Arc::clone(target), self.worker.number);
-            passing.ending.hold(Held { target: Arc::clone(&target), wire: None, timeout: route.timeout, worker });
+            passing.ending.hold(Held {
+                target: Arc::clone(&target),
+                wire: None,
+                seat: None,
+                timeout: route.timeout,
+                worker,
+            });
             target
         });
     }
