@@ -1,7 +1,7 @@
 //! Answers that the gateway writes itself when something other than a limit is in the way.
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
 /// Why a request was not answered by an upstream.
@@ -75,6 +75,9 @@ impl Failure {
     }
 }
 
+/// What is taken here, as far as it has a name; others are, too.
+const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
+
 /// The answer that a failure is.
 pub(super) fn failed(failure: Failure) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from_static(failure.body().as_bytes()));
@@ -83,6 +86,9 @@ pub(super) fn failed(failure: Failure) -> Response<Bytes> {
     if failure.status() == StatusCode::BAD_REQUEST {
         // Whoever sends what cannot be read may mean what follows it in another way, too.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    if failure == Failure::Connect {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static(METHODS));
     }
     if failure.status() == StatusCode::SERVICE_UNAVAILABLE {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));

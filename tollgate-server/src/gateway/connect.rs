@@ -16,7 +16,7 @@ use tokio_rustls::client::TlsStream;
 use super::exchange::Worker;
 use super::shared::{Seat, Sender, UNSAID};
 use super::target::{Speaks, Target};
-use super::wire::Wire;
+use super::wire::{MAX_HEAD_BYTES, Wire};
 
 /// How often an HTTP/2 connection is asked whether it is still there, and how long it may take to say so.
 const PING_EVERY: Duration = Duration::from_secs(15);
@@ -198,6 +198,7 @@ async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
         .initial_max_send_streams(UNSAID)
+        .max_header_list_size(MAX_HEAD_BYTES)
         // Not adaptive: that makes both windows the same, and one stuck stream fills both.
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);

@@ -24,9 +24,6 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// How we are called in `Via`.
-const OUR_VIA: HeaderValue = HeaderValue::from_static("1.1 tollgate");
-
 /// A longer id is no id.
 const MAX_ID_BYTES: usize = 128;
 
@@ -97,6 +94,17 @@ pub(super) fn name_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(UPGRADE, protocol);
 }
 
+/// Says to an upstream of HTTP/1 which headers are for it alone.
+pub(super) fn name_hop_by_hop(headers: &mut HeaderMap) {
+    let named = match (headers.contains_key(UPGRADE), headers.contains_key(TE)) {
+        (true, true) => "upgrade, te",
+        (true, false) => "upgrade",
+        (false, true) => "te",
+        (false, false) => return,
+    };
+    headers.insert(CONNECTION, HeaderValue::from_static(named));
+}
+
 /// Whether an answer does not say in one way how long it is. hyper takes one of two ways, and the client may take the
 /// other.
 pub(super) fn has_unclear_length(headers: &HeaderMap) -> bool {
@@ -138,8 +146,20 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Adds who the client is and which way its request came. The id of the request comes back.
+/// Adds who the client is and which way its request of HTTP/1.1 came. The id of the request comes back.
 pub(super) fn tell_upstream(
+    headers: &mut HeaderMap,
+    site: &Site,
+    client: &Client,
+    trusted: bool,
+    ids: &RequestIds,
+) -> Option<HeaderValue> {
+    tell_upstream_of(Version::HTTP_11, headers, site, client, trusted, ids)
+}
+
+/// The same for a request of any version.
+pub(super) fn tell_upstream_of(
+    version: Version,
     headers: &mut HeaderMap,
     site: &Site,
     client: &Client,
@@ -154,7 +174,7 @@ pub(super) fn tell_upstream(
         tell_forwarded(headers, client, trusted);
     }
     if site.tells(Told::Via) {
-        append_via(headers);
+        append_via_of(version, headers);
     }
     if !site.tells(Told::RequestId) {
         return None;
@@ -223,6 +243,17 @@ fn tell_forwarded(headers: &mut HeaderMap, client: &Client, trusted: bool) {
     }
 }
 
+/// Names us in a message that came as HTTP/1.1.
 pub(super) fn append_via(headers: &mut HeaderMap) {
-    headers.append(VIA, OUR_VIA);
+    append_via_of(Version::HTTP_11, headers);
+}
+
+/// The same for a message that came in any version, which is what `Via` tells of.
+pub(super) fn append_via_of(version: Version, headers: &mut HeaderMap) {
+    let via = match version {
+        Version::HTTP_2 => "2 tollgate",
+        Version::HTTP_11 => "1.1 tollgate",
+        _ => "1.0 tollgate",
+    };
+    headers.append(VIA, HeaderValue::from_static(via));
 }

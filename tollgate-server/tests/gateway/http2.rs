@@ -385,3 +385,32 @@ fn requests_of_http_2_that_have_two_readings_are_refused() {
     assert_eq!(gateway.connect().ask("GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n").status, 200);
     assert_eq!(upstream.requests(), 1);
 }
+
+#[test]
+fn each_side_is_told_what_was_spoken_with_the_other() {
+    let one = Raw::named("one");
+    let two = Served::start(Speaks::Http2, |_| async { Response::new(full("ok")) });
+    let routes = [
+        format!("{{ path: /two, upstream: 'h2c://{}' }}", two.address),
+        format!("{{ path: /**, upstream: {} }}", one.url()),
+    ];
+    let gateway = Gateway::start(&site("", &routes, ""));
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        let request = get(&gateway, "/").header("te", "trailers").body(full("")).unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(response.headers()["via"], "1.1 tollgate");
+        let (_, body, _) = whole(response).await;
+        let seen = String::from_utf8_lossy(&body).to_ascii_lowercase();
+        assert!(seen.contains("\r\nvia: 2 tollgate\r\n"), "{seen}");
+        // A header that is only for the neighbour has to be named as such.
+        assert!(seen.contains("\r\nte: trailers\r\n") && seen.contains("\r\nconnection: te\r\n"), "{seen}");
+        let request = get(&gateway, "/two").body(full("")).unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().headers()["via"], "2 tollgate");
+    });
+    let old = gateway.connect().ask("GET / HTTP/1.0\r\nHost: h\r\n\r\n");
+    assert!(old.text().to_ascii_lowercase().contains("\r\nvia: 1.0 tollgate\r\n"), "{}", old.text());
+    let refused = gateway.connect().ask("CONNECT h:443 HTTP/1.1\r\nHost: h:443\r\n\r\n");
+    assert_eq!(refused.status, 405);
+    assert!(refused.header("allow").is_some_and(|allow| allow.contains("GET") && !allow.contains("CONNECT")));
+}

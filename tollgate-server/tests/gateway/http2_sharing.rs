@@ -145,6 +145,18 @@ fn more_requests_than_a_connection_takes_go_over_another() {
     assert_eq!(gateway.get("/").status, 200);
 }
 
+#[test]
+fn a_head_of_some_length_passes_from_an_upstream_of_http_2() {
+    let upstream = Served::start(Speaks::Http2, |_| async {
+        let mut response = Response::new(full("ok"));
+        response.headers_mut().insert("x-long", "x".repeat(40 << 10).parse().unwrap());
+        response
+    });
+    let gateway = Gateway::before(&format!("h2c://{}", upstream.address));
+    let answer = gateway.get("/");
+    assert_eq!((answer.status, answer.header("x-long").map(str::len)), (200, Some(40 << 10)));
+}
+
 /// A client that takes everything at once and reads nothing.
 #[test]
 fn one_connection_cannot_hold_much() {

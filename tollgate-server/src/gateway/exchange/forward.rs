@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
@@ -66,9 +66,9 @@ impl Exchange {
             headers::name_upgrade(&mut parts.headers, protocol);
         }
         // What is spoken with the client is between the client and hyper.
-        parts.version = Version::HTTP_11;
+        let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
         if site.tells(Told::Via) {
-            headers::append_via(&mut parts.headers);
+            headers::append_via_of(version, &mut parts.headers);
         }
         route.response_edits.apply(&mut parts.headers);
         let body = match upgrading.zip(switched) {
@@ -112,13 +112,14 @@ impl Exchange {
             request.headers_mut().insert(HOST, host);
         }
         let upgrade = if upgrading { request.headers().get(UPGRADE).cloned() } else { None };
+        let version = request.version();
         let map = request.headers_mut();
         headers::remove_hop_by_hop(map);
         if let Some(upgrade) = upgrade {
             headers::name_upgrade(map, upgrade);
         }
         let trusted = site.proxies.trusts(self.client.address.ip());
-        let id = headers::tell_upstream(map, site, &self.client, trusted, &self.worker.ids);
+        let id = headers::tell_upstream_of(version, map, site, &self.client, trusted, &self.worker.ids);
         route.request_edits.apply(map);
         id
     }
@@ -267,9 +268,11 @@ impl Exchange {
         if version == Version::HTTP_2 {
             // What an earlier try over HTTP/1 needed.
             request.headers_mut().remove(TRANSFER_ENCODING);
+            request.headers_mut().remove(CONNECTION);
             return target.complete(request);
         }
         *request.version_mut() = version;
+        headers::name_hop_by_hop(request.headers_mut());
         if !request.body().is_nothing() && request.body().size_hint().exact().is_none() {
             // hyper would take a GET that does not say so for one without a body.
             request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
