@@ -29,6 +29,10 @@ const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// take nothing from those that do. The most that HTTP/2 knows.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 
+/// What is held of each body that the upstream does not read, beside what the client's window holds: two frames, so that
+/// one is there while another is written.
+const SEND_BUFFER_BYTES: usize = 32 << 10;
+
 /// What a client wants of an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wants {
@@ -199,6 +203,7 @@ async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<
         .keep_alive_timeout(PING_TIMEOUT)
         .initial_max_send_streams(UNSAID)
         .max_header_list_size(MAX_HEAD_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
         // Not adaptive: that makes both windows the same, and one stuck stream fills both.
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);

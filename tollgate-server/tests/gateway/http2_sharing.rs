@@ -175,3 +175,29 @@ fn one_connection_cannot_hold_much() {
     assert!(upstream.accepted() >= 50, "{}", upstream.accepted());
     assert!(held < 40 << 10, "{held} KiB");
 }
+
+/// The same the other way: an upstream that takes everything at once and reads nothing.
+#[test]
+fn uploads_that_an_upstream_of_http_2_does_not_read_hold_little() {
+    let upstream = Raw::start(|conversation| {
+        // Windows as wide as they get, for streams and for the connection.
+        conversation.send([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff]);
+        conversation.send([0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0]);
+        std::thread::sleep(Duration::from_secs(15));
+    });
+    let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let before = gateway.memory_kib();
+    runtime().block_on(async {
+        let sender = connect(gateway.address).await;
+        for _ in 0..100 {
+            let mut sender = sender.clone();
+            let request = Request::put(format!("http://{}/", gateway.address)).body(endless()).unwrap();
+            tokio::spawn(async move { sender.send_request(request).await });
+        }
+        tokio::time::sleep(Duration::from_secs(4)).await;
+    });
+    let held = gateway.memory_kib().saturating_sub(before);
+    assert!(upstream.accepted() > 0);
+    assert!(held < 56 << 10, "{held} KiB");
+}
