@@ -1,7 +1,7 @@
 //! Answers that the gateway writes itself when something other than a limit is in the way.
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
 /// Why a request was not answered by an upstream.
@@ -10,6 +10,7 @@ pub(super) enum Failure {
     NoHost,
     SeveralHosts,
     BadHost,
+    BadLength,
     Connect,
     BodyTooLong,
     BodyLate,
@@ -35,7 +36,9 @@ impl Failure {
 
     const fn status(self) -> StatusCode {
         match self {
-            Self::NoHost | Self::SeveralHosts | Self::BadHost | Self::BodyBroken => StatusCode::BAD_REQUEST,
+            Self::NoHost | Self::SeveralHosts | Self::BadHost | Self::BadLength | Self::BodyBroken => {
+                StatusCode::BAD_REQUEST
+            }
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
@@ -51,6 +54,9 @@ impl Failure {
             Self::NoHost => r#"{"error":"bad_request","message":"The request names no host."}"#,
             Self::SeveralHosts => r#"{"error":"bad_request","message":"The request names several hosts."}"#,
             Self::BadHost => r#"{"error":"bad_request","message":"The host is none."}"#,
+            Self::BadLength => {
+                r#"{"error":"bad_request","message":"The request does not say in one way how long it is."}"#
+            }
             Self::Connect => r#"{"error":"method_not_allowed","message":"This is no forward proxy."}"#,
             Self::BodyTooLong => r#"{"error":"body_too_long","message":"The body is longer than is taken here."}"#,
             Self::BodyLate => r#"{"error":"request_timeout","message":"The body did not come in time."}"#,
@@ -69,6 +75,9 @@ impl Failure {
     }
 }
 
+/// What is taken here, as far as it has a name; others are, too.
+const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
+
 /// The answer that a failure is.
 pub(super) fn failed(failure: Failure) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from_static(failure.body().as_bytes()));
@@ -77,6 +86,9 @@ pub(super) fn failed(failure: Failure) -> Response<Bytes> {
     if failure.status() == StatusCode::BAD_REQUEST {
         // Whoever sends what cannot be read may mean what follows it in another way, too.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    if failure == Failure::Connect {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static(METHODS));
     }
     if failure.status() == StatusCode::SERVICE_UNAVAILABLE {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));

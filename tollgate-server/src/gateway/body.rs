@@ -157,6 +157,8 @@ impl Drop for Sent {
 /// What a client is answered.
 pub(super) struct ToClient {
     kind: Kind,
+    /// What is there and not given to the client yet.
+    rest: Bytes,
     /// When an upstream that others share the connection of is given up; those that do not share it have a driver for
     /// that.
     stall: Option<Pin<Box<Sleep>>>,
@@ -165,17 +167,23 @@ pub(super) struct ToClient {
 }
 
 enum Kind {
-    Written(Bytes),
+    Written,
     Upstream(Incoming),
 }
 
 impl ToClient {
     pub(super) fn written(text: Bytes, ending: Ending) -> Self {
-        Self { kind: Kind::Written(text), stall: None, ending }
+        Self { kind: Kind::Written, rest: text, stall: None, ending }
     }
 
     pub(super) fn upstream(body: Incoming, ending: Ending) -> Self {
-        Self { kind: Kind::Upstream(body), stall: None, ending }
+        Self { kind: Kind::Upstream(body), rest: Bytes::new(), stall: None, ending }
+    }
+
+    /// Takes away what was written here, for an answer that has no body: how long it was, if there was any.
+    pub(super) fn take_written(&mut self) -> Option<usize> {
+        let is_written = matches!(self.kind, Kind::Written) && !self.rest.is_empty();
+        is_written.then(|| std::mem::take(&mut self.rest).len())
     }
 
     /// The head of the answer is about to leave.
@@ -190,12 +198,11 @@ impl Body for ToClient {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         let this = &mut *self;
+        if !this.rest.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(this.ending.give(&mut this.rest)))));
+        }
         match &mut this.kind {
-            Kind::Written(text) => {
-                let text = std::mem::take(text);
-                this.ending.note_sent(text.len());
-                Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))))
-            }
+            Kind::Written => Poll::Ready(None),
             Kind::Upstream(body) => match Pin::new(body).poll_frame(context) {
                 Poll::Pending => {
                     this.ending.upstream_awaited();
@@ -209,25 +216,33 @@ impl Body for ToClient {
                     this.stall = None;
                     this.ending.upstream_came(match &frame {
                         None => Came::All,
-                        Some(Ok(frame)) => Came::Bytes(frame.data_ref().map_or(0, Bytes::len)),
+                        Some(Ok(_)) => Came::Bytes,
                         Some(Err(_)) => Came::Error,
                     });
-                    Poll::Ready(frame.map(|frame| frame.map_err(Cut::Upstream)))
+                    Poll::Ready(frame.map(|frame| match frame.map_err(Cut::Upstream)?.into_data() {
+                        Ok(data) => {
+                            this.rest = data;
+                            Ok(Frame::data(this.ending.give(&mut this.rest)))
+                        }
+                        Err(trailers) => Ok(trailers),
+                    }))
                 }
             },
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.kind {
-            Kind::Written(text) => text.is_empty(),
-            Kind::Upstream(body) => body.is_end_stream(),
-        }
+        self.rest.is_empty()
+            && match &self.kind {
+                Kind::Written => true,
+                Kind::Upstream(body) => body.is_end_stream(),
+            }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Written(text) => SizeHint::with_exact(text.len() as u64),
+            Kind::Written => SizeHint::with_exact(self.rest.len() as u64),
+            // Asked for before anything is given.
             Kind::Upstream(body) => body.size_hint(),
         }
     }
@@ -261,7 +276,7 @@ impl std::error::Error for Cut {}
 
 /// What came of an upstream's body.
 pub(super) enum Came {
-    Bytes(usize),
+    Bytes,
     All,
     Error,
 }

@@ -10,12 +10,17 @@ use tollgate::rules::Certificate;
 
 use super::guard::Ambiguity;
 use super::lane::Asked;
+use super::streams;
 use super::tally::Tally;
 use super::ticks::{Tick, Ticks, Wait};
 use super::watch::{Looked, Waits, Watch};
 
 /// How long a client may go on sending after it has been answered.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
+
+/// A client of HTTP/2 has its time to read for each piece of this size, so that a slow one gets everything: half a
+/// kilobyte a second is enough. As long as frames are where nobody has asked for longer ones.
+const PIECE_BYTES: usize = 16 << 10;
 
 /// What is known of a connection, and what it waits for.
 pub(super) struct Client {
@@ -25,7 +30,7 @@ pub(super) struct Client {
     pub(super) scheme: Scheme,
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
-    is_http2: bool,
+    pub(super) is_http2: bool,
     pub(super) waits: Waits,
     watch: Watch,
     upgraded: AtomicBool,
@@ -64,7 +69,8 @@ pub(super) struct Arrival {
 impl Client {
     pub(super) fn new(arrival: Arrival, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
         let Arrival { address, scheme, certificate, max_head, waits } = arrival;
-        let watch = Watch::new(ticks.after(waits.head));
+        // HTTP/2 has frames that are about the connection and begin no head, so there only silence counts.
+        let watch = Watch::new(ticks.after(if is_http2 { waits.idle } else { waits.head }));
         let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
         Self {
             address,
@@ -96,8 +102,14 @@ impl Client {
         self.watch.look(self.ticks.now())
     }
 
-    pub(super) fn bytes_came(&self) {
-        self.watch.bytes_came(|| self.ticks.after(self.waits.head));
+    /// A part of a head has come.
+    pub(super) fn head_came(&self) {
+        self.watch.head_came(|| self.ticks.after(self.waits.head));
+    }
+
+    /// The client has been told that the connection ends.
+    pub(super) fn told_to_go(&self) {
+        self.watch.goes_by(self.ticks.after(Wait::at_least(LINGER)));
     }
 
     pub(super) fn wrote(&self, some: bool) {
@@ -110,11 +122,20 @@ impl Client {
 
     /// A part of an answer is the client's to take.
     pub(super) fn given(&self) {
-        self.watch.given(self.ticks.after(self.waits.write));
+        if self.is_http2 {
+            streams::given(self.ticks.after(self.waits.write));
+        }
     }
 
     pub(super) fn taken(&self) {
-        self.watch.taken();
+        if self.is_http2 {
+            streams::taken();
+        }
+    }
+
+    /// How much of an answer it is given at a time.
+    pub(super) fn piece_bytes(&self) -> usize {
+        if self.is_http2 { PIECE_BYTES } else { usize::MAX }
     }
 
     pub(super) fn request_began(&self) {

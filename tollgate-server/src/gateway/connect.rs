@@ -13,21 +13,40 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use super::body::ToUpstream;
 use super::exchange::Worker;
+use super::shared::{Seat, Sender, UNSAID};
 use super::target::{Speaks, Target};
-use super::wire::Wire;
+use super::wire::{MAX_HEAD_BYTES, Wire};
 
 /// How often an HTTP/2 connection is asked whether it is still there, and how long it may take to say so.
 const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What an upstream may send ahead of one answer while its client does not read. It is memory that a stuck client holds.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+
+/// What it may send ahead of all of them together: more than all streams can hold, so that clients that do not read
+/// take nothing from those that do. The most that HTTP/2 knows.
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
+
+/// What is held of each body that the upstream does not read, beside what the client's window holds: two frames, so that
+/// one is there while another is written.
+const SEND_BUFFER_BYTES: usize = 32 << 10;
+
+/// What a client wants of an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wants {
+    Answer,
+    /// To speak another protocol from some point on.
+    Upgrade,
+}
 
 /// A way to an upstream.
 pub(super) enum Line {
     /// For one request at a time.
     Own(Wire),
     /// For many at once.
-    Shared(http2::SendRequest<ToUpstream>),
+    Shared(Sender, Seat),
 }
 
 /// Why there is no connection.
@@ -56,19 +75,28 @@ impl From<hyper::Error> for ConnectError {
     }
 }
 
-/// A connection to an upstream: the one that is shared, or a new one.
-pub(super) async fn line(target: &Target, worker: &Arc<Worker>, within: Duration) -> Result<Line, ConnectError> {
+/// A connection to an upstream: one that is shared and has room, or a new one.
+pub(super) async fn line(
+    target: &Target,
+    worker: &Arc<Worker>,
+    wants: Wants,
+    within: Duration,
+) -> Result<Line, ConnectError> {
+    if wants == Wants::Upgrade && target.address.scheme == Speaks::Tls {
+        let opened = timeout(within, open(target, worker, wants));
+        return opened.await.map_err(|_elapsed| ConnectError::Timeout)?;
+    }
     if target.address.scheme != Speaks::Http1
-        && let Some(sender) = target.shared(worker.number)
+        && let Some((sender, seat)) = target.shared(worker.number).seat()
     {
-        return Ok(Line::Shared(sender));
+        return Ok(Line::Shared(sender, seat));
     }
     let opened = async {
         let turn = target.turn(worker.number).await;
         // Whoever had the turn before may have opened it.
-        match turn.as_ref().and_then(|_| target.shared(worker.number)) {
-            Some(sender) => Ok(Line::Shared(sender)),
-            None => open(target, worker).await,
+        match turn.as_ref().and_then(|_| target.shared(worker.number).seat()) {
+            Some((sender, seat)) => Ok(Line::Shared(sender, seat)),
+            None => open(target, worker, wants).await,
         }
     };
     timeout(within, opened).await.map_err(|_elapsed| ConnectError::Timeout)?
@@ -140,13 +168,18 @@ impl AsyncWrite for UpstreamIo {
 
 /// Connects, and agrees on what is spoken.
 pub(super) async fn dial(target: &Target) -> Result<Dialled, ConnectError> {
+    dial_for(target, Wants::Answer).await
+}
+
+async fn dial_for(target: &Target, wants: Wants) -> Result<Dialled, ConnectError> {
     let address = &target.address;
     let tcp = TcpStream::connect((address.host.trim_matches(['[', ']']), address.port)).await?;
     // Small requests must not wait for more to come.
     tcp.set_nodelay(true)?;
     Ok(match (&target.tls, address.scheme) {
         (Some(tls), _) => {
-            let stream = Box::new(tls.connector.connect(tls.name.clone(), tcp).await?);
+            let connector = if wants == Wants::Upgrade { &tls.http1 } else { &tls.connector };
+            let stream = Box::new(connector.connect(tls.name.clone(), tcp).await?);
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
             if is_http2 { Dialled::Http2(UpstreamIo::Tls(stream)) } else { Dialled::Http1(UpstreamIo::Tls(stream)) }
         }
@@ -155,8 +188,8 @@ pub(super) async fn dial(target: &Target) -> Result<Dialled, ConnectError> {
     })
 }
 
-async fn open(target: &Target, worker: &Arc<Worker>) -> Result<Line, ConnectError> {
-    match dial(target).await? {
+async fn open(target: &Target, worker: &Arc<Worker>, wants: Wants) -> Result<Line, ConnectError> {
+    match dial_for(target, wants).await? {
         Dialled::Http1(io) => Ok(Line::Own(Wire::new(io, Arc::clone(&worker.ticks)).await?)),
         Dialled::Http2(io) => share(io, target, worker).await,
     }
@@ -168,10 +201,14 @@ async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
-        .adaptive_window(true);
+        .initial_max_send_streams(UNSAID)
+        .max_header_list_size(MAX_HEAD_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        // Not adaptive: that makes both windows the same, and one stuck stream fills both.
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-    // How it ended is told to whoever waits for an answer.
-    tokio::spawn(async move { _ = connection.await });
-    target.share(worker.number, sender.clone());
-    Ok(Line::Shared(sender))
+    let added = target.shared(worker.number).add(sender, connection).await;
+    let (sender, seat) = added.ok_or(io::ErrorKind::ConnectionAborted).map_err(io::Error::from)?;
+    Ok(Line::Shared(sender, seat))
 }

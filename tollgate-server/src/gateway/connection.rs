@@ -10,17 +10,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::server::conn::{http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use super::client::{Arrival, Client, Scheme};
+use super::client::{Arrival, Client, LINGER, Scheme};
 use super::exchange::{Exchange, Worker};
 use super::guard::Guard;
 use super::io::{ClientIo, Stream};
 use super::lane::{self, Left};
+use super::streams::Streams;
 use super::ticks::TICK;
 use super::tls;
 use super::watch::Looked;
@@ -29,12 +30,19 @@ use crate::service::proxy_protocol;
 /// What a client that speaks HTTP/2 without having agreed on it says first. No request of HTTP/1 begins so.
 pub(super) const HTTP2_BEGINS: &[u8] = b"PRI ";
 
-/// Streams of one HTTP/2 connection at a time. Clients wait with more.
-const MAX_STREAMS: u32 = 256;
+/// Streams of one HTTP/2 connection at a time. Clients wait with more. As many as RFC 9113 wants at least: each may
+/// hold memory.
+const MAX_STREAMS: u32 = 100;
 
-/// Memory that a stream's body may take while its upstream does not read.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+/// Memory that a stream's body may take while its upstream does not read: enough for a megabyte a second from the other
+/// side of the world.
+const STREAM_WINDOW_BYTES: u32 = 128 << 10;
+
+/// Room for all streams at once, so that uploads that are stuck leave the others what they need.
+const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
+
+/// What is held of each answer that the client does not read: two frames, so that one is there while another is written.
+const SEND_BUFFER_BYTES: usize = 32 << 10;
 
 /// How often an HTTP/2 connection is asked whether it is still there.
 const PING_EVERY: Duration = Duration::from_secs(20);
@@ -116,15 +124,17 @@ async fn serve_by_hyper(left: Left, client: Arc<Client>, worker: Arc<Worker>, st
     let max_head = client.max_head;
     let guard = (!is_http2).then(Guard::new);
     let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));
+    let ticks = Arc::clone(&worker.ticks);
     let service = Exchange { worker, client: Arc::clone(&client) };
     // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
     if is_http2 {
-        let mut builder = http2::Builder::new(TokioExecutor::new());
+        let mut builder = http2::Builder::new(Streams { ticks });
         builder
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_send_buf_size(SEND_BUFFER_BYTES)
             .max_header_list_size(u32::try_from(max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(PING_EVERY);
         let connection = builder.serve_connection(io, service);
@@ -177,20 +187,30 @@ async fn watched<Connection: Future>(
         if !is_first && !alarm.is_elapsed() {
             return Poll::Pending;
         }
-        look(connection.as_mut(), alarm.as_mut(), client, context)
+        look(connection.as_mut(), &end, &mut is_ending, (alarm.as_mut(), client), context)
     })
     .await;
 }
 
 fn look<Connection: Future>(
     mut connection: Pin<&mut Connection>,
-    mut alarm: Pin<&mut tokio::time::Sleep>,
-    client: &Client,
+    end: impl Fn(Pin<&mut Connection>),
+    is_ending: &mut bool,
+    (mut alarm, client): (Pin<&mut tokio::time::Sleep>, &Client),
     context: &mut Context<'_>,
 ) -> Poll<()> {
     while alarm.as_mut().poll(context).is_ready() {
         let next = match client.look() {
-            Looked::Over => return Poll::Ready(()),
+            // A client of HTTP/2 is told first: what it has sent by then is served, and the rest it may send elsewhere.
+            Looked::NoRequest if client.is_http2 && !std::mem::replace(is_ending, true) => {
+                end(connection.as_mut());
+                client.told_to_go();
+                if connection.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(());
+                }
+                client.look_every().min(LINGER)
+            }
+            Looked::Over | Looked::NoRequest => return Poll::Ready(()),
             Looked::BodyLate => {
                 // The request under way sees it, and the client is told.
                 if connection.as_mut().poll(context).is_ready() {

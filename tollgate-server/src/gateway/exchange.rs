@@ -84,9 +84,9 @@ impl Service<Request<Incoming>> for Exchange {
 
     fn call(&self, request: Request<Incoming>) -> Answering {
         self.client.request_began();
-        let is_http1 = request.version() <= Version::HTTP_11;
+        let form = Form::of(&request);
         match self.begin(request) {
-            Ok(response) => Answering::Done(Some(self.finish(response, is_http1))),
+            Ok(response) => Answering::Done(Some(self.finish(response, form))),
             Err((asking, passing)) => {
                 let this = self.clone();
                 Answering::OnTheWay(Box::pin(async move {
@@ -94,10 +94,23 @@ impl Service<Request<Incoming>> for Exchange {
                         Asking::Done(ruling) => this.pass(ruling, passing).await,
                         Asking::Waiting(ruling) => this.ruled(ruling.await, passing).await,
                     };
-                    this.finish(response, is_http1)
+                    this.finish(response, form)
                 }))
             }
         }
+    }
+}
+
+/// What its answer has to know of a request.
+#[derive(Clone, Copy)]
+struct Form {
+    is_http1: bool,
+    is_head: bool,
+}
+
+impl Form {
+    fn of(request: &Request<Incoming>) -> Self {
+        Self { is_http1: request.version() <= Version::HTTP_11, is_head: request.method() == Method::HEAD }
     }
 }
 
@@ -163,10 +176,15 @@ impl Exchange {
     }
 
     /// What all answers have in common.
-    fn finish(&self, mut response: Response<ToClient>, is_http1: bool) -> Response<ToClient> {
+    fn finish(&self, mut response: Response<ToClient>, form: Form) -> Response<ToClient> {
         let status = response.status();
         response.body_mut().answers_with(status);
-        if is_http1 && self.worker.is_closing() && status != StatusCode::SWITCHING_PROTOCOLS {
+        if form.is_head
+            && let Some(length) = response.body_mut().take_written()
+        {
+            response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+        }
+        if form.is_http1 && self.worker.is_closing() && status != StatusCode::SWITCHING_PROTOCOLS {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
@@ -277,6 +295,13 @@ fn legible(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
         }
         (Some(host), None) if !headers::is_authority(host.as_bytes()) => return Err(Failure::BadHost),
         _ => {}
+    }
+    if request.uri().authority().is_some_and(|authority| !headers::is_authority(authority.as_str())) {
+        return Err(Failure::BadHost);
+    }
+    // With HTTP/1 the guard has seen to it.
+    if request.version() == Version::HTTP_2 && !headers::has_one_length(request.headers()) {
+        return Err(Failure::BadLength);
     }
     if request.body().size_hint().lower() > site.max_body {
         return Err(Failure::BodyTooLong);

@@ -134,6 +134,11 @@ impl Guard {
         self.at == At::Head && self.head.bytes == 0
     }
 
+    /// Whether a part of a head has come, and not all of it.
+    pub(super) fn is_in_head(&self) -> bool {
+        self.at == At::Head && self.head.bytes > 0
+    }
+
     /// From here on the bytes are of another protocol.
     pub(super) fn pass(&mut self) {
         self.at = At::Passing;

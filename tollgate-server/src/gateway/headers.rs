@@ -24,8 +24,8 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// How we are called in `Via`.
-pub(super) const OUR_VIA: HeaderValue = HeaderValue::from_static("1.1 tollgate");
+/// How we are called in `Via` of a message that came as HTTP/1.1.
+pub(super) const OUR_VIA: &str = "1.1 tollgate";
 
 /// A longer id is no id.
 const MAX_ID_BYTES: usize = 128;
@@ -91,9 +91,21 @@ pub(super) fn upgrade_wanted(request: &Request<Incoming>) -> bool {
         && request.headers().get_all(CONNECTION).iter().any(|value| lists(value, "upgrade"))
 }
 
-pub(super) fn ask_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+/// Says on this connection which other protocol is meant.
+pub(super) fn name_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol);
+}
+
+/// Says to an upstream of HTTP/1 which headers are for it alone.
+pub(super) fn name_hop_by_hop(headers: &mut HeaderMap) {
+    let named = match (headers.contains_key(UPGRADE), headers.contains_key(TE)) {
+        (true, true) => "upgrade, te",
+        (true, false) => "upgrade",
+        (false, true) => "te",
+        (false, false) => return,
+    };
+    headers.insert(CONNECTION, HeaderValue::from_static(named));
 }
 
 /// Whether an answer does not say in one way how long it is. hyper takes one of two ways, and the client may take the
@@ -113,10 +125,17 @@ pub(super) fn has_unclear_length(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Whether a `Host` is one.
-pub(super) fn is_authority(host: &[u8]) -> bool {
+/// Whether a request says at most once how long it is, and in digits.
+pub(super) fn has_one_length(headers: &HeaderMap) -> bool {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let is_good = |length: &HeaderValue| !length.is_empty() && length.as_bytes().iter().all(u8::is_ascii_digit);
+    lengths.next().is_none_or(is_good) && lengths.next().is_none()
+}
+
+/// Whether a host is one. With the name of a user before it, it is none: some would read that as the host.
+pub(super) fn is_authority(host: impl AsRef<[u8]>) -> bool {
     let is_good = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~:[]%!$&'()*+,;=".contains(byte);
-    host.iter().all(is_good)
+    host.as_ref().iter().all(is_good)
 }
 
 /// HTTP/2 may send a cookie in pieces, which HTTP/1 puts together (RFC 9113, 8.2.3).
@@ -130,8 +149,9 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Adds who the client is and which way its request came. The id of the request comes back.
+/// Adds who the client is and which way its request of HTTP/1.1 came. The id of the request comes back.
 pub(super) fn tell_upstream(
+    version: Version,
     headers: &mut HeaderMap,
     site: &Site,
     client: &Client,
@@ -152,7 +172,7 @@ pub(super) fn tell_upstream(
         tell_forwarded(headers, client, trusted);
     }
     if site.tells(Told::Via) {
-        append_via(headers);
+        append_via(version, headers);
     }
     if !site.tells(Told::RequestId) {
         return None;
@@ -226,6 +246,12 @@ pub(super) fn put_forwarded(out: &mut Vec<u8>, client: &Client, host: Option<&[u
     out.extend_from_slice(client.scheme.as_str().as_bytes());
 }
 
-pub(super) fn append_via(headers: &mut HeaderMap) {
-    headers.append(VIA, OUR_VIA);
+/// Names us in a message that came in that version.
+pub(super) fn append_via(version: Version, headers: &mut HeaderMap) {
+    let via = match version {
+        Version::HTTP_2 => "2 tollgate",
+        Version::HTTP_11 => OUR_VIA,
+        _ => "1.0 tollgate",
+    };
+    headers.append(VIA, HeaderValue::from_static(via));
 }

@@ -141,7 +141,12 @@ impl ClientIo {
             self.guard = None;
             return;
         }
-        if let Err((ambiguity, good)) = guard.look(&buffer.filled()[before..], MAX_HEADS * self.client.max_head) {
+        let looked = guard.look(&buffer.filled()[before..], MAX_HEADS * self.client.max_head);
+        // A head that is whole is hyper's already; and what is left of a body is no head.
+        if guard.is_in_head() {
+            self.client.head_came();
+        }
+        if let Err((ambiguity, good)) = looked {
             self.client.note_ambiguity(ambiguity);
             self.refused = true;
             // There is room for it: at least one byte was read that is not good.
@@ -176,7 +181,6 @@ impl AsyncRead for ClientIo {
             this.at_end = true;
             return Poll::Ready(Ok(()));
         }
-        this.client.bytes_came();
         this.look(buffer, before);
         Poll::Ready(Ok(()))
     }

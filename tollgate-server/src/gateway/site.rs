@@ -97,11 +97,10 @@ pub(super) struct Written {
 
 impl Written {
     fn new(rule: &RespondRule) -> Self {
-        Self {
-            status: StatusCode::from_u16(rule.status).unwrap_or_default(),
-            headers: edits::map(&rule.headers),
-            body: Bytes::from(rule.body.clone()),
-        }
+        let status = StatusCode::from_u16(rule.status).unwrap_or_default();
+        let has_body = ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
+        let body = if has_body { Bytes::from(rule.body.clone()) } else { Bytes::new() };
+        Self { status, headers: edits::map(&rule.headers), body }
     }
 
     pub(super) fn response(&self) -> Response<Bytes> {

@@ -6,12 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Uri, Version};
-use hyper::client::conn::http2;
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use tollgate::rules::file::EjectRule;
 
-use super::body::ToUpstream;
 use super::lane::Link;
+use super::shared::Shared;
 use super::ticks::{Tick, Wait};
 use super::upstream_tls::UpstreamTls;
 use super::wire::{IDLE, Wire};
@@ -50,7 +49,7 @@ pub(super) struct Target {
     idle: Box<[Mutex<Vec<Wire>>]>,
     /// The same for the lane.
     links: Box<[Mutex<Vec<Link>>]>,
-    shared: Box<[Mutex<Option<http2::SendRequest<ToUpstream>>>]>,
+    shared: Box<[Shared]>,
     /// Whoever opens a connection that is to be shared; others wait for it.
     opening: Box<[AsyncMutex<()>]>,
     /// Requests under way.
@@ -79,7 +78,7 @@ impl Target {
         let (authority, host) = (text.parse().ok()?, HeaderValue::try_from(&text).ok()?);
         let idle = (0..workers).map(|_| Mutex::default()).collect();
         let links = (0..workers).map(|_| Mutex::default()).collect();
-        let shared = (0..workers).map(|_| Mutex::default()).collect();
+        let shared = (0..workers).map(|_| Shared::default()).collect();
         let opening = (0..workers).map(|_| AsyncMutex::default()).collect();
         Some(Self {
             address,
@@ -150,26 +149,23 @@ impl Target {
         }
     }
 
-    /// Closes what the upstream has closed, and what has waited for too long. Connections of hyper do that themselves.
+    /// Closes what the upstream has closed, and what has waited for too long. Connections of hyper for one
+    /// request at a time do that themselves.
     pub(super) fn sweep(&self, worker: usize, now: Tick) {
         let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
         links.retain(|link| link.is_fresh(now));
+        self.shared[worker].sweep(now);
     }
 
-    /// The connection that all requests of a worker share, if it is HTTP/2.
-    pub(super) fn shared(&self, worker: usize) -> Option<http2::SendRequest<ToUpstream>> {
-        let shared = self.shared[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        shared.as_ref().filter(|sender| !sender.is_closed()).cloned()
-    }
-
-    pub(super) fn share(&self, worker: usize, sender: http2::SendRequest<ToUpstream>) {
-        *self.shared[worker].lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+    /// The connections that requests of a worker share, if it is HTTP/2.
+    pub(super) fn shared(&self, worker: usize) -> &Shared {
+        &self.shared[worker]
     }
 
     /// The turn to open a connection, where it will be shared.
     pub(super) async fn turn(&self, worker: usize) -> Option<MutexGuard<'_, ()>> {
-        let was_shared = || self.shared[worker].lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        if self.address.scheme == Speaks::Http2 || self.address.scheme == Speaks::Tls && was_shared() {
+        let is_spoken = || self.shared[worker].is_spoken();
+        if self.address.scheme == Speaks::Http2 || self.address.scheme == Speaks::Tls && is_spoken() {
             Some(self.opening[worker].lock().await)
         } else {
             None

@@ -13,7 +13,10 @@ use super::site::SiteError;
 
 /// How an upstream is spoken to by TLS.
 pub(super) struct UpstreamTls {
+    /// Offers HTTP/2 and HTTP/1.1.
     pub(super) connector: TlsConnector,
+    /// Offers HTTP/1.1 alone, which is where other protocols can be switched to.
+    pub(super) http1: TlsConnector,
     pub(super) name: ServerName<'static>,
 }
 
@@ -47,7 +50,9 @@ impl UpstreamTls {
             .with_safe_default_protocol_versions()
             .map_err(|error| SiteError::new(error.to_string()))?;
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let http1 = TlsConnector::from(Arc::new(config.clone()));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { connector: TlsConnector::from(Arc::new(config)), name })
+        Ok(Self { connector: TlsConnector::from(Arc::new(config)), http1, name })
     }
 }

@@ -41,8 +41,6 @@ pub(super) struct Watch {
     body: AtomicU64,
     /// For the client to read.
     write: AtomicU64,
-    /// For the client to take what it was given of an answer. HTTP/2 can hold that up without holding up the connection.
-    taking: AtomicU64,
     /// Requests under way.
     active: AtomicU32,
     /// Whether a head has begun.
@@ -57,15 +55,14 @@ impl Watch {
             request: AtomicU64::new(first_request_by),
             body: AtomicU64::new(NEVER),
             write: AtomicU64::new(NEVER),
-            taking: AtomicU64::new(NEVER),
             active: AtomicU32::new(0),
             in_head: AtomicBool::new(false),
             body_is_late: AtomicBool::new(false),
         }
     }
 
-    /// Bytes have come. The first of a head begin its time.
-    pub(super) fn bytes_came(&self, head_by: impl FnOnce() -> Tick) {
+    /// A part of a head has come. Its first bytes begin its time.
+    pub(super) fn head_came(&self, head_by: impl FnOnce() -> Tick) {
         if !self.in_head.load(Relaxed) && self.active.load(Relaxed) == 0 {
             self.in_head.store(true, Relaxed);
             self.request.store(head_by(), Relaxed);
@@ -77,6 +74,13 @@ impl Watch {
         self.in_head.store(false, Relaxed);
         self.active.fetch_add(1, Relaxed);
         self.request.store(NEVER, Relaxed);
+    }
+
+    /// The client has been told to go, and may take so long.
+    pub(super) fn goes_by(&self, by: Tick) {
+        if self.active.load(Relaxed) == 0 {
+            self.request.store(by, Relaxed);
+        }
     }
 
     /// An answer is given.
@@ -110,30 +114,19 @@ impl Watch {
         self.write.store(NEVER, Relaxed);
     }
 
-    /// A part of an answer is the client's to take.
-    pub(super) fn given(&self, taken_by: Tick) {
-        self.taking.store(taken_by, Relaxed);
-    }
-
-    pub(super) fn taken(&self) {
-        self.taking.store(NEVER, Relaxed);
-    }
-
-    /// When the client has to have read.
-    fn read_by(&self) -> Tick {
-        self.write.load(Relaxed).min(self.taking.load(Relaxed))
-    }
-
     /// Looks at all deadlines.
     pub(super) fn look(&self, now: Tick) -> Looked {
-        if self.request.load(Relaxed) <= now || self.read_by() <= now {
+        if self.write.load(Relaxed) <= now {
             return Looked::Over;
+        }
+        if self.request.load(Relaxed) <= now {
+            return Looked::NoRequest;
         }
         if self.body.load(Relaxed) <= now {
             // Once, so that the client can be told; if that does not end it, the next look does.
             return if self.body_is_late.swap(true, Relaxed) { Looked::Over } else { Looked::BodyLate };
         }
-        let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.read_by());
+        let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.write.load(Relaxed));
         Looked::In { ticks: next.saturating_sub(now) }
     }
 }
@@ -143,6 +136,8 @@ impl Watch {
 pub(super) enum Looked {
     /// The connection has to end.
     Over,
+    /// No request has come in time.
+    NoRequest,
     /// A body did not come in time.
     BodyLate,
     /// The next deadline is so far away.

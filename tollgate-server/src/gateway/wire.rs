@@ -22,7 +22,7 @@ use super::ticks::{TICK, Ticks, Wait};
 pub(super) const IDLE: Duration = Duration::from_secs(55);
 
 /// Answers have heads of a few hundred bytes; this bounds what an upstream can make us hold.
-const MAX_HEAD_BYTES: usize = 64 << 10;
+pub(super) const MAX_HEAD_BYTES: u32 = 64 << 10;
 
 /// A connection that takes one request after the other.
 pub(super) struct Wire {
@@ -41,7 +41,7 @@ impl Wire {
     /// Greets the upstream and spawns the driver.
     pub(super) async fn new(io: UpstreamIo, ticks: Arc<Ticks>) -> hyper::Result<Self> {
         let mut builder = http1::Builder::new();
-        builder.max_buf_size(MAX_HEAD_BYTES);
+        builder.max_buf_size(MAX_HEAD_BYTES as usize);
         let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
         let state = Arc::new(State {
             is_late: AtomicBool::new(false),

@@ -13,9 +13,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use crate::process::{Gateway, per_user, site};
 use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
 
-type Sender = SendRequest<AnyBody>;
+pub(crate) type Sender = SendRequest<AnyBody>;
 
-async fn connect(address: SocketAddr) -> Sender {
+pub(crate) async fn connect(address: SocketAddr) -> Sender {
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let (sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -23,12 +23,12 @@ async fn connect(address: SocketAddr) -> Sender {
     sender
 }
 
-fn get(gateway: &Gateway, path: &str) -> http::request::Builder {
+pub(crate) fn get(gateway: &Gateway, path: &str) -> http::request::Builder {
     Request::get(format!("http://{}{path}", gateway.address))
 }
 
 /// The status, the body and the trailers of an answer.
-async fn whole(response: Response<Incoming>) -> (u16, Bytes, HeaderMap) {
+pub(crate) async fn whole(response: Response<Incoming>) -> (u16, Bytes, HeaderMap) {
     let status = response.status().as_u16();
     let collected = response.into_body().collect().await.unwrap();
     let trailers = collected.trailers().cloned().unwrap_or_default();
@@ -36,7 +36,7 @@ async fn whole(response: Response<Incoming>) -> (u16, Bytes, HeaderMap) {
 }
 
 /// Data, and trailers behind it.
-fn with_trailers(data: Bytes, trailers: &[(&'static str, &'static str)]) -> AnyBody {
+pub(crate) fn with_trailers(data: Bytes, trailers: &[(&'static str, &'static str)]) -> AnyBody {
     let trailers: HeaderMap = trailers
         .iter()
         .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
@@ -286,4 +286,131 @@ fn a_body_that_does_not_come_is_late_by_itself() {
         }
         assert_eq!(stuck.await.unwrap().unwrap().as_u16(), 408);
     });
+}
+
+/// A GET may have a body, and nothing says how long one of HTTP/2 is.
+#[test]
+fn a_body_of_unknown_length_passes_whatever_the_method() {
+    let upstream = Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            let length = asked.body.len();
+            conversation.send(format!("HTTP/1.1 200 OK\r\nX-Length: {length}\r\nContent-Length: 0\r\n\r\n"));
+        }
+    });
+    let gateway = Gateway::before(&upstream.url());
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        for method in ["GET", "HEAD", "DELETE", "POST"] {
+            let request = Request::builder()
+                .method(method)
+                .uri(format!("http://{}/", gateway.address))
+                .body(with_trailers(Bytes::from_static(b"hello"), &[]))
+                .unwrap();
+            let response = sender.send_request(request).await.unwrap();
+            assert_eq!(response.status(), 200, "{method}");
+            assert_eq!(response.headers()["x-length"], "5", "{method}");
+        }
+    });
+    for method in ["GET", "HEAD", "DELETE", "POST"] {
+        let mut connection = gateway.connect();
+        connection.send(format!(
+            "{method} / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+        ));
+        assert_eq!(connection.receive_head().unwrap().header("x-length"), Some("5"), "{method}");
+    }
+}
+
+/// HTTP/2 has no other way to say that a body is not there than not to send it.
+#[test]
+fn an_answer_to_head_has_no_body_whoever_wrote_it() {
+    let routes = [
+        "{ path: /written, respond: { body: hello } }".to_owned(),
+        "{ path: /nothing, respond: { status: 204, body: hello } }".to_owned(),
+        "{ path: /echo, upstream: echo }".to_owned(),
+        format!("{{ path: /fails, retries: 0, upstream: 'http://{}' }}", crate::upstream::nobody()),
+    ];
+    let gateway = Gateway::start(&site("", &routes, ""));
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        for (path, wanted) in [("/written", 200), ("/nothing", 204), ("/echo", 200), ("/fails", 502), ("/none", 404)] {
+            let uri = format!("http://{}{path}", gateway.address);
+            let request = Request::head(uri).body(full("")).unwrap();
+            // A client that gets a body all the same ends the stream with an error.
+            let (parts, body) = sender.send_request(request).await.unwrap().into_parts();
+            let body = body.collect().await.unwrap_or_else(|error| panic!("{path}: {error}")).to_bytes();
+            assert_eq!((parts.status.as_u16(), body.len()), (wanted, 0), "{path}");
+            let length = parts.headers.get("content-length").map(|length| length.to_str().unwrap().to_owned());
+            match path {
+                "/written" => assert_eq!(length.as_deref(), Some("5")),
+                "/nothing" => assert_eq!(length, None),
+                _ => assert!(length.is_some_and(|length| length != "0"), "{path}"),
+            }
+        }
+        let (status, body, _) =
+            whole(sender.send_request(get(&gateway, "/nothing").body(full("")).unwrap()).await.unwrap()).await;
+        assert_eq!((status, body.len()), (204, 0));
+    });
+    let mut connection = gateway.connect();
+    for path in ["/echo", "/written", "/none"] {
+        connection.send(format!("HEAD {path} HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"));
+        let head = connection.receive_head().unwrap();
+        assert!(head.header("content-length").is_some_and(|length| length != "0"), "{path}");
+    }
+    assert_eq!(connection.get("/nothing").status, 204);
+    assert_eq!(connection.get("/written").text(), "hello", "nothing stands between two answers");
+}
+
+#[test]
+fn requests_of_http_2_that_have_two_readings_are_refused() {
+    let upstream = Raw::named("one");
+    let gateway = Gateway::before(&upstream.url());
+    runtime().block_on(async {
+        for lengths in [&["5", "5"][..], &["5", "6"], &[""], &["0", "0"]] {
+            let mut sender = connect(gateway.address).await;
+            let mut request = Request::post(format!("http://{}/", gateway.address));
+            for length in lengths {
+                request = request.header("content-length", *length);
+            }
+            let body = if lengths[0] == "5" { "hello" } else { "" };
+            let body = with_trailers(Bytes::from_static(body.as_bytes()), &[]);
+            let answered = sender.send_request(request.body(body).unwrap()).await;
+            // What the library refuses by itself never gets here.
+            assert!(answered.is_err() || answered.is_ok_and(|answer| answer.status() == 400), "{lengths:?}");
+        }
+        let mut sender = connect(gateway.address).await;
+        let request = Request::get(format!("http://ann@{}/", gateway.address)).body(full("")).unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().status(), 400);
+    });
+    assert_eq!(gateway.connect().ask("GET http://ann@h/ HTTP/1.1\r\nHost: h\r\n\r\n").status, 400);
+    assert_eq!(gateway.connect().ask("GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n").status, 200);
+    assert_eq!(upstream.requests(), 1);
+}
+
+#[test]
+fn each_side_is_told_what_was_spoken_with_the_other() {
+    let one = Raw::named("one");
+    let two = Served::start(Speaks::Http2, |_| async { Response::new(full("ok")) });
+    let routes = [
+        format!("{{ path: /two, upstream: 'h2c://{}' }}", two.address),
+        format!("{{ path: /**, upstream: {} }}", one.url()),
+    ];
+    let gateway = Gateway::start(&site("", &routes, ""));
+    runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        let request = get(&gateway, "/").header("te", "trailers").body(full("")).unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(response.headers()["via"], "1.1 tollgate");
+        let (_, body, _) = whole(response).await;
+        let seen = String::from_utf8_lossy(&body).to_ascii_lowercase();
+        assert!(seen.contains("\r\nvia: 2 tollgate\r\n"), "{seen}");
+        // A header that is only for the neighbour has to be named as such.
+        assert!(seen.contains("\r\nte: trailers\r\n") && seen.contains("\r\nconnection: te\r\n"), "{seen}");
+        let request = get(&gateway, "/two").body(full("")).unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().headers()["via"], "2 tollgate");
+    });
+    let old = gateway.connect().ask("GET / HTTP/1.0\r\nHost: h\r\n\r\n");
+    assert!(old.text().to_ascii_lowercase().contains("\r\nvia: 1.0 tollgate\r\n"), "{}", old.text());
+    let refused = gateway.connect().ask("CONNECT h:443 HTTP/1.1\r\nHost: h:443\r\n\r\n");
+    assert_eq!(refused.status, 405);
+    assert!(refused.header("allow").is_some_and(|allow| allow.contains("GET") && !allow.contains("CONNECT")));
 }

@@ -15,6 +15,8 @@ mod failing_upstreams;
 mod forwarding;
 mod grpc;
 mod http2;
+mod http2_deadlines;
+mod http2_sharing;
 mod lifecycle;
 mod messages;
 mod refused_again;

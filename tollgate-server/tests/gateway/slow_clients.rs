@@ -70,6 +70,28 @@ fn a_body_that_comes_slowly_but_steadily_is_taken() {
     assert_eq!(connection.receive().status, 200, "three seconds, but never one without a byte");
 }
 
+/// What is still to come of a body that nobody wants is not the head of the next request.
+#[test]
+fn the_rest_of_a_refused_body_may_take_longer_than_a_head() {
+    let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
+    let settings = "timeouts: { head: 1s, body: 5s, idle: 20s }";
+    let gateway = Gateway::start(&site(settings, &["{ path: /**, respond: { body: ok } }"], limits));
+    let mut connection = gateway.connect();
+    assert_eq!(connection.get("/").status, 200);
+    connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\n");
+    assert_eq!(connection.receive().status, 429);
+    for _ in 0..12 {
+        std::thread::sleep(Duration::from_millis(250));
+        connection.send("x");
+    }
+    assert_eq!(connection.get("/").status, 429, "the connection goes on");
+    // The head of the next request still has its time.
+    let begun = Instant::now();
+    connection.send("GET / HTTP/1.1\r\n");
+    assert!(connection.is_closed());
+    assert!(begun.elapsed() < Duration::from_secs(15), "not only when it has been idle for long");
+}
+
 #[test]
 fn an_idle_connection_is_closed() {
     let upstream = Raw::named("one");

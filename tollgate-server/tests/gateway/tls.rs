@@ -11,6 +11,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
 use crate::client::Connection;
@@ -292,5 +293,70 @@ fn an_upstream_by_tls_is_believed_if_its_authority_and_its_name_are_good() {
         let answer = gateway.get("/");
         assert_eq!(answer.status, wanted, "{tls}");
         assert_eq!(answer.text() == "secret", wanted == 200, "{tls}");
+    }
+}
+
+/// Speaks HTTP/2 with whoever offers it, and switches protocols with whoever does not.
+fn modern_upstream(signed: &Signed) -> std::net::SocketAddr {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![CertificateDer::from_pem_slice(signed.cert.as_bytes()).unwrap()],
+            PrivateKeyDer::from_pem_slice(signed.key.as_bytes()).unwrap(),
+        )
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    runtime().spawn(async move {
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        while let Ok((tcp, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(mut tls) = acceptor.accept(tcp).await else { return };
+                if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
+                    let service = hyper::service::service_fn(|_| async {
+                        Ok::<_, std::convert::Infallible>(http::Response::new(full("by HTTP/2")))
+                    });
+                    let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                    _ = builder.serve_connection(TokioIo::new(tls), service).await;
+                    return;
+                }
+                let mut buffer = [0; 4096];
+                _ = tls.read(&mut buffer).await;
+                let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+                _ = tls.write_all(switch.as_bytes()).await;
+                while let Ok(read @ 1..) = tls.read(&mut buffer).await {
+                    _ = tls.write_all(&buffer[..read]).await;
+                    _ = tls.flush().await;
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_websocket_reaches_an_upstream_that_would_rather_speak_http_2() {
+    let authority = Authority::new();
+    let address = modern_upstream(&authority.sign(&["api.internal"]));
+    let route = format!(
+        "{{ path: /**, upstream: 'https://{address}', upstream_tls: {{ ca: ca.pem, server_name: api.internal }} }}"
+    );
+    let rules = site("workers: 1", &[route], "");
+    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &authority.pem())]));
+    // Whether or not there is a shared connection already.
+    for _ in 0..2 {
+        let mut connection = gateway.connect();
+        let answer = connection.ask("GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+        assert_eq!(answer.status, 101);
+        connection.send("hello");
+        assert_eq!(connection.bytes(5), b"hello");
+        assert_eq!(gateway.get("/").text(), "by HTTP/2");
     }
 }

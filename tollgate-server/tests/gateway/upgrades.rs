@@ -110,3 +110,65 @@ fn conversations_count_among_connections_and_may_end_before_the_gateway_does() {
     drop(chatting);
     assert_eq!(gateway.wait().code(), Some(0));
 }
+
+/// A handshake is an answer as any other.
+#[test]
+fn a_handshake_is_heard_by_limits_and_told_as_other_answers_are() {
+    let upstream = Raw::start(chat);
+    let limits =
+        "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, count: [401] }";
+    let route =
+        format!("{{ path: /**, upstream: {}, response_headers: {{ set: {{ x-set: here }} }} }}", upstream.url());
+    let gateway = Gateway::start(&site("", &[route], limits));
+    for _ in 0..3 {
+        let mut connection = gateway.connect();
+        let answer = connection.ask(HANDSHAKE);
+        assert_eq!(answer.status, 101, "a handshake is no 401, and spends nothing");
+        assert_eq!((answer.header("x-set"), answer.header("via")), (Some("here"), Some("1.1 tollgate")));
+        assert!(answer.header("x-request-id").is_some_and(|id| !id.is_empty()));
+        assert_eq!(answer.header("upgrade"), Some("websocket"));
+        assert!(answer.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("upgrade")));
+        connection.send("hello");
+        assert_eq!(connection.bytes(5), b"hello");
+    }
+}
+
+#[test]
+fn a_switch_that_nobody_asked_for_is_a_failure_that_limits_hear_of() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.request();
+        conversation.send(SWITCH);
+        conversation.await_end();
+    });
+    let limits = "{ name: good, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, \
+                  count: [200, 101] }";
+    let route = format!(
+        "{{ path: /**, retries: 0, upstream: {}, eject: {{ after: 100, for: 1s }}, \
+         response_headers: {{ set: {{ x-set: here }} }} }}",
+        upstream.url()
+    );
+    let gateway = Gateway::start(&site("", &[route], limits));
+    for _ in 0..3 {
+        let answer = gateway.connect().get_as("ann", "/");
+        assert_eq!((answer.status, answer.header("x-set")), (502, Some("here")), "it spends nothing");
+    }
+}
+
+#[test]
+fn a_switch_that_nobody_asked_for_ejects_the_upstream() {
+    let bad = Raw::start(|conversation| {
+        _ = conversation.request();
+        conversation.send(SWITCH);
+        conversation.await_end();
+    });
+    let good = Raw::named("good");
+    let limits = "{ name: all, key: 'header:x-user-id', limit: 1000, window: 1h, count: [200] }";
+    let route = format!(
+        "{{ path: /**, retries: 0, balance: round_robin, upstream: [{}, {}], eject: {{ after: 1, for: 1h }} }}",
+        bad.url(),
+        good.url()
+    );
+    let gateway = Gateway::start(&site("workers: 1", &[route], limits));
+    let statuses: Vec<u16> = (0..6).map(|_| gateway.connect().get_as("ann", "/").status).collect();
+    assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 1, "{statuses:?}");
+}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use tollgate::rules::file::EjectRule;
 use tollgate::{Place, Ruling};
@@ -11,6 +12,7 @@ use super::super::answer::Failure;
 use super::super::body::Came;
 use super::super::client::Client;
 use super::super::log::{Over, Record};
+use super::super::shared::Seat;
 use super::super::tally::{Moment, RouteTally};
 use super::super::target::Target;
 use super::super::ticks::Wait;
@@ -36,6 +38,8 @@ pub(in super::super) struct Held {
     pub(in super::super) target: Arc<Target>,
     /// The connection, if it is this request's alone.
     pub(in super::super) wire: Option<Wire>,
+    /// Its place on the connection, if others share it.
+    pub(in super::super) seat: Option<Seat>,
     pub(in super::super) timeout: Wait,
     pub(in super::super) eject: EjectRule,
     pub(in super::super) worker: usize,
@@ -109,6 +113,14 @@ impl Ending {
         self.sent_bytes += bytes as u64;
     }
 
+    /// The next piece of what is there of the answer.
+    pub(in super::super) fn give(&mut self, rest: &mut Bytes) -> Bytes {
+        let piece = rest.split_to(rest.len().min(self.client.piece_bytes()));
+        self.note_sent(piece.len());
+        self.client.given();
+        piece
+    }
+
     /// The next part of the answer is the upstream's to send.
     pub(in super::super) fn upstream_awaited(&self) {
         self.client.taken();
@@ -125,9 +137,7 @@ impl Ending {
     pub(in super::super) fn upstream_came(&mut self, came: Came) {
         let Some(held) = &mut self.upstream else { return };
         match came {
-            Came::Bytes(bytes) => {
-                self.sent_bytes += bytes as u64;
-                self.client.given();
+            Came::Bytes => {
                 if let Some(wire) = &held.wire {
                     wire.forgive();
                 }
@@ -166,7 +176,6 @@ impl Drop for Held {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.client.taken();
         self.client.request_ended();
         let nanos = self.client.tally().nanos_since(self.began);
         match &self.route {

@@ -1,22 +1,24 @@
 //! To an upstream and back.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
-use http::header::{HOST, UPGRADE};
+use bytes::Bytes;
+use http::header::{CONNECTION, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::upgrade::OnUpgrade;
-use tollgate::Ruling;
 use tollgate::rules::file::{HostHeader, Told};
+use tollgate::{Place, Ruling};
 
 use super::super::answer::Failure;
 use super::super::body::{ToClient, ToUpstream};
-use super::super::connect::{self, Line};
+use super::super::connect::{self, Line, Wants};
 use super::super::patience::Patience;
+use super::super::shared::Sender;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::super::upgrade::Silence;
@@ -45,8 +47,9 @@ impl Exchange {
         let id = self.prepare(&mut request, site, route, upgrading.is_some());
         let request = request.map(|body| ToUpstream::new(body, &self.client, site.max_body));
         ending.note_id(id.as_ref());
-        let answered = self.try_upstreams(request, route, &mut ending).await;
-        let (answered, held) = match answered {
+        let wants = if upgrading.is_some() { Wants::Upgrade } else { Wants::Answer };
+        let answered = self.try_upstreams(request, route, wants, &mut ending).await;
+        let (mut answered, held) = match answered {
             Ok(answered) => answered,
             Err(failure) => {
                 let mut response = answer::failed(failure).map(|text| ToClient::written(text, ending));
@@ -55,19 +58,30 @@ impl Exchange {
                 return self.tell_limits(&ruling, response).await;
             }
         };
-        if answered.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return self.switch(answered, upgrading, ending, held);
-        }
-        ending.hold(held);
+        let switched = is_switch(&answered).then(|| hyper::upgrade::on(&mut answered));
         let (mut parts, body) = answered.into_parts();
+        let protocol = if switched.is_some() { parts.headers.get(UPGRADE).cloned() } else { None };
         headers::remove_hop_by_hop(&mut parts.headers);
+        if let Some(protocol) = protocol {
+            headers::name_upgrade(&mut parts.headers, protocol);
+        }
         // What is spoken with the client is between the client and hyper.
-        parts.version = Version::HTTP_11;
+        let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
         if site.tells(Told::Via) {
-            headers::append_via(&mut parts.headers);
+            headers::append_via(version, &mut parts.headers);
         }
         route.response_edits.apply(&mut parts.headers);
-        let mut response = Response::from_parts(parts, ToClient::upstream(body, ending));
+        let body = match upgrading.zip(switched) {
+            Some(sides) => {
+                self.switch(sides, (held, ending.take_place()));
+                ToClient::written(Bytes::new(), ending)
+            }
+            None => {
+                ending.hold(held);
+                ToClient::upstream(body, ending)
+            }
+        };
+        let mut response = Response::from_parts(parts, body);
         self.echo_id(id, &mut response);
         self.tell_limits(&ruling, response).await
     }
@@ -95,13 +109,14 @@ impl Exchange {
             request.headers_mut().insert(HOST, host);
         }
         let upgrade = if upgrading { request.headers().get(UPGRADE).cloned() } else { None };
+        let version = request.version();
         let map = request.headers_mut();
         headers::remove_hop_by_hop(map);
         if let Some(upgrade) = upgrade {
-            headers::ask_upgrade(map, upgrade);
+            headers::name_upgrade(map, upgrade);
         }
         let trusted = site.proxies.trusts(self.client.address.ip());
-        let id = headers::tell_upstream(map, site, &self.client, trusted, &self.worker.ids);
+        let id = headers::tell_upstream(version, map, site, &self.client, trusted, &self.worker.ids);
         route.request_edits.apply(map);
         id
     }
@@ -110,9 +125,12 @@ impl Exchange {
         &self,
         mut request: Forwarded,
         route: &Route,
+        wants: Wants,
         ending: &mut Ending,
     ) -> Result<(Response<Incoming>, Held), Failure> {
         let tally = route.tally(self.worker.number);
+        // A try over HTTP/2 makes it a part of the target.
+        let host = request.headers().get(HOST).cloned();
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
         // What comes back from one upstream has its path already, and the next has another.
         let asked = route.changes_paths().then(|| request.uri().clone());
@@ -128,7 +146,7 @@ impl Exchange {
             tried.push(number);
             ending.note_upstream(target);
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
-            match self.try_one(request, route, target).await {
+            match self.try_one(request, route, target, wants).await {
                 Tried::Answered(response, held) => {
                     // Whether it has succeeded is known at the end of its answer.
                     if matches!(response.status().as_u16(), 502..=504) {
@@ -144,7 +162,10 @@ impl Exchange {
                     }
                     tally.note_retry();
                     request = again;
-                    take_host_from_uri(&mut request);
+                    match &host {
+                        Some(host) => request.headers_mut().insert(HOST, host.clone()),
+                        None => request.headers_mut().remove(HOST),
+                    };
                 }
                 Tried::Failed(failure) => {
                     tally.note_failure(failure);
@@ -157,16 +178,19 @@ impl Exchange {
         }
     }
 
-    async fn try_one(&self, request: Forwarded, route: &Route, target: &Arc<Target>) -> Tried {
+    async fn try_one(&self, request: Forwarded, route: &Route, target: &Arc<Target>, wants: Wants) -> Tried {
         let worker = self.worker.number;
         target.begin();
         let (timeout, eject) = (route.timeout, route.eject);
-        let mut held = Held { target: Arc::clone(target), wire: None, timeout, eject, worker };
+        let mut held = Held { target: Arc::clone(target), wire: None, seat: None, timeout, eject, worker };
         let mut wire = match target.take_idle(worker) {
             Some(wire) => wire,
-            None => match Box::pin(connect::line(target, &self.worker, route.connect_timeout)).await {
+            None => match Box::pin(connect::line(target, &self.worker, wants, route.connect_timeout)).await {
                 Ok(Line::Own(wire)) => wire,
-                Ok(Line::Shared(sender)) => return Box::pin(self.ask_shared(sender, request, route, held)).await,
+                Ok(Line::Shared(sender, seat)) => {
+                    held.seat = Some(seat);
+                    return Box::pin(self.ask_shared(sender, request, route, held)).await;
+                }
                 Err(error) => {
                     let failure = if error.is_timeout() { Failure::ConnectTimeout } else { Failure::CannotConnect };
                     return Tried::Again(request, failure);
@@ -187,15 +211,12 @@ impl Exchange {
         request.body_mut().read_by(wire.patience(), route.timeout);
         let answered = {
             let mut sending = pin!(wire.send(request));
-            // The connection looks at the deadline of the body, and wakes this when it has passed.
-            poll_fn(|context| match self.client.body_is_late() {
-                true => Poll::Ready(None),
-                false => sending.as_mut().poll(context).map(Some),
-            })
-            .await
+            poll_fn(|context| self.poll_before_late(sending.as_mut(), context)).await
         };
         match answered {
             Some(Ok(response)) if headers::has_unclear_length(response.headers()) => Tried::Failed(Failure::BadAnswer),
+            // Nobody asked for that.
+            Some(Ok(response)) if is_switch(&response) && wants == Wants::Answer => Tried::Failed(Failure::BadAnswer),
             Some(Ok(response)) => {
                 held.wire = Some(wire);
                 Tried::Answered(response, held)
@@ -209,26 +230,35 @@ impl Exchange {
         }
     }
 
-    async fn ask_shared(
-        &self,
-        mut sender: hyper::client::conn::http2::SendRequest<ToUpstream>,
-        mut request: Forwarded,
-        route: &Route,
-        held: Held,
-    ) -> Tried {
+    async fn ask_shared(&self, mut sender: Sender, mut request: Forwarded, route: &Route, held: Held) -> Tried {
         self.address(&mut request, route, &held.target, Version::HTTP_2);
         let copy =
             (request.body().is_nothing() && request.method().is_idempotent()).then(|| request.clone_without_body());
         let patience = Arc::new(Patience::new(Arc::clone(&self.worker.ticks)));
         request.body_mut().read_by(&patience, route.timeout);
-        let answered = patience.outlast(pin!(sender.try_send_request(request))).await;
+        let answered = {
+            let mut sending = pin!(sender.try_send_request(request));
+            patience.outlast(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
+        };
+        let Some(answered) = answered else { return Tried::Failed(Failure::UpstreamTimeout) };
         match answered {
-            None => Tried::Failed(Failure::UpstreamTimeout),
+            None => Tried::Failed(Failure::BodyLate),
+            // HTTP/2 knows no such thing.
+            Some(Ok(response)) if is_switch(&response) => Tried::Failed(Failure::BadAnswer),
             Some(Ok(response)) => Tried::Answered(response, held),
             Some(Err(error)) => match patience.clients_fault() {
                 Some(failure) => Tried::Failed(failure),
                 None => failed(error, copy),
             },
+        }
+    }
+
+    /// What comes of it, or nothing if the client's body is late by then. The connection looks at the deadline of the
+    /// body, and wakes this when it has passed.
+    fn poll_before_late<F: Future>(&self, future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<Option<F::Output>> {
+        match self.client.body_is_late() {
+            true => Poll::Ready(None),
+            false => future.poll(context).map(Some),
         }
     }
 
@@ -239,44 +269,34 @@ impl Exchange {
             request.headers_mut().insert(HOST, target.host.clone());
         }
         if version == Version::HTTP_2 {
+            // What an earlier try over HTTP/1 needed.
+            request.headers_mut().remove(TRANSFER_ENCODING);
+            request.headers_mut().remove(CONNECTION);
             return target.complete(request);
         }
         *request.version_mut() = version;
+        headers::name_hop_by_hop(request.headers_mut());
+        if !request.body().is_nothing() && request.body().size_hint().exact().is_none() {
+            // hyper would take a GET that does not say so for one without a body.
+            request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
         if request.uri().scheme().is_some() || request.uri().authority().is_some() {
             let path = request.uri().path_and_query().cloned();
             *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
         }
     }
 
-    /// Both sides speak another protocol from here on.
-    fn switch(
-        &self,
-        mut answered: Response<Incoming>,
-        client: Option<OnUpgrade>,
-        mut ending: Ending,
-        held: Held,
-    ) -> Response<ToClient> {
-        let Some(client) = client else {
-            // Nobody asked for that.
-            return answer::failed(Failure::BadAnswer).map(|text| ToClient::written(text, ending));
-        };
-        let upstream = hyper::upgrade::on(&mut answered);
+    /// Both sides, the client and the upstream, speak another protocol from here on.
+    fn switch(&self, (client, upstream): (OnUpgrade, OnUpgrade), (held, place): (Held, Option<Place>)) {
         self.client.upgrade();
         let counted = Counted::new(Arc::clone(&self.worker.tally));
         let silence = Silence { ticks: Arc::clone(&self.worker.ticks), longest: self.worker.site.load().upgraded };
-        tokio::spawn(upgrade::relay(client, upstream, (held, ending.take_place(), counted), silence));
-        answered.map(|_| ToClient::written(bytes::Bytes::new(), ending))
+        tokio::spawn(upgrade::relay(client, upstream, (held, place, counted), silence));
     }
 }
 
-/// HTTP/2 has the host in the URI alone. What comes back from such an upstream asks the next for the same host.
-fn take_host_from_uri(request: &mut Forwarded) {
-    if !request.headers().contains_key(HOST)
-        && let Some(authority) = request.uri().authority()
-        && let Ok(host) = HeaderValue::try_from(authority.as_str())
-    {
-        request.headers_mut().insert(HOST, host);
-    }
+fn is_switch(response: &Response<Incoming>) -> bool {
+    response.status() == StatusCode::SWITCHING_PROTOCOLS
 }
 
 /// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it.

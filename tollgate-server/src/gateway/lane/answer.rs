@@ -30,6 +30,8 @@ pub(super) struct Head<'a> {
     pub(super) body: Body,
     /// Whether the upstream takes another request on its connection.
     pub(super) stays_open: bool,
+    /// HTTP/1.0.
+    is_old: bool,
 }
 
 /// What is left of a body.
@@ -81,9 +83,10 @@ impl<'a> Head<'a> {
         }
         let Some(body) = Body::of(lines.seen(), status, is_head, version == 0) else { return Read::Bad };
         let says_close = words(lines.seen()).any(|word| word.eq_ignore_ascii_case(b"close"));
-        let stays_open = version == 1 && !matches!(body, Body::ToTheEnd { .. }) && !says_close;
+        let is_old = version == 0;
+        let stays_open = !is_old && !matches!(body, Body::ToTheEnd { .. }) && !says_close;
         let reason = answer.reason.unwrap_or_default().as_bytes();
-        Read::Whole(Self { status, reason, bytes: bytes_of_head, body, stays_open })
+        Read::Whole(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_old })
     }
 
     /// Writes the head as the client gets it, but for its end.
@@ -113,7 +116,7 @@ impl<'a> Head<'a> {
             has_date |= kind == Kind::Date;
         }
         if tells_via {
-            text::put(out, "via", headers::OUR_VIA.as_bytes());
+            text::put(out, "via", if self.is_old { b"1.0 tollgate" } else { headers::OUR_VIA.as_bytes() });
         }
         edits.put(out, |name| is_of_limits(name) || id.is_some() && *name == X_REQUEST_ID);
         for (name, value) in edits.put_headers().filter(|(name, _)| is_of_limits(name)) {

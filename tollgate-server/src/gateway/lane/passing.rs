@@ -119,7 +119,7 @@ impl Lane<'_> {
             target.begin();
             let (target, worker) = (Arc::clone(target), self.worker.number);
             let (timeout, eject) = (route.timeout, route.eject);
-            passing.ending.hold(Held { target: Arc::clone(&target), wire: None, timeout, eject, worker });
+            passing.ending.hold(Held { target: Arc::clone(&target), wire: None, seat: None, timeout, eject, worker });
             target
         });
     }

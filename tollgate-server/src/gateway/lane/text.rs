@@ -36,7 +36,8 @@ pub(super) fn put_answer(out: &mut Vec<u8>, response: &Response<bytes::Bytes>, d
     let status = response.status();
     put_status(out, status, status.canonical_reason().unwrap_or_default().as_bytes());
     put_headers(out, response.headers());
-    if !response.headers().contains_key(CONTENT_LENGTH) {
+    let has_body = status != StatusCode::NO_CONTENT && status != StatusCode::NOT_MODIFIED;
+    if has_body && !response.headers().contains_key(CONTENT_LENGTH) {
         put(out, CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(response.body().len()).as_bytes());
     }
     if !response.headers().contains_key(DATE) {
@@ -46,7 +47,9 @@ pub(super) fn put_answer(out: &mut Vec<u8>, response: &Response<bytes::Bytes>, d
         out.extend_from_slice(CLOSE);
     }
     out.extend_from_slice(b"\r\n");
-    out.extend_from_slice(response.body());
+    if has_body {
+        out.extend_from_slice(response.body());
+    }
 }
 
 /// A length, which is digits and nothing else.

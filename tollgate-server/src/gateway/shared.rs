@@ -1,0 +1,168 @@
+//! Connections of HTTP/2 to one upstream, each of which carries many requests of a worker.
+//!
+//! An upstream says how many requests it takes on a connection at a time, and hyper lets more of them wait. They would
+//! wait while the upstream is well, and count against it when their time is over; so there is another connection once
+//! one is full. How connections are opened is not here.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::time::sleep;
+
+use super::body::ToUpstream;
+use super::connect::UpstreamIo;
+use super::ticks::{Tick, Wait};
+use super::wire::IDLE;
+
+/// Requests that a connection carries at a time, whatever its upstream would take: many serve a connection with one
+/// thread. It is what most allow.
+const MAX_REQUESTS: usize = 100;
+
+/// What hyper is to assume until an upstream has said how many requests it takes.
+pub(super) const UNSAID: usize = 0;
+
+/// How often it is looked whether it has. Nothing tells.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// No moment.
+const NEVER: Tick = Tick::MAX;
+
+/// Connections that a worker shares to one upstream. Where all are full, more requests wait.
+const MAX_CONNECTIONS: usize = 32;
+
+pub(super) type Sender = http2::SendRequest<ToUpstream>;
+pub(super) type Connection = http2::Connection<TokioIo<UpstreamIo>, ToUpstream, TokioExecutor>;
+
+/// The connections of a worker to an upstream.
+#[derive(Default)]
+pub(super) struct Shared {
+    carriers: Mutex<Vec<(Sender, Arc<Carrier>)>>,
+    /// There has been one.
+    is_spoken: AtomicBool,
+}
+
+/// A connection, and how much it carries.
+struct Carrier {
+    requests: AtomicUsize,
+    /// When it was first seen to carry nothing.
+    quiet_since: AtomicU64,
+    /// Only the connection knows what the upstream allows.
+    connection: Mutex<Option<Connection>>,
+}
+
+/// A request's place on a connection.
+pub(super) struct Seat(Arc<Carrier>);
+
+impl Shared {
+    /// Whether the upstream is known to speak HTTP/2.
+    pub(super) fn is_spoken(&self) -> bool {
+        self.is_spoken.load(Relaxed)
+    }
+
+    /// A place for a request; none if there should be another connection.
+    pub(super) fn seat(&self) -> Option<(Sender, Seat)> {
+        let mut carriers = self.carriers();
+        carriers.retain(|(sender, _)| !sender.is_closed());
+        // The first that has room, so that those that are not needed any more become quiet.
+        let found = carriers.iter().find(|(_, carrier)| carrier.has_room());
+        let found = match found {
+            None if carriers.len() >= MAX_CONNECTIONS => {
+                carriers.iter().min_by_key(|(_, carrier)| carrier.requests.load(Relaxed))
+            }
+            found => found,
+        };
+        found.map(|(sender, carrier)| (sender.clone(), Seat::on(carrier)))
+    }
+
+    /// Drives a new connection, and shares it if it is needed. It is the caller's to use in any case; none if it ended
+    /// before the upstream has said how many requests it takes.
+    pub(super) async fn add(&self, sender: Sender, connection: Connection) -> Option<(Sender, Seat)> {
+        let carrier = Arc::new(Carrier {
+            requests: AtomicUsize::new(0),
+            quiet_since: AtomicU64::new(NEVER),
+            connection: Mutex::new(Some(connection)),
+        });
+        let driven = Arc::clone(&carrier);
+        tokio::spawn(async move { driven.drive().await });
+        // It is the first thing that an upstream sends. More requests than that would be refused.
+        while carrier.allowed()? == UNSAID {
+            sleep(LOOK_EVERY).await;
+        }
+        self.is_spoken.store(true, Relaxed);
+        let seat = Seat::on(&carrier);
+        let mut carriers = self.carriers();
+        // Where several were opened at once, one is enough.
+        if carriers.len() < MAX_CONNECTIONS && !carriers.iter().any(|(_, other)| other.has_room()) {
+            carriers.push((sender.clone(), carrier));
+        }
+        Some((sender, seat))
+    }
+
+    /// Lets go of connections that nobody has needed for a while, but for one.
+    pub(super) fn sweep(&self, now: Tick) {
+        let mut is_first = true;
+        self.carriers().retain(|(sender, carrier)| {
+            !sender.is_closed() && (std::mem::take(&mut is_first) || !carrier.is_left_over(now))
+        });
+    }
+
+    fn carriers(&self) -> MutexGuard<'_, Vec<(Sender, Arc<Carrier>)>> {
+        self.carriers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Carrier {
+    /// How many requests the upstream takes at a time, as long as the connection is there.
+    fn allowed(&self) -> Option<usize> {
+        self.connection().as_ref().map(Connection::current_max_send_streams)
+    }
+
+    fn has_room(&self) -> bool {
+        // Where none is allowed any more, another connection would not get more.
+        self.allowed().is_some_and(|allowed| self.requests.load(Relaxed) < allowed.clamp(1, MAX_REQUESTS))
+    }
+
+    /// Whether it has been without requests for long.
+    fn is_left_over(&self, now: Tick) -> bool {
+        if self.requests.load(Relaxed) > 0 {
+            return false;
+        }
+        let since = self.quiet_since.load(Relaxed).min(now);
+        self.quiet_since.store(since, Relaxed);
+        Wait::at_least(IDLE).from(since) <= now
+    }
+
+    /// How it ends is told to whoever waits for an answer.
+    async fn drive(&self) {
+        poll_fn(|context| match self.connection().as_mut() {
+            Some(connection) => Pin::new(connection).poll(context).map(drop),
+            None => Poll::Ready(()),
+        })
+        .await;
+        *self.connection() = None;
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Option<Connection>> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    fn on(carrier: &Arc<Carrier>) -> Self {
+        carrier.requests.fetch_add(1, Relaxed);
+        carrier.quiet_since.store(NEVER, Relaxed);
+        Self(Arc::clone(carrier))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.requests.fetch_sub(1, Relaxed);
+    }
+}

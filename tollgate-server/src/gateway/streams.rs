@@ -1,0 +1,83 @@
+//! The streams of a connection of HTTP/2, each a task with a deadline of its own for the client to read.
+//!
+//! A client can hold up one answer while it reads the others, so the connection cannot tell by its socket. hyper does
+//! not ask for more of an answer while the client has not taken what there is; whoever has given something notes until
+//! when that is to be taken, and the task of the stream looks. A stream that is late is dropped, which resets it, and
+//! the others go on. With HTTP/1 there is no such task: there a client that does not read holds up the socket.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
+
+use hyper::rt::Executor;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::ticks::{TICK, Tick, Ticks};
+
+/// The client has nothing to take.
+const NEVER: Tick = Tick::MAX;
+
+tokio::task_local! {
+    /// When the client has to have taken what it was given on the stream of this task.
+    static TAKEN_BY: Arc<AtomicU64>;
+}
+
+/// A part of this task's answer is the client's to take until then.
+pub(super) fn given(taken_by: Tick) {
+    _ = TAKEN_BY.try_with(|deadline| deadline.store(taken_by, Relaxed));
+}
+
+/// The client has taken what it was given.
+pub(super) fn taken() {
+    given(NEVER);
+}
+
+/// Runs the streams of a connection.
+#[derive(Clone)]
+pub(super) struct Streams {
+    pub(super) ticks: Arc<Ticks>,
+}
+
+impl<Stream> Executor<Stream> for Streams
+where
+    Stream: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, stream: Stream) {
+        let ticks = Arc::clone(&self.ticks);
+        tokio::spawn(async move {
+            let taken_by = Arc::new(AtomicU64::new(NEVER));
+            let mut stream = pin!(TAKEN_BY.scope(Arc::clone(&taken_by), stream));
+            let mut alarm = None;
+            poll_fn(|context| match stream.as_mut().poll(context) {
+                Poll::Ready(()) => Poll::Ready(()),
+                // Only the stream sets the deadline, so nothing has to be waited for where there is none.
+                Poll::Pending => match taken_by.load(Relaxed) {
+                    NEVER => Poll::Pending,
+                    deadline => poll_passed(&mut alarm, deadline, &ticks, context),
+                },
+            })
+            .await;
+        });
+    }
+}
+
+/// Ready when the deadline has passed.
+fn poll_passed(
+    alarm: &mut Option<Pin<Box<Sleep>>>,
+    deadline: Tick,
+    ticks: &Ticks,
+    context: &mut Context<'_>,
+) -> Poll<()> {
+    let left = || TICK.saturating_mul(u32::try_from(deadline.saturating_sub(ticks.now())).unwrap_or(u32::MAX));
+    // An alarm of an earlier deadline goes off too soon, and is set anew then.
+    let alarm = alarm.get_or_insert_with(|| Box::pin(sleep(left())));
+    loop {
+        ready!(alarm.as_mut().poll(context));
+        if left().is_zero() {
+            return Poll::Ready(());
+        }
+        alarm.as_mut().reset(Instant::now() + left());
+    }
+}

@@ -1,0 +1,185 @@
+//! Deadlines where many requests share a connection: each has its own.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Response;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+
+use crate::http2::get;
+use crate::http2_sharing::endless;
+use crate::process::{Gateway, PATIENCE, site};
+use crate::upstream::{AnyBody, Served, Speaks, full, runtime};
+
+const SOON: Duration = Duration::from_secs(15);
+
+/// Kinds of frames.
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const ACK: u8 = 1;
+
+/// A client that sees frames.
+pub(crate) struct Frames(TcpStream);
+
+impl Frames {
+    pub(crate) fn to(gateway: &Gateway) -> Self {
+        let stream = TcpStream::connect(gateway.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut this = Self(stream);
+        this.0.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        this.send(SETTINGS, 0, &[]).unwrap();
+        this
+    }
+
+    /// A frame of the whole connection.
+    fn send(&mut self, kind: u8, flags: u8, payload: &[u8]) -> io::Result<()> {
+        self.send_on(0, kind, flags, payload)
+    }
+
+    pub(crate) fn send_on(&mut self, stream: u32, kind: u8, flags: u8, payload: &[u8]) -> io::Result<()> {
+        let length = u8::try_from(payload.len()).unwrap();
+        self.0.write_all(&[&[0, 0, length, kind, flags], &stream.to_be_bytes()[..], payload].concat())
+    }
+
+    /// The kind, the flags and the payload of the next frame; nothing at the end.
+    fn next(&mut self) -> Option<(u8, u8, Vec<u8>)> {
+        let mut head = [0; 9];
+        self.0.read_exact(&mut head).ok()?;
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        self.0.read_exact(&mut payload).ok()?;
+        Some((head[3], head[4], payload))
+    }
+}
+
+/// Frames that are about the connection are no head of a request.
+#[test]
+fn a_connection_of_http_2_may_be_idle_and_is_told_when_it_ends() {
+    let settings = "timeouts: { head: 1s, idle: 5s }";
+    let gateway = Gateway::start(&site(settings, &["{ path: /**, respond: { body: ok } }"], ""));
+    let mut frames = Frames::to(&gateway);
+    let begun = Instant::now();
+    let (mut was_told, mut pinged) = (false, false);
+    while let Some((kind, flags, payload)) = frames.next() {
+        match kind {
+            SETTINGS if flags & ACK == 0 => _ = frames.send(SETTINGS, ACK, &[]),
+            PING if flags & ACK == 0 => _ = frames.send(PING, ACK, &payload),
+            GOAWAY => was_told = true,
+            _ => {}
+        }
+        if !std::mem::replace(&mut pinged, true) {
+            frames.send(PING, 0, &[1; 8]).unwrap();
+        }
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(was_told, "a client has to know that nothing it sends now is served");
+    // One that says nothing at all ends, too.
+    let mut silent = Frames::to(&gateway);
+    let begun = Instant::now();
+    while silent.next().is_some() {}
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+}
+
+/// Some bytes every now and then.
+fn dripping() -> AnyBody {
+    let drip = |left: u32| async move {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        (left > 0).then(|| (Ok(Frame::data(Bytes::from_static(b"drip"))), left - 1))
+    };
+    let stream = futures_util::stream::unfold(20, drip);
+    BodyExt::boxed(StreamBody::new(sync(stream)))
+}
+
+/// A body has to be shared between threads, and `unfold` is not.
+fn sync<T: Send + 'static>(
+    stream: impl futures_util::Stream<Item = T> + Send + 'static,
+) -> impl futures_util::Stream<Item = T> + Send + Sync {
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut stream = std::pin::pin!(stream);
+        while let Some(item) = futures_util::StreamExt::next(&mut stream).await {
+            if sender.send(item).await.is_err() {
+                return;
+            }
+        }
+    });
+    futures_util::stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) })
+}
+
+#[test]
+fn an_answer_that_is_not_read_is_given_up_and_the_others_go_on() {
+    let upstream = Served::start(Speaks::Http1, |request| async move {
+        Response::new(match request.uri().path() {
+            "/endless" => endless(),
+            "/drip" => dripping(),
+            _ => full("ok"),
+        })
+    });
+    let route = format!("{{ path: /**, timeout: 3s, upstream: 'http://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("timeouts: { write: 1s }", &[route], ""));
+    runtime().block_on(async {
+        let stream = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
+        let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        builder.initial_stream_window_size(64 << 10);
+        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let ask = |path: &str| {
+            let request = get(&gateway, path).body(full("")).unwrap();
+            sender.clone().send_request(request)
+        };
+        let stuck = ask("/endless").await.unwrap();
+        let read = ask("/drip").await.unwrap().into_body().collect().await;
+        assert_eq!(read.expect("it goes on").to_bytes().len(), 80, "four seconds of it");
+        // What had come is there; then it was reset.
+        let rest = tokio::time::timeout(SOON, stuck.into_body().collect()).await;
+        assert!(rest.expect("it ends").is_err(), "it was given up");
+        assert_eq!(ask("/").await.unwrap().status(), 200, "the connection goes on");
+    });
+}
+
+#[test]
+fn a_written_answer_that_is_not_read_is_given_up_too() {
+    let body = "x".repeat(300_000);
+    let gateway = Gateway::start(&site(
+        "timeouts: { write: 1s }",
+        &[format!("{{ path: /**, respond: {{ body: {body} }} }}")],
+        "",
+    ));
+    runtime().block_on(async {
+        let stream = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
+        let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        builder.initial_stream_window_size(64 << 10);
+        let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let read = sender.send_request(get(&gateway, "/").body(full("")).unwrap()).await.unwrap();
+        assert_eq!(read.into_body().collect().await.unwrap().to_bytes().len(), 300_000);
+        let stuck = sender.send_request(get(&gateway, "/").body(full("")).unwrap()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let rest = tokio::time::timeout(SOON, stuck.into_body().collect()).await;
+        assert!(rest.expect("it ends").is_err(), "it was given up");
+    });
+}
+
+/// Nobody but the client is to blame, and it is told so.
+#[test]
+fn a_body_that_does_not_come_is_408_before_an_upstream_of_http_2() {
+    let upstream = Served::start(Speaks::Http2, |request| async move {
+        let length = request.into_body().collect().await.map_or(0, |body| body.to_bytes().len());
+        Response::new(full(length.to_string()))
+    });
+    let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("timeouts: { body: 1s }", &[route], ""));
+    for rest in ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhel"] {
+        let mut connection = gateway.connect();
+        let begun = Instant::now();
+        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{rest}"));
+        assert_eq!(connection.receive().status, 408);
+        assert!(begun.elapsed() < SOON);
+    }
+    assert_eq!(gateway.get("/").text(), "0", "the shared connection is not to blame");
+}

@@ -1,0 +1,203 @@
+//! Many requests on one connection: what one does must not hold up the others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::time::timeout;
+
+use crate::http2::{connect, get};
+use crate::http2_deadlines::Frames;
+use crate::process::{Gateway, site};
+use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
+
+/// Generous: a busy machine must not fail a test, but nothing may take for ever.
+const SOON: Duration = Duration::from_secs(15);
+
+/// A body without end.
+pub(crate) fn endless() -> AnyBody {
+    let piece = || Ok(Frame::data(Bytes::from_static(&[7; 16 << 10])));
+    BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece)))
+}
+
+#[test]
+fn clients_that_do_not_read_hold_up_nobody_at_an_upstream_of_http_2() {
+    let upstream = Served::start(Speaks::Http2, |request| async move {
+        Response::new(if request.uri().path() == "/endless" { endless() } else { full(vec![7; 100_000]) })
+    });
+    let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut stuck: Vec<_> = (0..20).map(|_| gateway.connect()).collect();
+    for connection in &mut stuck {
+        connection.send("GET /endless HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(connection.receive_head().unwrap().status, 200);
+    }
+    // Until everything between here and there is full.
+    std::thread::sleep(Duration::from_secs(2));
+    let begun = Instant::now();
+    for _ in 0..5 {
+        assert_eq!(gateway.get("/short").body.len(), 100_000);
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(upstream.accepted(), 1, "on the same connection");
+}
+
+#[test]
+fn uploads_that_an_upstream_does_not_read_hold_up_no_others_of_the_client() {
+    // It never reads what it is sent there, as far as the system's buffers go.
+    let upstream = Raw::start(|conversation| {
+        let Some(asked) = conversation.head() else { return };
+        if asked.head.contains("/stuck") {
+            std::thread::sleep(Duration::from_secs(20));
+            return;
+        }
+        let length = asked.values("content-length")[0].parse().unwrap();
+        while conversation.unread().len() < length && conversation.more() {}
+        conversation.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+    });
+    let gateway = Gateway::before(&upstream.url());
+    runtime().block_on(async {
+        let sender = connect(gateway.address).await;
+        for _ in 0..20 {
+            let mut sender = sender.clone();
+            let request = Request::put(format!("http://{}/stuck", gateway.address)).body(endless()).unwrap();
+            tokio::spawn(async move { sender.send_request(request).await });
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        for _ in 0..5 {
+            let uri = format!("http://{}/free", gateway.address);
+            let request = Request::put(uri).body(full(vec![7; 100_000])).unwrap();
+            let answered = timeout(SOON, sender.clone().send_request(request)).await;
+            assert_eq!(answered.expect("in time").unwrap().status(), 200);
+        }
+    });
+}
+
+/// The host is the client's, whichever way the request was tried before.
+#[test]
+fn a_second_try_asks_for_the_same_host() {
+    let broken = Raw::start(|conversation| {
+        // Says hello, and hangs up on a request: whatever is longer than the gateway's own hello.
+        conversation.send([0, 0, 0, 4, 0, 0, 0, 0, 0]);
+        while conversation.unread().len() < 160 && conversation.more() {}
+    });
+    let good = Raw::named("good");
+    let route = format!(
+        "{{ path: /**, balance: round_robin, upstream: ['h2c://{}', '{}'], eject: {{ after: 1000, for: 1s }} }}",
+        broken.address,
+        good.url()
+    );
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    for _ in 0..4 {
+        let answer = gateway.connect().ask("GET /a HTTP/1.1\r\nHost: shop.example.com\r\n\r\n");
+        assert_eq!(answer.status, 200);
+        let seen = answer.text().to_ascii_lowercase();
+        assert!(seen.starts_with("get /a http/1.1\r\n"), "{seen}");
+        assert!(seen.contains("\r\nhost: shop.example.com\r\n"), "{seen}");
+    }
+    assert!(broken.accepted() > 0, "it was tried");
+}
+
+/// An upstream of HTTP/2 that takes so many requests of a connection at a time.
+fn narrow(streams: u32, takes: Duration) -> (std::net::SocketAddr, Arc<AtomicUsize>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (address, accepted) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&accepted);
+    runtime().spawn(async move {
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        while let Ok((stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Relaxed);
+            let service = hyper::service::service_fn(move |_| async move {
+                tokio::time::sleep(takes).await;
+                Ok::<_, std::convert::Infallible>(Response::new(full("ok")))
+            });
+            let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            builder.max_concurrent_streams(streams);
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    (address, accepted)
+}
+
+#[test]
+fn more_requests_than_a_connection_takes_go_over_another() {
+    let (address, accepted) = narrow(10, Duration::from_secs(2));
+    let route = format!("{{ path: /**, timeout: 3s, retries: 0, upstream: 'h2c://{address}' }}");
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    runtime().block_on(async {
+        let sender = connect(gateway.address).await;
+        let asked = (0..50).map(|_| {
+            let (mut sender, request) = (sender.clone(), get(&gateway, "/").body(full("")).unwrap());
+            async move { sender.send_request(request).await.unwrap().status().as_u16() }
+        });
+        let statuses = futures_util::future::join_all(asked).await;
+        assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
+    });
+    assert!((2..=10).contains(&accepted.load(Relaxed)), "{accepted:?}");
+    assert_eq!(gateway.get("/").status, 200);
+}
+
+#[test]
+fn a_head_of_some_length_passes_from_an_upstream_of_http_2() {
+    let upstream = Served::start(Speaks::Http2, |_| async {
+        let mut response = Response::new(full("ok"));
+        response.headers_mut().insert("x-long", "x".repeat(40 << 10).parse().unwrap());
+        response
+    });
+    let gateway = Gateway::before(&format!("h2c://{}", upstream.address));
+    let answer = gateway.get("/");
+    assert_eq!((answer.status, answer.header("x-long").map(str::len)), (200, Some(40 << 10)));
+}
+
+/// A client that takes everything at once and reads nothing.
+#[test]
+fn one_connection_cannot_hold_much() {
+    let [headers, settings, window_update] = [1, 4, 8];
+    let upstream = Served::start(Speaks::Http1, |_| async { Response::new(endless()) });
+    let route = format!("{{ path: /**, upstream: 'http://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let before = gateway.memory_kib();
+    let mut frames = Frames::to(&gateway);
+    frames.send_on(0, settings, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]).unwrap();
+    frames.send_on(0, window_update, 0, &[0x7f, 0, 0, 0]).unwrap();
+    for number in 0..250 {
+        // GET http://h/, and that is all of it.
+        frames.send_on(2 * number + 1, headers, 0x5, &[0x82, 0x86, 0x84, 0x41, 1, b'h']).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(4));
+    let held = gateway.memory_kib().saturating_sub(before);
+    assert!(upstream.accepted() >= 50, "{}", upstream.accepted());
+    assert!(held < 40 << 10, "{held} KiB");
+}
+
+/// The same the other way: an upstream that takes everything at once and reads nothing.
+#[test]
+fn uploads_that_an_upstream_of_http_2_does_not_read_hold_little() {
+    let upstream = Raw::start(|conversation| {
+        // Windows as wide as they get, for streams and for the connection.
+        conversation.send([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff]);
+        conversation.send([0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0]);
+        std::thread::sleep(Duration::from_secs(15));
+    });
+    let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let before = gateway.memory_kib();
+    runtime().block_on(async {
+        let sender = connect(gateway.address).await;
+        for _ in 0..100 {
+            let mut sender = sender.clone();
+            let request = Request::put(format!("http://{}/", gateway.address)).body(endless()).unwrap();
+            tokio::spawn(async move { sender.send_request(request).await });
+        }
+        tokio::time::sleep(Duration::from_secs(4)).await;
+    });
+    let held = gateway.memory_kib().saturating_sub(before);
+    assert!(upstream.accepted() > 0);
+    assert!(held < 56 << 10, "{held} KiB");
+}
