@@ -33,13 +33,13 @@ use self::in_flight::InFlight;
 pub use self::in_flight::Place;
 #[cfg(feature = "file")]
 pub use self::opening::OpenError;
-use self::posed::{AskedBy, Posing};
 pub use self::ruling::Ruling;
+#[cfg(feature = "tower")]
+pub(crate) use self::store::Elsewhere;
 use self::store::Store;
 use crate::error::InvalidLimit;
-use crate::key::Key;
 use crate::limiter::{Limiter, LimiterBuilder};
-use crate::rules::{Facts, Met, RuleSet};
+use crate::rules::{Facts, RuleSet};
 
 /// Decides requests by rules.
 ///
@@ -80,7 +80,6 @@ impl State {
 }
 
 /// A ruling, or the way to one.
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every request in memory")]
 #[must_use = "a ruling that nobody looks at limits nothing"]
 pub enum Asking {
     /// The store is this process's memory, and has answered; or no store had to be asked.
@@ -156,14 +155,10 @@ impl Gate {
     /// Decides a request, at once if the store is this process's memory. The facts are not needed for longer than
     /// the call.
     pub fn ask(&self, facts: &Facts<'_>) -> Asking {
-        let state = self.0.state.load_full();
-        let mut posing = Posing::new(&state);
-        let found = state.rules.find(&state.rules.request(*facts), |finding, key| posing.add(finding, key));
-        let posed = posing.posed(AskedBy::Rules);
-        match found {
-            Ok(()) if posed.places.is_none() => store::ask(state, posed),
-            Ok(()) => in_flight::ask(state, posed, facts),
-            Err((rule, refused)) => Asking::Done(Ruling::refused(state, rule, refused)),
+        let mut ruling = Ruling::unasked(self);
+        match ruling.ask(facts) {
+            None => Asking::Done(ruling),
+            Some(elsewhere) => Asking::Waiting(ruling.elsewhere(elsewhere)),
         }
     }
 
@@ -186,16 +181,11 @@ impl Gate {
     /// rule.
     #[must_use]
     pub fn ask_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Asking> {
-        let state = self.0.state.load_full();
-        let finding = match state.rules.named(rule, key, cost)? {
-            Met::Hit(finding) => finding,
-            Met::Refused(number, refused) => return Some(Asking::Done(Ruling::refused(state, number, refused))),
-            Met::Not(_) | Met::Lacks(_) | Met::Exempt => return Some(Asking::Done(Ruling::unlimited(state))),
-        };
-        let mut posing = Posing::new(&state);
-        posing.add(&finding, Key::byte_parts(key));
-        let posed = posing.posed(AskedBy::Name);
-        Some(store::ask(state, posed))
+        let mut ruling = Ruling::unasked(self);
+        Some(match ruling.ask_by_name(rule, key, cost)? {
+            None => Asking::Done(ruling),
+            Some(elsewhere) => Asking::Waiting(ruling.elsewhere(elsewhere)),
+        })
     }
 }
 

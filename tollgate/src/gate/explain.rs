@@ -84,7 +84,7 @@ impl Gate {
     pub fn explain(&self, facts: &Facts<'_>) -> impl Future<Output = Explanation> + Send + use<> {
         let state = self.0.state.load_full();
         let looked: Vec<Looked> = {
-            let request = state.rules.request(*facts);
+            let request = state.rules.request(facts);
             (0..state.rules.len()).map(|number| state.look_into(number, &request)).collect()
         };
         async move {

@@ -26,8 +26,8 @@ impl Ruling {
         if !rules.hear_answers() || !self.is_allowed() {
             return false;
         }
-        let enforced = self.wanted.iter().flat_map(|(wanted, _)| wanted.costs()).map(|(limit, _)| rules.owner(limit));
-        let watching = self.watched.iter().map(|(rule, _)| *rule);
+        let enforced = self.wanted.costs().map(|(limit, _)| rules.owner(limit));
+        let watching = self.all_watched().iter().map(|(rule, _)| *rule);
         enforced.chain(watching).any(|rule| rules.hears_answer(rule))
     }
 
@@ -69,7 +69,7 @@ impl Ruling {
 
     /// The rules that only watch and want to know the answer, with what they took.
     fn watching(&self) -> impl Iterator<Item = (u32, &Decision, &Wanted)> {
-        let of_rule = |number: u32| self.watched.iter().find(move |(rule, _)| *rule == number);
+        let of_rule = |number: u32| self.all_watched().iter().find(move |(rule, _)| *rule == number);
         let all = self.beside.iter().flat_map(|beside| &beside.watching);
         all.filter_map(move |(rule, wanted)| Some((*rule, &of_rule(*rule)?.1, wanted)))
             .filter(|(_, decision, _)| decision.is_allowed())
@@ -90,21 +90,18 @@ impl Ruling {
 
     /// Brings each rule that was counted to what it should have been; `None` leaves it as it is.
     pub(super) async fn settle_each(&self, actual: impl Fn(AskedBy, u32) -> Option<u64>) -> Settlement {
-        let (Some((wanted, asked)), Some(decision)) = (&self.wanted, &self.decision) else {
+        let Some(decision) = self.decision.as_ref().filter(|decision| decision.is_allowed()) else {
             return Settlement::Settled;
         };
-        if !decision.is_allowed() {
-            return Settlement::Settled;
-        }
         let mut worst = Settlement::Settled;
-        for (limit, charged) in wanted.costs() {
+        for (limit, charged) in self.wanted.costs() {
             let rule = self.state.rules.owner(limit);
             // A ban takes nothing, so it has nothing to give back.
             if self.state.rules.ban(rule) == Some(limit) {
                 continue;
             }
-            if let Some(actual) = actual(*asked, rule) {
-                let one = wanted.only(limit, charged);
+            if let Some(actual) = actual(self.asked, rule) {
+                let one = self.wanted.only(limit, charged);
                 let settled = self.state.store.settle(&one, decision, Costs { charged, actual }).await;
                 worst = worst.worse(settled);
             }

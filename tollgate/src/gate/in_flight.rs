@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use super::posed::{Posed, Watched};
-use super::{Asking, Ruling, State, store};
+use super::store::{self, Elsewhere};
+use super::{Ruling, State};
 use crate::decision::{Decision, Outcome, Verdict};
 use crate::key::Key;
 use crate::limit::LimitId;
@@ -153,22 +154,25 @@ impl std::fmt::Debug for Place {
 }
 
 /// Asks all that a request asks, once it has its places.
-pub(super) fn ask(state: Arc<State>, mut posed: Posed, facts: &Facts<'_>) -> Asking {
+pub(super) fn ask(ruling: &mut Ruling, mut posed: Posed, facts: &Facts<'_>) -> Option<Elsewhere> {
     let wanted = posed.places.take();
     // Nobody would tell when it ends.
     if facts.is_served_elsewhere() {
-        return store::ask(state, posed);
+        return store::ask(ruling, posed);
     }
-    match wanted.map(|wanted| take(&state, &wanted)) {
-        Some(Err((rule, full))) => return Asking::Done(Ruling::full(state, rule, full)),
+    match wanted.map(|wanted| take(&ruling.state, &wanted)) {
+        Some(Err(full)) => {
+            ruling.full(full);
+            return None;
+        }
         Some(Ok(taken)) => posed.taken = Some(Box::new(taken)),
         None => {}
     }
-    store::ask(state, posed)
+    store::ask(ruling, posed)
 }
 
 /// Takes all places that are wanted, or none.
-fn take(state: &State, wanted: &[WantedPlace]) -> Result<TakenPlaces, (u32, Decision)> {
+fn take(state: &State, wanted: &[WantedPlace]) -> Result<TakenPlaces, Decision> {
     let mut taken = TakenPlaces { place: Place(SmallVec::new()), watched: Watched::new() };
     for one in wanted {
         let Some(table) = state.in_flight.table(one.rule) else { continue };
@@ -176,7 +180,7 @@ fn take(state: &State, wanted: &[WantedPlace]) -> Result<TakenPlaces, (u32, Deci
         let held = table.take(one.fingerprint, most);
         let before = held.as_ref().map_or(most, |(_, taken)| taken - 1);
         match (held, one.mode) {
-            (None, Mode::Enforced) => return Err((one.rule, decision(state, one.limit, before))),
+            (None, Mode::Enforced) => return Err(decision(state, one.limit, before)),
             (held, mode) => {
                 taken.place.0.extend(held.map(|(held, _)| held));
                 if mode == Mode::Shadow {

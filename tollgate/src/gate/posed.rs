@@ -1,7 +1,5 @@
 //! A request's questions to the store.
 
-use std::sync::Arc;
-
 use super::in_flight::{InFlight, Place, TakenPlaces, WantedPlaces};
 use super::store::{Store, Wanted};
 use super::{Ruling, State};
@@ -13,20 +11,23 @@ use crate::rules::{Finding, Mode};
 /// What rules that only watch have said, with their numbers.
 pub(super) type Watched = Vec<(u32, Decision)>;
 
-/// All that one request asks: the rules that are enforced together, all or nothing, and each rule that only watches
-/// by itself.
+/// What a request asks beside the rules that are enforced together, all or nothing, which its ruling keeps. Of most
+/// requests nothing.
+#[derive(Default)]
 pub(super) struct Posed {
-    pub(super) enforced: Wanted,
-    /// With the rule that each is of. Few rules watch, and of most requests none.
+    /// Each rule that only watches asks by itself.
     pub(super) watching: Vec<(u32, Wanted)>,
-    pub(super) asked: AskedBy,
     /// Places among the requests in flight, of the few rules that have such a limit.
     pub(super) places: Option<Box<WantedPlaces>>,
     pub(super) taken: Option<Box<TakenPlaces>>,
 }
 
 /// What few requests need once they are ruled.
+#[derive(Default)]
 pub(super) struct Beside {
+    /// The rule that refuses, whatever is left.
+    pub(super) refused_by: Option<u32>,
+    pub(super) watched: Watched,
     /// What rules that only watch took, where they may want to know the answer.
     pub(super) watching: Vec<(u32, Wanted)>,
     /// Its place among the requests in flight.
@@ -45,30 +46,29 @@ pub(super) enum AskedBy {
 pub(super) struct Posing<'s> {
     store: &'s Store,
     in_flight: &'s InFlight,
-    enforced: Wanted,
+    enforced: &'s mut Wanted,
     /// Whether keys are banned is asked last, so that a limit speaks where both have all of it left.
     bans: Option<Wanted>,
-    watching: Vec<(u32, Wanted)>,
-    places: Option<Box<WantedPlaces>>,
+    beside: Posed,
 }
 
 impl<'s> Posing<'s> {
+    /// What the rules ask that are enforced is put where the ruling keeps it.
     #[inline]
-    pub(super) fn new(state: &'s State) -> Self {
+    pub(super) fn new(state: &'s State, enforced: &'s mut Wanted) -> Self {
         let State { store, in_flight, .. } = state;
-        let enforced = store.want_nothing();
-        Self { store, in_flight, enforced, bans: None, watching: Vec::new(), places: None }
+        Self { store, in_flight, enforced, bans: None, beside: Posed::default() }
     }
 
     #[inline]
     pub(super) fn add(&mut self, finding: &Finding, key: Key<'_>) {
         if finding.is_place {
-            return self.places.get_or_insert_default().push(self.in_flight.want(finding, key));
+            return self.beside.places.get_or_insert_default().push(self.in_flight.want(finding, key));
         }
         let hit = Hit::new(finding.limit, key).cost(finding.cost);
         match finding.mode {
             Mode::Enforced => {
-                self.store.want_too(&mut self.enforced, hit);
+                self.store.want_too(self.enforced, hit);
                 if let Some(ban) = finding.ban {
                     let bans = self.bans.get_or_insert_with(|| self.store.want_nothing());
                     self.store.want_too(bans, Hit::new(ban, key).cost(0));
@@ -77,66 +77,64 @@ impl<'s> Posing<'s> {
             Mode::Shadow => {
                 let mut watching = self.store.want_nothing();
                 self.store.want_too(&mut watching, hit);
-                self.watching.push((finding.rule, watching));
+                self.beside.watching.push((finding.rule, watching));
             }
         }
     }
 
     #[inline(always)]
-    pub(super) fn posed(self, asked: AskedBy) -> Posed {
-        let Self { mut enforced, bans, watching, places, .. } = self;
-        if let Some(bans) = bans {
-            enforced.append(bans);
+    pub(super) fn posed(self) -> Posed {
+        if let Some(bans) = self.bans {
+            self.enforced.append(bans);
         }
-        Posed { enforced, watching, asked, places, taken: None }
+        self.beside
     }
 }
 
 impl Posed {
     /// Asks a store that answers at once.
     #[inline(always)]
-    pub(super) fn decide_now(&self, state: &State, decide: impl Fn(&Wanted) -> Decision) -> (Decision, Watched) {
-        let mut decision = decide(&self.enforced);
-        let watched = self.watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect();
-        if let Some(strike) = self.strike(state, &decision) {
+    pub(super) fn decide_now(&self, ruling: &Ruling, decide: impl Fn(&Wanted) -> Decision) -> (Decision, Watched) {
+        let mut decision = decide(&ruling.wanted);
+        let watched = match &*self.watching {
+            [] => Watched::new(),
+            watching => watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect(),
+        };
+        if !decision.is_allowed()
+            && let Some(strike) = strike(ruling, &decision)
+        {
             decision = struck(decision, decide(&strike));
         }
         (decision, watched)
     }
 
-    /// Whether no rule was for the request.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "memory is asked nothing as fast"))]
-    pub(super) fn asks_nothing(&self) -> bool {
-        self.watching.is_empty() && self.enforced.costs().next().is_none()
-    }
-
-    /// What is ruled, given the answers: of the rules that are enforced, and of each that watches.
-    #[inline(always)]
-    pub(super) fn ruling(self, state: Arc<State>, decision: Decision, watched: Watched) -> Ruling {
-        Ruling::new(state, self, decision, watched)
-    }
-
     /// What the ruling needs beside the answers of the store. Who is denied gives back its place.
     #[inline]
-    pub(super) fn beside(&mut self, state: &State, decision: &Decision, watched: &mut Watched) -> Option<Box<Beside>> {
-        let hears = state.rules.hear_answers() && !self.watching.is_empty();
-        if !hears && self.taken.is_none() {
+    pub(super) fn beside(self, state: &State, decision: &Decision, watched: Watched) -> Option<Box<Beside>> {
+        if watched.is_empty() && self.taken.is_none() {
             return None;
         }
-        let place = self.taken.take().map(|taken| {
+        Some(self.beside_of_few(state, decision, watched))
+    }
+
+    #[inline(never)]
+    fn beside_of_few(self, state: &State, decision: &Decision, mut watched: Watched) -> Box<Beside> {
+        let place = self.taken.map(|taken| {
             watched.extend(taken.watched);
             taken.place
         });
         let place = place.filter(|_| decision.is_allowed());
-        Some(Box::new(Beside { watching: std::mem::take(&mut self.watching), place }))
+        let watching = if state.rules.hear_answers() { self.watching } else { Vec::new() };
+        Box::new(Beside { refused_by: None, watched, watching, place })
     }
+}
 
-    /// The strike that a denial by a rule with a ban is. A failing store is nobody's fault.
-    pub(super) fn strike(&self, state: &State, decision: &Decision) -> Option<Wanted> {
-        let denied_by = decision.limit().filter(|_| !decision.is_allowed() && decision.source() != Source::Policy)?;
-        let ban = state.rules.ban(state.rules.owner(denied_by))?;
-        (ban != denied_by).then(|| self.enforced.only(ban, 1))
-    }
+/// The strike that a denial by a rule with a ban is. A failing store is nobody's fault.
+pub(super) fn strike(ruling: &Ruling, decision: &Decision) -> Option<Wanted> {
+    let denied_by = decision.limit().filter(|_| !decision.is_allowed() && decision.source() != Source::Policy)?;
+    let rules = &ruling.state.rules;
+    let ban = rules.ban(rules.owner(denied_by))?;
+    (ban != denied_by).then(|| ruling.wanted.only(ban, 1))
 }
 
 /// What is told to who was denied and struck for it: of the ban, if it is banned by that, or was already, which the

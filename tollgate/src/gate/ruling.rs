@@ -1,45 +1,56 @@
 //! What is ruled about a request, and what to tell the client.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 
-use super::State;
-use super::in_flight::Place;
-use super::posed::{AskedBy, Beside, Posed, Watched};
-use super::store::Wanted;
+use super::in_flight::{self, Place};
+use super::posed::{AskedBy, Beside, Posed, Posing, Watched};
+use super::store::{self, Elsewhere, Wanted};
+use super::{Gate, State};
 use crate::decision::{Decision, Source};
 use crate::http::{Answer, Headers, Message, Policy, Refusal};
+use crate::key::Key;
 use crate::limit::LimitId;
 use crate::reservation::Settlement;
-use crate::rules::{Refused, RuleSet};
+use crate::rules::{Facts, Met, Refused, RuleSet};
 
 /// What is ruled about a request: whether it may pass, by which rule, and what the client is to be told.
 #[must_use = "a ruling that nobody looks at limits nothing"]
 pub struct Ruling {
     pub(super) state: Arc<State>,
-    /// What was asked of the store by the rules that are enforced, and by whom.
-    pub(super) wanted: Option<(Wanted, AskedBy)>,
+    /// What was asked of the store by the rules that are enforced.
+    pub(super) wanted: Wanted,
+    pub(super) asked: AskedBy,
     /// Of the rules that are enforced; `None` if none was asked.
     pub(super) decision: Option<Decision>,
     refusal: Option<Refusal>,
-    /// The rule that speaks.
-    rule: Option<u32>,
-    pub(super) watched: Watched,
     /// What few requests need; see [`Beside`].
     pub(super) beside: Option<Box<Beside>>,
 }
 
 impl Ruling {
+    /// Rules by the answers: of the rules that are enforced, and of each that watches. It is made where it stays, because
+    /// it is large.
     #[inline(always)]
-    pub(super) fn new(state: Arc<State>, mut posed: Posed, decision: Decision, mut watched: Watched) -> Self {
-        let beside = posed.beside(&state, &decision, &mut watched);
-        let Some(limit) = decision.limit() else {
-            return Self { watched, beside, ..Self::unlimited(state) };
-        };
-        let (rules, wanted) = (&state.rules, posed.enforced);
+    pub(super) fn decided(&mut self, posed: Posed, decision: Decision, watched: Watched) {
+        self.beside = posed.beside(&self.state, &decision, watched);
+        if decision.limit().is_some() {
+            self.decision = Some(decision);
+            if !decision.is_allowed() || self.state.rules.have_bans() {
+                self.speak(decision);
+            }
+        }
+    }
+
+    /// Finds the limit that speaks, and why the request is refused if it is.
+    #[inline(never)]
+    fn speak(&mut self, decision: Decision) {
+        let Some(limit) = decision.limit() else { return };
+        let (rules, wanted) = (&self.state.rules, &self.wanted);
         let rule = rules.owner(limit);
         let of_ban = |limit: &LimitId| rules.owner(*limit) == rule && rules.ban(rule) != Some(*limit);
         // Who is banned is told so by the limit that the ban is of: all of it is spent.
@@ -48,7 +59,7 @@ impl Ruling {
             false => None,
         };
         let decision = spoken.map_or(decision, |limit| decision.speaking_of(limit, rules.quota(limit)));
-        let refusal = match (decision.is_allowed(), decision.source()) {
+        self.refusal = match (decision.is_allowed(), decision.source()) {
             (true, _) => None,
             (false, Source::Policy) => Some(Refusal::StoreUnavailable),
             (false, _) if spoken.is_some() => {
@@ -56,23 +67,78 @@ impl Ruling {
             }
             (false, _) => Some(Refusal::Limited),
         };
-        let wanted = Some((wanted, posed.asked));
-        Self { state, wanted, decision: Some(decision), refusal, rule: Some(rule), watched, beside }
+        self.decision = Some(decision);
     }
 
-    pub(super) fn refused(state: Arc<State>, rule: u32, refused: Refused) -> Self {
-        Self { refusal: Some(refused.into()), rule: Some(rule), ..Self::unlimited(state) }
+    /// A rule refuses the request, whatever is left.
+    pub(super) fn refused_by(&mut self, rule: u32, refused: Refused) {
+        self.refusal = Some(refused.into());
+        self.beside = Some(Box::new(Beside { refused_by: Some(rule), ..Beside::default() }));
     }
 
     /// As many as may are in flight.
-    pub(super) fn full(state: Arc<State>, rule: u32, decision: Decision) -> Self {
-        let (refusal, decision) = (Some(Refusal::Limited), Some(decision));
-        Self { refusal, decision, rule: Some(rule), ..Self::unlimited(state) }
+    pub(super) fn full(&mut self, decision: Decision) {
+        self.refusal = Some(Refusal::Limited);
+        self.decision = Some(decision);
     }
 
-    /// No rule is for the request.
+    /// Asks about a request. It is `Some` if that has to be asked elsewhere: see [`elsewhere`](Self::elsewhere).
+    ///
+    /// In place, because a ruling is large and on the way of every request.
+    #[inline]
+    pub(crate) fn ask(&mut self, facts: &Facts<'_>) -> Option<Elsewhere> {
+        let (state, mut posing) = self.posing();
+        let found = state.rules.find(&state.rules.request(facts), |finding, key| posing.add(finding, key));
+        let posed = posing.posed();
+        match found {
+            Ok(()) if posed.places.is_none() => store::ask(self, posed),
+            Ok(()) => in_flight::ask(self, posed, facts),
+            Err((rule, refused)) => {
+                self.refused_by(rule, refused);
+                None
+            }
+        }
+    }
+
+    /// Asks about a key of the rule of that name; `None` if there is no such rule.
+    #[expect(clippy::option_option, reason = "whether there is the rule, and then what is to be asked elsewhere")]
+    pub(super) fn ask_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<Elsewhere>> {
+        self.asked = AskedBy::Name;
+        let (state, mut posing) = self.posing();
+        match state.rules.named(rule, key, cost)? {
+            Met::Hit(finding) => posing.add(&finding, Key::byte_parts(key)),
+            Met::Refused(number, refused) => {
+                self.refused_by(number, refused);
+                return Some(None);
+            }
+            Met::Not(_) | Met::Lacks(_) | Met::Exempt => return Some(None),
+        }
+        let posed = posing.posed();
+        Some(store::ask(self, posed))
+    }
+
+    /// The ruling, once a store that is somewhere else has been asked.
+    pub(crate) fn elsewhere(self, what: Elsewhere) -> Pin<Box<dyn Future<Output = Self> + Send>> {
+        store::ask_elsewhere(self, what)
+    }
+
+    /// Of a request that a gate has not been asked about yet.
+    #[inline(always)]
+    pub(crate) fn unasked(gate: &Gate) -> Self {
+        Self::unlimited(gate.0.state.load_full())
+    }
+
+    /// No rule is for the request, as far as is known.
+    #[inline(always)]
     pub(super) fn unlimited(state: Arc<State>) -> Self {
-        Self { state, wanted: None, decision: None, refusal: None, rule: None, watched: Watched::new(), beside: None }
+        let wanted = state.store.want_nothing();
+        Self { state, wanted, asked: AskedBy::Rules, decision: None, refusal: None, beside: None }
+    }
+
+    /// The questions of the request, to be put where they stay.
+    #[inline(always)]
+    fn posing(&mut self) -> (&State, Posing<'_>) {
+        (&self.state, Posing::new(&self.state, &mut self.wanted))
     }
 
     /// The place of an admitted request among those in flight, if a rule bounds those: to be kept until the request is
@@ -97,7 +163,10 @@ impl Ruling {
     /// none but such as bound what is in flight.
     #[must_use]
     pub fn limit(&self) -> Option<&str> {
-        self.rule.map(|rule| self.state.rules.name(rule))
+        let rules = &self.state.rules;
+        let decided_by = self.decision.as_ref().and_then(Decision::limit).map(|limit| rules.owner(limit));
+        let rule = decided_by.or_else(|| self.beside.as_ref()?.refused_by);
+        rule.map(|rule| rules.name(rule))
     }
 
     /// What that limit decided; `None` if no rule was for the request, or one refused it whatever is left.
@@ -114,7 +183,11 @@ impl Ruling {
 
     /// What each rule that only watches has decided, by its name.
     pub fn watched(&self) -> impl Iterator<Item = (&str, &Decision)> {
-        self.watched.iter().map(|(rule, decision)| (self.state.rules.name(*rule), decision))
+        self.all_watched().iter().map(|(rule, decision)| (self.state.rules.name(*rule), decision))
+    }
+
+    pub(super) fn all_watched(&self) -> &[(u32, Decision)] {
+        self.beside.as_ref().map_or(&[], |beside| &beside.watched)
     }
 
     fn policy(&self) -> Option<&Policy> {

@@ -1,11 +1,11 @@
 //! Where a gate keeps its keys: in this process's memory, or on Redis.
 
-use std::sync::Arc;
+use std::pin::Pin;
 
 use futures_util::future::{join, join_all};
 
-use super::posed::{Posed, struck};
-use super::{Asking, Gate, State};
+use super::posed::{Posed, strike, struck};
+use super::{Gate, Ruling};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -137,29 +137,39 @@ impl Store {
     }
 }
 
-/// Asks all that a request asks.
+/// What has to be asked elsewhere.
+pub(crate) struct Elsewhere {
+    posed: Posed,
+    limiter: RedisLimiter,
+}
+
+/// Asks all that a request asks, unless that has to be asked elsewhere.
 #[inline(always)]
-pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
-    match &state.store {
+pub(super) fn ask(ruling: &mut Ruling, posed: Posed) -> Option<Elsewhere> {
+    match &ruling.state.store {
         Store::Memory(limiter) => {
-            let (decision, watched) = posed.decide_now(&state, |wanted| match wanted {
+            let (decision, watched) = posed.decide_now(ruling, |wanted| match wanted {
                 Wanted::Memory(asked) => limiter.decide_asked(asked),
                 Wanted::Redis(_) => limiter.decide_asked(&[]),
             });
-            Asking::Done(posed.ruling(state, decision, watched))
+            ruling.decided(posed, decision, watched);
+            None
         }
-        Store::Redis(limiter) if posed.asks_nothing() => {
+        Store::Redis(limiter) if posed.watching.is_empty() && ruling.wanted.costs().next().is_none() => {
             let unlimited = Decision::without_limit(limiter.now());
-            Asking::Done(posed.ruling(state, unlimited, Vec::new()))
+            ruling.decided(posed, unlimited, Vec::new());
+            None
         }
-        Store::Redis(limiter) => {
-            let limiter = limiter.clone();
-            Asking::Waiting(Box::pin(ask_redis(state, posed, limiter)))
-        }
+        Store::Redis(limiter) => Some(Elsewhere { posed, limiter: limiter.clone() }),
     }
 }
 
-async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> super::Ruling {
+pub(super) fn ask_elsewhere(ruling: Ruling, what: Elsewhere) -> Pin<Box<dyn Future<Output = Ruling> + Send>> {
+    Box::pin(ask_redis(ruling, what.posed, what.limiter))
+}
+
+async fn ask_redis(mut ruling: Ruling, posed: Posed, limiter: RedisLimiter) -> Ruling {
+    let state = ruling.state.clone();
     let decide = |wanted: &Wanted| {
         let wanted = match wanted {
             Wanted::Redis(wanted) => (**wanted).clone(),
@@ -178,12 +188,13 @@ async fn ask_redis(state: Arc<State>, posed: Posed, limiter: RedisLimiter) -> su
         let decision = decide(wanted);
         async move { (*rule, decision.await) }
     });
-    let (mut decision, watched) = join(decide(&posed.enforced), join_all(watching)).await;
-    if let Some(strike) = posed.strike(&state, &decision) {
+    let (mut decision, watched) = join(decide(&ruling.wanted), join_all(watching)).await;
+    if let Some(strike) = strike(&ruling, &decision) {
         // Whoever hangs up before the answer is struck all the same.
         if let Ok(strike) = tokio::spawn(decide(&strike)).await {
             decision = struck(decision, strike);
         }
     }
-    posed.ruling(state, decision, watched)
+    ruling.decided(posed, decision, watched);
+    ruling
 }

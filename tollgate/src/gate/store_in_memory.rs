@@ -1,9 +1,10 @@
 //! Where a gate keeps its keys: in this process's memory.
 
-use std::sync::Arc;
+use std::convert::Infallible;
+use std::pin::Pin;
 
+use super::Ruling;
 use super::posed::Posed;
-use super::{Asking, State};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -68,9 +69,17 @@ impl Store {
     }
 }
 
+/// What has to be asked elsewhere: nothing.
+pub(crate) type Elsewhere = Infallible;
+
 /// Asks all that a request asks.
 #[inline(always)]
-pub(super) fn ask(state: Arc<State>, posed: Posed) -> Asking {
-    let (decision, watched) = posed.decide_now(&state, |wanted| state.store.0.decide_asked(&wanted.0));
-    Asking::Done(posed.ruling(state, decision, watched))
+pub(super) fn ask(ruling: &mut Ruling, posed: Posed) -> Option<Elsewhere> {
+    let (decision, watched) = posed.decide_now(ruling, |wanted| ruling.state.store.0.decide_asked(&wanted.0));
+    ruling.decided(posed, decision, watched);
+    None
+}
+
+pub(super) fn ask_elsewhere(_: Ruling, nothing: Elsewhere) -> Pin<Box<dyn Future<Output = Ruling> + Send>> {
+    match nothing {}
 }

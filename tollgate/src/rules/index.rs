@@ -82,6 +82,12 @@ impl Index {
         hosts.entry(glob.name.clone()).or_default().push(number);
     }
 
+    /// All rules, if every request may meet each of them.
+    #[inline]
+    pub(super) fn all_always(&self) -> Option<&[u32]> {
+        (self.always.len() == self.places.len()).then_some(&self.always)
+    }
+
     /// The rules that a request for this path, in its normal form, and this host may meet. Neither is asked for unless
     /// there are rules by it.
     pub(super) fn candidates<'r>(

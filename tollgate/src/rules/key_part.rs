@@ -127,22 +127,23 @@ impl KeyPart {
     /// The part of this request's key; `None` if it is missing or empty.
     pub(super) fn of<'r>(&'r self, request: &'r Request<'_>) -> Option<Piece<'r>> {
         let facts = request.facts();
-        let piece = match &self.0 {
-            Source::Ip(group) => Piece::Short(group.text(request.client()?)),
-            Source::Header(name) => Piece::Borrowed(facts.all_headers()?.get_named(name)?),
-            Source::Cookie(name) => Piece::Borrowed(cookies::cookie(facts.all_headers()?, name)?),
-            Source::Query(name) => Piece::of(query::query(facts.query()?, name)?),
-            Source::Path => Piece::Borrowed(request.path().as_bytes()),
-            Source::Method => Piece::Borrowed(facts.method().as_bytes()),
-            Source::Host => Piece::lower(facts.host_name()?),
-            Source::Route => Piece::Borrowed(facts.route_name()?.as_bytes()),
-            Source::Jwt(claim) => Piece::of(request.claim(claim)?),
-            Source::Certificate(field) => Piece::Borrowed(field.of(facts.client_certificate()?)?.as_bytes()),
-            Source::Descriptor(name) => Piece::Borrowed(facts.descriptor(name)?.as_bytes()),
-            Source::Constant(text) => Piece::Borrowed(text.as_bytes()),
-            Source::Custom(make) => Piece::Owned(make(request)?.into_bytes()),
+        let bytes = match &self.0 {
+            // An address is never empty, and its text is long enough to be made where it stays.
+            Source::Ip(group) => return request.client().map(|client| Piece::Short(group.text(client))),
+            Source::Header(name) => facts.all_headers()?.get_named(name)?,
+            Source::Cookie(name) => cookies::cookie(facts.all_headers()?, name)?,
+            Source::Query(name) => return Piece::of(query::query(facts.query()?, name)?).unless_empty(),
+            Source::Path => request.path().as_bytes(),
+            Source::Method => facts.method().as_bytes(),
+            Source::Host => return Piece::lower(facts.host_name()?).unless_empty(),
+            Source::Route => facts.route_name()?.as_bytes(),
+            Source::Jwt(claim) => return Piece::of(request.claim(claim)?).unless_empty(),
+            Source::Certificate(field) => field.of(facts.client_certificate()?)?.as_bytes(),
+            Source::Descriptor(name) => facts.descriptor(name)?.as_bytes(),
+            Source::Constant(text) => text.as_bytes(),
+            Source::Custom(make) => return Piece::Owned(make(request)?.into_bytes()).unless_empty(),
         };
-        (!piece.as_bytes().is_empty()).then_some(piece)
+        (!bytes.is_empty()).then_some(Piece::Borrowed(bytes))
     }
 }
 
@@ -198,6 +199,11 @@ impl<'r> Piece<'r> {
         }
     }
 
+    fn unless_empty(self) -> Option<Self> {
+        (!self.as_bytes().is_empty()).then_some(self)
+    }
+
+    #[inline]
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Borrowed(bytes) => bytes,

@@ -19,7 +19,7 @@ pub(super) type Tokens = Arc<dyn Fn(&Facts<'_>) -> Option<Claims> + Send + Sync>
 
 /// A request as rules see it, for conditions, keys and costs that are closures.
 pub struct Request<'a> {
-    facts: Facts<'a>,
+    facts: &'a Facts<'a>,
     path: OnceCell<Cow<'a, str>>,
     proxies: &'a TrustedProxies,
     tokens: Option<&'a Tokens>,
@@ -28,13 +28,13 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub(super) fn new(facts: Facts<'a>, proxies: &'a TrustedProxies, tokens: Option<&'a Tokens>) -> Self {
+    pub(super) fn new(facts: &'a Facts<'a>, proxies: &'a TrustedProxies, tokens: Option<&'a Tokens>) -> Self {
         Self { facts, path: OnceCell::new(), proxies, tokens, client: OnceCell::new(), claims: OnceCell::new() }
     }
 
     /// What was given.
     pub fn facts(&self) -> &Facts<'a> {
-        &self.facts
+        self.facts
     }
 
     /// The path in the form in which it is matched: unescaped where that changes nothing, with `.`, `..` and empty
@@ -47,13 +47,13 @@ impl<'a> Request<'a> {
     /// The client's address: the peer's, or if that is a trusted proxy, whom it speaks for.
     #[must_use]
     pub fn client(&self) -> Option<IpAddr> {
-        *self.client.get_or_init(|| self.proxies.client(&self.facts))
+        *self.client.get_or_init(|| self.proxies.client(self.facts))
     }
 
     /// The claims of the request's token, if it has one that verifies.
     #[must_use]
     pub fn claims(&self) -> Option<&Map<String, Value>> {
-        let found = self.claims.get_or_init(|| self.tokens.and_then(|tokens| tokens(&self.facts)));
+        let found = self.claims.get_or_init(|| self.tokens.and_then(|tokens| tokens(self.facts)));
         found.as_deref()
     }
 

@@ -67,7 +67,7 @@ impl Routes {
     /// The number of the route that serves a request.
     #[must_use]
     pub fn find(&self, facts: &Facts<'_>) -> Option<usize> {
-        let request = Request::new(*facts, &self.nobody, None);
+        let request = Request::new(facts, &self.nobody, None);
         let candidates = self.index.candidates(|| request.path(), || facts.host_name());
         let mut entries = candidates.into_iter().map(|number| &self.entries[number as usize]);
         entries.find(|entry| entry.matching.first_miss(&request, entry.known).is_none()).map(|entry| entry.number)

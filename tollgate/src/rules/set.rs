@@ -59,6 +59,8 @@ struct Inner {
     body: Body,
     /// Whether any rule wants to know how requests are answered.
     hear_answers: bool,
+    /// Whether any rule bans.
+    have_bans: bool,
 }
 
 struct Compiled {
@@ -128,7 +130,7 @@ impl RuleSet {
         RuleSetBuilder::default()
     }
 
-    pub(crate) fn request<'a>(&'a self, facts: Facts<'a>) -> Request<'a> {
+    pub(crate) fn request<'a>(&'a self, facts: &'a Facts<'a>) -> Request<'a> {
         Request::new(facts, &self.0.proxies, self.0.tokens.as_ref())
     }
 
@@ -143,10 +145,29 @@ impl RuleSet {
         mut found: impl FnMut(&Finding, Key<'_>),
     ) -> Result<(), (u32, Refused)> {
         let mut pieces = Pieces::new();
-        for number in self.0.index.candidates(|| request.path(), || request.facts().host_name()) {
+        let candidates;
+        let numbers = match self.0.index.all_always() {
+            Some(all) => all,
+            None => {
+                candidates = self.0.index.candidates(|| request.path(), || request.facts().host_name());
+                &*candidates
+            }
+        };
+        for &number in numbers {
+            let compiled = &self.0.rules[number as usize];
+            let Shortcut { known, exceptions } = self.0.shortcuts[number as usize];
+            if compiled.rule.matching.first_miss(request, known).is_some() {
+                continue;
+            }
+            // What most rules are: one part makes the key, and nobody is an exception.
+            if let ([part], Exceptions::None) = (&*compiled.rule.key, exceptions)
+                && let Some(piece) = part.of(request)
+            {
+                found(&compiled.finding(number, compiled.limit, request), Key::from(piece.as_bytes()));
+                continue;
+            }
             pieces.clear();
-            let shortcut = self.0.shortcuts[number as usize];
-            match self.meet_by(number, request, &mut pieces, shortcut) {
+            match self.meet_by(number, request, &mut pieces, Shortcut { known: Known::Everything, exceptions }) {
                 Met::Hit(finding) => match &pieces[..] {
                     [one] => found(&finding, Key::from(one.as_bytes())),
                     several => {
@@ -210,8 +231,7 @@ impl RuleSet {
             let own = compiled.by_key.get(parts).copied().or_else(|| compiled.plan_limit(request));
             limit = own.unwrap_or(limit);
         }
-        let (cost, is_place) = (rule.cost.of(request), rule.is_in_flight());
-        Met::Hit(Finding { rule: number, limit, ban: compiled.ban, cost, mode: rule.mode, is_place })
+        Met::Hit(compiled.finding(number, limit, request))
     }
 
     /// The hit of a question that names a rule and a key itself.
@@ -304,6 +324,12 @@ impl RuleSet {
         self.0.rules[rule as usize].rule.cost.is_estimate()
     }
 
+    /// Whether any rule bans.
+    #[inline]
+    pub(crate) fn have_bans(&self) -> bool {
+        self.0.have_bans
+    }
+
     /// Whether any rule wants to know how requests are answered.
     #[inline]
     pub(crate) fn hear_answers(&self) -> bool {
@@ -363,6 +389,12 @@ impl Compiled {
         let alike = rule.exempt.is_nobody() && rule.blocked.is_nobody() && rule.overrides.is_empty();
         let exceptions = if alike { Exceptions::None } else { Exceptions::Some };
         Shortcut { known: rule.matching.known_if_found_by(place), exceptions }
+    }
+
+    #[inline(always)]
+    fn finding(&self, number: u32, limit: LimitId, request: &Request<'_>) -> Finding {
+        let (cost, is_place) = (self.rule.cost.of(request), self.rule.is_in_flight());
+        Finding { rule: number, limit, ban: self.ban, cost, mode: self.rule.mode, is_place }
     }
 
     fn plan_limit(&self, request: &Request<'_>) -> Option<LimitId> {

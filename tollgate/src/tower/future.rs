@@ -96,12 +96,16 @@ where
             StageProjection::Longer { way } => way.as_mut().poll(context),
             StageProjection::Inside { future, ruling } => {
                 let mut response = ready!(future.poll(context))?;
-                let mut ruling = ruling.take().expect("a future is not asked again after it is done");
-                if response.extensions().get::<ActualCost>().is_none() && !ruling.hears_answer() {
+                // Not taken out where it need not be: it is large.
+                let settled = |ruling: &&mut Ruling| {
+                    response.extensions().get::<ActualCost>().is_none() && !ruling.hears_answer()
+                };
+                if let Some(ruling) = ruling.as_mut().filter(settled) {
                     ruling.write_headers(response.headers_mut());
                     let place = ruling.take_place();
                     return Poll::Ready(Ok(response.map(|body| ResponseBody::inner(body, place))));
                 }
+                let ruling = ruling.take().expect("a future is not asked again after it is done");
                 let mut way = Box::pin(async move { Ok(answered(ruling, response).await) });
                 let answer = way.as_mut().poll(context);
                 if answer.is_pending() {

@@ -11,7 +11,7 @@ use tower_service::Service;
 
 use super::layer::Limits;
 use super::{ResponseBody, ResponseFuture, on};
-use crate::gate::{Asking, Ruling, Told};
+use crate::gate::{Elsewhere, Ruling, Told};
 use crate::http::is_grpc;
 use crate::rules::{Facts, Finders};
 
@@ -59,7 +59,7 @@ impl ActualCost {
 
 impl<S> RateLimit<S> {
     #[inline]
-    fn ask<B>(&self, request: &Request<B>) -> Asking {
+    fn ask<B>(&self, ruling: &mut Ruling, request: &Request<B>) -> Option<Elsewhere> {
         let uri = request.uri();
         // `CONNECT` has no path.
         let path = if uri.path().is_empty() { "/" } else { uri.path() };
@@ -70,7 +70,7 @@ impl<S> RateLimit<S> {
         if let Some(host) = uri.host() {
             facts = facts.host(host);
         }
-        self.limits.gate.ask(&facts)
+        ruling.ask(&facts)
     }
 }
 
@@ -108,10 +108,10 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let ruling = match self.ask(&request) {
-            Asking::Done(ruling) => ruling,
-            Asking::Waiting(ruling) => return ResponseFuture::longer(ruling, self.take_ready(), request),
-        };
+        let mut ruling = Ruling::unasked(&self.limits.gate);
+        if let Some(elsewhere) = self.ask(&mut ruling, &request) {
+            return ResponseFuture::longer(ruling.elsewhere(elsewhere), self.take_ready(), request);
+        }
         if let Some(refused) = refusal(&ruling, &request) {
             return ResponseFuture::refused(refused);
         }

@@ -118,6 +118,7 @@ impl RuleSetBuilder {
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
             hear_answers: compiled.iter().any(|one| one.rule.hearing.is_needed()),
+            have_bans: compiled.iter().any(|one| one.ban.is_some()),
             rules: compiled.into(),
             shortcuts,
             index,
