@@ -28,3 +28,4 @@ mod streaming;
 mod tls;
 mod upgrades;
 mod upstream_health;
+mod ways;
