@@ -61,6 +61,7 @@ pub(super) enum Kind {
 struct Slice {
     load: Load,
     cpu: Duration,
+    kernel: Duration,
     /// What others had of the contender's core.
     others: Duration,
 }
@@ -69,6 +70,8 @@ struct Slice {
 pub(super) struct Figures {
     /// Microseconds of processor time per request.
     pub(super) cpu_us: Times,
+    /// The part of it in the kernel.
+    kernel_us: Times,
     pub(super) per_second: Times,
     pub(super) p50_us: Times,
     pub(super) p99_us: Times,
@@ -80,8 +83,8 @@ pub(super) struct Figures {
 
 impl Figures {
     fn new(name: &'static str) -> Self {
-        let [cpu_us, per_second, p50_us, p99_us, busy, others] = [(); 6].map(|()| Times::new(name));
-        Self { cpu_us, per_second, p50_us, p99_us, busy, others }
+        let [cpu_us, kernel_us, per_second, p50_us, p99_us, busy, others] = [(); 7].map(|()| Times::new(name));
+        Self { cpu_us, kernel_us, per_second, p50_us, p99_us, busy, others }
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -89,9 +92,10 @@ impl Figures {
     }
 
     fn push(&mut self, slice: &Slice) {
-        let Slice { load, cpu, others } = slice;
+        let Slice { load, cpu, kernel, others } = slice;
         let elapsed_s = load.elapsed.as_secs_f64();
         self.cpu_us.push(cpu.as_secs_f64() * 1e6 / load.requests as f64);
+        self.kernel_us.push(kernel.as_secs_f64() * 1e6 / load.requests as f64);
         self.per_second.push(load.requests as f64 / elapsed_s);
         self.p50_us.push(load.p50_us);
         self.p99_us.push(load.p99_us);
@@ -119,13 +123,25 @@ pub(super) fn run(bench: &Bench, case: &Case, contenders: &[Contender]) -> anyho
 }
 
 fn tell(case: &Case, figures: &[Figures], bodies: &[usize]) {
-    let header = ["", "CPU µs/request", "of nginx's", "requests/s", "busy", "others", "p50 µs", "p99 µs", "body bytes"];
+    let header = [
+        "",
+        "CPU µs/request",
+        "in the kernel",
+        "of nginx's",
+        "requests/s",
+        "busy",
+        "others",
+        "p50 µs",
+        "p99 µs",
+        "body bytes",
+    ];
     let mut table = Table::new(&case.title, header);
     let nginx = figures.iter().find(|figures| figures.name() == NGINX);
     for (figures, body) in figures.iter().zip(bodies) {
         table.row([
             figures.name().to_owned(),
             format!("{:.2}", figures.cpu_us.median()),
+            format!("{:.2}", figures.kernel_us.median()),
             nginx.map_or(String::new(), |nginx| figures.cpu_us.ratio_to(&nginx.cpu_us).to_string()),
             format!("{:.0}", figures.per_second.median()),
             format!("{:.0} %", figures.busy.median() * 100.0),
@@ -177,8 +193,9 @@ fn slice(bench: &Bench, case: &Case, contender: &Contender, seconds: u64) -> any
             pace::run(address, path, pace)?
         }
     };
-    let cpu = contender.server.cpu()? - cpu_before;
+    let cpu_after = contender.server.cpu()?;
+    let (cpu, kernel) = (cpu_after.all - cpu_before.all, cpu_after.kernel - cpu_before.kernel);
     let others = (Core::Contender.worked()? - core_before).saturating_sub(cpu);
     load.check(case.status)?;
-    Ok(Slice { load, cpu, others })
+    Ok(Slice { load, cpu, kernel, others })
 }

@@ -57,6 +57,14 @@ pub(super) fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?.port())
 }
 
+/// Processor time.
+#[derive(Clone, Copy)]
+pub(super) struct Cpu {
+    pub(super) all: Duration,
+    /// The part of it in the kernel.
+    pub(super) kernel: Duration,
+}
+
 /// A server, until it is dropped.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
@@ -82,9 +90,15 @@ impl Server {
         bail!("nothing listens on port {port}; see whether it starts by hand")
     }
 
-    /// User and system time of all its threads so far.
-    pub(super) fn cpu(&self) -> anyhow::Result<Duration> {
-        Ok(time_of(self.tree().into_iter().map(ticks).sum::<anyhow::Result<u64>>()?))
+    /// The time of all its threads so far.
+    pub(super) fn cpu(&self) -> anyhow::Result<Cpu> {
+        let (mut all, mut kernel) = (0, 0);
+        for pid in self.tree() {
+            let [user, system] = ticks(pid)?;
+            all += user + system;
+            kernel += system;
+        }
+        Ok(Cpu { all: time_of(all), kernel: time_of(kernel) })
     }
 
     /// Resident memory, of which what processes share is counted once.
@@ -116,12 +130,15 @@ impl Drop for Server {
     }
 }
 
-fn ticks(pid: u32) -> anyhow::Result<u64> {
+/// User and system time.
+fn ticks(pid: u32) -> anyhow::Result<[u64; 2]> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("a process of a contender has ended")?;
     // The name of the program stands in brackets, and may itself contain anything. After it, the 12th and 13th field.
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
-    let times: Option<Vec<u64>> = fields.split(' ').skip(11).take(2).map(|field| field.parse().ok()).collect();
-    Ok(times.context("/proc/PID/stat has another form here")?.iter().sum())
+    let mut times = fields.split(' ').skip(11).map_while(|field| field.parse().ok());
+    let both = (times.next(), times.next());
+    let (Some(user), Some(system)) = both else { bail!("/proc/PID/stat has another form here") };
+    Ok([user, system])
 }
 
 fn resident_kb(pid: u32) -> anyhow::Result<u64> {

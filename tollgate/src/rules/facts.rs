@@ -54,8 +54,9 @@ impl std::fmt::Debug for Finders<'_> {
 impl<'a> Facts<'a> {
     /// A request of that method for that path, which may have a query behind it.
     pub fn new(method: &'a str, target: &'a str) -> Self {
-        let (path, query) = match target.split_once('?') {
-            Some((path, query)) => (path, Some(query)),
+        // Targets are short: looking at each byte is faster than setting up a search.
+        let (path, query) = match target.bytes().position(|byte| byte == b'?') {
+            Some(end) => (&target[..end], Some(&target[end + 1..])),
             None => (target, None),
         };
         Self::of_parts(method, path, query)
