@@ -7,6 +7,9 @@ mod client;
 #[path = "../common/process.rs"]
 mod common;
 mod process;
+/// A Redis, as the tests of the server have it.
+#[path = "../common/redis.rs"]
+mod redis;
 mod upstream;
 
 mod answers_counted;
@@ -19,6 +22,7 @@ mod http2_deadlines;
 mod http2_sharing;
 mod lifecycle;
 mod messages;
+mod on_redis;
 mod refused_again;
 mod routing;
 mod slow_clients;

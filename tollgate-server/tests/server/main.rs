@@ -4,6 +4,7 @@ mod client;
 #[path = "../common/process.rs"]
 mod common;
 mod process;
+#[path = "../common/redis.rs"]
 mod redis;
 /// The servers that the library is tested with.
 #[path = "../../../tollgate/tests/redis"]

@@ -1,5 +1,7 @@
 //! A real Redis of a test's own: no persistence, a loopback port, killed when the test ends.
 
+#![allow(dead_code, reason = "not every kind of test needs everything")]
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +9,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::process::{folder, wait_until};
+use crate::common::{folder, wait_until};
 
 /// A free port can be taken before the server binds it. Ten times in a row means something else is wrong.
 const ATTEMPTS: usize = 10;

@@ -1,0 +1,48 @@
+//! Gateways whose limits are on a Redis: decisions that are waited for.
+
+use crate::process::{Gateway, per_user, site};
+use crate::redis::Redis;
+use crate::upstream::Raw;
+
+fn rules(redis: &Redis, upstream: &Raw) -> String {
+    let routes = [
+        format!("{{ path: /api/**, upstream: {} }}", upstream.url()),
+        "{ path: /written, respond: { body: ok } }".to_owned(),
+        "{ path: /echo, upstream: echo }".to_owned(),
+    ];
+    format!("store: {}\n{}", redis.url(), site("", &routes, &per_user(4)))
+}
+
+#[test]
+fn two_gateways_share_a_limit_and_count_every_request_once() {
+    let (redis, upstream) = (Redis::start(), Raw::named("one"));
+    let gateways = [(); 2].map(|()| Gateway::start(&rules(&redis, &upstream)));
+    // The third way is not plain, and is found out after the decision.
+    for (user, target) in [("ann", "/api/x"), ("bob", "/written"), ("cyd", "/echo"), ("dan", "/nowhere")] {
+        let mut connections = gateways.each_ref().map(Gateway::connect);
+        let told: Vec<_> = (0..6)
+            .map(|turn| {
+                let answer = connections[turn % 2].get_as(user, target);
+                (answer.status, answer.header("x-ratelimit-remaining").unwrap().to_owned())
+            })
+            .collect();
+        let passed = if target == "/nowhere" { 404 } else { 200 };
+        let wanted = [(passed, "3"), (passed, "2"), (passed, "1"), (passed, "0"), (429, "0"), (429, "0")];
+        assert_eq!(told, wanted.map(|(status, left)| (status, left.to_owned())), "{target}");
+    }
+    assert_eq!(upstream.requests(), 4);
+}
+
+#[test]
+fn requests_sent_ahead_while_redis_is_asked_are_answered_in_their_order() {
+    let (redis, upstream) = (Redis::start(), Raw::named("one"));
+    let gateway = Gateway::start(&rules(&redis, &upstream));
+    let mut connection = gateway.connect();
+    let request = |number: usize| format!("GET /api/{number} HTTP/1.1\r\nHost: h\r\nX-User-Id: eve\r\n\r\n");
+    (0..6).for_each(|number| connection.send(request(number)));
+    for number in 0..6 {
+        let answer = connection.receive();
+        assert_eq!(answer.status, if number < 4 { 200 } else { 429 });
+        assert!(number >= 4 || answer.text().starts_with(&format!("GET /api/{number} ")), "{}", answer.text());
+    }
+}
