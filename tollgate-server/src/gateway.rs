@@ -21,6 +21,7 @@ mod io;
 mod lane;
 mod log;
 mod metrics;
+mod path;
 mod patience;
 mod ports;
 mod request_id;

@@ -10,6 +10,7 @@ pub(super) enum Failure {
     NoHost,
     SeveralHosts,
     BadHost,
+    BadPath,
     BadLength,
     Connect,
     BodyTooLong,
@@ -36,7 +37,7 @@ impl Failure {
 
     const fn status(self) -> StatusCode {
         match self {
-            Self::NoHost | Self::SeveralHosts | Self::BadHost | Self::BadLength | Self::BodyBroken => {
+            Self::NoHost | Self::SeveralHosts | Self::BadHost | Self::BadPath | Self::BadLength | Self::BodyBroken => {
                 StatusCode::BAD_REQUEST
             }
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
@@ -57,6 +58,7 @@ impl Failure {
             Self::BadLength => {
                 r#"{"error":"bad_request","message":"The request does not say in one way how long it is."}"#
             }
+            Self::BadPath => r#"{"error":"bad_request","message":"The path can be read in two ways."}"#,
             Self::Connect => r#"{"error":"method_not_allowed","message":"This is no forward proxy."}"#,
             Self::BodyTooLong => r#"{"error":"body_too_long","message":"The body is longer than is taken here."}"#,
             Self::BodyLate => r#"{"error":"request_timeout","message":"The body did not come in time."}"#,

@@ -32,7 +32,7 @@ use super::request_id::RequestIds;
 use super::site::{Leads, Route, Site};
 use super::tally::Tally;
 use super::ticks::Ticks;
-use super::{answer, echo, headers};
+use super::{answer, echo, headers, path};
 
 /// What all exchanges of a worker share.
 pub(super) struct Worker {
@@ -302,6 +302,9 @@ fn legible(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
     // With HTTP/1 the guard has seen to it.
     if request.version() == Version::HTTP_2 && !headers::has_one_length(request.headers()) {
         return Err(Failure::BadLength);
+    }
+    if path::has_two_readings(request.uri().path()) {
+        return Err(Failure::BadPath);
     }
     if request.body().size_hint().lower() > site.max_body {
         return Err(Failure::BodyTooLong);

@@ -197,6 +197,20 @@ fn a_body_with_two_readings_never_ends_at_the_upstream() {
 }
 
 #[test]
+fn a_path_cannot_hide_where_it_leads() {
+    let upstream = Raw::named("one");
+    let gateway = Gateway::before(&upstream.url());
+    for target in ["/x/..%2fapi", "/x/%2E%2e%5Capi?q", "/x/..\\api"] {
+        let mut connection = gateway.connect();
+        let answer = connection.get(target);
+        assert_eq!(answer.status, 400, "{target}: {}", answer.text());
+        assert!(connection.is_closed());
+    }
+    assert_eq!(upstream.requests(), 0);
+    assert_eq!(gateway.get("/files/a%2Fb?x=..%2f").status, 200);
+}
+
+#[test]
 fn a_request_inside_a_body_stays_there() {
     let upstream = Raw::named("one");
     let gateway = Gateway::before(&upstream.url());

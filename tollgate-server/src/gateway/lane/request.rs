@@ -14,6 +14,7 @@ use super::super::client::Client;
 use super::super::exchange::Worker;
 use super::super::guard::Guard;
 use super::super::headers;
+use super::super::path;
 use super::super::site::{Edits, Route, Site, Weighted};
 use super::names::{Kind, kind};
 use super::text::{self, MAX_HEADERS};
@@ -223,7 +224,9 @@ fn is_path(target: &str) -> bool {
         }
         plain
     };
-    target.starts_with('/') && target.bytes().all(|byte| PLAIN[usize::from(byte)])
+    target.starts_with('/')
+        && target.bytes().all(|byte| PLAIN[usize::from(byte)])
+        && !path::may_have_hidden_slashes(target)
 }
 
 /// httparse takes a bare LF for the end of a line. Everything else that could be read in two ways it refuses.
@@ -287,6 +290,7 @@ mod tests {
             "GET / HTTP/1.1\r\nHost: a@b\r\n\r\n",
             "GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n",
             "GET /a\"b HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET /a%2Fb HTTP/1.1\r\nHost: h\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\nConnection: x-user-id\r\n\r\n",
