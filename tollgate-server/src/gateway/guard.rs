@@ -23,6 +23,8 @@ pub(super) struct Guard {
     head: Head,
     /// What was refused is a head.
     refused_head: bool,
+    /// Behind the sizes of chunks.
+    takes_blanks: bool,
 }
 
 /// Where in a message the next byte is.
@@ -107,23 +109,27 @@ impl fmt::Display for Ambiguity {
 
 impl Guard {
     pub(super) fn new() -> Self {
-        Self { at: At::Head, head: Head::default(), refused_head: false }
+        Self { at: At::Head, head: Head::default(), refused_head: false, takes_blanks: false }
     }
 
-    /// For the body of a message that comes in chunks.
+    /// For the body of an answer that comes in chunks. Some servers write blanks behind their sizes.
     pub(super) fn of_chunks() -> Self {
-        Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, ..Self::new() }
+        Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, takes_blanks: true, ..Self::new() }
     }
 
-    /// How many of these bytes are the rest of that body.
+    /// Finds what is in the chunks of that body, and tells how many of these bytes are its.
     ///
     /// # Errors
     ///
     /// When they are no chunks.
-    pub(super) fn chunks(&mut self, bytes: &[u8]) -> Result<usize, Ambiguity> {
+    pub(super) fn unchunk(&mut self, bytes: &[u8], mut found: impl FnMut(&[u8])) -> Result<usize, Ambiguity> {
         let mut rest = bytes;
         while !rest.is_empty() && !self.is_between() {
+            let is_content = matches!(self.at, At::Chunk { .. });
             let taken = self.step(rest, usize::MAX)?;
+            if is_content {
+                found(&rest[..taken]);
+            }
             rest = &rest[taken..];
         }
         Ok(bytes.len() - rest.len())
@@ -186,6 +192,9 @@ impl Guard {
                 let taken = left.min(bytes.len() as u64);
                 self.at = if taken == left { At::ChunkCr } else { At::Chunk { left: left - taken } };
                 return Ok(taken as usize);
+            }
+            At::ChunkSize { size, digits, line } if self.takes_blanks && digits > 0 && matches!(byte, b' ' | b'\t') => {
+                At::ChunkExtension { size, line }
             }
             At::ChunkSize { size, digits, line } => chunk_size(byte, size, digits, line)?,
             At::ChunkExtension { size, line } => match byte {

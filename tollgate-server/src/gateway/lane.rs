@@ -26,7 +26,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::{Response, Version};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 use tollgate::rules::Facts;
 use tollgate::{Asking, Ruling};
@@ -49,7 +49,7 @@ use super::ticks::{Tick, Wait};
 /// A head that comes in more pieces than this is not plain.
 const MAX_PIECES: u32 = 16;
 
-/// Of a request under way, a copy is kept; a longer one not beyond its end.
+/// A connection that rests keeps no larger buffers than this.
 const KEPT_BYTES: usize = 2 << 10;
 
 /// A connection in the lane.
@@ -72,6 +72,7 @@ struct Lane<'a> {
     is_blocked: bool,
     /// The connection ends with the answer.
     is_last: bool,
+    has_served: bool,
     alarm: Alarm,
     deadline: Tick,
     /// How long whatever is waited for may take, when the client reads.
@@ -130,12 +131,19 @@ pub(super) async fn serve(
                 Passed::Over => return Ok(None),
             },
             Next::Leave => {
-                let is_http2 = lane.ahead.starts_with(HTTP2_BEGINS);
+                let is_http2 = !lane.has_served && lane.ahead.starts_with(HTTP2_BEGINS);
                 let first = Bytes::from(std::mem::take(&mut lane.ahead));
                 return Ok(Some(Left { stream: lane.stream, first, is_http2 }));
             }
-            Next::Over | Next::Ask(_) => return Ok(None),
+            Next::Over | Next::Ask(_) => {
+                if lane.stream.is_buffered() {
+                    // TLS tells its end from a connection that broke.
+                    _ = Box::pin(timeout(LINGER, lane.stream.shutdown())).await;
+                }
+                return Ok(None);
+            }
         }
+        lane.has_served = true;
         lane.rest();
         if lane.is_last {
             poll_fn(|context| lane.poll_sent(context)).await?;
@@ -158,6 +166,7 @@ impl<'a> Lane<'a> {
             is_flushed: true,
             is_blocked: false,
             is_last: false,
+            has_served: false,
             alarm: Alarm::new(),
             deadline: worker.ticks.after(client.waits.idle),
             patience: client.waits.idle,
@@ -168,8 +177,9 @@ impl<'a> Lane<'a> {
     fn rest(&mut self) {
         self.expect_within(self.client.waits.idle);
         self.pieces = 0;
-        if self.held.capacity() > KEPT_BYTES {
-            self.held = Vec::new();
+        self.held.clear();
+        for buffer in [&mut self.held, &mut self.ahead, &mut self.unsent] {
+            buffer.shrink_to(KEPT_BYTES);
         }
         self.is_unseen = !self.ahead.is_empty();
     }

@@ -70,6 +70,51 @@ fn an_upstream_that_sends_half_a_head_and_hangs_is_504() {
     assert_eq!(answer(&gateway(&upstream.url())).status, 504);
 }
 
+/// An answer without a length ends with its connection, but not with a connection that breaks.
+#[test]
+fn a_reset_is_not_the_end_of_an_answer() {
+    let upstream = Raw::start(|conversation| {
+        conversation.send("HTTP/1.1 200 OK\r\n\r\nhalf of it");
+        // The gateway has to have read that: closing with bytes unread resets the connection, and takes it away.
+        std::thread::sleep(Duration::from_millis(300));
+    });
+    let gateway = gateway(&upstream.url());
+    for way in ["", "Connection: x-absent\r\n"] {
+        let mut connection = gateway.connect();
+        connection.send(format!("GET / HTTP/1.1\r\nHost: h\r\n{way}\r\n"));
+        let cut = connection.try_receive();
+        assert!(cut.is_err(), "the client must see that it is not all: {cut:?}");
+    }
+}
+
+/// An upstream may answer while it still reads, and must get all that it was promised.
+#[test]
+fn a_body_goes_on_after_the_answer_has_begun() {
+    const LENGTH: usize = 60_000;
+    let upstream = Raw::start(|conversation| {
+        let asked = conversation.head();
+        assert!(asked.is_some());
+        conversation.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        while conversation.unread().len() < LENGTH && conversation.more() {}
+        conversation.send(format!("5\r\n{}\r\n0\r\n\r\n", conversation.unread().len()));
+    });
+    let gateway = gateway(&upstream.url());
+    for way in ["", "Connection: x-absent\r\n"] {
+        let mut connection = gateway.connect();
+        let body = "x".repeat(LENGTH);
+        let head = format!("POST / HTTP/1.1\r\nHost: h\r\n{way}Content-Length: {LENGTH}\r\n\r\n");
+        assert_eq!(connection.ask(head + &body).text(), LENGTH.to_string());
+    }
+}
+
+/// What ends a new connection may be the request itself.
+#[test]
+fn a_request_that_a_new_connection_ends_with_is_not_sent_again_to_the_same() {
+    let upstream = Raw::start(|conversation| _ = conversation.request());
+    assert_eq!(Gateway::before(&upstream.url()).get("/").status, 502);
+    assert_eq!(upstream.requests(), 1);
+}
+
 #[test]
 fn an_answer_that_stops_in_the_middle_ends_the_clients_connection_too() {
     for (head, stays) in [

@@ -1,8 +1,9 @@
 //! One timer for all deadlines of a connection.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
+use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::super::ticks::{TICK, Tick, Ticks};
@@ -30,7 +31,8 @@ impl Alarm {
             }
             self.rings_at = deadline;
             self.sleep.as_mut().reset(Instant::now() + TICK.saturating_mul(u32::try_from(left).unwrap_or(u32::MAX)));
-            ready!(self.sleep.as_mut().poll(context));
+            // A task that has done much is made to wait, but not without being heard of again.
+            ready!(pin!(unconstrained(self.sleep.as_mut())).poll(context));
         }
     }
 }

@@ -11,7 +11,10 @@ use super::super::headers::{self, X_REQUEST_ID};
 use super::super::site::Edits;
 use super::names::{self, Kind};
 use super::request::{Lines, Seen};
-use super::text::{self, MAX_HEADERS};
+use super::text;
+
+/// As many as hyper takes. More are no answer.
+const MAX_HEADERS: usize = 100;
 
 /// What bytes are.
 pub(super) enum Read<'a> {
@@ -37,7 +40,8 @@ pub(super) struct Head<'a> {
 /// What is left of a body.
 pub(super) enum Body {
     Length(u64),
-    /// As it comes: the chunks of the upstream are the client's.
+    /// It comes in chunks, and the client gets it in others: without extensions, and without trailers, which a plain
+    /// request did not ask for.
     Chunks(Guard),
     /// It ends with the connection. The client gets it in chunks.
     ToTheEnd {
@@ -84,7 +88,9 @@ impl<'a> Head<'a> {
         let Some(body) = Body::of(lines.seen(), status, is_head, version == 0) else { return Read::Bad };
         let says_close = words(lines.seen()).any(|word| word.eq_ignore_ascii_case(b"close"));
         let is_old = version == 0;
-        let stays_open = !is_old && !matches!(body, Body::ToTheEnd { .. }) && !says_close;
+        // Bytes that nobody expects may follow.
+        let is_odd = status == StatusCode::NO_CONTENT && announces_body(lines.seen());
+        let stays_open = !is_old && !matches!(body, Body::ToTheEnd { .. }) && !says_close && !is_odd;
         let reason = answer.reason.unwrap_or_default().as_bytes();
         Read::Whole(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_old })
     }
@@ -104,6 +110,7 @@ impl<'a> Head<'a> {
             let passes = match kind {
                 Kind::HopByHop | Kind::Connection | Kind::Special | Kind::TransferEncoding => false,
                 Kind::XRequestId => id.is_none(),
+                Kind::ContentLength => self.status != StatusCode::NO_CONTENT,
                 _ => true,
             };
             if !passes || edits.take(line.name) || is_between_neighbours(lines, line.name) {
@@ -115,7 +122,7 @@ impl<'a> Head<'a> {
             }
             has_date |= kind == Kind::Date;
         }
-        if tells_via {
+        if tells_via && !edits.take("via") {
             text::put(out, "via", if self.is_old { b"1.0 tollgate" } else { headers::OUR_VIA.as_bytes() });
         }
         edits.put(out, |name| is_of_limits(name) || id.is_some() && *name == X_REQUEST_ID);
@@ -150,6 +157,12 @@ fn add(map: &mut HeaderMap, name: &str, value: &[u8]) {
     if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value)) {
         map.append(name, value);
     }
+}
+
+/// Whether an answer says that it has a body.
+fn announces_body(lines: Seen<'_>) -> bool {
+    let has_length = lines.values(Kind::ContentLength).any(|value| text::length(value) != Some(0));
+    has_length || lines.values(Kind::TransferEncoding).next().is_some()
 }
 
 /// What `Connection` says.
@@ -205,27 +218,54 @@ impl Body {
         !matches!(self, Self::Length(_))
     }
 
-    /// How many of these bytes are the body's.
-    pub(super) fn take(&mut self, bytes: &[u8]) -> Result<usize, BadBody> {
+    /// How many of these bytes are the body's. What a client gets in chunks is written to `out`; how much of it there was
+    /// comes second.
+    pub(super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), BadBody> {
         match self {
             Self::Length(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                 *left -= taken as u64;
-                Ok(taken)
+                Ok((taken, taken))
             }
-            Self::Chunks(guard) => guard.chunks(bytes).map_err(|_ambiguity| BadBody),
-            Self::ToTheEnd { .. } => Ok(bytes.len()),
+            Self::Chunks(guard) => {
+                let mut content = 0;
+                let taken = guard.unchunk(bytes, |piece| {
+                    content += piece.len();
+                    put_chunk(out, piece);
+                });
+                let taken = taken.map_err(|_ambiguity| BadBody)?;
+                if self.is_over() {
+                    out.extend_from_slice(LAST_CHUNK);
+                }
+                Ok((taken, content))
+            }
+            Self::ToTheEnd { .. } => {
+                put_chunk(out, bytes);
+                Ok((bytes.len(), bytes.len()))
+            }
         }
     }
 
     /// The upstream has closed its connection.
-    pub(super) fn end(&mut self) -> Result<(), BadBody> {
+    pub(super) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), BadBody> {
         match self {
             Self::ToTheEnd { is_over } => {
                 *is_over = true;
+                out.extend_from_slice(LAST_CHUNK);
                 Ok(())
             }
             _ => Err(BadBody),
         }
+    }
+}
+
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// Nothing is no chunk: that would be the last.
+fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        out.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
+        out.extend_from_slice(bytes);
+        out.extend_from_slice(b"\r\n");
     }
 }

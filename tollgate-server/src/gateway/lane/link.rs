@@ -2,7 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -28,6 +28,7 @@ impl Link {
     /// No request is under way.
     pub(in super::super) fn rests(&mut self, now: Tick, longest: Wait) {
         self.stale_at = longest.from(now);
+        self.unsent = Vec::new();
     }
 
     /// Whether it can take a request. An upstream that has closed it, or said something that nobody asked for, has made
@@ -36,15 +37,12 @@ impl Link {
         if self.stale_at <= now {
             return false;
         }
-        let mut context = Context::from_waker(Waker::noop());
-        match self.tcp.poll_read_ready(&mut context) {
-            Poll::Pending => true,
-            // The last answer filled the buffer to its end, and it is not known whether more is there.
-            Poll::Ready(Ok(())) => {
-                matches!(self.tcp.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
-            }
-            Poll::Ready(Err(_)) => false,
-        }
+        matches!(self.tcp.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// Whether a request has been answered on it. The upstream may be closing it just now.
+    pub(super) fn is_used(&self) -> bool {
+        self.stale_at != Tick::MAX
     }
 
     /// Sends a request, or as much of it as goes; the rest goes with [`poll_send`](Self::poll_send).

@@ -17,7 +17,7 @@ use super::super::exchange::{Ending, Held};
 use super::super::headers::X_REQUEST_ID;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
-use super::answer::{Body, Head, Read};
+use super::answer::{BadBody, Body, Head, Read};
 use super::link::Link;
 use super::request::{self, Lines, Plain, Seen};
 use super::scratch::{Desk, Scratch};
@@ -38,6 +38,8 @@ pub(super) struct Passing {
     /// The upstream that it is at, and the connection that it was sent on.
     target: Option<Arc<Target>>,
     link: Option<Link>,
+    /// It cannot be asked of any upstream.
+    failed: Option<Failure>,
     is_head: bool,
     may_repeat: bool,
 }
@@ -77,6 +79,7 @@ impl Passing {
             tried: SmallVec::new(),
             target: None,
             link: None,
+            failed: None,
             is_head: plain.is_head(),
             may_repeat: plain.may_repeat(),
         }
@@ -98,9 +101,12 @@ impl Lane<'_> {
     ) -> Box<Passing> {
         self.hold(plain);
         self.choose(&mut passing);
+        if let Err(failure) = self.write_request(plain, desk, &mut passing) {
+            passing.failed = Some(failure);
+            return passing;
+        }
         let link = passing.target.as_ref().and_then(|target| self.take_link(target));
         if let Some(mut link) = link
-            && self.write_request(plain, desk, &mut passing).is_ok()
             && link.send(&desk.out, context).is_ok()
         {
             passing.link = Some(link);
@@ -141,6 +147,9 @@ impl Lane<'_> {
     /// Carries a request to its upstreams until one has answered, and the answer to the client.
     pub(super) async fn forward(&mut self, mut passing: Box<Passing>) -> Passed {
         let failure = loop {
+            if let Some(failure) = passing.failed {
+                break failure;
+            }
             let Some(target) = passing.target.clone() else { break Failure::NoUpstream };
             let (failure, again) = match self.ask(&target, &mut passing).await {
                 Ok(()) => return Passed::Answered,
@@ -228,8 +237,9 @@ impl Lane<'_> {
         passing: &mut Passing,
         context: &mut Context<'_>,
     ) -> Poll<Result<(Body, bool), Stopped>> {
-        let broken =
-            |came: usize| Stopped::Failed { failure: Failure::Disconnected, again: came == 0 && passing.may_repeat };
+        // A new connection to the only upstream has no excuse: what was asked may be what ended it.
+        let may_repeat = passing.may_repeat && (link.is_used() || passing.route().has_several());
+        let broken = |came: usize| Stopped::Failed { failure: Failure::Disconnected, again: came == 0 && may_repeat };
         // An upstream may answer before it has read everything; what it says is looked at in any case.
         let sent = link.poll_send(context);
         let worker = self.worker;
@@ -250,13 +260,9 @@ impl Lane<'_> {
                     if matches!(head.status.as_u16(), 502..=504) {
                         target.failed(&passing.route().eject, worker.ticks.now());
                     }
-                    let is_sent = matches!(sent, Poll::Ready(Ok(())));
-                    return Poll::Ready(self.begin_answer((head, lines.seen()), bytes, desk, passing, context).map(
-                        |(body, stays_open)| {
-                            link.came = Vec::new();
-                            (body, stays_open && is_sent)
-                        },
-                    ));
+                    let begun = self.begin_answer((head, lines.seen()), bytes, desk, passing, context);
+                    link.came = Vec::new();
+                    return Poll::Ready(begun);
                 }
                 Read::Part if bytes.len() < input.len() => {
                     link.came.clear();
@@ -297,18 +303,15 @@ impl Lane<'_> {
         out.extend_from_slice(b"\r\n");
         passing.ending.note_status(head.status);
         let rest = &bytes[head.bytes..];
-        let taken = head.body.take(rest).map_err(|_bad| Stopped::failed(Failure::BadAnswer))?;
-        passing.ending.note_sent(taken);
+        let (taken, content) = head.body.take(rest, out).map_err(|_bad| Stopped::failed(Failure::BadAnswer))?;
+        passing.ending.note_sent(content);
         let put = match &head.body {
-            Body::ToTheEnd { .. } => {
-                put_chunk(out, rest);
-                self.put(out, &[], context)
-            }
-            _ if taken <= SMALL_BYTES => {
+            Body::Length(_) if taken > SMALL_BYTES => self.put(out, &rest[..taken], context),
+            Body::Length(_) => {
                 out.extend_from_slice(&rest[..taken]);
                 self.put(out, &[], context)
             }
-            _ => self.put(out, &rest[..taken], context),
+            _ => self.put(out, &[], context),
         };
         put.map_err(|_gone| Stopped::Over)?;
         Ok((head.body, head.stays_open && taken == rest.len()))
@@ -326,14 +329,17 @@ impl Lane<'_> {
             if ready!(self.poll_sent(context)).is_err() {
                 return Poll::Ready(Err(Stopped::Over));
             }
+            // Some upstreams answer before they have read everything.
+            let sent = link.poll_send(context);
             if body.is_over() {
+                *stays_open &= matches!(sent, Poll::Ready(Ok(())));
                 return Poll::Ready(Ok(()));
             }
             let worker = self.worker;
             let mut scratch = worker.scratch();
             let Scratch { input, desk } = &mut *scratch;
             let read = match link.poll_read(input, context) {
-                Poll::Ready(read) => read.unwrap_or(0),
+                Poll::Ready(read) => read,
                 Poll::Pending => {
                     if self.has_gone(input, context) {
                         return Poll::Ready(Err(Stopped::Over));
@@ -345,29 +351,22 @@ impl Lane<'_> {
                 }
             };
             self.expect_within(passing.route().timeout);
-            let put = match (read, &mut *body) {
-                (0, body) => match body.end() {
-                    Ok(()) => self.put(b"0\r\n\r\n", &[], context),
-                    Err(_bad) => {
-                        passing.ending.upstream_broke();
-                        return Poll::Ready(Err(Stopped::Over));
-                    }
-                },
-                (read, Body::ToTheEnd { .. }) => {
-                    passing.ending.note_sent(read);
-                    desk.out.clear();
-                    put_chunk(&mut desk.out, &input[..read]);
-                    self.put(&desk.out, &[], context)
+            desk.out.clear();
+            let took = match read {
+                Ok(0) => body.end(&mut desk.out).map(|()| (0, 0)),
+                Ok(read) => {
+                    body.take(&input[..read], &mut desk.out).inspect(|(taken, _)| *stays_open &= *taken == read)
                 }
-                (read, body) => {
-                    let Ok(taken) = body.take(&input[..read]) else {
-                        passing.ending.upstream_broke();
-                        return Poll::Ready(Err(Stopped::Over));
-                    };
-                    *stays_open &= taken == read;
-                    passing.ending.note_sent(taken);
-                    self.put(&input[..taken], &[], context)
-                }
+                Err(_) => Err(BadBody),
+            };
+            let Ok((taken, content)) = took else {
+                passing.ending.upstream_broke();
+                return Poll::Ready(Err(Stopped::Over));
+            };
+            passing.ending.note_sent(content);
+            let put = match body {
+                Body::Length(_) => self.put(&input[..taken], &[], context),
+                _ => self.put(&desk.out, &[], context),
             };
             if put.is_err() {
                 return Poll::Ready(Err(Stopped::Over));
@@ -382,14 +381,5 @@ async fn dial(target: &Target, passing: &Passing) -> Result<Link, Stopped> {
         Ok(Ok(Dialled::Http1(UpstreamIo::Plain(tcp)))) => Ok(Link::new(tcp)),
         Ok(_) => Err(failed(Failure::CannotConnect)),
         Err(_elapsed) => Err(failed(Failure::ConnectTimeout)),
-    }
-}
-
-/// Nothing is no chunk: that would be the last.
-fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
-    if !bytes.is_empty() {
-        out.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
-        out.extend_from_slice(bytes);
-        out.extend_from_slice(b"\r\n");
     }
 }

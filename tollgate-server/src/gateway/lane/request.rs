@@ -234,6 +234,11 @@ fn ends_lines_in_crlf(head: &[u8]) -> bool {
     memchr::memchr_iter(b'\n', head).all(|end| end > 0 && head[end - 1] == b'\r')
 }
 
+fn is_grpc(content_type: &[u8]) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    content_type.get(..GRPC.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(GRPC))
+}
+
 /// What the headers say of the message.
 struct Special<'a> {
     host: &'a [u8],
@@ -255,7 +260,7 @@ fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>) -> Option<Sp
             Kind::Connection if value.eq_ignore_ascii_case(b"close") => is_last = true,
             Kind::Connection if value.eq_ignore_ascii_case(b"keep-alive") => {}
             Kind::Connection | Kind::Special | Kind::TransferEncoding => return None,
-            Kind::ContentType if value.starts_with(b"application/grpc") => return None,
+            Kind::ContentType if is_grpc(value) => return None,
             _ => {}
         }
         lines.push(header, kind);
@@ -299,7 +304,7 @@ mod tests {
             "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
             "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello",
             "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-            "POST / HTTP/1.1\r\nHost: h\r\nContent-Type: application/grpc+proto\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: h\r\nContent-Type: Application/gRPC+proto\r\n\r\n",
         ] {
             assert!(!is_plain(text.as_bytes()), "{text:?}");
         }
