@@ -88,8 +88,9 @@ fn places(rule: &GatewayRule, listen: Option<SocketAddr>) -> Vec<(String, bool)>
 pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Running]) -> Vec<Port> {
     let mut ports = Vec::new();
     for NextPort { written, begins, tls, listening } in next {
-        let following = tls.map(|tls| tokio::spawn(tls.follow()).abort_handle());
         let kept = before.iter().position(|port| port.written == written).map(|found| before.swap_remove(found));
+        let follow =
+            |begins: &Arc<ArcSwap<Begins>>| tls.map(|tls| tokio::spawn(tls.follow(Arc::clone(begins))).abort_handle());
         match (listening, kept) {
             (Some(listening), _) => {
                 let (until, ends) = watch::channel(());
@@ -99,13 +100,16 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Runnin
                     // A worker takes orders for as long as it runs.
                     _ = worker.orders.send(order);
                 }
+                let following = follow(&begins);
                 ports.push(Port { written, bound: listening.bound, begins, following, _until: until });
             }
             (None, Some(mut port)) => {
-                port.begins.store(Arc::new(begins));
-                if let Some(old) = std::mem::replace(&mut port.following, following) {
+                // Whoever follows the files of before must not put them in force again.
+                if let Some(old) = port.following.take() {
                     old.abort();
                 }
+                port.begins.store(Arc::new(begins));
+                port.following = follow(&port.begins);
                 ports.push(port);
             }
             // It was there when it was asked, and only this takes ports away.

@@ -413,7 +413,7 @@ fn target(upstream: &UpstreamRule, rule: &RouteRule, folder: &Path, kept: &mut K
         scheme,
         host: uri.host().ok_or_else(bad)?.to_owned(),
         port: uri.port_u16().unwrap_or(default_port),
-        ca: tls.and_then(|tls| tls.ca.clone()),
+        ca: tls.and_then(|tls| std::fs::read(folder.join(tls.ca.as_ref()?)).ok()),
         server_name: tls.and_then(|tls| tls.server_name.clone()),
     };
     if let Some(target) = kept.targets.get(&address) {

@@ -24,7 +24,8 @@ pub(super) struct Address {
     pub(super) scheme: Speaks,
     pub(super) host: String,
     pub(super) port: u16,
-    pub(super) ca: Option<String>,
+    /// What the file of it said.
+    pub(super) ca: Option<Vec<u8>>,
     pub(super) server_name: Option<String>,
 }
 

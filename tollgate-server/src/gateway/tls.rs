@@ -21,6 +21,7 @@ use tollgate::rules::Certificate;
 use tollgate::rules::file::{CertificateRule, ClientCertificates, TlsRule};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+use super::connection::Begins;
 use super::site::SiteError;
 use crate::notice;
 
@@ -33,11 +34,11 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// What is spoken inside, the better first.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// The certificates of a listener.
+/// The TLS of a listener, and the files that it was made of.
 pub(super) struct Tls {
     pub(super) acceptor: TlsAcceptor,
-    certificates: Arc<Certificates>,
-    files: Vec<Files>,
+    rule: TlsRule,
+    folder: PathBuf,
 }
 
 /// The two files of a certificate.
@@ -47,7 +48,7 @@ struct Files {
 }
 
 /// Certificates, the one that was named first in front.
-struct Certificates(ArcSwap<Vec<Arc<CertifiedKey>>>);
+struct Certificates(Vec<Arc<CertifiedKey>>);
 
 impl fmt::Debug for Certificates {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -57,7 +58,7 @@ impl fmt::Debug for Certificates {
 
 impl ResolvesServerCert for Certificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let certificates = self.0.load();
+        let Self(certificates) = self;
         let asked = hello.server_name().and_then(|name| ServerName::try_from(name).ok());
         let is_for = |certificate: &&Arc<CertifiedKey>| {
             let parsed = certificate.cert.first().and_then(|first| ParsedCertificate::try_from(first).ok());
@@ -70,9 +71,7 @@ impl ResolvesServerCert for Certificates {
 impl Tls {
     pub(super) fn new(rule: &TlsRule, folder: &Path) -> Result<Self, SiteError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let at = |rule: &CertificateRule| Files { cert: folder.join(&rule.cert), key: folder.join(&rule.key) };
-        let files: Vec<Files> = rule.certificates.iter().map(at).collect();
-        let certificates = Arc::new(Certificates(ArcSwap::from_pointee(load(&files, &provider)?)));
+        let certificates = Arc::new(Certificates(load(&files(rule, folder), &provider)?));
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| SiteError::new(format!("tls: {error}")))?;
@@ -90,14 +89,14 @@ impl Tls {
                 builder.with_client_cert_verifier(verifier)
             }
         };
-        let mut config = builder.with_cert_resolver(Arc::clone(&certificates) as Arc<dyn ResolvesServerCert>);
+        let mut config = builder.with_cert_resolver(certificates as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
-        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), certificates, files })
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), rule: rule.clone(), folder: folder.to_owned() })
     }
 
-    /// Reads certificates again when their files change, for ever. Files that cannot be used change nothing.
-    pub(super) async fn follow(self) {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+    /// Reads all files again when one changes, for ever, and lets new connections begin with what they say. Files that
+    /// cannot be used change nothing.
+    pub(super) async fn follow(self, begins: Arc<ArcSwap<Begins>>) {
         let mut seen = self.sight();
         loop {
             sleep(LOOK_EVERY).await;
@@ -105,26 +104,32 @@ impl Tls {
             if now == seen {
                 continue;
             }
-            match load(&self.files, &provider) {
-                Ok(certificates) => {
-                    self.certificates.0.store(Arc::new(certificates));
+            // A certificate and its key are not written at the same moment: the next look may find both.
+            seen = now;
+            match Self::new(&self.rule, &self.folder) {
+                Ok(other) => {
+                    begins.rcu(|before| Begins {
+                        proxy_protocol: before.proxy_protocol,
+                        tls: Some(other.acceptor.clone()),
+                    });
                     notice::tell("the certificates have changed and are in force");
-                    seen = now;
                 }
-                // A certificate and its key are not written at the same moment: the next look may find both.
-                Err(problem) => {
-                    notice::tell(format_args!("the certificates before stay in force: {problem}"));
-                    seen = now;
-                }
+                Err(problem) => notice::tell(format_args!("the certificates before stay in force: {problem}")),
             }
         }
     }
 
     /// What the files are now.
     fn sight(&self) -> Vec<Option<Vec<u8>>> {
-        let paths = self.files.iter().flat_map(|files| [&files.cert, &files.key]);
-        paths.map(|path| read(path).ok()).collect()
+        let of_certificates = files(&self.rule, &self.folder).into_iter().flat_map(|files| [files.cert, files.key]);
+        let of_clients = self.rule.client_ca.iter().map(|file| self.folder.join(file));
+        of_certificates.chain(of_clients).map(|path| read(&path).ok()).collect()
     }
+}
+
+fn files(rule: &TlsRule, folder: &Path) -> Vec<Files> {
+    let at = |rule: &CertificateRule| Files { cert: folder.join(&rule.cert), key: folder.join(&rule.key) };
+    rule.certificates.iter().map(at).collect()
 }
 
 /// The certificate that a client has shown, and that was verified.

@@ -214,6 +214,21 @@ fn a_client_must_have_a_certificate_where_one_is_wanted() {
 }
 
 #[test]
+fn an_authority_of_clients_that_is_replaced_is_believed_no_longer() {
+    let (authority, before, after) = (Authority::new(), Authority::new(), Authority::new());
+    let settings = "tls: { certificates: { cert: cert.pem, key: key.pem }, client_ca: people.pem }";
+    let gateway = gateway(settings, &authority.sign(&["localhost"]), &[("people.pem", &before.pem())]);
+    let ask = |people: &Authority| {
+        let mut connection = connect(&gateway, &client(&authority, Some(&people.sign(&["ann"])), &[]), "localhost");
+        connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n").is_ok() && connection.try_receive().is_ok()
+    };
+    assert!(ask(&before) && !ask(&after));
+    std::fs::write(gateway.path("people.pem"), after.pem()).unwrap();
+    until("the other authority", || ask(&after));
+    assert!(!ask(&before));
+}
+
+#[test]
 fn tls_can_be_spoken_beside() {
     let authority = Authority::new();
     let settings = "tls: { listen: '127.0.0.1:0', certificates: { cert: cert.pem, key: key.pem } }";
@@ -272,6 +287,21 @@ fn tls_upstream(signed: &Signed) -> Raw {
             _ = tls.flush();
         }
     })
+}
+
+#[test]
+fn an_authority_of_upstreams_that_is_replaced_is_read_at_the_next_reload() {
+    let (before, after) = (Authority::new(), Authority::new());
+    let upstream = tls_upstream(&after.sign(&["api.internal"]));
+    let tls = "{ ca: ca.pem, server_name: api.internal }";
+    let route = format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
+    let rules = site("", &[route], "");
+    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &before.pem())]));
+    assert_eq!(gateway.get("/").status, 502);
+    std::fs::write(gateway.path("ca.pem"), after.pem()).unwrap();
+    gateway.signal("HUP");
+    gateway.await_said("is in force", 1);
+    assert_eq!(gateway.get("/").status, 200);
 }
 
 #[test]
