@@ -20,6 +20,7 @@ mod health;
 mod io;
 mod lane;
 mod log;
+mod maybe_tls;
 mod metrics;
 mod path;
 mod patience;

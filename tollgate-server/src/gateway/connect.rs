@@ -1,19 +1,17 @@
 //! New connections to upstreams.
 
-use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
 use super::exchange::Worker;
+use super::maybe_tls::MaybeTls;
 use super::shared::{Seat, Sender, UNSAID};
 use super::target::{Speaks, Target};
 use super::wire::{MAX_HEAD_BYTES, Wire};
@@ -109,62 +107,7 @@ pub(super) enum Dialled {
 }
 
 /// A connection to an upstream, with or without TLS.
-pub(super) enum UpstreamIo {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
-
-impl AsyncRead for UpstreamIo {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(tcp) => Pin::new(tcp).poll_read(context, buffer),
-            Self::Tls(tls) => Pin::new(tls).poll_read(context, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for UpstreamIo {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(tcp) => Pin::new(tcp).poll_write(context, bytes),
-            Self::Tls(tls) => Pin::new(tls).poll_write(context, bytes),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match (self.get_mut(), slices) {
-            // A request without a body is one piece, which the kernel takes for less when it is told so.
-            (Self::Plain(tcp), [one]) => Pin::new(tcp).poll_write(context, one),
-            (Self::Plain(tcp), several) => Pin::new(tcp).poll_write_vectored(context, several),
-            (Self::Tls(tls), several) => Pin::new(tls).poll_write_vectored(context, several),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(tcp) => tcp.is_write_vectored(),
-            Self::Tls(tls) => tls.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(tcp) => Pin::new(tcp).poll_flush(context),
-            Self::Tls(tls) => Pin::new(tls).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(tcp) => Pin::new(tcp).poll_shutdown(context),
-            Self::Tls(tls) => Pin::new(tls).poll_shutdown(context),
-        }
-    }
-}
+pub(super) type UpstreamIo = MaybeTls<TlsStream<TcpStream>>;
 
 /// Connects, and agrees on what is spoken.
 pub(super) async fn dial(target: &Target) -> Result<Dialled, ConnectError> {

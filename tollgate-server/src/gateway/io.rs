@@ -12,6 +12,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::client::Client;
 use super::guard::Guard;
+use super::maybe_tls::MaybeTls;
 
 /// What a client still sends after its answer is read and thrown away, so that closing does not destroy the answer on
 /// its way; up to this much.
@@ -30,11 +31,8 @@ const NO_REQUEST: u8 = 0;
 /// hyper looks again at a head of which some came before only when its end is there.
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
-/// With or without TLS.
-pub(super) enum Stream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
+/// A client's connection, with or without TLS.
+pub(super) type Stream = MaybeTls<TlsStream<TcpStream>>;
 
 impl Stream {
     fn tcp(&mut self) -> &mut TcpStream {
@@ -56,62 +54,6 @@ impl Stream {
             }
         }
         Ok(())
-    }
-
-    /// Whether something may be between us and the kernel.
-    pub(super) fn is_buffered(&self) -> bool {
-        matches!(self, Self::Tls(_))
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(tcp) => Pin::new(tcp).poll_read(context, buffer),
-            Self::Tls(tls) => Pin::new(tls).poll_read(context, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(tcp) => Pin::new(tcp).poll_write(context, bytes),
-            Self::Tls(tls) => Pin::new(tls).poll_write(context, bytes),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(tcp) => Pin::new(tcp).poll_write_vectored(context, slices),
-            Self::Tls(tls) => Pin::new(tls).poll_write_vectored(context, slices),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(tcp) => tcp.is_write_vectored(),
-            Self::Tls(tls) => tls.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            // There is nothing between us and the kernel.
-            Self::Plain(_) => Poll::Ready(Ok(())),
-            Self::Tls(tls) => Pin::new(tls).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(tcp) => Pin::new(tcp).poll_shutdown(context),
-            Self::Tls(tls) => Pin::new(tls).poll_shutdown(context),
-        }
     }
 }
 

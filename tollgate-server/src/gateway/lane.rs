@@ -16,17 +16,18 @@ mod names;
 mod passing;
 mod request;
 mod scratch;
+mod stream;
 mod text;
 
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
-use std::pin::{Pin, pin};
+use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::{Response, Version};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tollgate::rules::Facts;
 use tollgate::{Asking, Ruling};
@@ -385,75 +386,6 @@ impl<'a> Lane<'a> {
         desk.out.clear();
         text::put_answer(&mut desk.out, response, desk.date.line(self.worker.ticks.now()), self.is_last);
         self.put(&desk.out, &[], context)
-    }
-}
-
-/// Bytes from and to the client.
-impl Lane<'_> {
-    fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
-        let mut buffer = ReadBuf::new(buffer);
-        match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
-            Poll::Ready(read) => read.map(|()| Poll::Ready(buffer.filled().len())),
-            Poll::Pending => Ok(Poll::Pending),
-        }
-    }
-
-    /// Writes both, or as much as goes; the rest goes with [`poll_sent`](Self::poll_sent). Nothing is left of what was
-    /// written before.
-    fn put(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> io::Result<()> {
-        let stream = Pin::new(&mut self.stream);
-        let written = match body {
-            [] => stream.poll_write(context, head),
-            body => stream.poll_write_vectored(context, &[IoSlice::new(head), IoSlice::new(body)]),
-        };
-        let written = match written {
-            Poll::Ready(written) => written?,
-            Poll::Pending => 0,
-        };
-        self.unsent.clear();
-        self.unsent.extend_from_slice(&head[written.min(head.len())..]);
-        self.unsent.extend_from_slice(&body[written.saturating_sub(head.len())..]);
-        self.is_flushed = !self.stream.is_buffered();
-        Ok(())
-    }
-
-    /// Ready when all that was put is on its way. A client that does not read it in time is given up.
-    fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !(self.unsent.is_empty() && self.is_flushed) {
-            let stream = Pin::new(&mut self.stream);
-            let written = match &*self.unsent {
-                [] => stream.poll_flush(context).map_ok(|()| 0),
-                unsent => stream.poll_write(context, unsent),
-            };
-            let Poll::Ready(written) = written? else {
-                if !std::mem::replace(&mut self.is_blocked, true) {
-                    self.deadline = self.worker.ticks.after(self.client.waits.write);
-                }
-                ready!(self.poll_late(context));
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            };
-            self.is_flushed = self.unsent.is_empty();
-            self.unsent.drain(..written);
-            if std::mem::take(&mut self.is_blocked) {
-                self.deadline = self.worker.ticks.after(self.patience);
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    /// Whether the client has gone. What it sends ahead is kept for later.
-    fn has_gone(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
-        if !self.ahead.is_empty() {
-            return false;
-        }
-        match self.poll_read(input, context) {
-            Ok(Poll::Ready(0)) | Err(_) => true,
-            Ok(Poll::Ready(read)) => {
-                self.ahead.extend_from_slice(&input[..read]);
-                false
-            }
-            Ok(Poll::Pending) => false,
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Gateways whose limits are on a Redis: decisions that are waited for.
 
-use crate::process::{Gateway, per_user, site};
+use crate::common::run_in;
+use crate::process::{Gateway, folder_with, per_user, site};
 use crate::redis::Redis;
 use crate::upstream::Raw;
 
@@ -31,6 +32,26 @@ fn two_gateways_share_a_limit_and_count_every_request_once() {
         assert_eq!(told, wanted.map(|(status, left)| (status, left.to_owned())), "{target}");
     }
     assert_eq!(upstream.requests(), 4);
+}
+
+#[test]
+fn published_rules_leave_a_gateway_its_own_proxies() {
+    let redis = Redis::start();
+    let limit = |most: u32| {
+        format!("{{ name: ip, key: ip, algorithm: fixed_window, align: first_request, limit: {most}, window: 1h }}")
+    };
+    let routes = ["{ path: /**, respond: { body: ok } }"];
+    let own = format!("store: {}\n{}", redis.url(), site("trusted_proxies: [127.0.0.1/32]", &routes, &limit(9)));
+    let gateway = Gateway::start(&own);
+    let published = format!("store: {}\nlimits: [{}]\n", redis.url(), limit(1));
+    let office = folder_with(&[("office.yaml", &published)]);
+    let output = run_in(office.path(), &["publish", "--config", "office.yaml"]);
+    assert!(output.status.success(), "{output:?}");
+    gateway.await_said("published version 1 is in force", 1);
+    let statuses = ["192.0.2.1", "192.0.2.1", "192.0.2.2"].map(|address| {
+        gateway.connect().ask(format!("GET / HTTP/1.1\r\nHost: h\r\nX-Forwarded-For: {address}\r\n\r\n")).status
+    });
+    assert_eq!(statuses, [200, 429, 200]);
 }
 
 #[test]

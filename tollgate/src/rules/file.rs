@@ -160,6 +160,13 @@ impl Parsed {
         Ok(self)
     }
 
+    /// The same with the gateway of another file: what it listens on, its routes, and whom it believes.
+    #[must_use]
+    pub fn with_gateway_of(mut self, other: &RuleFile) -> Self {
+        self.rules.gateway.clone_from(&other.gateway);
+        self
+    }
+
     /// The folder in which files that it names are looked for.
     #[must_use]
     pub fn folder(&self) -> &Path {
