@@ -253,13 +253,14 @@ impl Reload {
         Ok(())
     }
 
-    /// Published rules take the place of the file's, but for the store, the gateway and the listeners, which are this
-    /// node's own.
+    /// Published rules take the place of the file's, but for the store and the listeners, which are this node's own. Whom
+    /// limits believe about the client is too, where nothing is published of that.
     fn take_published(&mut self, rule_set: &RuleSet) {
         let name = format!("published version {}", rule_set.version);
         let origin = self.origin(name.clone());
         let parsed = RuleFile::parse(&name, &rule_set.rules);
         let file = match parsed {
+            Ok(parsed) if parsed.gateway.is_some() => parsed.in_folder(self.file.folder()),
             Ok(parsed) => parsed.in_folder(self.file.folder()).with_gateway_of(&self.file),
             Err(problems) => return origin.refused(&problems),
         };
