@@ -31,7 +31,7 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serves what a rule file names: rate limit decisions over HTTP, at POST /v1/check
+    /// Serves what a rule file names: the gateway, rate limit decisions over HTTP (POST /v1/check), metrics and health
     Serve(serve::Arguments),
     /// Says whether rule files are valid, and everything that is wrong with them
     Validate(validate::Arguments),

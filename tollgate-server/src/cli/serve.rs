@@ -89,9 +89,10 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     standing.started(gateway.clone());
     // Before the line below is read, so that whoever reads it can already signal the server.
     let shutdown = shutdown::signal().map_err(Error::Runtime)?;
-    let hangup = config.is_some().then(Hangup::listen).transpose().map_err(Error::Runtime)?;
+    // Without a file there is nothing to read again; but whoever asks for it must not end the server.
+    let hangup = Hangup::listen().map_err(Error::Runtime)?;
     announce(&surfaces.told, &file);
-    let reloading = config.zip(hangup).map(|(path, hangup)| {
+    let reloading = config.map(|path| {
         let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), store, reloads };
         Reload::new(started).spawn()
     });

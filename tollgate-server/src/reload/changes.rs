@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tollgate::rules::file::{GatewayRule, LimitRule, RuleFile};
+use tollgate::rules::file::{GatewayRule, LimitRule, RouteRule, RuleFile};
 
 /// As many names as fit a line. Whoever changed more at once knows what.
 const MAX_NAMES: usize = 10;
@@ -18,7 +18,7 @@ pub(super) fn told(before: &RuleFile, after: &RuleFile) -> String {
     let mut parts: Vec<String> =
         [("added", added), ("changed", changed), ("removed", removed)].into_iter().filter_map(listed).collect();
     parts.extend(beside_limits(before, after).map(|what| format!("other {what}")));
-    if parts.is_empty() { "nothing that decides has changed".to_owned() } else { parts.join("; ") }
+    if parts.is_empty() { "nothing has changed".to_owned() } else { parts.join("; ") }
 }
 
 fn by_name(file: &RuleFile) -> HashMap<&str, &LimitRule> {
@@ -34,6 +34,17 @@ fn listed((verb, names): (&str, Vec<String>)) -> Option<String> {
     }
 }
 
+fn routes(file: &RuleFile) -> &[RouteRule] {
+    file.gateway.as_ref().map_or(&[], |gateway| &gateway.routes)
+}
+
+/// What the gateway has beside its routes and proxies.
+fn of_gateway(file: &RuleFile) -> Option<GatewayRule> {
+    let mut gateway = file.gateway.clone()?;
+    (gateway.routes, gateway.trusted_proxies) = (Vec::new(), Vec::new());
+    Some(gateway)
+}
+
 /// What decides or answers beside limits, where it differs.
 fn beside_limits(before: &RuleFile, after: &RuleFile) -> impl Iterator<Item = &'static str> {
     let proxies =
@@ -43,6 +54,8 @@ fn beside_limits(before: &RuleFile, after: &RuleFile) -> impl Iterator<Item = &'
         ("body", before.body != after.body),
         ("jwt", before.jwt != after.jwt),
         ("trusted_proxies", proxies(before).unwrap_or_default() != proxies(after).unwrap_or_default()),
+        ("routes", routes(before) != routes(after)),
+        ("settings of the gateway", of_gateway(before) != of_gateway(after)),
     ]
     .into_iter()
     .filter_map(|(what, differs)| differs.then_some(what))

@@ -204,7 +204,7 @@ const NUMBERS: [&str; 41] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that do not go together.
-const TOGETHER: [&str; 31] = [
+const TOGETHER: [&str; 33] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -236,6 +236,8 @@ const TOGETHER: [&str; 31] = [
     "jwt: { key_file: a, algorithms: [HS256, RS256] }\n",
     "jwt: { jwks_file: a, leeway: 2h }\n",
     "admin: {}\n",
+    "gateway: { routes: [{ path: /, respond: { status: 99 } }, { path: /a, respond: { status: 1000 } }] }\n",
+    "gateway: { routes: [{ path: /, upstream: [http://h:99999, http://h:0, 'http://h:', 'http://[::1]:99999'] }] }\n",
 ];
 
 /// What is taken, with a word about it.

@@ -157,7 +157,7 @@ impl Exchange {
                 Tried::Again(again, failure) => {
                     target.failed(&route.eject, self.worker.ticks.now());
                     tally.note_failure(failure);
-                    if left == 0 {
+                    if left == 0 || is_out_of_reach(failure, route) {
                         return Err(failure);
                     }
                     tally.note_retry();
@@ -297,6 +297,11 @@ impl Exchange {
 
 fn is_switch(response: &Response<Incoming>) -> bool {
     response.status() == StatusCode::SWITCHING_PROTOCOLS
+}
+
+/// The only upstream there is cannot be reached, and will not be a moment later.
+pub(in super::super) fn is_out_of_reach(failure: Failure, route: &Route) -> bool {
+    matches!(failure, Failure::CannotConnect | Failure::ConnectTimeout) && !route.has_several()
 }
 
 /// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it.

@@ -13,7 +13,7 @@ use tollgate::rules::file::Told;
 use super::super::answer::{self, Failure};
 use super::super::body::Came;
 use super::super::connect::{self, Dialled, UpstreamIo};
-use super::super::exchange::{Ending, Held};
+use super::super::exchange::{Ending, Held, is_out_of_reach};
 use super::super::headers::X_REQUEST_ID;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
@@ -160,7 +160,7 @@ impl Lane<'_> {
             if failure.is_upstreams() {
                 target.failed(&route.eject, self.worker.ticks.now());
             }
-            if !again || passing.tried.len() > usize::from(route.retries) {
+            if !again || passing.tried.len() > usize::from(route.retries) || is_out_of_reach(failure, route) {
                 break failure;
             }
             let tally = route.tally(self.worker.number);

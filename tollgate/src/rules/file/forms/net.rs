@@ -148,8 +148,11 @@ impl Form for Upstream {
         if rest.contains(['?', '#']) {
             return Err(misfit("has a query or fragment in it, which nobody sends on"));
         }
-        let has_port = uri.authority().is_some_and(|authority| authority.as_str().ends_with(':'));
-        if uri.host().is_none_or(str::is_empty) || has_port || uri.port().is_some_and(|port| !is_port(port.as_str())) {
+        // What is no port is none to the URI: it would be taken for the default.
+        let host = uri.host().unwrap_or_default();
+        let port = uri.authority().and_then(|authority| authority.as_str().strip_prefix(host)).unwrap_or_default();
+        let is_good = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+        if host.is_empty() || !is_good {
             return Err(misfit("names no host, or a port that is none"));
         }
         Ok(Self(text.to_owned()))

@@ -56,6 +56,10 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
             edits(&route.response_headers, headers, findings);
         }
         if let (Some(respond), Some(node)) = (&route.respond, at.get("respond")) {
+            if !(200..=599).contains(&respond.status) {
+                let message = format!("{} is no status of an answer", respond.status);
+                findings.error(node.value_at("status"), message, "write one from 200 to 599, such as 503");
+            }
             values(&respond.headers, node.get("headers").unwrap_or(node), findings);
         }
     }
