@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{Write, stderr};
+use std::time::Duration;
 
 use tollgate::Gate;
 use tollgate::rules::file::{FailurePolicy, Problems, RuleFile};
@@ -31,6 +32,22 @@ pub(crate) fn warn_of_an_absent_store(gate: &Gate, file: &RuleFile) {
             "the store does not answer; until it does, limits answer by their on_store_failure ({policy} unless they \
              choose for themselves)"
         ));
+    }
+}
+
+/// Tells when the store is given up and when it is back, for ever.
+pub(crate) async fn follow_store(gate: Gate) {
+    const LOOK_EVERY: Duration = Duration::from_secs(1);
+    let answers = || gate.redis().is_none_or(|store| store.is_store_available());
+    let mut before = answers();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let now = answers();
+        match (std::mem::replace(&mut before, now), now) {
+            (true, false) => warn("the store does not answer; until it does, limits answer by their on_store_failure"),
+            (false, true) => tell("the store answers again"),
+            _ => {}
+        }
     }
 }
 

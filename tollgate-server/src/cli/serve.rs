@@ -92,6 +92,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     // Without a file there is nothing to read again; but whoever asks for it must not end the server.
     let hangup = Hangup::listen().map_err(Error::Runtime)?;
     announce(&surfaces.told, &file);
+    tokio::spawn(notice::follow_store(gate.clone()));
     let reloading = config.map(|path| {
         let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), store, reloads };
         Reload::new(started).spawn()

@@ -3,7 +3,7 @@
 use crate::common::run_in;
 use crate::process::{Gateway, folder_with, per_user, site};
 use crate::redis::Redis;
-use crate::upstream::Raw;
+use crate::upstream::{Raw, until};
 
 fn rules(redis: &Redis, upstream: &Raw) -> String {
     let routes = [
@@ -52,6 +52,25 @@ fn published_rules_leave_a_gateway_its_own_proxies() {
         gateway.connect().ask(format!("GET / HTTP/1.1\r\nHost: h\r\nX-Forwarded-For: {address}\r\n\r\n")).status
     });
     assert_eq!(statuses, [200, 429, 200]);
+}
+
+#[test]
+fn operators_are_told_when_redis_goes_and_when_it_is_back() {
+    let (mut redis, upstream) = (Redis::start(), Raw::named("one"));
+    let gateway = Gateway::start(&rules(&redis, &upstream));
+    let mut connection = gateway.connect();
+    assert_eq!(connection.get_as("ann", "/api/x").status, 200);
+    redis.kill();
+    until("the line about its end", || {
+        // Whatever is decided meanwhile, it is decided.
+        assert!([200, 429].contains(&connection.get_as("ann", "/api/x").status));
+        gateway.said().contains("the store does not answer")
+    });
+    redis.restart();
+    until("the line about its return", || {
+        connection.get_as("ann", "/api/x");
+        gateway.said().contains("the store answers again")
+    });
 }
 
 #[test]
