@@ -197,7 +197,16 @@ impl MemoryStore {
             [one] => Some(self.decide_one(limits, *one, now)),
             several => Some(self.take_several(limits, several, now)),
         };
-        looked.into_iter().chain(taken).reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now))
+        // Of equals, the one that was asked first speaks, as on every store.
+        let place = |decision: &Decision| asked.iter().position(|one| Some(one.limit) == decision.limit());
+        match (looked, taken) {
+            (Some(looked), Some(taken)) if place(&taken) < place(&looked) => taken.foremost(looked),
+            (looked, taken) => looked
+                .into_iter()
+                .chain(taken)
+                .reduce(Decision::foremost)
+                .unwrap_or_else(|| Decision::without_limit(now)),
+        }
     }
 
     fn take_several(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {

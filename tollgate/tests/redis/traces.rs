@@ -238,3 +238,19 @@ async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
         clock.set(Timestamp::from_micros(now));
     }
 }
+
+/// Two limits have the same share left, and one of them is asked for nothing.
+#[test]
+fn of_equals_the_first_that_was_asked_speaks_on_both() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = RedisServer::start();
+    let plan = |kind, quota| Plan { kind, quota, rate: Rate::per_second(1), span: Duration::from_secs(1) };
+    let windows = [plan(Kind::ClockWindow, 35), plan(Kind::ClockWindow, 5)];
+    let logs = [plan(Kind::ClockWindow, 35), plan(Kind::Log, 5)];
+    for plans in [windows, logs] {
+        for costs in [[5, 0], [0, 1]] {
+            let ops = vec![Op::Several { costs: vec![2, 1] }, Op::Several { costs: costs.to_vec() }];
+            runtime.block_on(agree(&server, &plans, ops, 1_700_000_000_000_000));
+        }
+    }
+}

@@ -73,8 +73,7 @@ impl MemoryStore {
             near.push(self.tables.get(one.limit.index())?.near(one.fingerprint)?);
         }
         let mut near = near.into_iter();
-        // What takes nothing goes before the others where none has less left, as it does on the long way.
-        let (mut looked, mut taken) = (None::<Decision>, None::<Decision>);
+        let mut foremost = None::<Decision>;
         let mut changes: SmallVec<[Change<'_>; 8]> = SmallVec::new();
         for one in asked {
             if one.cost == 0 {
@@ -83,7 +82,7 @@ impl MemoryStore {
                 if !verdict.is_allowed() {
                     return None;
                 }
-                looked = Some(looked.map_or(decision, |other| other.foremost(decision)));
+                foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
                 continue;
             }
             let (table, limit) = (&self.tables[one.limit.index()], limits.get(one.limit.index())?);
@@ -93,10 +92,10 @@ impl MemoryStore {
                 other => with_rules!(other, rules => table.draft_of_others(rules, &near, one, now.as_micros()))?,
             };
             let decision = self.answer(limits, *one, now, draft.verdict);
-            taken = Some(taken.map_or(decision, |other| other.foremost(decision)));
+            foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
             changes.extend(draft.change);
         }
-        let decision = looked.into_iter().chain(taken).reduce(Decision::foremost)?;
+        let decision = foremost?;
         (!decision.is_allowed() || write_all(&changes)).then_some(decision)
     }
 }
