@@ -9,7 +9,6 @@
 //! or by its route, is hyper's with all that follow, and gets its bytes as they came; what was decided about it already
 //! waits for it in the [`Client`]. What is ambiguous is never plain.
 
-mod alarm;
 mod answer;
 mod link;
 mod names;
@@ -32,12 +31,12 @@ use tokio::time::timeout;
 use tollgate::rules::Facts;
 use tollgate::{Asking, Ruling};
 
-use self::alarm::Alarm;
 pub(super) use self::link::Link;
 use self::passing::{Passed, Passing};
 use self::request::{Lines, Plain, Read};
 pub(super) use self::scratch::Scratch;
 use self::scratch::{Desk, INPUT_BYTES};
+use super::alarm::Alarm;
 use super::answer::{Failure, failed};
 use super::client::{Client, LINGER};
 use super::connection::{HTTP2_BEGINS, Stop};

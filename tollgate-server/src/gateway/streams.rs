@@ -6,15 +6,15 @@
 //! the others go on. With HTTP/1 there is no such task: there a client that does not read holds up the socket.
 
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 
 use hyper::rt::Executor;
-use tokio::time::{Instant, Sleep, sleep};
 
-use super::ticks::{TICK, Tick, Ticks};
+use super::alarm::Alarm;
+use super::ticks::{Tick, Ticks};
 
 /// The client has nothing to take.
 const NEVER: Tick = Tick::MAX;
@@ -49,35 +49,16 @@ where
         tokio::spawn(async move {
             let taken_by = Arc::new(AtomicU64::new(NEVER));
             let mut stream = pin!(TAKEN_BY.scope(Arc::clone(&taken_by), stream));
-            let mut alarm = None;
+            let mut alarm = None::<Alarm>;
             poll_fn(|context| match stream.as_mut().poll(context) {
                 Poll::Ready(()) => Poll::Ready(()),
                 // Only the stream sets the deadline, so nothing has to be waited for where there is none.
                 Poll::Pending => match taken_by.load(Relaxed) {
                     NEVER => Poll::Pending,
-                    deadline => poll_passed(&mut alarm, deadline, &ticks, context),
+                    deadline => alarm.get_or_insert_with(Alarm::new).poll_passed(deadline, &ticks, context),
                 },
             })
             .await;
         });
-    }
-}
-
-/// Ready when the deadline has passed.
-fn poll_passed(
-    alarm: &mut Option<Pin<Box<Sleep>>>,
-    deadline: Tick,
-    ticks: &Ticks,
-    context: &mut Context<'_>,
-) -> Poll<()> {
-    let left = || TICK.saturating_mul(u32::try_from(deadline.saturating_sub(ticks.now())).unwrap_or(u32::MAX));
-    // An alarm of an earlier deadline goes off too soon, and is set anew then.
-    let alarm = alarm.get_or_insert_with(|| Box::pin(sleep(left())));
-    loop {
-        ready!(alarm.as_mut().poll(context));
-        if left().is_zero() {
-            return Poll::Ready(());
-        }
-        alarm.as_mut().reset(Instant::now() + left());
     }
 }

@@ -91,7 +91,7 @@ fn a_reset_is_not_the_end_of_an_answer() {
 #[test]
 fn a_body_goes_on_after_the_answer_has_begun() {
     const LENGTH: usize = 60_000;
-    let upstream = Raw::start(|conversation| {
+    let upstream = Raw::far_away(|conversation| {
         let asked = conversation.head();
         assert!(asked.is_some());
         conversation.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::http2::{connect, get};
 use crate::http2_deadlines::Frames;
 use crate::process::{Gateway, site};
-use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
+use crate::upstream::{AnyBody, Raw, Served, Speaks, accepting, full, runtime};
 
 /// Generous: a busy machine must not fail a test, but nothing may take for ever.
 const SOON: Duration = Duration::from_secs(15);
@@ -105,24 +105,15 @@ fn a_second_try_asks_for_the_same_host() {
 
 /// An upstream of HTTP/2 that takes so many requests of a connection at a time.
 fn narrow(streams: u32, takes: Duration) -> (std::net::SocketAddr, Arc<AtomicUsize>) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let (address, accepted) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-    let counted = Arc::clone(&accepted);
-    runtime().spawn(async move {
-        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        while let Ok((stream, _)) = listener.accept().await {
-            counted.fetch_add(1, Relaxed);
-            let service = hyper::service::service_fn(move |_| async move {
-                tokio::time::sleep(takes).await;
-                Ok::<_, std::convert::Infallible>(Response::new(full("ok")))
-            });
-            let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-            builder.max_concurrent_streams(streams);
-            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
-        }
-    });
-    (address, accepted)
+    accepting(move |stream| async move {
+        let service = hyper::service::service_fn(move |_| async move {
+            tokio::time::sleep(takes).await;
+            Ok::<_, std::convert::Infallible>(Response::new(full("ok")))
+        });
+        let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        builder.max_concurrent_streams(streams);
+        _ = builder.serve_connection(TokioIo::new(stream), service).await;
+    })
 }
 
 #[test]

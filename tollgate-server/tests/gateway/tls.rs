@@ -263,19 +263,18 @@ fn certificate_files_that_cannot_be_used_end_with_2_and_the_fix() {
     }
 }
 
+/// A server that shows this certificate.
+fn server(signed: &Signed) -> ServerConfig {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let cert = CertificateDer::from_pem_slice(signed.cert.as_bytes()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(signed.key.as_bytes()).unwrap();
+    builder.with_no_client_auth().with_single_cert(vec![cert], key).unwrap()
+}
+
 /// An upstream by TLS that answers one request on each connection.
 fn tls_upstream(signed: &Signed) -> Raw {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(
-            vec![CertificateDer::from_pem_slice(signed.cert.as_bytes()).unwrap()],
-            PrivateKeyDer::from_pem_slice(signed.key.as_bytes()).unwrap(),
-        )
-        .unwrap();
-    let config = Arc::new(config);
+    let config = Arc::new(server(signed));
     Raw::start(move |conversation| {
         use std::io::{Read, Write};
         let tcp = conversation.stream.try_clone().unwrap();
@@ -328,16 +327,7 @@ fn an_upstream_by_tls_is_believed_if_its_authority_and_its_name_are_good() {
 
 /// Speaks HTTP/2 with whoever offers it, and switches protocols with whoever does not.
 fn modern_upstream(signed: &Signed) -> std::net::SocketAddr {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(
-            vec![CertificateDer::from_pem_slice(signed.cert.as_bytes()).unwrap()],
-            PrivateKeyDer::from_pem_slice(signed.key.as_bytes()).unwrap(),
-        )
-        .unwrap();
+    let mut config = server(signed);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -61,7 +61,20 @@ impl Raw {
     }
 
     pub(crate) fn at(address: &str, serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind(address).expect("a port is free");
+        Self::on(TcpListener::bind(address).expect("a port is free"), serve)
+    }
+
+    /// One to which the system sends small pieces, and of which it takes few that nobody has read: as over a network.
+    pub(crate) fn far_away(serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_tcp_mss(536).unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        socket.listen(16).unwrap();
+        Self::on(socket.into(), serve)
+    }
+
+    fn on(listener: TcpListener, serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
         let (address, seen) = (listener.local_addr().expect("it is bound"), Seen::default());
         let (serve, all) = (Arc::new(serve), Arc::clone(&seen));
         std::thread::spawn(move || {
@@ -247,29 +260,21 @@ impl Served {
         F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
         A: Future<Output = Response<AnyBody>> + Send + 'static,
     {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        listener.set_nonblocking(true).unwrap();
-        let (address, accepted) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-        let counted = Arc::clone(&accepted);
-        runtime().spawn(async move {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            while let Ok((stream, _)) = listener.accept().await {
-                counted.fetch_add(1, Relaxed);
-                let answer = answer.clone();
-                let service = service_fn(move |request| {
-                    let answering = answer(request);
-                    async move { Ok::<_, std::convert::Infallible>(answering.await) }
-                });
-                tokio::spawn(async move {
-                    let io = TokioIo::new(stream);
-                    _ = match speaks {
-                        Speaks::Http1 => hyper::server::conn::http1::Builder::new().serve_connection(io, service).await,
-                        Speaks::Http2 => {
-                            let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                            builder.serve_connection(io, service).await
-                        }
-                    };
-                });
+        let (address, accepted) = accepting(move |stream| {
+            let answer = answer.clone();
+            let service = service_fn(move |request| {
+                let answering = answer(request);
+                async move { Ok::<_, std::convert::Infallible>(answering.await) }
+            });
+            async move {
+                let io = TokioIo::new(stream);
+                _ = match speaks {
+                    Speaks::Http1 => hyper::server::conn::http1::Builder::new().serve_connection(io, service).await,
+                    Speaks::Http2 => {
+                        let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                        builder.serve_connection(io, service).await
+                    }
+                };
             }
         });
         Self { address, accepted }
@@ -278,4 +283,25 @@ impl Served {
     pub(crate) fn accepted(&self) -> usize {
         self.accepted.load(Relaxed)
     }
+}
+
+/// Serves every connection in a task of its own: where that is, and how many there were.
+pub(crate) fn accepting<S>(
+    serve: impl Fn(tokio::net::TcpStream) -> S + Send + 'static,
+) -> (SocketAddr, Arc<AtomicUsize>)
+where
+    S: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.set_nonblocking(true).unwrap();
+    let (address, accepted) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&accepted);
+    runtime().spawn(async move {
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        while let Ok((stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Relaxed);
+            tokio::spawn(serve(stream));
+        }
+    });
+    (address, accepted)
 }

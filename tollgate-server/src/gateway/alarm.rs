@@ -1,4 +1,4 @@
-//! One timer for all deadlines of a connection.
+//! One timer for the deadlines that a task has one after the other.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::super::ticks::{TICK, Tick, Ticks};
+use super::ticks::{TICK, Tick, Ticks};
 
 /// Rings at the deadline or before it, and is set anew then: a deadline that moves away costs nothing.
 pub(super) struct Alarm {
