@@ -74,8 +74,10 @@ fn an_upstream_that_sends_half_a_head_and_hangs_is_504() {
 #[test]
 fn a_reset_is_not_the_end_of_an_answer() {
     let upstream = Raw::start(|conversation| {
+        // It is there, and stays unread: so closing resets the connection.
+        assert!(conversation.stream.peek(&mut [0]).is_ok_and(|there| there > 0));
         conversation.send("HTTP/1.1 200 OK\r\n\r\nhalf of it");
-        // The gateway has to have read that: closing with bytes unread resets the connection, and takes it away.
+        // A reset takes away what the gateway has not read.
         std::thread::sleep(Duration::from_millis(300));
     });
     let gateway = gateway(&upstream.url());
@@ -95,6 +97,8 @@ fn a_body_goes_on_after_the_answer_has_begun() {
         let asked = conversation.head();
         assert!(asked.is_some());
         conversation.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        // The answer has begun before there is room for the rest.
+        std::thread::sleep(Duration::from_millis(300));
         while conversation.unread().len() < LENGTH && conversation.more() {}
         conversation.send(format!("5\r\n{}\r\n0\r\n\r\n", conversation.unread().len()));
     });
