@@ -67,8 +67,8 @@ impl Raw {
     /// One to which the system sends small pieces, and of which it takes few that nobody has read: as over a network.
     pub(crate) fn far_away(serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        socket.set_tcp_mss(536).unwrap();
-        socket.set_recv_buffer_size(4096).unwrap();
+        socket.set_tcp_mss(88).unwrap();
+        socket.set_recv_buffer_size(2304).unwrap();
         socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
         socket.listen(16).unwrap();
         Self::on(socket.into(), serve)
