@@ -140,10 +140,7 @@ impl Decision {
     /// queues.
     #[must_use]
     pub fn delay(&self) -> Duration {
-        match self.verdict.outcome {
-            Outcome::Allowed { delay } => Duration::from_micros(delay),
-            Outcome::Denied { .. } | Outcome::NeverFits => Duration::ZERO,
-        }
+        Duration::from_micros(self.verdict.delay())
     }
 
     /// Who answered. A denial by [`Source::Policy`] says that the store fails, not that a limit is spent.
@@ -180,6 +177,40 @@ impl Verdict {
     }
 }
 
+impl Verdict {
+    /// Whether of two verdicts on one request this one is to be reported, rather than one that came first: the denial,
+    /// the longer wait of two denials, else the one with the least share of its quota left. Each comes with its quota.
+    #[inline]
+    pub(crate) fn is_before(&self, quota: u64, (first, firsts_quota): (&Self, u64)) -> bool {
+        match (first.is_allowed(), self.is_allowed()) {
+            (true, false) => true,
+            (false, true) => false,
+            (false, false) => self.wait() > first.wait(),
+            (true, true) => {
+                u128::from(self.remaining) * u128::from(firsts_quota) < u128::from(first.remaining) * u128::from(quota)
+            }
+        }
+    }
+
+    /// How long it has to be held if it is admitted.
+    #[inline]
+    pub(crate) fn delay(&self) -> u64 {
+        match self.outcome {
+            Outcome::Allowed { delay } => delay,
+            Outcome::Denied { .. } | Outcome::NeverFits => 0,
+        }
+    }
+
+    /// A request that several queues let in leaves when the slowest of them lets it go.
+    #[inline]
+    pub(crate) fn held_for(mut self, longest: u64) -> Self {
+        if let Outcome::Allowed { delay } = &mut self.outcome {
+            *delay = longest;
+        }
+        self
+    }
+}
+
 impl Decision {
     /// The answer when no limit was asked: nothing stands in the way.
     pub(crate) fn without_limit(now: Timestamp) -> Self {
@@ -201,23 +232,12 @@ impl Decision {
         Self { verdict: Verdict { outcome, ..self.verdict }, ..self }
     }
 
-    /// Of two decisions on one request, the one to report: the denial, the longer wait of two denials, else the
-    /// one with the least share of its quota left.
+    /// Of two decisions on one request, the one to report; see [`Verdict::is_before`].
     #[inline]
     pub(crate) fn foremost(self, other: Self) -> Self {
-        let share_left = |decision: &Self, of: u64| u128::from(decision.remaining()) * u128::from(of);
-        let other_first = match (self.is_allowed(), other.is_allowed()) {
-            (true, false) => true,
-            (false, true) => false,
-            (false, false) => other.verdict.wait() > self.verdict.wait(),
-            (true, true) => share_left(&other, self.quota) < share_left(&self, other.quota),
-        };
-        let delay = self.delay().max(other.delay());
-        let mut foremost = if other_first { other } else { self };
-        // A request that several queues let in leaves when the slowest of them lets it go.
-        if let Outcome::Allowed { delay: longest } = &mut foremost.verdict.outcome {
-            *longest = crate::units::whole_micros(delay);
-        }
-        foremost
+        let delay = self.verdict.delay().max(other.verdict.delay());
+        let is_others = other.verdict.is_before(other.quota, (&self.verdict, self.quota));
+        let foremost = if is_others { other } else { self };
+        Self { verdict: foremost.verdict.held_for(delay), ..foremost }
     }
 }

@@ -159,12 +159,28 @@ impl RuleSet {
             if compiled.rule.matching.first_miss(request, known).is_some() {
                 continue;
             }
-            // What most rules are: one part makes the key, and nobody is an exception.
-            if let ([part], Exceptions::None) = (&*compiled.rule.key, exceptions)
-                && let Some(piece) = part.of(request)
-            {
-                found(&compiled.finding(number, compiled.limit, request), Key::from(piece.as_bytes()));
-                continue;
+            // What most rules are: few parts make the key, nobody is an exception, and the request has them all.
+            if exceptions == Exceptions::None {
+                let finding = || compiled.finding(number, compiled.limit, request);
+                match &*compiled.rule.key {
+                    [] => {
+                        found(&finding(), Key::byte_parts(&[]));
+                        continue;
+                    }
+                    [part] => {
+                        if let Some(piece) = part.of(request) {
+                            found(&finding(), Key::from(piece.as_bytes()));
+                            continue;
+                        }
+                    }
+                    [first, second] => {
+                        if let (Some(first), Some(second)) = (first.of(request), second.of(request)) {
+                            found(&finding(), Key::byte_parts(&[first.as_bytes(), second.as_bytes()]));
+                            continue;
+                        }
+                    }
+                    _ => {}
+                }
             }
             pieces.clear();
             match self.meet_by(number, request, &mut pieces, Shortcut { known: Known::Everything, exceptions }) {

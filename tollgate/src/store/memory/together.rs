@@ -73,30 +73,32 @@ impl MemoryStore {
             near.push(self.tables.get(one.limit.index())?.near(one.fingerprint)?);
         }
         let mut near = near.into_iter();
-        let mut foremost = None::<Decision>;
+        // Of which limit what is said is to be told: only that becomes a decision.
+        let mut foremost = None::<(usize, Verdict)>;
+        let mut delay = 0;
         let mut changes: SmallVec<[Change<'_>; 8]> = SmallVec::new();
-        for one in asked {
-            if one.cost == 0 {
-                let verdict = self.ask(limits, *one, now, Mode::Look);
-                let decision = self.answer(limits, *one, now, verdict);
-                if !verdict.is_allowed() {
-                    return None;
-                }
-                foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
-                continue;
-            }
-            let (table, limit) = (&self.tables[one.limit.index()], limits.get(one.limit.index())?);
-            let near = near.next()?;
-            let draft = match limit.compiled() {
-                Compiled::Meter(rules) => table.draft(rules, &near, one, now.as_micros())?,
-                other => with_rules!(other, rules => table.draft_of_others(rules, &near, one, now.as_micros()))?,
+        for (place, one) in asked.iter().enumerate() {
+            let (table, limit) = (self.tables.get(one.limit.index())?, limits.get(one.limit.index())?);
+            let verdict = if one.cost == 0 {
+                Some(self.ask(limits, *one, now, Mode::Look)).filter(Verdict::is_allowed)?
+            } else {
+                let near = near.next()?;
+                let draft = match limit.compiled() {
+                    Compiled::Meter(rules) => table.draft(rules, &near, one, now.as_micros())?,
+                    other => with_rules!(other, rules => table.draft_of_others(rules, &near, one, now.as_micros()))?,
+                };
+                changes.extend(draft.change);
+                draft.verdict
             };
-            let decision = self.answer(limits, *one, now, draft.verdict);
-            foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
-            changes.extend(draft.change);
+            delay = delay.max(verdict.delay());
+            let quota = |place: usize| limits[asked[place].limit.index()].quota();
+            if foremost.is_none_or(|(first, said)| verdict.is_before(limit.quota(), (&said, quota(first)))) {
+                foremost = Some((place, verdict));
+            }
         }
-        let decision = foremost?;
-        (!decision.is_allowed() || write_all(&changes)).then_some(decision)
+        let (place, verdict) = foremost?;
+        let passes = verdict.is_allowed();
+        (!passes || write_all(&changes)).then(|| self.answer(limits, asked[place], now, verdict.held_for(delay)))
     }
 }
 
