@@ -87,7 +87,8 @@ impl HeaderLine<'_> {
     /// Whether it is of that name, which is in lower case.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
-        self.name.len() == name.len() && self.name.eq_ignore_ascii_case(name)
+        // Many clients write them in lower case, which is compared for less.
+        self.name.len() == name.len() && (self.name == name || self.name.eq_ignore_ascii_case(name))
     }
 }
 
