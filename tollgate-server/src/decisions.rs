@@ -1,7 +1,8 @@
 //! What limits have decided, by their names. Deliberately not here: for whom, and by which keys.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate::Ruling;
 use tollgate::http::Refusal;
@@ -10,10 +11,21 @@ use tollgate::http::Refusal;
 /// all the time fills this and no more; from then on new names are not counted.
 const MAX_NAMES: usize = 20_000;
 
-/// The decisions of one worker of the gateway, whose lock nobody else wants but for whoever reads the metrics; or those
-/// of the decision service, which takes the lock once for all that a client asks together.
+/// The decisions of one worker of the gateway, or those of the decision service, which takes the lock once for all that
+/// a client asks together.
 #[derive(Debug, Default)]
-pub(crate) struct Decisions(Mutex<HashMap<Box<str>, Outcomes, ahash::RandomState>>);
+pub(crate) struct Decisions(Mutex<HashMap<Box<str>, Arc<OfLimit>, ahash::RandomState>>);
+
+/// What one limit has decided. Whoever adds to it holds the lock, or is the only one who ever adds.
+#[derive(Debug)]
+struct OfLimit {
+    name: Box<str>,
+    outcomes: [AtomicU64; Outcome::ALL.len()],
+}
+
+/// The limit that was noted last by the only one who notes.
+#[derive(Debug, Default)]
+pub(crate) struct LastNoted(Option<Arc<OfLimit>>);
 
 /// Decisions added up, by the names of the limits.
 pub(crate) type Sums = BTreeMap<Box<str>, Outcomes>;
@@ -81,12 +93,12 @@ impl Decisions {
         }
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut note = |name: &str, outcome: Outcome| {
-            if let Some(outcomes) = names.get_mut(name) {
-                outcomes[outcome as usize] += 1;
+            if let Some(known) = names.get(name) {
+                known.add(outcome);
             } else if names.len() < MAX_NAMES {
-                let mut outcomes = Outcomes::default();
-                outcomes[outcome as usize] = 1;
-                names.insert(name.into(), outcomes);
+                let new = Arc::new(OfLimit { name: name.into(), outcomes: Default::default() });
+                new.add(outcome);
+                names.insert(name.into(), new);
             }
         };
         for ruling in rulings {
@@ -99,14 +111,35 @@ impl Decisions {
         }
     }
 
+    /// The same for one ruling, by the only thread that notes anything here: it needs no lock as long as the same limit
+    /// decides.
+    pub(crate) fn note_alone(&self, ruling: &Ruling, last: &mut LastNoted) {
+        let name = ruling.limit().filter(|_| ruling.watched().next().is_none());
+        match (name, &last.0) {
+            (Some(name), Some(known)) if *known.name == *name => known.add(Outcome::of(ruling)),
+            (name, _) => {
+                self.note([ruling]);
+                let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                last.0 = name.and_then(|name| names.get(name)).cloned();
+            }
+        }
+    }
+
     /// Adds what has been decided to a sum.
     pub(crate) fn add_to(&self, sums: &mut Sums) {
         let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, outcomes) in names.iter() {
+        for (name, of_limit) in names.iter() {
             let sum = sums.entry(name.clone()).or_default();
-            for (sum, count) in sum.iter_mut().zip(outcomes) {
-                *sum += count;
+            for (sum, count) in sum.iter_mut().zip(&of_limit.outcomes) {
+                *sum += count.load(Relaxed);
             }
         }
+    }
+}
+
+impl OfLimit {
+    fn add(&self, outcome: Outcome) {
+        let count = &self.outcomes[outcome as usize];
+        count.store(count.load(Relaxed) + 1, Relaxed);
     }
 }

@@ -29,6 +29,7 @@ mod ports;
 mod request_id;
 mod shared;
 mod site;
+mod socket;
 mod streams;
 mod tally;
 mod target;
@@ -51,7 +52,6 @@ use tollgate::Gate;
 use tollgate::rules::file::Parsed;
 
 use self::exchange::Worker;
-use self::lane::Scratch;
 use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
 use self::site::Site;
@@ -135,7 +135,6 @@ impl Gateway {
                 ids: RequestIds::new(),
                 queued: Arc::clone(&queued),
                 closing: Arc::clone(&closing),
-                scratch: Mutex::new(Scratch::new()),
             };
             running.push(Running::start(worker, ends.clone()).map_err(StartError::Runtime)?);
             tallies.push(tally);

@@ -9,8 +9,8 @@ mod refuse;
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
@@ -27,7 +27,6 @@ pub(super) use self::forward::is_out_of_reach;
 use super::answer::Failure;
 use super::body::{ToClient, ToUpstream};
 use super::client::Client;
-use super::lane::Scratch;
 use super::log::Record;
 use super::request_id::RequestIds;
 use super::site::{Leads, Route, Site};
@@ -47,8 +46,6 @@ pub(super) struct Worker {
     pub(super) queued: Arc<AtomicU32>,
     /// Whether clients are asked to go elsewhere with their next request.
     pub(super) closing: Arc<AtomicBool>,
-    /// What the lane works with. Only this worker's thread does.
-    pub(super) scratch: Mutex<Scratch>,
 }
 
 /// Serves the requests of one connection.
@@ -124,19 +121,13 @@ struct Passing {
 }
 
 impl Worker {
-    pub(super) fn scratch(&self) -> MutexGuard<'_, Scratch> {
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether clients are asked to go elsewhere.
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Relaxed)
     }
 
     /// Which route a request takes, and what the limits make of it.
-    pub(super) fn ask(&self, facts: Facts<'_>, client: &Client, site: &Site) -> (Option<usize>, Asking) {
-        let facts = facts.peer(client.address.ip());
-        let facts = client.certificate.as_ref().map_or(facts, |certificate| facts.certificate(certificate));
+    pub(super) fn ask(&self, facts: Facts<'_>, site: &Site) -> (Option<usize>, Asking) {
         match site.find(&facts) {
             Some(number) => (Some(number), self.gate.ask(&facts.route(&site.routes[number].name))),
             None => (None, self.gate.ask(&facts)),
@@ -233,7 +224,9 @@ impl Exchange {
         let target = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
         let facts = Facts::new(request.method().as_str(), target).headers(request.headers());
         let facts = uri.authority().map_or(facts, |authority| facts.host(authority.as_str()));
-        self.worker.ask(facts, &self.client, site)
+        let facts = facts.peer(self.client.address.ip());
+        let facts = self.client.certificate.as_ref().map_or(facts, |certificate| facts.certificate(certificate));
+        self.worker.ask(facts, site)
     }
 
     /// Holds a request until its turn in a queue comes.

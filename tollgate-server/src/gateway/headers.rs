@@ -134,8 +134,27 @@ pub(super) fn has_one_length(headers: &HeaderMap) -> bool {
 
 /// Whether a host is one. With the name of a user before it, it is none: some would read that as the host.
 pub(super) fn is_authority(host: impl AsRef<[u8]>) -> bool {
-    let is_good = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~:[]%!$&'()*+,;=".contains(byte);
-    host.as_ref().iter().all(is_good)
+    static GOOD: ByteKind = letters_digits_and(b"-._~:[]%!$&'()*+,;=");
+    host.as_ref().iter().all(|byte| GOOD[usize::from(*byte)])
+}
+
+/// Whether a byte is one of a kind, by its number.
+pub(super) type ByteKind = [bool; 256];
+
+/// Letters, digits, and these.
+pub(super) const fn letters_digits_and(others: &[u8]) -> ByteKind {
+    let mut kind = [false; 256];
+    let mut at = 0;
+    while at < others.len() {
+        kind[others[at] as usize] = true;
+        at += 1;
+    }
+    let mut byte = 0;
+    while byte < kind.len() {
+        kind[byte] |= (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    kind
 }
 
 /// HTTP/2 may send a cookie in pieces, which HTTP/1 puts together (RFC 9113, 8.2.3).

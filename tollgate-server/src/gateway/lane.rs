@@ -20,6 +20,7 @@ mod text;
 
 use std::future::poll_fn;
 use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -28,14 +29,15 @@ use bytes::Bytes;
 use http::{Response, Version};
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
-use tollgate::rules::Facts;
+use tollgate::http::Message;
+use tollgate::rules::{Certificate, Facts};
 use tollgate::{Asking, Ruling};
 
 pub(super) use self::link::Link;
 use self::passing::{Passed, Passing};
 use self::request::{Lines, Plain, Read};
-pub(super) use self::scratch::Scratch;
-use self::scratch::{Desk, INPUT_BYTES};
+pub(super) use self::scratch::scratch;
+use self::scratch::{Desk, INPUT_BYTES, Scratch};
 use super::alarm::Alarm;
 use super::answer::{Failure, failed};
 use super::client::{Client, LINGER};
@@ -56,7 +58,12 @@ const KEPT_BYTES: usize = 2 << 10;
 struct Lane<'a> {
     stream: Stream,
     client: &'a Arc<Client>,
-    worker: &'a Arc<Worker>,
+    worker: &'a Worker,
+    /// What every request needs to know of the client, so that nothing of it has to be fetched for a refusal.
+    peer: IpAddr,
+    certificate: Option<&'a Certificate>,
+    max_head: usize,
+    idle: Wait,
     /// What has come and is not served yet: a part of a request, or what was sent ahead.
     ahead: Vec<u8>,
     /// Nobody has looked at what was sent ahead.
@@ -158,6 +165,10 @@ impl<'a> Lane<'a> {
             stream,
             client,
             worker,
+            peer: client.address.ip(),
+            certificate: client.certificate.as_ref(),
+            max_head: client.max_head,
+            idle: client.waits.idle,
             ahead: Vec::new(),
             is_unseen: false,
             pieces: 0,
@@ -175,7 +186,7 @@ impl<'a> Lane<'a> {
 
     /// Between two requests.
     fn rest(&mut self) {
-        self.expect_within(self.client.waits.idle);
+        self.expect_within(self.idle);
         self.pieces = 0;
         self.held.clear();
         for buffer in [&mut self.held, &mut self.ahead, &mut self.unsent] {
@@ -197,8 +208,7 @@ impl<'a> Lane<'a> {
     fn poll_next(&mut self, stop: &Stop, context: &mut Context<'_>) -> Poll<io::Result<Next>> {
         loop {
             ready!(self.poll_sent(context))?;
-            let worker = self.worker;
-            let mut scratch = worker.scratch();
+            let mut scratch = scratch();
             let before = self.ahead.len();
             scratch.input[..before].copy_from_slice(&self.ahead);
             let mut filled = before;
@@ -239,25 +249,31 @@ impl<'a> Lane<'a> {
 
     /// What to do with what has come; nothing, as long as a part of it is missing.
     fn judge(&mut self, scratch: &mut Scratch, filled: usize, context: &mut Context<'_>) -> io::Result<Option<Next>> {
-        let Scratch { input, desk } = scratch;
+        let Scratch { input, desk, site } = scratch;
         let bytes = &input[..filled];
         desk.clean();
         let mut lines = Lines::default();
-        let plain = match Plain::read(bytes, &mut lines, self.client.max_head) {
+        let plain = match Plain::read(bytes, &mut lines, self.max_head) {
             Read::Whole(plain) => plain,
             Read::Part => return Ok(None),
             Read::Other => return Ok(Some(Next::Leave)),
         };
-        let site = self.worker.site.load_full();
+        let site = site.load(self.worker);
         if plain.body_bytes() > site.max_body {
             return Ok(Some(Next::Leave));
         }
-        let facts = Facts::new(plain.method, plain.target).headers(plain.headers.lines);
-        let (route, asking) = self.worker.ask(facts, self.client, &site);
+        let facts = Facts::new(plain.method, plain.target).headers(plain.headers.lines).peer(self.peer);
+        let facts = self.certificate.map_or(facts, |certificate| facts.certificate(certificate));
+        let (route, asking) = self.worker.ask(facts, site);
         match asking {
-            Asking::Done(ruling) => self.act(&plain, desk, (site, route), ruling, context).map(Some),
+            Asking::Done(ruling) if !ruling.is_allowed() && site.log.is_none() => {
+                self.refuse_unlogged(&plain, desk, (site, route), &ruling, context)?;
+                Ok(Some(Next::Answered))
+            }
+            Asking::Done(ruling) => self.act(&plain, desk, (Arc::clone(site), route), ruling, context).map(Some),
             asking @ Asking::Waiting(_) => {
                 self.hold(&plain);
+                let site = Arc::clone(site);
                 Ok(Some(Next::Ask(Box::new(Asked { site, route, asking }))))
             }
         }
@@ -274,8 +290,7 @@ impl<'a> Lane<'a> {
         let Asked { site, route, asking } = *asked;
         let mut ruling = Some((asking.ruling().await, site));
         poll_fn(|context| {
-            let worker = self.worker;
-            let desk = &mut worker.scratch().desk;
+            let desk = &mut scratch().desk;
             desk.clean();
             let held = std::mem::take(&mut self.held);
             let mut lines = Lines::default();
@@ -318,7 +333,8 @@ impl<'a> Lane<'a> {
         if let Some(number) = route {
             ending.enter(site.routes[number].tally(self.worker.number));
         }
-        ending.note_ruling(&ruling);
+        self.worker.tally.note_ruling_after(&mut desk.last_noted, &ruling);
+        ending.record_ruling(&ruling);
         ending.keep_place(ruling.take_place());
         if !ruling.is_allowed() {
             self.refuse(plain, &ruling, ending, desk, context)?;
@@ -351,24 +367,55 @@ impl<'a> Lane<'a> {
         desk: &mut Desk,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
+        if let Some(message) = self.write_refusal(plain, ruling, desk) {
+            ending.note_status(message.status);
+            ending.note_sent(message.body_bytes);
+        }
+        self.put(&desk.out, &[], context)
+    }
+
+    /// The same where nobody writes it down: all that a flood leaves is numbers.
+    fn refuse_unlogged(
+        &mut self,
+        plain: &Plain<'_>,
+        desk: &mut Desk,
+        (site, route): (&Site, Option<usize>),
+        ruling: &Ruling,
+        context: &mut Context<'_>,
+    ) -> io::Result<()> {
+        let tally = &self.worker.tally;
+        let began = tally.now();
+        self.is_last = plain.is_last;
+        let status = self.write_refusal(plain, ruling, desk).map(|message| message.status);
+        let put = self.put(&desk.out, &[], context);
+        tally.note_ruling_after(&mut desk.last_noted, ruling);
+        let nanos = tally.nanos_since(began);
+        match route {
+            Some(number) => {
+                let route = site.routes[number].tally(self.worker.number);
+                route.note_began();
+                route.note_ended(status, nanos);
+            }
+            None => tally.note_unrouted(status, nanos),
+        }
+        put
+    }
+
+    fn write_refusal(&mut self, plain: &Plain<'_>, ruling: &Ruling, desk: &mut Desk) -> Option<Message> {
         self.is_last |= self.worker.is_closing();
-        let Desk { out, date } = desk;
+        let Desk { out, date, .. } = desk;
         let date = date.line(self.worker.ticks.now());
         let headers = plain.headers.lines;
-        let message = if self.is_last {
+        let mut message = if self.is_last {
             ruling.write_message(headers, &[date, text::CLOSE].concat(), out)
         } else {
             ruling.write_message(headers, date, out)
-        };
-        if let Some(message) = message {
-            ending.note_status(message.status);
-            if plain.is_head() {
-                out.truncate(out.len() - message.body_bytes);
-            } else {
-                ending.note_sent(message.body_bytes);
-            }
+        }?;
+        if plain.is_head() {
+            out.truncate(out.len() - message.body_bytes);
+            message.body_bytes = 0;
         }
-        self.put(out, &[], context)
+        Some(message)
     }
 
     /// Answers with what was written here.

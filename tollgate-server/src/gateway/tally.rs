@@ -14,7 +14,7 @@ use tollgate::Ruling;
 pub(super) use self::counter::Counter;
 pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
 use super::guard::Ambiguity;
-use crate::decisions::Decisions;
+use crate::decisions::{Decisions, LastNoted};
 
 /// The counters of one worker.
 #[derive(Debug)]
@@ -81,6 +81,11 @@ impl Tally {
 
     pub(super) fn note_ruling(&self, ruling: &Ruling) {
         self.decisions.note([ruling]);
+    }
+
+    /// The same, for less where one limit decides over and over.
+    pub(super) fn note_ruling_after(&self, last: &mut LastNoted, ruling: &Ruling) {
+        self.decisions.note_alone(ruling, last);
     }
 
     /// A request that no route serves is over.

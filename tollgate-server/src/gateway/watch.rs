@@ -41,7 +41,7 @@ pub(super) struct Watch {
     body: AtomicU64,
     /// For the client to read.
     write: AtomicU64,
-    /// Requests under way.
+    /// Requests under way. Only the thread of the connection's worker changes it.
     active: AtomicU32,
     /// Whether a head has begun.
     in_head: AtomicBool,
@@ -72,7 +72,7 @@ impl Watch {
     /// A head is whole.
     pub(super) fn request_began(&self) {
         self.in_head.store(false, Relaxed);
-        self.active.fetch_add(1, Relaxed);
+        self.active.store(self.active.load(Relaxed) + 1, Relaxed);
         self.request.store(NEVER, Relaxed);
     }
 
@@ -85,7 +85,9 @@ impl Watch {
 
     /// An answer is given.
     pub(super) fn request_ended(&self, next_by: Tick) {
-        if self.active.fetch_sub(1, Relaxed) == 1 {
+        let left = self.active.load(Relaxed).saturating_sub(1);
+        self.active.store(left, Relaxed);
+        if left == 0 {
             self.request.store(next_by, Relaxed);
         }
     }

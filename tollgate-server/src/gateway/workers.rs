@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::{self, Begins, Stop};
 use super::exchange::Worker;
+use super::lane::scratch;
 use super::site::Route;
 
 /// A process out of descriptors gets one back soon; until then, trying again at once would only burn the CPU.
@@ -150,6 +151,7 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut
 async fn sweep(worker: Arc<Worker>) {
     loop {
         sleep(SWEEP_EVERY).await;
+        scratch().renew(&worker);
         let (site, now) = (worker.site.load_full(), worker.ticks.now());
         site.routes.iter().flat_map(Route::targets).for_each(|target| target.sweep(worker.number, now));
     }

@@ -76,8 +76,13 @@ impl Ending {
         self.record = Some(Box::new(record));
     }
 
+    /// What was ruled is counted, and written down when the request is over.
     pub(in super::super) fn note_ruling(&mut self, ruling: &Ruling) {
         self.client.tally().note_ruling(ruling);
+        self.record_ruling(ruling);
+    }
+
+    pub(in super::super) fn record_ruling(&mut self, ruling: &Ruling) {
         if let Some(record) = &mut self.record {
             record.note_ruling(ruling);
         }

@@ -1,12 +1,11 @@
 //! A connection to an upstream that only the lane uses.
 
 use std::io;
-use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::super::socket;
 use super::super::ticks::{Tick, Wait};
 
 /// A connection that takes one request after the other.
@@ -47,7 +46,7 @@ impl Link {
 
     /// Sends a request, or as much of it as goes; the rest goes with [`poll_send`](Self::poll_send).
     pub(super) fn send(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<()> {
-        let sent = match Pin::new(&mut self.tcp).poll_write(context, bytes) {
+        let sent = match socket::poll_write(&self.tcp, bytes, context) {
             Poll::Ready(sent) => sent?,
             Poll::Pending => 0,
         };
@@ -59,7 +58,7 @@ impl Link {
     /// Ready when all is sent.
     pub(super) fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.unsent.is_empty() {
-            match Pin::new(&mut self.tcp).poll_write(context, &self.unsent) {
+            match socket::poll_write(&self.tcp, &self.unsent, context) {
                 Poll::Ready(Ok(sent)) => _ = self.unsent.drain(..sent),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
@@ -70,7 +69,6 @@ impl Link {
 
     /// Reads into the buffer, and says how much; nothing is the end.
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let mut buffer = ReadBuf::new(buffer);
-        Pin::new(&mut self.tcp).poll_read(context, &mut buffer).map_ok(|()| buffer.filled().len())
+        socket::poll_read(&self.tcp, buffer, context)
     }
 }

@@ -20,7 +20,7 @@ use super::super::target::Target;
 use super::answer::{BadBody, Body, Head, Read};
 use super::link::Link;
 use super::request::{self, Lines, Plain, Seen};
-use super::scratch::{Desk, Scratch};
+use super::scratch::{Desk, Scratch, scratch};
 use super::{Lane, text};
 
 /// A body that is no longer than this is written in one piece with its head: the kernel takes one piece for less than
@@ -186,8 +186,7 @@ impl Lane<'_> {
         }
         passing.ruling.write_headers(map);
         let response = if passing.is_head { super::bodiless(response) } else { response };
-        let worker = self.worker;
-        self.answer(&response, passing.ending, &mut worker.scratch().desk, context)
+        self.answer(&response, passing.ending, &mut scratch().desk, context)
     }
 
     /// Asks one upstream.
@@ -217,8 +216,7 @@ impl Lane<'_> {
 
     /// Sends a request that was read before.
     fn send_again(&mut self, link: &mut Link, passing: &mut Passing, context: &mut Context<'_>) -> Result<(), Stopped> {
-        let worker = self.worker;
-        let desk = &mut worker.scratch().desk;
+        let desk = &mut scratch().desk;
         desk.clean();
         let mut lines = Lines::default();
         let request::Read::Whole(plain) = Plain::read(&self.held, &mut lines, self.client.max_head) else {
@@ -242,9 +240,8 @@ impl Lane<'_> {
         let broken = |came: usize| Stopped::Failed { failure: Failure::Disconnected, again: came == 0 && may_repeat };
         // An upstream may answer before it has read everything; what it says is looked at in any case.
         let sent = link.poll_send(context);
-        let worker = self.worker;
-        let mut scratch = worker.scratch();
-        let Scratch { input, desk } = &mut *scratch;
+        let mut scratch = scratch();
+        let Scratch { input, desk, .. } = &mut *scratch;
         loop {
             let before = link.came.len();
             input[..before].copy_from_slice(&link.came);
@@ -258,7 +255,7 @@ impl Lane<'_> {
             match Head::read(bytes, &mut lines, passing.is_head) {
                 Read::Whole(head) => {
                     if matches!(head.status.as_u16(), 502..=504) {
-                        target.failed(&passing.route().eject, worker.ticks.now());
+                        target.failed(&passing.route().eject, self.worker.ticks.now());
                     }
                     let begun = self.begin_answer((head, lines.seen()), bytes, desk, passing, context);
                     link.came = Vec::new();
@@ -291,7 +288,7 @@ impl Lane<'_> {
         passing: &mut Passing,
         context: &mut Context<'_>,
     ) -> Result<(Body, bool), Stopped> {
-        let Desk { out, date } = desk;
+        let Desk { out, date, .. } = desk;
         self.is_last |= self.worker.is_closing();
         out.clear();
         let told = (&passing.ruling, passing.id.as_ref(), passing.site.tells(Told::Via));
@@ -335,9 +332,8 @@ impl Lane<'_> {
                 *stays_open &= matches!(sent, Poll::Ready(Ok(())));
                 return Poll::Ready(Ok(()));
             }
-            let worker = self.worker;
-            let mut scratch = worker.scratch();
-            let Scratch { input, desk } = &mut *scratch;
+            let mut scratch = scratch();
+            let Scratch { input, desk, .. } = &mut *scratch;
             let read = match link.poll_read(input, context) {
                 Poll::Ready(read) => read,
                 Poll::Pending => {

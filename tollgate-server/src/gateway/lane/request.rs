@@ -13,7 +13,7 @@ use super::super::answer::Failure;
 use super::super::client::Client;
 use super::super::exchange::Worker;
 use super::super::guard::Guard;
-use super::super::headers;
+use super::super::headers::{self, ByteKind, letters_digits_and};
 use super::super::path;
 use super::super::site::{Edits, Route, Site, Weighted};
 use super::names::{Kind, kind};
@@ -210,20 +210,7 @@ impl<'a> Plain<'a> {
 
 /// Whether a target is a path with nothing in it that readers disagree on.
 fn is_path(target: &str) -> bool {
-    static PLAIN: [bool; 256] = {
-        let mut plain = [false; 256];
-        let (bytes, mut at) = (b"/-._~%?=&+:@!$'()*,;", 0);
-        while at < bytes.len() {
-            plain[bytes[at] as usize] = true;
-            at += 1;
-        }
-        let mut byte = 0;
-        while byte < plain.len() {
-            plain[byte] |= (byte as u8).is_ascii_alphanumeric();
-            byte += 1;
-        }
-        plain
-    };
+    static PLAIN: ByteKind = letters_digits_and(b"/-._~%?=&+:@!$'()*,;");
     target.starts_with('/')
         && target.bytes().all(|byte| PLAIN[usize::from(byte)])
         && !path::may_have_hidden_slashes(target)
@@ -231,7 +218,10 @@ fn is_path(target: &str) -> bool {
 
 /// httparse takes a bare LF for the end of a line. Everything else that could be read in two ways it refuses.
 fn ends_lines_in_crlf(head: &[u8]) -> bool {
-    memchr::memchr_iter(b'\n', head).all(|end| end > 0 && head[end - 1] == b'\r')
+    // Without an end before the last byte, so that many bytes are looked at together.
+    let behind_first = head.get(1..).unwrap_or_default();
+    let is_bare = |(before, byte): (&u8, &u8)| *byte == b'\n' && *before != b'\r';
+    head.first() != Some(&b'\n') && !head.iter().zip(behind_first).fold(false, |bare, pair| bare | is_bare(pair))
 }
 
 fn is_grpc(content_type: &[u8]) -> bool {

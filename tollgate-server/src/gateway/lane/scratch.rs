@@ -2,9 +2,16 @@
 //!
 //! So a connection that waits holds no buffers, and what a request is worked on with is in the cache already.
 
+use std::cell::{RefCell, RefMut};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use arc_swap::{ArcSwap, Cache};
+
+use super::super::exchange::Worker;
+use super::super::site::Site;
 use super::super::ticks::Tick;
+use crate::decisions::LastNoted;
 
 /// As much is read at once. A longer head is not read in the lane.
 pub(super) const INPUT_BYTES: usize = 64 << 10;
@@ -16,6 +23,7 @@ const KEPT_BYTES: usize = 128 << 10;
 pub(in super::super) struct Scratch {
     pub(super) input: Box<[u8]>,
     pub(super) desk: Desk,
+    pub(super) site: InForce,
 }
 
 /// What a message is worked on with.
@@ -23,6 +31,22 @@ pub(super) struct Desk {
     /// What is about to be written.
     pub(super) out: Vec<u8>,
     pub(super) date: Date,
+    /// The limit that decided last, which is often the one that decides next.
+    pub(super) last_noted: LastNoted,
+}
+
+/// The site in force, at hand: it is looked for only when it has changed.
+#[derive(Default)]
+pub(in super::super) struct InForce(Option<Cache<Arc<ArcSwap<Site>>, Arc<Site>>>);
+
+thread_local! {
+    /// That of this thread's worker. It lives as long as the process, as workers do.
+    static SCRATCH: &'static RefCell<Scratch> = Box::leak(Box::new(RefCell::new(Scratch::new())));
+}
+
+/// What this thread works with. It has to be given back before anybody else asks.
+pub(in super::super) fn scratch() -> RefMut<'static, Scratch> {
+    SCRATCH.with(|scratch| scratch.borrow_mut())
 }
 
 /// The date of answers, as a line of their heads.
@@ -33,9 +57,21 @@ pub(super) struct Date {
 }
 
 impl Scratch {
-    pub(in super::super) fn new() -> Self {
-        let desk = Desk { out: Vec::new(), date: Date::default() };
-        Self { input: vec![0; INPUT_BYTES].into(), desk }
+    fn new() -> Self {
+        let desk = Desk { out: Vec::new(), date: Date::default(), last_noted: LastNoted::default() };
+        Self { input: vec![0; INPUT_BYTES].into(), desk, site: InForce::default() }
+    }
+
+    /// Lets go of a site that is not in force any more, so that its connections end.
+    pub(in super::super) fn renew(&mut self, worker: &Worker) {
+        self.site.load(worker);
+    }
+}
+
+impl InForce {
+    /// That of the worker, of which a thread has one.
+    pub(super) fn load(&mut self, worker: &Worker) -> &Arc<Site> {
+        self.0.get_or_insert_with(|| Cache::new(Arc::clone(&worker.site))).load()
     }
 }
 

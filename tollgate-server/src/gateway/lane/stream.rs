@@ -6,13 +6,21 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::super::io::Stream;
+use super::super::socket;
 use super::Lane;
 
 impl Lane<'_> {
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
-        let mut buffer = ReadBuf::new(buffer);
-        match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
-            Poll::Ready(read) => read.map(|()| Poll::Ready(buffer.filled().len())),
+        let read = match &mut self.stream {
+            Stream::Plain(tcp) => socket::poll_read(tcp, buffer, context),
+            Stream::Tls(tls) => {
+                let mut buffer = ReadBuf::new(buffer);
+                Pin::new(tls).poll_read(context, &mut buffer).map_ok(|()| buffer.filled().len())
+            }
+        };
+        match read {
+            Poll::Ready(read) => read.map(Poll::Ready),
             Poll::Pending => Ok(Poll::Pending),
         }
     }
@@ -20,10 +28,13 @@ impl Lane<'_> {
     /// Writes both, or as much as goes; the rest goes with [`poll_sent`](Self::poll_sent). Nothing is left of what was
     /// written before.
     pub(super) fn put(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> io::Result<()> {
-        let stream = Pin::new(&mut self.stream);
-        let written = match body {
-            [] => stream.poll_write(context, head),
-            body => stream.poll_write_vectored(context, &[IoSlice::new(head), IoSlice::new(body)]),
+        let written = match (&mut self.stream, body) {
+            (Stream::Plain(tcp), []) => socket::poll_write(tcp, head, context),
+            (Stream::Plain(tcp), body) => socket::poll_write_both(tcp, (head, body), context),
+            (Stream::Tls(tls), []) => Pin::new(tls).poll_write(context, head),
+            (Stream::Tls(tls), body) => {
+                Pin::new(tls).poll_write_vectored(context, &[IoSlice::new(head), IoSlice::new(body)])
+            }
         };
         let written = match written {
             Poll::Ready(written) => written?,

@@ -1,0 +1,65 @@
+//! Reads and writes of a socket without the C library.
+//!
+//! There each of them is a point at which a thread could be cancelled, and in a process of several threads it has to say
+//! so before and after the call. Nobody cancels threads here, but to a refusal that is a good part of its cost.
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::task::{Context, Poll, ready};
+
+use rustix::io::retry_on_intr;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+/// Reads into the buffer, and says how much; nothing is the end.
+pub(super) fn poll_read(tcp: &TcpStream, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    let room = buffer.len();
+    poll(tcp, Interest::READABLE, room, context, || recv(tcp, &mut *buffer, RecvFlags::empty()).map(|(read, _)| read))
+}
+
+/// Writes as much as goes.
+pub(super) fn poll_write(tcp: &TcpStream, bytes: &[u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    poll(tcp, Interest::WRITABLE, bytes.len(), context, || send(tcp, bytes, SendFlags::NOSIGNAL))
+}
+
+/// Writes as much as goes of both.
+pub(super) fn poll_write_both(
+    tcp: &TcpStream,
+    (head, body): (&[u8], &[u8]),
+    context: &mut Context<'_>,
+) -> Poll<io::Result<usize>> {
+    let slices = [IoSlice::new(head), IoSlice::new(body)];
+    poll(tcp, Interest::WRITABLE, head.len() + body.len(), context, || rustix::io::writev(tcp, &slices))
+}
+
+/// Does what moves up to `most` bytes, once the socket is ready for it.
+fn poll(
+    tcp: &TcpStream,
+    interest: Interest,
+    most: usize,
+    context: &mut Context<'_>,
+    mut call: impl FnMut() -> rustix::io::Result<usize>,
+) -> Poll<io::Result<usize>> {
+    loop {
+        // This also sees to it that a task which always finds something to read lets others have their turn.
+        if interest.is_readable() {
+            ready!(tcp.poll_read_ready(context))?;
+        }
+        let mut moved = None;
+        let tried = tcp.try_io(interest, || {
+            let bytes = retry_on_intr(&mut call)?;
+            moved = Some(bytes);
+            // Less than could be is all that could be: the next try would be in vain until the kernel says otherwise.
+            if 0 < bytes && bytes < most { Err(ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        match (moved, tried) {
+            (Some(bytes), _) => return Poll::Ready(Ok(bytes)),
+            (None, Err(error)) if error.kind() != ErrorKind::WouldBlock => return Poll::Ready(Err(error)),
+            (None, _) => {}
+        }
+        // There is nearly always room to write, so that is asked only when there is none.
+        if interest.is_writable() {
+            ready!(tcp.poll_write_ready(context))?;
+        }
+    }
+}
