@@ -13,13 +13,13 @@ test: install-redis test-library test-workspace test-loom test-examples test-fuz
 install-redis:
 	tools/install-redis
 
-# Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
-# none of them and with all.
+# The library is checked with every feature that a user can choose by itself, so that none leans on another by accident;
+# the tests run with none of them and with all.
 FEATURES := tokio http rules file tower axum redis
 
 test-library:
 	cargo test -p tollgate --no-default-features
-	for feature in $(FEATURES); do cargo check -p tollgate --tests --features=$$feature || exit 1; done
+	for feature in $(FEATURES); do cargo check -p tollgate --features=$$feature || exit 1; done
 	cargo test -p tollgate --all-features
 
 # All the rest, but for the benchmarks: what they compare with takes minutes to build.
@@ -29,7 +29,7 @@ test-workspace:
 # Every interleaving of the threads on the table of the memory store. A build of its own, in a directory of its
 # own, because the flag reaches every crate.
 test-loom:
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p tollgate --release --lib loom
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p tollgate --profile loom --lib loom
 
 # Workspaces of their own, but what they share with this one is built once.
 test-examples:
