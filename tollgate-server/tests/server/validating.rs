@@ -1,6 +1,6 @@
 //! `tollgate validate`.
 
-use crate::process::{folder_with, run_in, told};
+use crate::process::{RULES, Server, folder_with, run_in, told};
 
 const GOOD: &str = "limits:\n  - { name: user, key: ip }\n";
 const ODD: &str = "limits: []\n";
@@ -41,6 +41,24 @@ fn a_good_file_is_valid() {
 #[test]
 fn a_warning_is_told_of_a_valid_file() {
     insta::assert_snapshot!(validate(&["odd.yaml"]));
+}
+
+#[test]
+fn a_header_without_its_kind_is_told_when_a_file_is_checked_and_when_it_is_served() {
+    let warning = "1:35: warning: `x-api-key` is a constant, the same for every request, so that all requests share one \
+                   count; write header:x-api-key to count by that header, or const:x-api-key if it is meant\n";
+    let rules = |key: &str| format!("limits: [{{ name: per-client, key: {key} }}]\n");
+    let validate = |key: &str| {
+        told(&run_in(folder_with(&[(RULES, &rules(key))]).path(), &["validate", RULES]))
+            .replace(&format!("{RULES}:"), "")
+    };
+    assert_eq!(validate("x-api-key"), format!("{warning} valid, 1 limit, 1 warning\nexit code 0"));
+    for meant in ["header:x-api-key", "const:x-api-key"] {
+        assert_eq!(validate(meant), " valid, 1 limit\nexit code 0");
+    }
+    // One line is before it: where the server listens.
+    let server = Server::with_rules(&rules("x-api-key"));
+    assert_eq!(server.said(), format!("{RULES}:2{}", warning.strip_prefix('1').unwrap()));
 }
 
 #[test]

@@ -241,7 +241,7 @@ const TOGETHER: [&str; 33] = [
 ];
 
 /// What is taken, with a word about it.
-const WARNINGS: [&str; 8] = [
+const WARNINGS: [&str; 10] = [
     "store: memory\n",
     "limits: []\n",
     "headers: [ietf, ietf]\nlimits: [{ name: a }]\n",
@@ -249,6 +249,8 @@ const WARNINGS: [&str; 8] = [
     "limits: [{ name: a, count: [401, 5xx, 401] }]\n",
     "limits: [{ name: a, plan: header:p }]\n",
     "limits: [{ name: a, ban: { after: 5, within: 1m, for: 1m } }]\n",
+    "limits: [{ name: a, key: x-api-key }, { name: b, key: [eu, everybody] }]\n",
+    "limits: [{ name: a, key: [ip, X-Tenant, eu] }, { name: b, key: const:x-api-key }]\n",
     "gateway: { trusted_proxies: [0.0.0.0/0] }\nlimits: [{ name: a }]\n",
 ];
 
