@@ -147,6 +147,11 @@ impl Gateway {
         Ok(Self { site, workers, tallies, listen, ticks, queued, lost, ends, closing })
     }
 
+    /// What is wrong with the files that a rule file names for it, in the words of a start that fails by them.
+    pub(crate) fn problems(file: &Parsed) -> Vec<SiteError> {
+        Site::problems(file)
+    }
+
     /// Where it listens, and what is spoken there.
     pub(crate) fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);

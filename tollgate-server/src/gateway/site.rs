@@ -24,6 +24,7 @@ use super::log::AccessLog;
 use super::tally::RouteTally;
 use super::target::{Address, Speaks, Target};
 use super::ticks::{Tick, Wait};
+use super::tls::Tls;
 use super::upstream_tls::UpstreamTls;
 use super::watch::Waits;
 
@@ -183,6 +184,19 @@ impl Site {
                 None => None,
             },
         })
+    }
+
+    /// Everything that would keep the gateway of a file from starting, short of opening anything: what is wrong with
+    /// the files that it names.
+    pub(super) fn problems(file: &Parsed) -> Vec<SiteError> {
+        let Some(gateway) = &file.gateway else { return Vec::new() };
+        let mut kept = Kept::of(None, 1);
+        let mut found: Vec<SiteError> =
+            gateway.routes.iter().filter_map(|rule| Route::new(rule, file.folder(), &mut kept).err()).collect();
+        found.extend(gateway.tls.iter().flat_map(|tls| Tls::problems(tls, file.folder())));
+        found.extend(file.routes().err().map(|problems| SiteError::new(problems.to_string())));
+        found.extend(proxies(gateway).err());
+        found
     }
 
     /// The upstreams that are asked whether they are well, each once, and how.

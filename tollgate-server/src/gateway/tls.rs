@@ -94,6 +94,15 @@ impl Tls {
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), rule: rule.clone(), folder: folder.to_owned() })
     }
 
+    /// Everything that is wrong with the files that a rule names: not only what is found first.
+    pub(super) fn problems(rule: &TlsRule, folder: &Path) -> Vec<SiteError> {
+        let provider = rustls::crypto::ring::default_provider();
+        let of_certificates = files(rule, folder).into_iter().filter_map(|files| certified(&files, &provider).err());
+        let of_clients = rule.client_ca.iter().filter_map(|file| authorities(&folder.join(file)).err());
+        let found: Vec<SiteError> = of_certificates.chain(of_clients).collect();
+        if found.is_empty() { Self::new(rule, folder).err().into_iter().collect() } else { found }
+    }
+
     /// Reads all files again when one changes, for ever, and lets new connections begin with what they say. Files that
     /// cannot be used change nothing.
     pub(super) async fn follow(self, begins: Arc<ArcSwap<Begins>>) {
@@ -171,8 +180,25 @@ fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, S
     let text = read(&files.key).map_err(|error| bad("certificates", &files.key, &error.to_string()))?;
     let key = PrivateKeyDer::from_pem_slice(&text)
         .map_err(|error| bad("certificates", &files.key, &format!("there is no private key in it ({error})")))?;
-    CertifiedKey::from_der(chain, key, provider)
-        .map_err(|error| bad("certificates", &files.cert, &format!("it does not fit its key ({error})")))
+    CertifiedKey::from_der(chain, key, provider).map_err(|error| unfit(files, &error))
+}
+
+/// Why a certificate and a key cannot be used together.
+fn unfit(files: &Files, error: &rustls::Error) -> SiteError {
+    let (cert, key) = (files.cert.display(), files.key.display());
+    SiteError::new(match error {
+        rustls::Error::InconsistentKeys(_) => format!(
+            "gateway.tls.certificates {cert}: the key in {key} is not the one that it was made for; name the key of this \
+             certificate, or the certificate of this key, and the server's own certificate first where there are several"
+        ),
+        rustls::Error::InvalidCertificate(_) => {
+            format!("gateway.tls.certificates {cert}: it cannot be used ({error}); name a certificate of X.509 in PEM")
+        }
+        _ => format!(
+            "gateway.tls.certificates {key}: it cannot be used ({error}); name a private key of RSA, ECDSA or Ed25519 \
+             without a password"
+        ),
+    })
 }
 
 fn authorities(path: &Path) -> Result<RootCertStore, SiteError> {

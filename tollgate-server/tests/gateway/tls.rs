@@ -15,6 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
 use crate::client::Connection;
+use crate::common::run_in;
 use crate::process::{Gateway, fails, folder_with, site};
 use crate::upstream::{Raw, full, runtime, until};
 
@@ -246,21 +247,62 @@ fn tls_can_be_spoken_beside() {
 fn certificate_files_that_cannot_be_used_end_with_2_and_the_fix() {
     let authority = Authority::new();
     let (one, other) = (authority.sign(&["localhost"]), authority.sign(&["localhost"]));
-    let rules = rules(TLS);
-    for (cert, key, wanted) in [
-        (None, Some(&one.key), "cert.pem: No such file"),
-        (Some("nonsense"), Some(&one.key), "cert.pem: there is no certificate in it"),
-        (Some(one.cert.as_str()), None, "key.pem: No such file"),
-        (Some(&one.cert), Some(&other.key), "it does not fit its key"),
+    let rules = site(TLS, &["{ path: /**, upstream: echo }"], "{ name: user, key: ip }");
+    let (in_pem, of_it) = ("; name a file in PEM that may be read", "; name the key of this certificate, or");
+    let no_key = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+    for (cert, key, wanted, fix) in [
+        (None, Some(one.key.as_str()), "cert.pem: No such file", in_pem),
+        (Some("nonsense"), Some(&one.key), "cert.pem: there is no certificate in it", in_pem),
+        (Some(one.cert.as_str()), None, "key.pem: No such file", in_pem),
+        (Some(&one.cert), Some(no_key), "key.pem: it cannot be used", "; name a private key of RSA, ECDSA or Ed25519"),
+        (Some(&one.cert), Some(&other.key), "key.pem is not the one that it was made for", of_it),
     ] {
         let mut files = vec![("tollgate.yaml", rules.as_str())];
         files.extend(cert.map(|cert| ("cert.pem", cert)));
-        files.extend(key.map(|key| ("key.pem", key.as_str())));
+        files.extend(key.map(|key| ("key.pem", key)));
         let (said, code) = fails(&files);
-        assert!(said.contains(wanted), "{wanted}: {said}");
-        assert!(said.contains("; name a file in PEM that may be read"), "{said}");
+        assert!(said.contains(wanted) && said.contains(fix), "{wanted}: {said}");
         assert_eq!(code, Some(2));
+        // Whoever asks before hears the same, and that the answer is no.
+        let problem = said.strip_prefix("tollgate: ").unwrap();
+        let told = validated(&files);
+        assert_eq!(told, (format!("tollgate.yaml: {problem}tollgate.yaml: not valid: 1 error\n"), Some(1)));
     }
+}
+
+/// What `validate` answers about a rule file among these, and its exit code.
+fn validated(files: &[(&str, &str)]) -> (String, Option<i32>) {
+    let folder = folder_with(files);
+    let output = run_in(folder.path(), &["validate", "tollgate.yaml"]);
+    (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code())
+}
+
+#[test]
+fn every_file_that_cannot_be_used_is_told_at_once_when_it_is_asked() {
+    let authority = Authority::new();
+    let signed = authority.sign(&["localhost"]);
+    let tls = "tls: { certificates: [{ cert: cert.pem, key: key.pem }, { cert: cert.pem, key: absent.key }], client_ca: \
+               empty.pem }";
+    let route = "{ path: /**, upstream: 'https://127.0.0.1:9', upstream_tls: { ca: absent.pem } }";
+    let limit = "{ name: user, key: 'jwt:sub' }";
+    let rules = format!("jwt: {{ jwks_file: absent.json }}\n{}", site(tls, &[route], limit));
+    let files = [("tollgate.yaml", &*rules), ("cert.pem", &signed.cert), ("key.pem", &signed.key), ("empty.pem", "")];
+    let (told, code) = validated(&files);
+    for wanted in [
+        "tollgate.yaml:1:19: absent.json cannot be read",
+        "tollgate.yaml: upstream_tls.ca absent.pem: ",
+        "tollgate.yaml: gateway.tls.certificates absent.key: No such file",
+        "tollgate.yaml: gateway.tls.client_ca empty.pem: there is no certificate in it",
+        "tollgate.yaml: not valid: 4 errors",
+    ] {
+        assert!(told.contains(wanted), "{wanted}: {told}");
+    }
+    assert_eq!(code, Some(1));
+    let rules =
+        rules.replace("absent.key", "key.pem").replace("empty.pem", "cert.pem").replace("absent.pem", "cert.pem");
+    let rules = rules.replace("jwt: { jwks_file: absent.json }", "").replace("jwt:sub", "ip");
+    let files = [("tollgate.yaml", &*rules), ("cert.pem", &signed.cert), ("key.pem", &signed.key)];
+    assert_eq!(validated(&files), ("tollgate.yaml: valid, 1 limit\n".to_owned(), Some(0)));
 }
 
 /// A server that shows this certificate.
