@@ -49,7 +49,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use tokio::sync::watch as signal;
 use tollgate::Gate;
-use tollgate::rules::file::Parsed;
+use tollgate::rules::file::{Address, Parsed};
 
 use self::exchange::Worker;
 use self::ports::{NextPort, Port};
@@ -66,7 +66,7 @@ pub(crate) struct Gateway {
     workers: usize,
     tallies: Vec<Arc<Tally>>,
     /// The address that the command line named, whatever a file says.
-    listen: Option<SocketAddr>,
+    listen: Option<Address>,
     ticks: Arc<Ticks>,
     queued: Arc<AtomicU32>,
     /// Lines of the access log that were lost.
@@ -109,14 +109,14 @@ pub(crate) struct Next {
 
 impl Gateway {
     /// Binds and starts. `listen` is used in place of the file's address.
-    pub(crate) async fn start(file: &Parsed, gate: &Gate, listen: Option<SocketAddr>) -> Result<Self, StartError> {
+    pub(crate) async fn start(file: &Parsed, gate: &Gate, listen: Option<Address>) -> Result<Self, StartError> {
         let rule = file.gateway.clone().unwrap_or_default();
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let workers = rule.workers.map_or(processors, usize::from);
         let lost = Arc::new(AtomicU64::new(0));
         let site = Site::new(file, None, workers, &lost).map_err(StartError::Site)?;
         let site = Arc::new(ArcSwap::from_pointee(site));
-        let ports = ports::prepare(file, listen, &[], workers).await?;
+        let ports = ports::prepare(file, listen.as_ref(), &[], workers).await?;
         let (serving, stop) = signal::channel(());
         let ticks = Arc::new(Ticks::default());
         let (queued, closing) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
@@ -166,7 +166,7 @@ impl Gateway {
             let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
             ends.iter().flat_map(|ends| &ends.ports).map(|port| port.written.clone()).collect()
         };
-        let ports = ports::prepare(file, self.listen, &there, self.workers).await?;
+        let ports = ports::prepare(file, self.listen.as_ref(), &there, self.workers).await?;
         Ok(Next { site, ports })
     }
 

@@ -1,6 +1,6 @@
 //! `tollgate serve`: everything that a rule file names and this version has.
 
-use std::net::{AddrParseError, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tollgate::Gate;
-use tollgate::rules::file::{Listener, Parsed, RuleFile};
+use tollgate::rules::file::{Address, Listener, Parsed, RuleFile};
 
 use super::{Error, load, say};
 use crate::decisions::Decisions;
@@ -31,14 +31,14 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
     config: Option<PathBuf>,
     /// Where the gateway listens, whatever the rule file says; port 0 takes any free one
-    #[arg(long, value_name = "ADDR", value_parser = socket_address, env = "TOLLGATE_LISTEN")]
-    listen: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_LISTEN")]
+    listen: Option<Address>,
     /// Where the decision service answers POST /v1/check, whatever the rule file says
-    #[arg(long, value_name = "ADDR", value_parser = socket_address, env = "TOLLGATE_HTTP")]
-    http: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_HTTP")]
+    http: Option<Address>,
     /// Where health and metrics are told, whatever the rule file says
-    #[arg(long, value_name = "ADDR", value_parser = socket_address, env = "TOLLGATE_ADMIN")]
-    admin: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_ADMIN")]
+    admin: Option<Address>,
     /// Where counts are kept, whatever the rule file says: memory, redis://host:6379, …
     #[arg(long, value_name = "URL", env = "TOLLGATE_STORE", hide_env_values = true)]
     store: Option<String>,
@@ -58,7 +58,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
         return Err(Error::Usage(format!("--listen is for the gateway, and the rule file names none; {fix}")));
     }
-    let http = place(file.service.http.as_ref(), http);
+    let http = place(file.service.http.as_ref(), http.as_ref());
     if file.gateway.is_none() && http.is_none() {
         return Err(Error::NothingToServe { config: config.unwrap_or_default() });
     }
@@ -66,13 +66,12 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     notice::warn_of_an_absent_store(&gate, &file);
     let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
     let decisions = Arc::new(Decisions::default());
-    let admin = admin.map(|address| address.to_string());
-    let admin = admin.or_else(|| file.admin.as_ref().map(|admin| admin.listen.as_str().to_owned()));
+    let admin = admin.or_else(|| file.admin.as_ref().map(|admin| admin.listen.clone()));
     let admin = match admin {
         Some(address) => {
             let (standing, reloads) = (Arc::clone(&standing), Arc::clone(&reloads));
             let decisions = Arc::clone(&decisions);
-            Some(Admin::start(&address, Metrics { gate: gate.clone(), standing, reloads, decisions }).await?)
+            Some(Admin::start(address.as_str(), Metrics { gate: gate.clone(), standing, reloads, decisions }).await?)
         }
         None => None,
     };
@@ -141,7 +140,7 @@ struct Surfaces {
 }
 
 impl Surfaces {
-    async fn gateway(&mut self, file: &Parsed, gate: &Gate, listen: Option<SocketAddr>) -> Result<Arc<Gateway>, Error> {
+    async fn gateway(&mut self, file: &Parsed, gate: &Gate, listen: Option<Address>) -> Result<Arc<Gateway>, Error> {
         let gateway = Gateway::start(file, gate, listen).await.map_err(Error::Gateway)?;
         self.told
             .extend(gateway.addresses().into_iter().map(|(scheme, address)| format!("gateway {scheme}://{address}")));
@@ -191,13 +190,10 @@ async fn bind(address: &str) -> Result<(TcpListener, SocketAddr), Error> {
     Ok((listener, bound))
 }
 
-fn place(named: Option<&Listener>, given: Option<SocketAddr>) -> Option<Place> {
+fn place(named: Option<&Listener>, given: Option<&Address>) -> Option<Place> {
     let options = named.map(Options::of).unwrap_or_default();
-    let address = match given {
-        Some(address) => address.to_string(),
-        None => named?.listen.as_str().to_owned(),
-    };
-    Some(Place { address, options })
+    let address = given.or(named.map(|named| &named.listen))?;
+    Some(Place { address: address.as_str().to_owned(), options })
 }
 
 fn warn_of_what_is_not_served(file: &RuleFile) {
@@ -212,8 +208,4 @@ fn warn_of_what_is_not_served(file: &RuleFile) {
 fn announce(told: &[String], file: &RuleFile) {
     let (version, limits) = (env!("CARGO_PKG_VERSION"), limits_told::in_force(file));
     say(format_args!("tollgate {version}: {}; {limits}", told.join(", ")));
-}
-
-fn socket_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|error: AddrParseError| format!("{error}; use ADDRESS:PORT, such as 127.0.0.1:8080"))
 }

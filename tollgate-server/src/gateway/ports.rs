@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tollgate::rules::file::{GatewayRule, Parsed};
+use tollgate::rules::file::{Address, GatewayRule, Parsed};
 
 use super::StartError;
 use super::connection::Begins;
@@ -50,7 +50,7 @@ pub(super) struct NextPort {
 /// Binds what a file names and is not there yet.
 pub(super) async fn prepare(
     file: &Parsed,
-    listen: Option<SocketAddr>,
+    listen: Option<&Address>,
     there: &[String],
     workers: usize,
 ) -> Result<Vec<NextPort>, StartError> {
@@ -73,8 +73,8 @@ pub(super) async fn prepare(
 }
 
 /// The addresses that connections are taken at, and whether they speak TLS.
-fn places(rule: &GatewayRule, listen: Option<SocketAddr>) -> Vec<(String, bool)> {
-    let address = listen.map_or_else(|| rule.listen.as_str().to_owned(), |listen| listen.to_string());
+fn places(rule: &GatewayRule, listen: Option<&Address>) -> Vec<(String, bool)> {
+    let address = listen.unwrap_or(&rule.listen).as_str().to_owned();
     match &rule.tls {
         None => vec![(address, false)],
         Some(tls) => match &tls.listen {

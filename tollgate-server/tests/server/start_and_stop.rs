@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use serde_json::json;
 
 use crate::client::head;
-use crate::process::{Server, run};
+use crate::process::{Server, folder, run};
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("UTF-8")
@@ -64,14 +64,35 @@ fn address_of_another_machine_ends_with_2_and_the_fix() {
 }
 
 #[test]
-fn bad_address_ends_with_2_and_the_fix() {
-    for address in ["8090", "localhost:8090", "127.0.0.1", "127.0.0.1:65536", ""] {
-        let output = run(&["serve", "--listen", address]);
-        assert_eq!(output.status.code(), Some(2), "{address}");
-        let message = text(&output.stderr);
-        assert!(message.contains("'--listen <ADDR>'"), "{message}");
-        assert!(message.contains("use ADDRESS:PORT, such as 127.0.0.1:8080"), "{message}");
+fn bad_address_ends_with_2_and_the_fix_of_the_rule_file() {
+    for (address, fix) in [
+        ("8090", "add a port from 0 to 65535, such as 127.0.0.1:8080"),
+        ("127.0.0.1", "add a port"),
+        ("127.0.0.1:65536", "add a port"),
+        ("", "add a port"),
+        (":8090", "write 0.0.0.0:8090 for all addresses, or 127.0.0.1:8090"),
+        ("::1:8090", "put an IPv6 address in brackets: [::1]:8090"),
+    ] {
+        for flag in ["--listen", "--http", "--admin"] {
+            let output = run(&["serve", flag, address]);
+            assert_eq!(output.status.code(), Some(2), "{address}");
+            let message = text(&output.stderr);
+            assert!(
+                message.contains(&format!("'{flag} <ADDR>': `{address}` is no address and port; {fix}")),
+                "{message}"
+            );
+        }
     }
+}
+
+#[test]
+fn a_host_name_is_an_address_on_the_command_line_as_in_the_file() {
+    let free = "localhost:0";
+    let server = Server::run(folder(), &["serve", "--listen", free, "--admin", free, "--http", free]);
+    assert!(server.address_of("gateway").ip().is_loopback() && server.address_of("admin").ip().is_loopback());
+    assert_eq!(server.connect().check(&json!({"limit": "per-user", "key": "1"}))["allowed"], true);
+    let rules = "gateway: { listen: 'localhost:0', routes: [{ path: /**, upstream: echo }] }\nlimits: []\n";
+    assert!(Server::with_rules(rules).address_of("gateway").ip().is_loopback());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
 
 use ipnet::IpNet;
 
@@ -106,6 +107,16 @@ impl Form for Address {
     }
 }
 
+/// As in a rule file.
+impl FromStr for Address {
+    /// What is wrong with it, and the fix.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::read(text).map_err(|Misfit { problem, fix }| format!("{problem}; {fix}"))
+    }
+}
+
 /// Where a route leads: `http://127.0.0.1:8081`, `https://api.internal`, `h2c://127.0.0.1:50051`, or `echo`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Upstream(String);
@@ -154,6 +165,9 @@ impl Form for Upstream {
         let is_good = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
         if host.is_empty() || !is_good {
             return Err(misfit("names no host, or a port that is none"));
+        }
+        if uri.port_u16() == Some(0) {
+            return Err(misfit("has port 0, where nobody can be reached"));
         }
         Ok(Self(text.to_owned()))
     }
