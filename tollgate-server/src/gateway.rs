@@ -140,7 +140,7 @@ impl Gateway {
             tallies.push(tally);
         }
         let ports = ports::open(ports, Vec::new(), &running);
-        tokio::spawn(health::run(Arc::clone(&site)));
+        tokio::spawn(health::run(Arc::clone(&site), Arc::clone(&ticks)));
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
         let ends = Mutex::new(Some(Endings { ports, serving, workers: running }));

@@ -65,8 +65,19 @@ struct Health {
     failures: AtomicU32,
     /// Until when it is left alone.
     ejected_until: AtomicU64,
+    /// How many failures brought that about, until somebody has asked; 0 if nothing is new.
+    newly_ejected_after: AtomicU32,
+    /// Whether people were told that it is left alone, and not yet that it no longer is.
+    told_ejected: AtomicBool,
     /// Whether checks say that it is not well.
     unwell: AtomicBool,
+}
+
+/// What people are to be told of an upstream that requests found bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ejection {
+    Began { after: u32 },
+    Ended,
 }
 
 impl Target {
@@ -186,7 +197,7 @@ impl Target {
     }
 
     pub(super) fn is_well(&self, now: Tick) -> bool {
-        !self.health.unwell.load(Relaxed) && self.health.ejected_until.load(Relaxed) <= now
+        !self.health.unwell.load(Relaxed) && !self.is_ejected(now)
     }
 
     /// What checks have found.
@@ -209,6 +220,24 @@ impl Target {
         if self.health.failures.fetch_add(1, Relaxed) + 1 >= rule.after {
             self.health.failures.store(0, Relaxed);
             self.health.ejected_until.store(Wait::at_least(rule.lasts.duration()).from(now), Relaxed);
+            self.health.newly_ejected_after.store(rule.after, Relaxed);
         }
+    }
+
+    pub(super) fn is_ejected(&self, now: Tick) -> bool {
+        self.health.ejected_until.load(Relaxed) > now
+    }
+
+    /// What is new since this was asked last. Ejections that follow each other without an end are one.
+    pub(super) fn take_ejection(&self, now: Tick) -> Option<Ejection> {
+        let after = self.health.newly_ejected_after.swap(0, Relaxed);
+        if after > 0 && !self.health.told_ejected.swap(true, Relaxed) {
+            return Some(Ejection::Began { after });
+        }
+        let is_over = self.health.told_ejected.load(Relaxed) && !self.is_ejected(now);
+        is_over.then(|| {
+            self.health.told_ejected.store(false, Relaxed);
+            Ejection::Ended
+        })
     }
 }

@@ -42,6 +42,77 @@ fn an_upstream_that_fails_is_left_alone_for_a_while_and_then_used_again() {
 }
 
 #[test]
+fn an_ejection_is_told_once_when_it_begins_and_once_when_it_ends() {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let (bad, good) = (moody("moody", &is_well), Raw::named("good"));
+    let upstreams = format!("[{}, {}]", bad.url(), good.url());
+    let eject = "eject: { after: 2, for: 3s }";
+    let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut connection = gateway.connect();
+    for _ in 0..20 {
+        connection.get("/");
+    }
+    let began = format!("upstream {} failed 2 times in a row, and is left alone where there is another\n", bad.address);
+    gateway.await_said(&began, 1);
+    is_well.store(true, Relaxed);
+    let ended = format!("upstream {} is no longer left alone\n", bad.address);
+    gateway.await_said(&ended, 1);
+    assert_eq!(gateway.said(), format!("{NO_LIMITS}tollgate: {began}tollgate: {ended}"));
+}
+
+/// What is said of rules without limits.
+const NO_LIMITS: &str =
+    "tollgate.yaml:6:1: warning: there are no limits, so everything passes; add a limit to `limits`\n";
+
+#[test]
+fn an_ejection_that_goes_on_is_told_once_however_many_requests_fail() {
+    let route = format!("{{ path: /**, upstream: http://{}, eject: {{ after: 1, for: 10s }} }}", nobody());
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut connection = gateway.connect();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(3) {
+        assert_eq!(connection.get("/").status, 502);
+    }
+    let said = gateway.await_said(" failed, and is left alone where there is another\n", 1);
+    assert_eq!(said.lines().count(), 2, "{said}");
+}
+
+#[test]
+fn a_check_that_is_passed_while_requests_have_failed_is_told_as_that() {
+    let (is_well, checks_pass) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let passes = Arc::clone(&checks_pass);
+    let bad = Raw::start(move |conversation| {
+        while let Some(asked) = conversation.request() {
+            if !asked.head.starts_with("GET /health ") || !passes.load(Relaxed) {
+                return;
+            }
+            conversation.send("HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    });
+    let good = moody("good", &is_well);
+    is_well.store(true, Relaxed);
+    let check = "{ path: /health, every: 100ms, timeout: 1s, unhealthy_after: 1, healthy_after: 1 }";
+    let upstreams = format!("[{}, {}]", bad.url(), good.url());
+    let eject = "eject: { after: 1, for: 1m }";
+    let rules = |more: &str| {
+        site(
+            "workers: 1",
+            &[format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject}{more} }}")],
+            "",
+        )
+    };
+    let gateway = Gateway::start(&rules(""));
+    let mut connection = gateway.connect();
+    until("a failure", || connection.get("/").status == 200 && bad.requests() > 0);
+    gateway.save(&rules(&format!(", health_check: {check}")));
+    gateway.await_said("is not well, and gets no requests", 1);
+    checks_pass.store(true, Relaxed);
+    let said = gateway.await_said("passes its checks again, but is still left alone for requests that failed", 1);
+    assert!(!said.contains("is well again"), "{said}");
+}
+
+#[test]
 fn answers_that_say_that_the_upstream_is_down_count_as_failures() {
     let bad = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
     let good = Raw::named("good");
