@@ -23,7 +23,7 @@ use super::io::{ClientIo, Stream};
 use super::lane::{self, Left};
 use super::streams::Streams;
 use super::ticks::TICK;
-use super::tls;
+use super::tls::{self, HandshakeFailure};
 use super::watch::Looked;
 use crate::service::proxy_protocol;
 
@@ -91,7 +91,10 @@ pub(super) async fn serve(
     let (stream, scheme, is_http2) = match &begins.tls {
         None => (Stream::Plain(tcp), Scheme::Http, false),
         Some(tls) => {
-            let tls = Box::pin(timeout(patience, tls.accept(tcp))).await??;
+            let accepted = Box::pin(timeout(patience, tls.accept(tcp))).await;
+            let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
+            let note = |error: &io::Error| worker.tally.note_failed_handshake(HandshakeFailure::of(error));
+            let tls = accepted.inspect_err(note)?;
             let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
             certificate = tls::shown_by_client(tls.get_ref().1);
             (Stream::Tls(Box::new(tls)), Scheme::Https, is_http2)

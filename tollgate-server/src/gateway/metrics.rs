@@ -2,10 +2,13 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Gateway;
+use super::ports::Port;
 use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, Seen, Tally};
+use super::tls::HANDSHAKE_FAILURES;
 use crate::decisions::Sums;
 use crate::metrics::Page;
 
@@ -13,6 +16,7 @@ impl Gateway {
     /// Writes it all down.
     pub(crate) fn tell_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         self.tell_connections(page)?;
+        self.tell_tls(page)?;
         self.tell_routes(page)?;
         self.tell_upstreams(page)
     }
@@ -38,6 +42,44 @@ impl Gateway {
         page.counter("tollgate_access_log_lost", help, self.lost.load(Relaxed))?;
         let queued = i64::from(self.queued.load(Relaxed));
         page.gauge("tollgate_queued_requests", "Requests that wait for their turn in the queue of a limit", queued)
+    }
+
+    fn tell_tls(&self, page: &mut Page<'_>) -> fmt::Result {
+        let reasons = HANDSHAKE_FAILURES.iter().enumerate();
+        page.counters(
+            "tollgate_tls_handshakes_failed",
+            "Connections that ended before TLS was agreed on",
+            reasons.map(|(number, (_, why))| ([("reason", *why)], self.sum(|tally| tally.failed_handshakes(number)))),
+        )?;
+        let listeners = self.certificate_reloads();
+        page.counters(
+            "tollgate_certificate_reloads",
+            "Certificates that were read again because their files had changed, by what became of them",
+            listeners.iter().flat_map(|reloads| {
+                let listener = ("listener", reloads.listener.as_str());
+                let results = [("applied", reloads.applied), ("refused", reloads.refused)];
+                results.map(|(result, count)| ([listener, ("result", result)], count))
+            }),
+        )?;
+        page.gauges(
+            "tollgate_last_certificate_reload_successful",
+            "1 if the certificates in the files are in force, 0 if they were refused and those before them are",
+            listeners
+                .iter()
+                .map(|reloads| ([("listener", reloads.listener.as_str())], i64::from(reloads.last_was_good))),
+        )
+    }
+
+    fn certificate_reloads(&self) -> Vec<ListenerReloads> {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        let ports = ends.iter().flat_map(|ends| &ends.ports).filter_map(Port::certificate_reloads);
+        let told = ports.map(|(address, reloads)| ListenerReloads {
+            listener: address.to_string(),
+            applied: reloads.applied.load(Relaxed),
+            refused: reloads.refused.load(Relaxed),
+            last_was_good: reloads.last_was_good(),
+        });
+        told.collect()
     }
 
     fn tell_routes(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -98,6 +140,14 @@ impl Gateway {
         let rows = upstreams.iter().map(|(name, well)| ([("upstream", name.as_str())], i64::from(*well)));
         page.gauges("tollgate_upstream_up", "Whether an upstream is well: neither ejected nor failing its checks", rows)
     }
+}
+
+/// What became of the certificates of one listener.
+struct ListenerReloads {
+    listener: String,
+    applied: u64,
+    refused: u64,
+    last_was_good: bool,
 }
 
 fn buckets(seen: &Seen) -> Vec<(f64, u64)> {

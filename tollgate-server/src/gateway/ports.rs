@@ -10,7 +10,7 @@ use tollgate::rules::file::{Address, GatewayRule, Parsed};
 
 use super::StartError;
 use super::connection::Begins;
-use super::tls::Tls;
+use super::tls::{CertificateReloads, Tls};
 use super::workers::{Listening, Order, Running};
 
 /// A port that is listened on. Dropped, it is closed once nobody waits there.
@@ -20,6 +20,7 @@ pub(super) struct Port {
     bound: SocketAddr,
     begins: Arc<ArcSwap<Begins>>,
     following: Option<AbortHandle>,
+    reloads: Arc<CertificateReloads>,
     _until: watch::Sender<()>,
 }
 
@@ -27,6 +28,11 @@ impl Port {
     /// What is spoken there, and where that is.
     pub(super) fn address(&self) -> (&'static str, SocketAddr) {
         (if self.begins.load().tls.is_some() { "https" } else { "http" }, self.bound)
+    }
+
+    /// Where TLS is spoken: what became of its certificates.
+    pub(super) fn certificate_reloads(&self) -> Option<(SocketAddr, &CertificateReloads)> {
+        self.begins.load().tls.is_some().then_some((self.bound, &*self.reloads))
     }
 }
 
@@ -89,8 +95,10 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Runnin
     let mut ports = Vec::new();
     for NextPort { written, begins, tls, listening } in next {
         let kept = before.iter().position(|port| port.written == written).map(|found| before.swap_remove(found));
-        let follow =
-            |begins: &Arc<ArcSwap<Begins>>| tls.map(|tls| tokio::spawn(tls.follow(Arc::clone(begins))).abort_handle());
+        let follow = |begins: &Arc<ArcSwap<Begins>>, reloads: &Arc<CertificateReloads>| {
+            reloads.note_good();
+            tls.map(|tls| tokio::spawn(tls.follow(Arc::clone(begins), Arc::clone(reloads))).abort_handle())
+        };
         match (listening, kept) {
             (Some(listening), _) => {
                 let (until, ends) = watch::channel(());
@@ -100,8 +108,9 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Runnin
                     // A worker takes orders for as long as it runs.
                     _ = worker.orders.send(order);
                 }
-                let following = follow(&begins);
-                ports.push(Port { written, bound: listening.bound, begins, following, _until: until });
+                let reloads = Arc::default();
+                let following = follow(&begins, &reloads);
+                ports.push(Port { written, bound: listening.bound, begins, following, reloads, _until: until });
             }
             (None, Some(mut port)) => {
                 // Whoever follows the files of before must not put them in force again.
@@ -109,7 +118,7 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Runnin
                     old.abort();
                 }
                 port.begins.store(Arc::new(begins));
-                port.following = follow(&port.begins);
+                port.following = follow(&port.begins, &port.reloads);
                 ports.push(port);
             }
             // It was there when it was asked, and only this takes ports away.

@@ -14,6 +14,7 @@ use tollgate::Ruling;
 pub(super) use self::counter::Counter;
 pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
 use super::guard::Ambiguity;
+use super::tls::{HANDSHAKE_FAILURES, HandshakeFailure};
 use crate::decisions::{Decisions, LastNoted};
 
 /// The counters of one worker.
@@ -27,6 +28,8 @@ pub(super) struct Tally {
     pub(super) turned_away: Counter,
     /// By the reasons, in their order.
     ambiguous: [Counter; AMBIGUITIES.len()],
+    /// By the reasons too.
+    failed_handshakes: [Counter; HANDSHAKE_FAILURES.len()],
     /// Requests that no route serves.
     unrouted: RouteTally,
     decisions: Decisions,
@@ -59,6 +62,7 @@ impl Tally {
             accepted: Counter::default(),
             turned_away: Counter::default(),
             ambiguous: Default::default(),
+            failed_handshakes: Default::default(),
             unrouted: RouteTally::new(""),
             decisions: Decisions::default(),
             clock: quanta::Clock::new(),
@@ -76,6 +80,12 @@ impl Tally {
     pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
         if let Some(number) = AMBIGUITIES.iter().position(|(one, _)| *one == ambiguity) {
             self.ambiguous[number].add(1);
+        }
+    }
+
+    pub(super) fn note_failed_handshake(&self, failure: HandshakeFailure) {
+        if let Some(number) = HANDSHAKE_FAILURES.iter().position(|(one, _)| *one == failure) {
+            self.failed_handshakes[number].add(1);
         }
     }
 
@@ -105,5 +115,9 @@ impl Tally {
     /// How many requests were ambiguous, by the reason's number.
     pub(super) fn ambiguous(&self, number: usize) -> u64 {
         self.ambiguous.get(number).map_or(0, Counter::value)
+    }
+    /// How many handshakes failed, by the reason's number.
+    pub(super) fn failed_handshakes(&self, number: usize) -> u64 {
+        self.failed_handshakes.get(number).map_or(0, Counter::value)
     }
 }

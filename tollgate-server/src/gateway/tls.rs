@@ -1,5 +1,8 @@
 //! TLS for clients: certificates by the name that a client asks for, read again when their files change.
 
+mod failure;
+mod reloads;
+
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +24,8 @@ use tollgate::rules::Certificate;
 use tollgate::rules::file::{CertificateRule, ClientCertificates, TlsRule};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+pub(super) use self::failure::{HANDSHAKE_FAILURES, HandshakeFailure};
+pub(super) use self::reloads::CertificateReloads;
 use super::connection::Begins;
 use super::site::SiteError;
 use crate::notice;
@@ -105,7 +110,7 @@ impl Tls {
 
     /// Reads all files again when one changes, for ever, and lets new connections begin with what they say. Files that
     /// cannot be used change nothing.
-    pub(super) async fn follow(self, begins: Arc<ArcSwap<Begins>>) {
+    pub(super) async fn follow(self, begins: Arc<ArcSwap<Begins>>, reloads: Arc<CertificateReloads>) {
         let mut seen = self.sight();
         loop {
             sleep(LOOK_EVERY).await;
@@ -121,9 +126,13 @@ impl Tls {
                         proxy_protocol: before.proxy_protocol,
                         tls: Some(other.acceptor.clone()),
                     });
+                    reloads.note_applied();
                     notice::tell("the certificates have changed and are in force");
                 }
-                Err(problem) => notice::tell(format_args!("the certificates before stay in force: {problem}")),
+                Err(problem) => {
+                    reloads.note_refused();
+                    notice::tell(format_args!("the certificates before stay in force: {problem}"));
+                }
             }
         }
     }

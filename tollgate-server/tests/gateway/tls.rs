@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::client::Connection;
 use crate::common::run_in;
-use crate::process::{Gateway, fails, folder_with, site};
+use crate::process::{Gateway, fails, folder_with, site, wait_until};
 use crate::upstream::{Raw, full, runtime, until};
 
 /// Whoever signs certificates.
@@ -303,6 +303,67 @@ fn every_file_that_cannot_be_used_is_told_at_once_when_it_is_asked() {
     let rules = rules.replace("jwt: { jwks_file: absent.json }", "").replace("jwt:sub", "ip");
     let files = [("tollgate.yaml", &*rules), ("cert.pem", &signed.cert), ("key.pem", &signed.key)];
     assert_eq!(validated(&files), ("tollgate.yaml: valid, 1 limit\n".to_owned(), Some(0)));
+}
+
+/// Waits until a metric has that value.
+#[track_caller]
+fn await_metric(gateway: &Gateway, series: &str, wanted: u64) {
+    let admin = gateway.address_of("admin");
+    let wanted = format!("{series} {wanted}");
+    let told = || Connection::to(admin).get("/metrics").text().to_string();
+    let found = wait_until(|| told().lines().any(|line| line == wanted).then_some(()));
+    assert!(found.is_some(), "{wanted} is not in:\n{}", told());
+}
+
+#[test]
+fn handshakes_that_fail_are_counted_by_why() {
+    let (authority, people, strangers) = (Authority::new(), Authority::new(), Authority::new());
+    let tls = "tls: { certificates: { cert: cert.pem, key: key.pem }, client_ca: people.pem }";
+    let signed = authority.sign(&["localhost"]);
+    let rules = format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", rules(&format!("timeouts: {{ head: 1s }}\n  {tls}")));
+    let pem = people.pem();
+    let own = [("tollgate.yaml", rules.as_str()), ("cert.pem", &signed.cert), ("key.pem", &signed.key)];
+    let gateway = Gateway::in_folder(folder_with(&[&own[..], &[("people.pem", &*pem)]].concat()));
+    let failed = |why: &str| format!("tollgate_tls_handshakes_failed_total{{reason=\"{why}\"}}");
+    let ask = |believed: &Authority, own: Option<&Signed>| {
+        let mut connection = connect(&gateway, &client(believed, own, &[]), "localhost");
+        connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n").is_ok() && connection.try_receive().is_ok()
+    };
+    assert!(ask(&authority, Some(&people.sign(&["ann"]))));
+    for why in ["timeout", "disconnected", "refused_by_client", "client_certificate", "protocol"] {
+        await_metric(&gateway, &failed(why), 0);
+    }
+    assert!(!ask(&authority, None) && !ask(&authority, Some(&strangers.sign(&["eve"]))));
+    await_metric(&gateway, &failed("client_certificate"), 2);
+    assert!(!ask(&strangers, Some(&people.sign(&["ann"]))));
+    await_metric(&gateway, &failed("refused_by_client"), 1);
+    gateway.connect().send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    await_metric(&gateway, &failed("protocol"), 1);
+    drop(gateway.connect());
+    await_metric(&gateway, &failed("disconnected"), 1);
+    let _silent = gateway.connect();
+    await_metric(&gateway, &failed("timeout"), 1);
+}
+
+#[test]
+fn certificates_that_are_refused_are_told_to_prometheus_until_good_ones_come() {
+    let authority = Authority::new();
+    let signed = authority.sign(&["localhost"]);
+    let rules = format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", rules(TLS));
+    let own = [("tollgate.yaml", rules.as_str()), ("cert.pem", &signed.cert), ("key.pem", &signed.key)];
+    let gateway = Gateway::in_folder(folder_with(&own));
+    let listener = gateway.address;
+    let reloads =
+        |result: &str| format!("tollgate_certificate_reloads_total{{listener=\"{listener}\",result=\"{result}\"}}");
+    let is_good = format!("tollgate_last_certificate_reload_successful{{listener=\"{listener}\"}}");
+    await_metric(&gateway, &reloads("refused"), 0);
+    await_metric(&gateway, &is_good, 1);
+    std::fs::write(gateway.path("cert.pem"), "nonsense").unwrap();
+    await_metric(&gateway, &reloads("refused"), 1);
+    await_metric(&gateway, &is_good, 0);
+    std::fs::write(gateway.path("cert.pem"), &signed.cert).unwrap();
+    await_metric(&gateway, &reloads("applied"), 1);
+    await_metric(&gateway, &is_good, 1);
 }
 
 /// A server that shows this certificate.

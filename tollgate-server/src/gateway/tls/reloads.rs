@@ -1,0 +1,32 @@
+//! What became of certificates whose files have changed.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Counts how often the files of one listener were read again.
+#[derive(Debug, Default)]
+pub(in super::super) struct CertificateReloads {
+    pub(in super::super) applied: AtomicU64,
+    pub(in super::super) refused: AtomicU64,
+    last_was_refused: AtomicBool,
+}
+
+impl CertificateReloads {
+    pub(in super::super) fn note_applied(&self) {
+        self.applied.fetch_add(1, Relaxed);
+        self.note_good();
+    }
+
+    pub(in super::super) fn note_refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
+        self.last_was_refused.store(true, Relaxed);
+    }
+
+    /// The files were read with the rule file, and are good.
+    pub(in super::super) fn note_good(&self) {
+        self.last_was_refused.store(false, Relaxed);
+    }
+
+    pub(in super::super) fn last_was_good(&self) -> bool {
+        !self.last_was_refused.load(Relaxed)
+    }
+}
