@@ -30,6 +30,8 @@ mod request;
 mod routes;
 mod rule;
 mod set;
+#[cfg(feature = "file")]
+mod shadowing;
 
 pub use self::answers::Answers;
 pub use self::certificate::{Certificate, CertificateField};

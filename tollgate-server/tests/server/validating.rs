@@ -62,6 +62,27 @@ fn a_header_without_its_kind_is_told_when_a_file_is_checked_and_when_it_is_serve
 }
 
 #[test]
+fn routes_that_cannot_be_meant_are_told() {
+    let rules = "\
+gateway:
+  routes:
+    - { path: /a, methods: [GET, POST], upstream: echo }
+    - { path: /a, methods: [GET], upstream: echo }
+    - { path: /shop/**, strip_prefix: /store, upstream: echo }
+limits: [{ name: user, key: ip }]
+";
+    let told = told(&run_in(folder_with(&[(RULES, rules)]).path(), &["validate", RULES]));
+    let wanted = "\
+tollgate.yaml:4:15: warning: no request reaches this route: the one at 3:15 serves all that it matches; remove it, or let \
+                  one of them match by something else
+tollgate.yaml:5:39: warning: no path of this route begins with /store, so nothing is taken away; write the beginning of \
+                  the route's path
+tollgate.yaml: valid, 1 limit, 2 warnings
+exit code 0";
+    assert_eq!(told, wanted);
+}
+
+#[test]
 fn every_problem_is_told_at_once() {
     insta::assert_snapshot!(validate(&["bad.yaml"]));
 }

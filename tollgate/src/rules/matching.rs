@@ -28,11 +28,11 @@ pub(super) type Condition = Arc<dyn Fn(&Request<'_>) -> bool + Send + Sync>;
 #[must_use]
 pub struct Match {
     pub(super) paths: Vec<PathGlob>,
-    methods: SmallVec<[Box<str>; 2]>,
+    pub(super) methods: SmallVec<[Box<str>; 2]>,
     pub(super) hosts: Vec<HostGlob>,
-    headers: Vec<(HeaderName, Box<str>)>,
-    domain: Option<Box<str>>,
-    conditions: Vec<(Box<str>, Condition)>,
+    pub(super) headers: Vec<(HeaderName, Box<str>)>,
+    pub(super) domain: Option<Box<str>>,
+    pub(super) conditions: Vec<(Box<str>, Condition)>,
 }
 
 impl Match {

@@ -102,7 +102,7 @@ impl Segment {
         }
     }
 
-    fn matches(&self, text: &str) -> bool {
+    pub(super) fn matches(&self, text: &str) -> bool {
         match self {
             Self::Literal(literal) => **literal == *text,
             Self::Pattern(pattern) => wildcard(pattern.as_bytes(), text.as_bytes()),

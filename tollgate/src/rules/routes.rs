@@ -75,7 +75,7 @@ impl Routes {
 }
 
 /// The more specific is less, so that it comes first.
-fn specific(one: &Match, other: &Match) -> Ordering {
+pub(super) fn specific(one: &Match, other: &Match) -> Ordering {
     let by_host = rank_of_host(one.hosts.first()).cmp(&rank_of_host(other.hosts.first()));
     let by_path = || compare_paths(one.paths.first(), other.paths.first());
     by_host.then_with(by_path).then_with(|| one.narrowness().cmp(&other.narrowness()))

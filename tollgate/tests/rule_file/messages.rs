@@ -241,7 +241,7 @@ const TOGETHER: [&str; 33] = [
 ];
 
 /// What is taken, with a word about it.
-const WARNINGS: [&str; 10] = [
+const WARNINGS: [&str; 12] = [
     "store: memory\n",
     "limits: []\n",
     "headers: [ietf, ietf]\nlimits: [{ name: a }]\n",
@@ -252,6 +252,8 @@ const WARNINGS: [&str; 10] = [
     "limits: [{ name: a, key: x-api-key }, { name: b, key: [eu, everybody] }]\n",
     "limits: [{ name: a, key: [ip, X-Tenant, eu] }, { name: b, key: const:x-api-key }]\n",
     "gateway: { trusted_proxies: [0.0.0.0/0] }\nlimits: [{ name: a }]\n",
+    "gateway:\n  routes:\n    - { path: /a, methods: [GET, POST], upstream: echo }\n    - { path: /a, methods: [GET], upstream: echo }\n    - { path: /b/**, upstream: echo }\nlimits: [{ name: a }]\n",
+    "gateway:\n  routes:\n    - { path: [/api/**, /v1], strip_prefix: /v2, upstream: echo }\n    - { path: [/a/**, /b/**], strip_prefix: /b, upstream: echo }\nlimits: [{ name: a }]\n",
 ];
 
 /// Nothing that was refused for one reason is refused for another that follows from it.

@@ -94,7 +94,7 @@ fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings
 }
 
 /// What the text could not tell.
-struct RefusedRule {
+pub(super) struct RefusedRule {
     problem: String,
     fix: String,
 }
@@ -170,7 +170,7 @@ fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Ru
     })
 }
 
-fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
+pub(super) fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
     let mut matching = Match::everything();
     for glob in rule.path.iter().flatten() {
         matching = matching.path(glob.as_str().parse().map_err(disagreed)?);

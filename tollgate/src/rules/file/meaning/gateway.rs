@@ -6,9 +6,12 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 
 use super::Seen;
+use crate::rules::Match;
+use crate::rules::file::compile::matching;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{GatewayRule, HeaderEdits, RouteRule, Told, UpstreamRule};
+use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
 use crate::units::{HOUR, MIN_SPAN};
 
 /// Whoever waits longer is forgotten.
@@ -63,6 +66,21 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
             values(&respond.headers, node.get("headers").unwrap_or(node), findings);
         }
     }
+    // Who has errors to mend is not bothered with what may be their consequence.
+    if !findings.refused() {
+        shadows(gateway, node, findings);
+    }
+}
+
+/// Routes that others keep every request from. One that is the same as another is an error, told above.
+fn shadows(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
+    let matches: Option<Vec<Match>> = gateway.routes.iter().map(|route| matching(&route.matches()).ok()).collect();
+    for Shadowed { route, by } in shadowed(&matches.unwrap_or_default()) {
+        let at = |index: usize| node.get("routes").map_or(node.at, |routes| routes.item(index).value_at("path"));
+        let Position { line, column } = at(by);
+        let message = format!("no request reaches this route: the one at {line}:{column} serves all that it matches");
+        findings.warning(at(route), message, "remove it, or let one of them match by something else");
+    }
 }
 
 /// Routes are chosen by how specific they are, not by their order, so only an equal one hides another.
@@ -105,6 +123,13 @@ fn leads_somewhere(route: &RouteRule, at: &Node, findings: &mut Findings) {
     if route.strip_prefix.as_ref().is_some_and(|prefix| !is_prefix(prefix.as_str())) {
         let message = "strip_prefix has a `*` or `?` in it";
         findings.error(at.value_at("strip_prefix"), message, "write the beginning of a path, such as /api");
+    } else if let Some(prefix) = &route.strip_prefix {
+        let mut globs = route.path.iter().filter_map(|path| path.as_str().parse().ok());
+        if !globs.any(|glob| can_begin_with(&glob, prefix.as_str())) {
+            let message =
+                format!("no path of this route begins with {}, so nothing is taken away", shown(prefix.as_str()));
+            findings.warning(at.value_at("strip_prefix"), message, "write the beginning of the route's path");
+        }
     }
 }
 
