@@ -1,4 +1,5 @@
-//! `tollgate explain`: what the limits of a rule file would make of a request. Nothing is taken for it.
+//! `tollgate explain`: what the limits of a rule file would make of a request, and which route the gateway would take.
+//! Nothing is taken for it, and nobody is asked.
 
 mod json;
 mod overall;
@@ -8,7 +9,7 @@ use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::Facts;
-use tollgate::rules::file::Parsed;
+use tollgate::rules::file::{Parsed, RouteRule};
 use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
@@ -50,9 +51,19 @@ enum Counts {
     Unknown,
 }
 
+/// Where the gateway would send the request.
+#[derive(Clone, Copy, Debug)]
+enum Routed<'a> {
+    /// The file has no gateway, or it is a question that only the decision service is asked.
+    NotAsked,
+    Nowhere,
+    By(&'a RouteRule),
+}
+
 /// What is to be shown.
 struct Explained<'a> {
     arguments: &'a Arguments,
+    routed: Routed<'a>,
     file: &'a Parsed,
     explanation: Explanation,
     overall: Overall,
@@ -66,24 +77,36 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     }
     let file = load(&arguments.config.config)?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
-    let explanation = arguments.asked(&gate).await;
+    let headers: HeaderMap = arguments.headers.iter().cloned().collect();
+    let routed = arguments.routed(&file, &headers)?;
+    let explanation = arguments.asked(&gate, &headers, routed).await;
     let counts = match gate.redis() {
         None => Counts::Fresh,
         Some(store) if store.is_store_available() => Counts::Live,
         Some(_) => Counts::Unknown,
     };
     let overall = Overall::of(&explanation, &file);
-    let explained = Explained { arguments, file: &file, explanation, overall, counts };
+    let explained = Explained { arguments, routed, file: &file, explanation, overall, counts };
     say(if arguments.json { json::show(&explained) } else { text::show(&explained) });
     Ok(if explained.overall.allowed { Outcome::Yes } else { Outcome::No })
 }
 
 impl Arguments {
-    async fn asked(&self, gate: &Gate) -> Explanation {
-        let headers: HeaderMap = self.headers.iter().cloned().collect();
+    fn routed<'f>(&self, file: &'f Parsed, headers: &HeaderMap) -> Result<Routed<'f>, Error> {
+        let is_question = self.domain.is_some() || !self.descriptors.is_empty();
+        let Some(gateway) = file.gateway.as_ref().filter(|_| !is_question) else { return Ok(Routed::NotAsked) };
+        let routes = file.routes().map_err(|problems| Error::Open(problems.into()))?;
+        let found = routes.find(&Facts::new(&self.method, &self.path).headers(headers));
+        Ok(found.and_then(|number| gateway.routes.get(number)).map_or(Routed::Nowhere, Routed::By))
+    }
+
+    async fn asked(&self, gate: &Gate, headers: &HeaderMap, routed: Routed<'_>) -> Explanation {
         let descriptors: Vec<(&str, &str)> =
             self.descriptors.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        let mut facts = Facts::new(&self.method, &self.path).headers(&headers).descriptors(&descriptors);
+        let mut facts = Facts::new(&self.method, &self.path).headers(headers).descriptors(&descriptors);
+        if let Routed::By(route) = routed {
+            facts = facts.route(route.name());
+        }
         if let Some(address) = self.ip {
             facts = facts.peer(address);
         }

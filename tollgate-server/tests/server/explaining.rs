@@ -79,6 +79,46 @@ fn an_explanation_for_programs() {
     insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"));
 }
 
+const ROUTED: &str = "\
+gateway:
+  routes:
+    - { name: shop, path: /shop/**, upstream: [http://192.0.2.5:8081, http://192.0.2.6:8081] }
+    - { name: beta, path: /shop/**, headers: { x-beta: '1' }, upstream: 'https://beta.internal' }
+    - { path: /status, hosts: [a.example], respond: { status: 204 } }
+limits:
+  - { name: per-route, key: route, limit: 5 }
+";
+
+#[test]
+fn the_route_that_a_request_would_take_is_told() {
+    let folder = folder_with(&[("rules.yaml", ROUTED)]);
+    let explain = |arguments: &[&str]| {
+        told(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml"], arguments].concat()))
+    };
+    for (arguments, route, key) in [
+        (&["GET", "/shop/1"][..], "Route: shop, to http://192.0.2.5:8081, http://192.0.2.6:8081.", "shop"),
+        (&["GET", "/shop//%31", "-H", "x-beta: 1"], "Route: beta, to https://beta.internal.", "beta"),
+        (&["GET", "/status", "-H", "host: A.example:80"], "Route: /status, answers with 204.", "/status"),
+        (&["GET", "/status"], "Route: none; what limits let pass is answered with 404.", "anonymous"),
+    ] {
+        let text = explain(arguments);
+        assert!(text.contains(&format!("\n\n{route}\n\n  per-route  passes  key {key}, cost 1: ")), "{text}");
+        assert!(text.ends_with("exit code 0"), "{text}");
+    }
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let text = explain(&[arguments, &["--json"]].concat());
+        serde_json::from_str(text.strip_suffix("exit code 0").expect("it passes")).expect("JSON")
+    };
+    let beta = serde_json::json!({ "name": "beta", "upstreams": ["https://beta.internal"] });
+    assert_eq!(json(&["GET", "/shop/1", "-H", "x-beta: 1"])["route"], beta);
+    let status = serde_json::json!({ "name": "/status", "upstreams": [], "respond": 204 });
+    assert_eq!(json(&["GET", "/status", "-H", "host: a.example"])["route"], status);
+    let nowhere = json(&["GET", "/"]);
+    assert!(nowhere.get("route").is_some_and(serde_json::Value::is_null), "{nowhere}");
+    // The decision service has no routes.
+    assert_eq!(json(&["GET", "/shop/1", "--domain", "edge"]).get("route"), None);
+}
+
 #[test]
 fn wrong_usage_ends_with_2_and_the_fix() {
     for (arguments, message) in [

@@ -1,10 +1,11 @@
 //! The explanation for programs.
 
 use serde::Serialize;
+use tollgate::rules::file::RouteRule;
 use tollgate::{Decision, RuleExplained, Standing};
 
 use super::overall::reason;
-use super::{Counts, Explained};
+use super::{Counts, Explained, Routed};
 use crate::seconds::Seconds;
 
 #[derive(Serialize)]
@@ -19,7 +20,19 @@ struct Json<'a> {
     retry_after: Option<u64>,
     /// Whose counts these are: `fresh`, `live` or `unknown`.
     counts: &'static str,
+    /// `null` where no route serves it; left out where the file has no gateway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<Option<RouteJson<'a>>>,
     limits: Vec<LimitJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct RouteJson<'a> {
+    name: &'a str,
+    upstreams: Vec<&'a str>,
+    /// Of an answer in place of an upstream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    respond: Option<u16>,
 }
 
 #[derive(Default, Serialize)]
@@ -72,9 +85,19 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
             Counts::Live => "live",
             Counts::Unknown => "unknown",
         },
+        route: match explained.routed {
+            Routed::NotAsked => None,
+            Routed::Nowhere => Some(None),
+            Routed::By(rule) => Some(Some(route(rule))),
+        },
         limits: explanation.rules.iter().map(limit).collect(),
     };
     serde_json::to_string_pretty(&json).unwrap_or_default()
+}
+
+fn route(rule: &RouteRule) -> RouteJson<'_> {
+    let upstreams = rule.upstream.iter().flatten().map(|upstream| upstream.url.as_str()).collect();
+    RouteJson { name: rule.name(), upstreams, respond: rule.respond.as_ref().map(|respond| respond.status) }
 }
 
 fn limit(rule: &RuleExplained) -> LimitJson<'_> {

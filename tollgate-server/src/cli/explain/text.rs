@@ -6,7 +6,7 @@ use tollgate::http::Refusal;
 use tollgate::{Decision, RuleExplained, Standing};
 
 use super::overall::policy;
-use super::{Counts, Explained};
+use super::{Counts, Explained, Routed};
 use crate::notice::policy_name;
 
 /// A wider name would push all others away; it is told in full, out of its column.
@@ -21,6 +21,7 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
         |column: usize, most: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).min(most);
     let (names, verdicts) = (width(0, MAX_NAME_WIDTH), width(1, usize::MAX));
     let mut text = format!("{} {}\n\n", explained.arguments.method, explained.arguments.path);
+    text += &route(explained.routed);
     for [name, verdict, detail] in &rows {
         let line = format!("  {name:names$}  {verdict:verdicts$}  {detail}");
         text += line.trim_end();
@@ -30,6 +31,23 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
         text += "  there are no limits\n";
     }
     text + "\n" + &answer(explained) + "\n" + counts(explained.counts)
+}
+
+/// The route, in lines of its own.
+fn route(routed: Routed<'_>) -> String {
+    let rule = match routed {
+        Routed::NotAsked => return String::new(),
+        Routed::Nowhere => return "Route: none; what limits let pass is answered with 404.\n\n".to_owned(),
+        Routed::By(rule) => rule,
+    };
+    let leads = match &rule.respond {
+        Some(respond) => format!("answers with {}", respond.status),
+        None => {
+            let urls: Vec<&str> = rule.upstream.iter().flatten().map(|upstream| upstream.url.as_str()).collect();
+            format!("to {}", urls.join(", "))
+        }
+    };
+    format!("Route: {}, {leads}.\n\n", rule.name())
 }
 
 /// The name, the verdict, and the rest.
