@@ -67,6 +67,8 @@ pub(crate) struct Reload {
     file: Parsed,
     /// The rules in force: those of the file, or published ones.
     rules: RuleFile,
+    /// Whether they are published ones.
+    are_published: bool,
     gateway: Option<Arc<Gateway>>,
     store: Option<String>,
     reloads: Arc<Reloads>,
@@ -111,7 +113,7 @@ impl Reload {
         let (watch, published) = (Watch::begin(&path), Published::on(&file.store));
         let seen = Sight::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
         let rules = (*file).clone();
-        Self { gate, path, file, rules, gateway, store, reloads, seen, watch, hangup, published }
+        Self { gate, path, file, rules, are_published: false, gateway, store, reloads, seen, watch, hangup, published }
     }
 
     pub(crate) fn spawn(self) -> Reloading {
@@ -137,7 +139,8 @@ impl Reload {
             match cause {
                 Cause::Look => self.look().await,
                 Cause::Hangup => self.read_again().await,
-                Cause::Published(rule_set) => self.take_published(&rule_set),
+                Cause::Published(RuleSet { version, rules: Some(rules), .. }) => self.take_published(version, &rules),
+                Cause::Published(RuleSet { version, .. }) => self.go_back(version).await,
             }
             self.watch.follow(&self.path, config::key_file(&self.file).as_deref());
             cause = tokio::select! {
@@ -238,7 +241,7 @@ impl Reload {
         if self.file.store != file.store {
             self.published = Published::on(&file.store);
         }
-        (self.rules, self.file) = ((*file).clone(), file);
+        (self.rules, self.are_published, self.file) = ((*file).clone(), false, file);
     }
 
     /// Goes over to the store of another file.
@@ -255,10 +258,10 @@ impl Reload {
 
     /// Published rules take the place of the file's, but for the store and the listeners, which are this node's own. Whom
     /// limits believe about the client is too, where nothing is published of that.
-    fn take_published(&mut self, rule_set: &RuleSet) {
-        let name = format!("published version {}", rule_set.version);
+    fn take_published(&mut self, version: u64, rules: &[u8]) {
+        let name = format!("published version {version}");
         let origin = self.origin(name.clone());
-        let parsed = RuleFile::parse(&name, &rule_set.rules);
+        let parsed = RuleFile::parse(&name, rules);
         let file = match parsed {
             Ok(parsed) if parsed.gateway.is_some() => parsed.in_folder(self.file.folder()),
             Ok(parsed) => parsed.in_folder(self.file.folder()).with_gateway_of(&self.file),
@@ -267,10 +270,19 @@ impl Reload {
         match file.compile().map(|rules| self.gate.replace(rules)) {
             Ok(Ok(())) => {
                 origin.in_force(&changes::told(&self.rules, &file));
-                self.rules = file.into_rules();
+                (self.rules, self.are_published) = (file.into_rules(), true);
             }
             Ok(Err(error)) => origin.kept(&error.to_string()),
             Err(problems) => origin.refused(&problems),
+        }
+    }
+
+    /// What was published is withdrawn. Where a file has taken its place since, that is nothing new.
+    async fn go_back(&mut self, version: u64) {
+        if self.are_published {
+            let path = self.path.display();
+            notice::tell(format_args!("version {version} withdraws the published rules; those of {path} come back"));
+            self.read_again().await;
         }
     }
 

@@ -1,7 +1,10 @@
-//! `tollgate publish`: one rule file to every node that shares its Redis.
+//! `tollgate publish`: one rule file to every node that shares its Redis; what is published, and away with it.
 
-use tollgate::redis::{PublishError, RuleSets};
-use tollgate::rules::file::StoreUrl;
+use std::path::Path;
+
+use serde::Serialize;
+use tollgate::redis::{PublishError, RuleSet, RuleSets};
+use tollgate::rules::file::{Parsed, StoreUrl};
 
 use super::{ConfigArgument, Error, Outcome, load, say};
 use crate::notice;
@@ -10,22 +13,57 @@ use crate::notice;
 pub(super) struct Arguments {
     #[command(flatten)]
     config: ConfigArgument,
-    /// Publish only if this version is the newest (0: none was published yet); else the answer is no
+    /// Publish or withdraw only if this version is the newest (0: none was published yet); else the answer is no
     #[arg(long, value_name = "VERSION")]
     expect: Option<u64>,
+    /// Show what is published on the Redis that the file names; publish nothing
+    #[arg(long, conflicts_with_all = ["withdraw", "expect"])]
+    show: bool,
+    /// Take away what is published on the Redis that the file names: nodes go back to their own files
+    #[arg(long)]
+    withdraw: bool,
+    /// What is published as JSON, for programs
+    #[arg(long, requires = "show")]
+    json: bool,
+}
+
+/// What is published, as programs read it.
+#[derive(Serialize)]
+struct PublishedJson<'a> {
+    /// 0 if nothing ever was.
+    version: u64,
+    /// `null` if nothing is.
+    rules: Option<&'a str>,
 }
 
 pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let path = &arguments.config.config;
     let file = load(path)?;
+    let rule_sets = rule_sets(&file, path)?;
+    if arguments.show {
+        return show(&rule_sets, arguments.json).await;
+    }
+    if arguments.withdraw {
+        let told =
+            |version| format!("nothing is published any more, as of version {version}; nodes go back to their files");
+        return outcome(rule_sets.withdraw(arguments.expect).await, told);
+    }
     file.compile().map_err(|problems| Error::Open(problems.into()))?;
-    let StoreUrl::Redis(url) = &file.store else {
-        return Err(Error::NoFleet { config: path.clone() });
-    };
-    let rule_sets = RuleSets::connect(url).map_err(Error::Connect)?;
-    match rule_sets.publish(file.source().as_bytes(), arguments.expect).await {
+    let told = |version| format!("{} is published as version {version}", path.display());
+    outcome(rule_sets.publish(file.source().as_bytes(), arguments.expect).await, told)
+}
+
+fn rule_sets(file: &Parsed, path: &Path) -> Result<RuleSets, Error> {
+    match &file.store {
+        StoreUrl::Redis(url) => RuleSets::connect(url).map_err(Error::Connect),
+        _ => Err(Error::NoFleet { config: path.to_owned() }),
+    }
+}
+
+fn outcome(changed: Result<u64, PublishError>, told: impl Fn(u64) -> String) -> Result<Outcome, Error> {
+    match changed {
         Ok(version) => {
-            say(format_args!("{} is published as version {version}", path.display()));
+            say(told(version));
             Ok(Outcome::Yes)
         }
         Err(error @ PublishError::Conflict { .. }) => {
@@ -34,4 +72,27 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         }
         Err(error) => Err(Error::Publish(error)),
     }
+}
+
+/// The rules that are published, with their version in a comment before them, so that they are a rule file. If nothing
+/// is, the answer is no.
+async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Outcome, Error> {
+    let newest = rule_sets.newest().await.map_err(|error| Error::Publish(PublishError::Store(error)))?;
+    let version = newest.as_ref().map_or(0, |newest| newest.version);
+    let rules = newest.as_ref().and_then(rules_text);
+    if as_json {
+        let json = PublishedJson { version, rules: rules.as_deref() };
+        say(serde_json::to_string_pretty(&json).unwrap_or_default());
+    } else {
+        match &rules {
+            Some(rules) => say(format_args!("# published version {version}\n{}", rules.trim_end())),
+            None if version == 0 => say("nothing is published"),
+            None => say(format_args!("nothing is published; version {version} withdrew what was")),
+        }
+    }
+    Ok(if rules.is_some() { Outcome::Yes } else { Outcome::No })
+}
+
+fn rules_text(rule_set: &RuleSet) -> Option<String> {
+    rule_set.rules.as_ref().map(|rules| String::from_utf8_lossy(rules).into_owned())
 }

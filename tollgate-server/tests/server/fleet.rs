@@ -116,6 +116,46 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
     assert_eq!(late.connect().check(&user("ann"))["remaining"], 17);
 }
 
+#[test]
+fn what_is_published_can_be_looked_at_and_withdrawn() {
+    let redis = Redis::start();
+    let node = Server::with_rules(&rules(&redis, 10, ""));
+    let text = served(&rules(&redis, 20, ""));
+    let office = folder_with(&[(RULES, &text)]);
+    let publish =
+        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+    assert_eq!(publish(&["--show"]), "nothing is published\nexit code 1");
+    assert_eq!(publish(&["--show", "--json"]), "{\n  \"version\": 0,\n  \"rules\": null\n}\nexit code 1");
+
+    assert_eq!(publish(&[]), "tollgate.yaml is published as version 1\nexit code 0");
+    node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    let mut connection = node.connect();
+    assert_eq!(connection.check(&user("ann"))["remaining"], 19);
+    assert_eq!(publish(&["--show"]), format!("# published version 1\n{text}exit code 0"));
+    let json = publish(&["--show", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(json.strip_suffix("exit code 0").expect("yes")).expect("JSON");
+    assert_eq!(json, serde_json::json!({ "version": 1, "rules": text }));
+
+    let conflict = "on stderr:\ntollgate: version 1 was published meanwhile; look at it and publish on top of it\n\
+                    exit code 1";
+    assert_eq!(publish(&["--withdraw", "--expect", "3"]), conflict);
+    let withdrawn = "nothing is published any more, as of version 2; nodes go back to their files\nexit code 0";
+    assert_eq!(publish(&["--withdraw", "--expect", "1"]), withdrawn);
+    node.await_said("tollgate: version 2 withdraws the published rules; those of tollgate.yaml come back", 1);
+    node.await_said("tollgate: tollgate.yaml is in force: changed user", 1);
+    let answer = connection.check(&user("ann"));
+    assert_eq!((&answer["quota"], &answer["remaining"]), (&serde_json::json!(10), &serde_json::json!(8)));
+    assert_eq!(publish(&["--withdraw"]), withdrawn);
+    assert_eq!(publish(&["--show"]), "nothing is published; version 2 withdrew what was\nexit code 1");
+
+    // Who comes now has its own file, and nothing to go back from.
+    let late = Server::with_rules(&rules(&redis, 10, ""));
+    assert_eq!(late.connect().check(&user("bob"))["quota"], 10);
+    assert_eq!(publish(&["--expect", "2"]), "tollgate.yaml is published as version 3\nexit code 0");
+    let said = late.await_said("tollgate: published version 3 is in force: changed user", 1);
+    assert!(!said.contains("withdraws"), "{said}");
+}
+
 /// Whatever published it, it was not `tollgate publish`, which looks first.
 #[test]
 fn published_rules_with_problems_change_nothing_and_every_problem_is_told() {

@@ -36,14 +36,25 @@ redis.call('PUBLISH', ARGV[3], version + 1)
 return {1, version + 1}
 ";
 
+/// Takes away what is published, if the version is as expected. That is a version too, so that nodes which were away
+/// hear of it.
+const WITHDRAW: &str = r"
+local version = tonumber(redis.call('HGET', KEYS[1], 'version') or '0')
+if ARGV[1] ~= '' and tonumber(ARGV[1]) ~= version then return {0, version} end
+if redis.call('HDEL', KEYS[1], 'rules') == 0 then return {1, version} end
+redis.call('HSET', KEYS[1], 'version', version + 1)
+redis.call('PUBLISH', ARGV[2], version + 1)
+return {1, version + 1}
+";
+
 /// A rule set as it was published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuleSet {
-    /// Grows by one with each publication.
+    /// Grows by one with each publication and each withdrawal.
     pub version: u64,
-    /// What was published.
-    pub rules: Arc<[u8]>,
+    /// What was published. Nothing, if that was withdrawn: then each node goes back to rules of its own.
+    pub rules: Option<Arc<[u8]>>,
 }
 
 /// Why a rule set was not published.
@@ -113,9 +124,24 @@ impl RuleSets {
             return Err(PublishError::TooLarge);
         }
         let mut command = redis::cmd("EVAL");
-        let expected = expected.map(|version| version.to_string()).unwrap_or_default();
-        command.arg(PUBLISH).arg(1).arg(KEY).arg(rules).arg(expected).arg(CHANNEL);
-        let reply = run(&self.link, &command).await.map_err(PublishError::Store)?;
+        command.arg(PUBLISH).arg(1).arg(KEY).arg(rules).arg(text(expected)).arg(CHANNEL);
+        self.change(&command).await
+    }
+
+    /// Takes away what is published, so that every node goes back to rules of its own, and says the version that this
+    /// is. Where nothing is published, nothing changes. `expected` is as for [`publish`](Self::publish).
+    ///
+    /// # Errors
+    ///
+    /// When another was published meanwhile, or when Redis is not there.
+    pub async fn withdraw(&self, expected: Option<u64>) -> Result<u64, PublishError> {
+        let mut command = redis::cmd("EVAL");
+        command.arg(WITHDRAW).arg(1).arg(KEY).arg(text(expected)).arg(CHANNEL);
+        self.change(&command).await
+    }
+
+    async fn change(&self, command: &redis::Cmd) -> Result<u64, PublishError> {
+        let reply = run(&self.link, command).await.map_err(PublishError::Store)?;
         match redis::from_redis_value::<(u64, u64)>(reply) {
             Ok((1, version)) => Ok(version),
             Ok((_, version)) => Err(PublishError::Conflict { version }),
@@ -123,11 +149,24 @@ impl RuleSets {
         }
     }
 
+    /// What is published at this moment, or was withdrawn last; nothing, if nothing ever was.
+    ///
+    /// # Errors
+    ///
+    /// When Redis is not there.
+    pub async fn newest(&self) -> Result<Option<RuleSet>, StoreError> {
+        look(&self.link).await
+    }
+
     /// The newest rule set this node has heard of, and every one after it: see [`watch::Receiver::changed`].
     #[must_use]
     pub fn latest(&self) -> watch::Receiver<Option<RuleSet>> {
         self.latest.clone()
     }
+}
+
+fn text(expected: Option<u64>) -> String {
+    expected.map(|version| version.to_string()).unwrap_or_default()
 }
 
 async fn follow(link: Arc<Link>, sender: watch::Sender<Option<RuleSet>>) {
@@ -158,7 +197,8 @@ fn offer(sender: &watch::Sender<Option<RuleSet>>, found: RuleSet) {
     sender.send_if_modified(|latest| {
         let newer = latest.as_ref().is_none_or(|latest| latest.version < found.version);
         if newer {
-            tracing::info!(version = found.version, "a rule set was published");
+            let verb = if found.rules.is_some() { "published" } else { "withdrawn" };
+            tracing::info!(version = found.version, "a rule set was {verb}");
             *latest = Some(found);
         }
         newer
@@ -170,10 +210,8 @@ async fn look(link: &Link) -> Result<Option<RuleSet>, StoreError> {
     command.arg(KEY).arg("version").arg("rules");
     let reply = run(link, &command).await?;
     let found = redis::from_redis_value::<(Option<u64>, Option<Vec<u8>>)>(reply).unwrap_or((None, None));
-    Ok(match found {
-        (Some(version), Some(rules)) => Some(RuleSet { version, rules: rules.into() }),
-        _ => None,
-    })
+    let (version, rules) = found;
+    Ok(version.map(|version| RuleSet { version, rules: rules.map(Into::into) }))
 }
 
 async fn run(link: &Link, command: &redis::Cmd) -> Result<Value, StoreError> {

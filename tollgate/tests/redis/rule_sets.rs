@@ -6,11 +6,15 @@ use tollgate::redis::{PublishError, RuleSets};
 
 use crate::servers::RedisServer;
 
+/// What a node hears when there is no rule set any more.
+const WITHDRAWN: &[u8] = b"withdrawn";
+
 async fn hears(node: &RuleSets, version: u64) -> Vec<u8> {
     let mut latest = node.latest();
     let found = latest.wait_for(|rules| rules.as_ref().is_some_and(|rules| rules.version >= version));
     let found = tokio::time::timeout(Duration::from_secs(20), found).await.expect("in time").expect("follows");
-    found.as_ref().map(|rules| rules.rules.to_vec()).unwrap_or_default()
+    let rules = found.as_ref().and_then(|found| found.rules.as_ref());
+    rules.map_or_else(|| WITHDRAWN.to_vec(), |rules| rules.to_vec())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -45,6 +49,27 @@ async fn a_node_that_was_cut_off_catches_up_and_never_goes_back() {
         assert_eq!(other.publish(b"new", None).await, Ok(version));
     }
     assert_eq!(hears(&node, 2).await, b"new");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rule_set_that_is_withdrawn_is_gone_for_every_node_and_who_comes_late_knows() {
+    let server = RedisServer::start();
+    let nodes: Vec<RuleSets> = (0..2).map(|_| RuleSets::connect(&server.url()).expect("connects")).collect();
+    assert_eq!(nodes[0].newest().await, Ok(None));
+    assert_eq!(nodes[0].withdraw(None).await, Ok(0), "there is nothing to withdraw");
+    assert_eq!(nodes[0].publish(b"first", None).await, Ok(1));
+    let newest = nodes[1].newest().await.expect("Redis is there").expect("a rule set is published");
+    assert_eq!((newest.version, newest.rules.as_deref()), (1, Some(&b"first"[..])));
+    assert_eq!(nodes[1].withdraw(Some(7)).await, Err(PublishError::Conflict { version: 1 }));
+    assert_eq!(nodes[1].withdraw(Some(1)).await, Ok(2));
+    assert_eq!(nodes[1].withdraw(None).await, Ok(2), "what is gone is not withdrawn again");
+    for node in &nodes {
+        assert_eq!(hears(node, 2).await, WITHDRAWN);
+    }
+    let late = RuleSets::connect(&server.url()).expect("connects");
+    assert_eq!(hears(&late, 2).await, WITHDRAWN);
+    assert_eq!(late.publish(b"second", Some(2)).await, Ok(3));
+    assert_eq!(hears(&nodes[0], 3).await, b"second");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
