@@ -66,6 +66,28 @@ fn a_line_in_json_tells_what_became_of_a_request() {
 }
 
 #[test]
+fn an_answer_that_its_upstream_broke_off_is_told() {
+    let cut_off: [&'static [u8]; 2] = [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n5\r\nhello\r\n",
+    ];
+    // Plain, and not.
+    let bodies = ["content-length: 0\r\n\r\n", "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"];
+    for (answer, body) in cut_off.iter().flat_map(|answer| bodies.map(|body| (*answer, body))) {
+        let rules = rules(FILE, upstream(answer)).replace("limit: 1,", "limit: 9,");
+        let gateway = Gateway::start(&rules);
+        let head = "POST /shop/1 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n";
+        assert_eq!(gateway.send(format!("{head}{body}")).status, 200);
+        let line = parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]);
+        assert_eq!((&line["status"], &line["sent_bytes"]), (&json!(200), &json!(5)), "{line}");
+        assert_eq!(line["broken"], json!(true), "{body:?} {line}");
+    }
+    let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
+    gateway.get("/shop/1");
+    assert_eq!(parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]).get("broken"), None);
+}
+
+#[test]
 fn a_line_in_the_combined_format_is_as_nginx_writes_it_with_the_decision_at_its_end() {
     let gateway = Gateway::start(&rules("combined", upstream(HELLO)));
     gateway.send("GET /shop/1 HTTP/1.1\r\nhost: a\r\nuser-agent: x\"y\r\nconnection: close\r\n\r\n");

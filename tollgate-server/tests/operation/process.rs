@@ -1,7 +1,7 @@
 //! The built binary with a gateway, an upstream behind it, and plain HTTP to both of its listeners.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Deref;
 use std::path::Path;
 use std::process::ExitStatus;
@@ -135,6 +135,9 @@ pub(crate) fn slow_upstream(answer: &'static [u8], after: Duration) -> SocketAdd
                 std::thread::sleep(after);
                 // Whoever asked may have gone.
                 _ = (&stream).write_all(answer);
+                // What is left unread would take the answer with it.
+                _ = stream.shutdown(Shutdown::Write);
+                _ = std::io::copy(&mut reader, &mut std::io::sink());
             });
         }
     });

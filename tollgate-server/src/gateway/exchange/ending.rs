@@ -29,6 +29,8 @@ pub(in super::super) struct Ending {
     route: Option<Arc<RouteTally>>,
     /// `None` until the answer has a head.
     status: Option<StatusCode>,
+    /// Whether the upstream did not finish the answer that it had begun.
+    is_broken: bool,
     /// What the access log is to tell, if there is one.
     record: Option<Box<Record>>,
 }
@@ -56,6 +58,7 @@ impl Ending {
             began,
             route: None,
             status: None,
+            is_broken: false,
             record: None,
         }
     }
@@ -163,7 +166,8 @@ impl Ending {
     }
 
     /// The upstream did not finish the answer that it had begun.
-    pub(in super::super) fn upstream_broke(&self) {
+    pub(in super::super) fn upstream_broke(&mut self) {
+        self.is_broken = true;
         if let Some(route) = &self.route {
             route.note_failure(Failure::Disconnected);
         }
@@ -189,7 +193,8 @@ impl Drop for Ending {
         }
         if let Some(record) = &self.record {
             let route = self.route.as_ref().map(|route| &*route.name);
-            record.write(&Over { status: self.status, sent_bytes: self.sent_bytes, nanos, route });
+            let Self { status, sent_bytes, is_broken, .. } = *self;
+            record.write(&Over { status, sent_bytes, is_broken, nanos, route });
         }
     }
 }

@@ -21,6 +21,9 @@ pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, over
     if let Some(upstream) = &record.upstream {
         text(line, "upstream", format!("{}:{}", upstream.address.host, upstream.address.port).as_bytes());
     }
+    if over.is_broken {
+        line.extend_from_slice(br#","broken":true"#);
+    }
     header(line, "limit", record.limit.as_deref().map(str::as_bytes));
     text(line, "decision", record.decision().as_bytes());
     if !record.delay.is_zero() {
