@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
@@ -21,6 +22,7 @@ use super::exchange::{Exchange, Worker};
 use super::guard::Guard;
 use super::io::{ClientIo, Stream};
 use super::lane::{self, Left};
+use super::log::{Over, Record};
 use super::streams::Streams;
 use super::ticks::TICK;
 use super::tls::{self, HandshakeFailure};
@@ -128,7 +130,7 @@ async fn serve_by_hyper(left: Left, client: Arc<Client>, worker: Arc<Worker>, st
     let guard = (!is_http2).then(Guard::new);
     let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));
     let ticks = Arc::clone(&worker.ticks);
-    let service = Exchange { worker, client: Arc::clone(&client) };
+    let service = Exchange { worker: Arc::clone(&worker), client: Arc::clone(&client) };
     // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
     if is_http2 {
         let mut builder = http2::Builder::new(Streams { ticks });
@@ -141,12 +143,38 @@ async fn serve_by_hyper(left: Left, client: Arc<Client>, worker: Arc<Worker>, st
             .max_header_list_size(u32::try_from(max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(PING_EVERY);
         let connection = builder.serve_connection(io, service);
-        watched(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
+        _ = watched(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
     } else {
         let mut builder = http1::Builder::new();
         builder.header_read_timeout(None).max_buf_size(max_head.max(MIN_BUFFER_BYTES)).pipeline_flush(false);
         let connection = builder.serve_connection(io, service).with_upgrades();
-        watched(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
+        let ended = watched(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
+        if let Some(status) = ended.err().as_ref().and_then(answered_by_hyper) {
+            note_unread(status, &client, &worker);
+        }
+    }
+}
+
+/// What hyper has answered to a head that it could not read, or that the guard had kept from it.
+fn answered_by_hyper(error: &hyper::Error) -> Option<StatusCode> {
+    if !error.is_parse() || error.is_parse_version_h2() {
+        return None;
+    }
+    // Only the text tells the two apart.
+    let is_long_target = || error.to_string().starts_with("URI");
+    Some(match error.is_parse_too_large() {
+        false => StatusCode::BAD_REQUEST,
+        true if is_long_target() => StatusCode::URI_TOO_LONG,
+        true => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+    })
+}
+
+/// A request that nobody could read is over.
+fn note_unread(status: StatusCode, client: &Client, worker: &Worker) {
+    worker.tally.note_unrouted(Some(status), 0);
+    if let Some(log) = &worker.site.load().log {
+        let record = Record::unread(client.address.ip(), (log, worker.number));
+        record.write(&Over { status: Some(status), sent_bytes: 0, is_broken: false, nanos: 0, route: None });
     }
 }
 
@@ -159,19 +187,19 @@ fn unusable(_: proxy_protocol::Unusable) -> io::Error {
 const MIN_BUFFER_BYTES: usize = 8192;
 
 /// Drives a connection, looks at its deadlines now and then, and lets it `end` when all do.
-async fn watched<Connection: Future>(
+async fn watched<Connection: Future<Output = hyper::Result<()>>>(
     connection: Connection,
     end: impl Fn(Pin<&mut Connection>),
     client: &Client,
     stop: &Stop,
-) {
+) -> hyper::Result<()> {
     let mut connection = pin!(connection);
     let mut alarm = pin!(sleep(client.look_every()));
     let mut stopped = pin!(stop.idle.notified());
     let (mut is_set, mut is_ending) = (false, false);
     poll_fn(|context| {
-        if connection.as_mut().poll(context).is_ready() {
-            return Poll::Ready(());
+        if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+            return Poll::Ready(ended);
         }
         let is_first = !std::mem::replace(&mut is_set, true);
         if is_first {
@@ -182,8 +210,8 @@ async fn watched<Connection: Future>(
         if !is_ending && stop.is_over() {
             is_ending = true;
             end(connection.as_mut());
-            if connection.as_mut().poll(context).is_ready() {
-                return Poll::Ready(());
+            if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+                return Poll::Ready(ended);
             }
         }
         // Once it is set, the alarm wakes this task; asking it every time would only cost.
@@ -192,32 +220,32 @@ async fn watched<Connection: Future>(
         }
         look(connection.as_mut(), &end, &mut is_ending, (alarm.as_mut(), client), context)
     })
-    .await;
+    .await
 }
 
-fn look<Connection: Future>(
+fn look<Connection: Future<Output = hyper::Result<()>>>(
     mut connection: Pin<&mut Connection>,
     end: impl Fn(Pin<&mut Connection>),
     is_ending: &mut bool,
     (mut alarm, client): (Pin<&mut tokio::time::Sleep>, &Client),
     context: &mut Context<'_>,
-) -> Poll<()> {
+) -> Poll<hyper::Result<()>> {
     while alarm.as_mut().poll(context).is_ready() {
         let next = match client.look() {
             // A client of HTTP/2 is told first: what it has sent by then is served, and the rest it may send elsewhere.
             Looked::NoRequest if client.is_http2 && !std::mem::replace(is_ending, true) => {
                 end(connection.as_mut());
                 client.told_to_go();
-                if connection.as_mut().poll(context).is_ready() {
-                    return Poll::Ready(());
+                if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+                    return Poll::Ready(ended);
                 }
                 client.look_every().min(LINGER)
             }
-            Looked::Over | Looked::NoRequest => return Poll::Ready(()),
+            Looked::Over | Looked::NoRequest => return Poll::Ready(Ok(())),
             Looked::BodyLate => {
                 // The request under way sees it, and the client is told.
-                if connection.as_mut().poll(context).is_ready() {
-                    return Poll::Ready(());
+                if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+                    return Poll::Ready(ended);
                 }
                 client.look_every()
             }

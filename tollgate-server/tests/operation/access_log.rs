@@ -88,6 +88,44 @@ fn an_answer_that_its_upstream_broke_off_is_told() {
 }
 
 #[test]
+fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
+    let long = "x".repeat(70_000);
+    let refused = [
+        ("GET /hello HTTP/1.1\nhost: a\r\n\r\n".to_owned(), 400),
+        ("GET /hello HTTP/9.9\r\nhost: a\r\n\r\n".to_owned(), 400),
+        ("nonsense\r\n\r\n".to_owned(), 400),
+        (format!("GET /hello HTTP/1.1\r\nhost: a\r\n{}\r\n", "x: y\r\n".repeat(200)), 431),
+    ];
+    let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
+    for (number, (request, status)) in refused.iter().enumerate() {
+        assert_eq!(gateway.send(request).status, *status, "{request:?}");
+        let lines = gateway.await_lines(&gateway.path("access.log"), number + 1);
+        let wanted =
+            json!({ "client": "127.0.0.1", "status": status, "sent_bytes": 0, "duration_ms": 0.0, "decision": "none" });
+        // Workers write by turns.
+        let is_it = |line: &String| {
+            let mut line = parsed(line);
+            _ = line.as_object_mut().expect("an object").remove("time");
+            line == wanted
+        };
+        assert!(lines.iter().any(is_it), "{wanted} is not in {lines:?}");
+        assert_eq!(lines.len(), number + 1, "{lines:?}");
+    }
+    gateway.await_metric(r#"tollgate_requests_total{route="",status="4xx"}"#, 4.0);
+    // However it is refused, a head that is too long has one line.
+    let before = gateway.await_lines(&gateway.path("access.log"), 4).len();
+    let status = gateway.send(format!("GET /{long} HTTP/1.1\r\nhost: a\r\n\r\n")).status;
+    let lines = gateway.await_lines(&gateway.path("access.log"), before + 1);
+    assert_eq!(lines.len(), before + 1);
+    assert!(lines.iter().any(|line| parsed(line)["status"] == json!(status)), "{status} {lines:?}");
+
+    let combined = Gateway::start(&rules("combined", upstream(HELLO)));
+    combined.send("nonsense\r\n\r\n");
+    let line = &combined.await_lines(&combined.stdout(), 1)[0];
+    assert!(line.ends_with(r#" +0000] "-" 400 0 "-" "-" - none 0.000000"#), "{line}");
+}
+
+#[test]
 fn a_line_in_the_combined_format_is_as_nginx_writes_it_with_the_decision_at_its_end() {
     let gateway = Gateway::start(&rules("combined", upstream(HELLO)));
     gateway.send("GET /shop/1 HTTP/1.1\r\nhost: a\r\nuser-agent: x\"y\r\nconnection: close\r\n\r\n");

@@ -12,10 +12,16 @@ pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, over
     let (time, _) = stamp.now(stamp::common);
     // Writing to memory does not fail.
     _ = write!(line, "{} - - [{time}] \"", record.client);
-    escape(line, record.method.as_str().as_bytes());
-    line.push(b' ');
-    escape(line, cut(record.target().as_bytes(), MAX_TARGET_BYTES));
-    _ = write!(line, " {}\" {} {} \"", record.protocol(), over.status(), over.sent_bytes);
+    match &record.line {
+        Some(asked) => {
+            escape(line, asked.method.as_str().as_bytes());
+            line.push(b' ');
+            escape(line, cut(asked.target().as_bytes(), MAX_TARGET_BYTES));
+            _ = write!(line, " {}", asked.protocol());
+        }
+        None => line.push(b'-'),
+    }
+    _ = write!(line, "\" {} {} \"", over.status(), over.sent_bytes);
     escape(line, told(record.referer.as_ref()));
     line.extend_from_slice(b"\" \"");
     escape(line, told(record.user_agent.as_ref()));

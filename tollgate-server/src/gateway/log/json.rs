@@ -10,9 +10,11 @@ pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, over
     let (time, millis) = stamp.now(stamp::rfc3339);
     // Writing to memory does not fail.
     _ = write!(line, r#"{{"time":"{time}.{millis:03}Z","client":"{}""#, record.client);
-    text(line, "method", record.method.as_str().as_bytes());
-    text(line, "target", cut(record.target().as_bytes(), MAX_TARGET_BYTES));
-    text(line, "protocol", record.protocol().as_bytes());
+    if let Some(asked) = &record.line {
+        text(line, "method", asked.method.as_str().as_bytes());
+        text(line, "target", cut(asked.target().as_bytes(), MAX_TARGET_BYTES));
+        text(line, "protocol", asked.protocol().as_bytes());
+    }
     header(line, "host", record.host());
     let (millis, micros) = (over.nanos / 1_000_000, over.nanos / 1_000 % 1_000);
     let (status, sent) = (over.status(), over.sent_bytes);

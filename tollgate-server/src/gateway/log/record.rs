@@ -23,9 +23,8 @@ pub(in super::super) struct Record {
     log: Arc<AccessLog>,
     worker: usize,
     pub(super) client: IpAddr,
-    pub(super) method: Method,
-    pub(super) uri: Uri,
-    pub(super) version: Version,
+    /// Its first line, if anybody could read it.
+    pub(super) line: Option<Line>,
     host: Option<HeaderValue>,
     pub(super) user_agent: Option<HeaderValue>,
     pub(super) referer: Option<HeaderValue>,
@@ -34,6 +33,13 @@ pub(in super::super) struct Record {
     pub(super) delay: Duration,
     pub(super) id: Option<HeaderValue>,
     pub(super) upstream: Option<Arc<Target>>,
+}
+
+/// What a request begins with.
+pub(super) struct Line {
+    pub(super) method: Method,
+    uri: Uri,
+    version: Version,
 }
 
 /// How a request ended.
@@ -59,15 +65,24 @@ impl Record {
         let value = |name| HeaderValue::from_bytes(headers.get_named(name)?).ok();
         let address = proxies.client(&facts).unwrap_or(peer);
         Self {
-            log: Arc::clone(log),
-            worker,
-            client: address,
-            method,
-            uri,
-            version,
             host: value(&HOST),
             user_agent: value(&USER_AGENT),
             referer: value(&REFERER),
+            line: Some(Line { method, uri, version }),
+            ..Self::unread(address, (log, worker))
+        }
+    }
+
+    /// One that nobody could read.
+    pub(in super::super) fn unread(client: IpAddr, (log, worker): (&Arc<AccessLog>, usize)) -> Self {
+        Self {
+            log: Arc::clone(log),
+            worker,
+            client,
+            line: None,
+            host: None,
+            user_agent: None,
+            referer: None,
             limit: None,
             outcome: None,
             delay: Duration::ZERO,
@@ -96,14 +111,21 @@ impl Record {
         self.log.write(self.worker, self, over);
     }
 
+    pub(super) fn host(&self) -> Option<&[u8]> {
+        let named = self.line.as_ref().and_then(|line| line.uri.authority());
+        named.map(|authority| authority.as_str().as_bytes()).or_else(|| self.host.as_ref().map(HeaderValue::as_bytes))
+    }
+
+    /// `none` if no limit was for the request.
+    pub(super) fn decision(&self) -> &'static str {
+        self.outcome.map_or("none", Outcome::as_str)
+    }
+}
+
+impl Line {
     /// Path and query.
     pub(super) fn target(&self) -> &str {
         self.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str)
-    }
-
-    pub(super) fn host(&self) -> Option<&[u8]> {
-        let named = self.uri.authority().map(|authority| authority.as_str().as_bytes());
-        named.or_else(|| self.host.as_ref().map(HeaderValue::as_bytes))
     }
 
     pub(super) fn protocol(&self) -> &'static str {
@@ -112,11 +134,6 @@ impl Record {
             Version::HTTP_10 => "HTTP/1.0",
             _ => "HTTP/1.1",
         }
-    }
-
-    /// `none` if no limit was for the request.
-    pub(super) fn decision(&self) -> &'static str {
-        self.outcome.map_or("none", Outcome::as_str)
     }
 }
 
