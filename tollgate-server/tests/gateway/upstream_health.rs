@@ -179,6 +179,18 @@ fn a_check_takes_an_upstream_out_and_puts_it_back() {
 }
 
 #[test]
+fn a_check_asks_for_its_path_whatever_the_path_of_the_upstream_is() {
+    let upstream = moody("based", &Arc::new(AtomicBool::new(true)));
+    let check = "health_check: { path: /health, every: 100ms }";
+    let route = format!("{{ path: /**, upstream: {}/base, {check} }}", upstream.url());
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    assert_eq!(gateway.get("/x").status, 200);
+    let asked = |line: &str| upstream.seen().iter().any(|seen| seen.contains(line));
+    until("a check", || asked("GET /health HTTP/1.1\r\n"));
+    assert!(asked("GET /base/x HTTP/1.1\r\n"));
+}
+
+#[test]
 fn an_upstream_that_is_no_longer_checked_is_used_again() {
     let is_well = Arc::new(AtomicBool::new(false));
     let (checked, other) = (moody("checked", &is_well), Raw::named("other"));

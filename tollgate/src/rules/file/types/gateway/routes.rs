@@ -227,7 +227,7 @@ pub enum Balance {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct HealthCheckRule {
-    /// What is asked for.
+    /// What is asked for: the whole path, before which the path of the upstream's URL is not put.
     pub path: PathText,
     /// How often.
     #[serde(default = "check_every")]
