@@ -92,6 +92,26 @@ fn the_rest_of_a_refused_body_may_take_longer_than_a_head() {
     assert!(begun.elapsed() < Duration::from_secs(15), "not only when it has been idle for long");
 }
 
+/// Whoever has been refused for longer than any head may take is not late with the next one.
+#[test]
+fn after_many_refusals_a_head_that_hyper_reads_has_its_whole_time() {
+    let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
+    let settings = "timeouts: { head: 1s, idle: 20s }";
+    let gateway = Gateway::start(&site(settings, &["{ path: /**, respond: { body: ok } }"], limits));
+    let mut connection = gateway.connect();
+    assert_eq!(connection.get("/").status, 200);
+    for _ in 0..8 {
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(connection.get("/").status, 429);
+    }
+    // Not plain, so it is hyper that reads it; and the end of its body comes later.
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+    std::thread::sleep(Duration::from_millis(300));
+    connection.send("0\r\n\r\n");
+    assert_eq!(connection.receive().status, 429);
+    assert_eq!(connection.get("/").status, 429, "the connection goes on");
+}
+
 #[test]
 fn an_idle_connection_is_closed() {
     let upstream = Raw::named("one");
