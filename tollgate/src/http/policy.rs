@@ -213,7 +213,9 @@ impl Policy {
 
     fn write_new(&self, decision: &Decision, headers: &mut HeaderMap) {
         self.write_legacy(decision, headers);
-        self.write_standard(decision, headers);
+        if self.has_standard() {
+            self.write_standard(decision, headers);
+        }
     }
 
     fn write_legacy(&self, decision: &Decision, headers: &mut HeaderMap) {
