@@ -3,6 +3,8 @@
 //! A surface makes [`Facts`] of a request and asks; the [`Ruling`] says what to answer. Rules can be replaced at
 //! any moment: a request is decided wholly by the old ones or wholly by the new.
 
+#[cfg(feature = "tower")]
+mod admitted;
 mod explain;
 mod hearing;
 mod in_flight;
@@ -26,6 +28,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
+#[cfg(feature = "tower")]
+pub(crate) use self::admitted::{Admitted, ByAddress};
 pub use self::explain::{Explanation, RuleExplained, Standing};
 #[cfg(feature = "tower")]
 pub(crate) use self::hearing::Told;

@@ -48,5 +48,7 @@ pub use self::path::{InvalidGlob, PathGlob};
 pub use self::request::Request;
 pub use self::routes::Routes;
 pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
+#[cfg(feature = "tower")]
+pub(crate) use self::set::PerAddress;
 pub(crate) use self::set::{Finding, Met, Pieces, Refused};
 pub use self::set::{RuleSet, RuleSetBuilder};

@@ -9,7 +9,7 @@
 //! # fn example() -> Result<(), tollgate::InvalidLimit> {
 //! let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
 //! let layer = RateLimitLayer::per_ip(per_client)?;
-//! // axum: Router::new().route(…).layer(layer)
+//! // axum: Router::new().route(…).layer(layer.for_axum())
 //! # let _ = layer;
 //! # Ok(())
 //! # }
@@ -19,6 +19,8 @@
 //! get a status `RESOURCE_EXHAUSTED` with retry information.
 
 mod body;
+#[cfg(feature = "axum")]
+mod for_axum;
 mod future;
 mod layer;
 #[cfg(not(feature = "axum"))]
@@ -31,6 +33,8 @@ mod peer;
 mod service;
 
 pub use self::body::ResponseBody;
+#[cfg(feature = "axum")]
+pub use self::for_axum::{AxumRateLimit, AxumRateLimitLayer, AxumResponseFuture};
 pub use self::future::ResponseFuture;
 pub use self::layer::RateLimitLayer;
 pub use self::peer::PeerAddress;

@@ -13,6 +13,8 @@ use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder, TakeFrom};
 use crate::reservation::{Costs, Settlement};
 use crate::rules::RuleSet;
+#[cfg(feature = "tower")]
+use crate::store::memory::Asked;
 use crate::units::Timestamp;
 
 #[derive(Clone)]
@@ -44,6 +46,14 @@ impl Wanted {
             Self::Redis(wanted) => (&[][..], &wanted[..]),
         };
         here.iter().map(|one| (one.limit, one.cost)).chain(elsewhere.iter().map(crate::redis::cost))
+    }
+
+    /// That too, of a store in memory.
+    #[cfg(feature = "tower")]
+    pub(super) fn push(&mut self, one: Asked) {
+        if let Self::Memory(asked) = self {
+            asked.push(one);
+        }
     }
 
     pub(super) fn append(&mut self, other: Self) {
@@ -89,6 +99,16 @@ impl Store {
         match self {
             Self::Memory(limiter) => rules.limiter_after(limiter).map(Self::Memory),
             Self::Redis(limiter) => limiter.with_limits(rules.limit_set()).map(Self::Redis),
+        }
+    }
+
+    /// The limiter, if it is in this process.
+    #[cfg(feature = "tower")]
+    #[inline(always)]
+    pub(super) fn here(&self) -> Option<&Limiter> {
+        match self {
+            Self::Memory(limiter) => Some(limiter),
+            Self::Redis(_) => None,
         }
     }
 

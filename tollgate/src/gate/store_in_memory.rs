@@ -11,6 +11,8 @@ use crate::limit::LimitId;
 use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::reservation::{Costs, Settlement};
 use crate::rules::RuleSet;
+#[cfg(feature = "tower")]
+use crate::store::memory::Asked;
 use crate::units::Timestamp;
 
 #[derive(Clone)]
@@ -30,6 +32,12 @@ impl Wanted {
         self.0.iter().map(|one| (one.limit, one.cost))
     }
 
+    /// That too.
+    #[cfg(feature = "tower")]
+    pub(super) fn push(&mut self, one: Asked) {
+        self.0.push(one);
+    }
+
     pub(super) fn append(&mut self, mut other: Self) {
         self.0.append(&mut other.0);
     }
@@ -42,6 +50,13 @@ impl Store {
 
     pub(super) fn with_rules(&self, rules: &RuleSet) -> Result<Self, InvalidLimit> {
         rules.limiter_after(&self.0).map(Self)
+    }
+
+    /// The limiter, if it is in this process, which it is.
+    #[cfg(feature = "tower")]
+    #[inline(always)]
+    pub(super) fn here(&self) -> Option<&Limiter> {
+        Some(&self.0)
     }
 
     pub(super) fn now(&self) -> Timestamp {

@@ -3,6 +3,8 @@
 use smallvec::SmallVec;
 
 use super::{Hit, Limiter};
+#[cfg(feature = "tower")]
+use crate::decision::AskedBy;
 use crate::decision::Decision;
 use crate::limit::LimitId;
 use crate::store::memory::Asked;
@@ -15,6 +17,16 @@ impl Limiter {
     #[inline]
     pub(crate) fn ask_hit(&self, hit: &Hit<'_>) -> Asked {
         Asked { limit: hit.limit, fingerprint: self.0.store.fingerprint(hit.key), cost: hit.cost }
+    }
+
+    /// Decides one hit.
+    #[cfg(feature = "tower")]
+    #[inline(always)]
+    pub(crate) fn decide_one_asked(&self, asked: Asked) -> Decision {
+        // The processor reads its counter once all that went before is done, so not after a cache miss.
+        let now = self.now();
+        let inner = &*self.0;
+        Decision { asked: AskedBy::Hits, ..inner.store.decide_one(&inner.limits, asked, now) }
     }
 
     /// What would be decided, taking nothing.

@@ -93,6 +93,11 @@ impl TrustedProxies {
         self.networks.contain(address)
     }
 
+    /// Whether there are none, so that the peer is the client.
+    pub(super) fn is_nobody(&self) -> bool {
+        self.networks.is_empty()
+    }
+
     /// The right-most address that is not a trusted proxy's; the left-most of all if every one is.
     ///
     /// `None` if it is not known where the request came from.

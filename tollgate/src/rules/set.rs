@@ -4,6 +4,7 @@
 //! token) allocates nothing to find its hits.
 
 mod building;
+mod per_address;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 pub use self::building::RuleSetBuilder;
+pub(crate) use self::per_address::PerAddress;
 use super::answers::Hearing;
 use super::client::TrustedProxies;
 use super::index::{Index, Place};
@@ -61,6 +63,7 @@ struct Inner {
     hear_answers: bool,
     /// Whether any rule bans.
     have_bans: bool,
+    per_address: Option<PerAddress>,
 }
 
 struct Compiled {

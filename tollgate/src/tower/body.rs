@@ -32,12 +32,22 @@ pin_project! {
     }
 }
 
-impl<B> ResponseBody<B> {
-    pub(super) fn inner(body: B, place: Option<Place>) -> Self {
+/// A body that the layer can make of the service's.
+pub(super) trait Outgoing<B> {
+    /// What the service said, and the place of the request among those in flight, to be kept as long as that takes.
+    fn inner(body: B, place: Option<Place>) -> Self;
+
+    /// Why the service was not asked.
+    fn refusal(text: Bytes) -> Self;
+}
+
+impl<B> Outgoing<B> for ResponseBody<B> {
+    #[inline]
+    fn inner(body: B, place: Option<Place>) -> Self {
         Self { kind: Kind::Inner { body, place } }
     }
 
-    pub(super) fn refusal(text: Bytes) -> Self {
+    fn refusal(text: Bytes) -> Self {
         Self { kind: Kind::Refusal { text } }
     }
 }

@@ -7,76 +7,53 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
+use super::body::Outgoing;
 use super::service::refusal;
 use super::{ActualCost, ResponseBody};
-use crate::gate::Ruling;
+use crate::gate::{Admitted, Ruling};
 
-type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
+type Answer<B, E> = Result<Response<B>, E>;
 
 pin_project! {
     /// The answer to a request, on its way.
     pub struct ResponseFuture<F, R, E> {
         #[pin]
-        stage: Stage<F, R, E>,
+        stage: Stage<F, ResponseBody<R>, E>,
     }
 }
 
 pin_project! {
+    /// Where a request is on its way.
     #[project = StageProjection]
-    enum Stage<F, R, E> {
-        Refused { response: Option<Response<ResponseBody<R>>> },
-        // What most requests are: nothing is allocated for them.
-        Inside { #[pin] future: F, ruling: Option<Ruling> },
+    pub(super) enum Stage<F, B, E> {
+        Refused { response: Option<Response<B>> },
+        // What most requests are.
+        Inside { #[pin] future: F, kept: Option<Kept> },
         // A store that is elsewhere, a queue that holds, a cost to settle.
-        Longer { way: Pin<Box<dyn Future<Output = Answer<R, E>> + Send>> },
+        Longer { way: Pin<Box<dyn Future<Output = Answer<B, E>> + Send>> },
+    }
+}
+
+/// What is kept of a ruling until the service has answered. Futures are moved about, so it is small.
+pub(super) enum Kept {
+    Admitted(Admitted),
+    Ruling(Box<Ruling>),
+}
+
+impl Kept {
+    fn into_ruling(self) -> Box<Ruling> {
+        match self {
+            Self::Admitted(admitted) => admitted.into_ruling(),
+            Self::Ruling(ruling) => ruling,
+        }
     }
 }
 
 impl<F, R, E> ResponseFuture<F, R, E> {
-    pub(super) fn refused(response: Response<ResponseBody<R>>) -> Self {
-        Self { stage: Stage::Refused { response: Some(response) } }
-    }
-
     #[inline]
-    pub(super) fn inside(future: F, ruling: Ruling) -> Self {
-        Self { stage: Stage::Inside { future, ruling: Some(ruling) } }
+    pub(super) fn new(stage: Stage<F, ResponseBody<R>, E>) -> Self {
+        Self { stage }
     }
-
-    /// Waits for the ruling, and holds the request as long as it says.
-    pub(super) fn longer<S, Q>(
-        ruling: impl Future<Output = Ruling> + Send + 'static,
-        mut inner: S,
-        request: Request<Q>,
-    ) -> Self
-    where
-        S: Service<Request<Q>, Response = Response<R>, Error = E, Future = F> + Send + 'static,
-        F: Future<Output = Result<Response<R>, E>> + Send,
-        Q: Send + 'static,
-        R: Send,
-    {
-        let way = Box::pin(async move {
-            let ruling = ruling.await;
-            if let Some(refused) = refusal(&ruling, &request) {
-                return Ok(refused);
-            }
-            if !ruling.delay().is_zero() {
-                tokio::time::sleep(ruling.delay()).await;
-            }
-            let response = inner.call(request).await?;
-            Ok(answered(ruling, response).await)
-        });
-        Self { stage: Stage::Longer { way } }
-    }
-}
-
-/// The service's answer with the headers of a ruling, once what it really cost is settled.
-async fn answered<R>(mut ruling: Ruling, mut response: Response<R>) -> Response<ResponseBody<R>> {
-    ruling.write_headers(response.headers_mut());
-    let cost = response.extensions_mut().remove::<ActualCost>();
-    // Nobody is left to tell when the store cannot be reached: what was taken stands.
-    _ = ruling.hear(response.status(), response.headers(), cost.as_ref().map(ActualCost::told)).await;
-    let place = ruling.take_place();
-    response.map(|body| ResponseBody::inner(body, place))
 }
 
 impl<F, R, E> Future for ResponseFuture<F, R, E>
@@ -85,34 +62,115 @@ where
     R: Send + 'static,
     E: 'static,
 {
-    type Output = Answer<R, E>;
+    type Output = Answer<ResponseBody<R>, E>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut stage = self.project().stage;
+        self.project().stage.poll_answer(context)
+    }
+}
+
+impl<F, B, E> Stage<F, B, E> {
+    pub(super) fn refused(response: Response<B>) -> Self {
+        Self::Refused { response: Some(response) }
+    }
+
+    #[inline]
+    pub(super) fn admitted(future: F, admitted: Admitted) -> Self {
+        Self::Inside { future, kept: Some(Kept::Admitted(admitted)) }
+    }
+
+    #[inline]
+    pub(super) fn inside(future: F, ruling: Box<Ruling>) -> Self {
+        Self::Inside { future, kept: Some(Kept::Ruling(ruling)) }
+    }
+
+    /// Waits for the ruling, and holds the request as long as it says.
+    pub(super) fn longer<S, Q, R>(
+        ruling: impl Future<Output = Ruling> + Send + 'static,
+        mut inner: S,
+        request: Request<Q>,
+    ) -> Self
+    where
+        S: Service<Request<Q>, Response = Response<R>, Error = E, Future = F> + Send + 'static,
+        F: Future<Output = Result<Response<R>, E>> + Send,
+        Q: Send + 'static,
+        R: Send + 'static,
+        B: Outgoing<R>,
+    {
+        let way = Box::pin(async move {
+            let ruling = ruling.await;
+            if let Some(refused) = refusal::<_, R, B>(&ruling, &request) {
+                return Ok(refused);
+            }
+            if !ruling.delay().is_zero() {
+                tokio::time::sleep(ruling.delay()).await;
+            }
+            let response = inner.call(request).await?;
+            Ok(answered(ruling, response).await)
+        });
+        Self::Longer { way }
+    }
+
+    #[inline]
+    pub(super) fn poll_answer<R>(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer<B, E>>
+    where
+        F: Future<Output = Result<Response<R>, E>>,
+        R: Send + 'static,
+        B: Outgoing<R> + 'static,
+        E: 'static,
+    {
+        let mut stage = self;
         match stage.as_mut().project() {
             StageProjection::Refused { response } => {
                 Poll::Ready(Ok(response.take().expect("a future is not asked again after it is done")))
             }
             StageProjection::Longer { way } => way.as_mut().poll(context),
-            StageProjection::Inside { future, ruling } => {
+            StageProjection::Inside { future, kept } => {
                 let mut response = ready!(future.poll(context))?;
-                // Not taken out where it need not be: it is large.
-                let settled = |ruling: &&mut Ruling| {
-                    response.extensions().get::<ActualCost>().is_none() && !ruling.hears_answer()
-                };
-                if let Some(ruling) = ruling.as_mut().filter(settled) {
-                    ruling.write_headers(response.headers_mut());
-                    let place = ruling.take_place();
-                    return Poll::Ready(Ok(response.map(|body| ResponseBody::inner(body, place))));
+                let says_cost = response.extensions().get::<ActualCost>().is_some();
+                match kept {
+                    Some(Kept::Admitted(admitted)) if !says_cost => {
+                        admitted.write_headers(response.headers_mut());
+                        return Poll::Ready(Ok(response.map(|body| B::inner(body, None))));
+                    }
+                    Some(Kept::Ruling(ruling)) if !says_cost && !ruling.hears_answer() => {
+                        ruling.write_headers(response.headers_mut());
+                        let place = ruling.take_place();
+                        return Poll::Ready(Ok(response.map(|body| B::inner(body, place))));
+                    }
+                    _ => {}
                 }
-                let ruling = ruling.take().expect("a future is not asked again after it is done");
-                let mut way = Box::pin(async move { Ok(answered(ruling, response).await) });
+                let kept = kept.take().expect("a future is not asked again after it is done");
+                let mut way = settling(kept.into_ruling(), response);
                 let answer = way.as_mut().poll(context);
                 if answer.is_pending() {
-                    stage.set(Stage::Longer { way });
+                    stage.set(Self::Longer { way });
                 }
                 answer
             }
         }
     }
+}
+
+/// What few answers need: a cost to settle, or rules that want to know of it.
+#[cold]
+#[inline(never)]
+fn settling<R, B, E>(ruling: Box<Ruling>, response: Response<R>) -> Pin<Box<dyn Future<Output = Answer<B, E>> + Send>>
+where
+    R: Send + 'static,
+    B: Outgoing<R> + 'static,
+    E: 'static,
+{
+    Box::pin(async move { Ok(answered(*ruling, response).await) })
+}
+
+/// The service's answer with the headers of a ruling, once what it really cost is settled.
+async fn answered<R, B: Outgoing<R>>(mut ruling: Ruling, mut response: Response<R>) -> Response<B> {
+    ruling.write_headers(response.headers_mut());
+    let cost = response.extensions_mut().remove::<ActualCost>();
+    // Nobody is left to tell when the store cannot be reached: what was taken stands.
+    _ = ruling.hear(response.status(), response.headers(), cost.as_ref().map(ActualCost::told)).await;
+    let place = ruling.take_place();
+    response.map(|body| B::inner(body, place))
 }

@@ -10,7 +10,7 @@ use super::{RateLimit, on};
 use crate::error::InvalidLimit;
 use crate::gate::Gate;
 use crate::limit::Limit;
-use crate::rules::{KeyPart, Request, Rule, RuleSet};
+use crate::rules::{Finders, KeyPart, Request, Rule, RuleSet};
 
 /// Finds the address of a connection's other end among the extensions of a request.
 type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
@@ -32,13 +32,31 @@ pub struct RateLimitLayer(Arc<Limits>);
 #[derive(Clone)]
 pub(super) struct Limits {
     pub(super) gate: Gate,
-    pub(super) find_peer: FindPeer,
+    /// Where to look for the address, if it is not where it usually is.
+    find_peer: Option<FindPeer>,
+}
+
+impl Limits {
+    /// The address of the connection's other end.
+    #[inline]
+    pub(super) fn peer(&self, extensions: &Extensions) -> Option<IpAddr> {
+        match &self.find_peer {
+            None => on::peer(extensions),
+            Some(find) => find(extensions),
+        }
+    }
+
+    /// What facts find by, where rules ask for it.
+    pub(super) fn finders(&self) -> Finders<'_> {
+        let usual: &'static (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync) = &on::peer;
+        Finders { peer: self.find_peer.as_deref().unwrap_or(usual), route: on::route }
+    }
 }
 
 impl RateLimitLayer {
     /// The rules of a gate. Keep a clone of the gate to replace its rules while the service runs.
     pub fn new(gate: Gate) -> Self {
-        Self(Arc::new(Limits { gate, find_peer: Arc::new(on::peer) }))
+        Self(Arc::new(Limits { gate, find_peer: None }))
     }
 
     /// One limit for each client address; IPv6 by /64.
@@ -82,8 +100,26 @@ impl RateLimitLayer {
 
     /// Finds the address of the connection's other end among the extensions of a request.
     pub fn peer_address(mut self, find: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
-        Arc::make_mut(&mut self.0).find_peer = Arc::new(find);
+        Arc::make_mut(&mut self.0).find_peer = Some(Arc::new(find));
         self
+    }
+
+    /// The same for axum's routers: the bodies of answers stay of axum's own type. It changes nothing that a client could
+    /// see, and saves the box that axum puts around the body of every answer otherwise.
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::{Limit, Rate, TokenBucket};
+    ///
+    /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
+    /// let limits = RateLimitLayer::per_ip(per_client)?.for_axum();
+    /// let app: Router = Router::new().route("/", get(async || "hello")).layer(limits);
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    #[cfg(feature = "axum")]
+    pub fn for_axum(self) -> super::AxumRateLimitLayer {
+        super::AxumRateLimitLayer(self)
     }
 
     /// The gate, to replace its rules.

@@ -9,11 +9,13 @@ use http::{Method, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
+use super::body::Outgoing;
+use super::future::Stage;
 use super::layer::Limits;
-use super::{ResponseBody, ResponseFuture, on};
-use crate::gate::{Elsewhere, Ruling, Told};
+use super::{ResponseBody, ResponseFuture};
+use crate::gate::{ByAddress, Elsewhere, Ruling, Told};
 use crate::http::is_grpc;
-use crate::rules::{Facts, Finders};
+use crate::rules::Facts;
 
 /// A service with rate limits around it; see [`RateLimitLayer`](super::RateLimitLayer).
 #[derive(Clone)]
@@ -66,7 +68,7 @@ impl<S> RateLimit<S> {
         let mut facts = Facts::of_parts(request.method().as_str(), path, uri.query())
             .headers(request.headers())
             .extensions(request.extensions())
-            .finders(Finders { peer: &*self.limits.find_peer, route: on::route });
+            .finders(self.limits.finders());
         if let Some(host) = uri.host() {
             facts = facts.host(host);
         }
@@ -75,12 +77,16 @@ impl<S> RateLimit<S> {
 }
 
 /// The refusal that a ruling is, in the form that the client of this request understands.
-pub(super) fn refusal<Q, B>(ruling: &Ruling, request: &Request<Q>) -> Option<Response<ResponseBody<B>>> {
-    if ruling.is_allowed() {
-        return None;
-    }
+#[inline]
+pub(super) fn refusal<Q, R, B: Outgoing<R>>(ruling: &Ruling, request: &Request<Q>) -> Option<Response<B>> {
+    if ruling.is_allowed() { None } else { refusal_to(ruling, request) }
+}
+
+#[cold]
+#[inline(never)]
+fn refusal_to<Q, R, B: Outgoing<R>>(ruling: &Ruling, request: &Request<Q>) -> Option<Response<B>> {
     if is_grpc(request.headers()) {
-        return ruling.grpc_response().map(|response| response.map(|()| ResponseBody::refusal(Bytes::new())));
+        return ruling.grpc_response().map(|response| response.map(|()| B::refusal(Bytes::new())));
     }
     let mut response = ruling.response(request.headers())?;
     // Not every server takes the body from an answer to HEAD; its length is told all the same.
@@ -88,7 +94,7 @@ pub(super) fn refusal<Q, B>(ruling: &Ruling, request: &Request<Q>) -> Option<Res
         let length = std::mem::take(response.body_mut()).len();
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
     }
-    Some(response.map(ResponseBody::refusal))
+    Some(response.map(B::refusal))
 }
 
 impl<S, Q, R> Service<Request<Q>> for RateLimit<S>
@@ -108,17 +114,39 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let mut ruling = Ruling::unasked(&self.limits.gate);
-        if let Some(elsewhere) = self.ask(&mut ruling, &request) {
-            return ResponseFuture::longer(ruling.elsewhere(elsewhere), self.take_ready(), request);
-        }
-        if let Some(refused) = refusal(&ruling, &request) {
-            return ResponseFuture::refused(refused);
+        ResponseFuture::new(self.enter(request))
+    }
+}
+
+impl<S> RateLimit<S> {
+    /// Lets a request in, or not.
+    #[inline]
+    pub(super) fn enter<Q, R, B>(&mut self, request: Request<Q>) -> Stage<S::Future, B, S::Error>
+    where
+        S: Service<Request<Q>, Response = Response<R>> + Clone + Send + 'static,
+        S::Future: Send,
+        Q: Send + 'static,
+        R: Send + 'static,
+        B: Outgoing<R> + 'static,
+    {
+        let ruling = match self.limits.gate.ask_by_address(|| self.limits.peer(request.extensions())) {
+            ByAddress::Admitted(admitted) => return Stage::admitted(self.inner.call(request), admitted),
+            ByAddress::Ruled(ruling) => ruling,
+            ByAddress::Unasked(unasked) => {
+                let mut ruling = unasked.ruling();
+                if let Some(elsewhere) = self.ask(&mut ruling, &request) {
+                    return Stage::longer(ruling.elsewhere(elsewhere), self.take_ready(), request);
+                }
+                ruling
+            }
+        };
+        if let Some(refused) = refusal::<_, R, _>(&ruling, &request) {
+            return Stage::refused(refused);
         }
         if !ruling.delay().is_zero() {
-            return ResponseFuture::longer(std::future::ready(ruling), self.take_ready(), request);
+            return Stage::longer(std::future::ready(*ruling), self.take_ready(), request);
         }
-        ResponseFuture::inside(self.inner.call(request), ruling)
+        Stage::inside(self.inner.call(request), ruling)
     }
 }
 

@@ -7,10 +7,13 @@ mod bodies;
 mod changes;
 #[cfg(feature = "axum")]
 mod connect_info;
+#[cfg(feature = "axum")]
+mod for_axum;
 mod grpc;
 mod hearing;
 mod identity;
 mod in_flight;
+mod per_address;
 mod queue;
 mod readiness;
 mod scenarios;

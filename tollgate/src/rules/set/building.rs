@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Compiled, Inner, MAX_KEY_PARTS, RuleSet};
+use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, RuleSet};
 use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Families, Policy};
@@ -108,7 +108,8 @@ impl RuleSetBuilder {
             .map(|one| Indexed { paths: &one.rule.matching.paths, hosts: &one.rule.matching.hosts })
             .collect();
         let index = Index::new(&indexed);
-        let shortcuts = compiled.iter().zip(index.places()).map(|(one, place)| one.shortcut(*place)).collect();
+        let shortcuts: Box<[_]> =
+            compiled.iter().zip(index.places()).map(|(one, place)| one.shortcut(*place)).collect();
         let of_places = compiling.owners[compiling.limits.len()..].iter().zip(&compiling.in_flight);
         let of_places =
             of_places.map(|(rule, most)| Policy::in_flight(compiled[*rule as usize].rule.name(), *most, self.families));
@@ -118,6 +119,7 @@ impl RuleSetBuilder {
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
             hear_answers: compiled.iter().any(|one| one.rule.hearing.is_needed()),
+            per_address: PerAddress::of(&compiled, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
             rules: compiled.into(),
             shortcuts,

@@ -1,0 +1,117 @@
+//! The short way: what is asked by the client's address alone, and what is kept of a request that one limit let in.
+//!
+//! A ruling knows all that can ever be asked of it, and is large for that. A layer has something of it travel with each
+//! request to the service and back, where it is moved more often than it is looked at, so that is no more than what an
+//! answer needs.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::HeaderMap;
+
+use super::posed::Posed;
+use super::{Gate, Ruling, State};
+use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
+use crate::key::Key;
+use crate::limiter::{Hit, Limiter};
+use crate::rules::PerAddress;
+use crate::store::memory::Asked;
+use crate::units::Timestamp;
+
+/// A request that one limit of this process's memory let in at once, with nothing else to be known of it.
+pub(crate) struct Admitted {
+    state: Arc<State>,
+    asked: Asked,
+    at: Timestamp,
+    remaining: u64,
+    reset_after: u64,
+}
+
+/// How far a request has come by its address.
+pub(crate) enum ByAddress {
+    Admitted(Admitted),
+    /// It may not go on at once.
+    Ruled(Box<Ruling>),
+    /// The rules want to know more of it.
+    Unasked(Unasked),
+}
+
+/// The rules that a request is to be decided by.
+pub(crate) struct Unasked(Arc<State>);
+
+impl Gate {
+    /// Asks by the address of a request, if that is all that the rules want to know of it.
+    #[inline]
+    pub(crate) fn ask_by_address(&self, peer: impl FnOnce() -> Option<IpAddr>) -> ByAddress {
+        let state = self.0.state.load_full();
+        let (Some(rule), Some(limiter)) = (state.rules.per_address(), state.store.here()) else {
+            return ByAddress::Unasked(Unasked(state));
+        };
+        // What to do with a request of unknown address is for the rules to say.
+        let Some(peer) = peer() else { return ByAddress::Unasked(Unasked(state)) };
+        let (asked, decision) = decide(limiter, rule, peer);
+        let Verdict { outcome, remaining, reset_after } = decision.verdict;
+        if outcome == AT_ONCE {
+            return ByAddress::Admitted(Admitted { state, asked, at: decision.at, remaining, reset_after });
+        }
+        ByAddress::Ruled(ruled(state, asked, decision))
+    }
+}
+
+impl Unasked {
+    /// The ruling, to be asked for: large, so in a box from the start.
+    #[inline]
+    pub(crate) fn ruling(self) -> Box<Ruling> {
+        Box::new(Ruling::unlimited(self.0))
+    }
+}
+
+/// What most requests are told.
+const AT_ONCE: Outcome = Outcome::Allowed { delay: 0 };
+
+#[inline(never)]
+fn decide(limiter: &Limiter, rule: PerAddress, peer: IpAddr) -> (Asked, Decision) {
+    let text = rule.group.text(peer);
+    let asked = limiter.ask_hit(&Hit::new(rule.limit, Key::from(text.as_bytes())).cost(rule.cost));
+    (asked, limiter.decide_one_asked(asked))
+}
+
+#[cold]
+#[inline(never)]
+fn ruled(state: Arc<State>, asked: Asked, decision: Decision) -> Box<Ruling> {
+    let mut ruling = Unasked(state).ruling();
+    ruling.wanted.push(asked);
+    ruling.decided(Posed::default(), decision, Vec::new());
+    ruling
+}
+
+impl Admitted {
+    #[inline(always)]
+    fn decision(&self) -> Decision {
+        let Self { state, asked, at, remaining, reset_after } = self;
+        let verdict = Verdict { outcome: AT_ONCE, remaining: *remaining, reset_after: *reset_after };
+        Decision {
+            limit: Some(asked.limit),
+            quota: state.rules.policy(asked.limit).quota(),
+            cost: asked.cost,
+            at: *at,
+            asked: AskedBy::Hits,
+            source: Source::Store,
+            verdict,
+        }
+    }
+
+    /// As a [`Ruling`] does it.
+    #[inline]
+    pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
+        self.state.rules.policy(self.asked.limit).merge(&self.decision(), headers);
+    }
+
+    /// The whole ruling, for what is rarely done with one.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn into_ruling(self) -> Box<Ruling> {
+        let decision = self.decision();
+        ruled(self.state, self.asked, decision)
+    }
+}

@@ -1,0 +1,46 @@
+//! The rules that most services begin with: one limit for each client address, and nothing else.
+
+use super::{Compiled, Exceptions, Known, RuleSet, Shortcut};
+use crate::limit::LimitId;
+use crate::rules::client::TrustedProxies;
+use crate::rules::ip_group::IpGroup;
+use crate::rules::key_part::Source;
+use crate::rules::rule::{CostSource, Mode};
+
+/// The only rule of a set, if it counts every request by the address of its connection, at a constant cost, and has
+/// nothing to do afterwards.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "layers ask by it"))]
+pub(crate) struct PerAddress {
+    pub(crate) limit: LimitId,
+    pub(crate) group: IpGroup,
+    pub(crate) cost: u64,
+}
+
+impl PerAddress {
+    pub(super) fn of(rules: &[Compiled], shortcuts: &[Shortcut], proxies: &TrustedProxies) -> Option<Self> {
+        let ([compiled], [shortcut]) = (rules, shortcuts) else { return None };
+        let rule = &compiled.rule;
+        let is_for_all = shortcut.known == Known::Everything && shortcut.exceptions == Exceptions::None;
+        let is_plain = rule.mode == Mode::Enforced && !rule.is_in_flight() && compiled.ban.is_none();
+        if !is_for_all || !is_plain || rule.hearing.is_needed() || !proxies.is_nobody() {
+            return None;
+        }
+        match (&*rule.key, &rule.cost.0) {
+            ([part], CostSource::Constant(cost)) => match part.0 {
+                Source::Ip(group) => Some(Self { limit: compiled.limit, group, cost: *cost }),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+impl RuleSet {
+    /// What to count by if the address of a request is all that these rules want to know of it.
+    #[cfg(feature = "tower")]
+    #[inline]
+    pub(crate) fn per_address(&self) -> Option<PerAddress> {
+        self.0.per_address
+    }
+}

@@ -1,0 +1,152 @@
+//! Rules that count by the address alone are asked a shorter way, which nobody can tell from the long one.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tollgate::rules::{Answers, Cost, KeyPart, Listing, Match, Missing, Mode, Rule, RuleSet, RuleSetBuilder};
+use tollgate::rules::{Networks, TrustedProxies};
+use tollgate::tower::{ActualCost, PeerAddress, RateLimitLayer};
+use tollgate::{Asking, Ban, FixedWindow, Gate, HOUR, LeakyBucket, Limit, MINUTE, ManualClock, Rate, TokenBucket};
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::server::Answer;
+use super::{gate_of, per_minute};
+
+/// Who asks one after the other, and whom its proxy speaks for.
+const REQUESTS: [(&str, &str); 12] = [
+    ("192.0.2.1:1", ""),
+    ("192.0.2.1:2", "198.51.100.7"),
+    ("192.0.2.1:3", ""),
+    ("192.0.2.1:4", ""),
+    ("[::ffff:192.0.2.1]:5", ""),
+    ("192.0.2.2:1", "198.51.100.7"),
+    ("[2001:db8::1]:1", ""),
+    ("[2001:db8::2]:1", ""),
+    ("[2001:db8:0:1::1]:1", ""),
+    ("", ""),
+    ("", "198.51.100.7"),
+    ("", ""),
+];
+
+fn per_client(limit: u64) -> Rule {
+    per_minute("per-client", limit).key(KeyPart::ip())
+}
+
+fn of(rule: Rule) -> RuleSetBuilder {
+    RuleSet::builder().rule(rule)
+}
+
+/// The same with a rule that is for nobody, so that the index has to be asked.
+fn the_long_way(rules: RuleSetBuilder) -> RuleSetBuilder {
+    rules.rule(per_minute("nobody", 1).matching(Match::everything().path("/nobody".parse().unwrap())))
+}
+
+async fn ask(gate: &Gate, peer: &str, forwarded_for: &str, cost: Option<ActualCost>) -> Answer {
+    let inner = service_fn(move |_: Request<()>| {
+        let mut response = Response::new(Full::<Bytes>::from("hello"));
+        if let Some(cost) = cost.clone() {
+            response.extensions_mut().insert(cost);
+        }
+        std::future::ready(Ok::<_, Infallible>(response))
+    });
+    let mut request = Request::new(());
+    if let Ok(peer) = peer.parse::<SocketAddr>() {
+        request.extensions_mut().insert(PeerAddress(peer));
+    }
+    if !forwarded_for.is_empty() {
+        request.headers_mut().insert("x-forwarded-for", forwarded_for.parse().unwrap());
+    }
+    Answer::of(RateLimitLayer::new(gate.clone()).layer(inner).oneshot(request).await.unwrap()).await
+}
+
+/// What each of the requests is told, the clock going on by a second with each.
+async fn told((gate, clock): (Gate, ManualClock)) -> Vec<String> {
+    let mut all = Vec::new();
+    for (peer, forwarded_for) in REQUESTS {
+        all.push(format!("{:?}", ask(&gate, peer, forwarded_for, None).await));
+        clock.advance(Duration::from_secs(1));
+    }
+    all
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_kind_of_rule_by_address_tells_the_same_both_ways() {
+    let bucket = |bucket: LeakyBucket| Rule::new(Limit::new("queue", bucket).unwrap()).key(KeyPart::ip());
+    let token_bucket = TokenBucket::new(2, Rate::per_minute(10));
+    let office = || Listing::nobody().networks(Networks::parse(["192.0.2.0/31"]).unwrap());
+    let proxies = TrustedProxies::parse(["192.0.2.0/24"]).unwrap();
+    let kinds = [
+        ("plain", of(per_client(2))),
+        ("a bucket", of(Rule::new(Limit::new("per-client", token_bucket).unwrap()).key(KeyPart::ip()))),
+        ("a network", of(per_minute("per-client", 2).key(KeyPart::ip_network(48).unwrap()))),
+        ("a cost", of(per_client(5).cost(Cost::constant(2)))),
+        ("a cost above all", of(per_client(1).cost(Cost::constant(2)))),
+        ("no cost", of(per_client(2).cost(Cost::constant(0)))),
+        ("a queue", of(bucket(LeakyBucket::new(2, Rate::per_minute(1)).queue(HOUR)))),
+        ("a shadow", of(per_client(1).mode(Mode::Shadow))),
+        ("exempt", of(per_client(1).exempt(office()))),
+        ("blocked", of(per_client(2).blocked(office()))),
+        ("other numbers", of(per_client(1).key_limit(&["192.0.2.1"], FixedWindow::new(3, MINUTE)))),
+        ("denied without", of(per_client(2).missing(Missing::Deny))),
+        ("skipped without", of(per_client(2).missing(Missing::Skip))),
+        ("a ban", of(per_client(1).ban(Ban { after: 2, within: MINUTE, for_: HOUR }))),
+        ("failures", of(per_client(1).count(Answers::failures()))),
+        ("two parts", of(per_client(2).key(KeyPart::method()))),
+        ("proxies", of(per_client(2)).trusted_proxies(proxies)),
+        ("one method", of(per_client(1).matching(Match::everything().method("POST")))),
+        ("in flight", of(Rule::in_flight("per-client", 1).unwrap().key(KeyPart::ip()))),
+    ];
+    for (kind, rules) in kinds {
+        let short = told(gate_of(rules.clone())).await;
+        let long = told(gate_of(the_long_way(rules))).await;
+        assert_eq!(short, long, "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_is_the_key_that_others_ask_for_by_name() {
+    let (gate, _) = gate_of(of(per_client(5)));
+    ask(&gate, "192.0.2.1:1", "", None).await;
+    ask(&gate, "[2001:db8::1]:1", "", None).await;
+    for (key, remaining) in [("192.0.2.1", 4), ("2001:db8::/64", 4), ("192.0.2.2", 5)] {
+        let Some(Asking::Done(looked)) = gate.ask_by_name("per-client", &[key.as_bytes()], 0) else { panic!("{key}") };
+        assert_eq!(looked.decision().unwrap().remaining(), remaining, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn what_it_really_cost_is_settled() {
+    // (its cost, what the handler says, what is left)
+    let table = [
+        (1, ActualCost::new(4), 9),
+        (1, ActualCost::new(4).of_limit("per-client"), 6),
+        (1, ActualCost::new(0).of_limit("per-client"), 10),
+        (1, ActualCost::new(4).of_limit("other"), 9),
+        (3, ActualCost::new(1), 9),
+        (3, ActualCost::new(5), 5),
+    ];
+    for (cost, actual, left) in table {
+        let (gate, _) = gate_of(of(per_client(10).cost(Cost::constant(cost))));
+        let answer = ask(&gate, "192.0.2.1:1", "", Some(actual.clone())).await;
+        assert_eq!(answer.header("x-ratelimit-remaining"), Some(&*(10 - cost).to_string()));
+        let Some(Asking::Done(looked)) = gate.ask_by_name("per-client", &[b"192.0.2.1"], 0) else {
+            panic!("in memory")
+        };
+        assert_eq!(looked.decision().unwrap().remaining(), left, "{cost} {actual:?}");
+    }
+}
+
+#[tokio::test]
+async fn rules_that_are_replaced_decide_the_next_request() {
+    let (gate, _) = gate_of(of(per_client(1)));
+    let status = async || ask(&gate, "192.0.2.1:1", "", None).await.status;
+    assert_eq!([status().await, status().await], [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS].map(|it| it.as_u16()));
+    gate.replace(of(per_client(3)).build().unwrap()).unwrap();
+    assert_eq!([status().await, status().await, status().await], [200, 200, 429]);
+    gate.replace(RuleSet::builder().build().unwrap()).unwrap();
+    assert_eq!(status().await, 200);
+}
