@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rules = RuleSet::builder().rule(Rule::new(per_client).key(KeyPart::ip())).build()?;
     // While Redis is away, each server counts for itself.
     let redis = RedisLimiter::builder(&url).on_store_failure(OnStoreFailure::Local);
-    let limits = RateLimitLayer::new(Gate::on_redis(rules, redis).await?);
+    let limits = RateLimitLayer::new(Gate::on_redis(rules, redis).await?).for_axum();
     let app = Router::new().route("/", get(async || "hello\n")).layer(limits);
 
     let listener = tokio::net::TcpListener::bind(address).await?;

@@ -44,7 +44,7 @@ fn rules() -> Result<RuleSet, tollgate::InvalidLimit> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Two lines: a layer with the rules, outside of it the layer that says who asks.
-    let limits = RateLimitLayer::new(Gate::in_memory(rules()?)?);
+    let limits = RateLimitLayer::new(Gate::in_memory(rules()?)?).for_axum();
     let app = Router::new().route("/", get(async || "hello\n")).layer(limits).layer(from_fn(authenticate));
 
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:3000".to_owned());

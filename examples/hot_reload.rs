@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A clone is the same gate: what replaces its rules need not be near the server.
     let gate = Gate::open(&RuleFile::load(&file)?).await?;
     tokio::spawn(watch(file, gate.clone()));
-    let app = Router::new().route("/", get(async || "hello\n")).layer(RateLimitLayer::new(gate));
+    let app = Router::new().route("/", get(async || "hello\n")).layer(RateLimitLayer::new(gate).for_axum());
 
     let listener = tokio::net::TcpListener::bind(address).await?;
     println!("listening on {}", listener.local_addr()?);
