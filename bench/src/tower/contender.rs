@@ -103,7 +103,7 @@ fn one_limit_plain() -> anyhow::Result<Contender> {
 }
 
 fn tollgate(name: &'static str, rules: RuleSetBuilder) -> anyhow::Result<Contender> {
-    let layer = RateLimitLayer::new(Gate::in_memory(rules.build()?)?);
+    let layer = RateLimitLayer::new(Gate::in_memory(rules.build()?)?).for_axum();
     Ok(Contender::new(name, app().layer(layer)))
 }
 
