@@ -38,7 +38,7 @@ impl PerAddress {
 
 impl RuleSet {
     /// What to count by if the address of a request is all that these rules want to know of it.
-    #[cfg(feature = "tower")]
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "layers ask by it"))]
     #[inline]
     pub(crate) fn per_address(&self) -> Option<PerAddress> {
         self.0.per_address
