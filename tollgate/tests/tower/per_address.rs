@@ -16,20 +16,24 @@ use tower::{Layer, ServiceExt, service_fn};
 use super::server::Answer;
 use super::{gate_of, per_minute};
 
-/// Who asks one after the other, and whom its proxy speaks for.
-const REQUESTS: [(&str, &str); 12] = [
-    ("192.0.2.1:1", ""),
-    ("192.0.2.1:2", "198.51.100.7"),
-    ("192.0.2.1:3", ""),
-    ("192.0.2.1:4", ""),
-    ("[::ffff:192.0.2.1]:5", ""),
-    ("192.0.2.2:1", "198.51.100.7"),
-    ("[2001:db8::1]:1", ""),
-    ("[2001:db8::2]:1", ""),
-    ("[2001:db8:0:1::1]:1", ""),
-    ("", ""),
-    ("", "198.51.100.7"),
-    ("", ""),
+/// Who asks one after the other, whom its proxy speaks for, and for what.
+const REQUESTS: [(&str, &str, &str); 16] = [
+    ("192.0.2.1:1", "", "/"),
+    ("192.0.2.1:2", "198.51.100.7", "/"),
+    ("192.0.2.1:3", "", "/"),
+    ("192.0.2.1:4", "", "/"),
+    ("[::ffff:192.0.2.1]:5", "", "/"),
+    ("192.0.2.2:1", "198.51.100.7", "/"),
+    ("192.0.2.3:1", "", "/login"),
+    ("192.0.2.3:1", "", "/login"),
+    ("192.0.2.3:1", "", "http://api.example.com/login"),
+    ("192.0.2.3:1", "", "http://api.example.com/"),
+    ("[2001:db8::1]:1", "", "/"),
+    ("[2001:db8::2]:1", "", "/"),
+    ("[2001:db8:0:1::1]:1", "", "/"),
+    ("", "", "/"),
+    ("", "198.51.100.7", "/"),
+    ("", "", "/"),
 ];
 
 fn per_client(limit: u64) -> Rule {
@@ -45,7 +49,7 @@ fn the_long_way(rules: RuleSetBuilder) -> RuleSetBuilder {
     rules.rule(per_minute("nobody", 1).matching(Match::everything().path("/nobody".parse().unwrap())))
 }
 
-async fn ask(gate: &Gate, peer: &str, forwarded_for: &str, cost: Option<ActualCost>) -> Answer {
+async fn ask(gate: &Gate, (peer, forwarded_for, uri): (&str, &str, &str), cost: Option<ActualCost>) -> Answer {
     let inner = service_fn(move |_: Request<()>| {
         let mut response = Response::new(Full::<Bytes>::from("hello"));
         if let Some(cost) = cost.clone() {
@@ -54,6 +58,7 @@ async fn ask(gate: &Gate, peer: &str, forwarded_for: &str, cost: Option<ActualCo
         std::future::ready(Ok::<_, Infallible>(response))
     });
     let mut request = Request::new(());
+    *request.uri_mut() = uri.parse().unwrap();
     if let Ok(peer) = peer.parse::<SocketAddr>() {
         request.extensions_mut().insert(PeerAddress(peer));
     }
@@ -66,8 +71,8 @@ async fn ask(gate: &Gate, peer: &str, forwarded_for: &str, cost: Option<ActualCo
 /// What each of the requests is told, the clock going on by a second with each.
 async fn told((gate, clock): (Gate, ManualClock)) -> Vec<String> {
     let mut all = Vec::new();
-    for (peer, forwarded_for) in REQUESTS {
-        all.push(format!("{:?}", ask(&gate, peer, forwarded_for, None).await));
+    for request in REQUESTS {
+        all.push(format!("{:?}", ask(&gate, request, None).await));
         clock.advance(Duration::from_secs(1));
     }
     all
@@ -97,6 +102,9 @@ async fn every_kind_of_rule_by_address_tells_the_same_both_ways() {
         ("failures", of(per_client(1).count(Answers::failures()))),
         ("two parts", of(per_client(2).key(KeyPart::method()))),
         ("proxies", of(per_client(2)).trusted_proxies(proxies)),
+        ("one path", of(per_client(1).matching(Match::everything().path("/login".parse().unwrap())))),
+        ("every path", of(per_client(1).matching(Match::everything().path("/**".parse().unwrap())))),
+        ("one host", of(per_client(1).matching(Match::everything().host("api.example.com".parse().unwrap())))),
         ("one method", of(per_client(1).matching(Match::everything().method("POST")))),
         ("in flight", of(Rule::in_flight("per-client", 1).unwrap().key(KeyPart::ip()))),
     ];
@@ -110,8 +118,8 @@ async fn every_kind_of_rule_by_address_tells_the_same_both_ways() {
 #[tokio::test]
 async fn an_address_is_the_key_that_others_ask_for_by_name() {
     let (gate, _) = gate_of(of(per_client(5)));
-    ask(&gate, "192.0.2.1:1", "", None).await;
-    ask(&gate, "[2001:db8::1]:1", "", None).await;
+    ask(&gate, ("192.0.2.1:1", "", "/"), None).await;
+    ask(&gate, ("[2001:db8::1]:1", "", "/"), None).await;
     for (key, remaining) in [("192.0.2.1", 4), ("2001:db8::/64", 4), ("192.0.2.2", 5)] {
         let Some(Asking::Done(looked)) = gate.ask_by_name("per-client", &[key.as_bytes()], 0) else { panic!("{key}") };
         assert_eq!(looked.decision().unwrap().remaining(), remaining, "{key}");
@@ -131,7 +139,7 @@ async fn what_it_really_cost_is_settled() {
     ];
     for (cost, actual, left) in table {
         let (gate, _) = gate_of(of(per_client(10).cost(Cost::constant(cost))));
-        let answer = ask(&gate, "192.0.2.1:1", "", Some(actual.clone())).await;
+        let answer = ask(&gate, ("192.0.2.1:1", "", "/"), Some(actual.clone())).await;
         assert_eq!(answer.header("x-ratelimit-remaining"), Some(&*(10 - cost).to_string()));
         let Some(Asking::Done(looked)) = gate.ask_by_name("per-client", &[b"192.0.2.1"], 0) else {
             panic!("in memory")
@@ -143,7 +151,7 @@ async fn what_it_really_cost_is_settled() {
 #[tokio::test]
 async fn rules_that_are_replaced_decide_the_next_request() {
     let (gate, _) = gate_of(of(per_client(1)));
-    let status = async || ask(&gate, "192.0.2.1:1", "", None).await.status;
+    let status = async || ask(&gate, ("192.0.2.1:1", "", "/"), None).await.status;
     assert_eq!([status().await, status().await], [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS].map(|it| it.as_u16()));
     gate.replace(of(per_client(3)).build().unwrap()).unwrap();
     assert_eq!([status().await, status().await, status().await], [200, 200, 429]);

@@ -119,7 +119,7 @@ impl RuleSetBuilder {
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
             hear_answers: compiled.iter().any(|one| one.rule.hearing.is_needed()),
-            per_address: PerAddress::of(&compiled, &shortcuts, &self.proxies),
+            per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
             rules: compiled.into(),
             shortcuts,

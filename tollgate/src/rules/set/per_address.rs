@@ -1,6 +1,6 @@
 //! The rules that most services begin with: one limit for each client address, and nothing else.
 
-use super::{Compiled, Exceptions, Known, RuleSet, Shortcut};
+use super::{Compiled, Exceptions, Index, Known, RuleSet, Shortcut};
 use crate::limit::LimitId;
 use crate::rules::client::TrustedProxies;
 use crate::rules::ip_group::IpGroup;
@@ -18,8 +18,14 @@ pub(crate) struct PerAddress {
 }
 
 impl PerAddress {
-    pub(super) fn of(rules: &[Compiled], shortcuts: &[Shortcut], proxies: &TrustedProxies) -> Option<Self> {
-        let ([compiled], [shortcut]) = (rules, shortcuts) else { return None };
+    pub(super) fn of(
+        rules: &[Compiled],
+        index: &Index,
+        shortcuts: &[Shortcut],
+        proxies: &TrustedProxies,
+    ) -> Option<Self> {
+        // What a shortcut knows it knows of the requests that the index finds, which have to be all there are.
+        let ([compiled], [shortcut], Some(_)) = (rules, shortcuts, index.all_always()) else { return None };
         let rule = &compiled.rule;
         let is_for_all = shortcut.known == Known::Everything && shortcut.exceptions == Exceptions::None;
         let is_plain = rule.mode == Mode::Enforced && !rule.is_in_flight() && compiled.ban.is_none();
