@@ -86,29 +86,37 @@ impl Outcome {
 
 impl Decisions {
     pub(crate) fn note<'r>(&self, rulings: impl IntoIterator<Item = &'r Ruling>) {
+        self.note_all(rulings);
+    }
+
+    /// The limit that decided the last of them comes back.
+    fn note_all<'r>(&self, rulings: impl IntoIterator<Item = &'r Ruling>) -> Option<Arc<OfLimit>> {
         let counts = |ruling: &&Ruling| ruling.limit().is_some() || ruling.watched().next().is_some();
         let mut rulings = rulings.into_iter().filter(counts).peekable();
-        if rulings.peek().is_none() {
-            return;
-        }
+        rulings.peek()?;
+        let mut last = None;
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut note = |name: &str, outcome: Outcome| {
             if let Some(known) = names.get(name) {
                 known.add(outcome);
-            } else if names.len() < MAX_NAMES {
+                return Some(Arc::clone(known));
+            }
+            (names.len() < MAX_NAMES).then(|| {
                 let new = Arc::new(OfLimit { name: name.into(), outcomes: Default::default() });
                 new.add(outcome);
-                names.insert(name.into(), new);
-            }
+                names.insert(name.into(), Arc::clone(&new));
+                new
+            })
         };
         for ruling in rulings {
             if let Some(name) = ruling.limit() {
-                note(name, Outcome::of(ruling));
+                last = note(name, Outcome::of(ruling));
             }
             for (name, decision) in ruling.watched() {
                 note(name, if decision.is_allowed() { Outcome::ShadowAllowed } else { Outcome::ShadowDenied });
             }
         }
+        last
     }
 
     /// The same for one ruling, by the only thread that notes anything here: it needs no lock as long as the same limit
@@ -117,11 +125,7 @@ impl Decisions {
         let name = ruling.limit().filter(|_| ruling.watched().next().is_none());
         match (name, &last.0) {
             (Some(name), Some(known)) if *known.name == *name => known.add(Outcome::of(ruling)),
-            (name, _) => {
-                self.note([ruling]);
-                let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-                last.0 = name.and_then(|name| names.get(name)).cloned();
-            }
+            _ => last.0 = self.note_all([ruling]).or(last.0.take()),
         }
     }
 

@@ -175,9 +175,7 @@ impl Verdict {
             Outcome::NeverFits => u64::MAX,
         }
     }
-}
 
-impl Verdict {
     /// Whether of two verdicts on one request this one is to be reported, rather than one that came first: the denial,
     /// the longer wait of two denials, else the one with the least share of its quota left. Each comes with its quota.
     #[inline]

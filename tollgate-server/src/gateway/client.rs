@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::HeaderValue;
-use tollgate::rules::Certificate;
+use tollgate::rules::{Certificate, Facts};
 
 use super::guard::Ambiguity;
 use super::lane::Asked;
@@ -88,6 +88,12 @@ impl Client {
             ticks,
             tally,
         }
+    }
+
+    /// A request as it comes from this client.
+    pub(super) fn sends<'a>(&'a self, facts: Facts<'a>) -> Facts<'a> {
+        let facts = facts.peer(self.address.ip());
+        self.certificate.as_ref().map_or(facts, |certificate| facts.certificate(certificate))
     }
 
     pub(super) fn now(&self) -> Tick {

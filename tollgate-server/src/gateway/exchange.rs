@@ -224,9 +224,7 @@ impl Exchange {
         let target = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
         let facts = Facts::new(request.method().as_str(), target).headers(request.headers());
         let facts = uri.authority().map_or(facts, |authority| facts.host(authority.as_str()));
-        let facts = facts.peer(self.client.address.ip());
-        let facts = self.client.certificate.as_ref().map_or(facts, |certificate| facts.certificate(certificate));
-        self.worker.ask(facts, site)
+        self.worker.ask(self.client.sends(facts), site)
     }
 
     /// Holds a request until its turn in a queue comes.

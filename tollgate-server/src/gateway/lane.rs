@@ -262,6 +262,7 @@ impl<'a> Lane<'a> {
         if plain.body_bytes() > site.max_body {
             return Ok(Some(Next::Leave));
         }
+        // As in `Client::sends`.
         let facts = Facts::new(plain.method, plain.target).headers(plain.headers.lines).peer(self.peer);
         let facts = self.certificate.map_or(facts, |certificate| facts.certificate(certificate));
         let (route, asking) = self.worker.ask(facts, site);
@@ -294,7 +295,7 @@ impl<'a> Lane<'a> {
             desk.clean();
             let held = std::mem::take(&mut self.held);
             let mut lines = Lines::default();
-            let plain = Plain::read(&held, &mut lines, self.client.max_head);
+            let plain = Plain::read(&held, &mut lines, self.max_head);
             let (Read::Whole(plain), Some((ruling, site))) = (plain, ruling.take()) else {
                 return Poll::Ready(Ok(Next::Over));
             };

@@ -19,7 +19,8 @@ pub(super) fn poll_read(tcp: &TcpStream, buffer: &mut [u8], context: &mut Contex
 
 /// Writes as much as goes.
 pub(super) fn poll_write(tcp: &TcpStream, bytes: &[u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-    poll(tcp, Interest::WRITABLE, bytes.len(), context, || send(tcp, bytes, SendFlags::NOSIGNAL))
+    // A client that has gone is an error and no signal: those of pipes are ignored in every program of Rust's.
+    poll(tcp, Interest::WRITABLE, bytes.len(), context, || send(tcp, bytes, SendFlags::empty()))
 }
 
 /// Writes as much as goes of both.

@@ -73,7 +73,7 @@ impl<'a> Headers<'a> {
     }
 
     /// All names, as they are written.
-    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+    pub fn names(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let (map, lines) = match self {
             Self::Map(map) => (Some(map.keys()), None),
             Self::Lines(lines) => (None, Some(lines.iter())),

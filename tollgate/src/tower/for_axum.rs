@@ -16,12 +16,20 @@ use tower_service::Service;
 use super::body::Outgoing;
 use super::future::Stage;
 use super::{RateLimit, RateLimitLayer, ResponseBody};
-use crate::gate::Place;
+use crate::gate::{Gate, Place};
 
 /// A [`RateLimitLayer`] for axum's routers; see [`RateLimitLayer::for_axum`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct AxumRateLimitLayer(pub(super) RateLimitLayer);
+
+impl AxumRateLimitLayer {
+    /// The gate, to replace its rules.
+    #[must_use]
+    pub fn gate(&self) -> &Gate {
+        self.0.gate()
+    }
+}
 
 /// A service of axum's with rate limits around it; see [`RateLimitLayer::for_axum`].
 #[derive(Clone, Debug)]

@@ -105,7 +105,9 @@ impl RateLimitLayer {
     }
 
     /// The same for axum's routers: the bodies of answers stay of axum's own type. It changes nothing that a client could
-    /// see, and saves the box that axum puts around the body of every answer otherwise.
+    /// see, and saves the box that axum puts around the body of every answer otherwise. Call it last. It stands directly
+    /// around a router, a route or other services whose bodies are axum's; around what changes bodies, such as a layer that
+    /// compresses them, put the layer without it.
     ///
     /// ```
     /// use axum::{Router, routing::get};

@@ -219,7 +219,7 @@ impl Lane<'_> {
         let desk = &mut scratch().desk;
         desk.clean();
         let mut lines = Lines::default();
-        let request::Read::Whole(plain) = Plain::read(&self.held, &mut lines, self.client.max_head) else {
+        let request::Read::Whole(plain) = Plain::read(&self.held, &mut lines, self.max_head) else {
             return Err(Stopped::Over);
         };
         self.write_request(&plain, desk, passing).map_err(Stopped::failed)?;
