@@ -29,7 +29,7 @@ test-workspace:
 # Every interleaving of the threads on the table of the memory store. A build of its own, in a directory of its
 # own, because the flag reaches every crate.
 test-loom:
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p tollgate --profile loom --lib loom
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p tollgate --lib loom
 
 # Workspaces of their own, but what they share with this one is built once.
 test-examples:
