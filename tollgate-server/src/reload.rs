@@ -65,6 +65,8 @@ pub(crate) struct Reload {
     path: PathBuf,
     /// The file whose store is in force: the last good one.
     file: Parsed,
+    /// Its rules as they were put in force: who goes back to them needs no disk.
+    compiled: tollgate::rules::RuleSet,
     /// The rules in force: those of the file, or published ones.
     rules: RuleFile,
     /// Whether they are published ones.
@@ -112,8 +114,22 @@ impl Reload {
         let Started { gate, path, file, hangup, gateway, store, reloads } = started;
         let (watch, published) = (Watch::begin(&path), Published::on(&file.store));
         let seen = Sight::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
-        let rules = (*file).clone();
-        Self { gate, path, file, rules, are_published: false, gateway, store, reloads, seen, watch, hangup, published }
+        let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
+        Self {
+            gate,
+            path,
+            file,
+            compiled,
+            rules,
+            are_published,
+            gateway,
+            store,
+            reloads,
+            seen,
+            watch,
+            hangup,
+            published,
+        }
     }
 
     pub(crate) fn spawn(self) -> Reloading {
@@ -241,7 +257,8 @@ impl Reload {
         if self.file.store != file.store {
             self.published = Published::on(&file.store);
         }
-        (self.rules, self.are_published, self.file) = ((*file).clone(), false, file);
+        (self.rules, self.are_published, self.compiled) = ((*file).clone(), false, self.gate.rules());
+        self.file = file;
     }
 
     /// Goes over to the store of another file.
@@ -279,10 +296,24 @@ impl Reload {
 
     /// What was published is withdrawn. Where a file has taken its place since, that is nothing new.
     async fn go_back(&mut self, version: u64) {
-        if self.are_published {
-            let path = self.path.display();
-            notice::tell(format_args!("version {version} withdraws the published rules; those of {path} come back"));
-            self.read_again().await;
+        if !self.are_published {
+            return;
+        }
+        self.read_again().await;
+        let withdraws = format!("version {version} withdraws the published rules");
+        let path = self.path.display();
+        if !self.are_published {
+            return notice::tell(format_args!("{withdraws}; those of {path} come back"));
+        }
+        // A withdrawal is heard once, and a file may be bad for as long as it likes.
+        match self.gate.replace(self.compiled.clone()) {
+            Ok(()) => {
+                let changes = changes::told(&self.rules, &self.file);
+                notice::tell(format_args!("{withdraws}; those of the last good {path} come back: {changes}"));
+                self.reloads.note_put_back();
+                (self.rules, self.are_published) = ((*self.file).clone(), false);
+            }
+            Err(error) => notice::tell(format_args!("{withdraws}, but they stay in force: {error}")),
         }
     }
 

@@ -44,6 +44,11 @@ impl Reloads {
         self.last_at.store(unix_seconds(), Relaxed);
     }
 
+    /// Rules are in force that once were. Nothing was read: what was refused last still is.
+    pub(super) fn note_put_back(&self) {
+        self.in_force_since.store(unix_seconds(), Relaxed);
+    }
+
     pub(crate) fn tell_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         let counts = [("applied", &self.applied), ("refused", &self.refused)];
         let counts = counts.into_iter().map(|(result, count)| ([("result", result)], count.load(Relaxed)));

@@ -156,6 +156,43 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     assert!(!said.contains("withdraws"), "{said}");
 }
 
+#[test]
+fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
+    type Spoil = fn(&Server);
+    let no_limits: Spoil = |node| node.save_rules("limits: [{ name: user, limit: 0 }]\n");
+    let no_keys: Spoil = |node| std::fs::remove_file(node.path("secret.key")).unwrap();
+    for (spoil, problem) in [(no_limits, "limit 0 admits nothing"), (no_keys, "secret.key")] {
+        let redis = Redis::start();
+        let own = |limit| rules(&redis, limit, "jwt: { key_file: secret.key, algorithms: [HS256] }");
+        let key = ("secret.key", "0123456789abcdef0123456789abcdef");
+        let node = Server::in_folder(folder_with(&[(RULES, &served(&own(10))), key]));
+        let office = folder_with(&[(RULES, &served(&rules(&redis, 20, "")))]);
+        let publish = |arguments: &[&str]| {
+            let output = run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat());
+            assert!(output.status.success(), "{output:?}");
+        };
+        publish(&[]);
+        node.await_said("tollgate: published version 1 is in force", 1);
+        spoil(&node);
+        node.await_said(problem, 1);
+        let mut connection = node.connect();
+        assert_eq!(connection.check(&user("ann"))["quota"], 20);
+
+        publish(&["--withdraw"]);
+        let back = "tollgate: version 2 withdraws the published rules; those of the last good tollgate.yaml come back: \
+                    changed user";
+        let said = node.await_said(back, 1);
+        assert!(said.matches(problem).count() == 2 && said.matches("come back").count() == 1, "{said}");
+        let answer = connection.check(&user("ann"));
+        assert_eq!((&answer["quota"], &answer["remaining"]), (&json!(10), &json!(8)));
+
+        std::fs::write(node.path(key.0), key.1).unwrap();
+        node.save_rules(&own(30));
+        node.await_said("tollgate: tollgate.yaml is in force: changed user", 1);
+        assert_eq!(connection.check(&user("ann"))["quota"], 30);
+    }
+}
+
 /// Whatever published it, it was not `tollgate publish`, which looks first.
 #[test]
 fn published_rules_with_problems_change_nothing_and_every_problem_is_told() {
