@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::process::{Gateway, HELLO, connect, folder_with, run_in, slow_upstream, upstream};
+use crate::process::{Gateway, HELLO, ask, connect, folder_with, run_in, slow_upstream, upstream};
 
 fn rules(log: &str, upstream: impl std::fmt::Display) -> String {
     format!(
@@ -123,6 +123,22 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
     combined.send("nonsense\r\n\r\n");
     let line = &combined.await_lines(&combined.stdout(), 1)[0];
     assert!(line.ends_with(r#" +0000] "-" 400 0 "-" "-" - none 0.000000"#), "{line}");
+}
+
+#[test]
+fn a_client_of_ipv4_is_told_as_that_at_a_listener_of_both() {
+    if std::net::TcpListener::bind("[::]:0").is_err() {
+        return;
+    }
+    let gateway = Gateway::start_at("[::]:0", &rules(FILE, upstream(HELLO)));
+    let address = (std::net::Ipv4Addr::LOCALHOST, gateway.address.port()).into();
+    for (number, request) in
+        ["GET /hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", "nonsense\r\n\r\n"].into_iter().enumerate()
+    {
+        ask(address, request);
+        let lines = gateway.await_lines(&gateway.path("access.log"), number + 1);
+        assert!(lines.iter().all(|line| parsed(line)["client"] == json!("127.0.0.1")), "{lines:?}");
+    }
 }
 
 #[test]

@@ -22,8 +22,12 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// With these rules, on free ports.
     pub(crate) fn start(rules: &str) -> Self {
-        let free = "127.0.0.1:0";
-        let arguments = ["serve", "--config", RULES, "--listen", free, "--admin", free];
+        Self::start_at("127.0.0.1:0", rules)
+    }
+
+    /// With a listener of its own.
+    pub(crate) fn start_at(listen: &str, rules: &str) -> Self {
+        let arguments = ["serve", "--config", RULES, "--listen", listen, "--admin", "127.0.0.1:0"];
         let process = Process::start(folder_with(rules), &arguments);
         let (address, admin) = (process.address_of("gateway"), process.address_of("admin"));
         Self { process, address, admin }
