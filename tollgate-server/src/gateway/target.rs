@@ -69,6 +69,8 @@ struct Health {
     newly_ejected_after: AtomicU32,
     /// Whether people were told that it is left alone, and not yet that it no longer is.
     told_ejected: AtomicBool,
+    /// Whether no request has succeeded since it was ejected last.
+    unproven: AtomicBool,
     /// Whether checks say that it is not well.
     unwell: AtomicBool,
 }
@@ -214,12 +216,16 @@ impl Target {
         if self.health.failures.load(Relaxed) != 0 {
             self.health.failures.store(0, Relaxed);
         }
+        if self.health.unproven.load(Relaxed) {
+            self.health.unproven.store(false, Relaxed);
+        }
     }
 
     pub(super) fn failed(&self, rule: &EjectRule, now: Tick) {
         if self.health.failures.fetch_add(1, Relaxed) + 1 >= rule.after {
             self.health.failures.store(0, Relaxed);
             self.health.ejected_until.store(Wait::at_least(rule.lasts.duration()).from(now), Relaxed);
+            self.health.unproven.store(true, Relaxed);
             self.health.newly_ejected_after.store(rule.after, Relaxed);
         }
     }
@@ -228,13 +234,15 @@ impl Target {
         self.health.ejected_until.load(Relaxed) > now
     }
 
-    /// What is new since this was asked last. Ejections that follow each other without an end are one.
+    /// What is new since this was asked last. Ejections that follow each other without a success are one: one that is dead
+    /// is tried now and then, and nobody wants to read of every try.
     pub(super) fn take_ejection(&self, now: Tick) -> Option<Ejection> {
         let after = self.health.newly_ejected_after.swap(0, Relaxed);
         if after > 0 && !self.health.told_ejected.swap(true, Relaxed) {
             return Some(Ejection::Began { after });
         }
-        let is_over = self.health.told_ejected.load(Relaxed) && !self.is_ejected(now);
+        let is_back = !self.health.unproven.load(Relaxed) && !self.is_ejected(now);
+        let is_over = is_back && self.health.told_ejected.load(Relaxed);
         is_over.then(|| {
             self.health.told_ejected.store(false, Relaxed);
             Ejection::Ended

@@ -57,7 +57,10 @@ fn an_ejection_is_told_once_when_it_begins_and_once_when_it_ends() {
     gateway.await_said(&began, 1);
     is_well.store(true, Relaxed);
     let ended = format!("upstream {} is no longer left alone\n", bad.address);
-    gateway.await_said(&ended, 1);
+    until("the line about its return", || {
+        connection.get("/");
+        gateway.said().contains(&ended)
+    });
     assert_eq!(gateway.said(), format!("{NO_LIMITS}tollgate: {began}tollgate: {ended}"));
 }
 
@@ -76,6 +79,24 @@ fn an_ejection_that_goes_on_is_told_once_however_many_requests_fail() {
     }
     let said = gateway.await_said(" failed, and is left alone where there is another\n", 1);
     assert_eq!(said.lines().count(), 2, "{said}");
+}
+
+#[test]
+fn an_upstream_that_stays_dead_beside_a_good_one_is_told_once() {
+    let (dead, good) = (nobody(), Raw::named("good"));
+    let upstreams = format!("[http://{dead}, {}]", good.url());
+    let eject = "eject: { after: 1, for: 1s }";
+    let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let mut connection = gateway.connect();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(5) {
+        assert_eq!(connection.get("/").header("x-upstream"), Some("good"));
+        // Long enough for somebody to look between the end of an ejection and the next.
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+    let began = format!("upstream {dead} failed, and is left alone where there is another\n");
+    assert_eq!(gateway.said(), format!("{NO_LIMITS}tollgate: {began}"));
 }
 
 #[test]
