@@ -66,8 +66,9 @@ fn outcome(changed: Result<u64, PublishError>, told: impl Fn(u64) -> String) -> 
             say(told(version));
             Ok(Outcome::Yes)
         }
-        Err(error @ PublishError::Conflict { .. }) => {
-            notice::tell(error);
+        Err(PublishError::Conflict { version }) => {
+            let problem = format_args!("the newest version is {version}, not the one that was expected");
+            notice::tell(format_args!("{problem}; look at it with `tollgate publish --show`"));
             Ok(Outcome::No)
         }
         Err(error) => Err(Error::Publish(error)),

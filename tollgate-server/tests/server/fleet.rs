@@ -99,8 +99,8 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
     let office = folder_with(&[(RULES, &served(&rules(&redis, 20, "")))]);
     let publish = |arguments: &[&str]| run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat());
     assert_eq!(told(&publish(&["--expect", "0"])), "tollgate.yaml is published as version 1\nexit code 0");
-    let conflict = "on stderr:\ntollgate: version 1 was published meanwhile; look at it and publish on top of it\n\
-                    exit code 1";
+    let conflict = "on stderr:\ntollgate: the newest version is 1, not the one that was expected; look at it with \
+                    `tollgate publish --show`\nexit code 1";
     assert_eq!(told(&publish(&["--expect", "0"])), conflict);
     for (node, connection) in nodes.iter().zip(&mut connections) {
         node.await_said("tollgate: published version 1 is in force: changed user", 1);
@@ -136,8 +136,8 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     let json: serde_json::Value = serde_json::from_str(json.strip_suffix("exit code 0").expect("yes")).expect("JSON");
     assert_eq!(json, serde_json::json!({ "version": 1, "rules": text }));
 
-    let conflict = "on stderr:\ntollgate: version 1 was published meanwhile; look at it and publish on top of it\n\
-                    exit code 1";
+    let conflict = "on stderr:\ntollgate: the newest version is 1, not the one that was expected; look at it with \
+                    `tollgate publish --show`\nexit code 1";
     assert_eq!(publish(&["--withdraw", "--expect", "3"]), conflict);
     let withdrawn = "nothing is published any more, as of version 2; nodes go back to their files\nexit code 0";
     assert_eq!(publish(&["--withdraw", "--expect", "1"]), withdrawn);

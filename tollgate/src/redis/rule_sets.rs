@@ -61,9 +61,10 @@ pub struct RuleSet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// Someone else has published meanwhile; this is the version now.
+    /// The newest version is not the one that was expected: someone else has published or withdrawn meanwhile, or there
+    /// never was that one.
     Conflict {
-        /// The version that is in force.
+        /// The newest version.
         version: u64,
     },
     /// It is larger than 4 MiB.
@@ -76,7 +77,7 @@ impl std::fmt::Display for PublishError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Conflict { version } => {
-                write!(out, "version {version} was published meanwhile; look at it and publish on top of it")
+                write!(out, "the newest version is {version}, not the one that was expected; look at it and expect it")
             }
             Self::TooLarge => {
                 out.write_str("a rule set may have 4 MiB; use overrides by key rather than limits by key")
