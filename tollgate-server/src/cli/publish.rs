@@ -44,8 +44,10 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         return show(&rule_sets, arguments.json).await;
     }
     if arguments.withdraw {
-        let told =
-            |version| format!("nothing is published any more, as of version {version}; nodes go back to their files");
+        let told = |version| match version {
+            0 => "nothing is published".to_owned(),
+            _ => format!("nothing is published any more, as of version {version}; nodes go back to their files"),
+        };
         return outcome(rule_sets.withdraw(arguments.expect).await, told);
     }
     file.compile().map_err(|problems| Error::Open(problems.into()))?;

@@ -125,6 +125,7 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     let publish =
         |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
     assert_eq!(publish(&["--show"]), "nothing is published\nexit code 1");
+    assert_eq!(publish(&["--withdraw"]), "nothing is published\nexit code 0");
     assert_eq!(publish(&["--show", "--json"]), "{\n  \"version\": 0,\n  \"rules\": null\n}\nexit code 1");
 
     assert_eq!(publish(&[]), "tollgate.yaml is published as version 1\nexit code 0");
