@@ -160,11 +160,13 @@ fn answered_by_hyper(error: &hyper::Error) -> Option<StatusCode> {
     if !error.is_parse() || error.is_parse_version_h2() {
         return None;
     }
-    // Only the text tells the two apart.
-    let is_long_target = || error.to_string().starts_with("URI");
+    // Only the text tells some of them apart.
+    let text = error.to_string();
     Some(match error.is_parse_too_large() {
+        // An error of its own is answered with nothing.
+        false if text.starts_with("internal") => return None,
         false => StatusCode::BAD_REQUEST,
-        true if is_long_target() => StatusCode::URI_TOO_LONG,
+        true if text.starts_with("URI") => StatusCode::URI_TOO_LONG,
         true => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
     })
 }
