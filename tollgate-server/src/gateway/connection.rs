@@ -173,7 +173,7 @@ fn answered_by_hyper(error: &hyper::Error) -> Option<StatusCode> {
 
 /// A request that nobody could read is over.
 fn note_unread(status: StatusCode, client: &Client, worker: &Worker) {
-    worker.tally.note_unrouted(Some(status), 0);
+    worker.tally.note_unread(status);
     if let Some(log) = &worker.site.load().log {
         let record = Record::unread(client.address.ip().to_canonical(), (log, worker.number));
         record.write(&Over { status: Some(status), sent_bytes: 0, is_broken: false, nanos: 0, route: None });

@@ -104,6 +104,12 @@ impl Tally {
         self.unrouted.note_ended(status, nanos);
     }
 
+    /// A request that nobody could read is over. When it began is not known.
+    pub(super) fn note_unread(&self, status: StatusCode) {
+        self.unrouted.note_began();
+        self.unrouted.note_status(Some(status));
+    }
+
     pub(super) fn unrouted(&self) -> &RouteTally {
         &self.unrouted
     }

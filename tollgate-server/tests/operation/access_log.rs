@@ -115,6 +115,9 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
         assert_eq!(lines.len(), number + 1, "{lines:?}");
     }
     gateway.await_metric(r#"tollgate_requests_total{route="",status="4xx"}"#, 5.0);
+    // Nobody knows how long they took.
+    gateway.await_metric(r#"tollgate_request_duration_seconds_count{route=""}"#, 0.0);
+    gateway.await_metric(r#"tollgate_requests_in_flight{route=""}"#, 0.0);
     // However it is refused, a head that is too long has one line.
     let before = gateway.await_lines(&gateway.path("access.log"), 5).len();
     let status = gateway.send(format!("GET /{longest} HTTP/1.1\r\nhost: a\r\n\r\n")).status;

@@ -73,11 +73,16 @@ impl RouteTally {
 
     /// A request is over: with that status, or without an answer if its client had gone.
     pub(in super::super) fn note_ended(&self, status: Option<StatusCode>, nanos: u64) {
-        let class = status.map_or(CLASSES.len() - 1, |status| usize::from(status.as_u16() / 100).clamp(1, 5) - 1);
-        self.ended[class].add(1);
+        self.note_status(status);
         let bucket = BOUNDS_NANOS.iter().position(|bound| nanos <= *bound).unwrap_or(BOUNDS_NANOS.len());
         self.durations[bucket].add(1);
         self.nanos.add(nanos);
+    }
+
+    /// The same, where nobody knows how long it took.
+    pub(super) fn note_status(&self, status: Option<StatusCode>) {
+        let class = status.map_or(CLASSES.len() - 1, |status| usize::from(status.as_u16() / 100).clamp(1, 5) - 1);
+        self.ended[class].add(1);
     }
 
     pub(in super::super) fn note_failure(&self, failure: Failure) {
