@@ -216,9 +216,13 @@ impl Conversation {
     }
 }
 
-/// An address where nobody listens.
+/// An address where nobody listens, and nobody else will: its port stays taken until the tests are over.
 pub(crate) fn nobody() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port is free")
+    let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    taken.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let address = taken.local_addr().unwrap().as_socket().unwrap();
+    std::mem::forget(taken);
+    address
 }
 
 /// Waits until it is so.

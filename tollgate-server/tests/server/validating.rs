@@ -73,12 +73,12 @@ limits: [{ name: user, key: ip }]
 ";
     let told = told(&run_in(folder_with(&[(RULES, rules)]).path(), &["validate", RULES]));
     let wanted = "\
-tollgate.yaml:4:15: warning: no request reaches this route: the one at 3:15 serves all that it matches; remove it, or let \
-                  one of them match by something else
+tollgate.yaml:4:15: no request reaches this route: the one at 3:15 serves all that it matches; remove it, or let one of \
+                  them match by something else
 tollgate.yaml:5:39: warning: no path of this route begins with /store, so nothing is taken away; write the beginning of \
                   the route's path
-tollgate.yaml: valid, 1 limit, 2 warnings
-exit code 0";
+tollgate.yaml: not valid: 1 error, 1 warning
+exit code 1";
     assert_eq!(told, wanted);
 }
 

@@ -9,8 +9,8 @@ use super::Match;
 use super::path::{PathGlob, Segment, wildcard};
 use super::routes::specific;
 
-/// Comparing what people write takes some thousands of steps. A file that takes more is not looked at further: these are
-/// warnings, and such a file is nobody's.
+/// Comparing what people write takes some thousands of steps. A file that takes more is not looked at further: it
+/// serves all the same, and is nobody's.
 const MAX_STEPS: usize = 20_000_000;
 
 /// More hosts and paths than this, each with each, are not even taken apart.

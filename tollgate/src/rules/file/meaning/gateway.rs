@@ -79,7 +79,7 @@ fn shadows(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
         let at = |index: usize| node.get("routes").map_or(node.at, |routes| routes.item(index).value_at("path"));
         let Position { line, column } = at(by);
         let message = format!("no request reaches this route: the one at {line}:{column} serves all that it matches");
-        findings.warning(at(route), message, "remove it, or let one of them match by something else");
+        findings.error(at(route), message, "remove it, or let one of them match by something else");
     }
 }
 
