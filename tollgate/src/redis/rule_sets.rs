@@ -3,6 +3,9 @@
 //! The newest set is kept under one key with a version that only grows, so a node that was away, or that missed
 //! the announcement, finds it: it looks when it hears an announcement, when it has connected anew, and every few
 //! seconds. What a rule set says is not read here: it is bytes.
+//!
+//! A Redis that has lost its data begins again with version 1. So there is an epoch beside the version, the moment of
+//! the first publication: to nodes that have seen higher versions, those of a later epoch are newer all the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +34,10 @@ const MAX_BYTES: usize = 4 << 20;
 const PUBLISH: &str = r"
 local version = tonumber(redis.call('HGET', KEYS[1], 'version') or '0')
 if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= version then return {0, version} end
+if redis.call('HEXISTS', KEYS[1], 'epoch') == 0 then
+  local now = redis.call('TIME')
+  redis.call('HSET', KEYS[1], 'epoch', string.format('%d%06d', now[1], now[2]))
+end
 redis.call('HSET', KEYS[1], 'version', version + 1, 'rules', ARGV[1])
 redis.call('PUBLISH', ARGV[3], version + 1)
 return {1, version + 1}
@@ -55,6 +62,14 @@ pub struct RuleSet {
     pub version: u64,
     /// What was published. Nothing, if that was withdrawn: then each node goes back to rules of its own.
     pub rules: Option<Arc<[u8]>>,
+    /// When the first of those was published that this one's version counts, in microseconds.
+    epoch: u64,
+}
+
+impl RuleSet {
+    fn is_newer_than(&self, other: &Self) -> bool {
+        (self.epoch, self.version) > (other.epoch, other.version)
+    }
 }
 
 /// Why a rule set was not published.
@@ -196,7 +211,7 @@ async fn follow(link: Arc<Link>, sender: watch::Sender<Option<RuleSet>>) {
 /// A failover may bring back an older version: what a node has is never replaced by that.
 fn offer(sender: &watch::Sender<Option<RuleSet>>, found: RuleSet) {
     sender.send_if_modified(|latest| {
-        let newer = latest.as_ref().is_none_or(|latest| latest.version < found.version);
+        let newer = latest.as_ref().is_none_or(|latest| found.is_newer_than(latest));
         if newer {
             let verb = if found.rules.is_some() { "published" } else { "withdrawn" };
             tracing::info!(version = found.version, "a rule set was {verb}");
@@ -208,11 +223,11 @@ fn offer(sender: &watch::Sender<Option<RuleSet>>, found: RuleSet) {
 
 async fn look(link: &Link) -> Result<Option<RuleSet>, StoreError> {
     let mut command = redis::cmd("HMGET");
-    command.arg(KEY).arg("version").arg("rules");
+    command.arg(KEY).arg("version").arg("rules").arg("epoch");
     let reply = run(link, &command).await?;
-    let found = redis::from_redis_value::<(Option<u64>, Option<Vec<u8>>)>(reply).unwrap_or((None, None));
-    let (version, rules) = found;
-    Ok(version.map(|version| RuleSet { version, rules: rules.map(Into::into) }))
+    let found = redis::from_redis_value::<(Option<u64>, Option<Vec<u8>>, Option<u64>)>(reply);
+    let (version, rules, epoch) = found.unwrap_or_default();
+    Ok(version.map(|version| RuleSet { version, rules: rules.map(Into::into), epoch: epoch.unwrap_or(0) }))
 }
 
 async fn run(link: &Link, command: &redis::Cmd) -> Result<Value, StoreError> {

@@ -45,10 +45,29 @@ async fn a_node_that_was_cut_off_catches_up_and_never_goes_back() {
     // It comes back empty: what the node has stays, until something newer is published.
     server.restart();
     let other = RuleSets::connect(&server.url()).expect("connects");
+    assert_eq!(other.newest().await, Ok(None));
+    assert_eq!(hears(&node, 1).await, b"old");
     for version in 1..=2 {
         assert_eq!(other.publish(b"new", None).await, Ok(version));
     }
     assert_eq!(hears(&node, 2).await, b"new");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn versions_that_begin_anew_are_newer_than_what_was_lost() {
+    let mut server = RedisServer::start();
+    let node = RuleSets::connect(&server.url()).expect("connects");
+    for version in 1..=3 {
+        assert_eq!(node.publish(b"old", None).await, Ok(version));
+    }
+    assert_eq!(hears(&node, 3).await, b"old");
+    server.kill();
+    server.restart();
+    let other = RuleSets::connect(&server.url()).expect("connects");
+    assert_eq!(other.publish(b"new", Some(0)).await, Ok(1));
+    let mut latest = node.latest();
+    let is_new = latest.wait_for(|found| found.as_ref().is_some_and(|found| found.rules.as_deref() == Some(b"new")));
+    tokio::time::timeout(Duration::from_secs(20), is_new).await.expect("in time").expect("follows");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
