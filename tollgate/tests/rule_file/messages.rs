@@ -205,7 +205,7 @@ const NUMBERS: [&str; 41] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that do not go together.
-const TOGETHER: [&str; 33] = [
+const TOGETHER: [&str; 34] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -225,6 +225,7 @@ const TOGETHER: [&str; 33] = [
     "limits: [{ name: a, match: { path: /a/**/b/**/c } }]\n",
     "limits: [{ name: a, match: { when: LONG } }]\n",
     "gateway: { routes: [{ path: /a/**, upstream: http://h }, { path: /a/**/**, upstream: http://i }] }\n",
+    "gateway: { routes: [{ path: [/a, /b], respond: {} }, { path: [/b, /c], respond: {} }] }\n",
     "gateway: { routes: [{ path: /a, upstream: http://h, respond: {} }, { path: /b }] }\n",
     "gateway: { routes: [{ path: /a, upstream: [echo, http://h] }] }\n",
     "gateway: { max_head: 1KiB, timeouts: { idle: 0ms } }\n",

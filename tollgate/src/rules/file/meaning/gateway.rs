@@ -92,8 +92,13 @@ fn reach(route: &RouteRule, at: &Node, seen: &mut Seen<String>, findings: &mut F
         let conditions = format!("{} {methods:?} {hosts:?} {:?}", path.normal(), route.headers);
         if let Some(first) = seen.before(conditions, at.value_at("path")) {
             let path = shown(path.as_str());
-            let message = format!("no request reaches this route: {path} is routed at {first} already");
-            let fix = "remove one of them, or give one route both upstreams in a list";
+            let (message, fix) = if route.path.len() == 1 {
+                let message = format!("no request reaches this route: {path} is routed at {first} already");
+                (message, "remove one of them, or give one route both upstreams in a list")
+            } else {
+                let message = format!("no request for {path} reaches this route: it is routed at {first} already");
+                (message, "take the path out of one of them")
+            };
             findings.error(at.value_at("path"), message, fix);
         }
     }
