@@ -5,7 +5,8 @@ use std::io::{Write, stderr};
 use std::time::Duration;
 
 use tollgate::Gate;
-use tollgate::rules::file::{FailurePolicy, Problems, RuleFile};
+use tollgate::redis::RuleSets;
+use tollgate::rules::file::{FailurePolicy, Problems, RuleFile, StoreUrl};
 
 /// Says something worth to know. Nobody is left to tell when even stderr is closed.
 pub(crate) fn tell(line: impl Display) {
@@ -24,14 +25,27 @@ pub(crate) fn tell_problems(problems: &Problems) {
     }
 }
 
-/// Says that the store does not answer, if it does not.
+/// Says that the store does not answer, if it does not, and why. Nobody waits for that: a host that does not exist takes
+/// its time.
 pub(crate) fn warn_of_an_absent_store(gate: &Gate, file: &RuleFile) {
     if gate.redis().is_some_and(|store| !store.is_store_available()) {
-        let policy = policy_name(file.on_store_failure);
-        warn(format_args!(
-            "the store does not answer; until it does, limits answer by their on_store_failure ({policy} unless they \
-             choose for themselves)"
-        ));
+        let (policy, store) = (policy_name(file.on_store_failure), file.store.clone());
+        tokio::spawn(async move {
+            let why = why_absent(&store).await.map(|why| format!(": {why}")).unwrap_or_default();
+            warn(format_args!(
+                "the store does not answer; until it does, limits answer by their on_store_failure ({policy} unless they \
+                 choose for themselves){why}"
+            ));
+        });
+    }
+}
+
+/// What stands between us and the store, if that still is so.
+async fn why_absent(store: &StoreUrl) -> Option<String> {
+    let StoreUrl::Redis(url) = store else { return None };
+    match RuleSets::connect(url) {
+        Ok(rule_sets) => rule_sets.newest().await.err().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
     }
 }
 

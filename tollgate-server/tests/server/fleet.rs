@@ -81,6 +81,8 @@ fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
     redis.kill();
     let server = Server::with_rules(&rules(&redis, 10, "on_store_failure: deny"));
     server.await_said("tollgate: warning: the store does not answer; until it does, limits answer by their", 1);
+    let said = server.await_said(" unless they choose for themselves): ", 1);
+    assert!(said.contains("Connection refused"), "{said}");
     let mut connection = server.connect();
     assert_eq!(connection.check(&user("ann"))["reason"], "store_unavailable");
     redis.restart();
