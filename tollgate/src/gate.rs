@@ -5,6 +5,7 @@
 
 #[cfg(feature = "tower")]
 mod admitted;
+mod asker;
 mod explain;
 mod hearing;
 mod in_flight;
@@ -30,6 +31,7 @@ use arc_swap::ArcSwap;
 
 #[cfg(feature = "tower")]
 pub(crate) use self::admitted::{Admitted, ByAddress};
+pub use self::asker::Asker;
 pub use self::explain::{Explanation, RuleExplained, Standing};
 #[cfg(feature = "tower")]
 pub(crate) use self::hearing::Told;
@@ -159,11 +161,7 @@ impl Gate {
     /// Decides a request, at once if the store is this process's memory. The facts are not needed for longer than
     /// the call.
     pub fn ask(&self, facts: &Facts<'_>) -> Asking {
-        let mut ruling = Ruling::unasked(self);
-        match ruling.ask(facts) {
-            None => Asking::Done(ruling),
-            Some(elsewhere) => Asking::Waiting(ruling.elsewhere(elsewhere)),
-        }
+        Asking::of(self.0.state.load_full(), facts)
     }
 
     /// Decides a request.
@@ -194,6 +192,21 @@ impl Gate {
 }
 
 impl Asking {
+    /// Asks by these rules. The ruling is made where it stays, for it is large.
+    #[inline(always)]
+    fn of(state: Arc<State>, facts: &Facts<'_>) -> Self {
+        let mut asking = Self::Done(Ruling::unlimited(state));
+        let elsewhere = match &mut asking {
+            Self::Done(ruling) => ruling.ask(facts),
+            Self::Waiting(_) => None,
+        };
+        let Some(elsewhere) = elsewhere else { return asking };
+        match asking {
+            Self::Done(ruling) => Self::Waiting(ruling.elsewhere(elsewhere)),
+            waiting @ Self::Waiting(_) => waiting,
+        }
+    }
+
     /// The ruling, once it is there.
     pub async fn ruling(self) -> Ruling {
         match self {

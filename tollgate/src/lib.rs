@@ -64,7 +64,7 @@ pub use error::InvalidLimit;
 #[cfg(feature = "file")]
 pub use gate::OpenError;
 #[cfg(feature = "rules")]
-pub use gate::{Asking, Explanation, Gate, Place, RuleExplained, Ruling, Standing};
+pub use gate::{Asker, Asking, Explanation, Gate, Place, RuleExplained, Ruling, Standing};
 pub use key::Key;
 pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
 pub use limit_set::LimitSet;

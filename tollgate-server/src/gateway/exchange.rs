@@ -125,14 +125,6 @@ impl Worker {
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Relaxed)
     }
-
-    /// Which route a request takes, and what the limits make of it.
-    pub(super) fn ask(&self, facts: Facts<'_>, site: &Site) -> (Option<usize>, Asking) {
-        match site.find(&facts) {
-            Some(number) => (Some(number), self.gate.ask(&facts.route(&site.routes[number].name))),
-            None => (None, self.gate.ask(&facts)),
-        }
-    }
 }
 
 impl Exchange {
@@ -224,7 +216,9 @@ impl Exchange {
         let target = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
         let facts = Facts::new(request.method().as_str(), target).headers(request.headers());
         let facts = uri.authority().map_or(facts, |authority| facts.host(authority.as_str()));
-        self.worker.ask(self.client.sends(facts), site)
+        let facts = self.client.sends(facts);
+        let route = site.find(&facts);
+        (route, self.worker.gate.ask(&site.tell_route(facts, route)))
     }
 
     /// Holds a request until its turn in a queue comes.

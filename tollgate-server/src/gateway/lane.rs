@@ -249,7 +249,7 @@ impl<'a> Lane<'a> {
 
     /// What to do with what has come; nothing, as long as a part of it is missing.
     fn judge(&mut self, scratch: &mut Scratch, filled: usize, context: &mut Context<'_>) -> io::Result<Option<Next>> {
-        let Scratch { input, desk, site } = scratch;
+        let Scratch { input, desk, in_force } = scratch;
         let bytes = &input[..filled];
         desk.clean();
         let mut lines = Lines::default();
@@ -258,19 +258,23 @@ impl<'a> Lane<'a> {
             Read::Part => return Ok(None),
             Read::Other => return Ok(Some(Next::Leave)),
         };
-        let site = site.load(self.worker);
+        let (site, asker) = in_force.load(self.worker);
         if plain.body_bytes() > site.max_body {
             return Ok(Some(Next::Leave));
         }
         // As in `Client::sends`.
         let facts = Facts::new(plain.method, plain.target).headers(plain.headers.lines).peer(self.peer);
         let facts = self.certificate.map_or(facts, |certificate| facts.certificate(certificate));
-        let (route, asking) = self.worker.ask(facts, site);
+        let route = site.find(&facts);
+        let asking = asker.ask(&site.tell_route(facts, route));
+        if let Asking::Done(ruling) = &asking
+            && !ruling.is_allowed()
+            && site.log.is_none()
+        {
+            self.refuse_unlogged(&plain, desk, (site, route), ruling, context)?;
+            return Ok(Some(Next::Answered));
+        }
         match asking {
-            Asking::Done(ruling) if !ruling.is_allowed() && site.log.is_none() => {
-                self.refuse_unlogged(&plain, desk, (site, route), &ruling, context)?;
-                Ok(Some(Next::Answered))
-            }
             Asking::Done(ruling) => self.act(&plain, desk, (Arc::clone(site), route), ruling, context).map(Some),
             asking @ Asking::Waiting(_) => {
                 self.hold(&plain);

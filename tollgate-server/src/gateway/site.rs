@@ -226,6 +226,14 @@ impl Site {
         self.found.find(facts)
     }
 
+    /// The facts, with the name of the route of that number.
+    pub(super) fn tell_route<'s: 'f, 'f>(&'s self, facts: Facts<'f>, route: Option<usize>) -> Facts<'f> {
+        match route {
+            Some(number) => facts.route(&self.routes[number].name),
+            None => facts,
+        }
+    }
+
     pub(super) fn tells(&self, told: Told) -> bool {
         self.told.contains(&told)
     }

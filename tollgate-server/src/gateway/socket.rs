@@ -11,8 +11,19 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Reads into the buffer, and says how much; nothing is the end.
+/// Reads into the buffer, and says how much; nothing is the end. A task that always finds something to read lets others
+/// have their turn.
 pub(super) fn poll_read(tcp: &TcpStream, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    ready!(tcp.poll_read_ready(context))?;
+    poll_read_first(tcp, buffer, context)
+}
+
+/// The same for a task that is not greedy: it does something else before it reads again, or reads all there is.
+pub(super) fn poll_read_first(
+    tcp: &TcpStream,
+    buffer: &mut [u8],
+    context: &mut Context<'_>,
+) -> Poll<io::Result<usize>> {
     let room = buffer.len();
     poll(tcp, Interest::READABLE, room, context, || recv(tcp, &mut *buffer, RecvFlags::empty()).map(|(read, _)| read))
 }
@@ -33,7 +44,7 @@ pub(super) fn poll_write_both(
     poll(tcp, Interest::WRITABLE, head.len() + body.len(), context, || rustix::io::writev(tcp, &slices))
 }
 
-/// Does what moves up to `most` bytes, once the socket is ready for it.
+/// Does what moves up to `most` bytes, once the socket is ready for it. Nearly always it is, so it is not asked first.
 fn poll(
     tcp: &TcpStream,
     interest: Interest,
@@ -42,10 +53,6 @@ fn poll(
     mut call: impl FnMut() -> rustix::io::Result<usize>,
 ) -> Poll<io::Result<usize>> {
     loop {
-        // This also sees to it that a task which always finds something to read lets others have their turn.
-        if interest.is_readable() {
-            ready!(tcp.poll_read_ready(context))?;
-        }
         let mut moved = None;
         let tried = tcp.try_io(interest, || {
             let bytes = retry_on_intr(&mut call)?;
@@ -58,8 +65,9 @@ fn poll(
             (None, Err(error)) if error.kind() != ErrorKind::WouldBlock => return Poll::Ready(Err(error)),
             (None, _) => {}
         }
-        // There is nearly always room to write, so that is asked only when there is none.
-        if interest.is_writable() {
+        if interest.is_readable() {
+            ready!(tcp.poll_read_ready(context))?;
+        } else {
             ready!(tcp.poll_write_ready(context))?;
         }
     }

@@ -83,11 +83,11 @@ impl<'s> Posing<'s> {
     }
 
     #[inline(always)]
-    pub(super) fn posed(self) -> Posed {
-        if let Some(bans) = self.bans {
+    pub(super) fn posed(&mut self) -> Posed {
+        if let Some(bans) = self.bans.take() {
             self.enforced.append(bans);
         }
-        self.beside
+        std::mem::take(&mut self.beside)
     }
 }
 

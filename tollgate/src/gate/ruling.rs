@@ -12,7 +12,7 @@ use super::posed::{AskedBy, Beside, Posed, Posing, Watched};
 use super::store::{self, Elsewhere, Wanted};
 use super::{Gate, State};
 use crate::decision::{Decision, Source};
-use crate::http::{Answer, Headers, Message, Policy, Refusal};
+use crate::http::{Answer, Headers, LastMessage, Message, Policy, Refusal};
 use crate::key::Key;
 use crate::limit::LimitId;
 use crate::reservation::Settlement;
@@ -87,7 +87,8 @@ impl Ruling {
     /// In place, because a ruling is large and on the way of every request.
     #[inline]
     pub(crate) fn ask(&mut self, facts: &Facts<'_>) -> Option<Elsewhere> {
-        let (state, mut posing) = self.posing();
+        let Self { state, wanted, .. } = &mut *self;
+        let mut posing = Posing::new(state, wanted);
         let found = state.rules.find(&state.rules.request(facts), |finding, key| posing.add(finding, key));
         let posed = posing.posed();
         match found {
@@ -104,7 +105,8 @@ impl Ruling {
     #[expect(clippy::option_option, reason = "whether there is the rule, and then what is to be asked elsewhere")]
     pub(super) fn ask_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<Elsewhere>> {
         self.asked = AskedBy::Name;
-        let (state, mut posing) = self.posing();
+        let Self { state, wanted, .. } = &mut *self;
+        let mut posing = Posing::new(state, wanted);
         match state.rules.named(rule, key, cost)? {
             Met::Hit(finding) => posing.add(&finding, Key::byte_parts(key)),
             Met::Refused(number, refused) => {
@@ -133,12 +135,6 @@ impl Ruling {
     pub(super) fn unlimited(state: Arc<State>) -> Self {
         let wanted = state.store.want_nothing();
         Self { state, wanted, asked: AskedBy::Rules, decision: None, refusal: None, beside: None }
-    }
-
-    /// The questions of the request, to be put where they stay.
-    #[inline(always)]
-    fn posing(&mut self) -> (&State, Posing<'_>) {
-        (&self.state, Posing::new(&self.state, &mut self.wanted))
     }
 
     /// The place of an admitted request among those in flight, if a rule bounds those: to be kept until the request is
@@ -236,6 +232,16 @@ impl Ruling {
         out: &mut Vec<u8>,
     ) -> Option<Message> {
         self.answer().map(|answer| answer.write_message(self.state.rules.body(), request, more, out))
+    }
+
+    /// The same, written only if it is not what was written last; see [`Answer::message_after`].
+    pub fn message_after<'l, 'h>(
+        &self,
+        last: &'l mut LastMessage,
+        request: impl Into<Headers<'h>>,
+        more: &[u8],
+    ) -> Option<(Message, &'l [u8])> {
+        self.answer().map(|answer| answer.message_after(last, self.state.rules.body(), request, more))
     }
 
     /// The whole answer to a gRPC request, if it was refused: there is only a head.

@@ -70,8 +70,12 @@ impl Body {
 
     /// The JSON for a request that is limited for so many seconds, if that is what it gets.
     pub(super) fn limited<'s>(&self, seconds: &'s str, request: Headers<'_>) -> Option<[&'s str; 5]> {
-        let is_json = matches!(self, Self::Json) && accept::choose(request, [Self::JSON, Self::PROBLEM]) == 0;
-        is_json.then(|| limited_parts(seconds))
+        self.is_limited_json(request).then(|| limited_parts(seconds))
+    }
+
+    /// Whether that is what a request gets.
+    pub(super) fn is_limited_json(&self, request: Headers<'_>) -> bool {
+        matches!(self, Self::Json) && accept::choose(request, [Self::JSON, Self::PROBLEM]) == 0
     }
 
     const JSON: &'static str = "application/json";

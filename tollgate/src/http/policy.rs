@@ -3,6 +3,8 @@
 //! The quota and the window do not change, so their headers are made once, when rules are loaded. Only what is
 //! left and when it comes back is formatted for each answer, with one small allocation for each value.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use ::http::header::RETRY_AFTER;
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::Bytes;
@@ -36,6 +38,8 @@ pub(super) const MAX_INTEGER: u64 = 999_999_999_999_999;
 /// use the one of the limit that decided.
 #[derive(Clone, Debug)]
 pub struct Policy {
+    /// No two that differ have the same.
+    serial: u64,
     name: Box<str>,
     ascii_name: Box<str>,
     quota: u64,
@@ -110,7 +114,9 @@ impl Policy {
             lines.text(before_reset).number(Number::SmallResetIn).text("\r\n");
         }
         let policy = policy.map(|text| HeaderValue::try_from(text).expect("names are made printable ASCII"));
+        static MADE: AtomicU64 = AtomicU64::new(0);
         Self {
+            serial: MADE.fetch_add(1, Ordering::Relaxed),
             name: limit_name.into(),
             ascii_name: ascii_name.into(),
             quota,
@@ -128,6 +134,10 @@ impl Policy {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(super) fn serial(&self) -> u64 {
+        self.serial
     }
 
     /// The name as `RateLimit-Policy` has it.
@@ -157,17 +167,21 @@ impl Policy {
         }
     }
 
+    /// Whether it is known what is left.
+    pub(super) fn tells_left(decision: &Decision) -> bool {
+        decision.is_allowed() || decision.source() != Source::Policy
+    }
+
     /// Writes what is left, without `Retry-After`.
     pub(super) fn write_left(&self, decision: &Decision, headers: &mut HeaderMap) {
-        let is_known = decision.is_allowed() || decision.source() != Source::Policy;
-        if is_known && headers.try_reserve(self.fields).is_ok() {
+        if Self::tells_left(decision) && headers.try_reserve(self.fields).is_ok() {
             self.write_new(decision, headers);
         }
     }
 
     /// The same as lines of HTTP/1.1.
     pub(super) fn write_left_lines(&self, decision: &Decision, out: &mut Vec<u8>) {
-        if decision.is_allowed() || decision.source() != Source::Policy {
+        if Self::tells_left(decision) {
             self.write_lines(decision, out);
         }
     }

@@ -22,11 +22,10 @@ impl Lane<'_> {
         desk: &mut Desk,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
-        if let Some(message) = self.write_refusal(plain, ruling, desk) {
-            ending.note_status(message.status);
-            ending.note_sent(message.body_bytes);
-        }
-        self.put(&desk.out, &[], context)
+        let Some((message, bytes)) = self.refusal(plain, ruling, desk) else { return Ok(()) };
+        ending.note_status(message.status);
+        ending.note_sent(message.body_bytes);
+        self.put(bytes, &[], context)
     }
 
     /// The same where nobody writes it down: all that a flood leaves is numbers.
@@ -41,10 +40,10 @@ impl Lane<'_> {
         let tally = &self.worker.tally;
         let began = tally.now();
         self.is_last = plain.is_last;
-        let status = self.write_refusal(plain, ruling, desk).map(|message| message.status);
-        let put = self.put(&desk.out, &[], context);
+        let Some((message, bytes)) = self.refusal(plain, ruling, desk) else { return Ok(()) };
+        let put = self.put(bytes, &[], context);
         tally.note_ruling_after(&mut desk.last_noted, ruling);
-        let nanos = tally.nanos_since(began);
+        let (status, nanos) = (Some(message.status), tally.nanos_since(began));
         match route {
             Some(number) => {
                 let route = site.routes[number].tally(self.worker.number);
@@ -56,20 +55,21 @@ impl Lane<'_> {
         put
     }
 
-    fn write_refusal(&mut self, plain: &Plain<'_>, ruling: &Ruling, desk: &mut Desk) -> Option<Message> {
+    /// What is sent to a client whose request is refused.
+    fn refusal<'d>(&mut self, plain: &Plain<'_>, ruling: &Ruling, desk: &'d mut Desk) -> Option<(Message, &'d [u8])> {
         self.is_last |= self.worker.is_closing();
-        let Desk { out, date, .. } = desk;
+        let Desk { last_message, date, .. } = desk;
         let date = date.line(self.worker.ticks.now());
         let headers = plain.headers.lines;
-        let mut message = if self.is_last {
-            ruling.write_message(headers, &[date, text::CLOSE].concat(), out)
+        let (mut message, mut bytes) = if self.is_last {
+            ruling.message_after(last_message, headers, &[date, text::CLOSE].concat())
         } else {
-            ruling.write_message(headers, date, out)
+            ruling.message_after(last_message, headers, date)
         }?;
         if plain.is_head() {
-            out.truncate(out.len() - message.body_bytes);
+            bytes = &bytes[..bytes.len() - message.body_bytes];
             message.body_bytes = 0;
         }
-        Some(message)
+        Some((message, bytes))
     }
 }

@@ -210,10 +210,12 @@ impl<'a> Plain<'a> {
 
 /// Whether a target is a path with nothing in it that readers disagree on.
 fn is_path(target: &str) -> bool {
-    static PLAIN: ByteKind = letters_digits_and(b"/-._~%?=&+:@!$'()*,;");
-    target.starts_with('/')
-        && target.bytes().all(|byte| PLAIN[usize::from(byte)])
-        && !path::may_have_hidden_slashes(target)
+    static PLAIN: ByteKind = letters_digits_and(b"/-._~?=&+:@!$'()*,;");
+    let is_plain = |byte| PLAIN[usize::from(byte)];
+    // Most have nothing in them that could be hidden behind.
+    let is_escaped =
+        || target.bytes().all(|byte| is_plain(byte) || byte == b'%') && !path::may_have_hidden_slashes(target);
+    target.starts_with('/') && (target.bytes().all(is_plain) || is_escaped())
 }
 
 /// httparse takes a bare LF for the end of a line. Everything else that could be read in two ways it refuses.

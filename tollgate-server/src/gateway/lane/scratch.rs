@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, Cache};
+use tollgate::Asker;
+use tollgate::http::LastMessage;
 
 use super::super::exchange::Worker;
 use super::super::site::Site;
@@ -23,21 +25,26 @@ const KEPT_BYTES: usize = 128 << 10;
 pub(in super::super) struct Scratch {
     pub(super) input: Box<[u8]>,
     pub(super) desk: Desk,
-    pub(super) site: InForce,
+    pub(super) in_force: InForce,
 }
 
 /// What a message is worked on with.
+#[derive(Default)]
 pub(super) struct Desk {
     /// What is about to be written.
     pub(super) out: Vec<u8>,
     pub(super) date: Date,
+    /// What a client was refused with last.
+    pub(super) last_message: LastMessage,
     /// The limit that decided last, which is often the one that decides next.
     pub(super) last_noted: LastNoted,
 }
 
-/// The site in force, at hand: it is looked for only when it has changed.
+/// The site and the rules in force, at hand: they are looked for only when they have changed.
 #[derive(Default)]
-pub(in super::super) struct InForce(Option<Cache<Arc<ArcSwap<Site>>, Arc<Site>>>);
+pub(in super::super) struct InForce(Option<(SiteInForce, Asker)>);
+
+type SiteInForce = Cache<Arc<ArcSwap<Site>>, Arc<Site>>;
 
 thread_local! {
     /// That of this thread's worker. It lives as long as the process, as workers do.
@@ -58,20 +65,21 @@ pub(super) struct Date {
 
 impl Scratch {
     fn new() -> Self {
-        let desk = Desk { out: Vec::new(), date: Date::default(), last_noted: LastNoted::default() };
-        Self { input: vec![0; INPUT_BYTES].into(), desk, site: InForce::default() }
+        Self { input: vec![0; INPUT_BYTES].into(), desk: Desk::default(), in_force: InForce::default() }
     }
 
-    /// Lets go of a site that is not in force any more, so that its connections end.
+    /// Lets go of a site that is not in force any more, so that its connections end, and of such rules.
     pub(in super::super) fn renew(&mut self, worker: &Worker) {
-        self.site.load(worker);
+        self.in_force.load(worker).1.renew();
     }
 }
 
 impl InForce {
     /// That of the worker, of which a thread has one.
-    pub(super) fn load(&mut self, worker: &Worker) -> &Arc<Site> {
-        self.0.get_or_insert_with(|| Cache::new(Arc::clone(&worker.site))).load()
+    pub(super) fn load(&mut self, worker: &Worker) -> (&Arc<Site>, &mut Asker) {
+        let at_hand = || (Cache::new(Arc::clone(&worker.site)), worker.gate.asker());
+        let (site, asker) = self.0.get_or_insert_with(at_hand);
+        (site.load(), asker)
     }
 }
 

@@ -13,7 +13,7 @@ use super::Lane;
 impl Lane<'_> {
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
         let read = match &mut self.stream {
-            Stream::Plain(tcp) => socket::poll_read(tcp, buffer, context),
+            Stream::Plain(tcp) => socket::poll_read_first(tcp, buffer, context),
             Stream::Tls(tls) => {
                 let mut buffer = ReadBuf::new(buffer);
                 Pin::new(tls).poll_read(context, &mut buffer).map_ok(|()| buffer.filled().len())
