@@ -4,6 +4,7 @@
 
 mod config;
 mod contender;
+mod cores;
 mod load;
 mod memory;
 mod pace;
@@ -14,24 +15,23 @@ mod server;
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use clap::ValueEnum;
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use self::config::{Limits, Protocol};
 use self::contender::{Contender, HAPROXY, NGINX, Product, TOLLGATE, TOLLGATE_THREE, Upstream};
+use self::cores::{Cores, stay_on};
 use self::load::Generators;
 pub(crate) use self::peers::Missing;
 use self::peers::Programs;
 use self::race::{Body, Case, Figures, Kind};
-use self::server::Core;
 use crate::race::Times;
 use crate::report::{self, Results};
 
 /// The gateway: processor time per request, latency, and memory, beside nginx and HAProxy.
 ///
-/// Every contender has one core to itself, the first; the load and an nginx as the upstream share the second. All take
-/// turns, round by round. What is missing of nginx, HAProxy, wrk and h2load is installed (tools/install-gateway-peers).
+/// Every contender has one core to itself, the first; an nginx as the upstream has the second, and the load the next
+/// four, or as many as there are: of two cores, it shares the second. All take turns, round by round. What is missing of nginx, HAProxy, wrk and h2load is installed (tools/install-gateway-peers).
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -81,6 +81,7 @@ impl Scale {
 /// What every measurement needs.
 struct Bench {
     scale: Scale,
+    cores: Cores,
     programs: Programs,
     generators: Generators,
     upstream: Upstream,
@@ -95,7 +96,7 @@ impl Bench {
     }
 
     fn start(&self, product: Product, limits: Limits, protocol: Protocol) -> anyhow::Result<Contender> {
-        Contender::start(product, limits, protocol, &self.programs, &self.upstream)
+        Contender::start(product, limits, protocol, &self.programs, (&self.upstream, self.cores))
     }
 
     fn field(&self, limits: Limits, protocol: Protocol) -> anyhow::Result<Vec<Contender>> {
@@ -104,16 +105,17 @@ impl Bench {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    ensure!(std::thread::available_parallelism()?.get() >= 2, "one core is not enough; the contender needs its own");
+    let cores = Cores::of_this_machine()?;
     let wants = |part: Part| args.only.is_empty() || args.only.contains(&part);
     if wants(Part::Memory) {
         memory::raise_open_files()?;
     }
     let programs = Programs::find(args.tollgate.as_deref())?;
-    stay_on(Core::Load)?;
+    // The paced load comes from this very thread.
+    stay_on(cores.load())?;
     let scale = if args.quick { Scale::QUICK } else { Scale::FULL };
-    let (generators, upstream) = (Generators::new(&programs)?, Upstream::start(&programs)?);
-    let mut bench = Bench { scale, programs, generators, upstream, without_tollgate: None };
+    let (generators, upstream) = (Generators::new(&programs, cores)?, Upstream::start(&programs, cores)?);
+    let mut bench = Bench { scale, cores, programs, generators, upstream, without_tollgate: None };
     introduce(&bench);
     if let Err(error) = bench.start(Product::Tollgate, Limits::One, Protocol::Http1) {
         report::note(format_args!("WITHOUT tollgate, which did not come up as a gateway: {error:#}"));
@@ -208,21 +210,16 @@ fn find<'a>(figures: &'a [Figures], name: &str) -> Option<&'a Figures> {
     figures.iter().find(|figures| figures.name() == name)
 }
 
-/// The paced load comes from this very thread.
-fn stay_on(core: Core) -> anyhow::Result<()> {
-    let mut cores = CpuSet::new();
-    cores.set(core as usize);
-    sched_setaffinity(None, &cores).context("this program cannot be pinned to the second core")
-}
-
 fn introduce(bench: &Bench) {
     let Scale { rounds, slice_s, .. } = bench.scale;
     let nginx = peers::version(&bench.programs.nginx, "-v");
     let haproxy = peers::version(&bench.programs.haproxy, "-v");
+    let load_cores = bench.cores.load().len();
     report::note(format_args!(
-        "{nginx}; {haproxy}. Contenders take turns: {rounds} rounds of {slice_s} s each; figures are medians of the \
+        "{nginx}; {haproxy}. Cores for the load: {load_cores}. Contenders take turns: {rounds} rounds of {slice_s} s each; figures are medians of the \
          rounds.\nof nginx's = CPU over nginx's in the same round, median of the rounds (the half of the rounds nearest \
          to it).\nbusy = the share of its core that the contender used, others = what others did; where both leave much, \
-         the load was what held it up."
+         the load was what held it up, and it slept: sleeps/1000 = how often in a thousand requests. Waking up is \
+         part of its CPU."
     ));
 }

@@ -7,8 +7,9 @@ use anyhow::Context as _;
 use tempfile::TempDir;
 
 use super::config::{self, Limits, Protocol, Task};
+use super::cores::{Cores, pinned};
 use super::peers::Programs;
-use super::server::{Core, Server, free_port, pinned};
+use super::server::{Server, free_port};
 
 pub(super) const SMALL_BYTES: usize = 1024;
 pub(super) const LARGE_BYTES: usize = 100 * 1024;
@@ -50,7 +51,7 @@ impl Contender {
         limits: Limits,
         protocol: Protocol,
         programs: &Programs,
-        upstream: &Upstream,
+        (upstream, cores): (&Upstream, Cores),
     ) -> anyhow::Result<Self> {
         let name = if limits == Limits::Three { TOLLGATE_THREE } else { product.name() };
         let folder = tempfile::tempdir()?;
@@ -58,12 +59,13 @@ impl Contender {
         let upstream_port = upstream.server.address.port();
         let task = Task { port, upstream_port, limits, protocol, folder: folder.path() };
         let file = folder.path().join("config.yaml");
-        let (text, mut command) = match product {
-            Product::Tollgate => (config::tollgate(&task), pinned(Core::Contender, &programs.tollgate)),
-            Product::Nginx => (config::nginx(&task), pinned(Core::Contender, &programs.nginx)),
-            Product::Haproxy => (config::haproxy(&task), pinned(Core::Contender, &programs.haproxy)),
+        let (text, program) = match product {
+            Product::Tollgate => (config::tollgate(&task), &programs.tollgate),
+            Product::Nginx => (config::nginx(&task), &programs.nginx),
+            Product::Haproxy => (config::haproxy(&task), &programs.haproxy),
         };
         fs::write(&file, text)?;
+        let mut command = pinned(cores.contender(), program);
         match product {
             Product::Tollgate => command.args(["serve", "--config"]).arg(&file),
             Product::Nginx => with_nginx_arguments(&mut command, &folder).arg("-c").arg(&file),
@@ -81,13 +83,13 @@ pub(super) struct Upstream {
 }
 
 impl Upstream {
-    pub(super) fn start(programs: &Programs) -> anyhow::Result<Self> {
+    pub(super) fn start(programs: &Programs, cores: Cores) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let port = free_port()?;
         let file = folder.path().join("nginx.conf");
         fs::write(folder.path().join("large"), "x".repeat(LARGE_BYTES))?;
         fs::write(&file, config::upstream(port, &"x".repeat(SMALL_BYTES), folder.path()))?;
-        let mut command = pinned(Core::Load, &programs.nginx);
+        let mut command = pinned(cores.upstream(), &programs.nginx);
         with_nginx_arguments(&mut command, &folder).arg("-c").arg(&file);
         let server = Server::start(command, port, &folder.path().join("told")).context("the upstream")?;
         Ok(Self { server, _folder: folder })

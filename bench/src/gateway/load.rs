@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
 
+use super::cores::{Cores, pinned};
 use super::peers::Programs;
-use super::server::{Core, pinned};
 use crate::race;
 
 /// Users that ask in turn over HTTP/1.1. h2load has one set of headers, so over HTTP/2 there is one user.
@@ -51,20 +51,32 @@ impl Load {
 pub(super) struct Generators {
     wrk: PathBuf,
     h2load: PathBuf,
+    cores: Cores,
     folder: TempDir,
 }
 
 impl Generators {
-    pub(super) fn new(programs: &Programs) -> anyhow::Result<Self> {
+    pub(super) fn new(programs: &Programs, cores: Cores) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         fs::write(folder.path().join("users.lua"), include_str!("users.lua"))?;
-        Ok(Self { wrk: programs.wrk.clone(), h2load: programs.h2load.clone(), folder })
+        Ok(Self { wrk: programs.wrk.clone(), h2load: programs.h2load.clone(), cores, folder })
+    }
+
+    fn bounded(&self, program: &Path, seconds: u64) -> Command {
+        let mut command = pinned(self.cores.load(), Path::new("timeout"));
+        command.arg((seconds + GRACE.as_secs()).to_string()).arg(program);
+        command
+    }
+
+    /// One for each core.
+    fn threads(&self) -> String {
+        format!("-t{}", self.cores.load().len())
     }
 
     /// wrk knows whole seconds only.
     pub(super) fn wrk(&self, address: SocketAddr, path: &str, seconds: u64) -> anyhow::Result<Load> {
-        let mut command = bounded(&self.wrk, seconds);
-        command.args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{seconds}"), "-s"]);
+        let mut command = self.bounded(&self.wrk, seconds);
+        command.args([&self.threads(), &format!("-c{CONNECTIONS}"), &format!("-d{seconds}"), "-s"]);
         command.arg(self.folder.path().join("users.lua")).arg(format!("http://{address}{path}"));
         command.args(["--", &USERS.to_string()]);
         let told = run(command, "wrk")?;
@@ -89,8 +101,13 @@ impl Generators {
         // It appends.
         let _ = fs::remove_file(&log);
         let streams = CONNECTIONS / HTTP2_CONNECTIONS;
-        let mut command = bounded(&self.h2load, seconds);
-        command.args(["-t1", &format!("-c{HTTP2_CONNECTIONS}"), &format!("-m{streams}"), &format!("-D{seconds}")]);
+        let mut command = self.bounded(&self.h2load, seconds);
+        command.args([
+            &self.threads(),
+            &format!("-c{HTTP2_CONNECTIONS}"),
+            &format!("-m{streams}"),
+            &format!("-D{seconds}"),
+        ]);
         command.arg(format!("--log-file={}", log.display())).args(["-H", "x-user-id: user-1"]);
         command.arg(format!("http://{address}{path}"));
         let told = run(command, "h2load")?;
@@ -108,7 +125,7 @@ impl Generators {
 
     /// One request over HTTP/2: how many bytes of body came with status 200.
     pub(super) fn probe_http2(&self, address: SocketAddr, path: &str) -> anyhow::Result<usize> {
-        let mut command = bounded(&self.h2load, 1);
+        let mut command = self.bounded(&self.h2load, 1);
         command.args(["-t1", "-c1", "-n1", "-H", "x-user-id: user-1"]).arg(format!("http://{address}{path}"));
         let told = run(command, "h2load")?;
         ensure!(
@@ -117,12 +134,6 @@ impl Generators {
         );
         Ok(figure_before(&told, "traffic: ", ") data")? as usize)
     }
-}
-
-fn bounded(program: &Path, seconds: u64) -> Command {
-    let mut command = pinned(Core::Load, Path::new("timeout"));
-    command.arg((seconds + GRACE.as_secs()).to_string()).arg(program);
-    command
 }
 
 fn run(mut command: Command, name: &str) -> anyhow::Result<String> {

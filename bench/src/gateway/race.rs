@@ -6,10 +6,10 @@ use anyhow::{Context as _, ensure};
 
 use super::Bench;
 use super::contender::{Contender, LARGE_BYTES, NGINX, SMALL_BYTES};
+use super::cores::worked;
 use super::load::{Load, USERS};
 use super::pace::{self, Pace};
 use super::probe::{Answer, Connection};
-use super::server::Core;
 use crate::race::{self, Times};
 use crate::report::{self, Table};
 
@@ -62,6 +62,7 @@ struct Slice {
     load: Load,
     cpu: Duration,
     kernel: Duration,
+    sleeps: u64,
     /// What others had of the contender's core.
     others: Duration,
 }
@@ -77,14 +78,16 @@ pub(super) struct Figures {
     pub(super) p99_us: Times,
     /// The share of its core that the contender had.
     busy: Times,
+    /// How often it slept in a thousand requests.
+    sleeps: Times,
     /// The share of it that others had.
     others: Times,
 }
 
 impl Figures {
     fn new(name: &'static str) -> Self {
-        let [cpu_us, kernel_us, per_second, p50_us, p99_us, busy, others] = [(); 7].map(|()| Times::new(name));
-        Self { cpu_us, kernel_us, per_second, p50_us, p99_us, busy, others }
+        let [cpu_us, kernel_us, per_second, p50_us, p99_us, busy, sleeps, others] = [(); 8].map(|()| Times::new(name));
+        Self { cpu_us, kernel_us, per_second, p50_us, p99_us, busy, sleeps, others }
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -92,7 +95,7 @@ impl Figures {
     }
 
     fn push(&mut self, slice: &Slice) {
-        let Slice { load, cpu, kernel, others } = slice;
+        let Slice { load, cpu, kernel, sleeps, others } = slice;
         let elapsed_s = load.elapsed.as_secs_f64();
         self.cpu_us.push(cpu.as_secs_f64() * 1e6 / load.requests as f64);
         self.kernel_us.push(kernel.as_secs_f64() * 1e6 / load.requests as f64);
@@ -100,6 +103,7 @@ impl Figures {
         self.p50_us.push(load.p50_us);
         self.p99_us.push(load.p99_us);
         self.busy.push(cpu.as_secs_f64() / elapsed_s);
+        self.sleeps.push(*sleeps as f64 * 1e3 / load.requests as f64);
         self.others.push(others.as_secs_f64() / elapsed_s);
     }
 }
@@ -130,6 +134,7 @@ fn tell(case: &Case, figures: &[Figures], bodies: &[usize]) {
         "of nginx's",
         "requests/s",
         "busy",
+        "sleeps/1000",
         "others",
         "p50 µs",
         "p99 µs",
@@ -145,6 +150,7 @@ fn tell(case: &Case, figures: &[Figures], bodies: &[usize]) {
             nginx.map_or(String::new(), |nginx| figures.cpu_us.ratio_to(&nginx.cpu_us).to_string()),
             format!("{:.0}", figures.per_second.median()),
             format!("{:.0} %", figures.busy.median() * 100.0),
+            format!("{:.1}", figures.sleeps.median()),
             format!("{:.0} %", figures.others.median() * 100.0),
             format!("{:.0}", figures.p50_us.median()),
             format!("{:.0}", figures.p99_us.median()),
@@ -184,7 +190,8 @@ fn look(bench: &Bench, case: &Case, contender: &Contender) -> anyhow::Result<usi
 
 fn slice(bench: &Bench, case: &Case, contender: &Contender, seconds: u64) -> anyhow::Result<Slice> {
     let (path, address) = (case.body.path(), contender.server.address);
-    let (core_before, cpu_before) = (Core::Contender.worked()?, contender.server.cpu()?);
+    let core = bench.cores.contender().start;
+    let (core_before, before) = (worked(core)?, contender.server.spent()?);
     let load = match case.load {
         Kind::Http1 => bench.generators.wrk(address, path, seconds)?,
         Kind::Http2 => bench.generators.h2load(address, path, seconds)?,
@@ -193,9 +200,10 @@ fn slice(bench: &Bench, case: &Case, contender: &Contender, seconds: u64) -> any
             pace::run(address, path, pace)?
         }
     };
-    let cpu_after = contender.server.cpu()?;
-    let (cpu, kernel) = (cpu_after.all - cpu_before.all, cpu_after.kernel - cpu_before.kernel);
-    let others = (Core::Contender.worked()? - core_before).saturating_sub(cpu);
+    let after = contender.server.spent()?;
+    let (cpu, kernel) = (after.cpu - before.cpu, after.kernel - before.kernel);
+    let sleeps = after.sleeps.saturating_sub(before.sleeps);
+    let others = (worked(core)? - core_before).saturating_sub(cpu);
     load.check(case.status)?;
-    Ok(Slice { load, cpu, kernel, others })
+    Ok(Slice { load, cpu, kernel, sleeps, others })
 }

@@ -1,68 +1,35 @@
-//! A process that listens, pinned to a core: what it has spent and what it holds, its children's included.
+//! A process that listens: what it has spent and what it holds, its children's included.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::cores::time_of;
 use crate::clock;
 
 /// An idle machine has each of them up within 100 ms.
 const READY_TRIES: usize = 250;
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
-/// Where a process may run.
-#[derive(Clone, Copy)]
-pub(super) enum Core {
-    /// The contender's alone.
-    Contender = 0,
-    /// For the load and what stands behind the contender.
-    Load = 1,
-}
-
-impl Core {
-    /// How long it has been at work so far, for whomever.
-    pub(super) fn worked(self) -> anyhow::Result<Duration> {
-        let stat = fs::read_to_string("/proc/stat")?;
-        let name = format!("cpu{}", self as usize);
-        let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
-        let (_, fields) = lines.find(|(core, _)| *core == name).context("/proc/stat does not tell of this core")?;
-        let ticks: Option<Vec<u64>> = fields.split(' ').take(8).map(|field| field.parse().ok()).collect();
-        match ticks.as_deref() {
-            Some(&[user, nice, system, _idle, _io_wait, hard, soft, stolen]) => {
-                Ok(time_of(user + nice + system + hard + soft + stolen))
-            }
-            _ => bail!("/proc/stat has another form here"),
-        }
-    }
-}
-
-fn time_of(ticks: u64) -> Duration {
-    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
-}
-
-/// A command that will run on one core only.
-pub(super) fn pinned(core: Core, program: &Path) -> Command {
-    let mut command = Command::new("taskset");
-    command.args(["-c", &(core as usize).to_string()]).arg(program).stdin(Stdio::null());
-    command
-}
-
 /// A port that nobody listens on.
 pub(super) fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?.port())
 }
 
-/// Processor time.
+/// What a server has spent.
 #[derive(Clone, Copy)]
-pub(super) struct Cpu {
-    pub(super) all: Duration,
+pub(super) struct Spent {
+    /// Processor time.
+    pub(super) cpu: Duration,
     /// The part of it in the kernel.
     pub(super) kernel: Duration,
+    /// How often it had nothing to do, and slept.
+    pub(super) sleeps: u64,
 }
 
 /// A server, until it is dropped.
@@ -90,15 +57,16 @@ impl Server {
         bail!("nothing listens on port {port}; see whether it starts by hand")
     }
 
-    /// The time of all its threads so far.
-    pub(super) fn cpu(&self) -> anyhow::Result<Cpu> {
-        let (mut all, mut kernel) = (0, 0);
+    /// What all its threads have spent so far.
+    pub(super) fn spent(&self) -> anyhow::Result<Spent> {
+        let (mut all, mut kernel, mut sleeps) = (0, 0, 0);
         for pid in self.tree() {
             let [user, system] = ticks(pid)?;
             all += user + system;
             kernel += system;
+            sleeps += slept(pid)?;
         }
-        Ok(Cpu { all: time_of(all), kernel: time_of(kernel) })
+        Ok(Spent { cpu: time_of(all), kernel: time_of(kernel), sleeps })
     }
 
     /// Resident memory, of which what processes share is counted once.
@@ -139,6 +107,18 @@ fn ticks(pid: u32) -> anyhow::Result<[u64; 2]> {
     let both = (times.next(), times.next());
     let (Some(user), Some(system)) = both else { bail!("/proc/PID/stat has another form here") };
     Ok([user, system])
+}
+
+/// How often its threads gave up their core themselves.
+fn slept(pid: u32) -> anyhow::Result<u64> {
+    let mut sleeps = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).context("a process of a contender has ended")? {
+        // A thread may end meanwhile, and its sleeps with it.
+        let status = fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sleeps += line.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(sleeps)
 }
 
 fn resident_kb(pid: u32) -> anyhow::Result<u64> {

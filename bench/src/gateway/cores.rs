@@ -1,0 +1,91 @@
+//! Which processors do what.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// As many keep the fastest contender busy.
+const MOST_FOR_LOAD: usize = 4;
+
+/// The processors of this machine: the first is the contender's alone. Of two, the load and what stands behind the
+/// contender share the second.
+#[derive(Clone, Copy)]
+pub(super) struct Cores {
+    all: usize,
+}
+
+impl Cores {
+    pub(super) fn of_this_machine() -> anyhow::Result<Self> {
+        let all = std::thread::available_parallelism()?.get();
+        ensure!(all >= 2, "one core is not enough; the contender needs its own");
+        Ok(Self { all })
+    }
+
+    pub(super) fn contender(self) -> Range<usize> {
+        0..1
+    }
+
+    pub(super) fn upstream(self) -> Range<usize> {
+        1..2
+    }
+
+    /// A load that is slower than the contender lets it sleep between requests, and waking up is charged to the
+    /// contender: the faster it is, the more. So the load has several where there are any, in a number that divides the
+    /// connections evenly.
+    pub(super) fn load(self) -> Range<usize> {
+        match self.all - 2 {
+            0 => 1..2,
+            left => 2..2 + (1 << left.min(MOST_FOR_LOAD).ilog2()),
+        }
+    }
+}
+
+/// A command that will run on these only.
+pub(super) fn pinned(cores: Range<usize>, program: &Path) -> Command {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &format!("{}-{}", cores.start, cores.end - 1)]).arg(program).stdin(Stdio::null());
+    command
+}
+
+/// This thread will run on these only.
+pub(super) fn stay_on(cores: Range<usize>) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    cores.for_each(|core| set.set(core));
+    sched_setaffinity(None, &set).context("this program cannot be pinned to the cores of the load")
+}
+
+/// How long a core has been at work so far, for whomever.
+pub(super) fn worked(core: usize) -> anyhow::Result<Duration> {
+    let stat = fs::read_to_string("/proc/stat")?;
+    let name = format!("cpu{core}");
+    let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
+    let (_, fields) = lines.find(|(core, _)| *core == name).context("/proc/stat does not tell of this core")?;
+    let ticks: Option<Vec<u64>> = fields.split(' ').take(8).map(|field| field.parse().ok()).collect();
+    match ticks.as_deref() {
+        Some(&[user, nice, system, _idle, _io_wait, hard, soft, stolen]) => {
+            Ok(time_of(user + nice + system + hard + soft + stolen))
+        }
+        _ => bail!("/proc/stat has another form here"),
+    }
+}
+
+/// A span that the kernel counts in ticks.
+pub(super) fn time_of(ticks: u64) -> Duration {
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_load_takes_what_the_others_leave() {
+        let loads = [2, 3, 4, 5, 6, 16].map(|all| Cores { all }.load());
+        assert_eq!(loads, [1..2, 2..3, 2..4, 2..4, 2..6, 2..6]);
+    }
+}
