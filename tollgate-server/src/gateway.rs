@@ -15,6 +15,7 @@ mod connection;
 mod descriptors;
 mod echo;
 mod exchange;
+mod fault;
 mod guard;
 mod headers;
 mod health;

@@ -62,7 +62,8 @@ fn numbers(limit: &LimitRule) -> Result<String, InvalidLimit> {
     })
 }
 
-fn span(span: Duration) -> String {
+/// A time as people write it.
+pub(crate) fn span(span: Duration) -> String {
     match span.subsec_micros() {
         0 => format!("{} s", span.as_secs()),
         micros if micros % 1000 == 0 => format!("{} ms", span.as_millis()),

@@ -1,5 +1,7 @@
 //! New connections to upstreams.
 
+use std::error::Error;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,14 +52,27 @@ pub(super) enum Line {
 /// Why there is no connection.
 #[derive(Debug)]
 pub(super) enum ConnectError {
-    Io(#[expect(dead_code, reason = "read when it is debugged")] io::Error),
-    Http(#[expect(dead_code, reason = "read when it is debugged")] hyper::Error),
+    Io(io::Error),
+    Http(hyper::Error),
     Timeout,
 }
 
 impl ConnectError {
     pub(super) fn is_timeout(&self) -> bool {
         matches!(self, Self::Timeout)
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => error.fmt(out),
+            Self::Http(error) => match error.source() {
+                Some(source) => write!(out, "{error}: {source}"),
+                None => error.fmt(out),
+            },
+            Self::Timeout => out.write_str("no connection within the connect_timeout of the route"),
+        }
     }
 }
 

@@ -15,9 +15,10 @@ use tokio::time::{sleep, timeout};
 use tollgate::rules::file::HealthCheckRule;
 
 use super::body::ToUpstream;
-use super::connect::{self, ConnectError, Dialled};
-use super::site::{Route, Site};
-use super::target::{Ejection, Target};
+use super::connect::{self, Dialled};
+use super::fault::Fault;
+use super::site::{Named, Site};
+use super::target::{Cause, Ejection, Target};
 use super::ticks::{Tick, Ticks};
 use crate::notice;
 
@@ -26,15 +27,18 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>) {
     loop {
         let now = site.load_full();
         let mut checks = JoinSet::new();
-        // What a check said of an upstream that is no longer checked would stay for ever.
-        now.unchecked().for_each(|target| target.set_well(true));
-        for (target, rule) in now.checked() {
-            checks.spawn(check(target, rule, Arc::clone(&ticks)));
+        let upstreams = now.upstreams();
+        for upstream in &upstreams {
+            match &upstream.check {
+                Some(rule) => _ = checks.spawn(check(upstream.clone(), rule.clone(), Arc::clone(&ticks))),
+                // What a check said of an upstream that is no longer checked would stay for ever.
+                None => upstream.target.set_well(true),
+            }
         }
         // A site lives for hours; looking for the next one now and then is enough.
         while Arc::ptr_eq(&now, &site.load()) {
             sleep(LOOK_EVERY).await;
-            now.routes.iter().flat_map(Route::targets).for_each(|target| tell_of_ejection(target, ticks.now()));
+            upstreams.iter().for_each(|upstream| tell_of_ejection(upstream, ticks.now()));
         }
     }
 }
@@ -42,47 +46,62 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>) {
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// At most two lines in two looks, however many requests fail.
-fn tell_of_ejection(target: &Target, now: Tick) {
-    let Some(news) = target.take_ejection(now) else { return };
-    let (host, port) = (&target.address.host, target.address.port);
-    match news {
-        Ejection::Began { after } => {
-            let failed = if after == 1 { "failed".to_owned() } else { format!("failed {after} times in a row") };
-            notice::tell(format_args!("upstream {host}:{port} {failed}, and is left alone where there is another"));
+fn tell_of_ejection(upstream: &Named, now: Tick) {
+    match upstream.target.take_ejection(now) {
+        Some(Ejection::Began(Cause { rule, fault })) => {
+            let failed =
+                if rule.after == 1 { "failed".to_owned() } else { format!("failed {} times in a row", rule.after) };
+            let consequence = upstream.consequence(Some(rule.lasts.duration()));
+            notice::tell(format_args!("{upstream} {failed}: {fault}; {consequence}"));
         }
-        Ejection::Ended if target.is_checked_well() => {
-            notice::tell(format_args!("upstream {host}:{port} is no longer left alone"));
+        Some(Ejection::Ended) if upstream.target.is_checked_well() => {
+            notice::tell(format_args!("{upstream} answers requests again, and gets its share of them"));
         }
-        Ejection::Ended => {
-            notice::tell(format_args!("upstream {host}:{port} would no longer be left alone, but fails its checks"));
+        Some(Ejection::Ended) => {
+            let consequence = upstream.consequence(None);
+            notice::tell(format_args!("{upstream} answers requests again, but fails its health checks; {consequence}"));
         }
+        None => {}
     }
 }
 
-async fn check(target: Arc<Target>, rule: HealthCheckRule, ticks: Arc<Ticks>) {
+async fn check(upstream: Named, rule: HealthCheckRule, ticks: Arc<Ticks>) {
+    let target = &upstream.target;
     let (mut is_well, mut in_a_row) = (target.is_checked_well(), 0);
     loop {
-        let answer = timeout(rule.timeout.duration(), ask(&target, rule.path.as_str())).await;
-        let was_good = matches!(answer, Ok(Ok(true)));
-        in_a_row = if was_good == is_well { 0 } else { in_a_row + 1 };
+        let within = rule.timeout.duration();
+        let answer = timeout(within, ask(target, rule.path.as_str())).await;
+        let fault = answer.unwrap_or(Err(Fault::LateForCheck(within))).err();
+        in_a_row = if fault.is_none() == is_well { 0 } else { in_a_row + 1 };
         let enough = if is_well { rule.unhealthy_after } else { rule.healthy_after };
         if in_a_row >= enough {
-            (is_well, in_a_row) = (was_good, 0);
+            (is_well, in_a_row) = (fault.is_none(), 0);
             target.set_well(is_well);
-            let (host, port) = (&target.address.host, target.address.port);
-            let state = match (is_well, target.is_ejected(ticks.now())) {
-                (true, false) => "is well again",
-                (true, true) => "passes its checks again, but is still left alone for requests that failed",
-                (false, _) => "is not well, and gets no requests",
-            };
-            notice::tell(format_args!("upstream {host}:{port} {state}"));
+            let path = rule.path.as_str();
+            match (fault, target.is_ejected(ticks.now())) {
+                (None, false) => {
+                    notice::tell(format_args!(
+                        "{upstream} passes its health checks again, and gets its share of requests"
+                    ));
+                }
+                (None, true) => {
+                    let consequence = upstream.consequence(None);
+                    notice::tell(format_args!(
+                        "{upstream} passes its health checks again, but requests have failed there; {consequence}"
+                    ));
+                }
+                (Some(fault), _) => {
+                    let consequence = upstream.consequence(None);
+                    notice::tell(format_args!("{upstream} fails its health check of {path}: {fault}; {consequence}"));
+                }
+            }
         }
         sleep(rule.every.duration()).await;
     }
 }
 
 /// Whether it answers with 2xx or 3xx, on a connection of its own.
-async fn ask(target: &Target, path: &str) -> Result<bool, ConnectError> {
+async fn ask(target: &Target, path: &str) -> Result<(), Fault> {
     let mut request = Request::new(ToUpstream::Nothing);
     if let Ok(uri) = path.parse() {
         *request.uri_mut() = uri;
@@ -106,5 +125,6 @@ async fn ask(target: &Target, path: &str) -> Result<bool, ConnectError> {
             response?
         }
     };
-    Ok(response.status().is_success() || response.status().is_redirection())
+    let status = response.status();
+    if status.is_success() || status.is_redirection() { Ok(()) } else { Err(Fault::Status(status)) }
 }

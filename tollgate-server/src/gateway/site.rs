@@ -1,6 +1,7 @@
 //! What a gateway serves: the routes of a rule file, ready for requests. It is replaced whole.
 
 mod edits;
+mod upstreams;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,6 +20,7 @@ use tollgate::rules::file::{
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
 pub(super) use self::edits::Edits;
+pub(super) use self::upstreams::Named;
 use super::answer::Failure;
 use super::log::AccessLog;
 use super::tally::RouteTally;
@@ -197,28 +199,6 @@ impl Site {
         found.extend(file.routes().err().map(|problems| SiteError::new(problems.to_string())));
         found.extend(proxies(gateway).err());
         found
-    }
-
-    /// The upstreams that are asked whether they are well, each once, and how.
-    pub(super) fn checked(&self) -> Vec<(Arc<Target>, HealthCheckRule)> {
-        let mut checked: Vec<(Arc<Target>, HealthCheckRule)> = Vec::new();
-        for route in &self.routes {
-            for target in route.targets() {
-                if let Some(rule) = &route.health_check
-                    && !checked.iter().any(|(other, _)| Arc::ptr_eq(other, target))
-                {
-                    checked.push((Arc::clone(target), rule.clone()));
-                }
-            }
-        }
-        checked
-    }
-
-    /// The upstreams that are not.
-    pub(super) fn unchecked(&self) -> impl Iterator<Item = &Arc<Target>> {
-        let checked = self.checked();
-        let targets = self.routes.iter().flat_map(Route::targets);
-        targets.filter(move |target| !checked.iter().any(|(other, _)| Arc::ptr_eq(other, target)))
     }
 
     /// The number of the route that serves a request.

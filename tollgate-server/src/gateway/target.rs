@@ -1,7 +1,7 @@
 //! One upstream: where it is, how it fares, and the connections that wait for its next request.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard as StdMutexGuard, PoisonError};
 
 use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -9,6 +9,7 @@ use http::{HeaderValue, Request, Uri, Version};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use tollgate::rules::file::EjectRule;
 
+use super::fault::Fault;
 use super::lane::Link;
 use super::shared::Shared;
 use super::ticks::{Tick, Wait};
@@ -65,8 +66,10 @@ struct Health {
     failures: AtomicU32,
     /// Until when it is left alone.
     ejected_until: AtomicU64,
-    /// How many failures brought that about, until somebody has asked; 0 if nothing is new.
-    newly_ejected_after: AtomicU32,
+    /// Whether that is new, until somebody has asked.
+    is_news: AtomicBool,
+    /// What brought it about.
+    cause: Mutex<Option<Cause>>,
     /// Whether people were told that it is left alone, and not yet that it no longer is.
     told_ejected: AtomicBool,
     /// Whether no request has succeeded since it was ejected last.
@@ -76,10 +79,19 @@ struct Health {
 }
 
 /// What people are to be told of an upstream that requests found bad.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Ejection {
-    Began { after: u32 },
+    Began(Cause),
     Ended,
+}
+
+/// Why an upstream is left alone.
+#[derive(Debug)]
+pub(super) struct Cause {
+    /// So many failures, and for how long.
+    pub(super) rule: EjectRule,
+    /// What the last of them was.
+    pub(super) fault: String,
 }
 
 impl Target {
@@ -221,13 +233,18 @@ impl Target {
         }
     }
 
-    pub(super) fn failed(&self, rule: &EjectRule, now: Tick) {
+    pub(super) fn failed(&self, fault: &Fault, rule: &EjectRule, now: Tick) {
         if self.health.failures.fetch_add(1, Relaxed) + 1 >= rule.after {
             self.health.failures.store(0, Relaxed);
             self.health.ejected_until.store(Wait::at_least(rule.lasts.duration()).from(now), Relaxed);
             self.health.unproven.store(true, Relaxed);
-            self.health.newly_ejected_after.store(rule.after, Relaxed);
+            *self.cause() = Some(Cause { rule: *rule, fault: fault.to_string() });
+            self.health.is_news.store(true, Relaxed);
         }
+    }
+
+    fn cause(&self) -> StdMutexGuard<'_, Option<Cause>> {
+        self.health.cause.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn is_ejected(&self, now: Tick) -> bool {
@@ -237,9 +254,11 @@ impl Target {
     /// What is new since this was asked last. Ejections that follow each other without a success are one: one that is dead
     /// is tried now and then, and nobody wants to read of every try.
     pub(super) fn take_ejection(&self, now: Tick) -> Option<Ejection> {
-        let after = self.health.newly_ejected_after.swap(0, Relaxed);
-        if after > 0 && !self.health.told_ejected.swap(true, Relaxed) {
-            return Some(Ejection::Began { after });
+        if self.health.is_news.swap(false, Relaxed)
+            && !self.health.told_ejected.swap(true, Relaxed)
+            && let Some(cause) = self.cause().take()
+        {
+            return Some(Ejection::Began(cause));
         }
         let is_back = !self.health.unproven.load(Relaxed) && !self.is_ejected(now);
         let is_over = is_back && self.health.told_ejected.load(Relaxed);

@@ -53,10 +53,14 @@ fn an_ejection_is_told_once_when_it_begins_and_once_when_it_ends() {
     for _ in 0..20 {
         connection.get("/");
     }
-    let began = format!("upstream {} failed 2 times in a row, and is left alone where there is another\n", bad.address);
+    let told = format!("upstream {} of route /**", bad.address);
+    let began = format!(
+        "{told} failed 2 times in a row: it hung up before the end of its answer; it gets no requests for 3 s while \
+         another upstream is well\n"
+    );
     gateway.await_said(&began, 1);
     is_well.store(true, Relaxed);
-    let ended = format!("upstream {} is no longer left alone\n", bad.address);
+    let ended = format!("{told} answers requests again, and gets its share of them\n");
     until("the line about its return", || {
         connection.get("/");
         gateway.said().contains(&ended)
@@ -77,7 +81,7 @@ fn an_ejection_that_goes_on_is_told_once_however_many_requests_fail() {
     while begun.elapsed() < Duration::from_secs(3) {
         assert_eq!(connection.get("/").status, 502);
     }
-    let said = gateway.await_said(" failed, and is left alone where there is another\n", 1);
+    let said = gateway.await_said("; it still gets requests, as the only upstream of its route\n", 1);
     assert_eq!(said.lines().count(), 2, "{said}");
 }
 
@@ -95,7 +99,10 @@ fn an_upstream_that_stays_dead_beside_a_good_one_is_told_once() {
         // Long enough for somebody to look between the end of an ejection and the next.
         std::thread::sleep(Duration::from_millis(1500));
     }
-    let began = format!("upstream {dead} failed, and is left alone where there is another\n");
+    let began = format!(
+        "upstream {dead} of route /** failed: Connection refused (os error 111); it gets no requests for 1 s while \
+         another upstream is well\n"
+    );
     assert_eq!(gateway.said(), format!("{NO_LIMITS}tollgate: {began}"));
 }
 
@@ -127,10 +134,14 @@ fn a_check_that_is_passed_while_requests_have_failed_is_told_as_that() {
     let mut connection = gateway.connect();
     until("a failure", || connection.get("/").status == 200 && bad.requests() > 0);
     gateway.save(&rules(&format!(", health_check: {check}")));
-    gateway.await_said("is not well, and gets no requests", 1);
+    gateway.await_said("fails its health check of /health", 1);
     checks_pass.store(true, Relaxed);
-    let said = gateway.await_said("passes its checks again, but is still left alone for requests that failed", 1);
-    assert!(!said.contains("is well again"), "{said}");
+    let said = gateway.await_said(
+        "passes its health checks again, but requests have failed there; it gets no requests while another upstream is \
+         well",
+        1,
+    );
+    assert!(!said.contains("gets its share"), "{said}");
 }
 
 #[test]
@@ -187,16 +198,54 @@ fn a_check_takes_an_upstream_out_and_puts_it_back() {
     until("a check", || checked.seen().iter().any(|seen| seen.contains("GET /health HTTP/1.1\r\n")));
     let mut connection = gateway.connect();
     is_well.store(false, Relaxed);
-    gateway.await_said("is not well, and gets no requests", 1);
+    gateway.await_said("fails its health check of /health", 1);
     let asked = |upstream: &Raw| upstream.seen().concat().matches("GET /asked ").count();
     for _ in 0..6 {
         assert_eq!(connection.get("/asked").header("x-upstream"), Some("other"));
     }
     assert_eq!(asked(&checked), 0);
     is_well.store(true, Relaxed);
-    gateway.await_said("is well again", 1);
+    gateway.await_said("passes its health checks again, and gets its share of requests", 1);
     let back = (0..4).filter(|_| connection.get("/asked").header("x-upstream") == Some("checked")).count();
     assert_eq!(back, 2);
+}
+
+/// Whoever is woken by such a line has to know what to look at.
+#[test]
+fn a_line_about_an_upstream_names_its_routes_the_reason_and_what_becomes_of_requests() {
+    let unwell = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
+    let (silent, good) = (Raw::start(|conversation| while conversation.request().is_some() {}), Raw::named("good"));
+    let check = "health_check: { path: /health, every: 100ms, timeout: 200ms, unhealthy_after: 1 }";
+    let routes = [
+        format!("{{ name: api, path: /api/**, upstream: {}, {check} }}", unwell.url()),
+        format!("{{ name: web, path: /web/**, upstream: [{}, {}] }}", unwell.url(), good.url()),
+        format!("{{ name: slow, path: /slow/**, upstream: [{}, {}], {check} }}", silent.url(), good.url()),
+        format!("{{ name: gone, path: /gone/**, upstream: http://{}, eject: {{ after: 1 }} }}", nobody()),
+        format!("{{ name: down, path: /down/**, upstream: {}/down, eject: {{ after: 1 }} }}", unwell.url()),
+    ];
+    let gateway = Gateway::start(&site("", &routes, ""));
+    for told in [
+        format!(
+            "upstream {} of routes api, web, down fails its health check of /health: it answered with 503; it gets no \
+             requests while another upstream is well, but for those of routes api, down, which have no other\n",
+            unwell.address
+        ),
+        format!(
+            "upstream {} of route slow fails its health check of /health: no answer within 200 ms; it gets no requests \
+             while another upstream is well\n",
+            silent.address
+        ),
+    ] {
+        gateway.await_said(&told, 1);
+    }
+    assert_eq!(gateway.get("/gone/").status, 502);
+    gateway.await_said(
+        "of route gone failed: Connection refused (os error 111); it still gets requests, as the only upstream of its \
+         route\n",
+        1,
+    );
+    assert_eq!(gateway.get("/down/").status, 503);
+    gateway.await_said(" failed: it answered with 503; it gets no requests for 10 s while another upstream is well", 1);
 }
 
 #[test]
@@ -220,7 +269,7 @@ fn an_upstream_that_is_no_longer_checked_is_used_again() {
         site("workers: 1", &[format!("{{ path: /**, balance: round_robin, upstream: {upstreams}{check} }}")], "")
     };
     let gateway = Gateway::start(&rules(", health_check: { path: /health, every: 100ms, unhealthy_after: 1 }"));
-    gateway.await_said("is not well, and gets no requests", 1);
+    gateway.await_said("fails its health check of /health", 1);
     is_well.store(true, Relaxed);
     gateway.save(&rules(", health_check: { path: /health, every: 1h, unhealthy_after: 1 }"));
     gateway.await_said("is in force", 1);

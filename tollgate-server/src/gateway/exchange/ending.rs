@@ -172,7 +172,7 @@ impl Ending {
             route.note_failure(Failure::Disconnected);
         }
         if let Some(held) = &self.upstream {
-            held.target.failed(&held.eject, self.client.now());
+            held.target.failed(&Failure::Disconnected.into(), &held.eject, self.client.now());
         }
     }
 }

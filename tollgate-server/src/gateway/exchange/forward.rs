@@ -17,6 +17,7 @@ use tollgate::{Place, Ruling};
 use super::super::answer::Failure;
 use super::super::body::{ToClient, ToUpstream};
 use super::super::connect::{self, Line, Wants};
+use super::super::fault::Fault;
 use super::super::patience::Patience;
 use super::super::shared::Sender;
 use super::super::site::{Route, Site};
@@ -31,7 +32,7 @@ use super::{Ending, Exchange, Forwarded};
 enum Tried {
     Answered(Response<Incoming>, Held),
     /// The request has not left, or may be sent again.
-    Again(Forwarded, Failure),
+    Again(Forwarded, Fault),
     Failed(Failure),
 }
 
@@ -150,12 +151,13 @@ impl Exchange {
                 Tried::Answered(response, held) => {
                     // Whether it has succeeded is known at the end of its answer.
                     if matches!(response.status().as_u16(), 502..=504) {
-                        target.failed(&route.eject, self.worker.ticks.now());
+                        target.failed(&Fault::Status(response.status()), &route.eject, self.worker.ticks.now());
                     }
                     return Ok((response, held));
                 }
-                Tried::Again(again, failure) => {
-                    target.failed(&route.eject, self.worker.ticks.now());
+                Tried::Again(again, fault) => {
+                    target.failed(&fault, &route.eject, self.worker.ticks.now());
+                    let failure = fault.failure();
                     tally.note_failure(failure);
                     if left == 0 || is_out_of_reach(failure, route) {
                         return Err(failure);
@@ -170,7 +172,7 @@ impl Exchange {
                 Tried::Failed(failure) => {
                     tally.note_failure(failure);
                     if failure.is_upstreams() {
-                        target.failed(&route.eject, self.worker.ticks.now());
+                        target.failed(&failure.into(), &route.eject, self.worker.ticks.now());
                     }
                     return Err(failure);
                 }
@@ -191,10 +193,7 @@ impl Exchange {
                     held.seat = Some(seat);
                     return Box::pin(self.ask_shared(sender, request, route, held)).await;
                 }
-                Err(error) => {
-                    let failure = if error.is_timeout() { Failure::ConnectTimeout } else { Failure::CannotConnect };
-                    return Tried::Again(request, failure);
-                }
+                Err(error) => return Tried::Again(request, error.into()),
             },
         };
         let mut request = request;
@@ -308,7 +307,7 @@ pub(in super::super) fn is_out_of_reach(failure: Failure, route: &Route) -> bool
 fn failed(mut error: TrySendError<Forwarded>, copy: Option<Forwarded>) -> Tried {
     let is_answer = error.error().is_parse();
     match error.take_message().or(copy) {
-        Some(request) if !is_answer => Tried::Again(request, Failure::Disconnected),
+        Some(request) if !is_answer => Tried::Again(request, Failure::Disconnected.into()),
         _ if is_answer => Tried::Failed(Failure::BadAnswer),
         _ => Tried::Failed(Failure::Disconnected),
     }

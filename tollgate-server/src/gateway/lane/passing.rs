@@ -12,8 +12,9 @@ use tollgate::rules::file::Told;
 
 use super::super::answer::{self, Failure};
 use super::super::body::Came;
-use super::super::connect::{self, Dialled, UpstreamIo};
+use super::super::connect::{self, ConnectError, Dialled, UpstreamIo};
 use super::super::exchange::{Ending, Held, is_out_of_reach};
+use super::super::fault::Fault;
 use super::super::headers::X_REQUEST_ID;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
@@ -54,7 +55,7 @@ pub(super) enum Passed {
 /// Why a try ended without a whole answer.
 enum Stopped {
     Failed {
-        failure: Failure,
+        fault: Fault,
         /// The upstream may be asked again.
         again: bool,
     },
@@ -64,7 +65,7 @@ enum Stopped {
 
 impl Stopped {
     fn failed(failure: Failure) -> Self {
-        Self::Failed { failure, again: false }
+        Self::Failed { fault: failure.into(), again: false }
     }
 }
 
@@ -151,14 +152,14 @@ impl Lane<'_> {
                 break failure;
             }
             let Some(target) = passing.target.clone() else { break Failure::NoUpstream };
-            let (failure, again) = match self.ask(&target, &mut passing).await {
+            let (fault, again) = match self.ask(&target, &mut passing).await {
                 Ok(()) => return Passed::Answered,
                 Err(Stopped::Over) => return Passed::Over,
-                Err(Stopped::Failed { failure, again }) => (failure, again),
+                Err(Stopped::Failed { fault, again }) => (fault, again),
             };
-            let route = passing.route();
+            let (failure, route) = (fault.failure(), passing.route());
             if failure.is_upstreams() {
-                target.failed(&route.eject, self.worker.ticks.now());
+                target.failed(&fault, &route.eject, self.worker.ticks.now());
             }
             if !again || passing.tried.len() > usize::from(route.retries) || is_out_of_reach(failure, route) {
                 break failure;
@@ -223,7 +224,7 @@ impl Lane<'_> {
             return Err(Stopped::Over);
         };
         self.write_request(&plain, desk, passing).map_err(Stopped::failed)?;
-        let not_sent = |_| Stopped::Failed { failure: Failure::Disconnected, again: true };
+        let not_sent = |_| Stopped::Failed { fault: Failure::Disconnected.into(), again: true };
         link.send(&desk.out, context).map_err(not_sent)
     }
 
@@ -237,7 +238,8 @@ impl Lane<'_> {
     ) -> Poll<Result<(Body, bool), Stopped>> {
         // A new connection to the only upstream has no excuse: what was asked may be what ended it.
         let may_repeat = passing.may_repeat && (link.is_used() || passing.route().has_several());
-        let broken = |came: usize| Stopped::Failed { failure: Failure::Disconnected, again: came == 0 && may_repeat };
+        let broken =
+            |came: usize| Stopped::Failed { fault: Failure::Disconnected.into(), again: came == 0 && may_repeat };
         // An upstream may answer before it has read everything; what it says is looked at in any case.
         let sent = link.poll_send(context);
         let mut scratch = scratch();
@@ -255,7 +257,8 @@ impl Lane<'_> {
             match Head::read(bytes, &mut lines, passing.is_head) {
                 Read::Whole(head) => {
                     if matches!(head.status.as_u16(), 502..=504) {
-                        target.failed(&passing.route().eject, self.worker.ticks.now());
+                        let fault = Fault::Status(head.status);
+                        target.failed(&fault, &passing.route().eject, self.worker.ticks.now());
                     }
                     let begun = self.begin_answer((head, lines.seen()), bytes, desk, passing, context);
                     link.came = Vec::new();
@@ -372,10 +375,11 @@ impl Lane<'_> {
 }
 
 async fn dial(target: &Target, passing: &Passing) -> Result<Link, Stopped> {
-    let failed = |failure| Stopped::Failed { failure, again: true };
+    let failed = |fault| Stopped::Failed { fault, again: true };
     match timeout(passing.route().connect_timeout, connect::dial(target)).await {
         Ok(Ok(Dialled::Http1(UpstreamIo::Plain(tcp)))) => Ok(Link::new(tcp)),
-        Ok(_) => Err(failed(Failure::CannotConnect)),
-        Err(_elapsed) => Err(failed(Failure::ConnectTimeout)),
+        Ok(Ok(_)) => Err(failed(Failure::CannotConnect.into())),
+        Ok(Err(error)) => Err(failed(error.into())),
+        Err(_elapsed) => Err(failed(ConnectError::Timeout.into())),
     }
 }

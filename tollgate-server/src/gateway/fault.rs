@@ -1,0 +1,69 @@
+//! What an upstream failed at, for people: requests are told less of it, and metrics count it by kind.
+
+use std::fmt;
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::answer::Failure;
+use super::connect::ConnectError;
+use crate::limits_told::span;
+
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// There was no connection to it, or none that held.
+    Unreached(ConnectError),
+    /// There was one, and no answer that could be passed on.
+    Failed(Failure),
+    /// It answered that it is not well.
+    Status(StatusCode),
+    /// A check took longer than it may.
+    LateForCheck(Duration),
+}
+
+impl Fault {
+    /// What the request is told that met it.
+    pub(super) fn failure(&self) -> Failure {
+        match self {
+            Self::Unreached(error) if !error.is_timeout() => Failure::CannotConnect,
+            Self::Unreached(_) => Failure::ConnectTimeout,
+            Self::Failed(failure) => *failure,
+            Self::Status(_) => Failure::BadAnswer,
+            Self::LateForCheck(_) => Failure::UpstreamTimeout,
+        }
+    }
+}
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<ConnectError> for Fault {
+    fn from(error: ConnectError) -> Self {
+        Self::Unreached(error)
+    }
+}
+
+impl From<hyper::Error> for Fault {
+    fn from(error: hyper::Error) -> Self {
+        Self::Unreached(error.into())
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreached(error) => error.fmt(out),
+            Self::Status(status) => write!(out, "it answered with {}", status.as_u16()),
+            Self::LateForCheck(within) => write!(out, "no answer within {}", span(*within)),
+            Self::Failed(failure) => out.write_str(match failure {
+                Failure::Disconnected => "it hung up before the end of its answer",
+                Failure::BadAnswer => "its answer makes no sense",
+                Failure::UpstreamTimeout => "no answer within the timeout of the route",
+                _ => "it cannot be asked",
+            }),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The upstreams of a site, each once, however many routes lead to it: as they are checked, and as people are told of
+//! them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::rules::file::HealthCheckRule;
+
+use super::super::target::Target;
+use super::{Route, Site};
+use crate::limits_told::span;
+
+/// As many routes as fit a line. Whoever has more knows which.
+const MAX_ROUTES: usize = 5;
+
+/// An upstream, and what people know it by.
+#[derive(Clone)]
+pub(in super::super) struct Named {
+    pub(in super::super) target: Arc<Target>,
+    /// How it is asked whether it is well; the first route that wants that says it.
+    pub(in super::super) check: Option<HealthCheckRule>,
+    routes: Vec<String>,
+    /// Those of them that lead nowhere else.
+    only_of: Vec<String>,
+}
+
+impl Site {
+    pub(in super::super) fn upstreams(&self) -> Vec<Named> {
+        let mut found: Vec<Named> = Vec::new();
+        for route in &self.routes {
+            for target in route.targets() {
+                let at = found.iter().position(|one| Arc::ptr_eq(&one.target, target)).unwrap_or_else(|| {
+                    found.push(Named::new(target));
+                    found.len() - 1
+                });
+                found[at].add(route);
+            }
+        }
+        found
+    }
+}
+
+impl Named {
+    fn new(target: &Arc<Target>) -> Self {
+        Self { target: Arc::clone(target), check: None, routes: Vec::new(), only_of: Vec::new() }
+    }
+
+    /// A route that leads to it.
+    fn add(&mut self, route: &Route) {
+        self.check = self.check.take().or_else(|| route.health_check.clone());
+        if self.routes.contains(&route.name) {
+            return;
+        }
+        self.routes.push(route.name.clone());
+        if route.targets().all(|other| Arc::ptr_eq(other, &self.target)) {
+            self.only_of.push(route.name.clone());
+        }
+    }
+
+    /// What becomes of requests while it is not well, for so long if that is known.
+    pub(in super::super) fn consequence(&self, lasts: Option<Duration>) -> String {
+        let lasts = lasts.map(|lasts| format!(" for {}", span(lasts))).unwrap_or_default();
+        let spared = format!("it gets no requests{lasts} while another upstream is well");
+        match (self.only_of.len(), self.routes.len()) {
+            (0, _) => spared,
+            (1, 1) => "it still gets requests, as the only upstream of its route".to_owned(),
+            (only, all) if only == all => "it still gets requests, as the only upstream of its routes".to_owned(),
+            (1, _) => format!("{spared}, but for those of {}, which has no other", listed(&self.only_of)),
+            _ => format!("{spared}, but for those of {}, which have no other", listed(&self.only_of)),
+        }
+    }
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = &self.target.address;
+        write!(out, "upstream {}:{} of {}", address.host, address.port, listed(&self.routes))
+    }
+}
+
+fn listed(routes: &[String]) -> String {
+    let noun = if routes.len() == 1 { "route" } else { "routes" };
+    let told = routes[..routes.len().min(MAX_ROUTES)].join(", ");
+    match routes.len().saturating_sub(MAX_ROUTES) {
+        0 => format!("{noun} {told}"),
+        more => format!("{noun} {told} and {more} more"),
+    }
+}
