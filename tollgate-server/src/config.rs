@@ -4,7 +4,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use tollgate::rules::RuleSet;
 use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
+
+use crate::gateway::Gateway;
 
 /// A rule file may have 4 MiB, which the library says with a position; so one byte more than that has to be read.
 const MAX_FILE_BYTES: u64 = (4 << 20) + 1;
@@ -26,6 +29,15 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
 pub(crate) fn understand(path: &Path, text: &[u8]) -> Result<Parsed, Problems> {
     let parsed = RuleFile::parse(&path.display().to_string(), text)?;
     Ok(parsed.in_folder(path.parent().unwrap_or(Path::new(""))))
+}
+
+/// The rules of a file that is to be served: everything that it names can be used, for its gateway too.
+pub(crate) fn compile(file: &Parsed) -> Result<RuleSet, Problems> {
+    match (file.compile(), Gateway::problems(file)) {
+        (Ok(rules), None) => Ok(rules),
+        (Ok(_), Some(problems)) | (Err(problems), None) => Err(problems),
+        (Err(one), Some(other)) => Err(one.and(other)),
+    }
 }
 
 /// The file with the keys of tokens, if the rules name one.

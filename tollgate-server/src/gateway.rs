@@ -50,13 +50,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use tokio::sync::watch as signal;
 use tollgate::Gate;
-use tollgate::rules::file::{Address, Parsed};
+use tollgate::rules::file::{Address, Parsed, Problems};
 
 use self::exchange::Worker;
 use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
 use self::site::Site;
-pub(crate) use self::site::SiteError;
 use self::tally::Tally;
 use self::ticks::Ticks;
 use self::workers::{Ends, Running};
@@ -87,15 +86,19 @@ struct Endings {
 /// Why a gateway does not start.
 #[derive(Debug)]
 pub(crate) enum StartError {
-    Site(SiteError),
-    Listen { address: String, source: std::io::Error },
+    /// What the file says of it, or names for it, cannot be used.
+    Refused(Problems),
+    Listen {
+        address: String,
+        source: std::io::Error,
+    },
     Runtime(std::io::Error),
 }
 
 impl fmt::Display for StartError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Site(error) => error.fmt(out),
+            Self::Refused(problems) => problems.fmt(out),
             Self::Listen { address, source } => write!(out, "cannot listen on {address}: {source}"),
             Self::Runtime(source) => source.fmt(out),
         }
@@ -115,7 +118,7 @@ impl Gateway {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let workers = rule.workers.map_or(processors, usize::from);
         let lost = Arc::new(AtomicU64::new(0));
-        let site = Site::new(file, None, workers, &lost).map_err(StartError::Site)?;
+        let site = Site::new(file, None, workers, &lost).map_err(StartError::Refused)?;
         let site = Arc::new(ArcSwap::from_pointee(site));
         let ports = ports::prepare(file, listen.as_ref(), &[], workers).await?;
         let (serving, stop) = signal::channel(());
@@ -148,9 +151,10 @@ impl Gateway {
         Ok(Self { site, workers, tallies, listen, ticks, queued, lost, ends, closing })
     }
 
-    /// What is wrong with the files that a rule file names for it, in the words of a start that fails by them.
-    pub(crate) fn problems(file: &Parsed) -> Vec<SiteError> {
-        Site::problems(file)
+    /// What is wrong with the files that a rule file names for it, if something is.
+    pub(crate) fn problems(file: &Parsed) -> Option<Problems> {
+        let flaws = Site::flaws(file);
+        (!flaws.is_empty()).then(|| file.problems(flaws))
     }
 
     /// Where it listens, and what is spoken there.
@@ -162,7 +166,7 @@ impl Gateway {
     /// What another file says, ready to be served. New listeners are bound already.
     pub(crate) async fn prepare(&self, file: &Parsed) -> Result<Next, StartError> {
         let before = self.site.load_full();
-        let site = Site::new(file, Some(&before), self.workers, &self.lost).map_err(StartError::Site)?;
+        let site = Site::new(file, Some(&before), self.workers, &self.lost).map_err(StartError::Refused)?;
         let there: Vec<String> = {
             let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
             ends.iter().flat_map(|ends| &ends.ports).map(|port| port.written.clone()).collect()

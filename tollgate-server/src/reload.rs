@@ -31,7 +31,7 @@ pub(crate) use self::reloads::Reloads;
 use self::settings::StoreChange;
 use self::sight::Sight;
 use self::watch::Watch;
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, StartError};
 use crate::{config, notice};
 
 /// Some file systems tell nobody that a file has changed, and a folder that is replaced takes its watch with it. So
@@ -222,7 +222,7 @@ impl Reload {
     }
 
     async fn put_in_force(&mut self, file: Parsed, origin: &Origin) {
-        let rules = match file.compile() {
+        let rules = match if self.gateway.is_some() { config::compile(&file) } else { file.compile() } {
             Ok(rules) => rules,
             Err(problems) => return origin.refused(&problems),
         };
@@ -233,6 +233,7 @@ impl Reload {
             }
             Some(gateway) => match gateway.prepare(&file).await {
                 Ok(next) => Some((gateway, next)),
+                Err(StartError::Refused(problems)) => return origin.refused(&problems),
                 Err(problem) => return origin.kept(&problem.to_string()),
             },
             None => None,

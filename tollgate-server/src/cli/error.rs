@@ -29,7 +29,10 @@ pub(crate) enum Error {
 impl Error {
     /// Says it on stderr. Problems of a file come first, each with its place at the beginning of its line.
     pub(crate) fn tell(&self) {
-        if let Self::Load(LoadError::Refused(problems)) | Self::Open(OpenError::Rules(problems)) = self {
+        if let Self::Load(LoadError::Refused(problems))
+        | Self::Open(OpenError::Rules(problems))
+        | Self::Gateway(StartError::Refused(problems)) = self
+        {
             notice::tell_problems(problems);
         }
         notice::tell(self);
@@ -39,7 +42,9 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Load(LoadError::Refused(problems)) | Self::Open(OpenError::Rules(problems)) => refused(problems, out),
+            Self::Load(LoadError::Refused(problems))
+            | Self::Open(OpenError::Rules(problems))
+            | Self::Gateway(StartError::Refused(problems)) => refused(problems, out),
             Self::Load(error) => error.fmt(out),
             Self::Open(error) => error.fmt(out),
             Self::NothingToServe { config } => write!(
@@ -57,7 +62,6 @@ impl fmt::Display for Error {
             Self::Connect(error) => write!(out, "store: {error}"),
             Self::Publish(error) => error.fmt(out),
             Self::Request(problem) | Self::Usage(problem) => out.write_str(problem),
-            Self::Gateway(StartError::Site(error)) => error.fmt(out),
             Self::Gateway(StartError::Listen { address, source }) => cannot_listen(address, source, out),
             Self::Gateway(StartError::Runtime(source)) => cannot_start(source, out),
             Self::Listen { address, source } => cannot_listen(address, source, out),

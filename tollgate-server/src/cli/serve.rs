@@ -20,7 +20,7 @@ use crate::reload::{Hangup, Reload, Reloads, Started};
 use crate::service::Options;
 use crate::service::http::Answering;
 use crate::standing::Standing;
-use crate::{admin, builtin, limits_told, notice, service, shutdown};
+use crate::{admin, builtin, config, limits_told, notice, service, shutdown};
 
 /// What is not given back by then is missing until the limits give it back by themselves.
 const RETURN_DEADLINE: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ struct Place {
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let file = rules(&arguments)?;
-    let Arguments { config, listen, http, admin, store } = arguments;
+    let Arguments { config: path, listen, http, admin, store } = arguments;
     warn_of_what_is_not_served(&file);
     if listen.is_some() && file.gateway.is_none() {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
@@ -60,8 +60,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     }
     let http = place(file.service.http.as_ref(), http.as_ref());
     if file.gateway.is_none() && http.is_none() {
-        return Err(Error::NothingToServe { config: config.unwrap_or_default() });
+        return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
+    config::compile(&file).map_err(|problems| Error::Open(problems.into()))?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     notice::warn_of_an_absent_store(&gate, &file);
     let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
@@ -92,7 +93,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let hangup = Hangup::listen().map_err(Error::Runtime)?;
     announce(&surfaces.told, &file);
     tokio::spawn(notice::follow_store(gate.clone()));
-    let reloading = config.map(|path| {
+    let reloading = path.map(|path| {
         let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), store, reloads };
         Reload::new(started).spawn()
     });

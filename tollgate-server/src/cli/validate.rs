@@ -8,7 +8,6 @@ use tollgate::{Gate, OpenError};
 
 use super::{Error, Outcome, say};
 use crate::config;
-use crate::gateway::Gateway;
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -39,8 +38,8 @@ struct Report {
     verdict: Verdict,
     /// All that was found, warnings too.
     problems: Vec<Problems>,
-    /// What is wrong with the file as a whole, or with files that it names.
-    whole: Vec<String>,
+    /// What is wrong with the file as a whole.
+    whole: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,32 +65,27 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 
 async fn report(path: &Path) -> Result<Report, Error> {
     let file = path.display().to_string();
-    let invalid =
-        |problems| Report { file: file.clone(), limits: 0, verdict: Verdict::Invalid, problems, whole: Vec::new() };
+    let invalid = |problems| Report { file: file.clone(), limits: 0, verdict: Verdict::Invalid, problems, whole: None };
     let parsed = match config::load(path) {
         Ok(parsed) => parsed,
         Err(LoadError::Refused(problems)) => return Ok(invalid(vec![problems])),
         Err(error) => return Err(Error::Load(error)),
     };
     let (limits, warnings) = (parsed.limits.len(), parsed.warnings().clone());
-    let mut whole: Vec<String> = Gateway::problems(&parsed).iter().map(ToString::to_string).collect();
     Ok(match usable(&parsed).await {
-        Ok(()) if whole.is_empty() => Report { limits, verdict: Verdict::Valid, ..invalid(vec![warnings]) },
-        Ok(()) => Report { whole, ..invalid(vec![warnings]) },
-        Err(OpenError::Rules(problems)) => Report { whole, ..invalid(vec![warnings, problems]) },
-        Err(error) => {
-            whole.insert(0, error.to_string());
-            Report { whole, ..invalid(vec![warnings]) }
-        }
+        Ok(()) => Report { limits, verdict: Verdict::Valid, ..invalid(vec![warnings]) },
+        Err(OpenError::Rules(problems)) => invalid(vec![warnings, problems]),
+        Err(error) => Report { whole: Some(error.to_string()), ..invalid(vec![warnings]) },
     })
 }
 
-/// Whether a server could decide by it: the keys of tokens are there, and the limits fit the memory. Nobody is asked
+/// Whether a server could decide by it: the files that it names are there, and the limits fit the memory. Nobody is asked
 /// whether a Redis is there.
 async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
+    config::compile(parsed)?;
     match parsed.store {
         StoreUrl::Memory => Gate::open(parsed).await.map(drop),
-        _ => parsed.compile().map(drop).map_err(OpenError::from),
+        _ => Ok(()),
     }
 }
 
@@ -121,7 +115,7 @@ impl Report {
         if severity == Severity::Warning {
             return told;
         }
-        told + self.problems.iter().map(Problems::more).sum::<usize>() + self.whole.len()
+        told + self.problems.iter().map(Problems::more).sum::<usize>() + usize::from(self.whole.is_some())
     }
 
     fn json(&self) -> impl Iterator<Item = ProblemJson<'_>> {

@@ -17,13 +17,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tollgate::rules::file::{AccessLogRule, LogFormat};
+use tollgate::rules::file::{AccessLogRule, Flaw, LogFormat};
 
 pub(super) use self::record::{Over, Record};
 use self::sink::Sink;
 use self::stamp::Stamp;
 use self::writer::Bell;
-use super::site::SiteError;
 
 /// Lines that a worker may have waiting. The thread comes so often that this is enough for millions of requests a
 /// second, unless it waits for a disk.
@@ -71,13 +70,13 @@ impl AccessLog {
         folder: &Path,
         workers: usize,
         lost: &Arc<AtomicU64>,
-    ) -> Result<Self, SiteError> {
+    ) -> Result<Self, Flaw> {
         let sink = Sink::open(rule.file.as_ref().map(|file| folder.join(file)))?;
         let waiting = (0..workers).map(|_| Waiting::default()).collect();
         let shared = Shared { format: rule.format, waiting, bell: Bell::default(), lost: Arc::clone(lost) };
         let shared = Arc::new(shared);
         writer::start(Arc::clone(&shared), sink)
-            .map_err(|error| SiteError::new(format!("gateway.access_log: {error}; give the process more threads")))?;
+            .map_err(|error| Flaw::new(format!("gateway.access_log: {error}")).fix("give the process more threads"))?;
         Ok(Self { rule: rule.clone(), shared })
     }
 

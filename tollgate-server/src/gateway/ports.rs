@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tollgate::rules::file::{Address, GatewayRule, Parsed};
+use tollgate::rules::file::{Address, Flaw, GatewayRule, Parsed};
 
 use super::StartError;
 use super::connection::Begins;
@@ -64,7 +64,8 @@ pub(super) async fn prepare(
     let mut ports = Vec::new();
     for (written, is_tls) in places(&rule, listen) {
         let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder()));
-        let tls = tls.transpose().map_err(StartError::Site)?;
+        let of_tls = |flaws: Vec<Flaw>| flaws.into_iter().map(|flaw| flaw.at("/gateway/tls"));
+        let tls = tls.transpose().map_err(|flaws| StartError::Refused(file.problems(of_tls(flaws))))?;
         let acceptor = tls.as_ref().map(|tls| tls.acceptor.clone());
         let begins = Begins { proxy_protocol: rule.proxy_protocol, tls: acceptor };
         let listening = if there.contains(&written) {

@@ -4,7 +4,6 @@ mod edits;
 mod upstreams;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -14,8 +13,8 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::rules::file::{
-    AccessLogRule, Balance, EjectRule, GatewayRule, HealthCheckRule, HostHeader, Parsed, RespondRule, RewriteRule,
-    RouteRule, Told, UpstreamRule,
+    AccessLogRule, Balance, EjectRule, Flaw, GatewayRule, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule,
+    RewriteRule, RouteRule, Told, UpstreamRule,
 };
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
@@ -114,22 +113,6 @@ impl Written {
     }
 }
 
-/// Why a rule file cannot be served.
-#[derive(Debug)]
-pub(crate) struct SiteError(String);
-
-impl SiteError {
-    pub(super) fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-}
-
-impl fmt::Display for SiteError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
-}
-
 /// What a site takes over from the one before it.
 struct Kept {
     workers: usize,
@@ -163,18 +146,19 @@ impl Site {
         before: Option<&Self>,
         workers: usize,
         lost: &Arc<AtomicU64>,
-    ) -> Result<Self, SiteError> {
+    ) -> Result<Self, Problems> {
         let gateway = file.gateway.clone().unwrap_or_default();
-        let found = file.routes().map_err(|problems| SiteError::new(problems.to_string()))?;
+        let found = file.routes()?;
         let mut kept = Kept::of(before, workers);
         let mut routes = Vec::new();
-        for rule in &gateway.routes {
-            routes.push(Route::new(rule, file.folder(), &mut kept)?);
+        let refused = |flaw| file.problems([flaw]);
+        for (index, rule) in gateway.routes.iter().enumerate() {
+            routes.push(Route::new(rule, file.folder(), &mut kept).map_err(|flaw| refused(of_route(flaw, index)))?);
         }
         Ok(Self {
             routes,
             found,
-            proxies: proxies(&gateway)?,
+            proxies: proxies(&gateway).map_err(refused)?,
             told: gateway.tell_upstreams.clone(),
             max_body: gateway.max_body.map_or(u64::MAX, |size| size.bytes()),
             max_head: usize::try_from(gateway.max_head.bytes()).unwrap_or(usize::MAX),
@@ -182,7 +166,10 @@ impl Site {
             waits: Waits::of(&gateway.timeouts),
             upgraded: Wait::at_least(gateway.timeouts.upgraded.duration()),
             log: match &gateway.access_log {
-                Some(rule) => Some(log(rule, before, || AccessLog::open(rule, file.folder(), workers, lost))?),
+                Some(rule) => {
+                    let log = log(rule, before, || AccessLog::open(rule, file.folder(), workers, lost));
+                    Some(log.map_err(|flaw| refused(flaw.at("/gateway/access_log")))?)
+                }
                 None => None,
             },
         })
@@ -190,13 +177,15 @@ impl Site {
 
     /// Everything that would keep the gateway of a file from starting, short of opening anything: what is wrong with
     /// the files that it names.
-    pub(super) fn problems(file: &Parsed) -> Vec<SiteError> {
+    pub(super) fn flaws(file: &Parsed) -> Vec<Flaw> {
         let Some(gateway) = &file.gateway else { return Vec::new() };
         let mut kept = Kept::of(None, 1);
-        let mut found: Vec<SiteError> =
-            gateway.routes.iter().filter_map(|rule| Route::new(rule, file.folder(), &mut kept).err()).collect();
-        found.extend(gateway.tls.iter().flat_map(|tls| Tls::problems(tls, file.folder())));
-        found.extend(file.routes().err().map(|problems| SiteError::new(problems.to_string())));
+        let mut found = Vec::new();
+        for (index, rule) in gateway.routes.iter().enumerate() {
+            found.extend(Route::new(rule, file.folder(), &mut kept).err().map(|flaw| of_route(flaw, index)));
+        }
+        let of_tls = gateway.tls.iter().filter_map(|tls| Tls::new(tls, file.folder()).err()).flatten();
+        found.extend(of_tls.map(|flaw| flaw.at("/gateway/tls")));
         found.extend(proxies(gateway).err());
         found
     }
@@ -219,12 +208,16 @@ impl Site {
     }
 }
 
+fn of_route(flaw: Flaw, index: usize) -> Flaw {
+    flaw.at(&format!("/gateway/routes/{index}"))
+}
+
 /// The log of the site before if it is as the rule says, or else another.
 fn log(
     rule: &AccessLogRule,
     before: Option<&Site>,
-    open: impl FnOnce() -> Result<AccessLog, SiteError>,
-) -> Result<Arc<AccessLog>, SiteError> {
+    open: impl FnOnce() -> Result<AccessLog, Flaw>,
+) -> Result<Arc<AccessLog>, Flaw> {
     match before.and_then(|before| before.log.as_ref()).filter(|log| log.is_as(rule)) {
         Some(log) => {
             // Whoever asks for a reload may have renamed it away.
@@ -235,14 +228,17 @@ fn log(
     }
 }
 
-fn proxies(gateway: &GatewayRule) -> Result<TrustedProxies, SiteError> {
+fn proxies(gateway: &GatewayRule) -> Result<TrustedProxies, Flaw> {
     let networks = gateway.trusted_proxies.iter().map(ToString::to_string);
-    let proxies = TrustedProxies::parse(networks).map_err(|error| SiteError::new(error.to_string()))?;
+    let proxies = TrustedProxies::parse(networks).map_err(|error| {
+        let flaw = Flaw::new(format!("gateway.trusted_proxies: {error}"));
+        flaw.fix("name fewer networks").at("/gateway/trusted_proxies")
+    })?;
     Ok(proxies.believing(gateway.forwarding_header.into()))
 }
 
 impl Route {
-    fn new(rule: &RouteRule, folder: &Path, kept: &mut Kept) -> Result<Self, SiteError> {
+    fn new(rule: &RouteRule, folder: &Path, kept: &mut Kept) -> Result<Self, Flaw> {
         let upstreams: Vec<&UpstreamRule> = rule.upstream.iter().flatten().collect();
         let leads = match (&*upstreams, &rule.respond) {
             (_, Some(respond)) => Leads::Respond(Written::new(respond)),
@@ -401,9 +397,11 @@ fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
 }
 
 /// The upstream of that URL, taken over if it is there already.
-fn target(upstream: &UpstreamRule, rule: &RouteRule, folder: &Path, kept: &mut Kept) -> Result<Arc<Target>, SiteError> {
+fn target(upstream: &UpstreamRule, rule: &RouteRule, folder: &Path, kept: &mut Kept) -> Result<Arc<Target>, Flaw> {
     let text = upstream.url.as_str();
-    let bad = || SiteError::new(format!("upstream {text} is no URL; write one such as http://127.0.0.1:8081"));
+    let bad = || {
+        Flaw::new(format!("upstream {text} is no URL")).fix("write one such as http://127.0.0.1:8081").at("/upstream")
+    };
     let uri: Uri = text.parse().map_err(|_| bad())?;
     let (scheme, default_port) = match uri.scheme_str() {
         Some("https") => (Speaks::Tls, 443),

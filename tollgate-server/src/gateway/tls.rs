@@ -14,6 +14,7 @@ use rustls::client::verify_server_name;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
@@ -21,13 +22,12 @@ use sha2::{Digest, Sha256};
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tollgate::rules::Certificate;
-use tollgate::rules::file::{CertificateRule, ClientCertificates, TlsRule};
+use tollgate::rules::file::{CertificateRule, ClientCertificates, Flaw, TlsRule};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 pub(super) use self::failure::{HANDSHAKE_FAILURES, HandshakeFailure};
 pub(super) use self::reloads::CertificateReloads;
 use super::connection::Begins;
-use super::site::SiteError;
 use crate::notice;
 
 /// Certificates are replaced days before they end; some seconds more do no harm.
@@ -74,38 +74,31 @@ impl ResolvesServerCert for Certificates {
 }
 
 impl Tls {
-    pub(super) fn new(rule: &TlsRule, folder: &Path) -> Result<Self, SiteError> {
+    /// The TLS of a rule, or everything that is wrong with the files that it names: not only what is found first.
+    pub(super) fn new(rule: &TlsRule, folder: &Path) -> Result<Self, Vec<Flaw>> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let certificates = Arc::new(Certificates(load(&files(rule, folder), &provider)?));
-        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| SiteError::new(format!("tls: {error}")))?;
-        let builder = match &rule.client_ca {
-            None => builder.with_no_client_auth(),
-            Some(file) => {
-                let path = folder.join(file);
-                let roots = Arc::new(authorities(&path)?);
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
-                let verifier = match rule.client_certificates {
-                    ClientCertificates::Optional => verifier.allow_unauthenticated(),
-                    _ => verifier,
-                };
-                let verifier = verifier.build().map_err(|error| bad("client_ca", &path, &error.to_string()))?;
-                builder.with_client_cert_verifier(verifier)
+        let mut flaws = Vec::new();
+        let mut certificates = Vec::new();
+        for (index, files) in files(rule, folder).iter().enumerate() {
+            match certified(files, &provider) {
+                Ok(certificate) => certificates.push(Arc::new(certificate)),
+                Err(found) => flaws.extend(found.into_iter().map(|flaw| flaw.at(&format!("/certificates/{index}")))),
             }
+        }
+        let verifier = rule.client_ca.as_ref().map(|file| {
+            let verifies = verifier(&folder.join(file), rule.client_certificates, &provider);
+            verifies.map_err(|flaw| flaws.push(flaw.at("/client_ca")))
+        });
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| flaws.push(Flaw::new(error.to_string()).fix("leave tls out")));
+        let (Ok(builder), Ok(verifier), []) = (builder, verifier.transpose(), &*flaws) else { return Err(flaws) };
+        let builder = match verifier {
+            None => builder.with_no_client_auth(),
+            Some(verifier) => builder.with_client_cert_verifier(verifier),
         };
-        let mut config = builder.with_cert_resolver(certificates as Arc<dyn ResolvesServerCert>);
+        let mut config = builder.with_cert_resolver(Arc::new(Certificates(certificates)));
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), rule: rule.clone(), folder: folder.to_owned() })
-    }
-
-    /// Everything that is wrong with the files that a rule names: not only what is found first.
-    pub(super) fn problems(rule: &TlsRule, folder: &Path) -> Vec<SiteError> {
-        let provider = rustls::crypto::ring::default_provider();
-        let of_certificates = files(rule, folder).into_iter().filter_map(|files| certified(&files, &provider).err());
-        let of_clients = rule.client_ca.iter().filter_map(|file| authorities(&folder.join(file)).err());
-        let found: Vec<SiteError> = of_certificates.chain(of_clients).collect();
-        if found.is_empty() { Self::new(rule, folder).err().into_iter().collect() } else { found }
     }
 
     /// Reads all files again when one changes, for ever, and lets new connections begin with what they say. Files that
@@ -129,9 +122,11 @@ impl Tls {
                     reloads.note_applied();
                     notice::tell("the certificates have changed and are in force");
                 }
-                Err(problem) => {
+                Err(flaws) => {
                     reloads.note_refused();
-                    notice::tell(format_args!("the certificates before stay in force: {problem}"));
+                    for flaw in flaws {
+                        notice::tell(format_args!("the certificates before stay in force: {flaw}"));
+                    }
                 }
             }
         }
@@ -171,46 +166,77 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(text)
 }
 
-fn bad(key: &str, path: &Path, problem: &str) -> SiteError {
-    SiteError::new(format!("gateway.tls.{key} {}: {problem}; name a file in PEM that may be read", path.display()))
+fn bad(key: &str, path: &Path, problem: &str) -> Flaw {
+    Flaw::new(format!("gateway.tls.{key} {}: {problem}", path.display())).fix("name a file in PEM that may be read")
 }
 
-fn load(files: &[Files], provider: &CryptoProvider) -> Result<Vec<Arc<CertifiedKey>>, SiteError> {
-    files.iter().map(|files| certified(files, provider).map(Arc::new)).collect()
-}
-
-fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, SiteError> {
-    let text = read(&files.cert).map_err(|error| bad("certificates", &files.cert, &error.to_string()))?;
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let chain = chain.map_err(|error| bad("certificates", &files.cert, &error.to_string()))?;
-    if chain.is_empty() {
-        return Err(bad("certificates", &files.cert, "there is no certificate in it"));
+/// A certificate and its key, or what is wrong with either.
+fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, Vec<Flaw>> {
+    let chain = chain(&files.cert).map_err(|flaw| flaw.at("/cert"));
+    let key = private_key(&files.key).map_err(|flaw| flaw.at("/key"));
+    match (chain, key) {
+        (Ok(chain), Ok(key)) => {
+            CertifiedKey::from_der(chain, key, provider).map_err(|error| vec![unfit(files, &error)])
+        }
+        (chain, key) => Err(chain.err().into_iter().chain(key.err()).collect()),
     }
-    let text = read(&files.key).map_err(|error| bad("certificates", &files.key, &error.to_string()))?;
-    let key = PrivateKeyDer::from_pem_slice(&text)
-        .map_err(|error| bad("certificates", &files.key, &format!("there is no private key in it ({error})")))?;
-    CertifiedKey::from_der(chain, key, provider).map_err(|error| unfit(files, &error))
+}
+
+fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Flaw> {
+    let text = read(path).map_err(|error| bad("certificates", path, &error.to_string()))?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let chain = chain.map_err(|error| bad("certificates", path, &error.to_string()))?;
+    if chain.is_empty() {
+        return Err(bad("certificates", path, "there is no certificate in it"));
+    }
+    Ok(chain)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Flaw> {
+    let text = read(path).map_err(|error| bad("certificates", path, &error.to_string()))?;
+    PrivateKeyDer::from_pem_slice(&text)
+        .map_err(|error| bad("certificates", path, &format!("there is no private key in it ({error})")))
 }
 
 /// Why a certificate and a key cannot be used together.
-fn unfit(files: &Files, error: &rustls::Error) -> SiteError {
+fn unfit(files: &Files, error: &rustls::Error) -> Flaw {
     let (cert, key) = (files.cert.display(), files.key.display());
-    SiteError::new(match error {
-        rustls::Error::InconsistentKeys(_) => format!(
-            "gateway.tls.certificates {cert}: the key in {key} is not the one that it was made for; name the key of this \
-             certificate, or the certificate of this key, and the server's own certificate first where there are several"
-        ),
+    match error {
+        rustls::Error::InconsistentKeys(_) => Flaw::new(format!(
+            "gateway.tls.certificates {cert}: the key in {key} is not the one that it was made for"
+        ))
+        .fix(
+            "name the key of this certificate, or the certificate of this key, and the server's own certificate first \
+             where there are several",
+        )
+        .at("/key"),
         rustls::Error::InvalidCertificate(_) => {
-            format!("gateway.tls.certificates {cert}: it cannot be used ({error}); name a certificate of X.509 in PEM")
+            let flaw = Flaw::new(format!("gateway.tls.certificates {cert}: it cannot be used ({error})"));
+            flaw.fix("name a certificate of X.509 in PEM").at("/cert")
         }
-        _ => format!(
-            "gateway.tls.certificates {key}: it cannot be used ({error}); name a private key of RSA, ECDSA or Ed25519 \
-             without a password"
-        ),
-    })
+        _ => {
+            let flaw = Flaw::new(format!("gateway.tls.certificates {key}: it cannot be used ({error})"));
+            flaw.fix("name a private key of RSA, ECDSA or Ed25519 without a password").at("/key")
+        }
+    }
 }
 
-fn authorities(path: &Path) -> Result<RootCertStore, SiteError> {
+/// Who believes the certificates of clients that the authorities in a file have signed.
+fn verifier(
+    path: &Path,
+    wanted: ClientCertificates,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, Flaw> {
+    let roots = Arc::new(authorities(path)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider));
+    let verifier = match wanted {
+        ClientCertificates::Optional => verifier.allow_unauthenticated(),
+        _ => verifier,
+    };
+    verifier.build().map_err(|error| bad("client_ca", path, &error.to_string()))
+}
+
+fn authorities(path: &Path) -> Result<RootCertStore, Flaw> {
     let text = read(path).map_err(|error| bad("client_ca", path, &error.to_string()))?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {

@@ -7,9 +7,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
-use tollgate::rules::file::UpstreamTlsRule;
-
-use super::site::SiteError;
+use tollgate::rules::file::{Flaw, UpstreamTlsRule};
 
 /// How an upstream is spoken to by TLS.
 pub(super) struct UpstreamTls {
@@ -21,15 +19,15 @@ pub(super) struct UpstreamTls {
 }
 
 impl UpstreamTls {
-    pub(super) fn new(rule: &UpstreamTlsRule, host: &str, folder: &Path) -> Result<Self, SiteError> {
+    pub(super) fn new(rule: &UpstreamTlsRule, host: &str, folder: &Path) -> Result<Self, Flaw> {
         let mut roots = RootCertStore::empty();
         match &rule.ca {
             None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
             Some(file) => {
                 let path = folder.join(file);
                 let bad = |problem: String| {
-                    let path = path.display();
-                    SiteError::new(format!("upstream_tls.ca {path}: {problem}; name a file in PEM with certificates"))
+                    let flaw = Flaw::new(format!("upstream_tls.ca {}: {problem}", path.display()));
+                    flaw.fix("name a file in PEM with certificates").at("/upstream_tls/ca")
                 };
                 let certificates = CertificateDer::pem_file_iter(&path).map_err(|error| bad(error.to_string()))?;
                 for certificate in certificates {
@@ -43,12 +41,13 @@ impl UpstreamTls {
         }
         let name = rule.server_name.as_deref().unwrap_or(host.trim_matches(['[', ']']));
         let name = ServerName::try_from(name.to_owned()).map_err(|_| {
-            SiteError::new(format!("upstream_tls.server_name `{name}` is no name; write one such as api.internal"))
+            let flaw = Flaw::new(format!("upstream_tls.server_name `{name}` is no name"));
+            flaw.fix("write one such as api.internal").at("/upstream_tls/server_name")
         })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| SiteError::new(error.to_string()))?;
+            .map_err(|error| Flaw::new(error.to_string()).fix("use https:// where TLS is possible"))?;
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let http1 = TlsConnector::from(Arc::new(config.clone()));

@@ -264,9 +264,11 @@ fn certificate_files_that_cannot_be_used_end_with_2_and_the_fix() {
         assert!(said.contains(wanted) && said.contains(fix), "{wanted}: {said}");
         assert_eq!(code, Some(2));
         // Whoever asks before hears the same, and that the answer is no.
-        let problem = said.strip_prefix("tollgate: ").unwrap();
+        let problem = said.strip_suffix("tollgate: tollgate.yaml cannot be used; correct what stands above\n").unwrap();
+        let place = if wanted.starts_with("cert.pem") { "tollgate.yaml:3:32: " } else { "tollgate.yaml:3:47: " };
+        assert!(problem.starts_with(place), "{problem}");
         let told = validated(&files);
-        assert_eq!(told, (format!("tollgate.yaml: {problem}tollgate.yaml: not valid: 1 error\n"), Some(1)));
+        assert_eq!(told, (format!("{problem}tollgate.yaml: not valid: 1 error\n"), Some(1)));
     }
 }
 
@@ -281,7 +283,7 @@ fn validated(files: &[(&str, &str)]) -> (String, Option<i32>) {
 fn every_file_that_cannot_be_used_is_told_at_once_when_it_is_asked() {
     let authority = Authority::new();
     let signed = authority.sign(&["localhost"]);
-    let tls = "tls: { certificates: [{ cert: cert.pem, key: key.pem }, { cert: cert.pem, key: absent.key }], client_ca: \
+    let tls = "tls: { certificates: [{ cert: cert.pem, key: key.pem }, { cert: absent.crt, key: absent.key }], client_ca: \
                empty.pem }";
     let route = "{ path: /**, upstream: 'https://127.0.0.1:9', upstream_tls: { ca: absent.pem } }";
     let limit = "{ name: user, key: 'jwt:sub' }";
@@ -290,14 +292,21 @@ fn every_file_that_cannot_be_used_is_told_at_once_when_it_is_asked() {
     let (told, code) = validated(&files);
     for wanted in [
         "tollgate.yaml:1:19: absent.json cannot be read",
-        "tollgate.yaml: upstream_tls.ca absent.pem: ",
-        "tollgate.yaml: gateway.tls.certificates absent.key: No such file",
-        "tollgate.yaml: gateway.tls.client_ca empty.pem: there is no certificate in it",
-        "tollgate.yaml: not valid: 4 errors",
+        "tollgate.yaml:4:67: gateway.tls.certificates absent.crt: No such file",
+        "tollgate.yaml:4:84: gateway.tls.certificates absent.key: No such file",
+        "tollgate.yaml:4:110: gateway.tls.client_ca empty.pem: there is no certificate in it",
+        "tollgate.yaml:6:73: upstream_tls.ca absent.pem: ",
+        "tollgate.yaml: not valid: 5 errors",
     ] {
         assert!(told.contains(wanted), "{wanted}: {told}");
     }
     assert_eq!(code, Some(1));
+    // So does whoever would serve it, before anything is begun.
+    let problems = told.strip_suffix("tollgate.yaml: not valid: 5 errors\n").unwrap();
+    let (said, code) = fails(&files);
+    assert_eq!(said, format!("{problems}tollgate: tollgate.yaml cannot be used; correct what stands above\n"));
+    assert_eq!(code, Some(2));
+    let rules = rules.replace("absent.crt", "cert.pem");
     let rules =
         rules.replace("absent.key", "key.pem").replace("empty.pem", "cert.pem").replace("absent.pem", "cert.pem");
     let rules = rules.replace("jwt: { jwks_file: absent.json }", "").replace("jwt:sub", "ip");

@@ -19,6 +19,7 @@
 
 mod compile;
 mod expressions;
+mod flaw;
 mod forms;
 mod meaning;
 mod node;
@@ -38,6 +39,7 @@ use std::path::{Path, PathBuf};
 use self::node::Node;
 use self::problem::Findings;
 
+pub use self::flaw::Flaw;
 pub use self::forms::{
     Address, ByteSize, Cidr, ContentType, CostText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName,
     PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, Span, StatusClass, StoreUrl, TokenSource,

@@ -4,7 +4,8 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::super::site::SiteError;
+use tollgate::rules::file::Flaw;
+
 use crate::notice;
 
 /// The standard output, or a file that is opened again when it was renamed away.
@@ -20,13 +21,13 @@ struct Opened {
 }
 
 impl Sink {
-    pub(super) fn open(path: Option<PathBuf>) -> Result<Self, SiteError> {
+    pub(super) fn open(path: Option<PathBuf>) -> Result<Self, Flaw> {
         let opened = path.map(|path| match open(&path) {
             Ok(file) => Ok(Opened { path, file }),
-            Err(error) => Err(SiteError::new(format!(
-                "gateway.access_log.file {}: {error}; name a file that may be written in a folder that is there",
-                path.display()
-            ))),
+            Err(error) => {
+                let flaw = Flaw::new(format!("gateway.access_log.file {}: {error}", path.display()));
+                Err(flaw.fix("name a file that may be written in a folder that is there").at("/file"))
+            }
         });
         Ok(Self { file: opened.transpose()?, trouble: None })
     }

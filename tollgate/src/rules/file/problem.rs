@@ -122,6 +122,15 @@ impl Problems {
         self.told.iter()
     }
 
+    /// These and those of another look at the same file, in its order.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.told.extend(other.told);
+        self.told.sort_by_key(Problem::position);
+        self.more += other.more;
+        self
+    }
+
     /// How many were found beside those. After a thousand in all, nobody looked for more.
     #[must_use]
     pub fn more(&self) -> usize {
