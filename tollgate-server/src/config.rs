@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use tollgate::rules::RuleSet;
-use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
+use tollgate::rules::file::{Address, LoadError, Parsed, Problems, RuleFile};
 
 use crate::gateway::Gateway;
 
@@ -31,9 +31,10 @@ pub(crate) fn understand(path: &Path, text: &[u8]) -> Result<Parsed, Problems> {
     Ok(parsed.in_folder(path.parent().unwrap_or(Path::new(""))))
 }
 
-/// The rules of a file that is to be served: everything that it names can be used, for its gateway too.
-pub(crate) fn compile(file: &Parsed) -> Result<RuleSet, Problems> {
-    match (file.compile(), Gateway::problems(file)) {
+/// The rules of a file that is to be served: everything that it names can be used, for its gateway too. That may listen
+/// elsewhere than the file says.
+pub(crate) fn compile(file: &Parsed, listen: Option<&Address>) -> Result<RuleSet, Problems> {
+    match (file.compile(), Gateway::problems(file, listen)) {
         (Ok(rules), None) => Ok(rules),
         (Ok(_), Some(problems)) | (Err(problems), None) => Err(problems),
         (Err(one), Some(other)) => Err(one.and(other)),

@@ -151,10 +151,18 @@ impl Gateway {
         Ok(Self { site, workers, tallies, listen, ticks, queued, lost, ends, closing })
     }
 
-    /// What is wrong with the files that a rule file names for it, if something is.
-    pub(crate) fn problems(file: &Parsed) -> Option<Problems> {
-        let flaws = Site::flaws(file);
+    /// What keeps a rule file from being served, if something does: the files that it names for the gateway, or where it
+    /// leads to. `listen` is used in place of the file's address.
+    pub(crate) fn problems(file: &Parsed, listen: Option<&Address>) -> Option<Problems> {
+        let rule = file.gateway.as_ref()?;
+        let listens: Vec<String> = ports::places(rule, listen).into_iter().map(|(address, _)| address).collect();
+        let flaws = Site::flaws(file, &listens);
         (!flaws.is_empty()).then(|| file.problems(flaws))
+    }
+
+    /// The address that the command line named, whatever a file says.
+    pub(crate) fn listen(&self) -> Option<&Address> {
+        self.listen.as_ref()
     }
 
     /// Where it listens, and what is spoken there.

@@ -222,7 +222,11 @@ impl Reload {
     }
 
     async fn put_in_force(&mut self, file: Parsed, origin: &Origin) {
-        let rules = match if self.gateway.is_some() { config::compile(&file) } else { file.compile() } {
+        let compiled = match &self.gateway {
+            Some(gateway) => config::compile(&file, gateway.listen()),
+            None => file.compile(),
+        };
+        let rules = match compiled {
             Ok(rules) => rules,
             Err(problems) => return origin.refused(&problems),
         };

@@ -62,7 +62,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     if file.gateway.is_none() && http.is_none() {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
-    config::compile(&file).map_err(|problems| Error::Open(problems.into()))?;
+    config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     notice::warn_of_an_absent_store(&gate, &file);
     let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));

@@ -82,7 +82,7 @@ async fn report(path: &Path) -> Result<Report, Error> {
 /// Whether a server could decide by it: the files that it names are there, and the limits fit the memory. Nobody is asked
 /// whether a Redis is there.
 async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
-    config::compile(parsed)?;
+    config::compile(parsed, None)?;
     match parsed.store {
         StoreUrl::Memory => Gate::open(parsed).await.map(drop),
         _ => Ok(()),

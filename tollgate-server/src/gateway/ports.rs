@@ -80,7 +80,7 @@ pub(super) async fn prepare(
 }
 
 /// The addresses that connections are taken at, and whether they speak TLS.
-fn places(rule: &GatewayRule, listen: Option<&Address>) -> Vec<(String, bool)> {
+pub(super) fn places(rule: &GatewayRule, listen: Option<&Address>) -> Vec<(String, bool)> {
     let address = listen.unwrap_or(&rule.listen).as_str().to_owned();
     match &rule.tls {
         None => vec![(address, false)],

@@ -1,5 +1,6 @@
 //! What a gateway serves: the routes of a rule file, ready for requests. It is replaced whole.
 
+mod circles;
 mod edits;
 mod upstreams;
 
@@ -175,14 +176,18 @@ impl Site {
         })
     }
 
-    /// Everything that would keep the gateway of a file from starting, short of opening anything: what is wrong with
-    /// the files that it names.
-    pub(super) fn flaws(file: &Parsed) -> Vec<Flaw> {
+    /// Everything that would keep the gateway of a file from serving at these addresses, short of opening anything: what
+    /// is wrong with the files that it names, and upstreams that are the gateway itself.
+    pub(super) fn flaws(file: &Parsed, listens: &[String]) -> Vec<Flaw> {
         let Some(gateway) = &file.gateway else { return Vec::new() };
         let mut kept = Kept::of(None, 1);
         let mut found = Vec::new();
         for (index, rule) in gateway.routes.iter().enumerate() {
-            found.extend(Route::new(rule, file.folder(), &mut kept).err().map(|flaw| of_route(flaw, index)));
+            let flaws = match Route::new(rule, file.folder(), &mut kept) {
+                Ok(route) => circles::flaws(&route, listens),
+                Err(flaw) => vec![flaw],
+            };
+            found.extend(flaws.into_iter().map(|flaw| of_route(flaw, index)));
         }
         let of_tls = gateway.tls.iter().filter_map(|tls| Tls::new(tls, file.folder()).err()).flatten();
         found.extend(of_tls.map(|flaw| flaw.at("/gateway/tls")));

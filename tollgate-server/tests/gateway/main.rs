@@ -13,6 +13,7 @@ mod redis;
 mod upstream;
 
 mod answers_counted;
+mod circles;
 mod denials;
 mod failing_upstreams;
 mod forwarding;

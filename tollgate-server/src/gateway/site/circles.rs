@@ -1,0 +1,100 @@
+//! Upstreams that are the gateway itself: a request to one would come back until its head is too long.
+//!
+//! By what is written alone. Names other than `localhost` are not looked up: that takes time, and what they say changes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use tollgate::rules::file::Flaw;
+
+use super::super::target::Target;
+use super::Route;
+
+/// The upstreams of a route that are one of the addresses that the gateway listens at.
+pub(super) fn flaws(route: &Route, listens: &[String]) -> Vec<Flaw> {
+    let upstreams = route.targets().enumerate();
+    let itself = upstreams.filter_map(|(index, target)| {
+        let listen = listens.iter().find(|listen| is_itself(target, listen))?;
+        let address = &target.address;
+        let message = format!(
+            "the upstream {}:{} is the gateway itself, which listens on {listen}: a request would go round in circles",
+            address.host, address.port
+        );
+        let flaw =
+            Flaw::new(message).fix("name the service behind the gateway, or let gateway.listen be another address");
+        Some(flaw.at(&format!("/upstream/{index}/url")))
+    });
+    itself.collect()
+}
+
+fn is_itself(target: &Target, listen: &str) -> bool {
+    let Some((host, port)) = listen.rsplit_once(':') else { return false };
+    port.parse() == Ok(target.address.port) && is_reached(host, &target.address.host)
+}
+
+/// Whether who connects to one host gets to who listens on the other.
+fn is_reached(listening: &str, asked: &str) -> bool {
+    if listening.eq_ignore_ascii_case(asked) {
+        return true;
+    }
+    let (listening, asked) = (addresses(listening), addresses(asked));
+    asked.iter().any(|asked| {
+        // The system connects to itself by it.
+        let asked = if asked.is_unspecified() { loopback(asked) } else { *asked };
+        listening.iter().any(|listening| match listening {
+            IpAddr::V4(all) if all.is_unspecified() => asked.is_ipv4() && asked.is_loopback(),
+            // Linux takes IPv4 there too.
+            IpAddr::V6(all) if all.is_unspecified() => asked.is_loopback(),
+            one => *one == asked,
+        })
+    })
+}
+
+fn addresses(host: &str) -> Vec<IpAddr> {
+    if host.eq_ignore_ascii_case("localhost") {
+        return vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    }
+    host.trim_matches(['[', ']']).parse().into_iter().collect()
+}
+
+fn loopback(like: &IpAddr) -> IpAddr {
+    if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_listens_everywhere_is_reached_by_every_address_of_this_machine_that_is_known() {
+        for (listening, asked) in [
+            ("127.0.0.1", "127.0.0.1"),
+            ("127.0.0.1", "localhost"),
+            ("127.0.0.1", "0.0.0.0"),
+            ("localhost", "127.0.0.1"),
+            ("localhost", "LOCALHOST"),
+            ("[::1]", "[::1]"),
+            ("[::1]", "[0:0::1]"),
+            ("0.0.0.0", "127.0.0.1"),
+            ("0.0.0.0", "127.0.0.2"),
+            ("0.0.0.0", "0.0.0.0"),
+            ("0.0.0.0", "localhost"),
+            ("[::]", "[::1]"),
+            ("[::]", "127.0.0.1"),
+            ("[::]", "localhost"),
+            ("gateway.internal", "gateway.internal"),
+            ("192.0.2.1", "192.0.2.1"),
+        ] {
+            assert!(is_reached(listening, asked), "{listening} {asked}");
+        }
+        for (listening, asked) in [
+            ("127.0.0.1", "127.0.0.2"),
+            ("127.0.0.1", "[::1]"),
+            ("0.0.0.0", "[::1]"),
+            ("0.0.0.0", "192.0.2.1"),
+            ("192.0.2.1", "127.0.0.1"),
+            ("gateway.internal", "api.internal"),
+        ] {
+            assert!(!is_reached(listening, asked), "{listening} {asked}");
+        }
+    }
+}
