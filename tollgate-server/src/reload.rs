@@ -9,6 +9,7 @@ mod changes;
 mod hangup;
 mod published;
 mod reloads;
+mod restart;
 mod settings;
 mod sight;
 mod watch;
@@ -28,6 +29,8 @@ use tollgate::rules::file::{Parsed, Problems, RuleFile};
 pub(crate) use self::hangup::Hangup;
 use self::published::Published;
 pub(crate) use self::reloads::Reloads;
+pub(crate) use self::restart::Given;
+use self::restart::Settled;
 use self::settings::StoreChange;
 use self::sight::Sight;
 use self::watch::Watch;
@@ -54,8 +57,7 @@ pub(crate) struct Started {
     pub(crate) file: Parsed,
     pub(crate) hangup: Hangup,
     pub(crate) gateway: Option<Arc<Gateway>>,
-    /// The store that the command line named, whatever a file says.
-    pub(crate) store: Option<String>,
+    pub(crate) given: Given,
     pub(crate) reloads: Arc<Reloads>,
 }
 
@@ -72,7 +74,9 @@ pub(crate) struct Reload {
     /// Whether they are published ones.
     are_published: bool,
     gateway: Option<Arc<Gateway>>,
-    store: Option<String>,
+    given: Given,
+    /// What the server was started with, and stays so.
+    settled: Settled,
     reloads: Arc<Reloads>,
     /// What the file was when it was last looked at, good or bad.
     seen: Sight,
@@ -111,7 +115,7 @@ struct Origin {
 
 impl Reload {
     pub(crate) fn new(started: Started) -> Self {
-        let Started { gate, path, file, hangup, gateway, store, reloads } = started;
+        let Started { gate, path, file, hangup, gateway, given, reloads } = started;
         let (watch, published) = (Watch::begin(&path), Published::on(&file.store));
         let seen = Sight::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
         let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
@@ -120,10 +124,11 @@ impl Reload {
             path,
             file,
             compiled,
-            rules,
             are_published,
             gateway,
-            store,
+            settled: Settled::by(&rules, &given),
+            rules,
+            given,
             reloads,
             seen,
             watch,
@@ -258,7 +263,7 @@ impl Reload {
         if change != StoreChange::None {
             notice::warn_of_an_absent_store(&self.gate, &file);
         }
-        self.tell_of_listeners(&file);
+        self.settled.tell(&Settled::by(&self.file, &self.given), &Settled::by(&file, &self.given));
         if self.file.store != file.store {
             self.published = Published::on(&file.store);
         }
@@ -324,24 +329,10 @@ impl Reload {
 
     /// The file with the store that the command line named, if it named one.
     fn on_store(&self, file: Parsed) -> Parsed {
-        match &self.store {
+        match &self.given.store {
             // It was good when the server started.
             Some(store) => file.clone().with_store(store).unwrap_or(file),
             None => file,
-        }
-    }
-
-    fn tell_of_listeners(&self, file: &RuleFile) {
-        let (old, new) = (&*self.file, file);
-        let workers = |file: &RuleFile| file.gateway.as_ref().map(|gateway| (gateway.workers, gateway.max_connections));
-        for (name, is_other) in [
-            ("service.http", old.service.http != new.service.http),
-            ("gateway, or its workers or max_connections", workers(old) != workers(new)),
-            ("admin.listen", old.admin != new.admin),
-        ] {
-            if is_other {
-                notice::warn(format_args!("{name} has changed; start the server again for that"));
-            }
         }
     }
 }

@@ -16,7 +16,7 @@ use super::{Error, load, say};
 use crate::decisions::Decisions;
 use crate::gateway::Gateway;
 use crate::metrics::Metrics;
-use crate::reload::{Hangup, Reload, Reloads, Started};
+use crate::reload::{Given, Hangup, Reload, Reloads, Started};
 use crate::service::Options;
 use crate::service::http::Answering;
 use crate::standing::Standing;
@@ -58,7 +58,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
         return Err(Error::Usage(format!("--listen is for the gateway, and the rule file names none; {fix}")));
     }
-    let http = place(file.service.http.as_ref(), http.as_ref());
+    let given = Given { http, admin, store };
+    let http = place(file.service.http.as_ref(), given.http.as_ref());
     if file.gateway.is_none() && http.is_none() {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
@@ -67,7 +68,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     notice::warn_of_an_absent_store(&gate, &file);
     let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
     let decisions = Arc::new(Decisions::default());
-    let admin = admin.or_else(|| file.admin.as_ref().map(|admin| admin.listen.clone()));
+    let admin = given.admin.clone().or_else(|| file.admin.as_ref().map(|admin| admin.listen.clone()));
     let admin = match admin {
         Some(address) => {
             let (standing, reloads) = (Arc::clone(&standing), Arc::clone(&reloads));
@@ -94,7 +95,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     announce(&surfaces.told, &file);
     tokio::spawn(notice::follow_store(gate.clone()));
     let reloading = path.map(|path| {
-        let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), store, reloads };
+        let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), given, reloads };
         Reload::new(started).spawn()
     });
     shutdown.await;

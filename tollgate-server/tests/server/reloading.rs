@@ -123,6 +123,51 @@ fn another_store_starts_anew_and_other_listeners_want_a_restart() {
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 8);
 }
 
+/// What is changed back to what the server was started with is in force already.
+#[test]
+fn what_wants_a_restart_is_told_until_it_is_what_the_server_was_started_with() {
+    let rules = |http: &str, admin: &str, gateway: &str| {
+        format!(
+            "service: {{ http: '127.0.0.1:{http}' }}\nadmin: {{ listen: '127.0.0.1:{admin}' }}\ngateway: {{ listen: \
+             '127.0.0.1:0', {gateway}, routes: [{{ path: /**, upstream: echo }}] }}\n{}",
+            limits(&[("user", 10)])
+        )
+    };
+    let started = rules("0", "0", "workers: 1, max_connections: 100, timeouts: { drain: 1s }");
+    let server = Server::in_folder(folder_with(&[(RULES, &started)]));
+    let save = |rules: &str, turn: usize| {
+        std::fs::write(server.path(RULES), rules).unwrap();
+        server.await_said("is in force", turn);
+    };
+    save(&rules("1", "2", "workers: 2, max_connections: 101, timeouts: { drain: 2s }"), 1);
+    let wanted = "tollgate: warning: service.http has changed; start the server again for that
+tollgate: warning: admin.listen has changed; start the server again for that
+tollgate: warning: gateway.workers has changed; start the server again for that
+tollgate: warning: gateway.max_connections has changed; start the server again for that
+tollgate: warning: gateway.timeouts.drain has changed; start the server again for that
+";
+    let said = server.await_said("gateway.timeouts.drain has changed", 1);
+    assert!(said.ends_with(wanted), "{said}");
+    save(&started, 2);
+    // The next is told after whatever would have been told of this.
+    save(&rules("0", "2", "workers: 1, max_connections: 100, timeouts: { drain: 1s }"), 3);
+    let said = server.await_said("admin.listen has changed", 2);
+    assert_eq!(said.matches("start the server again").count(), 6, "{said}");
+}
+
+#[test]
+fn what_the_command_line_names_wants_no_restart() {
+    let rules = |admin: &str| format!("admin: {{ listen: '127.0.0.1:{admin}' }}\n{}", limits(&[("user", 10)]));
+    let free = "127.0.0.1:0";
+    let arguments = ["serve", "--config", RULES, "--http", free, "--admin", free];
+    let server = Server::run(folder_with(&[(RULES, &served(&rules("1")))]), &arguments);
+    server.save_rules(&rules("2"));
+    server.await_said("is in force", 1);
+    server.save_rules(&limits(&[("user", 20)]));
+    let said = server.await_said("is in force", 2);
+    assert!(!said.contains("start the server again"), "{said}");
+}
+
 #[test]
 fn keys_of_tokens_are_read_again_when_their_file_changes() {
     let rules = "jwt: { key_file: secret.key, algorithms: [HS256] }\nlimits:\n  - { name: user, key: 'jwt:sub', \

@@ -1,0 +1,79 @@
+//! What a file can say, but only a server that is started by it does: listeners but for the gateway's, and how the gateway
+//! is laid out.
+
+use std::time::Duration;
+
+use tollgate::rules::file::{Address, AdminRule, GatewayRule, Listener, RuleFile};
+
+use crate::notice;
+
+/// What the command line named, whatever a file says.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Given {
+    pub(crate) http: Option<Address>,
+    pub(crate) admin: Option<Address>,
+    pub(crate) store: Option<String>,
+}
+
+/// What is settled when a server starts.
+#[derive(Clone, Debug)]
+pub(super) struct Settled {
+    http: Option<Listener>,
+    admin: Option<AdminRule>,
+    gateway: Option<Layout>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    workers: Option<u16>,
+    max_connections: Option<u32>,
+    drain: Duration,
+}
+
+impl Settled {
+    pub(super) fn by(file: &RuleFile, given: &Given) -> Self {
+        let mut http = file.service.http.clone();
+        if let (Some(listener), Some(address)) = (&mut http, &given.http) {
+            listener.listen = address.clone();
+        }
+        Self {
+            http,
+            admin: file.admin.clone().filter(|_| given.admin.is_none()),
+            gateway: file.gateway.as_ref().map(Layout::of),
+        }
+    }
+
+    /// Tells what another file after that of `before` changes in vain. What it changes back to what is in force is nothing
+    /// to tell.
+    pub(super) fn tell(&self, before: &Self, after: &Self) {
+        for (name, differs) in FIELDS {
+            if differs(before, after) && differs(self, after) {
+                notice::warn(format_args!("{name} has changed; start the server again for that"));
+            }
+        }
+    }
+}
+
+impl Layout {
+    fn of(gateway: &GatewayRule) -> Self {
+        let GatewayRule { workers, max_connections, timeouts, .. } = gateway;
+        Self { workers: *workers, max_connections: *max_connections, drain: timeouts.drain.duration() }
+    }
+}
+
+/// Whether two differ in one thing.
+type Differs = fn(&Settled, &Settled) -> bool;
+
+const FIELDS: [(&str, Differs); 6] = [
+    ("service.http", |one, other| one.http != other.http),
+    ("admin.listen", |one, other| one.admin != other.admin),
+    ("gateway", |one, other| one.gateway.is_some() != other.gateway.is_some()),
+    ("gateway.workers", |one, other| differ(one, other, |layout| layout.workers)),
+    ("gateway.max_connections", |one, other| differ(one, other, |layout| layout.max_connections)),
+    ("gateway.timeouts.drain", |one, other| differ(one, other, |layout| layout.drain)),
+];
+
+/// Where one of them has no gateway, that is the difference.
+fn differ<T: PartialEq>(one: &Settled, other: &Settled, part: impl Fn(Layout) -> T) -> bool {
+    one.gateway.zip(other.gateway).is_some_and(|(one, other)| part(one) != part(other))
+}
