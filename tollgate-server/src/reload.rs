@@ -296,12 +296,26 @@ impl Reload {
         };
         match file.compile().map(|rules| self.gate.replace(rules)) {
             Ok(Ok(())) => {
-                origin.in_force(&changes::told(&self.rules, &file));
-                (self.rules, self.are_published) = (file.into_rules(), true);
+                let rules = self.with_own_gateway(file.into_rules());
+                origin.in_force(&changes::told(&self.rules, &rules));
+                (self.rules, self.are_published) = (rules, true);
             }
             Ok(Err(error)) => origin.kept(&error.to_string()),
             Err(problems) => origin.refused(&problems),
         }
+    }
+
+    /// Published rules as they are in force here: of a gateway, only whom it believes is taken.
+    fn with_own_gateway(&self, mut published: RuleFile) -> RuleFile {
+        if let Some(theirs) = &mut published.gateway {
+            let own = self.file.gateway.clone().unwrap_or_default();
+            let theirs = std::mem::replace(theirs, own);
+            if let Some(gateway) = &mut published.gateway {
+                gateway.trusted_proxies = theirs.trusted_proxies;
+                gateway.forwarding_header = theirs.forwarding_header;
+            }
+        }
+        published
     }
 
     /// What was published is withdrawn. Where a file has taken its place since, that is nothing new.

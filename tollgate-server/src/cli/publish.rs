@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use tollgate::redis::{PublishError, RuleSet, RuleSets};
-use tollgate::rules::file::{Parsed, StoreUrl};
+use tollgate::rules::file::{Parsed, RuleFile, StoreUrl};
 
 use super::{ConfigArgument, Error, Outcome, load, say};
 use crate::notice;
@@ -52,7 +52,32 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     }
     file.compile().map_err(|problems| Error::Open(problems.into()))?;
     let told = |version| format!("{} is published as version {version}", path.display());
-    outcome(rule_sets.publish(file.source().as_bytes(), arguments.expect).await, told)
+    let published = outcome(rule_sets.publish(file.source().as_bytes(), arguments.expect).await, told)?;
+    if published == Outcome::Yes {
+        tell_what_nodes_leave(&file);
+    }
+    Ok(published)
+}
+
+/// Whoever publishes a file with listeners and routes in it may think that they change, too.
+fn tell_what_nodes_leave(file: &RuleFile) {
+    let service = &file.service;
+    let named = [
+        ("the rest of gateway", file.gateway.is_some()),
+        ("service", [&service.http, &service.grpc, &service.resp].iter().any(|listener| listener.is_some())),
+        ("admin", file.admin.is_some()),
+    ];
+    let named: Vec<&str> = named.iter().filter_map(|(name, is_there)| is_there.then_some(*name)).collect();
+    if !named.is_empty() {
+        let believed = match &file.gateway {
+            Some(_) => ", and trusted_proxies and forwarding_header of gateway",
+            None => "",
+        };
+        let kept = named.join(", ");
+        notice::tell(format_args!(
+            "nodes take limits, headers, body and jwt of it{believed}; they keep what their own files say of {kept}"
+        ));
+    }
 }
 
 fn rule_sets(file: &Parsed, path: &Path) -> Result<RuleSets, Error> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tollgate::rules::file::{GatewayRule, LimitRule, RouteRule, RuleFile};
+use tollgate::rules::file::{ForwardingName, GatewayRule, LimitRule, RouteRule, RuleFile};
 
 /// As many names as fit a line. Whoever changed more at once knows what.
 const MAX_NAMES: usize = 10;
@@ -38,22 +38,24 @@ fn routes(file: &RuleFile) -> &[RouteRule] {
     file.gateway.as_ref().map_or(&[], |gateway| &gateway.routes)
 }
 
-/// What the gateway has beside its routes and proxies.
-fn of_gateway(file: &RuleFile) -> Option<GatewayRule> {
-    let mut gateway = file.gateway.clone()?;
+/// What the gateway has beside its routes and whom it believes. One that is not there yet is told elsewhere.
+fn of_gateway(file: &RuleFile) -> GatewayRule {
+    let mut gateway = file.gateway.clone().unwrap_or_default();
     (gateway.routes, gateway.trusted_proxies) = (Vec::new(), Vec::new());
-    Some(gateway)
+    gateway.forwarding_header = ForwardingName::default();
+    gateway
 }
 
 /// What decides or answers beside limits, where it differs.
 fn beside_limits(before: &RuleFile, after: &RuleFile) -> impl Iterator<Item = &'static str> {
-    let proxies =
-        |file: &RuleFile| file.gateway.as_ref().map(|GatewayRule { trusted_proxies, .. }| trusted_proxies.clone());
+    let proxies = |file: &RuleFile| file.gateway.clone().unwrap_or_default().trusted_proxies;
+    let believed = |file: &RuleFile| file.gateway.as_ref().map(|gateway| gateway.forwarding_header).unwrap_or_default();
     [
         ("headers", before.headers != after.headers),
         ("body", before.body != after.body),
         ("jwt", before.jwt != after.jwt),
-        ("trusted_proxies", proxies(before).unwrap_or_default() != proxies(after).unwrap_or_default()),
+        ("trusted_proxies", proxies(before) != proxies(after)),
+        ("forwarding_header", believed(before) != believed(after)),
         ("routes", routes(before) != routes(after)),
         ("settings of the gateway", of_gateway(before) != of_gateway(after)),
     ]

@@ -98,7 +98,7 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
     let mut connections = nodes.each_ref().map(Server::connect);
     assert_eq!(connections[0].check(&user("ann"))["remaining"], 9);
 
-    let office = folder_with(&[(RULES, &served(&rules(&redis, 20, "")))]);
+    let office = folder_with(&[(RULES, &rules(&redis, 20, ""))]);
     let publish = |arguments: &[&str]| run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat());
     assert_eq!(told(&publish(&["--expect", "0"])), "tollgate.yaml is published as version 1\nexit code 0");
     let conflict = "on stderr:\ntollgate: the newest version is 1, not the one that was expected; look at it with \
@@ -119,10 +119,33 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
 }
 
 #[test]
+fn routes_and_listeners_are_not_published_and_not_told_as_changed() {
+    let redis = Redis::start();
+    let gateway = |route: &str, more: &str| {
+        format!("gateway: {{ listen: '127.0.0.1:0', routes: [{{ path: {route}, upstream: echo }}]{more} }}")
+    };
+    let node = Server::with_rules(&rules(&redis, 10, &gateway("/own/**", "")));
+    let more = ", max_body: 1KiB, trusted_proxies: [10.0.0.0/8]";
+    let parts = format!("{}\nadmin: {{ listen: '127.0.0.1:9' }}", gateway("/**", more));
+    let office = folder_with(&[(RULES, &served(&rules(&redis, 20, &parts)))]);
+    let publish =
+        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+    let note = "tollgate: nodes take limits, headers, body and jwt of it, and trusted_proxies and forwarding_header of \
+                gateway; they keep what their own files say of the rest of gateway, service, admin\n";
+    assert_eq!(publish(&[]), format!("tollgate.yaml is published as version 1\non stderr:\n{note}exit code 0"));
+    node.await_said("tollgate: published version 1 is in force: changed user; other trusted_proxies\n", 1);
+    assert_eq!(
+        publish(&["--withdraw"]),
+        "nothing is published any more, as of version 2; nodes go back to their files\nexit code 0"
+    );
+    node.await_said("tollgate: tollgate.yaml is in force: changed user; other trusted_proxies\n", 1);
+}
+
+#[test]
 fn what_is_published_can_be_looked_at_and_withdrawn() {
     let redis = Redis::start();
     let node = Server::with_rules(&rules(&redis, 10, ""));
-    let text = served(&rules(&redis, 20, ""));
+    let text = rules(&redis, 20, "");
     let office = folder_with(&[(RULES, &text)]);
     let publish =
         |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
