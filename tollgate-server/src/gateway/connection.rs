@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::client::{Arrival, Client, LINGER, Scheme};
 use super::exchange::{Exchange, Worker};
@@ -93,13 +94,19 @@ pub(super) async fn serve(
     let (stream, scheme, is_http2) = match &begins.tls {
         None => (Stream::Plain(tcp), Scheme::Http, false),
         Some(tls) => {
-            let accepted = Box::pin(timeout(patience, tls.accept(tcp))).await;
+            let accepted = Box::pin(timeout(patience, accept(tcp, tls))).await;
             let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
             let note = |error: &io::Error| worker.tally.note_failed_handshake(HandshakeFailure::of(error));
-            let tls = accepted.inspect_err(note)?;
+            let tls = match accepted.inspect_err(note)? {
+                Accepted::Tls(tls) => tls,
+                Accepted::PlainHttp(tcp) => {
+                    worker.tally.note_failed_handshake(HandshakeFailure::PlainHttp);
+                    return Box::pin(tls::tell_to_speak_tls(tcp)).await;
+                }
+            };
             let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
             certificate = tls::shown_by_client(tls.get_ref().1);
-            (Stream::Tls(Box::new(tls)), Scheme::Https, is_http2)
+            (Stream::Tls(tls), Scheme::Https, is_http2)
         }
     };
     let (max_head, waits) = (site.max_head, site.waits);
@@ -114,6 +121,10 @@ pub(super) async fn serve(
         let plain = client(false);
         match lane::serve(stream, &plain, &worker, &stop).await? {
             Some(left) if left.is_http2 => (client(true), left),
+            Some(left) if scheme == Scheme::Http && tls::is_hello(&left.first) => {
+                worker.tally.note_failed_handshake(HandshakeFailure::TlsHello);
+                return Ok(());
+            }
             Some(left) => (plain, left),
             None => return Ok(()),
         }
@@ -121,6 +132,19 @@ pub(super) async fn serve(
     // Few connections need all of this, and most have no room for it.
     Box::pin(serve_by_hyper(left, client, worker, stop)).await;
     Ok(())
+}
+
+/// How a connection begins where TLS is spoken.
+enum Accepted {
+    Tls(Box<TlsStream<TcpStream>>),
+    PlainHttp(TcpStream),
+}
+
+async fn accept(tcp: TcpStream, tls: &TlsAcceptor) -> io::Result<Accepted> {
+    if tls::begins_with_a_letter(&tcp).await? {
+        return Ok(Accepted::PlainHttp(tcp));
+    }
+    Ok(Accepted::Tls(Box::new(tls.accept(tcp).await?)))
 }
 
 /// Serves what is not plain.

@@ -1,6 +1,7 @@
 //! TLS for clients: certificates by the name that a client asks for, read again when their files change.
 
 mod failure;
+mod mistaken;
 mod reloads;
 
 use std::fmt;
@@ -26,6 +27,7 @@ use tollgate::rules::file::{CertificateRule, ClientCertificates, Flaw, TlsRule};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 pub(super) use self::failure::{HANDSHAKE_FAILURES, HandshakeFailure};
+pub(super) use self::mistaken::{begins_with_a_letter, is_hello, tell_to_speak_tls};
 pub(super) use self::reloads::CertificateReloads;
 use super::connection::Begins;
 use crate::notice;

@@ -74,7 +74,7 @@ const REFUSED_BY_THEIR_HEAD: &[Case] = &[
     case("no version", "GET /\r\nHost: h\r\n\r\n"),
     case("two spaces in the request line", "GET  / HTTP/1.1\r\nHost: h\r\n\r\n"),
     case("a header in the request line", "GET / HTTP/1.1 Host: h\r\nHost: h\r\n\r\n"),
-    case("bytes that are no request", "\x16\x03\x01\x02\r\n\r\n\r\n"),
+    case("bytes that are no request", "\x01\x03\x01\x02\r\n\r\n\r\n"),
 ];
 
 const REFUSED_IN_THEIR_BODY: &[Case] = &[

@@ -107,9 +107,9 @@ fn https_works_and_nothing_else_is_spoken_there() {
     }
     // The guard stands behind TLS too.
     assert_eq!(connection.ask("GET / HTTP/1.1\nHost: h\r\n\r\n").status, 400);
-    let mut plain = gateway.connect();
-    plain.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert!(plain.rest() < 100, "no more than an alert");
+    let mut nonsense = gateway.connect();
+    nonsense.send("\0GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert!(nonsense.rest() < 100, "no more than an alert");
 }
 
 #[test]
@@ -346,12 +346,57 @@ fn handshakes_that_fail_are_counted_by_why() {
     await_metric(&gateway, &failed("client_certificate"), 2);
     assert!(!ask(&strangers, Some(&people.sign(&["ann"]))));
     await_metric(&gateway, &failed("refused_by_client"), 1);
-    gateway.connect().send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    gateway.connect().send("\x16\x03\x01\x00\x05nonsense");
     await_metric(&gateway, &failed("protocol"), 1);
     drop(gateway.connect());
     await_metric(&gateway, &failed("disconnected"), 1);
     let _silent = gateway.connect();
     await_metric(&gateway, &failed("timeout"), 1);
+}
+
+/// As when somebody writes `http://` for `https://`.
+#[test]
+fn plain_http_where_tls_is_spoken_is_told_so_in_plain_http() {
+    let rules = format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", rules(TLS));
+    let authority = Authority::new();
+    let signed = authority.sign(&["localhost"]);
+    let own = [("tollgate.yaml", rules.as_str()), ("cert.pem", &signed.cert), ("key.pem", &signed.key)];
+    let gateway = Gateway::in_folder(folder_with(&own));
+    let body = "x".repeat(100_000);
+    for request in [
+        "GET / HTTP/1.1\r\nHost: h\r\n\r\n".to_owned(),
+        format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n{body}"),
+    ] {
+        let answer = gateway.connect().ask(request);
+        assert_eq!((answer.status, answer.header("connection")), (400, Some("close")));
+        let told =
+            r#"{"error":"plain_http","message":"A plain HTTP request came to a port that speaks TLS. Use https."}"#;
+        assert_eq!(answer.text(), told);
+    }
+    await_metric(&gateway, "tollgate_tls_handshakes_failed_total{reason=\"plain_http\"}", 2);
+    await_metric(&gateway, "tollgate_tls_handshakes_failed_total{reason=\"protocol\"}", 0);
+    // Whoever speaks TLS has lost nothing to the look at its first byte.
+    assert_eq!(connect(&gateway, &client(&authority, None, &[]), "localhost").get("/").status, 200);
+}
+
+/// As when somebody writes `https://` for `http://`.
+#[test]
+fn tls_where_plain_http_is_spoken_is_hung_up_on_and_is_no_request() {
+    let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", rules("")));
+    let mut connection = connect(&gateway, &client(&Authority::new(), None, &[]), "localhost");
+    _ = connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert!(connection.try_receive().is_err());
+    // A hello has random bytes in it: with a line feed among them it was ambiguous.
+    let mut connection = gateway.connect();
+    connection.send("\x16\x03\x01\x00\x05\n\n\n\r\n\r\n");
+    assert!(connection.try_receive().is_err());
+    // The first byte is enough.
+    let mut connection = gateway.connect();
+    connection.send("\x16");
+    assert!(connection.try_receive().is_err());
+    await_metric(&gateway, "tollgate_tls_handshakes_failed_total{reason=\"tls_hello\"}", 3);
+    await_metric(&gateway, "tollgate_ambiguous_requests_total{reason=\"bare_lf\"}", 0);
+    await_metric(&gateway, "tollgate_requests_total{route=\"\",status=\"4xx\"}", 0);
 }
 
 #[test]

@@ -15,16 +15,22 @@ pub(in super::super) enum HandshakeFailure {
     RefusedByClient,
     /// The client has no certificate where one is wanted, or one that is not believed.
     ClientCertificate,
+    /// The client speaks plain HTTP where TLS is spoken.
+    PlainHttp,
+    /// The client wants to speak TLS where plain HTTP is spoken.
+    TlsHello,
     /// It is no TLS, or none that both sides speak.
     Protocol,
 }
 
 /// All of them, and what they are called.
-pub(in super::super) const HANDSHAKE_FAILURES: [(HandshakeFailure, &str); 5] = [
+pub(in super::super) const HANDSHAKE_FAILURES: [(HandshakeFailure, &str); 7] = [
     (HandshakeFailure::Timeout, "timeout"),
     (HandshakeFailure::Disconnected, "disconnected"),
     (HandshakeFailure::RefusedByClient, "refused_by_client"),
     (HandshakeFailure::ClientCertificate, "client_certificate"),
+    (HandshakeFailure::PlainHttp, "plain_http"),
+    (HandshakeFailure::TlsHello, "tls_hello"),
     (HandshakeFailure::Protocol, "protocol"),
 ];
 
