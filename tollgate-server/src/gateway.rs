@@ -56,6 +56,7 @@ use self::exchange::Worker;
 use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
 use self::site::Site;
+pub(crate) use self::site::asked_of_upstreams;
 use self::tally::Tally;
 use self::ticks::Ticks;
 use self::workers::{Ends, Running};

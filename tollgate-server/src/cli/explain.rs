@@ -7,13 +7,17 @@ mod text;
 
 use std::net::IpAddr;
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use tollgate::rules::Facts;
-use tollgate::rules::file::{Parsed, RouteRule};
+use tollgate::rules::file::{KeyPart, LimitRule, Parsed, RouteRule};
 use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
 use super::{ConfigArgument, Error, Outcome, load, say};
+use crate::notice;
+
+/// Those that people mean when they write them in small letters.
+const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"];
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -71,10 +75,7 @@ struct Explained<'a> {
 }
 
 pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    if !arguments.path.starts_with('/') {
-        let problem = format!("the path `{}` does not begin with a slash; write /{0}", arguments.path);
-        return Err(Error::Request(problem));
-    }
+    arguments.check()?;
     let file = load(&arguments.config.config)?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     let headers: HeaderMap = arguments.headers.iter().cloned().collect();
@@ -91,7 +92,40 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     Ok(if explained.overall.allowed { Outcome::Yes } else { Outcome::No })
 }
 
+impl Explained<'_> {
+    /// Whether a limit asks for the client's address, and nobody has said it.
+    fn lacks_address(&self) -> bool {
+        let asks = |limit: &LimitRule| {
+            let by_key = limit.key.iter().flatten().any(|part| matches!(part, KeyPart::Ip { .. }));
+            by_key || !limit.exempt.ips.is_empty() || !limit.blocked.ips.is_empty()
+        };
+        self.arguments.ip.is_none() && self.file.limits.iter().any(asks)
+    }
+}
+
 impl Arguments {
+    /// Whether it can be a request that a client sends.
+    fn check(&self) -> Result<(), Error> {
+        let Self { method, path, .. } = self;
+        if Method::from_bytes(method.as_bytes()).is_err() {
+            return Err(Error::Request(format!("`{method}` is no method; write one such as GET")));
+        }
+        let upper = method.to_ascii_uppercase();
+        if *method != upper && METHODS.contains(&&*upper) {
+            notice::warn(format_args!("methods are case-sensitive, and {method} is not {upper}; write {upper}"));
+        }
+        if path.starts_with('/') {
+            return Ok(());
+        }
+        let url = path.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some());
+        Err(Error::Request(match url.as_ref().and_then(|url| url.authority().zip(url.path_and_query())) {
+            Some((host, asked)) => {
+                format!("`{path}` is a URL; write its path, {asked}, and give its host with -H 'host: {host}'")
+            }
+            None => format!("the path `{path}` does not begin with a slash; write /{path}"),
+        }))
+    }
+
     fn routed<'f>(&self, file: &'f Parsed, headers: &HeaderMap) -> Result<Routed<'f>, Error> {
         let is_question = self.domain.is_some() || !self.descriptors.is_empty();
         let Some(gateway) = file.gateway.as_ref().filter(|_| !is_question) else { return Ok(Routed::NotAsked) };

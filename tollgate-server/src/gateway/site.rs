@@ -2,6 +2,7 @@
 
 mod circles;
 mod edits;
+mod paths;
 mod upstreams;
 
 use std::collections::HashMap;
@@ -11,15 +12,16 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::uri::PathAndQuery;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::rules::file::{
     AccessLogRule, Balance, EjectRule, Flaw, GatewayRule, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule,
-    RewriteRule, RouteRule, Told, UpstreamRule,
+    RouteRule, Told, UpstreamRule,
 };
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
 pub(super) use self::edits::Edits;
+use self::paths::Paths;
+pub(crate) use self::paths::asked_of_upstreams;
 pub(super) use self::upstreams::Named;
 use super::answer::Failure;
 use super::log::AccessLog;
@@ -50,8 +52,7 @@ pub(super) struct Site {
 pub(super) struct Route {
     pub(super) name: String,
     pub(super) leads: Leads,
-    strip_prefix: Option<String>,
-    rewrite: Option<RewriteRule>,
+    paths: Paths,
     pub(super) host: HostHeader,
     pub(super) request_edits: Edits,
     pub(super) response_edits: Edits,
@@ -85,9 +86,7 @@ pub(super) struct Weighted {
 
 impl Weighted {
     fn new(target: Arc<Target>, rule: &UpstreamRule) -> Self {
-        let uri = rule.url.as_str().parse::<Uri>().ok();
-        let prefix = uri.map(|uri| uri.path().trim_end_matches('/').to_owned()).filter(|path| !path.is_empty());
-        Self { target, weight: rule.weight, prefix }
+        Self { target, weight: rule.weight, prefix: paths::prefix(rule) }
     }
 }
 
@@ -260,8 +259,7 @@ impl Route {
         Ok(Self {
             name: rule.name().to_owned(),
             leads,
-            strip_prefix: rule.strip_prefix.as_ref().map(|path| path.as_str().trim_end_matches('/').to_owned()),
-            rewrite: rule.rewrite.clone(),
+            paths: Paths::of(rule),
             host: rule.host,
             request_edits: Edits::new(&rule.request_headers),
             response_edits: Edits::new(&rule.response_headers),
@@ -308,7 +306,7 @@ impl Route {
     /// Whether upstreams may get another path than the client's.
     pub(super) fn changes_paths(&self) -> bool {
         let has_prefixes = || self.weighted().iter().any(|upstream| upstream.prefix.is_some());
-        self.strip_prefix.is_some() || self.rewrite.is_some() || has_prefixes()
+        self.paths.change() || has_prefixes()
     }
 
     pub(super) fn has_several(&self) -> bool {
@@ -356,49 +354,10 @@ impl Route {
         }
     }
 
-    /// What an upstream is asked for instead of `uri`. A path that is changed is taken in its normal form, by which the
-    /// route was found: as it was written, `..` could lead out of what the upstream's URL names.
+    /// What an upstream is asked for instead of `uri`.
     pub(super) fn asked_of(&self, upstream: &Weighted, uri: &Uri) -> Result<Uri, Failure> {
-        let is_changed = self.strip_prefix.is_some() || self.rewrite.is_some() || upstream.prefix.is_some();
-        if !is_changed || uri.path() == "*" {
-            return Ok(uri.clone());
-        }
-        let mut path = Facts::new("", uri.path()).normal_path().into_owned();
-        if uri.path().ends_with('/') && !path.ends_with('/') {
-            path.push('/');
-        }
-        if let Some(rest) = self.strip_prefix.as_ref().and_then(|prefix| stripped(&path, prefix)) {
-            path = rest.to_owned();
-        }
-        if let Some(rewrite) = &self.rewrite {
-            path = rewrite.pattern.replace(&path, &rewrite.to).into_owned();
-        }
-        if !path.starts_with('/') {
-            path.insert(0, '/');
-        }
-        if let Some(prefix) = &upstream.prefix {
-            path.insert_str(0, prefix);
-        }
-        if let Some(query) = uri.query() {
-            path.push('?');
-            path.push_str(query);
-        }
-        with_path(uri, path)
+        self.paths.asked(upstream.prefix.as_deref(), uri)
     }
-}
-
-/// The same with another path. One that is longer than a URI can be leads nowhere: as it was before, it could reach what
-/// the change keeps from it.
-fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
-    let mut parts = uri.clone().into_parts();
-    parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| Failure::NoRoute)?);
-    Uri::from_parts(parts).map_err(|_| Failure::NoRoute)
-}
-
-/// What is left of a path without whole segments at its beginning.
-fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
-    let rest = path.strip_prefix(prefix).filter(|rest| rest.is_empty() || rest.starts_with('/'))?;
-    Some(if rest.is_empty() { "/" } else { rest })
 }
 
 /// The upstream of that URL, taken over if it is there already.

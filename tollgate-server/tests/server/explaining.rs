@@ -96,8 +96,12 @@ fn the_route_that_a_request_would_take_is_told() {
         told(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml"], arguments].concat()))
     };
     for (arguments, route, key) in [
-        (&["GET", "/shop/1"][..], "Route: shop, to http://192.0.2.5:8081, http://192.0.2.6:8081.", "shop"),
-        (&["GET", "/shop//%31", "-H", "x-beta: 1"], "Route: beta, to https://beta.internal.", "beta"),
+        (
+            &["GET", "/shop/1"][..],
+            "Route: shop, to http://192.0.2.5:8081/shop/1, http://192.0.2.6:8081/shop/1.",
+            "shop",
+        ),
+        (&["GET", "/shop//%31", "-H", "x-beta: 1"], "Route: beta, to https://beta.internal/shop//%31.", "beta"),
         (&["GET", "/status", "-H", "host: A.example:80"], "Route: /status, answers with 204.", "/status"),
         (&["GET", "/status"], "Route: none; what limits let pass is answered with 404.", "anonymous"),
     ] {
@@ -109,9 +113,10 @@ fn the_route_that_a_request_would_take_is_told() {
         let text = explain(&[arguments, &["--json"]].concat());
         serde_json::from_str(text.strip_suffix("exit code 0").expect("it passes")).expect("JSON")
     };
-    let beta = serde_json::json!({ "name": "beta", "upstreams": ["https://beta.internal"] });
+    let asked = ["https://beta.internal/shop/1"];
+    let beta = serde_json::json!({ "name": "beta", "upstreams": ["https://beta.internal"], "asked": asked });
     assert_eq!(json(&["GET", "/shop/1", "-H", "x-beta: 1"])["route"], beta);
-    let status = serde_json::json!({ "name": "/status", "upstreams": [], "respond": 204 });
+    let status = serde_json::json!({ "name": "/status", "upstreams": [], "asked": [], "respond": 204 });
     assert_eq!(json(&["GET", "/status", "-H", "host: a.example"])["route"], status);
     let nowhere = json(&["GET", "/"]);
     assert!(nowhere.get("route").is_some_and(serde_json::Value::is_null), "{nowhere}");
@@ -120,9 +125,56 @@ fn the_route_that_a_request_would_take_is_told() {
 }
 
 #[test]
+fn what_upstreams_are_asked_for_is_told() {
+    let rules = "\
+gateway:
+  routes:
+    - { path: /shop/**, strip_prefix: /shop/, upstream: [http://192.0.2.5:8081/base/, http://192.0.2.6] }
+    - { path: /old/**, rewrite: { pattern: '^/old/(.*)$', to: '/new/$1' }, upstream: 'h2c://192.0.2.7' }
+    - { path: /echo/**, upstream: echo }
+limits: [{ name: all }]
+";
+    let folder = folder_with(&[("rules.yaml", rules)]);
+    for (path, route) in [
+        ("/shop/1?q=2", "/shop/**, to http://192.0.2.5:8081/base/1?q=2, http://192.0.2.6/1?q=2."),
+        ("/shop", "/shop/**, to http://192.0.2.5:8081/base/, http://192.0.2.6/."),
+        ("/old/a/../b", "/old/**, to h2c://192.0.2.7/new/b."),
+        ("/echo/a", "/echo/**, to echo."),
+    ] {
+        let text = told(&run_in(folder.path(), &["explain", "--config", "rules.yaml", "GET", path]));
+        assert!(text.contains(&format!("\nRoute: {route}\n")), "{text}");
+    }
+}
+
+#[test]
+fn an_address_that_limits_ask_for_and_nobody_gave_is_told() {
+    let note = "\nNo address was given, so limits by ip have none to count by, which no client of the gateway is without; give \
+                one with --ip, such as --ip 192.0.2.7.\n";
+    assert!(explain(&["GET", "/"]).contains(note));
+    assert!(!explain(&["GET", "/", "--ip", "192.0.2.7"]).contains("No address"));
+    let folder = folder_with(&[("rules.yaml", ROUTED)]);
+    let text = told(&run_in(folder.path(), &["explain", "--config", "rules.yaml", "GET", "/"]));
+    assert!(!text.contains("No address"), "no limit asks for it: {text}");
+}
+
+#[test]
+fn a_method_in_small_letters_is_told_to_be_another() {
+    let warning = "on stderr:\ntollgate: warning: methods are case-sensitive, and get is not GET; write GET\n";
+    assert!(explain(&["get", "/"]).contains(warning));
+    for fine in ["GET", "purge", "PURGE"] {
+        assert!(!explain(&[fine, "/"]).contains("on stderr"), "{fine}");
+    }
+}
+
+#[test]
 fn wrong_usage_ends_with_2_and_the_fix() {
     for (arguments, message) in [
         (&["GET", "api"][..], "the path `api` does not begin with a slash; write /api"),
+        (
+            &["GET", "http://foo:81/api?q"],
+            "`http://foo:81/api?q` is a URL; write its path, /api?q, and give its host with -H 'host: foo:81'",
+        ),
+        (&["G T", "/"], "`G T` is no method; write one such as GET"),
         (&["GET", "/", "-H", "x-user-id"], "there is no colon in it; write 'name: value'"),
         (&["GET", "/", "-H", "x user: 1"], "`x user` is no name of a header; write 'name: value'"),
         (&["GET", "/", "--descriptor", "a"], "there is no equals sign in it; write name=value"),

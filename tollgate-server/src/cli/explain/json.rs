@@ -1,11 +1,14 @@
 //! The explanation for programs.
 
+use std::net::IpAddr;
+
 use serde::Serialize;
 use tollgate::rules::file::RouteRule;
 use tollgate::{Decision, RuleExplained, Standing};
 
 use super::overall::reason;
 use super::{Counts, Explained, Routed};
+use crate::gateway::asked_of_upstreams;
 use crate::seconds::Seconds;
 
 #[derive(Serialize)]
@@ -20,6 +23,8 @@ struct Json<'a> {
     retry_after: Option<u64>,
     /// Whose counts these are: `fresh`, `live` or `unknown`.
     counts: &'static str,
+    /// `null` if none was given: limits by `ip` have none to count by then.
+    ip: Option<IpAddr>,
     /// `null` where no route serves it; left out where the file has no gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<Option<RouteJson<'a>>>,
@@ -30,6 +35,8 @@ struct Json<'a> {
 struct RouteJson<'a> {
     name: &'a str,
     upstreams: Vec<&'a str>,
+    /// The URLs that they are asked for.
+    asked: Vec<String>,
     /// Of an answer in place of an upstream.
     #[serde(skip_serializing_if = "Option::is_none")]
     respond: Option<u16>,
@@ -85,19 +92,21 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
             Counts::Live => "live",
             Counts::Unknown => "unknown",
         },
+        ip: explained.arguments.ip,
         route: match explained.routed {
             Routed::NotAsked => None,
             Routed::Nowhere => Some(None),
-            Routed::By(rule) => Some(Some(route(rule))),
+            Routed::By(rule) => Some(Some(route(rule, &explained.arguments.path))),
         },
         limits: explanation.rules.iter().map(limit).collect(),
     };
     serde_json::to_string_pretty(&json).unwrap_or_default()
 }
 
-fn route(rule: &RouteRule) -> RouteJson<'_> {
+fn route<'a>(rule: &'a RouteRule, path: &str) -> RouteJson<'a> {
     let upstreams = rule.upstream.iter().flatten().map(|upstream| upstream.url.as_str()).collect();
-    RouteJson { name: rule.name(), upstreams, respond: rule.respond.as_ref().map(|respond| respond.status) }
+    let (asked, respond) = (asked_of_upstreams(rule, path), rule.respond.as_ref().map(|respond| respond.status));
+    RouteJson { name: rule.name(), upstreams, asked, respond }
 }
 
 fn limit(rule: &RuleExplained) -> LimitJson<'_> {

@@ -7,6 +7,7 @@ use tollgate::{Decision, RuleExplained, Standing};
 
 use super::overall::policy;
 use super::{Counts, Explained, Routed};
+use crate::gateway::asked_of_upstreams;
 use crate::notice::policy_name;
 
 /// A wider name would push all others away; it is told in full, out of its column.
@@ -21,7 +22,7 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
         |column: usize, most: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).min(most);
     let (names, verdicts) = (width(0, MAX_NAME_WIDTH), width(1, usize::MAX));
     let mut text = format!("{} {}\n\n", explained.arguments.method, explained.arguments.path);
-    text += &route(explained.routed);
+    text += &route(explained.routed, &explained.arguments.path);
     for [name, verdict, detail] in &rows {
         let line = format!("  {name:names$}  {verdict:verdicts$}  {detail}");
         text += line.trim_end();
@@ -30,11 +31,11 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
     if rows.is_empty() {
         text += "  there are no limits\n";
     }
-    text + "\n" + &answer(explained) + "\n" + counts(explained.counts)
+    text + "\n" + &answer(explained) + "\n" + counts(explained.counts) + address(explained)
 }
 
 /// The route, in lines of its own.
-fn route(routed: Routed<'_>) -> String {
+fn route(routed: Routed<'_>, path: &str) -> String {
     let rule = match routed {
         Routed::NotAsked => return String::new(),
         Routed::Nowhere => return "Route: none; what limits let pass is answered with 404.\n\n".to_owned(),
@@ -43,8 +44,7 @@ fn route(routed: Routed<'_>) -> String {
     let leads = match &rule.respond {
         Some(respond) => format!("answers with {}", respond.status),
         None => {
-            let urls: Vec<&str> = rule.upstream.iter().flatten().map(|upstream| upstream.url.as_str()).collect();
-            format!("to {}", urls.join(", "))
+            format!("to {}", asked_of_upstreams(rule, path).join(", "))
         }
     };
     format!("Route: {}, {leads}.\n\n", rule.name())
@@ -123,6 +123,16 @@ fn answer(explained: &Explained<'_>) -> String {
             let retry_after = overall.retry_after.map(|wait| format!(", Retry-After: {wait}")).unwrap_or_default();
             format!("Answer: {status}{retry_after}; {} refuses it.", limit.unwrap_or("a limit"))
         }
+    }
+}
+
+/// What is assumed of the client's address, where that matters and nobody has said.
+fn address(explained: &Explained<'_>) -> &'static str {
+    if explained.lacks_address() {
+        "\nNo address was given, so limits by ip have none to count by, which no client of the gateway is without; give one \
+         with --ip, such as --ip 192.0.2.7."
+    } else {
+        ""
     }
 }
 

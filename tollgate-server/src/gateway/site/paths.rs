@@ -1,0 +1,93 @@
+//! What upstreams are asked for in place of what a client asked for.
+
+use http::Uri;
+use http::uri::PathAndQuery;
+use tollgate::rules::Facts;
+use tollgate::rules::file::{RewriteRule, RouteRule, UpstreamRule};
+
+use super::super::answer::Failure;
+
+/// How a route changes paths.
+pub(super) struct Paths {
+    strip_prefix: Option<String>,
+    rewrite: Option<RewriteRule>,
+}
+
+impl Paths {
+    pub(super) fn of(rule: &RouteRule) -> Self {
+        Self {
+            strip_prefix: rule.strip_prefix.as_ref().map(|path| path.as_str().trim_end_matches('/').to_owned()),
+            rewrite: rule.rewrite.clone(),
+        }
+    }
+
+    /// Whether it may.
+    pub(super) fn change(&self) -> bool {
+        self.strip_prefix.is_some() || self.rewrite.is_some()
+    }
+
+    /// What an upstream with that prefix is asked for instead of `uri`. A path that is changed is taken in its normal form,
+    /// by which the route was found: as it was written, `..` could lead out of what the upstream's URL names.
+    pub(super) fn asked(&self, prefix: Option<&str>, uri: &Uri) -> Result<Uri, Failure> {
+        if !(self.change() || prefix.is_some()) || uri.path() == "*" {
+            return Ok(uri.clone());
+        }
+        let mut path = Facts::new("", uri.path()).normal_path().into_owned();
+        if uri.path().ends_with('/') && !path.ends_with('/') {
+            path.push('/');
+        }
+        if let Some(rest) = self.strip_prefix.as_ref().and_then(|prefix| stripped(&path, prefix)) {
+            path = rest.to_owned();
+        }
+        if let Some(rewrite) = &self.rewrite {
+            path = rewrite.pattern.replace(&path, &rewrite.to).into_owned();
+        }
+        if !path.starts_with('/') {
+            path.insert(0, '/');
+        }
+        if let Some(prefix) = prefix {
+            path.insert_str(0, prefix);
+        }
+        if let Some(query) = uri.query() {
+            path.push('?');
+            path.push_str(query);
+        }
+        with_path(uri, path)
+    }
+}
+
+/// What the path of an upstream's URL puts before the request's.
+pub(super) fn prefix(rule: &UpstreamRule) -> Option<String> {
+    let uri = rule.url.as_str().parse::<Uri>().ok()?;
+    Some(uri.path().trim_end_matches('/').to_owned()).filter(|path| !path.is_empty())
+}
+
+/// The URLs that the upstreams of a route are asked for when a client asks for that path; as the file has them where it
+/// cannot be asked for.
+pub(crate) fn asked_of_upstreams(rule: &RouteRule, path: &str) -> Vec<String> {
+    let (paths, uri) = (Paths::of(rule), path.parse::<Uri>());
+    let upstreams = rule.upstream.iter().flatten();
+    let asked = |upstream: &UpstreamRule| {
+        let url = upstream.url.as_str();
+        let prefix = prefix(upstream);
+        let path = paths.asked(prefix.as_deref(), uri.as_ref().ok()?).ok()?;
+        let origin = url.trim_end_matches('/');
+        let origin = origin.strip_suffix(prefix.as_deref().unwrap_or_default()).unwrap_or(origin);
+        (!upstream.url.is_echo()).then(|| format!("{origin}{path}"))
+    };
+    upstreams.map(|upstream| asked(upstream).unwrap_or_else(|| upstream.url.as_str().to_owned())).collect()
+}
+
+/// The same with another path. One that is longer than a URI can be leads nowhere: as it was before, it could reach what
+/// the change keeps from it.
+fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| Failure::NoRoute)?);
+    Uri::from_parts(parts).map_err(|_| Failure::NoRoute)
+}
+
+/// What is left of a path without whole segments at its beginning.
+fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
+    let rest = path.strip_prefix(prefix).filter(|rest| rest.is_empty() || rest.starts_with('/'))?;
+    Some(if rest.is_empty() { "/" } else { rest })
+}
