@@ -17,11 +17,19 @@ use crate::service::http::{Refusal, quoted};
 use crate::service::{Options, serve};
 use crate::standing::Standing;
 
+/// What is here, for whoever opens the address that the server tells.
+const PAGES: &str = "\
+/healthz  whether the process answers
+/readyz   whether it wants requests
+/metrics  what it has done, for Prometheus
+";
+
 /// Answers until `shutdown` ends.
 pub(crate) async fn run(listener: TcpListener, metrics: Metrics, shutdown: impl Future<Output = ()>) {
     let standing = Arc::clone(&metrics.standing);
     let registry = Arc::new(metrics.registry());
     let router = Router::new()
+        .route("/", get(|| async { PAGES }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(async move || ready(&standing)))
         .route("/metrics", get(async move || all_metrics(&registry)))

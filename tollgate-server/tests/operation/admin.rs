@@ -30,10 +30,25 @@ fn a_gateway_that_stops_is_alive_but_not_ready_and_finishes_what_is_under_way() 
     assert_eq!(gateway.wait().code(), Some(0));
 }
 
+/// The address that the server tells when it starts ends in a slash.
+#[test]
+fn the_first_page_names_the_others() {
+    let gateway = Gateway::start(RULES);
+    let told = gateway.first_line.split_once("admin http://").expect("it is told").1;
+    let (_, path) = told.split_once(';').expect("the limits follow").0.split_once('/').expect("a path");
+    let answer = gateway.ask_admin(&format!("/{path}"));
+    assert_eq!(answer.status, 200);
+    let pages: Vec<&str> = answer.text.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(pages, ["/healthz", "/readyz", "/metrics"]);
+    for page in pages {
+        assert_eq!(gateway.ask_admin(page).status, 200, "{page}");
+    }
+}
+
 #[test]
 fn what_is_not_there_is_told_in_json() {
     let gateway = Gateway::start(RULES);
-    let answer = gateway.ask_admin("/");
+    let answer = gateway.ask_admin("/absent");
     let problem: serde_json::Value = serde_json::from_str(&answer.text).expect("JSON");
     assert_eq!((answer.status, &problem["error"]), (404, &serde_json::json!("not_found")));
     let posted = "POST /metrics HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
