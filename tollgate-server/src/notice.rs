@@ -1,7 +1,7 @@
 //! Lines for whoever runs the server, on stderr. What a command answers goes to stdout instead.
 
 use std::fmt::Display;
-use std::io::{Write, stderr};
+use std::io::{self, Write, stderr};
 use std::time::Duration;
 
 use tollgate::Gate;
@@ -62,6 +62,16 @@ pub(crate) async fn follow_store(gate: Gate) {
             (false, true) => tell("the store answers again"),
             _ => {}
         }
+    }
+}
+
+/// What to do about an address that cannot be listened on.
+pub(crate) fn to_listen(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => "stop the process that has it, or choose another port",
+        io::ErrorKind::AddrNotAvailable => "use an address of this machine",
+        io::ErrorKind::PermissionDenied => "choose a port above 1023",
+        _ => "choose another address",
     }
 }
 

@@ -14,6 +14,7 @@ mod settings;
 mod sight;
 mod watch;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -243,6 +244,7 @@ impl Reload {
             Some(gateway) => match gateway.prepare(&file).await {
                 Ok(next) => Some((gateway, next)),
                 Err(StartError::Refused(problems)) => return origin.refused(&problems),
+                Err(StartError::Listen { address, source }) => return origin.cannot_listen(&address, &source),
                 Err(problem) => return origin.kept(&problem.to_string()),
             },
             None => None,
@@ -361,6 +363,13 @@ impl Origin {
         self.reloads.note_refused();
         notice::tell(format_args!("{} is refused, and the rules before it stay in force:", self.name));
         notice::tell_problems(problems);
+    }
+
+    /// Nobody tries again by itself: another process may take an address that is free for a moment.
+    fn cannot_listen(&self, address: &str, source: &io::Error) {
+        let (problem, fix) = (format!("cannot listen on {address}: {source}"), notice::to_listen(source));
+        let meanwhile = "the gateway goes on where it listens";
+        self.kept(&format!("{problem}; {meanwhile}; {fix}, and save the file again or send SIGHUP"));
     }
 
     fn kept(&self, problem: &str) {

@@ -80,13 +80,9 @@ fn refused(problems: &Problems, out: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 fn cannot_listen(address: &str, source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let fix = match source.kind() {
-        io::ErrorKind::AddrInUse => {
-            "stop the process that has it, or choose another port in the rule file or with --listen, --http or --admin"
-        }
-        io::ErrorKind::AddrNotAvailable => "use an address of this machine",
-        io::ErrorKind::PermissionDenied => "choose a port above 1023",
-        _ => "choose another address",
+    let flags = match source.kind() {
+        io::ErrorKind::AddrInUse => " in the rule file or with --listen, --http or --admin",
+        _ => "",
     };
-    write!(out, "cannot listen on {address}: {source}; {fix}")
+    write!(out, "cannot listen on {address}: {source}; {}{flags}", notice::to_listen(source))
 }
