@@ -58,7 +58,13 @@ pub(crate) async fn follow_store(gate: Gate) {
         tokio::time::sleep(LOOK_EVERY).await;
         let now = answers();
         match (std::mem::replace(&mut before, now), now) {
-            (true, false) => warn("the store does not answer; until it does, limits answer by their on_store_failure"),
+            (true, false) => {
+                let why = gate.redis().and_then(|store| store.why_unavailable());
+                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+                warn(format_args!(
+                    "the store does not answer; until it does, limits answer by their on_store_failure{why}"
+                ));
+            }
             (false, true) => tell("the store answers again"),
             _ => {}
         }

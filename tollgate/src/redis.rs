@@ -342,6 +342,12 @@ impl RedisLimiter {
         !self.0.shared.trips.breaker.is_open()
     }
 
+    /// Why Redis is not asked, if it is not: what failed last before it was given up.
+    #[must_use]
+    pub fn why_unavailable(&self) -> Option<String> {
+        self.0.shared.trips.breaker.why()
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {

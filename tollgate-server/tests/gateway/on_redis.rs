@@ -66,6 +66,9 @@ fn operators_are_told_when_redis_goes_and_when_it_is_back() {
         assert!([200, 429].contains(&connection.get_as("ann", "/api/x").status));
         gateway.said().contains("the store does not answer")
     });
+    let why = "the store does not answer; until it does, limits answer by their on_store_failure: ";
+    let said = gateway.await_said(why, 1);
+    assert!(said.contains("Connection refused"), "{said}");
     redis.restart();
     until("the line about its return", || {
         connection.get_as("ann", "/api/x");

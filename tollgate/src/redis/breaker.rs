@@ -16,6 +16,8 @@ pub(super) struct Breaker {
     /// Whether any are counted, without the lock.
     failing: AtomicBool,
     open: AtomicBool,
+    /// Why it is open.
+    why: Mutex<Option<String>>,
     /// Rung when it opens, for the one who probes.
     opened: Notify,
     times_opened: AtomicU64,
@@ -58,7 +60,10 @@ impl Breaker {
     }
 
     pub(super) fn open(&self, why: &dyn std::fmt::Display) {
+        // Held until the reason is there: whoever sees that it is open and asks why waits for it.
+        let mut reason = self.why.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.open.swap(true, Ordering::Relaxed) {
+            *reason = Some(why.to_string());
             self.times_opened.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(%why, "the store fails: limits answer by their failure policy until it is back");
             self.opened.notify_one();
@@ -71,6 +76,12 @@ impl Breaker {
             self.times_closed.fetch_add(1, Ordering::Relaxed);
             tracing::info!("the store is back");
         }
+    }
+
+    /// Why it is open, if it is.
+    pub(super) fn why(&self) -> Option<String> {
+        let reason = self.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        reason.filter(|_| self.is_open())
     }
 
     /// Waits until it opens.
