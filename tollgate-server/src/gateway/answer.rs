@@ -23,6 +23,7 @@ pub(super) enum Failure {
     ConnectTimeout,
     Disconnected,
     BadAnswer,
+    LongAnswerHead,
     UpstreamTimeout,
 }
 
@@ -31,7 +32,12 @@ impl Failure {
     pub(super) const fn is_upstreams(self) -> bool {
         matches!(
             self,
-            Self::CannotConnect | Self::ConnectTimeout | Self::Disconnected | Self::BadAnswer | Self::UpstreamTimeout
+            Self::CannotConnect
+                | Self::ConnectTimeout
+                | Self::Disconnected
+                | Self::BadAnswer
+                | Self::LongAnswerHead
+                | Self::UpstreamTimeout
         )
     }
 
@@ -45,7 +51,9 @@ impl Failure {
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::QueueFull | Self::NoUpstream => StatusCode::SERVICE_UNAVAILABLE,
-            Self::CannotConnect | Self::Disconnected | Self::BadAnswer => StatusCode::BAD_GATEWAY,
+            Self::CannotConnect | Self::Disconnected | Self::BadAnswer | Self::LongAnswerHead => {
+                StatusCode::BAD_GATEWAY
+            }
             Self::ConnectTimeout | Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -69,6 +77,9 @@ impl Failure {
             Self::CannotConnect => r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#,
             Self::Disconnected => r#"{"error":"bad_gateway","message":"The upstream hung up."}"#,
             Self::BadAnswer => r#"{"error":"bad_gateway","message":"The upstream's answer makes no sense."}"#,
+            Self::LongAnswerHead => {
+                r#"{"error":"bad_gateway","message":"The upstream's answer has more than 100 headers, or 64 KiB of them."}"#
+            }
             Self::ConnectTimeout => {
                 r#"{"error":"gateway_timeout","message":"The upstream cannot be reached in time."}"#
             }

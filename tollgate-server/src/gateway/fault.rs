@@ -61,6 +61,7 @@ impl fmt::Display for Fault {
             Self::Failed(failure) => out.write_str(match failure {
                 Failure::Disconnected => "it hung up before the end of its answer",
                 Failure::BadAnswer => "its answer makes no sense",
+                Failure::LongAnswerHead => "its answer has more than 100 headers, or 64 KiB of them",
                 Failure::UpstreamTimeout => "no answer within the timeout of the route",
                 _ => "it cannot be asked",
             }),

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use crate::client::Answer;
+use crate::client::{Answer, Connection};
 use crate::process::{Gateway, site};
 use crate::upstream::{Raw, nobody, until};
 
@@ -258,4 +258,26 @@ fn clients_that_break_off_are_not_the_upstreams_fault() {
     let answers: std::collections::BTreeSet<_> =
         (0..4).map(|_| connection.get("/").header("x-upstream").map(str::to_owned)).collect();
     assert_eq!(answers.len(), 2, "both are used: {answers:?}");
+}
+
+/// Whoever looks for the reason of such a 502 finds it in the answer, in the line about the upstream and in the metrics.
+#[test]
+fn an_answer_with_too_many_headers_or_too_long_ones_is_told_as_that() {
+    let many = "X-Many: 1\r\n".repeat(101);
+    let long = format!("X-Long: {}\r\n", "x".repeat(200_000));
+    // Plain, and not.
+    let bodies = ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"];
+    for (headers, body) in [&many, &long].into_iter().flat_map(|headers| bodies.map(|body| (headers, body))) {
+        let upstream = Raw::answering(format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{headers}\r\n"));
+        let route = format!("{{ name: all, path: /**, upstream: {}, eject: {{ after: 1 }} }}", upstream.url());
+        let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &[route], "")));
+        let answer = gateway.connect().ask(format!("POST / HTTP/1.1\r\nHost: h\r\n{body}"));
+        assert_eq!(answer.status, 502, "{} {body:?}", &headers[..8]);
+        let told = r#"{"error":"bad_gateway","message":"The upstream's answer has more than 100 headers, or 64 KiB of them."}"#;
+        assert_eq!(answer.text(), told);
+        gateway.await_said(" of route all failed: its answer has more than 100 headers, or 64 KiB of them; ", 1);
+        let metrics = Connection::to(gateway.address_of("admin")).get("/metrics");
+        let counted = "tollgate_upstream_failures_total{route=\"all\",kind=\"long_answer_head\"} 1\n";
+        assert!(metrics.text().contains(counted), "{}", metrics.text());
+    }
 }

@@ -306,6 +306,9 @@ pub(in super::super) fn is_out_of_reach(failure: Failure, route: &Route) -> bool
 /// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it.
 fn failed(mut error: TrySendError<Forwarded>, copy: Option<Forwarded>) -> Tried {
     let is_answer = error.error().is_parse();
+    if error.error().is_parse_too_large() {
+        return Tried::Failed(Failure::LongAnswerHead);
+    }
     match error.take_message().or(copy) {
         Some(request) if !is_answer => Tried::Again(request, Failure::Disconnected.into()),
         _ if is_answer => Tried::Failed(Failure::BadAnswer),

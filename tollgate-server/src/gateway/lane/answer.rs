@@ -20,6 +20,8 @@ const MAX_HEADERS: usize = 100;
 pub(super) enum Read<'a> {
     Whole(Head<'a>),
     Part,
+    /// It has more headers than are taken.
+    TooMany,
     /// No answer that could be passed on.
     Bad,
 }
@@ -78,6 +80,7 @@ impl<'a> Head<'a> {
         let bytes_of_head = match parser.parse_response_with_uninit_headers(&mut answer, bytes, &mut parsed) {
             Ok(httparse::Status::Complete(bytes)) => bytes,
             Ok(httparse::Status::Partial) => return Read::Part,
+            Err(httparse::Error::TooManyHeaders) => return Read::TooMany,
             Err(_) => return Read::Bad,
         };
         let (Some(version), Some(code)) = (answer.version, answer.code) else { return Read::Bad };

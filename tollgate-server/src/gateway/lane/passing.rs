@@ -268,7 +268,8 @@ impl Lane<'_> {
                     link.came.clear();
                     link.came.extend_from_slice(&input[..before + read]);
                 }
-                Read::Part | Read::Bad => return Poll::Ready(Err(Stopped::failed(Failure::BadAnswer))),
+                Read::Part | Read::TooMany => return Poll::Ready(Err(Stopped::failed(Failure::LongAnswerHead))),
+                Read::Bad => return Poll::Ready(Err(Stopped::failed(Failure::BadAnswer))),
             }
         }
         if let Poll::Ready(Err(_)) = sent {
