@@ -1,11 +1,12 @@
 //! What limits have decided, by their names. Deliberately not here: for whom, and by which keys.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate::Ruling;
 use tollgate::http::Refusal;
+
+use crate::counter::Counter;
 
 /// Names come from rule files, and each that was ever in force is remembered. Whoever publishes rules with new names
 /// all the time fills this and no more; from then on new names are not counted.
@@ -20,7 +21,7 @@ pub(crate) struct Decisions(Mutex<HashMap<Box<str>, Arc<OfLimit>, ahash::RandomS
 #[derive(Debug)]
 struct OfLimit {
     name: Box<str>,
-    outcomes: [AtomicU64; Outcome::ALL.len()],
+    outcomes: [Counter; Outcome::ALL.len()],
 }
 
 /// The limit that was noted last by the only one who notes.
@@ -135,7 +136,7 @@ impl Decisions {
         for (name, of_limit) in names.iter() {
             let sum = sums.entry(name.clone()).or_default();
             for (sum, count) in sum.iter_mut().zip(&of_limit.outcomes) {
-                *sum += count.load(Relaxed);
+                *sum += count.value();
             }
         }
     }
@@ -143,7 +144,6 @@ impl Decisions {
 
 impl OfLimit {
     fn add(&self, outcome: Outcome) {
-        let count = &self.outcomes[outcome as usize];
-        count.store(count.load(Relaxed) + 1, Relaxed);
+        self.outcomes[outcome as usize].add(1);
     }
 }

@@ -4,6 +4,7 @@ mod admin;
 mod builtin;
 mod cli;
 mod config;
+mod counter;
 mod decisions;
 mod gateway;
 mod limits_told;

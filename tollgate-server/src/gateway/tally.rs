@@ -2,7 +2,6 @@
 //!
 //! Deliberately not here: adding the workers together. That is done when somebody asks ([`metrics`](super::metrics)).
 
-mod counter;
 mod route;
 
 use std::sync::Arc;
@@ -11,10 +10,10 @@ use std::sync::atomic::AtomicI64;
 use http::StatusCode;
 use tollgate::Ruling;
 
-pub(super) use self::counter::Counter;
 pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
 use super::guard::Ambiguity;
 use super::tls::{HANDSHAKE_FAILURES, HandshakeFailure};
+use crate::counter::Counter;
 use crate::decisions::{Decisions, LastNoted};
 
 /// The counters of one worker.

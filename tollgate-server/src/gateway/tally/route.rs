@@ -3,7 +3,7 @@
 use http::StatusCode;
 
 use super::super::answer::Failure;
-use super::Counter;
+use crate::counter::Counter;
 
 /// Where one bucket of durations ends and the next begins.
 pub(in super::super) const BOUNDS_NANOS: [u64; 16] = [
