@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::common::{Process, RULES};
-use crate::process::{Answer, Gateway, HELLO, ask, connect, folder_with, slow_upstream, upstream};
+use crate::process::{Answer, Gateway, HELLO, ask, connect, folder_with, full_listener, slow_upstream, upstream};
 
 fn rules(routes: &str, limits: &str) -> String {
     format!("gateway:\n  workers: 2\n  routes:\n{routes}limits:\n{limits}")
@@ -37,6 +37,19 @@ fn requests_and_decisions_are_counted_by_route_and_limit() {
     assert!(gateway.metric(r#"tollgate_request_duration_seconds_sum{route="shop"}"#).unwrap() > 0.0);
     assert!(gateway.metric("process_resident_memory_bytes").unwrap() > 1e6);
     assert!(gateway.metric("process_open_fds").unwrap() > 3.0);
+}
+
+#[test]
+fn a_client_that_goes_is_noticed_while_its_upstream_is_dialled() {
+    let (address, _full) = full_listener().unwrap();
+    let route = format!("    - {{ name: shop, path: /**, upstream: 'http://{address}', connect_timeout: 10m }}\n");
+    let gateway = Gateway::start(&rules(&route, PER_CLIENT));
+    let mut client = connect(gateway.address);
+    client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 1.0);
+    drop(client);
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 0.0);
+    gateway.await_metric("tollgate_connections", 0.0);
 }
 
 #[test]

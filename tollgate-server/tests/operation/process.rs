@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 use crate::common::{self, PATIENCE, Process, RULES};
@@ -146,6 +147,17 @@ pub(crate) fn slow_upstream(answer: &'static [u8], after: Duration) -> SocketAdd
         }
     });
     address
+}
+
+/// Where nobody is taken any more, as long as what comes with it is held: who dials it waits.
+pub(crate) fn full_listener() -> std::io::Result<(SocketAddr, impl Sized)> {
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())?;
+    listener.listen(0)?;
+    let address = listener.local_addr()?.as_socket().ok_or(std::io::ErrorKind::AddrNotAvailable)?;
+    let dial = || TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok();
+    let taken: Vec<TcpStream> = std::iter::from_fn(dial).collect();
+    Ok((address, (listener, taken)))
 }
 
 /// What an upstream answers that is well.

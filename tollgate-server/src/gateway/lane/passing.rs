@@ -198,7 +198,7 @@ impl Lane<'_> {
                 let found = self.take_link(target);
                 let mut link = match found {
                     Some(link) => link,
-                    None => Box::pin(dial(target, passing)).await?,
+                    None => Box::pin(self.unless_gone(dial(target, passing))).await.ok_or(Stopped::Over)??,
                 };
                 poll_fn(|context| Poll::Ready(self.send_again(&mut link, passing, context))).await?;
                 link

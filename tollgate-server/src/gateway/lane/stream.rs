@@ -1,14 +1,15 @@
 //! Bytes from a client and to it. What does not go at once is kept, and waited for.
 
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::super::io::Stream;
 use super::super::socket;
-use super::Lane;
+use super::{Lane, scratch};
 
 impl Lane<'_> {
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
@@ -69,6 +70,17 @@ impl Lane<'_> {
             }
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Waits for something that is not the client's; `None` if the client goes meanwhile.
+    pub(super) async fn unless_gone<T>(&mut self, something: impl Future<Output = T>) -> Option<T> {
+        let mut something = pin!(something);
+        poll_fn(|context| match something.as_mut().poll(context) {
+            Poll::Ready(came) => Poll::Ready(Some(came)),
+            Poll::Pending if self.has_gone(&mut scratch().input, context) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
     }
 
     /// Whether the client has gone. What it sends ahead is kept for later.
