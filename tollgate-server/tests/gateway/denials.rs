@@ -49,6 +49,43 @@ fn a_denied_request_never_reaches_the_upstream_and_the_connection_goes_on() {
     assert_eq!(upstream.requests(), 2);
 }
 
+/// What was told before is kept to be told again, so this goes back and forth between all that can differ.
+#[test]
+fn refusals_that_follow_each_other_are_each_their_own() {
+    let limit = |name: &str, path: &str, window: &str| {
+        format!(
+            "{{ name: {name}, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: 1, window: {window}, match: {{ path: {path} }} }}"
+        )
+    };
+    let limits = format!("{}, {}", limit("first", "/a", "1h"), limit("second", "/b", "2h"));
+    let gateway = Gateway::start(&site("workers: 1", &["{ path: /**, respond: { body: ok } }"], &limits));
+    let mut connections = [(); 2].map(|()| gateway.connect());
+    for (user, path) in [("ann", "/a"), ("bob", "/a"), ("ann", "/b")] {
+        assert_eq!(connections[0].get_as(user, path).status, 200);
+    }
+    let turns = [("ann", "/a"), ("bob", "/a"), ("ann", "/b"), ("ann", "/b"), ("bob", "/a")];
+    for (number, (user, path)) in turns.into_iter().cycle().take(40).enumerate() {
+        let connection = &mut connections[number % 2];
+        let method = if number % 3 == 1 { "HEAD" } else { "GET" };
+        let accept = if number % 7 < 5 { "*/*" } else { "application/problem+json" };
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: h\r\nX-User-Id: {user}\r\nAccept: {accept}\r\n\r\n");
+        connection.send(head);
+        let answer = if method == "HEAD" { connection.receive_head().unwrap() } else { connection.receive() };
+        let (name, window) = if path == "/a" { ("first", 3600) } else { ("second", 7200) };
+        let wait: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+        assert_eq!(answer.status, 429, "{number}");
+        assert!((window - 60..=window).contains(&wait), "{number}: {wait}");
+        assert_eq!(answer.header("ratelimit-policy").unwrap(), format!("\"{name}\";q=1;w={window}"), "{number}");
+        assert_eq!(answer.header("ratelimit").unwrap(), format!("\"{name}\";r=0;t={wait}"), "{number}");
+        if method == "GET" && accept == "*/*" {
+            let told: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
+            assert_eq!(told["retry_after"], wait, "{number}");
+        }
+        let is_problem = answer.header("content-type") == Some("application/problem+json");
+        assert_eq!(is_problem, accept != "*/*", "{number}");
+    }
+}
+
 #[test]
 fn a_denial_arrives_while_the_client_is_still_sending() {
     const BODY_BYTES: usize = 10 << 20;

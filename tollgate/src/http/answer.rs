@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use super::body::Body;
 use super::headers::Headers;
+use super::lines::Number;
 use super::policy::{Policy, set_number};
 use super::refusal::Refusal;
 use super::wait_seconds;
@@ -87,12 +88,10 @@ impl<'a> Answer<'a> {
         more: &[u8],
         out: &mut Vec<u8>,
     ) -> Message {
-        let start = out.len();
         let request = request.into();
-        if let Some(body_bytes) = self.write_limited(body, request, more, out) {
-            return Message { status: StatusCode::TOO_MANY_REQUESTS, body_bytes };
+        if let Some(message) = self.write_limited(body, request, more, out, |_, _| {}) {
+            return message;
         }
-        out.truncate(start);
         let response = self.response(body, request);
         let status = response.status();
         let reason = status.canonical_reason().unwrap_or_default();
@@ -110,8 +109,17 @@ impl<'a> Answer<'a> {
         Message { status, body_bytes: content.len() }
     }
 
-    /// What nearly every refusal is, put together from its parts: a flood should cost little.
-    fn write_limited(&self, body: &Body, request: Headers<'_>, more: &[u8], out: &mut Vec<u8>) -> Option<usize> {
+    /// What nearly every refusal is, put together from its parts: a flood should cost little. Where in `out` its numbers
+    /// begin is `placed`.
+    #[inline]
+    pub(super) fn write_limited(
+        &self,
+        body: &Body,
+        request: Headers<'_>,
+        more: &[u8],
+        out: &mut Vec<u8>,
+        mut placed: impl FnMut(usize, Number),
+    ) -> Option<Message> {
         let (Refusal::Limited, Some(policy), Some(decision)) = (self.refusal, self.policy, self.decision) else {
             return None;
         };
@@ -120,12 +128,20 @@ impl<'a> Answer<'a> {
         let parts = body.limited(seconds, request)?;
         let body_bytes = parts.iter().map(|part| part.len()).sum();
         put(out, &[LIMITED]);
-        policy.write_left_lines(decision, out);
-        put(out, &["retry-after: ", seconds, "\r\ncontent-length: ", itoa::Buffer::new().format(body_bytes), "\r\n"]);
+        policy.write_left_lines(decision, out, &mut placed);
+        put(out, &["retry-after: "]);
+        placed(out.len(), Number::ResetIn);
+        put(out, &[seconds, "\r\ncontent-length: ", itoa::Buffer::new().format(body_bytes), "\r\n"]);
         out.extend_from_slice(more);
         put(out, &["\r\n"]);
-        put(out, &parts);
-        Some(body_bytes)
+        for (number, part) in parts.into_iter().enumerate() {
+            // Every second part is the wait.
+            if number % 2 == 1 {
+                placed(out.len(), Number::ResetIn);
+            }
+            out.extend_from_slice(part.as_bytes());
+        }
+        Some(Message { status: StatusCode::TOO_MANY_REQUESTS, body_bytes })
     }
 
     /// What is left, and when to try again.

@@ -1,12 +1,13 @@
-//! The message that was written last, kept because the next one is often the same.
+//! The message that was written last, kept because the next one differs from it in a few digits, or in none.
 //!
 //! Who is refused in a flood is told the same over and over, but for the seconds that go by. What a message depends on
-//! is a few numbers, and comparing those costs far less than writing it.
+//! is a few numbers, and putting those in their places costs far less than writing it.
 
 use super::answer::{Answer, Message};
 use super::body::Body;
 use super::headers::Headers;
-use super::policy::{Policy, reset_at_seconds};
+use super::lines::Number;
+use super::policy::{MAX_INTEGER, Policy, reset_at_seconds};
 use super::refusal::Refusal;
 
 /// A message that has made the memory longer than this does not keep it so.
@@ -18,28 +19,44 @@ const KEPT_BYTES: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub struct LastMessage {
     bytes: Vec<u8>,
-    of: Option<Written>,
-}
-
-/// What was written, and what it was made of.
-#[derive(Debug)]
-struct Written {
-    told: Told,
+    /// What went among its headers.
     more: Vec<u8>,
-    message: Message,
+    /// Where its numbers are, and which they are.
+    places: Vec<(usize, Figure)>,
+    /// `None` if it cannot be told of another refusal whether its message is the same.
+    written: Option<(Told, Message)>,
 }
 
 /// All that the message of a denial depends on, in the body that most clients get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Told {
     policy: u64,
-    remaining: u64,
-    reset_at_secs: u64,
-    wait_secs: u64,
+    /// By their [`Figure`]s.
+    figures: [u64; 3],
+}
+
+/// What a number of a message tells.
+#[derive(Clone, Copy, Debug)]
+enum Figure {
+    Remaining,
+    ResetAtSecs,
+    WaitSecs,
+}
+
+impl From<Number> for Figure {
+    /// Numbers of structured fields are those of other headers, up to a bound. To a denial, the reset is the end of the
+    /// wait.
+    fn from(number: Number) -> Self {
+        match number {
+            Number::Remaining | Number::SmallRemaining => Self::Remaining,
+            Number::ResetAt => Self::ResetAtSecs,
+            Number::ResetIn | Number::SmallResetIn => Self::WaitSecs,
+        }
+    }
 }
 
 impl Answer<'_> {
-    /// The same as [`write_message`](Self::write_message), but written only if it is not what was written last.
+    /// The same as [`write_message`](Self::write_message), but only what differs from the message before is written.
     pub fn message_after<'l, 'h>(
         &self,
         last: &'l mut LastMessage,
@@ -49,16 +66,8 @@ impl Answer<'_> {
     ) -> (Message, &'l [u8]) {
         let request = request.into();
         let told = self.told(body, request);
-        if let (Some(told), Some(of)) = (&told, &last.of)
-            && *told == of.told
-            && *more == *of.more
-        {
-            return (of.message, &last.bytes);
-        }
-        last.bytes.clear();
-        last.bytes.shrink_to(KEPT_BYTES);
-        let message = self.write_message(body, request, more, &mut last.bytes);
-        last.of = told.map(|told| Written { told, more: more.to_vec(), message });
+        let again = told.filter(|_| *more == *last.more).and_then(|told| last.tell(told));
+        let message = again.unwrap_or_else(|| last.write(self, told, body, request, more));
         (message, &last.bytes)
     }
 
@@ -67,64 +76,195 @@ impl Answer<'_> {
         let (Refusal::Limited, Some(policy), Some(decision)) = (self.refusal, self.policy, self.decision) else {
             return None;
         };
-        let wait_secs = self.wait_secs()?;
-        let is_short = Policy::tells_left(decision) && body.is_limited_json(request);
-        is_short.then(|| Told {
-            policy: policy.serial(),
-            remaining: decision.remaining(),
-            reset_at_secs: reset_at_seconds(decision),
-            wait_secs,
-        })
+        let figures = [decision.remaining(), reset_at_seconds(decision), self.wait_secs()?];
+        let is_told = Policy::tells_left(decision) && figures.iter().all(|figure| *figure <= MAX_INTEGER);
+        (is_told && body.is_limited_json(request)).then(|| Told { policy: policy.serial(), figures })
+    }
+}
+
+impl LastMessage {
+    /// Makes the message one that tells this, if only digits have to be changed for that.
+    fn tell(&mut self, told: Told) -> Option<Message> {
+        let (before, message) = self.written.filter(|(before, _)| before.policy == told.policy)?;
+        if before == told {
+            return Some(message);
+        }
+        let length = |figure: u64| figure.checked_ilog10().unwrap_or(0);
+        if before.figures.map(length) != told.figures.map(length) {
+            return None;
+        }
+        let mut buffers = [itoa::Buffer::new(); 3];
+        let [remaining, reset_at, wait] = &mut buffers;
+        let digits = [
+            remaining.format(told.figures[Figure::Remaining as usize]),
+            reset_at.format(told.figures[Figure::ResetAtSecs as usize]),
+            wait.format(told.figures[Figure::WaitSecs as usize]),
+        ];
+        for (at, figure) in &self.places {
+            let digits = digits[*figure as usize].as_bytes();
+            self.bytes[*at..*at + digits.len()].copy_from_slice(digits);
+        }
+        self.written = Some((told, message));
+        Some(message)
+    }
+
+    fn write(
+        &mut self,
+        answer: &Answer<'_>,
+        told: Option<Told>,
+        body: &Body,
+        request: Headers<'_>,
+        more: &[u8],
+    ) -> Message {
+        let Self { bytes, more: kept, places, written } = self;
+        bytes.clear();
+        bytes.shrink_to(KEPT_BYTES);
+        places.clear();
+        kept.clear();
+        *written = None;
+        if let Some(told) = told {
+            let placed = |at, number: Number| places.push((at, number.into()));
+            if let Some(message) = answer.write_limited(body, request, more, bytes, placed) {
+                kept.extend_from_slice(more);
+                *written = Some((told, message));
+                return message;
+            }
+        }
+        answer.write_message(body, request, more, bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::http::{Families, HeaderLine, Policy};
-    use crate::{Limit, Limiter, MINUTE, ManualClock, SlidingWindowLog, Timestamp};
+    use crate::decision::{AskedBy, Outcome, Source, Verdict};
+    use crate::http::{Families, HeaderFamily, HeaderLine};
+    use crate::{Decision, FixedWindow, Limit, MINUTE, Timestamp};
 
-    /// Whatever was written before, the message is what it would be without that.
-    #[test]
-    fn what_was_written_last_is_never_taken_for_another() {
-        let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
-        let limits = ["a", "b"].map(|name| Limit::new(name, SlidingWindowLog::new(3, MINUTE)).unwrap());
-        let policies = limits.each_ref().map(|limit| Policy::new(limit, Families::default()));
-        let limiters =
-            limits.map(|limit| Limiter::builder().limit(limit).clock(clock.clone()).build().expect("one limit fits"));
-        let template = Body::template("wait {{retry_after}}", "text/plain").unwrap();
-        let accepts = ["*/*", "application/problem+json"];
-        let (mut last, mut repeated) = (LastMessage::default(), 0);
-        for step in 0..4000_u64 {
-            // Few numbers, each of which is often the same as before and often not.
-            let of = |choices: u64, shift: u32| (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) % choices;
-            if of(16, 20) == 0 {
-                clock.advance(Duration::from_millis(700));
-            }
-            let which = usize::from(of(8, 24) == 0);
-            let cost = 1 + u64::from(of(8, 28) == 0);
-            let decision = limiters[which].check_n("k", cost);
-            let refusal = match of(16, 32) {
-                0 => Refusal::Blocked,
-                1 => Refusal::Banned { retry_after: MINUTE },
-                _ => match Refusal::of(&decision) {
-                    Some(refusal) => refusal,
-                    None => continue,
-                },
-            };
-            let line = HeaderLine { name: "accept", value: accepts[usize::from(of(8, 36) == 0)].as_bytes() };
-            let body = if of(8, 40) == 0 { &template } else { &Body::Json };
-            let more: &[u8] = if of(8, 44) == 0 { b"x: y\r\n" } else { b"x: z\r\n" };
-            let answer = Answer::new(&refusal).limit(&policies[which]).decision(&decision);
-            let mut expected = Vec::new();
-            let message = answer.write_message(body, &[line][..], more, &mut expected);
-            let before = last.bytes.clone();
-            let (told, bytes) = answer.message_after(&mut last, body, &[line][..], more);
-            assert_eq!((told, bytes), (message, &expected[..]), "{answer:?}");
-            repeated += usize::from(before == expected);
+    /// All that a message can depend on.
+    #[derive(Clone, Debug)]
+    struct Case {
+        policy: Policy,
+        figures: [u64; 3],
+        source: Source,
+        refusal: Refusal,
+        body: Body,
+        accept: &'static str,
+        more: &'static str,
+    }
+
+    impl Case {
+        fn decision(&self) -> Decision {
+            let [remaining, reset_at_secs, wait_secs] = self.figures;
+            let outcome = Outcome::Denied { retry_after: wait_secs * 1_000_000 };
+            let at = Timestamp::from_secs(1_000);
+            let reset_after = (reset_at_secs - 1_000) * 1_000_000;
+            let verdict = Verdict { outcome, remaining, reset_after };
+            Decision { limit: None, quota: 1, cost: 1, at, asked: AskedBy::Hits, source: self.source, verdict }
         }
-        assert!(repeated > 100, "{repeated}");
+
+        /// Its message, by what was written before.
+        fn after(&self, last: &mut LastMessage) -> (Message, Vec<u8>) {
+            let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
+            let answer = Answer::new(&self.refusal).limit(&self.policy).decision(&decision);
+            let (message, bytes) = answer.message_after(last, &self.body, &[line][..], self.more.as_bytes());
+            (message, bytes.to_vec())
+        }
+
+        /// Its message, by itself.
+        fn alone(&self) -> (Message, Vec<u8>) {
+            let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
+            let answer = Answer::new(&self.refusal).limit(&self.policy).decision(&decision);
+            let mut out = Vec::new();
+            let message = answer.write_message(&self.body, &[line][..], self.more.as_bytes(), &mut out);
+            (message, out)
+        }
+    }
+
+    fn policy(name: &str, quota: u64, families: Families) -> Policy {
+        Policy::new(&Limit::new(name, FixedWindow::new(quota, MINUTE)).unwrap(), families)
+    }
+
+    fn base() -> Case {
+        Case {
+            policy: policy("a", 5, Families::default()),
+            figures: [3, 2_000, 45],
+            source: Source::Store,
+            refusal: Refusal::Limited,
+            body: Body::Json,
+            accept: "*/*",
+            more: "x: y\r\n",
+        }
+    }
+
+    /// Each differs from the others in one thing, or in the lengths of numbers.
+    fn cases() -> Vec<Case> {
+        let with_figures = [
+            [3, 2_000, 45],
+            [4, 2_000, 45],
+            [3, 2_001, 45],
+            [3, 2_000, 46],
+            [12, 2_000, 45],
+            [3, 20_000, 45],
+            [3, 2_000, 450],
+            [0, 1_001, 1],
+            [MAX_INTEGER, 2_000, 45],
+            [MAX_INTEGER + 1, 2_000, 45],
+            [MAX_INTEGER + 2, 2_000, 45],
+        ];
+        let base = base();
+        let mut cases: Vec<Case> = with_figures.map(|figures| Case { figures, ..base.clone() }).into();
+        let families = [vec![], vec![HeaderFamily::Legacy], HeaderFamily::ALL.to_vec()];
+        let policies = [policy("b", 5, Families::default()), policy("a", 6, Families::default())];
+        let policies = policies.into_iter().chain(families.map(|chosen| policy("a", 5, chosen.into_iter().collect())));
+        cases.extend(policies.map(|policy| Case { policy, ..base.clone() }));
+        let template = Body::template("wait {{retry_after}}", "text/plain").unwrap();
+        cases.extend([
+            Case { more: "x: z\r\n", ..base.clone() },
+            Case { more: "", ..base.clone() },
+            Case { accept: "application/problem+json", ..base.clone() },
+            Case { body: Body::Problem, ..base.clone() },
+            Case { body: template, ..base.clone() },
+            Case { source: Source::Policy, ..base.clone() },
+            Case { refusal: Refusal::Blocked, ..base.clone() },
+            Case { refusal: Refusal::StoreUnavailable, ..base.clone() },
+            Case { refusal: Refusal::Banned { retry_after: MINUTE }, ..base },
+        ]);
+        cases
+    }
+
+    #[test]
+    fn whatever_was_written_before_a_message_is_what_it_is_by_itself() {
+        let cases = cases();
+        for first in &cases {
+            for second in &cases {
+                let mut last = LastMessage::default();
+                for case in [first, second, first] {
+                    assert_eq!(case.after(&mut last), case.alone(), "{case:?} after {first:?} and {second:?}");
+                }
+            }
+        }
+    }
+
+    /// Whether the message is made of the one before.
+    fn is_made_of(first: &Case, second: &Case) -> bool {
+        let mut last = LastMessage::default();
+        first.after(&mut last);
+        // What is written anew does not have it.
+        last.bytes[0] = b'!';
+        second.after(&mut last);
+        last.bytes[0] == b'!'
+    }
+
+    #[test]
+    fn only_digits_are_written_where_only_digits_differ() {
+        let base = base();
+        assert!(is_made_of(&base, &base));
+        for figures in [[4, 2_000, 45], [3, 2_001, 45], [3, 2_000, 46], [9, 9_999, 99]] {
+            assert!(is_made_of(&base, &Case { figures, ..base.clone() }), "{figures:?}");
+        }
+        for figures in [[12, 2_000, 45], [3, 20_000, 45], [3, 2_000, 5]] {
+            assert!(!is_made_of(&base, &Case { figures, ..base.clone() }), "{figures:?}");
+        }
     }
 }

@@ -36,12 +36,15 @@ impl Prepared {
         self
     }
 
-    pub(super) fn write(&self, decision: &Decision, out: &mut Vec<u8>) {
+    /// Writes it behind what `out` has. Where in that each number begins is `placed`.
+    #[inline]
+    pub(super) fn write(&self, decision: &Decision, out: &mut Vec<u8>, mut placed: impl FnMut(usize, Number)) {
         const MAX_DIGITS: usize = 20;
         out.reserve(self.text.len() + MAX_DIGITS * self.numbers.len());
         let (mut from, mut digits) = (0, itoa::Buffer::new());
         for (to, number) in &self.numbers {
             out.extend_from_slice(&self.text.as_bytes()[from..*to]);
+            placed(out.len(), *number);
             let number = match number {
                 Number::Remaining => decision.remaining(),
                 Number::ResetAt => reset_at_seconds(decision),

@@ -180,9 +180,9 @@ impl Policy {
     }
 
     /// The same as lines of HTTP/1.1.
-    pub(super) fn write_left_lines(&self, decision: &Decision, out: &mut Vec<u8>) {
+    pub(super) fn write_left_lines(&self, decision: &Decision, out: &mut Vec<u8>, placed: impl FnMut(usize, Number)) {
         if Self::tells_left(decision) {
-            self.write_lines(decision, out);
+            self.lines.write(decision, out, placed);
         }
     }
 
@@ -222,7 +222,7 @@ impl Policy {
 
     /// Writes what is left as lines of HTTP/1.1, to the head of an answer that says nothing of limits yet.
     pub fn write_lines(&self, decision: &Decision, out: &mut Vec<u8>) {
-        self.lines.write(decision, out);
+        self.lines.write(decision, out, |_, _| {});
     }
 
     fn write_new(&self, decision: &Decision, headers: &mut HeaderMap) {
