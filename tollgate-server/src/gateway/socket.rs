@@ -18,7 +18,8 @@ pub(super) fn poll_read(tcp: &TcpStream, buffer: &mut [u8], context: &mut Contex
     poll_read_first(tcp, buffer, context)
 }
 
-/// The same for a task that is not greedy: it does something else before it reads again, or reads all there is.
+/// The same for a task that cannot find something to read for ever: its last read found less than it had room for, so there
+/// is nothing more until the kernel says so.
 pub(super) fn poll_read_first(
     tcp: &TcpStream,
     buffer: &mut [u8],
