@@ -369,7 +369,8 @@ impl Origin {
     fn cannot_listen(&self, address: &str, source: &io::Error) {
         let (problem, fix) = (format!("cannot listen on {address}: {source}"), notice::to_listen(source));
         let meanwhile = "the gateway goes on where it listens";
-        self.kept(&format!("{problem}; {meanwhile}; {fix}, and save the file again or send SIGHUP"));
+        // A file that is saved as it was is no news: see `Sight`.
+        self.kept(&format!("{problem}; {meanwhile}; {fix}, and send SIGHUP or change the file"));
     }
 
     fn kept(&self, problem: &str) {
