@@ -13,6 +13,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime;
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::connection::{self, Begins, Stop};
@@ -124,6 +125,7 @@ impl Running {
 
 async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut ends: Ends) {
     let stop = Arc::new(Stop::default());
+    let mut listeners = JoinSet::new();
     tokio::spawn(sweep(Arc::clone(&worker)));
     loop {
         let order = tokio::select! {
@@ -139,11 +141,15 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut
                     max_connections: ends.max_connections,
                     telling: Arc::new(Semaphore::new(MAX_TELLING)),
                 };
-                tokio::spawn(async move { _ = accepting.run(socket, until).await });
+                // Those that are over need not be remembered.
+                while listeners.try_join_next().is_some() {}
+                listeners.spawn(async move { _ = accepting.run(socket, until).await });
             }
             None => break,
         }
     }
+    // Whoever still waits in a listener is served, too.
+    _ = timeout(LAST_GRACE, listeners.join_all()).await;
     drain(&worker, &stop, ends.drain).await;
 }
 
@@ -198,7 +204,26 @@ impl Accepting {
                     Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                     Err(_) => sleep(ACCEPT_PAUSE).await,
                 },
-                _ = until.changed() => return Ok(()),
+                _ = until.changed() => return self.take_rest(listener),
+            }
+        }
+    }
+
+    /// Takes who waits in a listener that is about to close: the kernel has told them that they are taken, and would reset
+    /// them. The runtime need not know of them yet, so the kernel is asked.
+    fn take_rest(&self, listener: TcpListener) -> io::Result<()> {
+        let listener = listener.into_std()?;
+        // The line gets no longer meanwhile.
+        _ = rustix::net::listen(&listener, 0);
+        loop {
+            match listener.accept() {
+                Ok((tcp, peer)) => {
+                    tcp.set_nonblocking(true)?;
+                    self.take(TcpStream::from_std(tcp)?, peer);
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
             }
         }
     }
