@@ -227,7 +227,7 @@ fn a_line_about_an_upstream_names_its_routes_the_reason_and_what_becomes_of_requ
     for told in [
         format!(
             "upstream {} of routes api, web, down fails its health check of /health: it answered with 503; it gets no \
-             requests while another upstream is well, but for those of routes api, down, which have no other\n",
+             requests while another upstream is well, but for those of routes api, down where there is no other\n",
             unwell.address
         ),
         format!(
@@ -246,6 +246,25 @@ fn a_line_about_an_upstream_names_its_routes_the_reason_and_what_becomes_of_requ
     );
     assert_eq!(gateway.get("/down/").status, 503);
     gateway.await_said(" failed: it answered with 503; it gets no requests for 10 s while another upstream is well", 1);
+}
+
+/// A route without a name is called by its path, which one for other hosts may have too.
+#[test]
+fn a_route_that_leads_nowhere_else_is_told_beside_another_of_its_name() {
+    let unwell = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
+    let good = Raw::answering("HTTP/1.1 204 No Content\r\n\r\n");
+    let check = "health_check: { path: /health, every: 100ms, unhealthy_after: 1 }";
+    let routes = [
+        format!("{{ path: /**, hosts: [a], upstream: [{}, {}], {check} }}", unwell.url(), good.url()),
+        format!("{{ path: /**, hosts: [b], upstream: {} }}", unwell.url()),
+    ];
+    let gateway = Gateway::start(&site("", &routes, ""));
+    let told = format!(
+        "upstream {} of route /** fails its health check of /health: it answered with 503; it gets no requests while \
+         another upstream is well, but for those of route /** where there is no other\n",
+        unwell.address
+    );
+    gateway.await_said(&told, 1);
 }
 
 #[test]

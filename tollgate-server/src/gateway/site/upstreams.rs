@@ -20,6 +20,7 @@ pub(in super::super) struct Named {
     pub(in super::super) target: Arc<Target>,
     /// How it is asked whether it is well; the first route that wants that says it.
     pub(in super::super) check: Option<HealthCheckRule>,
+    /// The routes that lead to it. Several may have one name: those of other hosts or methods, say.
     routes: Vec<String>,
     /// Those of them that lead nowhere else.
     only_of: Vec<String>,
@@ -29,7 +30,10 @@ impl Site {
     pub(in super::super) fn upstreams(&self) -> Vec<Named> {
         let mut found: Vec<Named> = Vec::new();
         for route in &self.routes {
-            for target in route.targets() {
+            for (number, target) in route.targets().enumerate() {
+                if route.targets().take(number).any(|before| Arc::ptr_eq(before, target)) {
+                    continue;
+                }
                 let at = found.iter().position(|one| Arc::ptr_eq(&one.target, target)).unwrap_or_else(|| {
                     found.push(Named::new(target));
                     found.len() - 1
@@ -49,9 +53,6 @@ impl Named {
     /// A route that leads to it.
     fn add(&mut self, route: &Route) {
         self.check = self.check.take().or_else(|| route.health_check.clone());
-        if self.routes.contains(&route.name) {
-            return;
-        }
         self.routes.push(route.name.clone());
         if route.targets().all(|other| Arc::ptr_eq(other, &self.target)) {
             self.only_of.push(route.name.clone());
@@ -66,8 +67,8 @@ impl Named {
             (0, _) => spared,
             (1, 1) => "it still gets requests, as the only upstream of its route".to_owned(),
             (only, all) if only == all => "it still gets requests, as the only upstream of its routes".to_owned(),
-            (1, _) => format!("{spared}, but for those of {}, which has no other", listed(&self.only_of)),
-            _ => format!("{spared}, but for those of {}, which have no other", listed(&self.only_of)),
+            // Another route of that name may have another.
+            _ => format!("{spared}, but for those of {} where there is no other", listed(&self.only_of)),
         }
     }
 }
@@ -79,10 +80,17 @@ impl fmt::Display for Named {
     }
 }
 
+/// Names of routes, each once.
 fn listed(routes: &[String]) -> String {
-    let noun = if routes.len() == 1 { "route" } else { "routes" };
-    let told = routes[..routes.len().min(MAX_ROUTES)].join(", ");
-    match routes.len().saturating_sub(MAX_ROUTES) {
+    let mut names: Vec<&str> = Vec::new();
+    for name in routes {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    let noun = if names.len() == 1 { "route" } else { "routes" };
+    let told = names[..names.len().min(MAX_ROUTES)].join(", ");
+    match names.len().saturating_sub(MAX_ROUTES) {
         0 => format!("{noun} {told}"),
         more => format!("{noun} {told} and {more} more"),
     }
