@@ -116,12 +116,12 @@ pub(super) async fn serve(
         Arc::new(Client::new(arrival.clone(), is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)))
     };
     let (client, left) = if is_http2 {
-        (client(true), Left { stream, first: Bytes::new(), is_http2 })
+        (client(true), Left { stream, first: Bytes::new(), is_http2, is_fresh: true })
     } else {
         let plain = client(false);
         match lane::serve(stream, &plain, &worker, &stop).await? {
             Some(left) if left.is_http2 => (client(true), left),
-            Some(left) if scheme == Scheme::Http && tls::is_hello(&left.first) => {
+            Some(left) if left.is_fresh && scheme == Scheme::Http && tls::is_hello(&left.first) => {
                 worker.tally.note_failed_handshake(HandshakeFailure::TlsHello);
                 return Ok(());
             }
@@ -149,7 +149,7 @@ async fn accept(tcp: TcpStream, tls: &TlsAcceptor) -> io::Result<Accepted> {
 
 /// Serves what is not plain.
 async fn serve_by_hyper(left: Left, client: Arc<Client>, worker: Arc<Worker>, stop: Arc<Stop>) {
-    let Left { stream, first, is_http2 } = left;
+    let Left { stream, first, is_http2, .. } = left;
     let max_head = client.max_head;
     let guard = (!is_http2).then(Guard::new);
     let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));

@@ -94,6 +94,8 @@ pub(super) struct Left {
     /// What was read of it.
     pub(super) first: Bytes,
     pub(super) is_http2: bool,
+    /// Nothing was served on it.
+    pub(super) is_fresh: bool,
 }
 
 /// What was decided about a request before hyper has read it.
@@ -142,7 +144,8 @@ pub(super) async fn serve(
             Next::Leave => {
                 let is_http2 = !lane.has_served && lane.ahead.starts_with(HTTP2_BEGINS);
                 let first = Bytes::from(std::mem::take(&mut lane.ahead));
-                return Ok(Some(Left { stream: lane.stream, first, is_http2 }));
+                let is_fresh = !lane.has_served;
+                return Ok(Some(Left { stream: lane.stream, first, is_http2, is_fresh }));
             }
             Next::Over | Next::Ask(_) => {
                 if lane.stream.is_buffered() {

@@ -397,6 +397,11 @@ fn tls_where_plain_http_is_spoken_is_hung_up_on_and_is_no_request() {
     await_metric(&gateway, "tollgate_tls_handshakes_failed_total{reason=\"tls_hello\"}", 3);
     await_metric(&gateway, "tollgate_ambiguous_requests_total{reason=\"bare_lf\"}", 0);
     await_metric(&gateway, "tollgate_requests_total{route=\"\",status=\"4xx\"}", 0);
+    // Behind a request it is no hello, but nonsense.
+    let mut connection = gateway.connect();
+    assert_eq!(connection.get("/").status, 200);
+    assert_eq!(connection.ask("\x16\x03\r\n\r\n").status, 400);
+    await_metric(&gateway, "tollgate_tls_handshakes_failed_total{reason=\"tls_hello\"}", 3);
 }
 
 #[test]

@@ -49,7 +49,10 @@ impl Breaker {
         }
         (failures.in_a_row, failures.last) = (failures.in_a_row + 1, Some(Instant::now()));
         self.failing.store(true, Ordering::Relaxed);
-        if failures.in_a_row >= FAILURES {
+        let is_enough = failures.in_a_row >= FAILURES;
+        // Whoever hears of it may ask, so nothing is held by then.
+        drop(failures);
+        if is_enough {
             self.open(why);
         }
     }
@@ -62,8 +65,12 @@ impl Breaker {
     pub(super) fn open(&self, why: &dyn std::fmt::Display) {
         // Held until the reason is there: whoever sees that it is open and asks why waits for it.
         let mut reason = self.why.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.open.swap(true, Ordering::Relaxed) {
+        let was_open = self.open.swap(true, Ordering::Relaxed);
+        if !was_open {
             *reason = Some(why.to_string());
+        }
+        drop(reason);
+        if !was_open {
             self.times_opened.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(%why, "the store fails: limits answer by their failure policy until it is back");
             self.opened.notify_one();
