@@ -45,7 +45,9 @@ pub(super) fn tollgate(task: &Task<'_>) -> String {
     let bucket = |name: &str, key: &str, numbers: &str| {
         format!("  - name: {name}\n{key}    algorithm: token_bucket\n    {numbers}\n")
     };
-    let ample = "capacity: 1000000\n    refill: 1000000/s";
+    // Room for every request of a run, and in use: refilled faster than it is asked, a key would be at rest after each
+    // request, and those of one bucket would take each other's seat.
+    let ample = "capacity: 10000000\n    refill: 1000/s";
     let user = "    key: header:x-user-id\n";
     let limits = match limits {
         Limits::None => String::new(),
