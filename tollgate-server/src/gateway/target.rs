@@ -66,9 +66,7 @@ struct Health {
     failures: AtomicU32,
     /// Until when it is left alone.
     ejected_until: AtomicU64,
-    /// Whether that is new, until somebody has asked.
-    is_news: AtomicBool,
-    /// What brought it about.
+    /// What brought that about, until somebody has asked.
     cause: Mutex<Option<Cause>>,
     /// Whether people were told that it is left alone, and not yet that it no longer is.
     told_ejected: AtomicBool,
@@ -238,8 +236,10 @@ impl Target {
             self.health.failures.store(0, Relaxed);
             self.health.ejected_until.store(Wait::at_least(rule.lasts.duration()).from(now), Relaxed);
             self.health.unproven.store(true, Relaxed);
-            *self.cause() = Some(Cause { rule: *rule, fault: fault.to_string() });
-            self.health.is_news.store(true, Relaxed);
+            // Workers whose requests fail all the time need not meet here for what nobody will be told.
+            if !self.health.told_ejected.load(Relaxed) {
+                *self.cause() = Some(Cause { rule: *rule, fault: fault.to_string() });
+            }
         }
     }
 
@@ -254,9 +254,9 @@ impl Target {
     /// What is new since this was asked last. Ejections that follow each other without a success are one: one that is dead
     /// is tried now and then, and nobody wants to read of every try.
     pub(super) fn take_ejection(&self, now: Tick) -> Option<Ejection> {
-        if self.health.is_news.swap(false, Relaxed)
+        let news = self.cause().take();
+        if let Some(cause) = news
             && !self.health.told_ejected.swap(true, Relaxed)
-            && let Some(cause) = self.cause().take()
         {
             return Some(Ejection::Began(cause));
         }

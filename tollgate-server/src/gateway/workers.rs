@@ -149,7 +149,7 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut
         }
     }
     // Whoever still waits in a listener is served, too.
-    _ = timeout(LAST_GRACE, listeners.join_all()).await;
+    _ = timeout(LAST_GRACE, async { while listeners.join_next().await.is_some() {} }).await;
     drain(&worker, &stop, ends.drain).await;
 }
 
