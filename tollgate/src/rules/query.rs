@@ -146,8 +146,10 @@ mod tests {
     }
 
     proptest! {
+        /// Letters that are no digits, so that no pieces make a byte together: of those that are not UTF-8 the other has
+        /// its own opinion.
         #[test]
-        fn agrees_with_form_urlencoded(text in "([ab%+=&]|%[46][12]|%c3%a9|é){0,16}", name in "[abéA]{0,2}") {
+        fn agrees_with_form_urlencoded(text in "([gh%+=&]|%[46][12]|%c3%a9|é){0,16}", name in "[ghéaA]{0,2}") {
             let theirs = form_urlencoded::parse(text.as_bytes())
                 .find(|(given, _)| *given == name)
                 .map(|(_, value)| value.into_owned());
