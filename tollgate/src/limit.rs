@@ -14,11 +14,15 @@ const MAX_NAME: usize = 128;
 #[derive(Clone, Debug)]
 pub struct Limit(Arc<Inner>);
 
+/// In this order, so that what every decision reads comes together.
 #[derive(Clone, Debug)]
+#[repr(C)]
 struct Inner {
+    /// Of the algorithm.
+    quota: u64,
+    compiled: Compiled,
     name: String,
     algorithm: Algorithm,
-    compiled: Compiled,
     consistency: Consistency,
     on_store_failure: Option<OnStoreFailure>,
 }
@@ -77,8 +81,8 @@ impl Limit {
         let (name, algorithm) = (name.into(), algorithm.into());
         check_name(&name).map_err(|error| error.of_limit(&name))?;
         let compiled = algorithm.compile().map_err(|error| error.of_limit(&name))?;
-        let inner = Inner { name, algorithm, compiled, consistency: Consistency::default(), on_store_failure: None };
-        Ok(Self(Arc::new(inner)))
+        let (quota, consistency) = (algorithm.quota(), Consistency::default());
+        Ok(Self(Arc::new(Inner { quota, compiled, name, algorithm, consistency, on_store_failure: None })))
     }
 
     /// A ban of that name: see [`Ban`].
@@ -125,7 +129,7 @@ impl Limit {
     /// The whole quota: the capacity, or the count per window.
     #[must_use]
     pub fn quota(&self) -> u64 {
-        self.0.algorithm.quota()
+        self.0.quota
     }
 
     /// The time in which the whole quota comes back: the window, or how long an empty bucket takes to fill.

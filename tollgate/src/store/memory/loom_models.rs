@@ -128,7 +128,7 @@ fn loom_two_threads_take_from_both_keys_or_from_none() {
     /// Takes from both, if both pass and nobody is in the way.
     fn take(one: &Model, other: &Model) -> u64 {
         let drafts = [one.draft(8), other.draft(8)];
-        let changes: Option<Vec<_>> = drafts.into_iter().map(|draft| draft.and_then(|draft| draft.change)).collect();
+        let changes: Option<Vec<_>> = drafts.into_iter().map(|draft| Some(Some(draft?.change?))).collect();
         u64::from(changes.is_some_and(|changes| write_all(&changes)))
     }
 

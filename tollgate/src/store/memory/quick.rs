@@ -12,7 +12,14 @@ use crate::decision::Verdict;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The words of a bucket whose keys have one word each.
-pub(super) const STRIDE: usize = Layout::SHORT_STRIDE;
+const STRIDE: usize = Layout::SHORT_STRIDE;
+
+/// The home bucket of a key, and its header.
+#[derive(Clone, Copy)]
+pub(super) struct Home<'a> {
+    pub(super) words: &'a [AtomicU64; STRIDE],
+    pub(super) header: u64,
+}
 
 /// The one word of a key.
 struct Word<'a> {
@@ -37,6 +44,18 @@ impl Cells for Word<'_> {
 }
 
 impl Table {
+    /// The home of a fingerprint, if keys have one word and nobody holds it just now.
+    #[inline(always)]
+    pub(super) fn short_home(&self, fingerprint: u64) -> Option<Home<'_>> {
+        if !self.layout.is_short() {
+            return None;
+        }
+        let (index, words) = self.short_bucket(fingerprint)?;
+        let header = words[0].load(Ordering::Acquire);
+        let is_home = header & LOCKED == 0 && self.home_at(fingerprint, level_of(header)) == index;
+        is_home.then_some(Home { words, header })
+    }
+
     /// Decides if it is as easy as most are. `None` has changed nothing.
     #[inline(always)]
     pub(super) fn decide_quickly<R: Rules>(
@@ -47,14 +66,10 @@ impl Table {
         cost: u64,
         mode: Mode,
     ) -> Option<Verdict> {
-        if !self.layout.is_short() || rules.must_lock() {
+        if rules.must_lock() {
             return None;
         }
-        let (index, words) = self.short_bucket(fingerprint)?;
-        let header = words[0].load(Ordering::Acquire);
-        if header & LOCKED != 0 || self.home_at(fingerprint, level_of(header)) != index {
-            return None;
-        }
+        let Home { words, header } = self.short_home(fingerprint)?;
         let word = word_of(words, fingerprint)?;
         let cells = Word { word, spill: &self.spill };
         let Step { verdict, edit } = rules.decide(&cells, now, cost);

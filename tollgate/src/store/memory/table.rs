@@ -20,11 +20,13 @@ use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 /// Segments double, so this many hold more than any machine does.
 pub(super) const SEGMENTS: usize = 40;
 
+/// In this order, so that what every decision reads comes together, and away from what newcomers write.
+#[repr(C, align(64))]
 pub(crate) struct Table {
     pub(super) layout: Layout,
-    pub(super) segments: [OnceLock<Words>; SEGMENTS],
     /// The level in the upper half, the next bucket to split in the lower. Only a hint to readers.
     pub(super) extent: AtomicU64,
+    pub(super) segments: [OnceLock<Words>; SEGMENTS],
     /// Slots that are not empty.
     pub(super) occupied: AtomicUsize,
     pub(super) growing: AtomicBool,
@@ -47,8 +49,8 @@ impl Table {
         let first = budget.take_anyway(Self::first_words(layout))?;
         let table = Self {
             layout,
-            segments: [const { OnceLock::new() }; SEGMENTS],
             extent: AtomicU64::new(0),
+            segments: [const { OnceLock::new() }; SEGMENTS],
             occupied: AtomicUsize::new(0),
             growing: AtomicBool::new(false),
             spill: Spill::new(budget.clone()),

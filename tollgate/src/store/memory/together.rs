@@ -7,10 +7,8 @@
 
 use std::cell::Cell;
 
-use smallvec::SmallVec;
-
-use super::bucket::{LOCKED, hold_header, level_of, release_header, release_header_unchanged, unchanged_header};
-use super::quick::{STRIDE, word_of};
+use super::bucket::{hold_header, release_header, release_header_unchanged, unchanged_header};
+use super::quick::{Home, word_of};
 use super::table::Table;
 use super::{Asked, MemoryStore, Mode};
 use crate::algorithm::spill::Spill;
@@ -20,12 +18,8 @@ use crate::limit::Limit;
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::Timestamp;
 
-/// The bucket where a key probably is, and its header.
-struct Near<'a> {
-    index: usize,
-    words: &'a [AtomicU64; STRIDE],
-    header: u64,
-}
+/// More keys than this have the long way.
+const MOST: usize = 8;
 
 /// What one key says, and what will be written if all pass.
 pub(super) struct Draft<'a> {
@@ -67,59 +61,50 @@ impl MemoryStore {
     /// Decides if it is as easy as it mostly is. `None` has changed nothing.
     #[inline]
     pub(super) fn decide_together(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Option<Decision> {
-        // All buckets are asked for before any is looked into, so that their cache misses overlap.
-        let mut near: SmallVec<[Near<'_>; 8]> = SmallVec::new();
-        for one in asked.iter().filter(|one| one.cost > 0) {
-            near.push(self.tables.get(one.limit.index())?.near(one.fingerprint)?);
+        if asked.len() > MOST {
+            return None;
         }
-        let mut near = near.into_iter();
+        // All buckets are asked for before any is looked into, so that their cache misses overlap.
+        let mut homes = [None; MOST];
+        for (home, one) in homes.iter_mut().zip(asked).filter(|(_, one)| one.cost > 0) {
+            *home = Some(self.tables.get(one.limit.index())?.short_home(one.fingerprint)?);
+        }
         // Of which limit what is said is to be told: only that becomes a decision.
-        let mut foremost = None::<(usize, Verdict)>;
+        let mut foremost = None::<(&Asked, Verdict, u64)>;
         let mut delay = 0;
-        let mut changes: SmallVec<[Change<'_>; 8]> = SmallVec::new();
-        for (place, one) in asked.iter().enumerate() {
+        let mut changes = [const { None::<Change<'_>> }; MOST];
+        for ((one, home), change) in asked.iter().zip(homes).zip(&mut changes) {
             let (table, limit) = (self.tables.get(one.limit.index())?, limits.get(one.limit.index())?);
-            let verdict = if one.cost == 0 {
-                Some(self.ask(limits, *one, now, Mode::Look)).filter(Verdict::is_allowed)?
-            } else {
-                let near = near.next()?;
+            let verdict = if let Some(home) = home {
                 let draft = match limit.compiled() {
-                    Compiled::Meter(rules) => table.draft(rules, &near, one, now.as_micros())?,
-                    other => with_rules!(other, rules => table.draft_of_others(rules, &near, one, now.as_micros()))?,
+                    Compiled::Meter(rules) => table.draft(rules, home, one, now.as_micros())?,
+                    other => with_rules!(other, rules => table.draft_of_others(rules, home, one, now.as_micros()))?,
                 };
-                changes.extend(draft.change);
+                *change = draft.change;
                 draft.verdict
+            } else {
+                Some(self.ask(limits, *one, now, Mode::Look)).filter(Verdict::is_allowed)?
             };
             delay = delay.max(verdict.delay());
-            let quota = |place: usize| limits[asked[place].limit.index()].quota();
-            if foremost.is_none_or(|(first, said)| verdict.is_before(limit.quota(), (&said, quota(first)))) {
-                foremost = Some((place, verdict));
+            let quota = limit.quota();
+            if foremost.is_none_or(|(_, said, others)| verdict.is_before(quota, (&said, others))) {
+                foremost = Some((one, verdict, quota));
             }
         }
-        let (place, verdict) = foremost?;
-        let passes = verdict.is_allowed();
-        (!passes || write_all(&changes)).then(|| self.answer(limits, asked[place], now, verdict.held_for(delay)))
+        let (one, verdict, _) = foremost?;
+        let is_told = !verdict.is_allowed() || write_all(&changes[..asked.len()]);
+        is_told.then(|| self.answer(limits, *one, now, verdict.held_for(delay)))
     }
 }
 
 impl Table {
-    #[inline(always)]
-    fn near(&self, fingerprint: u64) -> Option<Near<'_>> {
-        if !self.layout.is_short() {
-            return None;
-        }
-        let (index, words) = self.short_bucket(fingerprint)?;
-        Some(Near { index, words, header: words[0].load(Ordering::Acquire) })
-    }
-
     /// What a key says to a cost that is not 0.
     #[inline(always)]
-    fn draft<'a, R: Rules>(&'a self, rules: &R, near: &Near<'a>, asked: &Asked, now: u64) -> Option<Draft<'a>> {
-        let Near { index, words, header } = *near;
-        let is_home = header & LOCKED == 0 && self.home_at(asked.fingerprint, level_of(header)) == index;
-        if !is_home || rules.must_lock() {
+    fn draft<'a, R: Rules>(&'a self, rules: &R, home: Home<'a>, asked: &Asked, now: u64) -> Option<Draft<'a>> {
+        if rules.must_lock() {
             return None;
         }
+        let Home { words, header } = home;
         let word = word_of(words, asked.fingerprint)?;
         let cells = Copied { word: Cell::new(word.load(Ordering::Relaxed)), spill: &self.spill };
         let Step { verdict, edit } = rules.decide(&cells, now, asked.cost);
@@ -141,29 +126,29 @@ impl Table {
     fn draft_of_others<'a, R: Rules>(
         &'a self,
         rules: &R,
-        near: &Near<'a>,
+        home: Home<'a>,
         asked: &Asked,
         now: u64,
     ) -> Option<Draft<'a>> {
-        self.draft(rules, near, asked, now)
+        self.draft(rules, home, asked, now)
     }
 
     #[cfg(all(test, loom))]
     pub(super) fn draft_now<R: Rules>(&self, rules: &R, asked: &Asked, now: u64) -> Option<Draft<'_>> {
-        self.draft(rules, &self.near(asked.fingerprint)?, asked, now)
+        self.draft(rules, self.short_home(asked.fingerprint)?, asked, now)
     }
 }
 
 /// Writes all, unless one of the buckets is not as it was.
 #[inline(always)]
-pub(super) fn write_all(changes: &[Change<'_>]) -> bool {
+pub(super) fn write_all(changes: &[Option<Change<'_>>]) -> bool {
     for (held, change) in changes.iter().enumerate() {
-        if !hold_header(change.bucket, change.header) {
-            changes[..held].iter().for_each(|other| release_header_unchanged(other.bucket, other.header));
+        if change.as_ref().is_some_and(|change| !hold_header(change.bucket, change.header)) {
+            changes[..held].iter().flatten().for_each(|other| release_header_unchanged(other.bucket, other.header));
             return false;
         }
     }
-    for change in changes {
+    for change in changes.iter().flatten() {
         change.word.store(change.new, Ordering::Relaxed);
         release_header(change.bucket, change.header);
     }
