@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use super::posed::Posed;
 use super::{Gate, Ruling, State};
 use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
 use crate::key::Key;
@@ -81,7 +80,7 @@ fn decide(limiter: &Limiter, rule: PerAddress, peer: IpAddr) -> (Asked, Decision
 fn ruled(state: Arc<State>, asked: Asked, decision: Decision) -> Box<Ruling> {
     let mut ruling = Unasked(state).ruling();
     ruling.wanted.push(asked);
-    ruling.decided(Posed::default(), decision, Vec::new());
+    ruling.decided(None, decision);
     ruling
 }
 

@@ -154,21 +154,18 @@ impl std::fmt::Debug for Place {
 }
 
 /// Asks all that a request asks, once it has its places.
-pub(super) fn ask(ruling: &mut Ruling, mut posed: Posed, facts: &Facts<'_>) -> Option<Elsewhere> {
-    let wanted = posed.places.take();
+pub(super) fn ask(ruling: &mut Ruling, mut posed: Box<Posed>, facts: &Facts<'_>) -> Option<Elsewhere> {
     // Nobody would tell when it ends.
-    if facts.is_served_elsewhere() {
-        return store::ask(ruling, posed);
-    }
-    match wanted.map(|wanted| take(&ruling.state, &wanted)) {
-        Some(Err(full)) => {
-            ruling.full(full);
-            return None;
+    if !facts.is_served_elsewhere() {
+        match take(&ruling.state, &posed.places) {
+            Ok(taken) => posed.taken = Some(taken),
+            Err(full) => {
+                ruling.full(full);
+                return None;
+            }
         }
-        Some(Ok(taken)) => posed.taken = Some(Box::new(taken)),
-        None => {}
     }
-    store::ask(ruling, posed)
+    store::ask(ruling, Some(posed))
 }
 
 /// Takes all places that are wanted, or none.

@@ -5,21 +5,23 @@ use super::store::{Store, Wanted};
 use super::{Ruling, State};
 use crate::decision::{Decision, Source};
 use crate::key::Key;
+use crate::limit::LimitId;
 use crate::limiter::Hit;
 use crate::rules::{Finding, Mode};
 
 /// What rules that only watch have said, with their numbers.
 pub(super) type Watched = Vec<(u32, Decision)>;
 
-/// What a request asks beside the rules that are enforced together, all or nothing, which its ruling keeps. Of most
-/// requests nothing.
+/// What a request asks beside the rules that are enforced together, all or nothing, which its ruling keeps. Few requests
+/// have one.
 #[derive(Default)]
 pub(super) struct Posed {
     /// Each rule that only watches asks by itself.
     pub(super) watching: Vec<(u32, Wanted)>,
+    pub(super) watched: Watched,
     /// Places among the requests in flight, of the few rules that have such a limit.
-    pub(super) places: Option<Box<WantedPlaces>>,
-    pub(super) taken: Option<Box<TakenPlaces>>,
+    pub(super) places: WantedPlaces,
+    pub(super) taken: Option<TakenPlaces>,
 }
 
 /// What few requests need once they are ruled.
@@ -49,7 +51,7 @@ pub(super) struct Posing<'s> {
     enforced: &'s mut Wanted,
     /// Whether keys are banned is asked last, so that a limit speaks where both have all of it left.
     bans: Option<Wanted>,
-    beside: Posed,
+    beside: Option<Box<Posed>>,
 }
 
 impl<'s> Posing<'s> {
@@ -57,75 +59,76 @@ impl<'s> Posing<'s> {
     #[inline]
     pub(super) fn new(state: &'s State, enforced: &'s mut Wanted) -> Self {
         let State { store, in_flight, .. } = state;
-        Self { store, in_flight, enforced, bans: None, beside: Posed::default() }
+        Self { store, in_flight, enforced, bans: None, beside: None }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, finding: &Finding, key: Key<'_>) {
-        if finding.is_place {
-            return self.beside.places.get_or_insert_default().push(self.in_flight.want(finding, key));
+        if finding.is_place || finding.mode == Mode::Shadow {
+            return self.add_beside(finding, key);
         }
-        let hit = Hit::new(finding.limit, key).cost(finding.cost);
-        match finding.mode {
-            Mode::Enforced => {
-                self.store.want_too(self.enforced, hit);
-                if let Some(ban) = finding.ban {
-                    let bans = self.bans.get_or_insert_with(|| self.store.want_nothing());
-                    self.store.want_too(bans, Hit::new(ban, key).cost(0));
-                }
-            }
-            Mode::Shadow => {
-                let mut watching = self.store.want_nothing();
-                self.store.want_too(&mut watching, hit);
-                self.beside.watching.push((finding.rule, watching));
-            }
+        self.store.want_too(self.enforced, Hit::new(finding.limit, key).cost(finding.cost));
+        if let Some(ban) = finding.ban {
+            self.add_ban(ban, key);
         }
-    }
-
-    #[inline(always)]
-    pub(super) fn posed(&mut self) -> Posed {
-        if let Some(bans) = self.bans.take() {
-            self.enforced.append(bans);
-        }
-        std::mem::take(&mut self.beside)
-    }
-}
-
-impl Posed {
-    /// Asks a store that answers at once.
-    #[inline(always)]
-    pub(super) fn decide_now(&self, ruling: &Ruling, decide: impl Fn(&Wanted) -> Decision) -> (Decision, Watched) {
-        let mut decision = decide(&ruling.wanted);
-        let watched = match &*self.watching {
-            [] => Watched::new(),
-            watching => watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect(),
-        };
-        if !decision.is_allowed()
-            && let Some(strike) = strike(ruling, &decision)
-        {
-            decision = struck(decision, decide(&strike));
-        }
-        (decision, watched)
-    }
-
-    /// What the ruling needs beside the answers of the store. Who is denied gives back its place.
-    #[inline]
-    pub(super) fn beside(self, state: &State, decision: &Decision, watched: Watched) -> Option<Box<Beside>> {
-        if watched.is_empty() && self.taken.is_none() {
-            return None;
-        }
-        Some(self.beside_of_few(state, decision, watched))
     }
 
     #[inline(never)]
-    fn beside_of_few(self, state: &State, decision: &Decision, mut watched: Watched) -> Box<Beside> {
-        let place = self.taken.map(|taken| {
+    fn add_ban(&mut self, ban: LimitId, key: Key<'_>) {
+        let bans = self.bans.get_or_insert_with(|| self.store.want_nothing());
+        self.store.want_too(bans, Hit::new(ban, key).cost(0));
+    }
+
+    #[inline(never)]
+    fn add_beside(&mut self, finding: &Finding, key: Key<'_>) {
+        let beside = self.beside.get_or_insert_default();
+        if finding.is_place {
+            return beside.places.push(self.in_flight.want(finding, key));
+        }
+        let mut watching = self.store.want_nothing();
+        self.store.want_too(&mut watching, Hit::new(finding.limit, key).cost(finding.cost));
+        beside.watching.push((finding.rule, watching));
+    }
+
+    #[inline(always)]
+    pub(super) fn posed(self) -> Option<Box<Posed>> {
+        if let Some(bans) = self.bans {
+            self.enforced.append(bans);
+        }
+        self.beside
+    }
+}
+
+/// Asks a store that answers at once.
+#[inline(always)]
+pub(super) fn decide_now(ruling: &Ruling, posed: Option<&mut Posed>, decide: impl Fn(&Wanted) -> Decision) -> Decision {
+    let mut decision = decide(&ruling.wanted);
+    if let Some(posed) = posed {
+        posed.watched = posed.watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect();
+    }
+    if !decision.is_allowed()
+        && let Some(strike) = strike(ruling, &decision)
+    {
+        decision = struck(decision, decide(&strike));
+    }
+    decision
+}
+
+impl Posed {
+    /// What the ruling needs beside the answers of the store. Who is denied gives back its place.
+    #[inline(never)]
+    pub(super) fn beside(self, state: &State, decision: &Decision) -> Option<Box<Beside>> {
+        let Self { watching, mut watched, taken, .. } = self;
+        if watched.is_empty() && taken.is_none() {
+            return None;
+        }
+        let place = taken.map(|taken| {
             watched.extend(taken.watched);
             taken.place
         });
         let place = place.filter(|_| decision.is_allowed());
-        let watching = if state.rules.hear_answers() { self.watching } else { Vec::new() };
-        Box::new(Beside { refused_by: None, watched, watching, place })
+        let watching = if state.rules.hear_answers() { watching } else { Vec::new() };
+        Some(Box::new(Beside { refused_by: None, watched, watching, place }))
     }
 }
 

@@ -8,10 +8,10 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 
 use super::in_flight::{self, Place};
-use super::posed::{AskedBy, Beside, Posed, Posing, Watched};
+use super::posed::{AskedBy, Beside, Posed, Posing};
 use super::store::{self, Elsewhere, Wanted};
 use super::{Gate, State};
-use crate::decision::{Decision, Source};
+use crate::decision::Decision;
 use crate::http::{Answer, Headers, LastMessage, Message, Policy, Refusal};
 use crate::key::Key;
 use crate::limit::LimitId;
@@ -36,37 +36,31 @@ impl Ruling {
     /// Rules by the answers: of the rules that are enforced, and of each that watches. It is made where it stays, because
     /// it is large.
     #[inline(always)]
-    pub(super) fn decided(&mut self, posed: Posed, decision: Decision, watched: Watched) {
-        self.beside = posed.beside(&self.state, &decision, watched);
-        if decision.limit().is_some() {
+    pub(super) fn decided(&mut self, posed: Option<Box<Posed>>, decision: Decision) {
+        self.beside = posed.and_then(|posed| posed.beside(&self.state, &decision));
+        if let Some(limit) = decision.limit() {
             self.decision = Some(decision);
-            if !decision.is_allowed() || self.state.rules.have_bans() {
-                self.speak(decision);
+            self.refusal = Refusal::of(&decision);
+            if self.state.rules.have_bans() {
+                self.speak_of_ban(decision, limit);
             }
         }
     }
 
-    /// Finds the limit that speaks, and why the request is refused if it is.
+    /// Who is banned is told so by the limit that the ban is of: all of it is spent.
     #[inline(never)]
-    fn speak(&mut self, decision: Decision) {
-        let Some(limit) = decision.limit() else { return };
+    fn speak_of_ban(&mut self, decision: Decision, limit: LimitId) {
         let (rules, wanted) = (&self.state.rules, &self.wanted);
         let rule = rules.owner(limit);
+        if rules.ban(rule) != Some(limit) {
+            return;
+        }
         let of_ban = |limit: &LimitId| rules.owner(*limit) == rule && rules.ban(rule) != Some(*limit);
-        // Who is banned is told so by the limit that the ban is of: all of it is spent.
-        let spoken = match rules.ban(rule) == Some(limit) {
-            true => wanted.costs().map(|(limit, _)| limit).find(of_ban),
-            false => None,
-        };
-        let decision = spoken.map_or(decision, |limit| decision.speaking_of(limit, rules.quota(limit)));
-        self.refusal = match (decision.is_allowed(), decision.source()) {
-            (true, _) => None,
-            (false, Source::Policy) => Some(Refusal::StoreUnavailable),
-            (false, _) if spoken.is_some() => {
-                Some(Refusal::Banned { retry_after: decision.retry_after().unwrap_or_default() })
-            }
-            (false, _) => Some(Refusal::Limited),
-        };
+        let Some(limit) = wanted.costs().map(|(limit, _)| limit).find(of_ban) else { return };
+        let decision = decision.speaking_of(limit, rules.quota(limit));
+        if self.refusal == Some(Refusal::Limited) {
+            self.refusal = Some(Refusal::Banned { retry_after: decision.retry_after().unwrap_or_default() });
+        }
         self.decision = Some(decision);
     }
 
@@ -92,8 +86,10 @@ impl Ruling {
         let found = state.rules.find(&state.rules.request(facts), |finding, key| posing.add(finding, key));
         let posed = posing.posed();
         match found {
-            Ok(()) if posed.places.is_none() => store::ask(self, posed),
-            Ok(()) => in_flight::ask(self, posed, facts),
+            Ok(()) => match posed {
+                Some(posed) if !posed.places.is_empty() => in_flight::ask(self, posed, facts),
+                posed => store::ask(self, posed),
+            },
             Err((rule, refused)) => {
                 self.refused_by(rule, refused);
                 None

@@ -4,7 +4,7 @@ use std::pin::Pin;
 
 use futures_util::future::{join, join_all};
 
-use super::posed::{Posed, strike, struck};
+use super::posed::{Posed, decide_now, strike, struck};
 use super::{Gate, Ruling};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
@@ -159,28 +159,31 @@ impl Store {
 
 /// What has to be asked elsewhere.
 pub(crate) struct Elsewhere {
-    posed: Posed,
+    posed: Option<Box<Posed>>,
     limiter: RedisLimiter,
 }
 
 /// Asks all that a request asks, unless that has to be asked elsewhere.
 #[inline(always)]
-pub(super) fn ask(ruling: &mut Ruling, posed: Posed) -> Option<Elsewhere> {
+pub(super) fn ask(ruling: &mut Ruling, mut posed: Option<Box<Posed>>) -> Option<Elsewhere> {
     match &ruling.state.store {
         Store::Memory(limiter) => {
-            let (decision, watched) = posed.decide_now(ruling, |wanted| match wanted {
+            let decision = decide_now(ruling, posed.as_deref_mut(), |wanted| match wanted {
                 Wanted::Memory(asked) => limiter.decide_asked(asked),
                 Wanted::Redis(_) => limiter.decide_asked(&[]),
             });
-            ruling.decided(posed, decision, watched);
+            ruling.decided(posed, decision);
             None
         }
-        Store::Redis(limiter) if posed.watching.is_empty() && ruling.wanted.costs().next().is_none() => {
+        Store::Redis(limiter) => {
+            let watches = posed.as_ref().is_some_and(|posed| !posed.watching.is_empty());
+            if watches || ruling.wanted.costs().next().is_some() {
+                return Some(Elsewhere { posed, limiter: limiter.clone() });
+            }
             let unlimited = Decision::without_limit(limiter.now());
-            ruling.decided(posed, unlimited, Vec::new());
+            ruling.decided(posed, unlimited);
             None
         }
-        Store::Redis(limiter) => Some(Elsewhere { posed, limiter: limiter.clone() }),
     }
 }
 
@@ -188,7 +191,7 @@ pub(super) fn ask_elsewhere(ruling: Ruling, what: Elsewhere) -> Pin<Box<dyn Futu
     Box::pin(ask_redis(ruling, what.posed, what.limiter))
 }
 
-async fn ask_redis(mut ruling: Ruling, posed: Posed, limiter: RedisLimiter) -> Ruling {
+async fn ask_redis(mut ruling: Ruling, mut posed: Option<Box<Posed>>, limiter: RedisLimiter) -> Ruling {
     let state = ruling.state.clone();
     let decide = |wanted: &Wanted| {
         let wanted = match wanted {
@@ -204,7 +207,7 @@ async fn ask_redis(mut ruling: Ruling, posed: Posed, limiter: RedisLimiter) -> R
         limiter.clone().decide_wanted(wanted, from)
     };
     // All at once, so that they travel together.
-    let watching = posed.watching.iter().map(|(rule, wanted)| {
+    let watching = posed.iter().flat_map(|posed| &posed.watching).map(|(rule, wanted)| {
         let decision = decide(wanted);
         async move { (*rule, decision.await) }
     });
@@ -215,6 +218,9 @@ async fn ask_redis(mut ruling: Ruling, posed: Posed, limiter: RedisLimiter) -> R
             decision = struck(decision, strike);
         }
     }
-    ruling.decided(posed, decision, watched);
+    if let Some(posed) = &mut posed {
+        posed.watched = watched;
+    }
+    ruling.decided(posed, decision);
     ruling
 }

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 
 use super::Ruling;
-use super::posed::Posed;
+use super::posed::{Posed, decide_now};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -89,9 +89,10 @@ pub(crate) type Elsewhere = Infallible;
 
 /// Asks all that a request asks.
 #[inline(always)]
-pub(super) fn ask(ruling: &mut Ruling, posed: Posed) -> Option<Elsewhere> {
-    let (decision, watched) = posed.decide_now(ruling, |wanted| ruling.state.store.0.decide_asked(&wanted.0));
-    ruling.decided(posed, decision, watched);
+pub(super) fn ask(ruling: &mut Ruling, mut posed: Option<Box<Posed>>) -> Option<Elsewhere> {
+    let decide = |wanted: &Wanted| ruling.state.store.0.decide_asked(&wanted.0);
+    let decision = decide_now(ruling, posed.as_deref_mut(), decide);
+    ruling.decided(posed, decision);
     None
 }
 

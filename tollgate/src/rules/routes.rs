@@ -68,9 +68,15 @@ impl Routes {
     #[must_use]
     pub fn find(&self, facts: &Facts<'_>) -> Option<usize> {
         let request = Request::new(facts, &self.nobody, None);
-        let candidates = self.index.candidates(|| request.path(), || facts.host_name());
-        let mut entries = candidates.into_iter().map(|number| &self.entries[number as usize]);
-        entries.find(|entry| entry.matching.first_miss(&request, entry.known).is_none()).map(|entry| entry.number)
+        let serves = |entry: &&Entry| entry.matching.first_miss(&request, entry.known).is_none();
+        let found = match self.index.all_always() {
+            Some(_) => self.entries.iter().find(serves),
+            None => {
+                let candidates = self.index.candidates(|| request.path(), || facts.host_name());
+                candidates.into_iter().map(|number| &self.entries[number as usize]).find(serves)
+            }
+        };
+        found.map(|entry| entry.number)
     }
 }
 

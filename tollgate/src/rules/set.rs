@@ -147,7 +147,6 @@ impl RuleSet {
         request: &Request<'_>,
         mut found: impl FnMut(&Finding, Key<'_>),
     ) -> Result<(), (u32, Refused)> {
-        let mut pieces = Pieces::new();
         let candidates;
         let numbers = match self.0.index.all_always() {
             Some(all) => all,
@@ -164,39 +163,55 @@ impl RuleSet {
             }
             // What most rules are: few parts make the key, nobody is an exception, and the request has them all.
             if exceptions == Exceptions::None {
-                let finding = || compiled.finding(number, compiled.limit, request);
-                match &*compiled.rule.key {
-                    [] => {
-                        found(&finding(), Key::byte_parts(&[]));
-                        continue;
-                    }
+                let (first, second, pair);
+                let key = match &*compiled.rule.key {
+                    [] => Some(Key::byte_parts(&[])),
                     [part] => {
-                        if let Some(piece) = part.of(request) {
-                            found(&finding(), Key::from(piece.as_bytes()));
-                            continue;
+                        first = part.of(request);
+                        first.as_ref().map(|piece| Key::from(piece.as_bytes()))
+                    }
+                    [one, other] => {
+                        (first, second) = (one.of(request), other.of(request));
+                        match (&first, &second) {
+                            (Some(one), Some(other)) => {
+                                pair = [one.as_bytes(), other.as_bytes()];
+                                Some(Key::byte_parts(&pair))
+                            }
+                            _ => None,
                         }
                     }
-                    [first, second] => {
-                        if let (Some(first), Some(second)) = (first.of(request), second.of(request)) {
-                            found(&finding(), Key::byte_parts(&[first.as_bytes(), second.as_bytes()]));
-                            continue;
-                        }
-                    }
-                    _ => {}
+                    _ => None,
+                };
+                if let Some(key) = key {
+                    found(&compiled.finding(number, compiled.limit, request), key);
+                    continue;
                 }
             }
-            pieces.clear();
-            match self.meet_by(number, request, &mut pieces, Shortcut { known: Known::Everything, exceptions }) {
-                Met::Hit(finding) => match &pieces[..] {
-                    [one] => found(&finding, Key::from(one.as_bytes())),
-                    several => {
-                        let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
-                        found(&finding, Key::byte_parts(&parts));
-                    }
-                },
-                Met::Refused(number, refused) => return Err((number, refused)),
-                Met::Not(_) | Met::Lacks(_) | Met::Exempt => {}
-            }
+            self.find_by(number, request, exceptions, &mut found)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the request meets a rule whose conditions it fits.
+    #[inline(never)]
+    fn find_by(
+        &self,
+        number: u32,
+        request: &Request<'_>,
+        exceptions: Exceptions,
+        found: &mut dyn FnMut(&Finding, Key<'_>),
+    ) -> Result<(), (u32, Refused)> {
+        let mut pieces = Pieces::new();
+        match self.meet_by(number, request, &mut pieces, Shortcut { known: Known::Everything, exceptions }) {
+            Met::Hit(finding) => match &pieces[..] {
+                [one] => found(&finding, Key::from(one.as_bytes())),
+                several => {
+                    let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
+                    found(&finding, Key::byte_parts(&parts));
+                }
+            },
+            Met::Refused(number, refused) => return Err((number, refused)),
+            Met::Not(_) | Met::Lacks(_) | Met::Exempt => {}
         }
         Ok(())
     }
