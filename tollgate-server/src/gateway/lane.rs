@@ -77,8 +77,8 @@ struct Lane<'a> {
     is_flushed: bool,
     /// The client does not read.
     is_blocked: bool,
-    /// The last read took all there was room for: there may be more at once, for ever.
-    is_greedy: bool,
+    /// Something was read since there was nothing to read.
+    has_read: bool,
     /// The connection ends with the answer.
     is_last: bool,
     has_served: bool,
@@ -181,7 +181,7 @@ impl<'a> Lane<'a> {
             unsent: Vec::new(),
             is_flushed: true,
             is_blocked: false,
-            is_greedy: false,
+            has_read: false,
             is_last: false,
             has_served: false,
             alarm: Alarm::new(),

@@ -11,22 +11,24 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Reads into the buffer, and says how much; nothing is the end. A task that always finds something to read lets others
-/// have their turn.
-pub(super) fn poll_read(tcp: &TcpStream, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-    ready!(tcp.poll_read_ready(context))?;
-    poll_read_first(tcp, buffer, context)
-}
-
-/// The same for a task that cannot find something to read for ever: its last read found less than it had room for, so there
-/// is nothing more until the kernel says so.
-pub(super) fn poll_read_first(
+/// Reads into the buffer, and says how much; nothing is the end.
+///
+/// `has_read` is whether something was read since there was nothing to read. Then there probably is nothing now, or there
+/// always is, and others get their turn; who found nothing last time was probably woken because there is something.
+pub(super) fn poll_read(
     tcp: &TcpStream,
+    has_read: &mut bool,
     buffer: &mut [u8],
     context: &mut Context<'_>,
 ) -> Poll<io::Result<usize>> {
+    if std::mem::take(has_read) {
+        ready!(tcp.poll_read_ready(context))?;
+    }
     let room = buffer.len();
-    poll(tcp, Interest::READABLE, room, context, || recv(tcp, &mut *buffer, RecvFlags::empty()).map(|(read, _)| read))
+    let recv = || recv(tcp, &mut *buffer, RecvFlags::empty()).map(|(read, _)| read);
+    let read = ready!(poll(tcp, Interest::READABLE, room, context, recv));
+    *has_read = true;
+    Poll::Ready(read)
 }
 
 /// Writes as much as goes.

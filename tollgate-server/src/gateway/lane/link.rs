@@ -11,6 +11,8 @@ use super::super::ticks::{Tick, Wait};
 /// A connection that takes one request after the other.
 pub(in super::super) struct Link {
     tcp: TcpStream,
+    /// Something was read since there was nothing to read.
+    has_read: bool,
     /// When it is given up if nobody uses it until then.
     stale_at: Tick,
     /// What is left to be sent.
@@ -21,7 +23,7 @@ pub(in super::super) struct Link {
 
 impl Link {
     pub(super) fn new(tcp: TcpStream) -> Self {
-        Self { tcp, stale_at: Tick::MAX, unsent: Vec::new(), came: Vec::new() }
+        Self { tcp, has_read: true, stale_at: Tick::MAX, unsent: Vec::new(), came: Vec::new() }
     }
 
     /// No request is under way.
@@ -69,6 +71,6 @@ impl Link {
 
     /// Reads into the buffer, and says how much; nothing is the end.
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        socket::poll_read(&self.tcp, buffer, context)
+        socket::poll_read(&self.tcp, &mut self.has_read, buffer, context)
     }
 }

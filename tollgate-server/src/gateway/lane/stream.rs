@@ -13,20 +13,15 @@ use super::{Lane, scratch};
 
 impl Lane<'_> {
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
-        let room = buffer.len();
         let read = match &mut self.stream {
-            Stream::Plain(tcp) if self.is_greedy => socket::poll_read(tcp, buffer, context),
-            Stream::Plain(tcp) => socket::poll_read_first(tcp, buffer, context),
+            Stream::Plain(tcp) => socket::poll_read(tcp, &mut self.has_read, buffer, context),
             Stream::Tls(tls) => {
                 let mut buffer = ReadBuf::new(buffer);
                 Pin::new(tls).poll_read(context, &mut buffer).map_ok(|()| buffer.filled().len())
             }
         };
         match read {
-            Poll::Ready(read) => {
-                self.is_greedy = matches!(read, Ok(read) if read == room);
-                read.map(Poll::Ready)
-            }
+            Poll::Ready(read) => read.map(Poll::Ready),
             Poll::Pending => Ok(Poll::Pending),
         }
     }
