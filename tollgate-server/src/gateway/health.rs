@@ -51,14 +51,15 @@ fn tell_of_ejection(upstream: &Named, now: Tick) {
         Some(Ejection::Began(Cause { rule, fault })) => {
             let failed =
                 if rule.after == 1 { "failed".to_owned() } else { format!("failed {} times in a row", rule.after) };
-            let consequence = upstream.consequence(Some(rule.lasts.duration()));
+            let consequence = upstream.consequence(Some(rule.lasts.duration()), now);
             notice::tell(format_args!("{upstream} {failed}: {fault}; {consequence}"));
         }
         Some(Ejection::Ended) if upstream.target.is_checked_well() => {
-            notice::tell(format_args!("{upstream} answers requests again, and gets its share of them"));
+            let saved = upstream.saved(now);
+            notice::tell(format_args!("{upstream} answers requests again, and gets its share of them{saved}"));
         }
         Some(Ejection::Ended) => {
-            let consequence = upstream.consequence(None);
+            let consequence = upstream.consequence(None, now);
             notice::tell(format_args!("{upstream} answers requests again, but fails its health checks; {consequence}"));
         }
         None => {}
@@ -77,21 +78,22 @@ async fn check(upstream: Named, rule: HealthCheckRule, ticks: Arc<Ticks>) {
         if in_a_row >= enough {
             (is_well, in_a_row) = (fault.is_none(), 0);
             target.set_well(is_well);
-            let path = rule.path.as_str();
-            match (fault, target.is_ejected(ticks.now())) {
+            let (path, now) = (rule.path.as_str(), ticks.now());
+            match (fault, target.is_ejected(now)) {
                 (None, false) => {
+                    let saved = upstream.saved(now);
                     notice::tell(format_args!(
-                        "{upstream} passes its health checks again, and gets its share of requests"
+                        "{upstream} passes its health checks again, and gets its share of requests{saved}"
                     ));
                 }
                 (None, true) => {
-                    let consequence = upstream.consequence(None);
+                    let consequence = upstream.consequence(None, now);
                     notice::tell(format_args!(
                         "{upstream} passes its health checks again, but requests have failed there; {consequence}"
                     ));
                 }
                 (Some(fault), _) => {
-                    let consequence = upstream.consequence(None);
+                    let consequence = upstream.consequence(None, now);
                     notice::tell(format_args!("{upstream} fails its health check of {path}: {fault}; {consequence}"));
                 }
             }

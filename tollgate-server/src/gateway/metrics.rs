@@ -138,7 +138,17 @@ impl Gateway {
             *upstreams.entry(name).or_insert(true) &= target.is_well(now);
         }
         let rows = upstreams.iter().map(|(name, well)| ([("upstream", name.as_str())], i64::from(*well)));
-        page.gauges("tollgate_upstream_up", "Whether an upstream is well: neither ejected nor failing its checks", rows)
+        let help = "Whether an upstream is well: neither ejected nor failing its checks";
+        page.gauges("tollgate_upstream_up", help, rows)?;
+        let mut routes = BTreeMap::new();
+        for route in site.routes.iter().filter(|route| route.targets().next().is_some()) {
+            let well = i64::try_from(route.well_upstreams(now)).unwrap_or(i64::MAX);
+            // Of routes that have one name, the one that fares worst is worth an alert.
+            routes.entry(&route.name).and_modify(|least: &mut i64| *least = well.min(*least)).or_insert(well);
+        }
+        let rows = routes.iter().map(|(name, well)| ([("route", name.as_str())], *well));
+        let help = "Upstreams of a route that are well; one that was ejected once a request has succeeded there";
+        page.gauges("tollgate_route_upstreams_up", help, rows)
     }
 }
 

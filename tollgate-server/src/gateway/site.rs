@@ -294,6 +294,11 @@ impl Route {
         self.weighted().iter().map(|weighted| &weighted.target)
     }
 
+    /// How many of its upstreams are well, as people understand it.
+    pub(super) fn well_upstreams(&self, now: Tick) -> usize {
+        self.targets().filter(|target| target.is_surely_well(now)).count()
+    }
+
     pub(super) fn upstream(&self, number: usize) -> Option<&Weighted> {
         self.weighted().get(number)
     }

@@ -212,6 +212,12 @@ impl Target {
         !self.health.unwell.load(Relaxed) && !self.is_ejected(now)
     }
 
+    /// Whether it is well as people understand it: one whose ejection is over gets requests again, but whether it is well
+    /// is known once one of them has succeeded.
+    pub(super) fn is_surely_well(&self, now: Tick) -> bool {
+        self.is_well(now) && !self.health.unproven.load(Relaxed)
+    }
+
     /// What checks have found.
     pub(super) fn is_checked_well(&self) -> bool {
         !self.health.unwell.load(Relaxed)

@@ -2,10 +2,14 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::common::{Process, RULES};
-use crate::process::{Answer, Gateway, HELLO, ask, connect, folder_with, full_listener, slow_upstream, upstream};
+use crate::process::{
+    Answer, Gateway, HELLO, ask, connect, folder_with, full_listener, moody_upstream, slow_upstream, upstream,
+};
 
 fn rules(routes: &str, limits: &str) -> String {
     format!("gateway:\n  workers: 2\n  routes:\n{routes}limits:\n{limits}")
@@ -128,6 +132,33 @@ fn failures_of_upstreams_are_told_by_their_kind() {
     let failures = r#"tollgate_upstream_failures_total{route="shop",kind="cannot_connect"}"#;
     assert!(gateway.metric(failures).unwrap() >= 1.0);
     assert!(gateway.metric(&format!(r#"tollgate_upstream_up{{upstream="{gone}"}}"#)).is_some());
+}
+
+#[test]
+fn a_route_without_a_well_upstream_is_told_until_a_request_has_succeeded() {
+    const UNWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let is_well = Arc::new(AtomicBool::new(false));
+    let (answers, good) = (Arc::clone(&is_well), upstream(HELLO));
+    let moody = moody_upstream(move || if answers.load(Relaxed) { HELLO } else { UNWELL });
+    let eject = "eject: { after: 1, for: 100ms }";
+    let routes = format!(
+        "    - {{ name: shop, path: /shop/**, upstream: ['http://{moody}', 'http://{good}'], {eject} }}
+    - {{ name: gone, path: /gone/**, upstream: 'http://{moody}', {eject} }}
+    - {{ name: here, path: /here, respond: {{ status: 204 }} }}\n"
+    );
+    let gateway = Gateway::start(&rules(&routes, "    []\n"));
+    let (shop, gone) = (r#"tollgate_route_upstreams_up{route="shop"}"#, r#"tollgate_route_upstreams_up{route="gone"}"#);
+    gateway.await_metric(shop, 2.0);
+    assert_eq!(gateway.metric(r#"tollgate_route_upstreams_up{route="here"}"#), None);
+    assert_eq!(gateway.get("/gone/").status, 503);
+    assert_eq!((gateway.metric(shop), gateway.metric(gone)), (Some(1.0), Some(0.0)));
+    // The ejection is over, but who knows whether it is well?
+    gateway.await_metric(&format!(r#"tollgate_upstream_up{{upstream="{moody}"}}"#), 1.0);
+    assert_eq!(gateway.metric(gone), Some(0.0));
+    is_well.store(true, Relaxed);
+    assert_eq!(gateway.get("/gone/").status, 200);
+    gateway.await_metric(gone, 1.0);
+    gateway.await_metric(shop, 2.0);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Deref;
 use std::path::Path;
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
@@ -127,19 +128,27 @@ pub(crate) fn upstream(answer: &'static [u8]) -> SocketAddr {
 /// The same, after a while.
 #[expect(clippy::disallowed_methods, reason = "an upstream that takes its time has a thread to wait on")]
 pub(crate) fn slow_upstream(answer: &'static [u8], after: Duration) -> SocketAddr {
+    moody_upstream(move || {
+        std::thread::sleep(after);
+        answer
+    })
+}
+
+/// The same, with whatever it says at that moment.
+pub(crate) fn moody_upstream(answer: impl Fn() -> &'static [u8] + Send + Sync + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let address = listener.local_addr().expect("it is bound");
+    let (address, answer) = (listener.local_addr().expect("it is bound"), Arc::new(answer));
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
+            let answer = Arc::clone(&answer);
             std::thread::spawn(move || {
                 let mut reader = BufReader::new(&stream);
                 let mut line = String::new();
                 while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
                     line.clear();
                 }
-                std::thread::sleep(after);
                 // Whoever asked may have gone.
-                _ = (&stream).write_all(answer);
+                _ = (&stream).write_all(answer());
                 // What is left unread would take the answer with it.
                 _ = stream.shutdown(Shutdown::Write);
                 _ = std::io::copy(&mut reader, &mut std::io::sink());
