@@ -22,6 +22,12 @@ pub(super) enum Fault {
 }
 
 impl Fault {
+    /// Whether a request has no answer because of its upstreams, and not of itself or its client.
+    pub(super) fn is_upstreams(&self) -> bool {
+        let failure = self.failure();
+        failure.is_upstreams() || failure == Failure::NoUpstream
+    }
+
     /// What the request is told that met it.
     pub(super) fn failure(&self) -> Failure {
         match self {
@@ -63,6 +69,7 @@ impl fmt::Display for Fault {
                 Failure::BadAnswer => "its answer makes no sense",
                 Failure::LongAnswerHead => "its answer has more than 100 headers, or 64 KiB of them",
                 Failure::UpstreamTimeout => "no answer within the timeout of the route",
+                Failure::NoUpstream => "there is none to ask",
                 _ => "it cannot be asked",
             }),
         }

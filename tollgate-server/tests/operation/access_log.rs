@@ -87,6 +87,38 @@ fn an_answer_that_its_upstream_broke_off_is_told() {
     assert_eq!(parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]).get("broken"), None);
 }
 
+/// Of several hundred lines with 502, whoever is woken wants those of one reason.
+#[test]
+fn why_the_gateway_answered_in_place_of_an_upstream_is_told() {
+    // Held, and without anybody who listens: nobody else gets the port.
+    let gone = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    gone.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let gone = (gone.local_addr().unwrap().as_socket().unwrap(), gone);
+    let unclear = upstream(b"nonsense\r\n\r\n");
+    let down = upstream(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    let slow = slow_upstream(HELLO, Duration::from_secs(60));
+    let cases = [
+        (gone.0, 502, Some("Connection refused (os error 111)")),
+        (upstream(b""), 502, Some("it hung up before the end of its answer")),
+        (unclear, 502, Some("its answer makes no sense")),
+        (slow, 504, Some("no answer within the timeout of the route")),
+        // What an upstream says itself is no fault of the way to it.
+        (down, 503, None),
+        (upstream(HELLO), 200, None),
+    ];
+    // Plain, and not.
+    let bodies = ["content-length: 0\r\n\r\n", "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"];
+    for ((address, status, told), body) in cases.iter().flat_map(|case| bodies.map(|body| (case, body))) {
+        let rules = rules(FILE, address).replace("/shop/**, upstream", "/shop/**, timeout: 100ms, upstream");
+        let gateway = Gateway::start(&rules);
+        let head = "POST /shop/1 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n";
+        assert_eq!(gateway.send(format!("{head}{body}")).status, *status, "{told:?}");
+        let line = parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]);
+        assert_eq!(line.get("upstream_error"), told.map(|told| json!(told)).as_ref(), "{body:?} {line}");
+        assert_eq!(line["upstream"], json!(address.to_string()));
+    }
+}
+
 #[test]
 fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
     let [longer, longest] = [70_000, 140_000].map(|length| "x".repeat(length));

@@ -11,6 +11,7 @@ use tollgate::{Place, Ruling};
 use super::super::answer::Failure;
 use super::super::body::Came;
 use super::super::client::Client;
+use super::super::fault::Fault;
 use super::super::log::{Over, Record};
 use super::super::shared::Seat;
 use super::super::tally::{Moment, RouteTally};
@@ -101,6 +102,15 @@ impl Ending {
     pub(in super::super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
         if let Some(record) = &mut self.record {
             record.note_upstream(upstream);
+        }
+    }
+
+    /// The gateway answers in place of the upstream that the request was tried at last.
+    pub(in super::super) fn note_fault(&mut self, fault: &Fault) {
+        if let Some(record) = &mut self.record
+            && fault.is_upstreams()
+        {
+            record.note_fault(fault);
         }
     }
 

@@ -52,8 +52,9 @@ impl Exchange {
         let answered = self.try_upstreams(request, route, wants, &mut ending).await;
         let (mut answered, held) = match answered {
             Ok(answered) => answered,
-            Err(failure) => {
-                let mut response = answer::failed(failure).map(|text| ToClient::written(text, ending));
+            Err(fault) => {
+                ending.note_fault(&fault);
+                let mut response = answer::failed(fault.failure()).map(|text| ToClient::written(text, ending));
                 route.response_edits.apply(response.headers_mut());
                 self.echo_id(id, &mut response);
                 return self.tell_limits(&ruling, response).await;
@@ -128,7 +129,7 @@ impl Exchange {
         route: &Route,
         wants: Wants,
         ending: &mut Ending,
-    ) -> Result<(Response<Incoming>, Held), Failure> {
+    ) -> Result<(Response<Incoming>, Held), Fault> {
         let tally = route.tally(self.worker.number);
         // A try over HTTP/2 makes it a part of the target.
         let host = request.headers().get(HOST).cloned();
@@ -138,7 +139,7 @@ impl Exchange {
         loop {
             let Some((number, upstream)) = route.choose(&tried, self.worker.ticks.now()) else {
                 tally.note_failure(Failure::NoUpstream);
-                return Err(Failure::NoUpstream);
+                return Err(Failure::NoUpstream.into());
             };
             if let Some(asked) = &asked {
                 *request.uri_mut() = route.asked_of(upstream, asked)?;
@@ -160,7 +161,7 @@ impl Exchange {
                     let failure = fault.failure();
                     tally.note_failure(failure);
                     if left == 0 || is_out_of_reach(failure, route) {
-                        return Err(failure);
+                        return Err(fault);
                     }
                     tally.note_retry();
                     request = again;
@@ -171,10 +172,11 @@ impl Exchange {
                 }
                 Tried::Failed(failure) => {
                     tally.note_failure(failure);
+                    let fault = failure.into();
                     if failure.is_upstreams() {
-                        target.failed(&failure.into(), &route.eject, self.worker.ticks.now());
+                        target.failed(&fault, &route.eject, self.worker.ticks.now());
                     }
-                    return Err(failure);
+                    return Err(fault);
                 }
             }
         }

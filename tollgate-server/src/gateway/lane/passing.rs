@@ -147,11 +147,11 @@ impl Lane<'_> {
 
     /// Carries a request to its upstreams until one has answered, and the answer to the client.
     pub(super) async fn forward(&mut self, mut passing: Box<Passing>) -> Passed {
-        let failure = loop {
+        let fault = loop {
             if let Some(failure) = passing.failed {
-                break failure;
+                break failure.into();
             }
-            let Some(target) = passing.target.clone() else { break Failure::NoUpstream };
+            let Some(target) = passing.target.clone() else { break Failure::NoUpstream.into() };
             let (fault, again) = match self.ask(&target, &mut passing).await {
                 Ok(()) => return Passed::Answered,
                 Err(Stopped::Over) => return Passed::Over,
@@ -162,14 +162,16 @@ impl Lane<'_> {
                 target.failed(&fault, &route.eject, self.worker.ticks.now());
             }
             if !again || passing.tried.len() > usize::from(route.retries) || is_out_of_reach(failure, route) {
-                break failure;
+                break fault;
             }
             let tally = route.tally(self.worker.number);
             tally.note_failure(failure);
             tally.note_retry();
             self.choose(&mut passing);
         };
+        let failure = fault.failure();
         passing.route().tally(self.worker.number).note_failure(failure);
+        passing.ending.note_fault(&fault);
         let mut passing = Some(passing);
         let answered = poll_fn(|context| {
             let answered = passing.take().map(|passing| self.fail(failure, passing, context));

@@ -23,6 +23,7 @@ pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, over
     if let Some(upstream) = &record.upstream {
         text(line, "upstream", format!("{}:{}", upstream.address.host, upstream.address.port).as_bytes());
     }
+    header(line, "upstream_error", record.fault.as_deref().map(str::as_bytes));
     if over.is_broken {
         line.extend_from_slice(br#","broken":true"#);
     }

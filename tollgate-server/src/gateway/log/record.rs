@@ -11,6 +11,7 @@ use tollgate::http::Headers;
 use tollgate::rules::{Facts, TrustedProxies};
 
 use super::super::client::Client;
+use super::super::fault::Fault;
 use super::super::target::Target;
 use super::AccessLog;
 use crate::decisions::Outcome;
@@ -33,6 +34,8 @@ pub(in super::super) struct Record {
     pub(super) delay: Duration,
     pub(super) id: Option<HeaderValue>,
     pub(super) upstream: Option<Arc<Target>>,
+    /// Why that did not answer, if the gateway did in its place.
+    pub(super) fault: Option<Box<str>>,
 }
 
 /// What a request begins with.
@@ -88,6 +91,7 @@ impl Record {
             delay: Duration::ZERO,
             id: None,
             upstream: None,
+            fault: None,
         }
     }
 
@@ -104,6 +108,10 @@ impl Record {
 
     pub(in super::super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
         self.upstream = Some(Arc::clone(upstream));
+    }
+
+    pub(in super::super) fn note_fault(&mut self, fault: &Fault) {
+        self.fault = Some(fault.to_string().into());
     }
 
     /// Hands it to the log.
