@@ -71,6 +71,15 @@ pub(crate) async fn follow_store(gate: Gate) {
     }
 }
 
+/// Names in a line: so many of them, and how many more there are.
+pub(crate) fn some_of(names: &[impl AsRef<str>], most: usize) -> String {
+    let told: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(most) {
+        0 => told.join(", "),
+        more => format!("{} and {more} more", told.join(", ")),
+    }
+}
+
 /// What to do about an address that cannot be listened on.
 pub(crate) fn to_listen(source: &io::Error) -> &'static str {
     match source.kind() {

@@ -22,6 +22,7 @@ use tollgate::rules::file::{AccessLogRule, Flaw, LogFormat};
 pub(super) use self::record::{Over, Record};
 use self::sink::Sink;
 use self::stamp::Stamp;
+pub(super) use self::stamp::rfc3339;
 use self::writer::Bell;
 
 /// Lines that a worker may have waiting. The thread comes so often that this is enough for millions of requests a

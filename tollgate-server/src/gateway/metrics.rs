@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError};
 
 use super::Gateway;
 use super::ports::Port;
 use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, Seen, Tally};
-use super::tls::HANDSHAKE_FAILURES;
+use super::tls::{HANDSHAKE_FAILURES, Validity};
 use crate::decisions::Sums;
 use crate::metrics::Page;
 
@@ -67,6 +67,15 @@ impl Gateway {
             listeners
                 .iter()
                 .map(|reloads| ([("listener", reloads.listener.as_str())], i64::from(reloads.last_was_good))),
+        )?;
+        let in_force = listeners.iter().flat_map(|reloads| reloads.in_force.iter());
+        // A file may be named twice.
+        let ends: BTreeMap<&str, i64> =
+            in_force.map(|certificate| (certificate.file.as_str(), certificate.ends.unix_timestamp())).collect();
+        page.gauges(
+            "tollgate_certificate_expiry_timestamp_seconds",
+            "When the certificates in force expire",
+            ends.into_iter().map(|(file, ends)| ([("file", file)], ends)),
         )
     }
 
@@ -78,6 +87,7 @@ impl Gateway {
             applied: reloads.applied.load(Relaxed),
             refused: reloads.refused.load(Relaxed),
             last_was_good: reloads.last_was_good(),
+            in_force: reloads.in_force.load_full(),
         });
         told.collect()
     }
@@ -158,6 +168,7 @@ struct ListenerReloads {
     applied: u64,
     refused: u64,
     last_was_good: bool,
+    in_force: Arc<Vec<Validity>>,
 }
 
 fn buckets(seen: &Seen) -> Vec<(f64, u64)> {

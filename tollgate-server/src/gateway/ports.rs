@@ -97,7 +97,7 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Runnin
     for NextPort { written, begins, tls, listening } in next {
         let kept = before.iter().position(|port| port.written == written).map(|found| before.swap_remove(found));
         let follow = |begins: &Arc<ArcSwap<Begins>>, reloads: &Arc<CertificateReloads>| {
-            reloads.note_good();
+            reloads.note_good(&tls.as_ref().map(|tls| Arc::clone(&tls.validities)).unwrap_or_default());
             tls.map(|tls| tokio::spawn(tls.follow(Arc::clone(begins), Arc::clone(reloads))).abort_handle())
         };
         match (listening, kept) {

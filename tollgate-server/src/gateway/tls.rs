@@ -3,6 +3,7 @@
 mod failure;
 mod mistaken;
 mod reloads;
+mod validity;
 
 use std::fmt;
 use std::fs;
@@ -29,8 +30,11 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 pub(super) use self::failure::{HANDSHAKE_FAILURES, HandshakeFailure};
 pub(super) use self::mistaken::{begins_with_a_letter, is_hello, tell_to_speak_tls};
 pub(super) use self::reloads::CertificateReloads;
+use self::validity::Told;
+pub(super) use self::validity::Validity;
 use super::connection::Begins;
 use crate::notice;
+use crate::seconds::unix_now;
 
 /// Certificates are replaced days before they end; some seconds more do no harm.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -44,6 +48,7 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// The TLS of a listener, and the files that it was made of.
 pub(super) struct Tls {
     pub(super) acceptor: TlsAcceptor,
+    pub(super) validities: Arc<Vec<Validity>>,
     rule: TlsRule,
     folder: PathBuf,
 }
@@ -80,10 +85,13 @@ impl Tls {
     pub(super) fn new(rule: &TlsRule, folder: &Path) -> Result<Self, Vec<Flaw>> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut flaws = Vec::new();
-        let mut certificates = Vec::new();
+        let (mut certificates, mut validities) = (Vec::new(), Vec::new());
         for (index, files) in files(rule, folder).iter().enumerate() {
             match certified(files, &provider) {
-                Ok(certificate) => certificates.push(Arc::new(certificate)),
+                Ok(certificate) => {
+                    validities.extend(certificate.cert.first().and_then(|own| Validity::of(&files.cert, own)));
+                    certificates.push(Arc::new(certificate));
+                }
                 Err(found) => flaws.extend(found.into_iter().map(|flaw| flaw.at(&format!("/certificates/{index}")))),
             }
         }
@@ -100,14 +108,16 @@ impl Tls {
         };
         let mut config = builder.with_cert_resolver(Arc::new(Certificates(certificates)));
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
-        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), rule: rule.clone(), folder: folder.to_owned() })
+        let (acceptor, validities) = (TlsAcceptor::from(Arc::new(config)), Arc::new(validities));
+        Ok(Self { acceptor, validities, rule: rule.clone(), folder: folder.to_owned() })
     }
 
     /// Reads all files again when one changes, for ever, and lets new connections begin with what they say. Files that
-    /// cannot be used change nothing.
+    /// cannot be used change nothing. Certificates that expire are told.
     pub(super) async fn follow(self, begins: Arc<ArcSwap<Begins>>, reloads: Arc<CertificateReloads>) {
-        let mut seen = self.sight();
+        let (mut seen, mut told) = (self.sight(), Told::nothing_of(&self.validities));
         loop {
+            told.tell(unix_now());
             sleep(LOOK_EVERY).await;
             let now = self.sight();
             if now == seen {
@@ -121,7 +131,8 @@ impl Tls {
                         proxy_protocol: before.proxy_protocol,
                         tls: Some(other.acceptor.clone()),
                     });
-                    reloads.note_applied();
+                    reloads.note_applied(&other.validities);
+                    told = Told::nothing_of(&other.validities);
                     notice::tell("the certificates have changed and are in force");
                 }
                 Err(flaws) => {

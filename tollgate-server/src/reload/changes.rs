@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use tollgate::rules::file::{ForwardingName, GatewayRule, LimitRule, RouteRule, RuleFile};
 
+use crate::notice::some_of;
+
 /// As many names as fit a line. Whoever changed more at once knows what.
 const MAX_NAMES: usize = 10;
 
@@ -26,12 +28,7 @@ fn by_name(file: &RuleFile) -> HashMap<&str, &LimitRule> {
 }
 
 fn listed((verb, names): (&str, Vec<String>)) -> Option<String> {
-    let told = names.iter().take(MAX_NAMES).cloned().collect::<Vec<_>>().join(", ");
-    match names.len() {
-        0 => None,
-        count if count > MAX_NAMES => Some(format!("{verb} {told} and {} more", count - MAX_NAMES)),
-        _ => Some(format!("{verb} {told}")),
-    }
+    (!names.is_empty()).then(|| format!("{verb} {}", some_of(&names, MAX_NAMES)))
 }
 
 fn routes(file: &RuleFile) -> &[RouteRule] {

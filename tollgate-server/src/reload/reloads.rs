@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::metrics::Page;
+use crate::seconds::unix_now;
 
 /// Counts reloads.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Reloads {
 impl Reloads {
     /// The rules of the start are in force.
     pub(crate) fn new() -> Self {
-        let now = unix_seconds();
+        let now = unix_now();
         Self {
             applied: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -31,7 +31,7 @@ impl Reloads {
     }
 
     pub(super) fn note_applied(&self) {
-        let now = unix_seconds();
+        let now = unix_now();
         self.applied.fetch_add(1, Relaxed);
         self.last_was_refused.store(false, Relaxed);
         self.last_at.store(now, Relaxed);
@@ -41,12 +41,12 @@ impl Reloads {
     pub(super) fn note_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
         self.last_was_refused.store(true, Relaxed);
-        self.last_at.store(unix_seconds(), Relaxed);
+        self.last_at.store(unix_now(), Relaxed);
     }
 
     /// Rules are in force that once were. Nothing was read: what was refused last still is.
     pub(super) fn note_put_back(&self) {
-        self.in_force_since.store(unix_seconds(), Relaxed);
+        self.in_force_since.store(unix_now(), Relaxed);
     }
 
     pub(crate) fn tell_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -60,10 +60,4 @@ impl Reloads {
         page.gauge("tollgate_last_reload_timestamp_seconds", "When rules were last read, good or bad", last)?;
         page.gauge("tollgate_rules_in_force_timestamp_seconds", "When the rules in force were taken", since)
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "told to people and to Prometheus; nothing is decided by it")]
-fn unix_seconds() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use time::OffsetDateTime;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
@@ -38,9 +39,18 @@ impl Authority {
     }
 
     fn sign(&self, names: &[&str]) -> Signed {
-        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        self.sign_params(params(names))
+    }
+
+    fn sign_for(&self, names: &[&str], from: OffsetDateTime, to: OffsetDateTime) -> Signed {
+        let mut params = params(names);
+        (params.not_before, params.not_after) = (from, to);
+        self.sign_params(params)
+    }
+
+    fn sign_params(&self, params: CertificateParams) -> Signed {
         let key = KeyPair::generate().unwrap();
-        let cert = CertificateParams::new(names).unwrap().signed_by(&key, &self.0).unwrap();
+        let cert = params.signed_by(&key, &self.0).unwrap();
         Signed { cert: cert.pem(), key: key.serialize_pem() }
     }
 
@@ -53,6 +63,10 @@ impl Authority {
         roots.add(self.0.der().clone()).unwrap();
         roots
     }
+}
+
+fn params(names: &[&str]) -> CertificateParams {
+    CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap()
 }
 
 /// A client that believes this authority.
@@ -423,6 +437,50 @@ fn certificates_that_are_refused_are_told_to_prometheus_until_good_ones_come() {
     std::fs::write(gateway.path("cert.pem"), &signed.cert).unwrap();
     await_metric(&gateway, &reloads("applied"), 1);
     await_metric(&gateway, &is_good, 1);
+}
+
+#[test]
+fn certificates_that_have_expired_or_will_soon_are_told_and_served() {
+    const DAY: u64 = 24 * 60 * 60;
+    let authority = Authority::new();
+    let (past, future) = ((2000, 2001), (4000, 4001));
+    let [expired, early] = [past, future]
+        .map(|(from, to)| authority.sign_for(&["localhost"], date_time_ymd(from, 1, 1), date_time_ymd(to, 1, 1)));
+    let now = OffsetDateTime::now_utc();
+    let (long_ago, soon) = (now - Duration::from_secs(100 * DAY), now + Duration::from_secs(3 * DAY + DAY / 2));
+    let ending = authority.sign_for(&["localhost", "b.example"], long_ago, soon);
+    let certificates = "[{ cert: cert.pem, key: key.pem }, { cert: early.pem, key: early.key }]";
+    let rules =
+        format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", rules(&format!("tls: {{ certificates: {certificates} }}")));
+    let gateway = Gateway::in_folder(folder_with(&[
+        ("tollgate.yaml", rules.as_str()),
+        ("cert.pem", &expired.cert),
+        ("key.pem", &expired.key),
+        ("early.pem", &early.cert),
+        ("early.key", &early.key),
+    ]));
+    let of_expired = "warning: gateway.tls.certificates cert.pem for localhost has expired on 2001-01-01T00:00:00Z, and \
+                      clients do not believe it; put a new one in its place\n";
+    gateway.await_said(of_expired, 1);
+    gateway.await_said(
+        "warning: gateway.tls.certificates early.pem for localhost is not valid before 4000-01-01T00:00",
+        1,
+    );
+    let expiry = |file: &str| format!("tollgate_certificate_expiry_timestamp_seconds{{file=\"{file}\"}}");
+    await_metric(&gateway, &expiry("cert.pem"), 978_307_200);
+    await_metric(&gateway, &expiry("early.pem"), 64_092_211_200);
+    // It was offered, or the client would have nothing to find fault with.
+    let refused = connect(&gateway, &client(&authority, None, &[]), "localhost").try_send("GET / HTTP/1.1\r\n");
+    assert!(refused.unwrap_err().to_string().contains("xpired"));
+    gateway.signal("HUP");
+    gateway.await_said(of_expired, 2);
+
+    std::fs::write(gateway.path("key.pem"), &ending.key).unwrap();
+    std::fs::write(gateway.path("cert.pem"), &ending.cert).unwrap();
+    await_metric(&gateway, &expiry("cert.pem"), u64::try_from(soon.unix_timestamp()).unwrap());
+    gateway.await_said("warning: gateway.tls.certificates cert.pem for localhost, b.example expires on ", 1);
+    gateway.await_said("Z, in 3 days; put a new one in its place\n", 1);
+    assert_eq!(connect(&gateway, &client(&authority, None, &[]), "localhost").get("/").status, 200);
 }
 
 /// A server that shows this certificate.

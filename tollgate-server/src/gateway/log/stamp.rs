@@ -37,7 +37,7 @@ fn wall_clock() -> SystemTime {
 }
 
 /// `2026-11-15T12:25:53`.
-pub(super) fn rfc3339(date: &OffsetDateTime) -> String {
+pub(in super::super) fn rfc3339(date: &OffsetDateTime) -> String {
     let (hour, minute, second) = date.to_hms();
     let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")

@@ -11,6 +11,7 @@ use super::super::target::Target;
 use super::super::ticks::Tick;
 use super::{Route, Site};
 use crate::limits_told::span;
+use crate::notice::some_of;
 
 /// As many routes as fit a line. Whoever has more knows which.
 const MAX_ROUTES: usize = 5;
@@ -130,9 +131,5 @@ fn listed(routes: &[&str]) -> String {
         }
     }
     let noun = if names.len() == 1 { "route" } else { "routes" };
-    let told = names[..names.len().min(MAX_ROUTES)].join(", ");
-    match names.len().saturating_sub(MAX_ROUTES) {
-        0 => format!("{noun} {told}"),
-        more => format!("{noun} {told} and {more} more"),
-    }
+    format!("{noun} {}", some_of(&names, MAX_ROUTES))
 }

@@ -1,6 +1,11 @@
-//! What became of certificates whose files have changed.
+//! Certificates in force, and what became of those whose files have changed.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use arc_swap::ArcSwap;
+
+use super::Validity;
 
 /// Counts how often the files of one listener were read again.
 #[derive(Debug, Default)]
@@ -8,12 +13,14 @@ pub(in super::super) struct CertificateReloads {
     pub(in super::super) applied: AtomicU64,
     pub(in super::super) refused: AtomicU64,
     last_was_refused: AtomicBool,
+    /// What is served there.
+    pub(in super::super) in_force: ArcSwap<Vec<Validity>>,
 }
 
 impl CertificateReloads {
-    pub(in super::super) fn note_applied(&self) {
+    pub(in super::super) fn note_applied(&self, certificates: &Arc<Vec<Validity>>) {
         self.applied.fetch_add(1, Relaxed);
-        self.note_good();
+        self.note_good(certificates);
     }
 
     pub(in super::super) fn note_refused(&self) {
@@ -22,7 +29,8 @@ impl CertificateReloads {
     }
 
     /// The files were read with the rule file, and are good.
-    pub(in super::super) fn note_good(&self) {
+    pub(in super::super) fn note_good(&self, certificates: &Arc<Vec<Validity>>) {
+        self.in_force.store(Arc::clone(certificates));
         self.last_was_refused.store(false, Relaxed);
     }
 

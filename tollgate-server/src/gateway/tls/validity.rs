@@ -1,0 +1,191 @@
+//! From when and until when certificates of the gateway are good. One that is not is served all the same: a client that
+//! does not look is better off, and the others say what is wrong.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
+use time::OffsetDateTime;
+use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
+
+use super::super::log::rfc3339;
+use crate::notice::{self, some_of};
+
+/// Authorities that renew by themselves do so a month before the end: who comes to this has to be woken.
+const SOON_SECONDS: i64 = 14 * DAY_SECONDS;
+
+/// Some live for a week, and are renewed when less than this part of it is left.
+const SOON_PART: i64 = 3;
+
+const DAY_SECONDS: i64 = 24 * 60 * 60;
+
+/// As many names as fit a line.
+const MAX_NAMES: usize = 5;
+
+/// What people have to know of a certificate to renew it. Those between it and its authority are not looked at.
+#[derive(Debug)]
+pub(in super::super) struct Validity {
+    pub(in super::super) file: String,
+    names: Vec<String>,
+    begins: OffsetDateTime,
+    pub(in super::super) ends: OffsetDateTime,
+}
+
+/// How a certificate stands at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    NotYet,
+    Good,
+    EndsSoon,
+    Expired,
+}
+
+impl Validity {
+    pub(super) fn of(file: &Path, certificate: &CertificateDer<'_>) -> Option<Self> {
+        let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+        let validity = parsed.validity();
+        let [begins, ends] = [validity.not_before, validity.not_after].map(|time| ASN1Time::to_datetime(&time));
+        Some(Self { file: file.display().to_string(), names: names(&parsed), begins, ends })
+    }
+
+    fn standing(&self, now: i64) -> Standing {
+        let (begins, ends) = (self.begins.unix_timestamp(), self.ends.unix_timestamp());
+        match now {
+            _ if ends < now => Standing::Expired,
+            _ if now < begins => Standing::NotYet,
+            _ if ends - now < SOON_SECONDS.min((ends - begins) / SOON_PART) => Standing::EndsSoon,
+            _ => Standing::Good,
+        }
+    }
+
+    /// What people are to be told of it, and what to do.
+    fn told(&self, standing: Standing, now: i64) -> Option<String> {
+        match standing {
+            Standing::Good => None,
+            Standing::NotYet => Some(format!(
+                "{self} is not valid before {}Z, and until then clients do not believe it; put one in its place that is \
+                 valid now, or set the clock of this machine",
+                rfc3339(&self.begins)
+            )),
+            Standing::EndsSoon => {
+                let left = match (self.ends.unix_timestamp() - now) / DAY_SECONDS {
+                    0 => "less than a day".to_owned(),
+                    1 => "1 day".to_owned(),
+                    days => format!("{days} days"),
+                };
+                Some(format!("{self} expires on {}Z, in {left}; put a new one in its place", rfc3339(&self.ends)))
+            }
+            Standing::Expired => Some(format!(
+                "{self} has expired on {}Z, and clients do not believe it; put a new one in its place",
+                rfc3339(&self.ends)
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Validity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "gateway.tls.certificates {}", self.file)?;
+        if self.names.is_empty() { Ok(()) } else { write!(out, " for {}", some_of(&self.names, MAX_NAMES)) }
+    }
+}
+
+/// The hosts that a certificate is for, or whom it names where it names no host.
+fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
+    let found = certificate.subject_alternative_name().ok().flatten();
+    let found = found.iter().flat_map(|names| &names.value.general_names).filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => address(bytes).map(|address| address.to_string()),
+        _ => None,
+    });
+    let hosts: Vec<String> = found.collect();
+    if hosts.is_empty() {
+        let subject = certificate.subject().iter_common_name();
+        return subject.filter_map(|name| name.as_str().ok()).map(str::to_owned).collect();
+    }
+    hosts
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let of_four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    of_four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+/// Certificates in force, and what people were told of them: once when they come into force, and whenever that changes.
+pub(super) struct Told {
+    certificates: Arc<Vec<Validity>>,
+    told: Vec<Standing>,
+}
+
+impl Told {
+    pub(super) fn nothing_of(certificates: &Arc<Vec<Validity>>) -> Self {
+        Self { certificates: Arc::clone(certificates), told: vec![Standing::Good; certificates.len()] }
+    }
+
+    /// Tells what is new at a time, in seconds of the Unix epoch.
+    pub(super) fn tell(&mut self, now: i64) {
+        self.news(now).iter().for_each(notice::warn);
+    }
+
+    fn news(&mut self, now: i64) -> Vec<String> {
+        let each = self.certificates.iter().zip(&mut self.told);
+        let news = each.filter_map(|(certificate, told)| {
+            let standing = certificate.standing(now);
+            if standing == std::mem::replace(told, standing) { None } else { certificate.told(standing, now) }
+        });
+        news.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(begins: i64, ends: i64) -> Told {
+        let time = |seconds| OffsetDateTime::from_unix_timestamp(seconds).unwrap();
+        let names = vec!["a.example".to_owned(), "b.example".to_owned()];
+        let validity = Validity { file: "cert.pem".to_owned(), names, begins: time(begins), ends: time(ends) };
+        Told::nothing_of(&Arc::new(vec![validity]))
+    }
+
+    #[test]
+    fn a_certificate_is_told_whenever_it_stands_otherwise() {
+        let day = |day: i64| day * DAY_SECONDS;
+        let mut certificate = told(day(10), day(100));
+        let begins_with = "gateway.tls.certificates cert.pem for a.example, b.example ";
+        let mut lines = Vec::new();
+        for now in [day(9), day(9) + 1, day(10), day(86), day(86) + 1, day(98), day(100), day(100) + 1, day(200)] {
+            lines.extend(certificate.news(now).into_iter().map(|line| (now, line.replace(begins_with, ""))));
+        }
+        let wanted = [
+            (
+                day(9),
+                "is not valid before 1970-01-11T00:00:00Z, and until then clients do not believe it; put one in its place \
+                 that is valid now, or set the clock of this machine",
+            ),
+            (day(86) + 1, "expires on 1970-04-11T00:00:00Z, in 13 days; put a new one in its place"),
+            (
+                day(100) + 1,
+                "has expired on 1970-04-11T00:00:00Z, and clients do not believe it; put a new one in its place",
+            ),
+        ];
+        assert_eq!(lines, wanted.map(|(now, line)| (now, line.to_owned())));
+    }
+
+    #[test]
+    fn a_short_life_is_told_by_its_last_third() {
+        let mut of_a_week = told(0, 6 * DAY_SECONDS);
+        assert_eq!(of_a_week.news(4 * DAY_SECONDS), Vec::<String>::new());
+        assert_eq!(of_a_week.news(4 * DAY_SECONDS + 1).len(), 1);
+    }
+
+    #[test]
+    fn days_that_are_left_are_told_as_people_count_them() {
+        for (left, words) in [(0, "less than a day"), (DAY_SECONDS, "1 day"), (2 * DAY_SECONDS + 1, "2 days")] {
+            let lines = told(0, 100 * DAY_SECONDS).news(100 * DAY_SECONDS - left);
+            assert!(lines[0].contains(&format!(", in {words}; ")), "{lines:?}");
+        }
+    }
+}
