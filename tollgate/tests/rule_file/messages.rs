@@ -7,7 +7,7 @@ use std::fmt::Write;
 use tollgate::rules::file::{Problems, RuleFile};
 
 /// Files whose shape is wrong: what an editor sees too.
-pub(crate) const SHAPES: [&str; 45] = [
+pub(crate) const SHAPES: [&str; 46] = [
     // The file as a whole.
     "- name: a\n",
     "just text\n",
@@ -31,6 +31,7 @@ pub(crate) const SHAPES: [&str; 45] = [
     "limits:\n  - name: a\n    limit: -5\n",
     "limits:\n  - name: a\n    limit: 99999999999999999999999\n",
     "limits:\n  - name: a\n    segments: 5000000000\n",
+    "gateway: { workers: 70000, routes: [{ path: /, upstream: http://h, retries: 300 }] }\n",
     "limits:\n  - name: a\n    limit: [5]\n",
     "limits:\n  - name: a\n    window: 60\n",
     "limits:\n  - name: a\n    algorithm: token_bucket\n    refill: 10\n",
@@ -160,7 +161,7 @@ const UNREACHABLE: [&str; 26] = [
 ];
 
 /// Numbers that cannot be meant.
-const NUMBERS: [&str; 41] = [
+const NUMBERS: [&str; 45] = [
     "limits: [{ name: a, limit: 10_000 }]\n",
     "limits: [{ name: a, limit: 0 }]\n",
     "limits: [{ name: a, limit: 4294967297 }]\n",
@@ -200,12 +201,16 @@ const NUMBERS: [&str; 41] = [
     "limits: [{ name: a, in_flight: 5, settle: header:x, ban: { after: 1, within: 1m, for: 1m }, consistency: leased }]\n",
     "limits: [{ name: a, in_flight: 5, key: ip, overrides: [{ key: x }, { key: y, limit: 5 }, { key: z, in_flight: 0 }] }]\n",
     "limits: [{ name: a, key: ip, overrides: [{ key: x, in_flight: 5 }] }]\n",
+    "gateway: { workers: 0, max_connections: 0 }\n",
+    "gateway: { routes: [{ path: /, upstream: [{ url: http://h, weight: 0 }, { url: http://i, weight: 1001 }] }] }\n",
+    "gateway: { routes: [{ path: /, upstream: { url: http://h, weight: 0 }, retries: 11, eject: { after: 0 } }] }\n",
+    "gateway: { routes: [{ path: /, upstream: http://h, health_check: { path: /, unhealthy_after: 0, healthy_after: 101 } }] }\n",
     "store_timeout: 0s\nlimits: [{ name: a }]\n",
     "max_memory: 5KiB\nlimits: [{ name: a }]\n",
 ];
 
 /// Names, keys, routes, listeners and tokens that do not go together.
-const TOGETHER: [&str; 34] = [
+const TOGETHER: [&str; 35] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -239,6 +244,7 @@ const TOGETHER: [&str; 34] = [
     "jwt: { jwks_file: a, leeway: 2h }\n",
     "admin: {}\n",
     "gateway: { routes: [{ path: /, respond: { status: 99 } }, { path: /a, respond: { status: 1000 } }] }\n",
+    "gateway: { routes: [{ path: /, upstream: [http://h/x, 'http://H:80/x/', { url: http://h/x, weight: 2 }, http://h/y, https://h/x] }] }\n",
     "gateway: { routes: [{ path: /, upstream: [http://h:99999, http://h:0, 'http://h:', 'http://[::1]:99999'] }] }\n",
 ];
 

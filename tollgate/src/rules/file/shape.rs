@@ -187,6 +187,8 @@ fn integer(value: i128, schema: &Value, name: &str) -> Result<(), Misfit> {
     let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
     let least = bound("minimum").unwrap_or(0);
     let fits = match schema.get("format").and_then(Value::as_str) {
+        Some("uint8") => u8::try_from(value).is_ok(),
+        Some("uint16") => u16::try_from(value).is_ok(),
         Some("uint32") => u32::try_from(value).is_ok(),
         _ => u64::try_from(value).is_ok(),
     };

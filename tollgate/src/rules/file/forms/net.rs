@@ -133,6 +133,15 @@ impl Upstream {
     pub fn is_echo(&self) -> bool {
         self.0 == ECHO
     }
+
+    /// The same for all URLs that lead to the same place.
+    pub(in crate::rules::file) fn normal(&self) -> String {
+        let Ok(uri) = self.0.parse::<http::Uri>() else { return self.0.clone() };
+        let scheme = uri.scheme_str().unwrap_or_default();
+        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+        let host = uri.host().unwrap_or_default().to_ascii_lowercase();
+        format!("{scheme}://{host}:{port}{}", uri.path().trim_end_matches('/'))
+    }
 }
 
 /// The upstream that is built in.

@@ -1,6 +1,7 @@
 //! The gateway: routes that requests can reach and that lead somewhere, and waits that end.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
@@ -41,6 +42,12 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
             span(wait.duration(), (timeouts, key), findings);
         }
     }
+    if let Some(workers) = gateway.workers {
+        number(workers.into(), 1..=1024, (node, "workers"), findings);
+    }
+    if let Some(most) = gateway.max_connections {
+        number(most, 1..=u32::MAX, (node, "max_connections"), findings);
+    }
     let mut seen = Seen::new();
     let mut names = Seen::new();
     for (index, route) in gateway.routes.iter().enumerate() {
@@ -51,6 +58,8 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
             findings.error(at.value_at("name"), message, "give each route a name of its own");
         }
         leads_somewhere(route, at, findings);
+        shares(route, at, findings);
+        number(route.retries.into(), 0..=10, (at, "retries"), findings);
         waits(route, at, findings);
         if let Some(headers) = at.get("request_headers") {
             edits(&route.request_headers, headers, findings);
@@ -138,15 +147,50 @@ fn leads_somewhere(route: &RouteRule, at: &Node, findings: &mut Findings) {
     }
 }
 
+/// Whether each upstream has a share of the requests, and only one.
+fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
+    let mut seen = Seen::new();
+    for (index, upstream) in route.upstream.iter().flatten().enumerate() {
+        let node = at.get("upstream").map_or(at, |upstreams| upstreams.item(index));
+        if upstream.weight == 0 {
+            let fix = "remove it, or give it a weight of 1 or more";
+            findings.error(node.value_at("weight"), "weight 0 keeps every request from this upstream", fix);
+        } else {
+            number(upstream.weight, 1..=1000, (node, "weight"), findings);
+        }
+        let place = node.value_at("url");
+        if let Some(first) = seen.before(upstream.url.normal(), place).filter(|_| !upstream.url.is_echo()) {
+            let url = shown(upstream.url.as_str());
+            let message = format!("{url} is an upstream of this route at {first} already");
+            let fix = format!("remove it, or give the first a larger share: {{ url: {url}, weight: 2 }}");
+            findings.error(place, message, fix);
+        }
+    }
+}
+
 fn waits(route: &RouteRule, at: &Node, findings: &mut Findings) {
     span(route.timeout.duration(), (at, "timeout"), findings);
     span(route.connect_timeout.duration(), (at, "connect_timeout"), findings);
     if let (Some(check), Some(node)) = (&route.health_check, at.get("health_check")) {
         span(check.every.duration(), (node, "every"), findings);
         span(check.timeout.duration(), (node, "timeout"), findings);
+        number(check.unhealthy_after, 1..=100, (node, "unhealthy_after"), findings);
+        number(check.healthy_after, 1..=100, (node, "healthy_after"), findings);
     }
     if let Some(node) = at.get("eject") {
         span(route.eject.lasts.duration(), (node, "for"), findings);
+        number(route.eject.after, 1..=1_000_000, (node, "after"), findings);
+    }
+}
+
+/// Whether a number is within the bounds that the schema tells editors.
+fn number(value: u32, bounds: RangeInclusive<u32>, (node, key): (&Node, &str), findings: &mut Findings) {
+    let (least, most) = bounds.into_inner();
+    let at = node.value_at(key);
+    if value < least {
+        findings.error(at, format!("{key} {value} is below {least}"), format!("use {least} or more"));
+    } else if value > most {
+        findings.error(at, format!("{key} {value} is above {most}"), format!("use {most} or less"));
     }
 }
 
