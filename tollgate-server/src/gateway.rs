@@ -60,6 +60,7 @@ pub(crate) use self::site::asked_of_upstreams;
 use self::tally::Tally;
 use self::ticks::Ticks;
 use self::workers::{Ends, Running};
+use crate::listening::CannotListen;
 
 /// A gateway that runs.
 pub(crate) struct Gateway {
@@ -89,10 +90,7 @@ struct Endings {
 pub(crate) enum StartError {
     /// What the file says of it, or names for it, cannot be used.
     Refused(Problems),
-    Listen {
-        address: String,
-        source: std::io::Error,
-    },
+    Listen(CannotListen),
     Runtime(std::io::Error),
 }
 
@@ -100,7 +98,7 @@ impl fmt::Display for StartError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(problems) => problems.fmt(out),
-            Self::Listen { address, source } => write!(out, "cannot listen on {address}: {source}"),
+            Self::Listen(problem) => problem.fmt(out),
             Self::Runtime(source) => source.fmt(out),
         }
     }
@@ -156,7 +154,7 @@ impl Gateway {
     /// leads to. `listen` is used in place of the file's address.
     pub(crate) fn problems(file: &Parsed, listen: Option<&Address>) -> Option<Problems> {
         let rule = file.gateway.as_ref()?;
-        let listens: Vec<String> = ports::places(rule, listen).into_iter().map(|(address, _)| address).collect();
+        let listens: Vec<String> = ports::places(rule, listen).into_iter().map(|place| place.address).collect();
         let flaws = Site::flaws(file, &listens);
         (!flaws.is_empty()).then(|| file.problems(flaws))
     }

@@ -8,6 +8,7 @@ mod counter;
 mod decisions;
 mod gateway;
 mod limits_told;
+mod listening;
 mod metrics;
 mod notice;
 mod reload;

@@ -1,7 +1,7 @@
 //! Lines for whoever runs the server, on stderr. What a command answers goes to stdout instead.
 
 use std::fmt::Display;
-use std::io::{self, Write, stderr};
+use std::io::{Write, stderr};
 use std::time::Duration;
 
 use tollgate::Gate;
@@ -77,16 +77,6 @@ pub(crate) fn some_of(names: &[impl AsRef<str>], most: usize) -> String {
     match names.len().saturating_sub(most) {
         0 => told.join(", "),
         more => format!("{} and {more} more", told.join(", ")),
-    }
-}
-
-/// What to do about an address that cannot be listened on.
-pub(crate) fn to_listen(source: &io::Error) -> &'static str {
-    match source.kind() {
-        io::ErrorKind::AddrInUse => "stop the process that has it, or choose another port",
-        io::ErrorKind::AddrNotAvailable => "use an address of this machine",
-        io::ErrorKind::PermissionDenied => "choose a port above 1023",
-        _ => "choose another address",
     }
 }
 

@@ -14,7 +14,6 @@ mod settings;
 mod sight;
 mod watch;
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +35,7 @@ use self::settings::StoreChange;
 use self::sight::Sight;
 use self::watch::Watch;
 use crate::gateway::{Gateway, StartError};
+use crate::listening::CannotListen;
 use crate::{config, notice};
 
 /// Some file systems tell nobody that a file has changed, and a folder that is replaced takes its watch with it. So
@@ -244,7 +244,7 @@ impl Reload {
             Some(gateway) => match gateway.prepare(&file).await {
                 Ok(next) => Some((gateway, next)),
                 Err(StartError::Refused(problems)) => return origin.refused(&problems),
-                Err(StartError::Listen { address, source }) => return origin.cannot_listen(&address, &source),
+                Err(StartError::Listen(problem)) => return origin.cannot_listen(&problem),
                 Err(problem) => return origin.kept(&problem.to_string()),
             },
             None => None,
@@ -366,8 +366,8 @@ impl Origin {
     }
 
     /// Nobody tries again by itself: another process may take an address that is free for a moment.
-    fn cannot_listen(&self, address: &str, source: &io::Error) {
-        let (problem, fix) = (format!("cannot listen on {address}: {source}"), notice::to_listen(source));
+    fn cannot_listen(&self, problem: &CannotListen) {
+        let fix = problem.fix();
         let meanwhile = "the gateway goes on where it listens";
         // A file that is saved as it was is no news: see `Sight`.
         self.kept(&format!("{problem}; {meanwhile}; {fix}, and send SIGHUP or change the file"));

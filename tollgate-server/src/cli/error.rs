@@ -9,6 +9,7 @@ use tollgate::redis::{ConnectError, PublishError};
 use tollgate::rules::file::{LoadError, Problems};
 
 use crate::gateway::StartError;
+use crate::listening::CannotListen;
 use crate::notice;
 
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub(crate) enum Error {
     Request(String),
     Usage(String),
     Gateway(StartError),
-    Listen { address: String, source: io::Error },
+    Listen(CannotListen),
     Runtime(io::Error),
 }
 
@@ -62,9 +63,10 @@ impl fmt::Display for Error {
             Self::Connect(error) => write!(out, "store: {error}"),
             Self::Publish(error) => error.fmt(out),
             Self::Request(problem) | Self::Usage(problem) => out.write_str(problem),
-            Self::Gateway(StartError::Listen { address, source }) => cannot_listen(address, source, out),
+            Self::Gateway(StartError::Listen(problem)) | Self::Listen(problem) => {
+                write!(out, "{problem}; {}", problem.fix_at_start())
+            }
             Self::Gateway(StartError::Runtime(source)) => cannot_start(source, out),
-            Self::Listen { address, source } => cannot_listen(address, source, out),
             Self::Runtime(source) => cannot_start(source, out),
         }
     }
@@ -77,12 +79,4 @@ fn cannot_start(source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result
 fn refused(problems: &Problems, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     let file = problems.iter().next().map_or("the rule file", |problem| problem.file());
     write!(out, "{file} cannot be used; correct what stands above")
-}
-
-fn cannot_listen(address: &str, source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let flags = match source.kind() {
-        io::ErrorKind::AddrInUse => " in the rule file or with --listen, --http or --admin",
-        _ => "",
-    };
-    write!(out, "cannot listen on {address}: {source}; {}{flags}", notice::to_listen(source))
 }

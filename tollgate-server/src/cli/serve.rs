@@ -15,6 +15,7 @@ use tollgate::rules::file::{Address, Listener, Parsed, RuleFile};
 use super::{Error, load, say};
 use crate::decisions::Decisions;
 use crate::gateway::Gateway;
+use crate::listening::{CannotListen, Setting};
 use crate::metrics::Metrics;
 use crate::reload::{Given, Hangup, Reload, Reloads, Started};
 use crate::service::Options;
@@ -47,6 +48,7 @@ pub(super) struct Arguments {
 /// Where to listen, and how.
 struct Place {
     address: String,
+    setting: Setting,
     options: Options,
 }
 
@@ -68,12 +70,14 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     notice::warn_of_an_absent_store(&gate, &file);
     let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
     let decisions = Arc::new(Decisions::default());
+    let of_admin = Setting::key_or_flag("admin.listen", "--admin", given.admin.as_ref());
     let admin = given.admin.clone().or_else(|| file.admin.as_ref().map(|admin| admin.listen.clone()));
     let admin = match admin {
         Some(address) => {
             let (standing, reloads) = (Arc::clone(&standing), Arc::clone(&reloads));
             let decisions = Arc::clone(&decisions);
-            Some(Admin::start(address.as_str(), Metrics { gate: gate.clone(), standing, reloads, decisions }).await?)
+            let listener = bind(address.as_str(), of_admin).await?;
+            Some(Admin::start(listener, Metrics { gate: gate.clone(), standing, reloads, decisions }))
         }
         None => None,
     };
@@ -150,7 +154,7 @@ impl Surfaces {
     }
 
     async fn service(&mut self, place: Place, answering: Answering) -> Result<(), Error> {
-        let (listener, bound) = bind(&place.address).await?;
+        let (listener, bound) = bind(&place.address, place.setting).await?;
         self.told.push(format!("decisions POST http://{bound}/v1/check"));
         let stop = self.stop();
         self.tasks.push(tokio::spawn(service::http::run(listener, answering, place.options, stop)));
@@ -171,11 +175,10 @@ struct Admin {
 }
 
 impl Admin {
-    async fn start(address: &str, metrics: Metrics) -> Result<Self, Error> {
-        let (listener, bound) = bind(address).await?;
+    fn start((listener, bound): (TcpListener, SocketAddr), metrics: Metrics) -> Self {
         let (running, stop) = oneshot::channel();
         let task = tokio::spawn(admin::run(listener, metrics, async { _ = stop.await }));
-        Ok(Self { bound, running, task })
+        Self { bound, running, task }
     }
 
     async fn end(self) {
@@ -185,8 +188,8 @@ impl Admin {
     }
 }
 
-async fn bind(address: &str) -> Result<(TcpListener, SocketAddr), Error> {
-    let cannot_listen = |source| Error::Listen { address: address.to_owned(), source };
+async fn bind(address: &str, setting: Setting) -> Result<(TcpListener, SocketAddr), Error> {
+    let cannot_listen = |source| Error::Listen(CannotListen { setting, address: address.to_owned(), source });
     let listener = TcpListener::bind(address).await.map_err(cannot_listen)?;
     let bound = listener.local_addr().map_err(cannot_listen)?;
     Ok((listener, bound))
@@ -195,7 +198,8 @@ async fn bind(address: &str) -> Result<(TcpListener, SocketAddr), Error> {
 fn place(named: Option<&Listener>, given: Option<&Address>) -> Option<Place> {
     let options = named.map(Options::of).unwrap_or_default();
     let address = given.or(named.map(|named| &named.listen))?;
-    Some(Place { address: address.as_str().to_owned(), options })
+    let setting = Setting::key_or_flag("service.http", "--http", given);
+    Some(Place { address: address.as_str().to_owned(), setting, options })
 }
 
 fn warn_of_what_is_not_served(file: &RuleFile) {

@@ -12,6 +12,7 @@ use super::StartError;
 use super::connection::Begins;
 use super::tls::{CertificateReloads, Tls};
 use super::workers::{Listening, Order, Running};
+use crate::listening::{CannotListen, Setting};
 
 /// A port that is listened on. Dropped, it is closed once nobody waits there.
 pub(super) struct Port {
@@ -62,7 +63,7 @@ pub(super) async fn prepare(
 ) -> Result<Vec<NextPort>, StartError> {
     let rule = file.gateway.clone().unwrap_or_default();
     let mut ports = Vec::new();
-    for (written, is_tls) in places(&rule, listen) {
+    for Place { address: written, setting, is_tls } in places(&rule, listen) {
         let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder()));
         let of_tls = |flaws: Vec<Flaw>| flaws.into_iter().map(|flaw| flaw.at("/gateway/tls"));
         let tls = tls.transpose().map_err(|flaws| StartError::Refused(file.problems(of_tls(flaws))))?;
@@ -72,22 +73,32 @@ pub(super) async fn prepare(
             None
         } else {
             let bound = Listening::bind(&written, workers).await;
-            Some(bound.map_err(|source| StartError::Listen { address: written.clone(), source })?)
+            let cannot_listen = |source| CannotListen { setting, address: written.clone(), source };
+            Some(bound.map_err(|source| StartError::Listen(cannot_listen(source)))?)
         };
         ports.push(NextPort { written, begins, tls, listening });
     }
     Ok(ports)
 }
 
-/// The addresses that connections are taken at, and whether they speak TLS.
-pub(super) fn places(rule: &GatewayRule, listen: Option<&Address>) -> Vec<(String, bool)> {
-    let address = listen.unwrap_or(&rule.listen).as_str().to_owned();
-    match &rule.tls {
-        None => vec![(address, false)],
-        Some(tls) => match &tls.listen {
-            None => vec![(address, true)],
-            Some(beside) => vec![(address, false), (beside.as_str().to_owned(), true)],
-        },
+/// Where connections are to be taken.
+pub(super) struct Place {
+    pub(super) address: String,
+    setting: Setting,
+    is_tls: bool,
+}
+
+/// The places that connections are taken at.
+pub(super) fn places(rule: &GatewayRule, listen: Option<&Address>) -> Vec<Place> {
+    let place = |address: &Address, setting, is_tls| Place { address: address.as_str().to_owned(), setting, is_tls };
+    let setting = Setting::key_or_flag("gateway.listen", "--listen", listen);
+    let address = listen.unwrap_or(&rule.listen);
+    match rule.tls.as_ref().map(|tls| &tls.listen) {
+        None => vec![place(address, setting, false)],
+        Some(None) => vec![place(address, setting, true)],
+        Some(Some(beside)) => {
+            vec![place(address, setting, false), place(beside, Setting::key("gateway.tls.listen"), true)]
+        }
     }
 }
 

@@ -191,8 +191,8 @@ fn a_port_in_use_at_a_reload_is_told_with_what_becomes_of_it_and_what_to_do() {
         let address = taken.local_addr().unwrap().to_string();
         gateway.save(&route(&address));
         let told = format!(
-            "tollgate.yaml is refused, and the rules before it stay in force: cannot listen on {address}: Address already in \
-             use (os error 98); the gateway goes on where it listens; stop the process that has it, or choose another port, \
+            "tollgate.yaml is refused, and the rules before it stay in force: gateway.listen: cannot listen on {address}: \
+             Address already in use (os error 98); the gateway goes on where it listens; stop the process that has it, or choose another port, \
              and send SIGHUP or change the file\n"
         );
         gateway.await_said(&told, 1);

@@ -258,6 +258,19 @@ fn tls_can_be_spoken_beside() {
 }
 
 #[test]
+fn a_port_in_use_beside_is_told_as_that() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let Signed { cert, key } = Authority::new().sign(&["localhost"]);
+    let tls = format!("tls: {{ listen: '{address}', certificates: {{ cert: cert.pem, key: key.pem }} }}");
+    let (said, code) = fails(&[("tollgate.yaml", &rules(&tls)), ("cert.pem", &cert), ("key.pem", &key)]);
+    let told =
+        format!("tollgate: gateway.tls.listen: cannot listen on {address}: Address already in use (os error 98); ");
+    assert!(said.contains(&told) && said.ends_with(", or choose another port there\n"), "{said}");
+    assert_eq!(code, Some(2));
+}
+
+#[test]
 fn certificate_files_that_cannot_be_used_end_with_2_and_the_fix() {
     let authority = Authority::new();
     let (one, other) = (authority.sign(&["localhost"]), authority.sign(&["localhost"]));

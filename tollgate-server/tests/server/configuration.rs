@@ -68,7 +68,10 @@ fn a_port_in_use_and_a_bad_store_end_with_2() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let text = serve(&format!("service: {{ http: '{address}' }}\nlimits: [{{ name: user }}]\n"));
-    assert!(text.contains(&format!("tollgate: cannot listen on {address}: Address already in use")), "{text}");
+    assert!(
+        text.contains(&format!("tollgate: service.http: cannot listen on {address}: Address already in use")),
+        "{text}"
+    );
     assert!(text.ends_with("exit code 2"), "{text}");
     let text =
         serve("store: 'redis://127.0.0.1:6379/nonsense'\nlimits: [{ name: user }]\nservice: { http: '127.0.0.1:0' }\n");

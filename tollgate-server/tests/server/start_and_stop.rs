@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use serde_json::json;
 
 use crate::client::head;
-use crate::process::{Server, folder, run};
+use crate::process::{Server, folder, folder_with, run, run_in};
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("UTF-8")
@@ -47,11 +47,44 @@ fn port_in_use_ends_with_2_and_the_fix() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stdout), "");
     let message = text(&output.stderr);
-    assert!(message.starts_with(&format!("tollgate: cannot listen on {address}: Address already in use")), "{message}");
-    assert!(
-        message.contains("; stop the process that has it, or choose another port in the rule file or with --listen, "),
-        "{message}"
+    let told = format!(
+        "tollgate: --listen: cannot listen on {address}: Address already in use (os error 98); stop the process that has it, \
+         or choose another port there\n"
     );
+    assert_eq!(message, told);
+}
+
+#[test]
+fn a_port_in_use_is_told_with_the_setting_that_names_it() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let of_gateway = |settings: &str| {
+        format!("gateway: {{ {settings}, routes: [{{ path: /**, upstream: echo }}] }}\nlimits: [{{ name: a }}]\n")
+    };
+    for (rules, arguments, setting, fix) in [
+        (of_gateway(&format!("listen: '{address}'")), vec![], "gateway.listen", " there or with --listen"),
+        (
+            format!("admin: {{ listen: '{address}' }}\n{}", of_gateway("listen: '127.0.0.1:0'")),
+            vec![],
+            "admin.listen",
+            " there or with --admin",
+        ),
+        (of_gateway("listen: '127.0.0.1:0'"), vec!["--admin", &*address], "--admin", " there"),
+        (
+            format!("service: {{ http: '{address}' }}\nlimits: [{{ name: a }}]\n"),
+            vec![],
+            "service.http",
+            " there or with --http",
+        ),
+    ] {
+        let folder = folder_with(&[("tollgate.yaml", &rules)]);
+        let output = run_in(folder.path(), &[&["serve", "--config", "tollgate.yaml"], &*arguments].concat());
+        let told = format!(
+            "tollgate: {setting}: cannot listen on {address}: Address already in use (os error 98); stop the process that \
+             has it, or choose another port{fix}\n"
+        );
+        assert_eq!((text(&output.stderr), output.status.code()), (&*told, Some(2)));
+    }
 }
 
 #[test]
