@@ -1,11 +1,14 @@
 //! `tollgate publish`: one rule file to every node that shares its Redis; what is published, and away with it.
 
+mod without_login;
+
 use std::path::Path;
 
 use serde::Serialize;
 use tollgate::redis::{PublishError, RuleSet, RuleSets};
-use tollgate::rules::file::{Parsed, RuleFile, StoreUrl};
+use tollgate::rules::file::{Flaw, Parsed, Problems, RuleFile, StoreUrl};
 
+use self::without_login::without_login;
 use super::{ConfigArgument, Error, Outcome, load, say};
 use crate::notice;
 
@@ -51,12 +54,20 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         return outcome(rule_sets.withdraw(arguments.expect).await, told);
     }
     file.compile().map_err(|problems| Error::Open(problems.into()))?;
+    let text = without_login(file.source()).ok_or_else(|| Error::Open(login_left(&file).into()))?;
     let told = |version| format!("{} is published as version {version}", path.display());
-    let published = outcome(rule_sets.publish(file.source().as_bytes(), arguments.expect).await, told)?;
+    let published = outcome(rule_sets.publish(text.as_bytes(), arguments.expect).await, told)?;
     if published == Outcome::Yes {
         tell_what_nodes_leave(&file);
     }
     Ok(published)
+}
+
+fn login_left(file: &Parsed) -> Problems {
+    let problem = "the password of the store is not published, and cannot be told from the rest of this";
+    let fix =
+        "write the URL in one line without escapes of YAML; in a password, write spaces and quotes as %20, %22 or %27";
+    file.problems([Flaw::new(problem).fix(fix).at("/store")])
 }
 
 /// Whoever publishes a file with listeners and routes in it may think that they change, too.
@@ -103,7 +114,7 @@ fn outcome(changed: Result<u64, PublishError>, told: impl Fn(u64) -> String) -> 
 }
 
 /// The rules that are published, with their version in a comment before them, so that they are a rule file. If nothing
-/// is, the answer is no.
+/// is, the answer is no. They may have been published by a program that leaves passwords in.
 async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Outcome, Error> {
     let newest = rule_sets.newest().await.map_err(|error| Error::Publish(PublishError::Store(error)))?;
     let version = newest.as_ref().map_or(0, |newest| newest.version);
@@ -122,5 +133,7 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Outcome, Error> {
 }
 
 fn rules_text(rule_set: &RuleSet) -> Option<String> {
-    rule_set.rules.as_ref().map(|rules| String::from_utf8_lossy(rules).into_owned())
+    let text = String::from_utf8_lossy(rule_set.rules.as_ref()?);
+    let hidden = "# not shown: there is a password in it; publish the rules again, which leaves it out";
+    Some(without_login(&text).unwrap_or_else(|| hidden.to_owned()))
 }

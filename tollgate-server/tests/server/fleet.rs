@@ -183,6 +183,43 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
 }
 
 #[test]
+fn passwords_of_stores_are_not_published_and_not_shown() {
+    let redis = Redis::start();
+    redis.command(&["ACL", "SETUSER", "ann", "on", ">hunter2", "~*", "&*", "+@all"]);
+    let with_login = |text: String| text.replace("redis://", "redis://ann:hunter2@");
+    let node = Server::with_rules(&with_login(rules(&redis, 10, "")));
+    let text = rules(&redis, 20, "# was redis://127.0.0.1:1");
+    let office = folder_with(&[(RULES, &with_login(text.clone()))]);
+    let publish =
+        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+    assert_eq!(publish(&[]), "tollgate.yaml is published as version 1\nexit code 0");
+    let look = "local text = redis.call('HGET', 'rate_limit:{rules}', 'rules')
+                if string.find(text, 'hunter2') then return redis.error_reply(text) end";
+    redis.command(&["EVAL", look, "0"]);
+    node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    assert_eq!(node.connect().check(&user("ann"))["source"], "store", "the node has its own password");
+
+    // By somebody who does not leave it out.
+    redis.command(&["HSET", "rate_limit:{rules}", "rules", &with_login(text.clone())]);
+    assert_eq!(publish(&["--show"]), format!("# published version 1\n{text}exit code 0"));
+    let escaped = with_login(text).replace("redis://ann", "\"redis:\\/\\/ann").replacen('\n', "\"\n", 1);
+    redis.command(&["HSET", "rate_limit:{rules}", "rules", &escaped]);
+    for arguments in [&["--show"][..], &["--show", "--json"]] {
+        let shown = publish(arguments);
+        assert!(shown.contains("# not shown: there is a password in it; publish the rules again"), "{shown}");
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+
+    std::fs::write(office.path().join(RULES), escaped).unwrap();
+    let refused = publish(&[]);
+    assert!(
+        refused.starts_with("on stderr:\ntollgate.yaml:1:8: the password of the store is not published"),
+        "{refused}"
+    );
+    assert!(refused.ends_with("exit code 2") && !refused.contains("hunter2"), "{refused}");
+}
+
+#[test]
 fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
     type Spoil = fn(&Server);
     let no_limits: Spoil = |node| node.save_rules("limits: [{ name: user, limit: 0 }]\n");

@@ -200,6 +200,17 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
+/// As a rule file writes it, but without a user and password.
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Redis(url) = self else { return out.write_str("memory") };
+        match url.split_once("://").zip(url.rsplit_once('@')) {
+            Some(((scheme, _), (_, hosts))) => write!(out, "{scheme}://{hosts}"),
+            None => out.write_str(url),
+        }
+    }
+}
+
 impl Form for StoreUrl {
     const FORMAT: &'static str = "store";
     const PATTERN: &'static str = r"^(memory|rediss?(\+cluster|\+sentinel)?://.+)$";
