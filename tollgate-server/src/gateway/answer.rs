@@ -78,7 +78,7 @@ impl Failure {
             Self::Disconnected => r#"{"error":"bad_gateway","message":"The upstream hung up."}"#,
             Self::BadAnswer => r#"{"error":"bad_gateway","message":"The upstream's answer makes no sense."}"#,
             Self::LongAnswerHead => {
-                r#"{"error":"bad_gateway","message":"The upstream's answer has more than 100 headers, or 64 KiB of them."}"#
+                r#"{"error":"bad_gateway","message":"The upstream's answer has more than 100 headers, 64 KiB of them, or some that HTTP/2 does not allow."}"#
             }
             Self::ConnectTimeout => {
                 r#"{"error":"gateway_timeout","message":"The upstream cannot be reached in time."}"#

@@ -1,5 +1,6 @@
 //! To an upstream and back.
 
+use std::error::Error as _;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -305,16 +306,43 @@ pub(in super::super) fn is_out_of_reach(failure: Failure, route: &Route) -> bool
     matches!(failure, Failure::CannotConnect | Failure::ConnectTimeout) && !route.has_several()
 }
 
-/// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it.
+/// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it, and never if it has an
+/// answer that cannot be passed on: there would be the same again.
 fn failed(mut error: TrySendError<Forwarded>, copy: Option<Forwarded>) -> Tried {
+    let refusal = Refusal::of(error.error());
     let is_answer = error.error().is_parse();
-    if error.error().is_parse_too_large() {
+    if error.error().is_parse_too_large() || refusal == Some(Refusal::Answer) {
         return Tried::Failed(Failure::LongAnswerHead);
     }
+    let failure = match refusal {
+        Some(_) => Failure::LongAnswerHead,
+        None => Failure::Disconnected,
+    };
     match error.take_message().or(copy) {
-        Some(request) if !is_answer => Tried::Again(request, Failure::Disconnected.into()),
+        Some(request) if !is_answer => Tried::Again(request, failure.into()),
         _ if is_answer => Tried::Failed(Failure::BadAnswer),
-        _ => Tried::Failed(Failure::Disconnected),
+        _ => Tried::Failed(failure),
+    }
+}
+
+/// What our side of HTTP/2 has refused of an upstream's for its headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// The answer. Headers that are not allowed and more than is taken are the same here.
+    Answer,
+    /// The connection, for the length of an answer on it: of whose, nobody knows.
+    Connection,
+}
+
+impl Refusal {
+    fn of(error: &hyper::Error) -> Option<Self> {
+        let error: &h2::Error = error.source()?.downcast_ref()?;
+        match error.reason()? {
+            _ if !error.is_library() => None,
+            h2::Reason::PROTOCOL_ERROR if error.is_reset() => Some(Self::Answer),
+            h2::Reason::ENHANCE_YOUR_CALM if error.is_go_away() => Some(Self::Connection),
+            _ => None,
+        }
     }
 }
 
