@@ -14,8 +14,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::rules::file::{
-    AccessLogRule, Balance, EjectRule, Flaw, GatewayRule, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule,
-    RouteRule, Told, UpstreamRule,
+    AccessLogRule, Balance, EjectRule, Flaw, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule, RouteRule,
+    Told, UpstreamRule,
 };
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
@@ -158,7 +158,7 @@ impl Site {
         Ok(Self {
             routes,
             found,
-            proxies: proxies(&gateway).map_err(refused)?,
+            proxies: file.trusted_proxies()?,
             told: gateway.tell_upstreams.clone(),
             max_body: gateway.max_body.map_or(u64::MAX, |size| size.bytes()),
             max_head: usize::try_from(gateway.max_head.bytes()).unwrap_or(usize::MAX),
@@ -176,7 +176,8 @@ impl Site {
     }
 
     /// Everything that would keep the gateway of a file from serving at these addresses, short of opening anything: what
-    /// is wrong with the files that it names, and upstreams that are the gateway itself.
+    /// is wrong with the files that it names, and upstreams that are the gateway itself. What keeps the rules from being
+    /// compiled is not told again.
     pub(super) fn flaws(file: &Parsed, listens: &[String]) -> Vec<Flaw> {
         let Some(gateway) = &file.gateway else { return Vec::new() };
         let mut kept = Kept::of(None, 1);
@@ -190,7 +191,6 @@ impl Site {
         }
         let of_tls = gateway.tls.iter().filter_map(|tls| Tls::new(tls, file.folder()).err()).flatten();
         found.extend(of_tls.map(|flaw| flaw.at("/gateway/tls")));
-        found.extend(proxies(gateway).err());
         found
     }
 
@@ -230,15 +230,6 @@ fn log(
         }
         None => open().map(Arc::new),
     }
-}
-
-fn proxies(gateway: &GatewayRule) -> Result<TrustedProxies, Flaw> {
-    let networks = gateway.trusted_proxies.iter().map(ToString::to_string);
-    let proxies = TrustedProxies::parse(networks).map_err(|error| {
-        let flaw = Flaw::new(format!("gateway.trusted_proxies: {error}"));
-        flaw.fix("name fewer networks").at("/gateway/trusted_proxies")
-    })?;
-    Ok(proxies.believing(gateway.forwarding_header.into()))
 }
 
 impl Route {

@@ -83,6 +83,17 @@ exit code 1";
 }
 
 #[test]
+fn too_many_proxies_are_told_once() {
+    let networks: Vec<String> = (0..=16_384).map(|n| format!("10.{}.{}.{}", n >> 14, n >> 7 & 127, n & 127)).collect();
+    let gateway = format!("trusted_proxies: [{}], routes: [{{ path: /**, upstream: echo }}]", networks.join(", "));
+    let folder = folder_with(&[(RULES, &format!("limits: []\ngateway: {{ {gateway} }}\n"))]);
+    let told = told(&run_in(folder.path(), &["validate", RULES]));
+    let problem =
+        "tollgate.yaml:2:29: trusted_proxies: there are more than 16384 networks; join neighbours into wider ones\n";
+    assert!(told.contains(problem) && told.matches("networks").count() == 1, "{told}");
+}
+
+#[test]
 fn every_problem_is_told_at_once() {
     insta::assert_snapshot!(validate(&["bad.yaml"]));
 }

@@ -11,8 +11,8 @@ use super::forms::{Cidr, CostText, KeyPart as PartText, PlanSource, SettleSource
 use super::node::Node;
 use super::problem::Findings;
 use super::types::{
-    BodyName, BodyRule, CostRule, CountName, CountRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule, LimitRule,
-    ListRule, MatchRule, Missing as MissingName, OverrideRule, StatusRule,
+    BodyName, BodyRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule,
+    LimitRule, ListRule, MatchRule, Missing as MissingName, OverrideRule, StatusRule,
 };
 use super::{HeaderName, Parsed, Problems, RuleFile, TokenSource};
 use crate::Ban;
@@ -43,6 +43,17 @@ impl Parsed {
 }
 
 impl Parsed {
+    /// Whom the gateway believes about its clients: nobody, where there is none.
+    ///
+    /// # Errors
+    ///
+    /// When there are too many of them. [`compile`](Self::compile) tells that too.
+    pub fn trusted_proxies(&self) -> Result<TrustedProxies, Problems> {
+        let mut findings = Findings::default();
+        let Some(gateway) = &self.rules.gateway else { return Ok(TrustedProxies::default()) };
+        trusted_proxies(gateway, &self.root, &mut findings).ok_or_else(|| findings.told(&self.name, &self.source))
+    }
+
     /// The routes of the gateway, ready to be found by what they match, in the order of the file.
     ///
     /// # Errors
@@ -69,14 +80,8 @@ impl Parsed {
 fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings) -> Option<RuleSet> {
     let families = file.headers.iter().map(|name| family(*name)).collect();
     let mut builder = RuleSet::builder().headers(families).body(body(&file.body, root, findings)?);
-    if let Some(gateway) = &file.gateway {
-        let networks = gateway.trusted_proxies.iter().map(Cidr::to_string);
-        match TrustedProxies::parse(networks) {
-            Ok(proxies) => {
-                builder = builder.trusted_proxies(proxies.believing(gateway.forwarding_header.into()));
-            }
-            Err(error) => findings.error(root.value_at("gateway"), error.to_string(), "name fewer networks"),
-        }
+    if let Some(proxies) = file.gateway.as_ref().and_then(|gateway| trusted_proxies(gateway, root, findings)) {
+        builder = builder.trusted_proxies(proxies);
     }
     if let Some(rule) = &file.jwt {
         builder = builder.tokens(tokens(rule, root.get("jwt").unwrap_or(root), folder, findings)?);
@@ -91,6 +96,18 @@ fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings
         }
     }
     builder.build().map_err(|error| findings.error(root.value_at("limits"), error.problem(), error.fix())).ok()
+}
+
+fn trusted_proxies(gateway: &GatewayRule, root: &Node, findings: &mut Findings) -> Option<TrustedProxies> {
+    match TrustedProxies::parse(gateway.trusted_proxies.iter().map(Cidr::to_string)) {
+        Ok(proxies) => Some(proxies.believing(gateway.forwarding_header.into())),
+        Err(error) => {
+            let at = root.get("gateway").unwrap_or(root).value_at("trusted_proxies");
+            let RefusedRule { problem, fix } = disagreed(error);
+            findings.error(at, format!("trusted_proxies: {problem}"), fix);
+            None
+        }
+    }
 }
 
 /// What the text could not tell.
