@@ -67,7 +67,7 @@ fn login_left(file: &Parsed) -> Problems {
     let problem = "the password of the store is not published, and cannot be told from the rest of this";
     let fix =
         "write the URL in one line without escapes of YAML; in a password, write spaces and quotes as %20, %22 or %27";
-    file.problems([Flaw::new(problem).fix(fix).at("/store")])
+    file.problems([Flaw::new(problem, fix).of("store")])
 }
 
 /// Whoever publishes a file with listeners and routes in it may think that they change, too.

@@ -77,7 +77,7 @@ impl AccessLog {
         let shared = Shared { format: rule.format, waiting, bell: Bell::default(), lost: Arc::clone(lost) };
         let shared = Arc::new(shared);
         writer::start(Arc::clone(&shared), sink)
-            .map_err(|error| Flaw::new(format!("gateway.access_log: {error}")).fix("give the process more threads"))?;
+            .map_err(|error| Flaw::new(format!("gateway.access_log: {error}"), "give the process more threads"))?;
         Ok(Self { rule: rule.clone(), shared })
     }
 

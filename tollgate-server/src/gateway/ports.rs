@@ -65,7 +65,7 @@ pub(super) async fn prepare(
     let mut ports = Vec::new();
     for Place { address: written, setting, is_tls } in places(&rule, listen) {
         let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder()));
-        let of_tls = |flaws: Vec<Flaw>| flaws.into_iter().map(|flaw| flaw.at("/gateway/tls"));
+        let of_tls = |flaws: Vec<Flaw>| flaws.into_iter().map(|flaw| flaw.of("tls").of("gateway"));
         let tls = tls.transpose().map_err(|flaws| StartError::Refused(file.problems(of_tls(flaws))))?;
         let acceptor = tls.as_ref().map(|tls| tls.acceptor.clone());
         let begins = Begins { proxy_protocol: rule.proxy_protocol, tls: acceptor };

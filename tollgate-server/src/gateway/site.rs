@@ -168,7 +168,7 @@ impl Site {
             log: match &gateway.access_log {
                 Some(rule) => {
                     let log = log(rule, before, || AccessLog::open(rule, file.folder(), workers, lost));
-                    Some(log.map_err(|flaw| refused(flaw.at("/gateway/access_log")))?)
+                    Some(log.map_err(|flaw| refused(flaw.of("access_log").of("gateway")))?)
                 }
                 None => None,
             },
@@ -190,7 +190,7 @@ impl Site {
             found.extend(flaws.into_iter().map(|flaw| of_route(flaw, index)));
         }
         let of_tls = gateway.tls.iter().filter_map(|tls| Tls::new(tls, file.folder()).err()).flatten();
-        found.extend(of_tls.map(|flaw| flaw.at("/gateway/tls")));
+        found.extend(of_tls.map(|flaw| flaw.of("tls").of("gateway")));
         found
     }
 
@@ -213,7 +213,7 @@ impl Site {
 }
 
 fn of_route(flaw: Flaw, index: usize) -> Flaw {
-    flaw.at(&format!("/gateway/routes/{index}"))
+    flaw.of(index).of("routes").of("gateway")
 }
 
 /// The log of the site before if it is as the rule says, or else another.
@@ -359,9 +359,8 @@ impl Route {
 /// The upstream of that URL, taken over if it is there already.
 fn target(upstream: &UpstreamRule, rule: &RouteRule, folder: &Path, kept: &mut Kept) -> Result<Arc<Target>, Flaw> {
     let text = upstream.url.as_str();
-    let bad = || {
-        Flaw::new(format!("upstream {text} is no URL")).fix("write one such as http://127.0.0.1:8081").at("/upstream")
-    };
+    let bad =
+        || Flaw::new(format!("upstream {text} is no URL"), "write one such as http://127.0.0.1:8081").of("upstream");
     let uri: Uri = text.parse().map_err(|_| bad())?;
     let (scheme, default_port) = match uri.scheme_str() {
         Some("https") => (Speaks::Tls, 443),

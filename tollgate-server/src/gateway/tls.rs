@@ -92,15 +92,15 @@ impl Tls {
                     validities.extend(certificate.cert.first().and_then(|own| Validity::of(&files.cert, own)));
                     certificates.push(Arc::new(certificate));
                 }
-                Err(found) => flaws.extend(found.into_iter().map(|flaw| flaw.at(&format!("/certificates/{index}")))),
+                Err(found) => flaws.extend(found.into_iter().map(|flaw| flaw.of(index).of("certificates"))),
             }
         }
         let verifier = rule.client_ca.as_ref().map(|file| {
             let verifies = verifier(&folder.join(file), rule.client_certificates, &provider);
-            verifies.map_err(|flaw| flaws.push(flaw.at("/client_ca")))
+            verifies.map_err(|flaw| flaws.push(flaw.of("client_ca")))
         });
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| flaws.push(Flaw::new(error.to_string()).fix("leave tls out")));
+        let builder = builder.map_err(|error| flaws.push(Flaw::new(error.to_string(), "leave tls out")));
         let (Ok(builder), Ok(verifier), []) = (builder, verifier.transpose(), &*flaws) else { return Err(flaws) };
         let builder = match verifier {
             None => builder.with_no_client_auth(),
@@ -180,13 +180,13 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
 }
 
 fn bad(key: &str, path: &Path, problem: &str) -> Flaw {
-    Flaw::new(format!("gateway.tls.{key} {}: {problem}", path.display())).fix("name a file in PEM that may be read")
+    Flaw::new(format!("gateway.tls.{key} {}: {problem}", path.display()), "name a file in PEM that may be read")
 }
 
 /// A certificate and its key, or what is wrong with either.
 fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, Vec<Flaw>> {
-    let chain = chain(&files.cert).map_err(|flaw| flaw.at("/cert"));
-    let key = private_key(&files.key).map_err(|flaw| flaw.at("/key"));
+    let chain = chain(&files.cert).map_err(|flaw| flaw.of("cert"));
+    let key = private_key(&files.key).map_err(|flaw| flaw.of("key"));
     match (chain, key) {
         (Ok(chain), Ok(key)) => {
             CertifiedKey::from_der(chain, key, provider).map_err(|error| vec![unfit(files, &error)])
@@ -215,21 +215,19 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Flaw> {
 fn unfit(files: &Files, error: &rustls::Error) -> Flaw {
     let (cert, key) = (files.cert.display(), files.key.display());
     match error {
-        rustls::Error::InconsistentKeys(_) => Flaw::new(format!(
-            "gateway.tls.certificates {cert}: the key in {key} is not the one that it was made for"
-        ))
-        .fix(
+        rustls::Error::InconsistentKeys(_) => Flaw::new(
+            format!("gateway.tls.certificates {cert}: the key in {key} is not the one that it was made for"),
             "name the key of this certificate, or the certificate of this key, and the server's own certificate first \
              where there are several",
         )
-        .at("/key"),
+        .of("key"),
         rustls::Error::InvalidCertificate(_) => {
-            let flaw = Flaw::new(format!("gateway.tls.certificates {cert}: it cannot be used ({error})"));
-            flaw.fix("name a certificate of X.509 in PEM").at("/cert")
+            let problem = format!("gateway.tls.certificates {cert}: it cannot be used ({error})");
+            Flaw::new(problem, "name a certificate of X.509 in PEM").of("cert")
         }
         _ => {
-            let flaw = Flaw::new(format!("gateway.tls.certificates {key}: it cannot be used ({error})"));
-            flaw.fix("name a private key of RSA, ECDSA or Ed25519 without a password").at("/key")
+            let problem = format!("gateway.tls.certificates {key}: it cannot be used ({error})");
+            Flaw::new(problem, "name a private key of RSA, ECDSA or Ed25519 without a password").of("key")
         }
     }
 }

@@ -26,8 +26,8 @@ impl UpstreamTls {
             Some(file) => {
                 let path = folder.join(file);
                 let bad = |problem: String| {
-                    let flaw = Flaw::new(format!("upstream_tls.ca {}: {problem}", path.display()));
-                    flaw.fix("name a file in PEM with certificates").at("/upstream_tls/ca")
+                    let problem = format!("upstream_tls.ca {}: {problem}", path.display());
+                    Flaw::new(problem, "name a file in PEM with certificates").of("ca").of("upstream_tls")
                 };
                 let certificates = CertificateDer::pem_file_iter(&path).map_err(|error| bad(error.to_string()))?;
                 for certificate in certificates {
@@ -41,13 +41,13 @@ impl UpstreamTls {
         }
         let name = rule.server_name.as_deref().unwrap_or(host.trim_matches(['[', ']']));
         let name = ServerName::try_from(name.to_owned()).map_err(|_| {
-            let flaw = Flaw::new(format!("upstream_tls.server_name `{name}` is no name"));
-            flaw.fix("write one such as api.internal").at("/upstream_tls/server_name")
+            let problem = format!("upstream_tls.server_name `{name}` is no name");
+            Flaw::new(problem, "write one such as api.internal").of("server_name").of("upstream_tls")
         })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| Flaw::new(error.to_string()).fix("use https:// where TLS is possible"))?;
+            .map_err(|error| Flaw::new(error.to_string(), "use https:// where TLS is possible"))?;
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let http1 = TlsConnector::from(Arc::new(config.clone()));

@@ -39,7 +39,7 @@ use std::path::{Path, PathBuf};
 use self::node::Node;
 use self::problem::Findings;
 
-pub use self::flaw::Flaw;
+pub use self::flaw::{Flaw, Part};
 pub use self::forms::{
     Address, ByteSize, Cidr, ContentType, CostText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName,
     PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, Span, StatusClass, StoreUrl, TokenSource,

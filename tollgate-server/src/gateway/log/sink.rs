@@ -25,8 +25,8 @@ impl Sink {
         let opened = path.map(|path| match open(&path) {
             Ok(file) => Ok(Opened { path, file }),
             Err(error) => {
-                let flaw = Flaw::new(format!("gateway.access_log.file {}: {error}", path.display()));
-                Err(flaw.fix("name a file that may be written in a folder that is there").at("/file"))
+                let problem = format!("gateway.access_log.file {}: {error}", path.display());
+                Err(Flaw::new(problem, "name a file that may be written in a folder that is there").of("file"))
             }
         });
         Ok(Self { file: opened.transpose()?, trouble: None })

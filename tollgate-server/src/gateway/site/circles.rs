@@ -19,9 +19,8 @@ pub(super) fn flaws(route: &Route, listens: &[String]) -> Vec<Flaw> {
             "the upstream {}:{} is the gateway itself, which listens on {listen}: a request would go round in circles",
             address.host, address.port
         );
-        let flaw =
-            Flaw::new(message).fix("name the service behind the gateway, or let gateway.listen be another address");
-        Some(flaw.at(&format!("/upstream/{index}/url")))
+        let flaw = Flaw::new(message, "name the service behind the gateway, or let gateway.listen be another address");
+        Some(flaw.of("url").of(index).of("upstream"))
     });
     itself.collect()
 }
