@@ -1,12 +1,12 @@
 //! Lines for whoever runs the server, on stderr. What a command answers goes to stdout instead.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io::{Write, stderr};
 use std::time::Duration;
 
-use tollgate::Gate;
-use tollgate::redis::RuleSets;
-use tollgate::rules::file::{FailurePolicy, Problems, RuleFile, StoreUrl};
+use tollgate::redis::{RedisLimiter, StoreError};
+use tollgate::rules::file::Problems;
+use tollgate::{Gate, OnStoreFailure};
 
 /// Says something worth to know. Nobody is left to tell when even stderr is closed.
 pub(crate) fn tell(line: impl Display) {
@@ -25,49 +25,52 @@ pub(crate) fn tell_problems(problems: &Problems) {
     }
 }
 
-/// Says that the store does not answer, if it does not, and why. Nobody waits for that: a host that does not exist takes
-/// its time.
-pub(crate) fn warn_of_an_absent_store(gate: &Gate, file: &RuleFile) {
-    if gate.redis().is_some_and(|store| !store.is_store_available()) {
-        let (policy, store) = (policy_name(file.on_store_failure), file.store.clone());
-        tokio::spawn(async move {
-            let why = why_absent(&store).await.map(|why| format!(": {why}")).unwrap_or_default();
-            warn(format_args!(
-                "the store does not answer; until it does, limits answer by their on_store_failure ({policy} unless they \
-                 choose for themselves){why}"
-            ));
-        });
-    }
-}
-
-/// What stands between us and the store, if that still is so.
-async fn why_absent(store: &StoreUrl) -> Option<String> {
-    let StoreUrl::Redis(url) = store else { return None };
-    match RuleSets::connect(url) {
-        Ok(rule_sets) => rule_sets.newest().await.err().map(|error| error.to_string()),
-        Err(error) => Some(error.to_string()),
+/// Says that the store does not answer, if it does not, and why.
+pub(crate) fn warn_of_an_absent_store(gate: &Gate) {
+    if let Some(absent) = gate.redis().and_then(Absent::of) {
+        warn(absent);
     }
 }
 
 /// Tells when the store is given up and when it is back, for ever.
 pub(crate) async fn follow_store(gate: Gate) {
     const LOOK_EVERY: Duration = Duration::from_secs(1);
-    let answers = || gate.redis().is_none_or(|store| store.is_store_available());
-    let mut before = answers();
+    let mut was_absent = gate.redis().and_then(Absent::of).is_some();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        let now = answers();
-        match (std::mem::replace(&mut before, now), now) {
-            (true, false) => {
-                let why = gate.redis().and_then(|store| store.why_unavailable());
-                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-                warn(format_args!(
-                    "the store does not answer; until it does, limits answer by their on_store_failure{why}"
-                ));
-            }
-            (false, true) => tell("the store answers again"),
+        let absent = gate.redis().and_then(Absent::of);
+        match (std::mem::replace(&mut was_absent, absent.is_some()), absent) {
+            (false, Some(absent)) => warn(absent),
+            (true, None) => tell("the store answers again"),
             _ => {}
         }
+    }
+}
+
+/// A store that does not answer, why that is, what happens meanwhile, and what to do.
+struct Absent {
+    store: RedisLimiter,
+    why: StoreError,
+}
+
+impl Absent {
+    fn of(store: RedisLimiter) -> Option<Self> {
+        let why = store.why_unavailable()?;
+        Some(Self { store, why })
+    }
+}
+
+impl Display for Absent {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store, why } = self;
+        let (address, policy) = (store.address(), policy_name(store.on_store_failure()));
+        write!(
+            out,
+            "the store at {address} does not answer: {}; until it does, limits answer by their on_store_failure ({policy} \
+             unless they choose for themselves); {}",
+            why.detail(),
+            why.fix()
+        )
     }
 }
 
@@ -81,10 +84,10 @@ pub(crate) fn some_of(names: &[impl AsRef<str>], most: usize) -> String {
 }
 
 /// The policy as a file writes it.
-pub(crate) fn policy_name(policy: FailurePolicy) -> &'static str {
+pub(crate) fn policy_name(policy: OnStoreFailure) -> &'static str {
     match policy {
-        FailurePolicy::Allow => "allow",
-        FailurePolicy::Deny => "deny",
+        OnStoreFailure::Allow => "allow",
+        OnStoreFailure::Deny => "deny",
         _ => "local",
     }
 }

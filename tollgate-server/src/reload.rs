@@ -263,7 +263,7 @@ impl Reload {
         origin.in_force(&changes::told(&self.rules, &file));
         change.tell();
         if change != StoreChange::None {
-            notice::warn_of_an_absent_store(&self.gate, &file);
+            notice::warn_of_an_absent_store(&self.gate);
         }
         self.settled.tell(&Settled::by(&self.file, &self.given), &Settled::by(&file, &self.given));
         if self.file.store != file.store {

@@ -344,8 +344,20 @@ impl RedisLimiter {
 
     /// Why Redis is not asked, if it is not: what failed last before it was given up.
     #[must_use]
-    pub fn why_unavailable(&self) -> Option<String> {
+    pub fn why_unavailable(&self) -> Option<StoreError> {
         self.0.shared.trips.breaker.why()
+    }
+
+    /// Where Redis is, for people: hosts and ports, and the master's name before those of sentinels. Never a password.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        self.0.shared.trips.link.address()
+    }
+
+    /// What limits answer while Redis fails, unless they [choose for themselves](Limit::on_store_failure).
+    #[must_use]
+    pub fn on_store_failure(&self) -> OnStoreFailure {
+        self.0.shared.on_store_failure
     }
 
     /// What was done so far.

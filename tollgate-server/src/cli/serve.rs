@@ -67,7 +67,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     }
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
-    notice::warn_of_an_absent_store(&gate, &file);
+    notice::warn_of_an_absent_store(&gate);
     let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
     let decisions = Arc::new(Decisions::default());
     let of_admin = Setting::key_or_flag("admin.listen", "--admin", given.admin.as_ref());

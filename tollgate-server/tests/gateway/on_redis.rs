@@ -64,11 +64,13 @@ fn operators_are_told_when_redis_goes_and_when_it_is_back() {
     until("the line about its end", || {
         // Whatever is decided meanwhile, it is decided.
         assert!([200, 429].contains(&connection.get_as("ann", "/api/x").status));
-        gateway.said().contains("the store does not answer")
+        gateway.said().contains(" does not answer: ")
     });
-    let why = "the store does not answer; until it does, limits answer by their on_store_failure: ";
-    let said = gateway.await_said(why, 1);
-    assert!(said.contains("Connection refused"), "{said}");
+    let address = redis.url().replace("redis://", "");
+    let said = gateway.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);
+    let meanwhile = "; until it does, limits answer by their on_store_failure (local \
+                     unless they choose for themselves); start it, or correct its URL\n";
+    assert!(said.contains("Connection refused") && said.contains(meanwhile), "{said}");
     redis.restart();
     until("the line about its return", || {
         connection.get_as("ann", "/api/x");

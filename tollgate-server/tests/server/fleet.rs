@@ -80,15 +80,29 @@ fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
     let mut redis = Redis::start();
     redis.kill();
     let server = Server::with_rules(&rules(&redis, 10, "on_store_failure: deny"));
-    server.await_said("tollgate: warning: the store does not answer; until it does, limits answer by their", 1);
-    let said = server.await_said(" unless they choose for themselves): ", 1);
-    assert!(said.contains("Connection refused"), "{said}");
+    let address = redis.url().replace("redis://", "");
+    let said = server.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);
+    let meanwhile = "; until it does, limits answer by their on_store_failure (deny \
+                     unless they choose for themselves); start it, or correct its URL\n";
+    assert!(said.contains("Connection refused") && said.contains(meanwhile), "{said}");
     let mut connection = server.connect();
     assert_eq!(connection.check(&user("ann"))["reason"], "store_unavailable");
     redis.restart();
     let back =
         crate::process::wait_until(|| Some(connection.check(&user("ann"))).filter(|told| told["allowed"] == true));
     assert_eq!(back.expect("the store is asked again")["source"], "store");
+}
+
+#[test]
+fn a_store_that_does_not_take_the_password_is_told_without_it() {
+    let redis = Redis::start();
+    redis.command(&["ACL", "SETUSER", "ann", "on", ">another", "~*", "&*", "+@all"]);
+    let text = rules(&redis, 10, "").replace("redis://", "redis://ann:hunter2@");
+    let server = Server::with_rules(&text);
+    let address = redis.url().replace("redis://", "");
+    let said = server.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);
+    assert!(said.contains("uthentication failed") && !said.contains("hunter2"), "{said}");
+    assert!(said.contains("; start it, or correct its URL\n"), "{said}");
 }
 
 #[test]

@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::StoreError;
+
 /// Failures in a row after which the breaker opens. One lost connection is one failure, however many trips and
 /// decisions it carried: those that set out before it was noticed are not counted again.
 const FAILURES: u32 = 3;
@@ -17,7 +19,7 @@ pub(super) struct Breaker {
     failing: AtomicBool,
     open: AtomicBool,
     /// Why it is open.
-    why: Mutex<Option<String>>,
+    why: Mutex<Option<StoreError>>,
     /// Rung when it opens, for the one who probes.
     opened: Notify,
     times_opened: AtomicU64,
@@ -42,7 +44,7 @@ impl Breaker {
     }
 
     /// A trip that set out at `began` has failed.
-    pub(super) fn failed(&self, began: Instant, why: &dyn std::fmt::Display) {
+    pub(super) fn failed(&self, began: Instant, why: &StoreError) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         if failures.last.is_some_and(|last| began <= last) {
             return;
@@ -62,12 +64,12 @@ impl Breaker {
         self.failing.store(false, Ordering::Relaxed);
     }
 
-    pub(super) fn open(&self, why: &dyn std::fmt::Display) {
+    pub(super) fn open(&self, why: &StoreError) {
         // Held until the reason is there: whoever sees that it is open and asks why waits for it.
         let mut reason = self.why.lock().unwrap_or_else(PoisonError::into_inner);
         let was_open = self.open.swap(true, Ordering::Relaxed);
         if !was_open {
-            *reason = Some(why.to_string());
+            *reason = Some(why.clone());
         }
         drop(reason);
         if !was_open {
@@ -86,7 +88,7 @@ impl Breaker {
     }
 
     /// Why it is open, if it is.
-    pub(super) fn why(&self) -> Option<String> {
+    pub(super) fn why(&self) -> Option<StoreError> {
         let reason = self.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
         reason.filter(|_| self.is_open())
     }

@@ -64,19 +64,41 @@ impl StoreError {
     pub fn is_busy(&self) -> bool {
         self.kind == Kind::Busy
     }
+
+    /// What the store or the system said, in its own words, such as `Connection refused (os error 111)`; if neither said
+    /// anything, what they did not do.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        match self.kind {
+            Kind::TooLate => "no answer in time",
+            Kind::Busy => "too much is waiting already",
+            Kind::Unavailable | Kind::Refused | Kind::NotOurs => &self.detail,
+        }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn fix(&self) -> &'static str {
+        match self.kind {
+            Kind::Unavailable => "start it, or correct its URL",
+            Kind::TooLate => "look at its load and the way to it, or raise store_timeout",
+            Kind::Busy => "add nodes or use leases",
+            Kind::Refused => "look at its memory, and at what its user may do",
+            Kind::NotOurs => "move that data elsewhere",
+        }
+    }
 }
 
 impl fmt::Display for StoreError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             Kind::Unavailable => write!(out, "the store is not available: {}", self.detail),
-            Kind::TooLate => out.write_str("the store did not answer in time; raise store_timeout or look at its load"),
-            Kind::Busy => out.write_str("too much is waiting for the store already; add nodes or use leases"),
+            Kind::TooLate => out.write_str("the store did not answer in time"),
+            Kind::Busy => out.write_str("too much is waiting for the store already"),
             Kind::Refused => write!(out, "the store refused: {}", self.detail),
-            Kind::NotOurs => {
-                write!(out, "the key holds data that is not a limiter's; move that data elsewhere ({})", self.detail)
-            }
-        }
+            Kind::NotOurs => write!(out, "the key holds data that is not a limiter's ({})", self.detail),
+        }?;
+        write!(out, "; {}", self.fix())
     }
 }
 

@@ -18,6 +18,8 @@ use super::{ConnectError, StoreError};
 /// Where to connect, and the connection if there is one.
 pub(super) struct Link {
     door: Door,
+    /// For people.
+    address: String,
     timeout: Duration,
     current: Mutex<Option<Current>>,
 }
@@ -91,6 +93,7 @@ impl Link {
             None => Client::open(info),
         };
         let refused = |error: RedisError| ConnectError::new(format!("the store's address is not usable: {error}"));
+        let address = target.to_string();
         let door = match target {
             Target::Single(info) => Door::Single(Box::new(client(info).map_err(refused)?)),
             Target::Cluster(nodes) => {
@@ -136,7 +139,11 @@ impl Link {
                 Door::Sentinel(Sentinels { each, first: AtomicUsize::new(0) })
             }
         };
-        Ok(Self { door, timeout, current: Mutex::new(None) })
+        Ok(Self { door, address, timeout, current: Mutex::new(None) })
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     pub(super) fn is_cluster(&self) -> bool {

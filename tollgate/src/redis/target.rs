@@ -3,6 +3,8 @@
 //! `redis://[user:password@]host[:port][/db]`, `rediss://…` for TLS, `redis+cluster://h1:7001,h2:7002` and
 //! `redis+sentinel://h1:26379,h2:26379/mymaster[/db]`, the last two with `rediss+…` too.
 
+use std::fmt;
+
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
 use super::ConnectError;
@@ -64,6 +66,19 @@ impl Target {
     }
 }
 
+/// Hosts and ports, for people: no user, no password.
+impl fmt::Display for Target {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hosts =
+            |infos: &[ConnectionInfo]| infos.iter().map(|info| info.addr().to_string()).collect::<Vec<_>>().join(", ");
+        match self {
+            Self::Single(info) => info.addr().fmt(out),
+            Self::Sentinel { sentinels, service, .. } => write!(out, "{service} of sentinels {}", hosts(sentinels)),
+            Self::Cluster(nodes) => out.write_str(&hosts(nodes)),
+        }
+    }
+}
+
 fn with_port(host: &str) -> String {
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
     if has_port { host.to_owned() } else { format!("{host}:26379") }
@@ -90,6 +105,17 @@ mod tests {
         };
         assert_eq!(sentinels.iter().map(|info| info.addr().to_string()).collect::<Vec<_>>(), ["a:26379", "b:26380"]);
         assert_eq!(service, "mymaster");
+    }
+
+    #[test]
+    fn people_read_hosts_and_ports_and_no_password() {
+        for (url, told) in [
+            ("redis://ann:hunter2@example/3", "example:6379"),
+            ("redis+cluster://:hunter2@a:7001,b:7002", "a:7001, b:7002"),
+            ("redis+sentinel://:hunter2@a,b:26380/mymaster/2", "mymaster of sentinels a:26379, b:26380"),
+        ] {
+            assert_eq!(Target::parse(url).unwrap().to_string(), told);
+        }
     }
 
     #[test]

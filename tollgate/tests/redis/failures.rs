@@ -294,3 +294,22 @@ async fn outages_leave_no_connections_behind() {
     until_back(&limiter, "probe").await;
     until_connections(&mut connection, |count| count == before + 2).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn why_redis_was_given_up_is_told_until_it_is_back() {
+    let mut server = RedisServer::start();
+    let limiter = builder(&server, OnStoreFailure::Deny).connect().await.unwrap();
+    assert_eq!(limiter.why_unavailable(), None);
+    assert_eq!(limiter.on_store_failure(), OnStoreFailure::Deny);
+    assert_eq!(Some(limiter.address()), server.url().strip_prefix("redis://"));
+    server.kill();
+    let _ = until(&limiter, "key", RECOVERY, |_| !limiter.is_store_available()).await;
+    let why = limiter.why_unavailable().expect("it is given up");
+    assert!(why.is_unavailable(), "{why}");
+    let told = why.to_string();
+    assert!(told.contains("Connection refused") && told.contains(why.detail()), "{told}");
+    assert!(told.ends_with(&format!("; {}", why.fix())), "{told}");
+    server.restart();
+    until_back(&limiter, "key").await;
+    assert_eq!(limiter.why_unavailable(), None);
+}

@@ -65,7 +65,7 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
                 (Some(decision), None) if decision.is_allowed() => ("passes", format!("{asked}: {}", left(decision))),
                 (Some(decision), None) => ("refuses", format!("{asked}: {}, {}", left(decision), again(decision))),
                 (None, None) => {
-                    let policy = policy_name(policy(explained.file, &rule.name));
+                    let policy = policy_name(policy(explained.file, &rule.name).into());
                     ("unknown", format!("{asked}: not known, on_store_failure is {policy}"))
                 }
             }
