@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use tollgate::rules::Facts;
-use tollgate::rules::file::{KeyPart, LimitRule, Parsed, RouteRule};
+use tollgate::rules::file::{KeyPart, LimitRule, Missing, Parsed, RouteRule};
 use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
@@ -31,7 +31,7 @@ pub(super) struct Arguments {
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
     /// The address that the request came from
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
     ip: Option<IpAddr>,
     /// A descriptor, as a client of the decision service gives it; may be given several times
     #[arg(long = "descriptor", value_name = "NAME=VALUE", value_parser = descriptor)]
@@ -93,13 +93,25 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 }
 
 impl Explained<'_> {
-    /// Whether a limit asks for the client's address, and nobody has said it.
-    fn lacks_address(&self) -> bool {
-        let asks = |limit: &LimitRule| {
-            let by_key = limit.key.iter().flatten().any(|part| matches!(part, KeyPart::Ip { .. }));
-            by_key || !limit.exempt.ips.is_empty() || !limit.blocked.ips.is_empty()
-        };
-        self.arguments.ip.is_none() && self.file.limits.iter().any(asks)
+    /// What limits make of it that nobody has said the client's address, if one of them asks for it.
+    fn without_address(&self) -> Vec<&'static str> {
+        if self.arguments.ip.is_some() {
+            return Vec::new();
+        }
+        let by_ip = |limit: &&LimitRule| limit.key.iter().flatten().any(|part| matches!(part, KeyPart::Ip { .. }));
+        let has_list = |limit: &LimitRule| !limit.exempt.ips.is_empty() || !limit.blocked.ips.is_empty();
+        let mut made = Vec::new();
+        let mut missing = self.file.limits.iter().filter(by_ip).map(|limit| limit.missing).peekable();
+        if missing.peek().is_some() {
+            made.push(match missing.any(|missing| missing == Missing::Anonymous) {
+                true => "limits by ip count it as anonymous",
+                false => "limits by ip have nothing to count it by",
+            });
+        }
+        if self.file.limits.iter().any(has_list) {
+            made.push("it is in no list of ips");
+        }
+        made
     }
 }
 
@@ -156,6 +168,10 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
     let parsed = name.trim().parse().map_err(|_| format!("`{name}` is no name of a header; write 'name: value'"))?;
     let value = HeaderValue::from_bytes(value.trim().as_bytes());
     Ok((parsed, value.map_err(|_| "the value has control characters; write it without")?))
+}
+
+fn address(text: &str) -> Result<IpAddr, &'static str> {
+    text.parse().map_err(|_| "it is no IP address; write one such as 192.0.2.7 or 2001:db8::7")
 }
 
 fn descriptor(text: &str) -> Result<(String, String), String> {

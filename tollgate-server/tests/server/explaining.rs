@@ -148,13 +148,39 @@ limits: [{ name: all }]
 
 #[test]
 fn an_address_that_limits_ask_for_and_nobody_gave_is_told() {
-    let note = "\nNo address was given, so limits by ip have none to count by, which no client of the gateway is without; give \
-                one with --ip, such as --ip 192.0.2.7.\n";
-    assert!(explain(&["GET", "/"]).contains(note));
-    assert!(!explain(&["GET", "/", "--ip", "192.0.2.7"]).contains("No address"));
-    let folder = folder_with(&[("rules.yaml", ROUTED)]);
-    let text = told(&run_in(folder.path(), &["explain", "--config", "rules.yaml", "GET", "/"]));
-    assert!(!text.contains("No address"), "no limit asks for it: {text}");
+    let note = "\nThe request has no address, so limits by ip count it as anonymous, and it is in no list of ips; give one with \
+                --ip, such as --ip 192.0.2.7.\n";
+    let text = explain(&["GET", "/"]);
+    assert!(text.contains(note) && text.contains("\n  office     passes               key anonymous, "), "{text}");
+    assert!(!explain(&["GET", "/", "--ip", "192.0.2.7"]).contains("no address"));
+
+    let gateway = "gateway: { routes: [{ path: /**, upstream: echo }] }";
+    for (rules, question, note) in [
+        ("limits: [{ name: a, key: ip }]", &[][..], Some("limits by ip count it as anonymous; give")),
+        ("limits: [{ name: a, key: ip, missing: skip }]", &[], Some("limits by ip have nothing to count it by; give")),
+        ("limits: [{ name: a, blocked: { ips: [192.0.2.7] } }]", &[], Some("it is in no list of ips; give")),
+        (
+            &format!("{gateway}\nlimits: [{{ name: a, key: ip }}]"),
+            &[],
+            Some("limits by ip count it as anonymous; clients of the gateway always have one; give"),
+        ),
+        (
+            &format!("{gateway}\nlimits: [{{ name: a, key: ip }}]"),
+            &["--domain", "edge"],
+            Some("limits by ip count it as anonymous; give"),
+        ),
+        (ROUTED, &[], None),
+    ] {
+        let folder = folder_with(&[("rules.yaml", rules)]);
+        let asked = [&["explain", "--config", "rules.yaml", "GET", "/"], question].concat();
+        let text = told(&run_in(folder.path(), &asked));
+        match note {
+            Some(note) => {
+                assert!(text.contains(&format!("\nThe request has no address, so {note} one with ")), "{text}")
+            }
+            None => assert!(!text.contains("no address"), "no limit asks for it: {text}"),
+        }
+    }
 }
 
 #[test]
@@ -178,7 +204,7 @@ fn wrong_usage_ends_with_2_and_the_fix() {
         (&["GET", "/", "-H", "x-user-id"], "there is no colon in it; write 'name: value'"),
         (&["GET", "/", "-H", "x user: 1"], "`x user` is no name of a header; write 'name: value'"),
         (&["GET", "/", "--descriptor", "a"], "there is no equals sign in it; write name=value"),
-        (&["GET", "/", "--ip", "here"], "invalid IP address syntax"),
+        (&["GET", "/", "--ip", "300.1.1.1"], "it is no IP address; write one such as 192.0.2.7 or 2001:db8::7"),
     ] {
         let told = explain(arguments);
         assert!(told.contains(message) && told.ends_with("exit code 2"), "{told}");

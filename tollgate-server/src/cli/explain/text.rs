@@ -31,7 +31,7 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
     if rows.is_empty() {
         text += "  there are no limits\n";
     }
-    text + "\n" + &answer(explained) + "\n" + counts(explained.counts) + address(explained)
+    text + "\n" + &answer(explained) + "\n" + counts(explained.counts) + &address(explained)
 }
 
 /// The route, in lines of its own.
@@ -127,13 +127,16 @@ fn answer(explained: &Explained<'_>) -> String {
 }
 
 /// What is assumed of the client's address, where that matters and nobody has said.
-fn address(explained: &Explained<'_>) -> &'static str {
-    if explained.lacks_address() {
-        "\nNo address was given, so limits by ip have none to count by, which no client of the gateway is without; give one \
-         with --ip, such as --ip 192.0.2.7."
-    } else {
-        ""
+fn address(explained: &Explained<'_>) -> String {
+    let made = explained.without_address().join(", and ");
+    if made.is_empty() {
+        return made;
     }
+    let clients = match explained.routed {
+        Routed::NotAsked => "",
+        Routed::Nowhere | Routed::By(_) => " clients of the gateway always have one;",
+    };
+    format!("\nThe request has no address, so {made};{clients} give one with --ip, such as --ip 192.0.2.7.")
 }
 
 fn counts(counts: Counts) -> &'static str {
