@@ -18,7 +18,7 @@ pub struct Limit(Arc<Inner>);
 #[derive(Clone, Debug)]
 #[repr(C)]
 struct Inner {
-    /// Of the algorithm.
+    /// The algorithm knows it, but would have to be asked which one it is, at every decision.
     quota: u64,
     compiled: Compiled,
     name: String,

@@ -91,6 +91,25 @@ fn what_has_come_back_by_itself_is_not_given_back_again() {
 }
 
 #[test]
+fn the_last_of_any_number_of_limits_is_asked() {
+    for others in 0..12 {
+        let other = |number| Limit::new(format!("other-{number}"), TokenBucket::new(100, Rate::per_hour(1))).unwrap();
+        let limiter = (0..others)
+            .fold(Limiter::builder(), |builder, number| builder.limit(other(number)))
+            .limit(Limit::new("last", TokenBucket::new(2, Rate::per_hour(1))).unwrap())
+            .clock(ManualClock::at(Timestamp::from_micros(START_US)))
+            .build()
+            .unwrap();
+        let admitted = (0..5).filter(|_| limiter.check("key").is_allowed()).count();
+        assert_eq!(admitted, 2, "beside {others} others");
+        if others > 0 {
+            let first = limiter.decide_now(&[Hit::new(limiter.id("other-0").unwrap(), "key").cost(0)]);
+            assert_eq!(first.remaining(), 98, "who is denied takes nothing, beside {others} others");
+        }
+    }
+}
+
+#[test]
 fn a_request_of_several_limits_gives_back_to_all() {
     let limiter = Limiter::builder()
         .limit(Limit::new("burst", TokenBucket::new(10, Rate::per_second(1))).unwrap())

@@ -11,7 +11,7 @@ use super::super::ticks::{Tick, Wait};
 /// A connection that takes one request after the other.
 pub(in super::super) struct Link {
     tcp: TcpStream,
-    /// Something was read since there was nothing to read.
+    /// Something was read since there was nothing to read; as good as that in the beginning, when nothing was asked.
     has_read: bool,
     /// When it is given up if nobody uses it until then.
     stale_at: Tick,

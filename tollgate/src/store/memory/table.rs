@@ -20,7 +20,7 @@ use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 /// Segments double, so this many hold more than any machine does.
 pub(super) const SEGMENTS: usize = 40;
 
-/// In this order, so that what every decision reads comes together, and away from what newcomers write.
+/// In this order, so that what every decision reads comes together, away from the count that every newcomer changes.
 #[repr(C, align(64))]
 pub(crate) struct Table {
     pub(super) layout: Layout,

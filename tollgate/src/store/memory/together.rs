@@ -61,21 +61,18 @@ impl MemoryStore {
     /// Decides if it is as easy as it mostly is. `None` has changed nothing.
     #[inline]
     pub(super) fn decide_together(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Option<Decision> {
-        if asked.len() > MOST {
-            return None;
-        }
+        let (mut homes, mut changes) = ([None; MOST], [const { None::<Change<'_>> }; MOST]);
+        let (homes, changes) = (homes.get_mut(..asked.len())?, changes.get_mut(..asked.len())?);
         // All buckets are asked for before any is looked into, so that their cache misses overlap.
-        let mut homes = [None; MOST];
         for (home, one) in homes.iter_mut().zip(asked).filter(|(_, one)| one.cost > 0) {
             *home = Some(self.tables.get(one.limit.index())?.short_home(one.fingerprint)?);
         }
         // Of which limit what is said is to be told: only that becomes a decision.
         let mut foremost = None::<(&Asked, Verdict, u64)>;
         let mut delay = 0;
-        let mut changes = [const { None::<Change<'_>> }; MOST];
-        for ((one, home), change) in asked.iter().zip(homes).zip(&mut changes) {
+        for ((one, home), change) in asked.iter().zip(&*homes).zip(&mut *changes) {
             let (table, limit) = (self.tables.get(one.limit.index())?, limits.get(one.limit.index())?);
-            let verdict = if let Some(home) = home {
+            let verdict = if let Some(home) = *home {
                 let draft = match limit.compiled() {
                     Compiled::Meter(rules) => table.draft(rules, home, one, now.as_micros())?,
                     other => with_rules!(other, rules => table.draft_of_others(rules, home, one, now.as_micros()))?,
@@ -92,7 +89,7 @@ impl MemoryStore {
             }
         }
         let (one, verdict, _) = foremost?;
-        let is_told = !verdict.is_allowed() || write_all(&changes[..asked.len()]);
+        let is_told = !verdict.is_allowed() || write_all(changes);
         is_told.then(|| self.answer(limits, *one, now, verdict.held_for(delay)))
     }
 }
