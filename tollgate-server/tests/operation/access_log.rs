@@ -237,6 +237,33 @@ fn a_log_that_was_renamed_away_is_opened_again() {
     assert_eq!(gateway.metric("tollgate_access_log_lost_total"), Some(0.0));
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_that_was_removed_with_its_folder_is_told_once_and_its_lines_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, logs) = (folder.path().join("logs/access.log"), folder.path().join("logs"));
+    std::fs::create_dir(&logs).unwrap();
+    let rules = rules(&format!("{{ file: {} }}", log.display()), upstream(HELLO));
+    let gateway = Gateway::start(&rules);
+    gateway.get("/hello");
+    gateway.await_lines(&log, 1);
+    std::fs::remove_dir_all(&logs).unwrap();
+    gateway.await_said("cannot be opened again", 1);
+    // Every line is worth a look at the file, and every look finds the same.
+    for lost in 1..=3 {
+        gateway.get("/hello");
+        gateway.await_metric("tollgate_access_log_lost_total", f64::from(lost));
+    }
+    let said = gateway.said();
+    assert_eq!(said.matches("cannot be opened again").count(), 1, "{said}");
+    assert!(said.contains(log.to_str().unwrap()), "{said}");
+    std::fs::create_dir(&logs).unwrap();
+    crate::process::wait_until(|| log.exists().then_some(())).expect("another is opened");
+    gateway.get("/hello");
+    gateway.await_lines(&log, 1);
+    assert_eq!(gateway.metric("tollgate_access_log_lost_total"), Some(3.0));
+}
+
 #[test]
 fn another_log_is_written_after_a_reload() {
     let upstream = upstream(HELLO);
@@ -296,7 +323,7 @@ fn lines_that_a_full_disk_does_not_take_are_counted_and_hold_up_nobody() {
     let mut gateway = Gateway::start(&rules("{ file: /dev/full }", upstream(HELLO)));
     assert_eq!([(); 3].map(|()| gateway.get("/hello").status), [200; 3]);
     gateway.await_metric("tollgate_access_log_lost_total", 3.0);
-    gateway.await_said("the access log cannot be written", 1);
+    gateway.await_said("the access log /dev/full cannot be written", 1);
     gateway.signal("TERM");
     assert_eq!(gateway.wait().code(), Some(0));
 }

@@ -11,71 +11,90 @@ use crate::notice;
 /// The standard output, or a file that is opened again when it was renamed away.
 pub(super) struct Sink {
     file: Option<Opened>,
-    /// What is wrong, as far as somebody has been told.
-    trouble: Option<String>,
+    /// What is wrong with writing, as far as somebody has been told.
+    trouble: Trouble,
 }
 
 struct Opened {
     path: PathBuf,
     file: File,
+    /// It was removed, and there is no other yet: nobody would ever read what is written.
+    is_gone: bool,
+    /// What is wrong with opening it again.
+    trouble: Trouble,
 }
+
+/// What is wrong, told once until it is something else.
+#[derive(Default)]
+struct Trouble(Option<String>);
 
 impl Sink {
     pub(super) fn open(path: Option<PathBuf>) -> Result<Self, Flaw> {
         let opened = path.map(|path| match open(&path) {
-            Ok(file) => Ok(Opened { path, file }),
+            Ok(file) => Ok(Opened { path, file, is_gone: false, trouble: Trouble::default() }),
             Err(error) => {
                 let problem = format!("gateway.access_log.file {}: {error}", path.display());
                 Err(Flaw::new(problem, "name a file that may be written in a folder that is there").of("file"))
             }
         });
-        Ok(Self { file: opened.transpose()?, trouble: None })
+        Ok(Self { file: opened.transpose()?, trouble: Trouble::default() })
     }
 
     /// Opens the file again if it is no longer the one of its name.
     pub(super) fn look(&mut self) {
-        let Some(opened) = &mut self.file else { return };
-        if opened.is_in_place() {
-            return;
-        }
-        match open(&opened.path) {
-            Ok(file) => opened.file = file,
-            Err(error) => self.tell("opened again", &error),
+        if let Some(opened) = &mut self.file {
+            opened.look();
         }
     }
 
     /// Writes lines, and says how many were lost.
     pub(super) fn write(&mut self, lines: &[u8]) -> u64 {
-        if lines.is_empty() {
-            return 0;
-        }
+        let lost = || memchr::memchr_iter(b'\n', lines).count() as u64;
         let written = match &mut self.file {
+            _ if lines.is_empty() => return 0,
+            Some(opened) if opened.is_gone => return lost(),
             Some(opened) => opened.file.write_all(lines),
             None => io::stdout().write_all(lines).and_then(|()| io::stdout().flush()),
         };
         match written {
             Ok(()) => {
-                self.trouble = None;
+                self.trouble = Trouble::default();
                 0
             }
             Err(error) => {
-                self.tell("written", &error);
-                memchr::memchr_iter(b'\n', lines).count() as u64
+                let path = self.file.as_ref().map(|opened| &*opened.path);
+                self.trouble.tell(path, "written", &error);
+                lost()
             }
         }
     }
+}
 
-    /// Says once what is wrong, until it is something else.
-    fn tell(&mut self, what: &str, error: &io::Error) {
-        let trouble = format!("the access log cannot be {what}: {error}");
-        if self.trouble.as_ref() != Some(&trouble) {
+impl Trouble {
+    fn tell(&mut self, path: Option<&Path>, what: &str, error: &io::Error) {
+        let of = path.map_or(String::new(), |path| format!(" {}", path.display()));
+        let trouble = format!("the access log{of} cannot be {what}: {error}");
+        if self.0.as_ref() != Some(&trouble) {
             notice::warn(format_args!("{trouble}; make room for it, and see that it may be written"));
-            self.trouble = Some(trouble);
+            self.0 = Some(trouble);
         }
     }
 }
 
 impl Opened {
+    fn look(&mut self) {
+        if self.is_in_place() {
+            return;
+        }
+        match open(&self.path) {
+            Ok(file) => (self.file, self.is_gone, self.trouble) = (file, false, Trouble::default()),
+            Err(error) => {
+                self.is_gone = self.file.metadata().is_ok_and(|file| has_no_name(&file));
+                self.trouble.tell(Some(&self.path), "opened again", &error);
+            }
+        }
+    }
+
     fn is_in_place(&self) -> bool {
         match (self.path.metadata(), self.file.metadata()) {
             (Ok(there), Ok(here)) => identity(&there) == identity(&here),
@@ -92,6 +111,17 @@ fn open(path: &Path) -> io::Result<File> {
 fn identity(metadata: &Metadata) -> (u64, u64) {
     use std::os::unix::fs::MetadataExt;
     (metadata.dev(), metadata.ino())
+}
+
+#[cfg(unix)]
+fn has_no_name(metadata: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    metadata.nlink() == 0
+}
+
+#[cfg(not(unix))]
+fn has_no_name(_: &Metadata) -> bool {
+    false
 }
 
 /// Where an open file cannot be renamed, there is always the same one.

@@ -48,6 +48,13 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
     if let Some(most) = gateway.max_connections {
         number(most, 1..=u32::MAX, (node, "max_connections"), findings);
     }
+    if let (Some(tls), Some(node)) = (&gateway.tls, node.get("tls"))
+        && node.get("client_certificates").is_some()
+        && tls.client_ca.is_none()
+    {
+        let message = "client_certificates are asked for, and there is no client_ca to believe them by";
+        findings.error(node.value_at("client_certificates"), message, "add `client_ca: clients.pem`, or remove it");
+    }
     let mut seen = Seen::new();
     let mut names = Seen::new();
     for (index, route) in gateway.routes.iter().enumerate() {
