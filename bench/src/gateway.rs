@@ -24,7 +24,7 @@ use self::cores::{Cores, stay_on};
 use self::load::Generators;
 pub(crate) use self::peers::Missing;
 use self::peers::Programs;
-use self::race::{Body, Case, Figures, Kind};
+use self::race::{Body, Case, Figures, Kind, Order};
 use crate::race::Times;
 use crate::report::{self, Results};
 
@@ -50,8 +50,10 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// One limit, always allowed; tollgate's three limits beside it
+    /// One limit, always allowed
     Allowed,
+    /// Tollgate with three limits beside tollgate with one
+    ThreeLimits,
     /// One limit, always denied
     Denied,
     /// No limit
@@ -139,33 +141,35 @@ fn at_saturation(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Resu
     if ample {
         one_limit(bench, &wants, results)?;
     }
+    if wants(Part::ThreeLimits) && bench.without_tollgate.is_none() {
+        three_limits(bench, results)?;
+    }
     if wants(Part::Denied) {
-        let case =
-            Case { title: "Denied: one limit, used up".into(), body: Body::Small, status: 429, load: Kind::Http1 };
+        let case = Case { status: 429, ..case("Denied: one limit, used up", Body::Small, Kind::Http1) };
         let figures = self::race::run(bench, &case, &bench.field(Limits::Exhausted, Protocol::Http1)?)?;
         conclude(&figures, "deny", results);
     }
     if wants(Part::NoLimit) {
-        let case = Case { title: "No limit".into(), body: Body::Small, status: 200, load: Kind::Http1 };
+        let case = case("No limit", Body::Small, Kind::Http1);
         let figures = self::race::run(bench, &case, &bench.field(Limits::None, Protocol::Http1)?)?;
         conclude(&figures, "no_limit", results);
     }
     if wants(Part::Http2) {
-        let title = "HTTP/2: one limit, allowed, body of 1 KB".into();
-        let case = Case { title, body: Body::Small, status: 200, load: Kind::Http2 };
+        let case = case("HTTP/2: one limit, allowed, body of 1 KB", Body::Small, Kind::Http2);
         let figures = self::race::run(bench, &case, &bench.field(Limits::One, Protocol::Http2)?)?;
         conclude(&figures, "http2", results);
     }
     Ok(())
 }
 
-/// The cases in which one limit has room for every request, and three beside it.
+/// One in which all requests are served.
+fn case(title: &str, body: Body, load: Kind) -> Case {
+    Case { title: title.into(), body, status: 200, load, order: Order::InTurn }
+}
+
+/// The cases in which one limit has room for every request.
 fn one_limit(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Results) -> anyhow::Result<()> {
-    let mut contenders = bench.field(Limits::One, Protocol::Http1)?;
-    if bench.without_tollgate.is_none() && wants(Part::Allowed) {
-        contenders.push(bench.start(Product::Tollgate, Limits::Three, Protocol::Http1)?);
-    }
-    let case = |title: &str, body, load| Case { title: title.into(), body, status: 200, load };
+    let contenders = bench.field(Limits::One, Protocol::Http1)?;
     let mut saturation = None;
     // Half load needs to know what nginx can do, too.
     if wants(Part::Allowed) || wants(Part::HalfLoad) {
@@ -173,11 +177,7 @@ fn one_limit(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Results)
         let figures = self::race::run(bench, &case, &contenders)?;
         saturation = find(&figures, NGINX).map(|nginx| nginx.per_second.median());
         conclude(&figures, "allow", results);
-        if let (Some(one), Some(three)) = (find(&figures, TOLLGATE), find(&figures, TOLLGATE_THREE)) {
-            results.ratio("three_limits_vs_one", three.cpu_us.ratio_to(&one.cpu_us).median);
-        }
     }
-    contenders.retain(|contender| contender.name != TOLLGATE_THREE);
     if wants(Part::HalfLoad) {
         let per_second = saturation.context("nginx was not measured")? / 2.0;
         let title = format!("Allowed, at {per_second:.0} requests/s: half of what nginx can do");
@@ -185,9 +185,23 @@ fn one_limit(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Results)
         ratio(&figures, |figures| &figures.p99_us, NGINX, "p99_half_load_vs_nginx", results);
     }
     if wants(Part::Large) {
-        let figures =
-            self::race::run(bench, &case("Allowed: one limit, body of 100 KB", Body::Large, Kind::Http1), &contenders)?;
+        let case = case("Allowed: one limit, body of 100 KB", Body::Large, Kind::Http1);
+        let figures = self::race::run(bench, &case, &contenders)?;
         conclude(&figures, "large", results);
+    }
+    Ok(())
+}
+
+/// Tollgate beside itself.
+fn three_limits(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    let start = |limits| bench.start(Product::Tollgate, limits, Protocol::Http1);
+    let case = Case {
+        order: Order::AtOnce,
+        ..case("Allowed: three limits beside one, both at once on the one core", Body::Small, Kind::Http1)
+    };
+    let figures = self::race::run(bench, &case, &[start(Limits::One)?, start(Limits::Three)?])?;
+    if let (Some(one), Some(three)) = (find(&figures, TOLLGATE), find(&figures, TOLLGATE_THREE)) {
+        results.ratio("three_limits_vs_one", three.cpu_us.ratio_to(&one.cpu_us).median);
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! One case: every contender is looked at once, and then they take turns under load.
 
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 
 use super::Bench;
 use super::contender::{Contender, LARGE_BYTES, NGINX, SMALL_BYTES};
@@ -26,6 +27,16 @@ pub(super) struct Case {
     pub(super) body: Body,
     pub(super) status: u16,
     pub(super) load: Kind,
+    pub(super) order: Order,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Order {
+    /// Each has the core to itself.
+    InTurn,
+    /// They share it: what disturbs one disturbs the other as much, so that a small difference shows. Only the CPU per
+    /// request means something then.
+    AtOnce,
 }
 
 #[derive(Clone, Copy)]
@@ -122,13 +133,22 @@ pub(super) fn run(bench: &Bench, case: &Case, contenders: &[Contender]) -> anyho
         bodies.push(look(bench, case, contender).with_context(|| context(contender))?);
     }
     let mut figures: Vec<Figures> = contenders.iter().map(|contender| Figures::new(contender.name)).collect();
-    race::take_turns(bench.scale.rounds, contenders.len(), |_, turn| {
-        let contender = &contenders[turn];
-        let ask = |seconds| slice(bench, case, contender, seconds).with_context(|| context(contender));
-        ask(bench.scale.warm_up_s)?;
-        figures[turn].push(&ask(bench.scale.slice_s)?);
-        anyhow::Ok(())
-    })?;
+    match case.order {
+        Order::InTurn => race::take_turns(bench.scale.rounds, contenders.len(), |_, turn| {
+            let contender = &contenders[turn];
+            let ask = |seconds| slice(bench, case, contender, seconds).with_context(|| context(contender));
+            ask(bench.scale.warm_up_s)?;
+            figures[turn].push(&ask(bench.scale.slice_s)?);
+            anyhow::Ok(())
+        })?,
+        Order::AtOnce => {
+            for _ in 0..bench.scale.rounds {
+                slices_at_once(bench, case, contenders, bench.scale.warm_up_s)?;
+                let slices = slices_at_once(bench, case, contenders, bench.scale.slice_s)?;
+                figures.iter_mut().zip(&slices).for_each(|(figures, slice)| figures.push(slice));
+            }
+        }
+    }
     tell(case, &figures, &bodies);
     Ok(figures)
 }
@@ -225,4 +245,18 @@ fn slice(bench: &Bench, case: &Case, contender: &Contender, seconds: u64) -> any
     let others = (worked(core)? - core_before).saturating_sub(cpu);
     load.check(case.status)?;
     Ok(Slice { load, cpu, kernel, sleeps, others })
+}
+
+fn slices_at_once(bench: &Bench, case: &Case, contenders: &[Contender], seconds: u64) -> anyhow::Result<Vec<Slice>> {
+    let mut slices: Vec<Slice> = thread::scope(|scope| {
+        let begin = |contender| scope.spawn(move || slice(bench, case, contender, seconds));
+        let running: Vec<_> = contenders.iter().map(begin).collect();
+        let end = |slice: ScopedJoinHandle<'_, _>| slice.join().map_err(|_| anyhow!("a load has panicked"))?;
+        running.into_iter().map(end).collect::<anyhow::Result<_>>()
+    })?;
+    let all: Duration = slices.iter().map(|slice| slice.cpu).sum();
+    for slice in &mut slices {
+        slice.others = slice.others.saturating_sub(all - slice.cpu);
+    }
+    Ok(slices)
 }
