@@ -82,3 +82,23 @@ struct ConfigArgument {
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
 }
+
+/// `--store URL`. It may have a login, which then need not be in the rule file.
+#[derive(clap::Args)]
+struct StoreArgument {
+    /// Where counts are kept, whatever the rule file says: memory, redis://host:6379, …
+    #[arg(long, value_name = "URL", env = "TOLLGATE_STORE", hide_env_values = true)]
+    store: Option<String>,
+}
+
+impl StoreArgument {
+    /// The file with this store, if one is given.
+    fn over(&self, file: Parsed) -> Result<Parsed, Error> {
+        match &self.store {
+            Some(store) => {
+                file.with_store(store).map_err(|problem| Error::Usage(format!("--store or TOLLGATE_STORE: {problem}")))
+            }
+            None => Ok(file),
+        }
+    }
+}

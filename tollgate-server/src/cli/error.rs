@@ -56,7 +56,7 @@ impl fmt::Display for Error {
             ),
             Self::NoFleet { config } => write!(
                 out,
-                "{} has its store in memory, which no other node sees; name a Redis, such as store: \
+                "the store is in memory, which no other node sees; name a Redis with --store, or in {} as store: \
                  redis://127.0.0.1:6379",
                 config.display()
             ),

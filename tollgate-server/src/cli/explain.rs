@@ -13,7 +13,7 @@ use tollgate::rules::file::{KeyPart, LimitRule, Missing, Parsed, RouteRule};
 use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
-use super::{ConfigArgument, Error, Outcome, load, say};
+use super::{ConfigArgument, Error, Outcome, StoreArgument, load, say};
 use crate::notice;
 
 /// Those that people mean when they write them in small letters.
@@ -23,6 +23,8 @@ const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 pub(super) struct Arguments {
     #[command(flatten)]
     config: ConfigArgument,
+    #[command(flatten)]
+    store: StoreArgument,
     /// The method of the request
     method: String,
     /// The path of the request, with its query if it has one
@@ -76,7 +78,7 @@ struct Explained<'a> {
 
 pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     arguments.check()?;
-    let file = load(&arguments.config.config)?;
+    let file = arguments.store.over(load(&arguments.config.config)?)?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     let headers: HeaderMap = arguments.headers.iter().cloned().collect();
     let routed = arguments.routed(&file, &headers)?;

@@ -1,28 +1,30 @@
 //! `tollgate publish`: one rule file to every node that shares its Redis; what is published, and away with it.
 
-mod without_login;
+mod logins;
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use serde::Serialize;
 use tollgate::redis::{PublishError, RuleSet, RuleSets};
-use tollgate::rules::file::{Flaw, Parsed, Problems, RuleFile, StoreUrl};
+use tollgate::rules::file::{RuleFile, StoreUrl};
 
-use self::without_login::without_login;
-use super::{ConfigArgument, Error, Outcome, load, say};
+use super::{ConfigArgument, Error, Outcome, StoreArgument, load, say};
 use crate::notice;
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     config: ConfigArgument,
+    #[command(flatten)]
+    store: StoreArgument,
     /// Publish or withdraw only if this version is the newest (0: none was published yet); else the answer is no
     #[arg(long, value_name = "VERSION")]
     expect: Option<u64>,
-    /// Show what is published on the Redis that the file names; publish nothing
+    /// Show what is published on that Redis; publish nothing
     #[arg(long, conflicts_with_all = ["withdraw", "expect"])]
     show: bool,
-    /// Take away what is published on the Redis that the file names: nodes go back to their own files
+    /// Take away what is published on that Redis: nodes go back to their own files
     #[arg(long)]
     withdraw: bool,
     /// What is published as JSON, for programs
@@ -42,7 +44,7 @@ struct PublishedJson<'a> {
 pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let path = &arguments.config.config;
     let file = load(path)?;
-    let rule_sets = rule_sets(&file, path)?;
+    let rule_sets = rule_sets(&arguments.store.over(file.clone())?.store, path)?;
     if arguments.show {
         return show(&rule_sets, arguments.json).await;
     }
@@ -54,20 +56,15 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         return outcome(rule_sets.withdraw(arguments.expect).await, told);
     }
     file.compile().map_err(|problems| Error::Open(problems.into()))?;
-    let text = without_login(file.source()).ok_or_else(|| Error::Open(login_left(&file).into()))?;
+    if let Some(problems) = logins::problems(&file) {
+        return Err(Error::Open(problems.into()));
+    }
     let told = |version| format!("{} is published as version {version}", path.display());
-    let published = outcome(rule_sets.publish(text.as_bytes(), arguments.expect).await, told)?;
+    let published = outcome(rule_sets.publish(file.source().as_bytes(), arguments.expect).await, told)?;
     if published == Outcome::Yes {
         tell_what_nodes_leave(&file);
     }
     Ok(published)
-}
-
-fn login_left(file: &Parsed) -> Problems {
-    let problem = "the password of the store is not published, and cannot be told from the rest of this";
-    let fix =
-        "write the URL in one line without escapes of YAML; in a password, write spaces and quotes as %20, %22 or %27";
-    file.problems([Flaw::new(problem, fix).of("store")])
 }
 
 /// Whoever publishes a file with listeners and routes in it may think that they change, too.
@@ -91,8 +88,8 @@ fn tell_what_nodes_leave(file: &RuleFile) {
     }
 }
 
-fn rule_sets(file: &Parsed, path: &Path) -> Result<RuleSets, Error> {
-    match &file.store {
+fn rule_sets(store: &StoreUrl, path: &Path) -> Result<RuleSets, Error> {
+    match store {
         StoreUrl::Redis(url) => RuleSets::connect(url).map_err(Error::Connect),
         _ => Err(Error::NoFleet { config: path.to_owned() }),
     }
@@ -114,7 +111,7 @@ fn outcome(changed: Result<u64, PublishError>, told: impl Fn(u64) -> String) -> 
 }
 
 /// The rules that are published, with their version in a comment before them, so that they are a rule file. If nothing
-/// is, the answer is no. They may have been published by a program that leaves passwords in.
+/// is, the answer is no. They may have been published by a program that takes logins with them.
 async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Outcome, Error> {
     let newest = rule_sets.newest().await.map_err(|error| Error::Publish(PublishError::Store(error)))?;
     let version = newest.as_ref().map_or(0, |newest| newest.version);
@@ -134,6 +131,6 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Outcome, Error> {
 
 fn rules_text(rule_set: &RuleSet) -> Option<String> {
     let text = String::from_utf8_lossy(rule_set.rules.as_ref()?);
-    let hidden = "# not shown: there is a password in it; publish the rules again, which leaves it out";
-    Some(without_login(&text).unwrap_or_else(|| hidden.to_owned()))
+    let hidden = "# not shown: the login of a store is somewhere in it; publish the rules again without it";
+    Some(logins::shown(&text).map_or_else(|| hidden.to_owned(), Cow::into_owned))
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tollgate::Gate;
 use tollgate::rules::file::{Address, Listener, Parsed, RuleFile};
 
-use super::{Error, load, say};
+use super::{Error, StoreArgument, load, say};
 use crate::decisions::Decisions;
 use crate::gateway::Gateway;
 use crate::listening::{CannotListen, Setting};
@@ -40,9 +40,8 @@ pub(super) struct Arguments {
     /// Where health and metrics are told, whatever the rule file says
     #[arg(long, value_name = "ADDR", env = "TOLLGATE_ADMIN")]
     admin: Option<Address>,
-    /// Where counts are kept, whatever the rule file says: memory, redis://host:6379, …
-    #[arg(long, value_name = "URL", env = "TOLLGATE_STORE", hide_env_values = true)]
-    store: Option<String>,
+    #[command(flatten)]
+    store: StoreArgument,
 }
 
 /// Where to listen, and how.
@@ -60,7 +59,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
         return Err(Error::Usage(format!("--listen is for the gateway, and the rule file names none; {fix}")));
     }
-    let given = Given { http, admin, store };
+    let given = Given { http, admin, store: store.store };
     let http = place(file.service.http.as_ref(), given.http.as_ref());
     if file.gateway.is_none() && http.is_none() {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
@@ -130,10 +129,7 @@ fn rules(arguments: &Arguments) -> Result<Parsed, Error> {
         Some(path) => load(path)?,
         None => builtin::rules().map_err(|problems| Error::Open(problems.into()))?,
     };
-    match &arguments.store {
-        Some(store) => file.with_store(store).map_err(|problem| Error::Usage(format!("--store: {problem}"))),
-        None => Ok(file),
-    }
+    arguments.store.over(file)
 }
 
 /// What listens.

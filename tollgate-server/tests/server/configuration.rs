@@ -82,7 +82,10 @@ fn a_port_in_use_and_a_bad_store_end_with_2() {
 fn publishing_needs_a_redis() {
     let folder = folder_with(&[(RULES, "limits: [{ name: user }]\n")]);
     let told = told(&run_in(folder.path(), &["publish", "--config", RULES]));
-    assert!(told.contains("tollgate.yaml has its store in memory") && told.ends_with("exit code 2"), "{told}");
+    assert!(
+        told.contains("tollgate: the store is in memory, which no other node sees") && told.ends_with("exit code 2"),
+        "{told}"
+    );
 }
 
 #[test]

@@ -196,41 +196,81 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     assert!(!said.contains("withdraws"), "{said}");
 }
 
+/// What refuses the login of a store at a place of the file.
+fn login_refused(place: &str) -> String {
+    format!(
+        "on stderr:\ntollgate.yaml:{place}: the login of a store is not for everybody who may read what is published; take \
+         it out of the file, comments as well, and give the URL with its login as --store or TOLLGATE_STORE\n\
+         tollgate: tollgate.yaml cannot be used; correct what stands above\nexit code 2"
+    )
+}
+
 #[test]
-fn passwords_of_stores_are_not_published_and_not_shown() {
+fn a_file_with_the_login_of_a_store_is_not_published_and_the_login_may_be_given_beside_it() {
     let redis = Redis::start();
     redis.command(&["ACL", "SETUSER", "ann", "on", ">hunter2", "~*", "&*", "+@all"]);
-    let with_login = |text: String| text.replace("redis://", "redis://ann:hunter2@");
-    let node = Server::with_rules(&with_login(rules(&redis, 10, "")));
-    let text = rules(&redis, 20, "# was redis://127.0.0.1:1");
-    let office = folder_with(&[(RULES, &with_login(text.clone()))]);
+    redis.command(&["ACL", "SETUSER", "default", "off"]);
+    let url = redis.url().replace("redis://", "redis://ann:hunter2@");
+    let with_login = |text: &str| text.replace("redis://", "redis://ann:hunter2@");
+    let own = rules(&redis, 10, "");
+    let node = Server::with_rules(&with_login(&own));
+    let text = rules(&redis, 20, "");
+    let office = folder_with(&[(RULES, &text)]);
     let publish =
         |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
-    assert_eq!(publish(&[]), "tollgate.yaml is published as version 1\nexit code 0");
-    let look = "local text = redis.call('HGET', 'rate_limit:{rules}', 'rules')
-                if string.find(text, 'hunter2') then return redis.error_reply(text) end";
-    redis.command(&["EVAL", look, "0"]);
-    node.await_said("tollgate: published version 1 is in force: changed user", 1);
-    assert_eq!(node.connect().check(&user("ann"))["source"], "store", "the node has its own password");
-
-    // By somebody who does not leave it out.
-    redis.command(&["HSET", "rate_limit:{rules}", "rules", &with_login(text.clone())]);
-    assert_eq!(publish(&["--show"]), format!("# published version 1\n{text}exit code 0"));
-    let escaped = with_login(text).replace("redis://ann", "\"redis:\\/\\/ann").replacen('\n', "\"\n", 1);
-    redis.command(&["HSET", "rate_limit:{rules}", "rules", &escaped]);
-    for arguments in [&["--show"][..], &["--show", "--json"]] {
-        let shown = publish(arguments);
-        assert!(shown.contains("# not shown: there is a password in it; publish the rules again"), "{shown}");
-        assert!(!shown.contains("hunter2"), "{shown}");
+    let no_override = "    overrides: [{ key: 'redis://svc@db', limit: 5 }]\n";
+    let listed = "limits:\n  - name: user\n    key: header:x-user-id\n    algorithm: fixed_window\n    limit: 5\n    \
+                  window: 1h\n";
+    for (refused, place) in [
+        (with_login(&text), "1:8"),
+        (format!("{text}# was redis://:it's-hunter2@old\n"), "6:7"),
+        (format!("{text}# was \"RedisS://:two hunter2@old\"\n"), "6:8"),
+        (format!("{listed}{no_override}"), "7:25"),
+        (format!("store: \"redis:\\/\\/:hunter2@h\"\n{listed}"), "1:8"),
+    ] {
+        std::fs::write(office.path().join(RULES), refused).unwrap();
+        assert_eq!(publish(&["--store", &url]), login_refused(place));
     }
+    std::fs::write(office.path().join(RULES), &text).unwrap();
+    assert_eq!(publish(&["--show", "--store", &url]), "nothing is published\nexit code 1");
+    assert_eq!(publish(&["--store", &url]), "tollgate.yaml is published as version 1\nexit code 0");
+    node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    assert_eq!(node.connect().check(&user("ann"))["source"], "store", "the node has its own login");
+    assert_eq!(publish(&["--show", "--store", &url]), format!("# published version 1\n{text}exit code 0"));
+    let explain = ["explain", "--config", RULES, "--store", &url, "GET", "/", "-H", "X-User-Id: ann"];
+    let explained = told(&run_in(office.path(), &explain));
+    assert!(explained.contains("passes  key ann, cost 1: 18 of 20 left\n"), "{explained}");
+}
 
-    std::fs::write(office.path().join(RULES), escaped).unwrap();
-    let refused = publish(&[]);
-    assert!(
-        refused.starts_with("on stderr:\ntollgate.yaml:1:8: the password of the store is not published"),
-        "{refused}"
-    );
-    assert!(refused.ends_with("exit code 2") && !refused.contains("hunter2"), "{refused}");
+/// By an older version, or by another program.
+#[test]
+fn a_login_that_was_published_is_not_shown_and_its_rules_are_taken() {
+    let redis = Redis::start();
+    let node = Server::with_rules(&rules(&redis, 10, ""));
+    let office = folder_with(&[(RULES, &rules(&redis, 10, ""))]);
+    let publish =
+        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+    let published = |version: &str, rules: &str| {
+        redis.command(&["HSET", "rate_limit:{rules}", "version", version, "rules", rules]);
+        redis.command(&["PUBLISH", "rate_limit:rules", version]);
+    };
+    let text = rules(&redis, 20, "# was \"redis://:two hunter2@old\"");
+    let rest = text.splitn(4, '\n').last().unwrap();
+    let line = "# not shown: the login of a store may be in this line";
+    published("1", &text.replacen("redis://", "redis://ann:hunter2@", 1));
+    node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    let shown = format!("# published version 1\n{line}\nstore_timeout: 5s\n{line}\n{rest}exit code 0");
+    assert_eq!(publish(&["--show"]), shown);
+
+    let nothing = "# not shown: the login of a store is somewhere in it; publish the rules again without it";
+    published("2", "store: \"redis:\\/\\/ann:hunter2@h\"\nlimits: []\n");
+    assert_eq!(publish(&["--show"]), format!("# published version 2\n{nothing}\nexit code 0"));
+    let json = format!("{{\n  \"version\": 2,\n  \"rules\": \"{nothing}\"\n}}\nexit code 0");
+    assert_eq!(publish(&["--show", "--json"]), json);
+
+    published("3", "store: \"redis://:two hunter2@h\"\nlimits: []\nof_a_newer_version: 1\n");
+    let shown = format!("# published version 3\n{line}\nlimits: []\nof_a_newer_version: 1\nexit code 0");
+    assert_eq!(publish(&["--show"]), shown);
 }
 
 #[test]

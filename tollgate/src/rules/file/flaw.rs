@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::node::Node;
 use super::problem::Findings;
-use super::{Parsed, Problems};
+use super::{Parsed, Position, Problems};
 
 /// Something that is wrong with a part of a rule file, found by whoever uses the file.
 ///
@@ -31,6 +31,8 @@ pub struct Flaw {
     fix: String,
     /// The inmost first.
     parts: Vec<Part>,
+    /// Where it stands, if that is no part.
+    at: Option<Position>,
 }
 
 /// A part of something in a rule file: made of the key or of the number that it has there.
@@ -61,13 +63,20 @@ impl Flaw {
     /// What is wrong, and what to do about it.
     #[must_use]
     pub fn new(message: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { message: message.into(), fix: fix.into(), parts: Vec::new() }
+        Self { message: message.into(), fix: fix.into(), parts: Vec::new(), at: None }
     }
 
     /// The same flaw of that part, which those that were named before are in. Without any, it is one of the whole file.
     #[must_use]
     pub fn of(mut self, part: impl Into<Part>) -> Self {
         self.parts.push(part.into());
+        self
+    }
+
+    /// The same flaw at that place, whatever its part: in a comment, for instance.
+    #[must_use]
+    pub fn at(mut self, place: Position) -> Self {
+        self.at = Some(place);
         self
     }
 
@@ -93,7 +102,7 @@ impl Parsed {
     pub fn problems(&self, flaws: impl IntoIterator<Item = Flaw>) -> Problems {
         let mut findings = Findings::default();
         for flaw in flaws {
-            findings.error(flaw.node(&self.root).at, flaw.message, flaw.fix);
+            findings.error(flaw.at.unwrap_or(flaw.node(&self.root).at), flaw.message, flaw.fix);
         }
         findings.told(&self.name, &self.source)
     }
@@ -128,6 +137,7 @@ gateway:
     fn a_flaw_is_told_at_its_part() {
         assert_eq!(told([flaw()]), "file:1:1: bad; mend it");
         assert_eq!(told([flaw().of("gateway")]), "file:3:3: bad; mend it");
+        assert_eq!(told([flaw().of("gateway").at(Position { line: 1, column: 9 })]), "file:1:9: bad; mend it");
         assert_eq!(told([of_route(flaw().of("path"), 1)]), "file:5:15: bad; mend it");
         assert_eq!(told([of_route(flaw().of("url").of(1).of("upstream"), 1)]), "file:5:47: bad; mend it");
     }

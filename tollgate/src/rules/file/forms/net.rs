@@ -193,6 +193,14 @@ pub enum StoreUrl {
     Redis(String),
 }
 
+impl StoreUrl {
+    /// Whether there is a user or a password in it.
+    #[must_use]
+    pub fn has_login(&self) -> bool {
+        matches!(self, Self::Redis(url) if url.contains('@'))
+    }
+}
+
 /// A password must not reach a log by way of `{:?}`.
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

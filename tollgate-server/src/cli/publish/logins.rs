@@ -1,0 +1,148 @@
+//! Users and passwords of stores in the text of rule files: whoever may look at what is published would see them, and no
+//! node needs them, for it has read what is published with its own.
+//!
+//! Deliberately not here: cutting them out of a text. That makes other rules of it than those that were checked.
+
+use std::borrow::Cow;
+
+use tollgate::rules::file::{Flaw, Parsed, Position, Problems, RuleFile};
+
+/// The schemes of stores, as URLs begin with them.
+const SCHEMES: [&str; 6] =
+    ["redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "redis+sentinel://", "rediss+sentinel://"];
+
+/// What keeps a file from being published: every line of it, comments as well, in which a login may stand.
+pub(super) fn problems(file: &Parsed) -> Option<Problems> {
+    let text = lines_ended_alike(file.source());
+    let flaw = || {
+        let fix =
+            "take it out of the file, comments as well, and give the URL with its login as --store or TOLLGATE_STORE";
+        Flaw::new("the login of a store is not for everybody who may read what is published", fix)
+    };
+    let mut flaws: Vec<Flaw> = lines(&text)
+        .zip(1..)
+        .filter_map(|(line, number)| {
+            let column = line[..login(line)?].chars().count() + 1;
+            Some(flaw().at(Position { line: number, column: u32::try_from(column).unwrap_or(u32::MAX) }))
+        })
+        .collect();
+    // One that is written over several lines, or with escapes of YAML.
+    if flaws.is_empty() && file.store.has_login() {
+        flaws.push(flaw().of("store"));
+    }
+    (!flaws.is_empty()).then(|| file.problems(flaws))
+}
+
+/// What may be shown of a text that somebody has published, this version or another: comments stand for lines in which a
+/// login may be. `None` if its store has one all the same.
+pub(super) fn shown(text: &str) -> Option<Cow<'_, str>> {
+    let Ok(file) = RuleFile::parse("", text) else {
+        // Nobody knows which part of it is the store, and in how many lines that is written.
+        return Some(without(text, |line| line.contains('@') || scheme(line).is_some()));
+    };
+    let shown = without(text, |line| login(line).is_some());
+    let is_gone = || RuleFile::parse("", &*shown).is_ok_and(|file| !file.store.has_login());
+    (!file.store.has_login() || is_gone()).then_some(shown)
+}
+
+fn without(text: &str, is_hidden: impl Fn(&str) -> bool) -> Cow<'_, str> {
+    const HIDDEN: &str = "# not shown: the login of a store may be in this line";
+    let ended_alike = lines_ended_alike(text);
+    if !lines(&ended_alike).any(&is_hidden) {
+        return text.into();
+    }
+    let kept: Vec<&str> = lines(&ended_alike).map(|line| if is_hidden(line) { HIDDEN } else { line }).collect();
+    kept.join("\n").into()
+}
+
+fn lines_ended_alike(text: &str) -> String {
+    text.replace("\r\n", "\n")
+}
+
+/// YAML ends a line at a lone carriage return too.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.split(['\n', '\r'])
+}
+
+/// Where the URL of a store begins, in small letters or capitals.
+fn scheme(line: &str) -> Option<usize> {
+    let line = line.to_ascii_lowercase();
+    SCHEMES.iter().filter_map(|scheme| line.find(scheme)).min()
+}
+
+/// Where the URL of a store begins that may have a login: what ends it is not asked, for a password may have anything in
+/// it.
+fn login(line: &str) -> Option<usize> {
+    scheme(line).filter(|at| line[*at..].contains('@'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HIDDEN: &str = "# not shown: the login of a store may be in this line\n";
+
+    fn told(text: &str) -> Option<String> {
+        problems(&RuleFile::parse("file", text).unwrap()).map(|problems| problems.to_string())
+    }
+
+    #[test]
+    fn every_line_with_a_login_is_refused_at_its_place_and_hidden() {
+        let cases = [
+            ("store: redis://ann:hunter2@h:6379/1\n", "", "limits: []\n", 8),
+            ("store: 'rediss+cluster://:hunter2@a:1,b:2'\n", "", "limits: []\n", 9),
+            ("store: \"redis://:two hunter2@h\"\n", "", "limits: []\n", 9),
+            ("# was redis://:it's-hunter2@old\n", "", "limits: []\n", 7),
+            ("# was \"Redis://:two hunter2@old\"\n", "", "limits: []\n", 8),
+            ("# é REDIS+SENTINEL://:hunter2@a,b/main\n", "", "limits: []\n", 5),
+            (
+                "    overrides: [{ key: 'redis://svc@db', limit: 5 }]\n",
+                "limits:\n  - name: a\n    key: header:x\n    algorithm: fixed_window\n    limit: 1\n    window: 1s\n",
+                "",
+                25,
+            ),
+        ];
+        for (line, before, after, column) in cases {
+            let text = format!("{before}{line}{after}");
+            let place = format!("file:{}:{column}: the login of a store", before.lines().count() + 1);
+            let told = told(&text).expect("a refusal");
+            assert!(told.starts_with(&place) && told.lines().count() == 1 && !told.contains("hunter2"), "{told}");
+            assert_eq!(shown(&text).as_deref(), Some(&*format!("{before}{HIDDEN}{after}")));
+        }
+    }
+
+    #[test]
+    fn what_has_no_login_is_published_and_shown_as_it_is() {
+        for text in [
+            "store: redis://h:6379/1\r\nlimits: [] # ask ann@example.com\r\n",
+            "# ann@h: see https://example.com/@us\rstore: redis://h\rlimits: []\r",
+        ] {
+            assert_eq!(told(text), None);
+            assert_eq!(shown(text).as_deref(), Some(text));
+        }
+    }
+
+    #[test]
+    fn a_login_that_no_line_shows_is_told_at_the_store() {
+        let urls =
+            [r"\x72edis://:hunter2@h", r"redis:\/\/:hunter2@h", r"redis://:hunter2\x40h", "redis://:hunter2\\\n  @h"];
+        for url in urls {
+            let text = format!("limits: []\nstore: \"{url}\"\n");
+            let told = told(&text).expect("a refusal");
+            assert!(told.starts_with("file:2:8: the login of a store") && !told.contains("hunter2"), "{told}");
+            assert_eq!(shown(&text), None, "{url}");
+            // A line that is hidden for another one does not make it fit to be shown.
+            assert_eq!(shown(&format!("# was redis://:old@h\n{text}")), None, "{url}");
+        }
+    }
+
+    #[test]
+    fn of_a_text_that_cannot_be_parsed_no_line_is_shown_that_may_be_a_part_of_a_login() {
+        for login in ["\"redis://:two hunter2@h\"", r#""redis:\/\/:hunter2@h""#, "\"redis://:hunter2\\\n  @h\""] {
+            let text = format!("store: {login}\nlimits: []\nof_a_newer_version: 1\n");
+            let hidden = HIDDEN.repeat(login.lines().count());
+            assert_eq!(shown(&text).as_deref(), Some(&*format!("{hidden}limits: []\nof_a_newer_version: 1\n")));
+        }
+        assert_eq!(shown("no YAML: [redis://:hunter2@h").as_deref(), Some(HIDDEN.trim_end()));
+    }
+}
