@@ -1,5 +1,8 @@
 //! Several nodes on one Redis, and what they do without it.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
 use serde_json::{Value, json};
 
 use crate::process::{RULES, Server, folder_with, run_in, served, told};
@@ -103,6 +106,27 @@ fn a_store_that_does_not_take_the_password_is_told_without_it() {
     let said = server.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);
     assert!(said.contains("uthentication failed") && !said.contains("hunter2"), "{said}");
     assert!(said.contains("; start it, or correct its URL\n"), "{said}");
+}
+
+#[test]
+fn what_something_else_at_the_address_of_the_store_says_is_told_in_one_line() {
+    let web = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = web.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in web.incoming() {
+            let mut stream = stream.expect("it accepts");
+            let mut asked = [0; 4096];
+            // Who has gone meanwhile is not told.
+            _ = stream.read(&mut asked);
+            let page = "x".repeat(5000);
+            _ = write!(stream, "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\r\n{page}\r\n");
+        }
+    });
+    let server = Server::with_rules(&format!("store: redis://{address}\nlimits: [{{ name: user }}]\n"));
+    let said = server.await_said("limits answer by their on_store_failure", 1);
+    assert!(said.starts_with(&format!("tollgate: warning: the store at {address} does not answer: ")), "{said}");
+    assert!(said.ends_with("; start it, or correct its URL\n") && said.lines().count() == 1, "{said}");
+    assert!(said.len() < 600, "{said}");
 }
 
 #[test]

@@ -91,9 +91,7 @@ impl RedisLimiter {
         }
         let decision = foremost.unwrap_or_else(|| Decision::without_limit(answer.at));
         if decision.is_allowed() != (answer.taken > 0) {
-            return Err(StoreError::unavailable(
-                "the script and this program disagree: are they of one version?".into(),
-            ));
+            return Err(StoreError::unavailable("the script and this program disagree: are they of one version?"));
         }
         Ok(decision)
     }
@@ -227,16 +225,16 @@ impl Shared {
 
     async fn ask_by(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
         if self.trips.breaker.is_open() {
-            return Err(StoreError::unavailable("the store has failed and is not back yet".into()));
+            return Err(StoreError::unavailable("the store has failed and is not back yet"));
         }
         if question.asks().len() > MAX_KEYS {
-            return Err(StoreError::refused(format!("a request may have {MAX_KEYS} limits and keys")));
+            return Err(StoreError::refused(&format!("a request may have {MAX_KEYS} limits and keys")));
         }
         let (reply, answer) = oneshot::channel();
         self.jobs.try_send(Job { question, reply }).map_err(|_| StoreError::busy())?;
         match timeout_at(deadline, answer).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped".into())),
+            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped")),
             Err(_) => Err(StoreError::too_late()),
         }
     }

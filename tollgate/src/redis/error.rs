@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// The longest text of a store that is repeated: enough to know it by, in one line of a log.
+const MAX_DETAIL_BYTES: usize = 200;
+
 /// Why a store could not be asked or did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
@@ -19,8 +22,8 @@ enum Kind {
 }
 
 impl StoreError {
-    pub(super) fn unavailable(detail: String) -> Self {
-        Self { kind: Kind::Unavailable, detail }
+    pub(super) fn unavailable(detail: &str) -> Self {
+        Self { kind: Kind::Unavailable, detail: one_line(detail) }
     }
 
     pub(super) fn too_late() -> Self {
@@ -31,14 +34,14 @@ impl StoreError {
         Self { kind: Kind::Busy, detail: String::new() }
     }
 
-    pub(super) fn refused(detail: String) -> Self {
-        Self { kind: Kind::Refused, detail }
+    pub(super) fn refused(detail: &str) -> Self {
+        Self { kind: Kind::Refused, detail: one_line(detail) }
     }
 
     /// What the script said of one key.
     pub(super) fn of_key(why: &str) -> Self {
         let not_ours = why.contains("WRONGTYPE") || why.contains("holds something else");
-        Self { kind: if not_ours { Kind::NotOurs } else { Kind::Refused }, detail: why.to_owned() }
+        Self { kind: if not_ours { Kind::NotOurs } else { Kind::Refused }, detail: one_line(why) }
     }
 
     /// Whether the store did not answer, or not in time.
@@ -65,8 +68,8 @@ impl StoreError {
         self.kind == Kind::Busy
     }
 
-    /// What the store or the system said, in its own words, such as `Connection refused (os error 111)`; if neither said
-    /// anything, what they did not do.
+    /// What the store or the system said, in its own words, such as `Connection refused (os error 111)`, in one line and
+    /// cut short; if neither said anything, what they did not do.
     #[must_use]
     pub fn detail(&self) -> &str {
         match self.kind {
@@ -104,6 +107,17 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
+/// What was said, in one line that is not too long. What answers at the address of a store need not be one, and may say
+/// anything.
+fn one_line(said: &str) -> String {
+    let clean: String = said.trim().chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+    if clean.len() <= MAX_DETAIL_BYTES {
+        return clean;
+    }
+    let end = (0..=MAX_DETAIL_BYTES).rev().find(|end| clean.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}…", &clean[..end])
+}
+
 /// Why a limiter could not be set up: a setting that can never work. A Redis that is down is no such thing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectError(String);
@@ -125,5 +139,21 @@ impl std::error::Error for ConnectError {}
 impl From<crate::InvalidLimit> for ConnectError {
     fn from(error: crate::InvalidLimit) -> Self {
         Self(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_store_says_is_one_line_that_is_not_too_long() {
+        let made = [StoreError::unavailable, StoreError::refused, StoreError::of_key];
+        for error in made.map(|made| made(&format!("two\r\nlines\x1b[31m{}\n", "é".repeat(200)))) {
+            let begin = "two  lines [31m";
+            // The begin has an odd number of bytes, and each letter of the rest has two.
+            assert_eq!(error.detail(), format!("{begin}{}…", "é".repeat((MAX_DETAIL_BYTES - begin.len()) / 2)));
+        }
+        assert_eq!(StoreError::refused("OOM\n").detail(), "OOM");
     }
 }

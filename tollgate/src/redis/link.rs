@@ -240,9 +240,9 @@ pub(super) enum RunError {
 impl From<RunError> for StoreError {
     fn from(error: RunError) -> Self {
         match error {
-            RunError::NoScript => Self::unavailable("the script is gone again".into()),
-            RunError::Refused(error) => Self::refused(error.to_string()),
-            RunError::Lost(error) => Self::unavailable(error.to_string()),
+            RunError::NoScript => Self::unavailable("the script is gone again"),
+            RunError::Refused(error) => Self::refused(&error.to_string()),
+            RunError::Lost(error) => Self::unavailable(&error.to_string()),
         }
     }
 }

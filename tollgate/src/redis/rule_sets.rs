@@ -161,7 +161,7 @@ impl RuleSets {
         match redis::from_redis_value::<(u64, u64)>(reply) {
             Ok((1, version)) => Ok(version),
             Ok((_, version)) => Err(PublishError::Conflict { version }),
-            Err(_) => Err(PublishError::Store(StoreError::unavailable("the reply is not what was expected".into()))),
+            Err(_) => Err(PublishError::Store(StoreError::unavailable("the reply is not what was expected"))),
         }
     }
 

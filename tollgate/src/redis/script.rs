@@ -348,5 +348,5 @@ fn verdict(numbers: &[u64]) -> Result<Verdict, StoreError> {
 }
 
 fn unreadable() -> StoreError {
-    StoreError::unavailable("the script's reply is not what was expected".into())
+    StoreError::unavailable("the script's reply is not what was expected")
 }
