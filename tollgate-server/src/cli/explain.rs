@@ -1,6 +1,7 @@
 //! `tollgate explain`: what the limits of a rule file would make of a request, and which route the gateway would take.
 //! Nothing is taken for it, and nobody is asked.
 
+mod address;
 mod json;
 mod overall;
 mod text;
@@ -9,7 +10,7 @@ use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use tollgate::rules::Facts;
-use tollgate::rules::file::{KeyPart, LimitRule, Missing, Parsed, RouteRule};
+use tollgate::rules::file::{Parsed, RouteRule};
 use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
@@ -92,29 +93,6 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let explained = Explained { arguments, routed, file: &file, explanation, overall, counts };
     say(if arguments.json { json::show(&explained) } else { text::show(&explained) });
     Ok(if explained.overall.allowed { Outcome::Yes } else { Outcome::No })
-}
-
-impl Explained<'_> {
-    /// What limits make of it that nobody has said the client's address, if one of them asks for it.
-    fn without_address(&self) -> Vec<&'static str> {
-        if self.arguments.ip.is_some() {
-            return Vec::new();
-        }
-        let by_ip = |limit: &&LimitRule| limit.key.iter().flatten().any(|part| matches!(part, KeyPart::Ip { .. }));
-        let has_list = |limit: &LimitRule| !limit.exempt.ips.is_empty() || !limit.blocked.ips.is_empty();
-        let mut made = Vec::new();
-        let mut missing = self.file.limits.iter().filter(by_ip).map(|limit| limit.missing).peekable();
-        if missing.peek().is_some() {
-            made.push(match missing.any(|missing| missing == Missing::Anonymous) {
-                true => "limits by ip count it as anonymous",
-                false => "limits by ip have nothing to count it by",
-            });
-        }
-        if self.file.limits.iter().any(has_list) {
-            made.push("it is in no list of ips");
-        }
-        made
-    }
 }
 
 impl Arguments {

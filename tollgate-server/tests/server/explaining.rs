@@ -157,7 +157,26 @@ fn an_address_that_limits_ask_for_and_nobody_gave_is_told() {
     let gateway = "gateway: { routes: [{ path: /**, upstream: echo }] }";
     for (rules, question, note) in [
         ("limits: [{ name: a, key: ip }]", &[][..], Some("limits by ip count it as anonymous; give")),
-        ("limits: [{ name: a, key: ip, missing: skip }]", &[], Some("limits by ip have nothing to count it by; give")),
+        ("limits: [{ name: a, key: ip, missing: skip }]", &[], Some("limits by ip are not for it; give")),
+        ("limits: [{ name: a, key: ip/48, missing: deny }]", &[], Some("limits by ip refuse it; give")),
+        (
+            "limits: [{ name: a, key: ip }, { name: b, key: ip, missing: deny }, { name: c, key: ip, missing: skip }]",
+            &[],
+            Some("a counts it as anonymous, b refuses it, and c is not for it; give"),
+        ),
+        (
+            "limits: [{ name: a, key: ip, missing: deny, shadow: true }, { name: b, key: ip, exempt: { ips: [10.0.0.0/8] } }, \
+             { name: c, key: [host, ip], in_flight: 1 }, { name: d, key: ip }, { name: e, key: ip }]",
+            &["-H", "host: a"],
+            Some("b, c, d and 1 more count it as anonymous, a is not for it, and it is in no list of ips; give"),
+        ),
+        // What lacks something else, or is for others, has not asked for the address.
+        (
+            "limits: [{ name: a, key: ip, match: { path: /a }, blocked: { ips: [10.0.0.0/8] } }, { name: b, key: \
+             ['header:x', ip], missing: deny }]",
+            &[],
+            None,
+        ),
         ("limits: [{ name: a, blocked: { ips: [192.0.2.7] } }]", &[], Some("it is in no list of ips; give")),
         (
             &format!("{gateway}\nlimits: [{{ name: a, key: ip }}]"),

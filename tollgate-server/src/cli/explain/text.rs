@@ -5,6 +5,7 @@ use std::time::Duration;
 use tollgate::http::Refusal;
 use tollgate::{Decision, RuleExplained, Standing};
 
+use super::address::made_without;
 use super::overall::policy;
 use super::{Counts, Explained, Routed};
 use crate::gateway::asked_of_upstreams;
@@ -128,10 +129,12 @@ fn answer(explained: &Explained<'_>) -> String {
 
 /// What is assumed of the client's address, where that matters and nobody has said.
 fn address(explained: &Explained<'_>) -> String {
-    let made = explained.without_address().join(", and ");
-    if made.is_empty() {
-        return made;
-    }
+    let parts = made_without(explained);
+    let made = match parts.split_last() {
+        None => return String::new(),
+        Some((only, [])) => only.clone(),
+        Some((last, before)) => format!("{}, and {last}", before.join(", ")),
+    };
     let clients = match explained.routed {
         Routed::NotAsked => "",
         Routed::Nowhere | Routed::By(_) => " clients of the gateway always have one;",

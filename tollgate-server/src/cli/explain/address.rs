@@ -1,0 +1,67 @@
+//! What limits make of a request whose client has no address because nobody has said it.
+
+use tollgate::http::Refusal;
+use tollgate::rules::file::{KeyPart, LimitRule};
+use tollgate::{RuleExplained, Standing};
+
+use super::Explained;
+use crate::notice;
+
+/// More names than these are a list, not a sentence.
+const MAX_NAMES: usize = 3;
+
+/// What a limit by ip makes of it, of one limit and of several.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Made(&'static str, &'static str);
+
+const COUNTED: Made = Made("counts it as anonymous", "count it as anonymous");
+const REFUSED: Made = Made("refuses it", "refuse it");
+const SKIPPED: Made = Made("is not for it", "are not for it");
+
+/// Parts of a sentence, none where no limit asks for the address of this request.
+pub(super) fn made_without(explained: &Explained<'_>) -> Vec<String> {
+    if explained.arguments.ip.is_some() {
+        return Vec::new();
+    }
+    let limits = || explained.file.limits.iter().zip(&explained.explanation.rules);
+    let by_ip: Vec<(&str, Made)> =
+        limits().filter_map(|(limit, rule)| Some((&*rule.name, made_by(limit, rule)?))).collect();
+    let mut parts = match by_ip.split_first() {
+        None => Vec::new(),
+        Some(((_, made), rest)) if rest.iter().all(|(_, other)| other == made) => {
+            vec![format!("limits by ip {}", made.1)]
+        }
+        Some(_) => [COUNTED, REFUSED, SKIPPED].into_iter().filter_map(|made| told(made, &by_ip)).collect(),
+    };
+    let has_list = |(limit, rule): (&LimitRule, &RuleExplained)| {
+        let is_matched = !matches!(rule.standing, Standing::NotMatched(_));
+        is_matched && (!limit.exempt.ips.is_empty() || !limit.blocked.ips.is_empty())
+    };
+    if limits().any(has_list) {
+        parts.push("it is in no list of ips".to_owned());
+    }
+    parts
+}
+
+fn made_by(limit: &LimitRule, rule: &RuleExplained) -> Option<Made> {
+    let is_by_ip = limit.key.iter().flatten().any(|part| matches!(part, KeyPart::Ip { .. }));
+    let is_ip = |part: &str| part == "ip" || part.starts_with("ip/");
+    match &rule.standing {
+        Standing::Counted { .. } | Standing::InFlight { .. } if is_by_ip => Some(COUNTED),
+        Standing::Refused(Refusal::KeyMissing { part }) if is_ip(part) => Some(REFUSED),
+        Standing::KeyMissing(part) if is_ip(part) => Some(SKIPPED),
+        // Not for it, or decided before anybody asked for the key.
+        _ => None,
+    }
+}
+
+/// The limits that make this of it, if any does.
+fn told(made: Made, by_ip: &[(&str, Made)]) -> Option<String> {
+    let names: Vec<&str> = by_ip.iter().filter(|(_, other)| *other == made).map(|(name, _)| *name).collect();
+    let verb = match names.len() {
+        0 => return None,
+        1 => made.0,
+        _ => made.1,
+    };
+    Some(format!("{} {verb}", notice::some_of(&names, MAX_NAMES)))
+}
