@@ -7,23 +7,48 @@ use tollgate::rules::file::Address;
 
 /// What says where something listens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Setting {
+pub(crate) enum Setting {
+    /// A key of the rule file, and the flag that may say it instead.
+    Key(&'static str, Option<Flag>),
+    /// The flag in the place of a key.
+    Flag(Flag),
+}
+
+/// A flag of the command line, and the environment variable that is the same.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flag {
     name: &'static str,
-    /// The flag that may say it instead.
-    flag: Option<&'static str>,
+    pub(crate) variable: &'static str,
+}
+
+impl Flag {
+    pub(crate) const LISTEN: Self = Self { name: "--listen", variable: "TOLLGATE_LISTEN" };
+    pub(crate) const HTTP: Self = Self { name: "--http", variable: "TOLLGATE_HTTP" };
+    pub(crate) const ADMIN: Self = Self { name: "--admin", variable: "TOLLGATE_ADMIN" };
+}
+
+/// Both, for a variable that somebody has set long ago is where nobody looks.
+impl fmt::Display for Flag {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} or {}", self.name, self.variable)
+    }
 }
 
 impl Setting {
-    /// A key of the rule file.
-    pub(crate) const fn key(name: &'static str) -> Self {
-        Self { name, flag: None }
-    }
-
     /// A key of the rule file, or the flag in its place if that is given.
-    pub(crate) const fn key_or_flag(name: &'static str, flag: &'static str, given: Option<&Address>) -> Self {
+    pub(crate) const fn key_or_flag(key: &'static str, flag: Flag, given: Option<&Address>) -> Self {
         match given {
-            None => Self { name, flag: Some(flag) },
-            Some(_) => Self::key(flag),
+            None => Self::Key(key, Some(flag)),
+            Some(_) => Self::Flag(flag),
+        }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key(key, _) => out.write_str(key),
+            Self::Flag(flag) => flag.fmt(out),
         }
     }
 }
@@ -51,9 +76,11 @@ impl CannotListen {
 
     /// The same for whoever is about to start the server, and may use flags.
     pub(crate) fn fix_at_start(&self) -> String {
-        let instead = self.setting.flag.map(|flag| format!(" there or with {flag}"));
-        match self.source.kind() {
-            io::ErrorKind::AddrInUse => format!("{}{}", self.fix(), instead.as_deref().unwrap_or(" there")),
+        match (self.source.kind(), self.setting) {
+            (io::ErrorKind::AddrInUse, Setting::Key(_, Some(flag))) => {
+                format!("{} there or with {}", self.fix(), flag.name)
+            }
+            (io::ErrorKind::AddrInUse, _) => format!("{} there", self.fix()),
             _ => self.fix().to_owned(),
         }
     }
@@ -62,6 +89,6 @@ impl CannotListen {
 impl fmt::Display for CannotListen {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { setting, address, source } = self;
-        write!(out, "{}: cannot listen on {address}: {source}", setting.name)
+        write!(out, "{setting}: cannot listen on {address}: {source}")
     }
 }

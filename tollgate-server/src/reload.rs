@@ -369,7 +369,8 @@ impl Origin {
     fn cannot_listen(&self, problem: &CannotListen) {
         let fix = problem.fix();
         let meanwhile = "the gateway goes on where it listens";
-        // A file that is saved as it was is no news: see `Sight`.
+        // A file that is saved as it was is no news: see `Sight`. To change it helps, for the address is one of its own:
+        // what a flag names has been listened on since the start.
         self.kept(&format!("{problem}; {meanwhile}; {fix}, and send SIGHUP or change the file"));
     }
 

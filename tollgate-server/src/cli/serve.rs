@@ -15,7 +15,7 @@ use tollgate::rules::file::{Address, Listener, Parsed, RuleFile};
 use super::{Error, StoreArgument, load, say};
 use crate::decisions::Decisions;
 use crate::gateway::Gateway;
-use crate::listening::{CannotListen, Setting};
+use crate::listening::{CannotListen, Flag, Setting};
 use crate::metrics::Metrics;
 use crate::reload::{Given, Hangup, Reload, Reloads, Started};
 use crate::service::Options;
@@ -32,13 +32,13 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
     config: Option<PathBuf>,
     /// Where the gateway listens, whatever the rule file says; port 0 takes any free one
-    #[arg(long, value_name = "ADDR", env = "TOLLGATE_LISTEN")]
+    #[arg(long, value_name = "ADDR", env = Flag::LISTEN.variable)]
     listen: Option<Address>,
     /// Where the decision service answers POST /v1/check, whatever the rule file says
-    #[arg(long, value_name = "ADDR", env = "TOLLGATE_HTTP")]
+    #[arg(long, value_name = "ADDR", env = Flag::HTTP.variable)]
     http: Option<Address>,
     /// Where health and metrics are told, whatever the rule file says
-    #[arg(long, value_name = "ADDR", env = "TOLLGATE_ADMIN")]
+    #[arg(long, value_name = "ADDR", env = Flag::ADMIN.variable)]
     admin: Option<Address>,
     #[command(flatten)]
     store: StoreArgument,
@@ -57,7 +57,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     warn_of_what_is_not_served(&file);
     if listen.is_some() && file.gateway.is_none() {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
-        return Err(Error::Usage(format!("--listen is for the gateway, and the rule file names none; {fix}")));
+        return Err(Error::Usage(format!("{} is for the gateway, and the rule file names none; {fix}", Flag::LISTEN)));
     }
     let given = Given { http, admin, store: store.store };
     let http = place(file.service.http.as_ref(), given.http.as_ref());
@@ -69,7 +69,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     notice::warn_of_an_absent_store(&gate);
     let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
     let decisions = Arc::new(Decisions::default());
-    let of_admin = Setting::key_or_flag("admin.listen", "--admin", given.admin.as_ref());
+    let of_admin = Setting::key_or_flag("admin.listen", Flag::ADMIN, given.admin.as_ref());
     let admin = given.admin.clone().or_else(|| file.admin.as_ref().map(|admin| admin.listen.clone()));
     let admin = match admin {
         Some(address) => {
@@ -194,7 +194,7 @@ async fn bind(address: &str, setting: Setting) -> Result<(TcpListener, SocketAdd
 fn place(named: Option<&Listener>, given: Option<&Address>) -> Option<Place> {
     let options = named.map(Options::of).unwrap_or_default();
     let address = given.or(named.map(|named| &named.listen))?;
-    let setting = Setting::key_or_flag("service.http", "--http", given);
+    let setting = Setting::key_or_flag("service.http", Flag::HTTP, given);
     Some(Place { address: address.as_str().to_owned(), setting, options })
 }
 

@@ -12,7 +12,7 @@ use super::StartError;
 use super::connection::Begins;
 use super::tls::{CertificateReloads, Tls};
 use super::workers::{Listening, Order, Running};
-use crate::listening::{CannotListen, Setting};
+use crate::listening::{CannotListen, Flag, Setting};
 
 /// A port that is listened on. Dropped, it is closed once nobody waits there.
 pub(super) struct Port {
@@ -91,13 +91,13 @@ pub(super) struct Place {
 /// The places that connections are taken at.
 pub(super) fn places(rule: &GatewayRule, listen: Option<&Address>) -> Vec<Place> {
     let place = |address: &Address, setting, is_tls| Place { address: address.as_str().to_owned(), setting, is_tls };
-    let setting = Setting::key_or_flag("gateway.listen", "--listen", listen);
+    let setting = Setting::key_or_flag("gateway.listen", Flag::LISTEN, listen);
     let address = listen.unwrap_or(&rule.listen);
     match rule.tls.as_ref().map(|tls| &tls.listen) {
         None => vec![place(address, setting, false)],
         Some(None) => vec![place(address, setting, true)],
         Some(Some(beside)) => {
-            vec![place(address, setting, false), place(beside, Setting::key("gateway.tls.listen"), true)]
+            vec![place(address, setting, false), place(beside, Setting::Key("gateway.tls.listen", None), true)]
         }
     }
 }

@@ -48,8 +48,8 @@ fn port_in_use_ends_with_2_and_the_fix() {
     assert_eq!(text(&output.stdout), "");
     let message = text(&output.stderr);
     let told = format!(
-        "tollgate: --listen: cannot listen on {address}: Address already in use (os error 98); stop the process that has it, \
-         or choose another port there\n"
+        "tollgate: --listen or TOLLGATE_LISTEN: cannot listen on {address}: Address already in use (os error 98); stop the \
+         process that has it, or choose another port there\n"
     );
     assert_eq!(message, told);
 }
@@ -69,7 +69,7 @@ fn a_port_in_use_is_told_with_the_setting_that_names_it() {
             "admin.listen",
             " there or with --admin",
         ),
-        (of_gateway("listen: '127.0.0.1:0'"), vec!["--admin", &*address], "--admin", " there"),
+        (of_gateway("listen: '127.0.0.1:0'"), vec!["--admin", &*address], "--admin or TOLLGATE_ADMIN", " there"),
         (
             format!("service: {{ http: '{address}' }}\nlimits: [{{ name: a }}]\n"),
             vec![],
