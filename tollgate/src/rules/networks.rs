@@ -113,26 +113,46 @@ fn unmapped(net: Ipv6Net) -> Option<Ipv4Net> {
 
 /// A network that could not be read: the text, what is wrong with it, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidNetwork(String);
+pub struct InvalidNetwork {
+    problem: String,
+    fix: String,
+}
 
 impl InvalidNetwork {
     fn unreadable(text: &str) -> Self {
-        Self(format!("`{}` is not a network; use an address or a CIDR, such as 10.0.0.0/8", cut(text)))
+        Self::new(format!("`{}` is not a network", cut(text)), "use an address or a CIDR, such as 10.0.0.0/8")
     }
 
     fn beyond_prefix(text: &str, net: IpNet) -> Self {
         let (whole, one) = (net.trunc(), net.addr());
-        Self(format!("`{}` has bits set beyond its prefix; use {whole}, or {one} for that one address", cut(text)))
+        let problem = format!("`{}` has bits set beyond its prefix", cut(text));
+        Self::new(problem, format!("use {whole}, or {one} for that one address"))
     }
 
     fn too_many() -> Self {
-        Self(format!("there are more than {MAX_NETWORKS} networks; join neighbours into wider ones"))
+        Self::new(format!("there are more than {MAX_NETWORKS} networks"), "join neighbours into wider ones")
+    }
+
+    fn new(problem: String, fix: impl Into<String>) -> Self {
+        Self { problem, fix: fix.into() }
+    }
+
+    /// What is wrong.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn fix(&self) -> &str {
+        &self.fix
     }
 }
 
 impl fmt::Display for InvalidNetwork {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
+        write!(out, "{}; {}", self.problem, self.fix)
     }
 }
 

@@ -19,6 +19,7 @@ use crate::Ban;
 use crate::error::InvalidLimit;
 use crate::http::{Body, HeaderFamily};
 use crate::rules::cel::{Expression, Seen};
+use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::Tokens;
 use crate::rules::{
     Answers, Cost, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Routes, Rule, RuleSet, TrustedProxies,
@@ -103,8 +104,7 @@ fn trusted_proxies(gateway: &GatewayRule, root: &Node, findings: &mut Findings) 
         Ok(proxies) => Some(proxies.believing(gateway.forwarding_header.into())),
         Err(error) => {
             let at = root.get("gateway").unwrap_or(root).value_at("trusted_proxies");
-            let RefusedRule { problem, fix } = disagreed(error);
-            findings.error(at, format!("trusted_proxies: {problem}"), fix);
+            findings.error(at, format!("trusted_proxies: {}", error.problem()), error.fix());
             None
         }
     }
@@ -118,6 +118,12 @@ pub(super) struct RefusedRule {
 
 impl From<InvalidLimit> for RefusedRule {
     fn from(error: InvalidLimit) -> Self {
+        Self { problem: error.problem().to_owned(), fix: error.fix().to_owned() }
+    }
+}
+
+impl From<InvalidNetwork> for RefusedRule {
+    fn from(error: InvalidNetwork) -> Self {
         Self { problem: error.problem().to_owned(), fix: error.fix().to_owned() }
     }
 }
@@ -213,7 +219,7 @@ pub(super) fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
 }
 
 fn listing(rule: &ListRule) -> Result<Listing, RefusedRule> {
-    let networks = Networks::parse(rule.ips.iter().map(Cidr::to_string)).map_err(disagreed)?;
+    let networks = Networks::parse(rule.ips.iter().map(Cidr::to_string))?;
     let mut listing = Listing::nobody().networks(networks);
     for key in &rule.keys {
         let parts: Vec<&str> = key.iter().map(String::as_str).collect();
@@ -324,10 +330,7 @@ fn tokens(rule: &JwtRule, node: &Node, folder: &Path, findings: &mut Findings) -
         (None, Some(path)) => ("jwks_file", jwt::Verifier::from_jwks_file(&folder.join(path), &algorithms)),
         (None, None) => return None,
     };
-    let verifier = made.map_err(|error| {
-        let refused = disagreed(error);
-        findings.error(node.value_at(key), refused.problem, refused.fix);
-    });
+    let verifier = made.map_err(|error| findings.error(node.value_at(key), error.problem(), error.fix()));
     let verifier = verifier.ok()?.leeway(rule.leeway.duration()).issuers(rule.issuer.clone());
     let verifier = verifier.audiences(rule.audience.iter().flatten().cloned());
     let source = token_source(&rule.from)?;

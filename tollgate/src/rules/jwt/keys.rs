@@ -214,21 +214,32 @@ fn of_jwk(jwk: &Map<String, Value>) -> Option<Key> {
 
 /// Keys that cannot be used: the file, what is wrong with it, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct InvalidKeys(String);
+pub(crate) struct InvalidKeys {
+    problem: String,
+    fix: String,
+}
 
 impl InvalidKeys {
     pub(super) fn new(name: &str, problem: impl fmt::Display, fix: impl fmt::Display) -> Self {
-        Self(format!("{name} {problem}; {fix}"))
+        Self { problem: format!("{name} {problem}"), fix: fix.to_string() }
     }
 
     pub(super) fn unreadable(name: &str, error: &std::io::Error) -> Self {
         Self::new(name, format_args!("cannot be read: {error}"), "name a file that this process may read")
     }
+
+    pub(crate) fn problem(&self) -> &str {
+        &self.problem
+    }
+
+    pub(crate) fn fix(&self) -> &str {
+        &self.fix
+    }
 }
 
 impl fmt::Display for InvalidKeys {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
+        write!(out, "{}; {}", self.problem, self.fix)
     }
 }
 
