@@ -176,9 +176,9 @@ mod tests {
 
     #[test]
     fn a_short_life_is_told_by_its_last_third() {
-        let mut of_a_week = told(0, 6 * DAY_SECONDS);
-        assert_eq!(of_a_week.news(4 * DAY_SECONDS), Vec::<String>::new());
-        assert_eq!(of_a_week.news(4 * DAY_SECONDS + 1).len(), 1);
+        let mut of_six_days = told(0, 6 * DAY_SECONDS);
+        assert_eq!(of_six_days.news(4 * DAY_SECONDS), Vec::<String>::new());
+        assert_eq!(of_six_days.news(4 * DAY_SECONDS + 1).len(), 1);
     }
 
     #[test]
