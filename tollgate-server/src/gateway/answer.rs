@@ -20,6 +20,7 @@ pub(super) enum Failure {
     QueueFull,
     NoUpstream,
     CannotConnect,
+    BadCertificate,
     ConnectTimeout,
     Disconnected,
     BadAnswer,
@@ -33,6 +34,7 @@ impl Failure {
         matches!(
             self,
             Self::CannotConnect
+                | Self::BadCertificate
                 | Self::ConnectTimeout
                 | Self::Disconnected
                 | Self::BadAnswer
@@ -51,9 +53,11 @@ impl Failure {
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::QueueFull | Self::NoUpstream => StatusCode::SERVICE_UNAVAILABLE,
-            Self::CannotConnect | Self::Disconnected | Self::BadAnswer | Self::LongAnswerHead => {
-                StatusCode::BAD_GATEWAY
-            }
+            Self::CannotConnect
+            | Self::BadCertificate
+            | Self::Disconnected
+            | Self::BadAnswer
+            | Self::LongAnswerHead => StatusCode::BAD_GATEWAY,
             Self::ConnectTimeout | Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -74,7 +78,10 @@ impl Failure {
             Self::NoRoute => r#"{"error":"no_route","message":"Nothing is served here."}"#,
             Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests wait already."}"#,
             Self::NoUpstream => r#"{"error":"no_upstream","message":"No upstream is there to ask."}"#,
-            Self::CannotConnect => r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#,
+            // Whom an upstream is believed for is nothing to a client.
+            Self::CannotConnect | Self::BadCertificate => {
+                r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#
+            }
             Self::Disconnected => r#"{"error":"bad_gateway","message":"The upstream hung up."}"#,
             Self::BadAnswer => r#"{"error":"bad_gateway","message":"The upstream's answer makes no sense."}"#,
             Self::LongAnswerHead => {

@@ -16,6 +16,7 @@ use super::exchange::Worker;
 use super::maybe_tls::MaybeTls;
 use super::shared::{Seat, Sender, UNSAID};
 use super::target::{Speaks, Target};
+use super::upstream_tls::TlsFault;
 use super::wire::{MAX_HEAD_BYTES, Wire};
 
 /// How often an HTTP/2 connection is asked whether it is still there, and how long it may take to say so.
@@ -53,20 +54,16 @@ pub(super) enum Line {
 #[derive(Debug)]
 pub(super) enum ConnectError {
     Io(io::Error),
+    Tls(TlsFault),
     Http(hyper::Error),
     Timeout,
-}
-
-impl ConnectError {
-    pub(super) fn is_timeout(&self) -> bool {
-        matches!(self, Self::Timeout)
-    }
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => error.fmt(out),
+            Self::Tls(fault) => fault.fmt(out),
             Self::Http(error) => match error.source() {
                 Some(source) => write!(out, "{error}: {source}"),
                 None => error.fmt(out),
@@ -84,7 +81,7 @@ impl From<io::Error> for ConnectError {
 
 impl From<hyper::Error> for ConnectError {
     fn from(error: hyper::Error) -> Self {
-        Self::Http(error)
+        TlsFault::of_connection(&error).map_or(Self::Http(error), Self::Tls)
     }
 }
 
@@ -137,13 +134,17 @@ async fn dial_for(target: &Target, wants: Wants) -> Result<Dialled, ConnectError
     Ok(match (&target.tls, address.scheme) {
         (Some(tls), _) => {
             let connector = if wants == Wants::Upgrade { &tls.http1 } else { &tls.connector };
-            let stream = Box::new(connector.connect(tls.name.clone(), tcp).await?);
+            let stream = Box::new(connector.connect(tls.name.clone(), tcp).await.map_err(not_agreed)?);
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
             if is_http2 { Dialled::Http2(UpstreamIo::Tls(stream)) } else { Dialled::Http1(UpstreamIo::Tls(stream)) }
         }
         (None, Speaks::Http2) => Dialled::Http2(UpstreamIo::Plain(tcp)),
         (None, _) => Dialled::Http1(UpstreamIo::Plain(tcp)),
     })
+}
+
+fn not_agreed(error: io::Error) -> ConnectError {
+    TlsFault::of_handshake(&error).map_or(ConnectError::Io(error), ConnectError::Tls)
 }
 
 async fn open(target: &Target, worker: &Arc<Worker>, wants: Wants) -> Result<Line, ConnectError> {
@@ -166,7 +167,6 @@ async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-    let added = target.shared(worker.number).add(sender, connection).await;
-    let (sender, seat) = added.ok_or(io::ErrorKind::ConnectionAborted).map_err(io::Error::from)?;
+    let (sender, seat) = target.shared(worker.number).add(sender, connection).await?;
     Ok(Line::Shared(sender, seat))
 }

@@ -31,8 +31,9 @@ impl Fault {
     /// What the request is told that met it.
     pub(super) fn failure(&self) -> Failure {
         match self {
-            Self::Unreached(error) if !error.is_timeout() => Failure::CannotConnect,
-            Self::Unreached(_) => Failure::ConnectTimeout,
+            Self::Unreached(ConnectError::Timeout) => Failure::ConnectTimeout,
+            Self::Unreached(ConnectError::Tls(fault)) if fault.is_certificates() => Failure::BadCertificate,
+            Self::Unreached(_) => Failure::CannotConnect,
             Self::Failed(failure) => *failure,
             Self::Status(_) => Failure::BadAnswer,
             Self::LateForCheck(_) => Failure::UpstreamTimeout,

@@ -5,6 +5,7 @@
 //! one is full. How connections are opened is not here.
 
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::time::sleep;
 
 use super::body::ToUpstream;
-use super::connect::UpstreamIo;
+use super::connect::{ConnectError, UpstreamIo};
 use super::ticks::{Tick, Wait};
 use super::wire::IDLE;
 
@@ -52,8 +53,16 @@ struct Carrier {
     requests: AtomicUsize,
     /// When it was first seen to carry nothing.
     quiet_since: AtomicU64,
+    driven: Mutex<Driven>,
+}
+
+/// What becomes of a connection.
+#[expect(clippy::large_enum_variant, reason = "it is on the heap as it is")]
+enum Driven {
     /// Only the connection knows what the upstream allows.
-    connection: Mutex<Option<Connection>>,
+    On(Connection),
+    /// Why, if it broke.
+    Over(Option<hyper::Error>),
 }
 
 /// A request's place on a connection.
@@ -80,18 +89,18 @@ impl Shared {
         found.map(|(sender, carrier)| (sender.clone(), Seat::on(carrier)))
     }
 
-    /// Drives a new connection, and shares it if it is needed. It is the caller's to use in any case; none if it ended
-    /// before the upstream has said how many requests it takes.
-    pub(super) async fn add(&self, sender: Sender, connection: Connection) -> Option<(Sender, Seat)> {
+    /// Drives a new connection, and shares it if it is needed. It is the caller's to use in any case, unless it
+    /// ends before the upstream has said how many requests it takes.
+    pub(super) async fn add(&self, sender: Sender, connection: Connection) -> Result<(Sender, Seat), ConnectError> {
         let carrier = Arc::new(Carrier {
             requests: AtomicUsize::new(0),
             quiet_since: AtomicU64::new(NEVER),
-            connection: Mutex::new(Some(connection)),
+            driven: Mutex::new(Driven::On(connection)),
         });
         let driven = Arc::clone(&carrier);
         tokio::spawn(async move { driven.drive().await });
         // It is the first thing that an upstream sends. More requests than that would be refused.
-        while carrier.allowed()? == UNSAID {
+        while carrier.allowed().ok_or_else(|| carrier.why_over())? == UNSAID {
             sleep(LOOK_EVERY).await;
         }
         self.is_spoken.store(true, Relaxed);
@@ -101,7 +110,7 @@ impl Shared {
         if carriers.len() < MAX_CONNECTIONS && !carriers.iter().any(|(_, other)| other.has_room()) {
             carriers.push((sender.clone(), carrier));
         }
-        Some((sender, seat))
+        Ok((sender, seat))
     }
 
     /// Lets go of connections that nobody has needed for a while, but for one.
@@ -120,7 +129,18 @@ impl Shared {
 impl Carrier {
     /// How many requests the upstream takes at a time, as long as the connection is there.
     fn allowed(&self) -> Option<usize> {
-        self.connection().as_ref().map(Connection::current_max_send_streams)
+        match &*self.driven() {
+            Driven::On(connection) => Some(connection.current_max_send_streams()),
+            Driven::Over(_) => None,
+        }
+    }
+
+    fn why_over(&self) -> ConnectError {
+        let why = match &mut *self.driven() {
+            Driven::Over(why) => why.take(),
+            Driven::On(_) => None,
+        };
+        why.map_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted).into(), ConnectError::from)
     }
 
     fn has_room(&self) -> bool {
@@ -140,16 +160,16 @@ impl Carrier {
 
     /// How it ends is told to whoever waits for an answer.
     async fn drive(&self) {
-        poll_fn(|context| match self.connection().as_mut() {
-            Some(connection) => Pin::new(connection).poll(context).map(drop),
-            None => Poll::Ready(()),
-        })
-        .await;
-        *self.connection() = None;
+        let ended = poll_fn(|context| match &mut *self.driven() {
+            Driven::On(connection) => Pin::new(connection).poll(context),
+            Driven::Over(_) => Poll::Ready(Ok(())),
+        });
+        let ended = ended.await;
+        *self.driven() = Driven::Over(ended.err());
     }
 
-    fn connection(&self) -> MutexGuard<'_, Option<Connection>> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    fn driven(&self) -> MutexGuard<'_, Driven> {
+        self.driven.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) use self::failure::{HANDSHAKE_FAILURES, HandshakeFailure};
 pub(super) use self::mistaken::{begins_with_a_letter, is_hello, tell_to_speak_tls};
 pub(super) use self::reloads::CertificateReloads;
 use self::validity::Told;
-pub(super) use self::validity::Validity;
+pub(super) use self::validity::{MAX_NAMES, Validity};
 use super::connection::Begins;
 use crate::notice;
 use crate::seconds::unix_now;

@@ -1,5 +1,7 @@
 //! TLS to upstreams: whose certificates are believed, and for which name.
 
+mod fault;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,6 +10,8 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 use tollgate::rules::file::{Flaw, UpstreamTlsRule};
+
+pub(super) use self::fault::TlsFault;
 
 /// How an upstream is spoken to by TLS.
 pub(super) struct UpstreamTls {

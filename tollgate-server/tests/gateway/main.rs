@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]
 
+mod certificates;
 mod client;
 #[path = "../common/process.rs"]
 mod common;
@@ -33,4 +34,5 @@ mod streaming;
 mod tls;
 mod upgrades;
 mod upstream_health;
+mod upstream_tls;
 mod ways;

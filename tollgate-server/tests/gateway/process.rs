@@ -50,6 +50,16 @@ impl Gateway {
         std::fs::rename(self.path("draft"), self.path(RULES)).expect("the folder is writable");
     }
 
+    /// Waits until a metric has that value. The rules have an admin listener.
+    #[track_caller]
+    pub(crate) fn await_metric(&self, series: &str, wanted: u64) {
+        let admin = self.address_of("admin");
+        let wanted = format!("{series} {wanted}");
+        let told = || Connection::to(admin).get("/metrics").text().to_string();
+        let found = wait_until(|| told().lines().any(|line| line == wanted).then_some(()));
+        assert!(found.is_some(), "{wanted} is not in:\n{}", told());
+    }
+
     /// Waits for its end.
     pub(crate) fn wait(mut self) -> ExitStatus {
         self.process.wait()

@@ -1,4 +1,4 @@
-//! TLS on either side.
+//! TLS with clients.
 
 use std::net::TcpStream;
 use std::process::Command;
@@ -7,67 +7,18 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+use rcgen::date_time_ymd;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use time::OffsetDateTime;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
+use crate::certificates::{Authority, Signed};
 use crate::client::Connection;
 use crate::common::run_in;
-use crate::process::{Gateway, fails, folder_with, site, wait_until};
+use crate::process::{Gateway, fails, folder_with, site};
 use crate::upstream::{Raw, full, runtime, until};
-
-/// Whoever signs certificates.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-/// A certificate and its key, in PEM.
-struct Signed {
-    cert: String,
-    key: String,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Some take a certificate whose name is its authority's for one that signed itself.
-        params.distinguished_name.push(DnType::CommonName, "an authority of tests");
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    fn sign(&self, names: &[&str]) -> Signed {
-        self.sign_params(params(names))
-    }
-
-    fn sign_for(&self, names: &[&str], from: OffsetDateTime, to: OffsetDateTime) -> Signed {
-        let mut params = params(names);
-        (params.not_before, params.not_after) = (from, to);
-        self.sign_params(params)
-    }
-
-    fn sign_params(&self, params: CertificateParams) -> Signed {
-        let key = KeyPair::generate().unwrap();
-        let cert = params.signed_by(&key, &self.0).unwrap();
-        Signed { cert: cert.pem(), key: key.serialize_pem() }
-    }
-
-    fn pem(&self) -> String {
-        self.0.pem()
-    }
-
-    fn roots(&self) -> RootCertStore {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.0.der().clone()).unwrap();
-        roots
-    }
-}
-
-fn params(names: &[&str]) -> CertificateParams {
-    CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap()
-}
 
 /// A client that believes this authority.
 fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Arc<ClientConfig> {
@@ -341,16 +292,6 @@ fn every_file_that_cannot_be_used_is_told_at_once_when_it_is_asked() {
     assert_eq!(validated(&files), ("tollgate.yaml: valid, 1 limit\n".to_owned(), Some(0)));
 }
 
-/// Waits until a metric has that value.
-#[track_caller]
-fn await_metric(gateway: &Gateway, series: &str, wanted: u64) {
-    let admin = gateway.address_of("admin");
-    let wanted = format!("{series} {wanted}");
-    let told = || Connection::to(admin).get("/metrics").text().to_string();
-    let found = wait_until(|| told().lines().any(|line| line == wanted).then_some(()));
-    assert!(found.is_some(), "{wanted} is not in:\n{}", told());
-}
-
 #[test]
 fn handshakes_that_fail_are_counted_by_why() {
     let (authority, people, strangers) = (Authority::new(), Authority::new(), Authority::new());
@@ -367,18 +308,18 @@ fn handshakes_that_fail_are_counted_by_why() {
     };
     assert!(ask(&authority, Some(&people.sign(&["ann"]))));
     for why in ["timeout", "disconnected", "refused_by_client", "client_certificate", "protocol"] {
-        await_metric(&gateway, &failed(why), 0);
+        gateway.await_metric(&failed(why), 0);
     }
     assert!(!ask(&authority, None) && !ask(&authority, Some(&strangers.sign(&["eve"]))));
-    await_metric(&gateway, &failed("client_certificate"), 2);
+    gateway.await_metric(&failed("client_certificate"), 2);
     assert!(!ask(&strangers, Some(&people.sign(&["ann"]))));
-    await_metric(&gateway, &failed("refused_by_client"), 1);
+    gateway.await_metric(&failed("refused_by_client"), 1);
     gateway.connect().send("\x16\x03\x01\x00\x05nonsense");
-    await_metric(&gateway, &failed("protocol"), 1);
+    gateway.await_metric(&failed("protocol"), 1);
     drop(gateway.connect());
-    await_metric(&gateway, &failed("disconnected"), 1);
+    gateway.await_metric(&failed("disconnected"), 1);
     let _silent = gateway.connect();
-    await_metric(&gateway, &failed("timeout"), 1);
+    gateway.await_metric(&failed("timeout"), 1);
 }
 
 /// As when somebody writes `http://` for `https://`.
@@ -400,8 +341,8 @@ fn plain_http_where_tls_is_spoken_is_told_so_in_plain_http() {
             r#"{"error":"plain_http","message":"A plain HTTP request came to a port that speaks TLS. Use https."}"#;
         assert_eq!(answer.text(), told);
     }
-    await_metric(&gateway, "tollgate_tls_handshakes_failed_total{reason=\"plain_http\"}", 2);
-    await_metric(&gateway, "tollgate_tls_handshakes_failed_total{reason=\"protocol\"}", 0);
+    gateway.await_metric("tollgate_tls_handshakes_failed_total{reason=\"plain_http\"}", 2);
+    gateway.await_metric("tollgate_tls_handshakes_failed_total{reason=\"protocol\"}", 0);
     // Whoever speaks TLS has lost nothing to the look at its first byte.
     assert_eq!(connect(&gateway, &client(&authority, None, &[]), "localhost").get("/").status, 200);
 }
@@ -421,14 +362,14 @@ fn tls_where_plain_http_is_spoken_is_hung_up_on_and_is_no_request() {
     let mut connection = gateway.connect();
     connection.send("\x16");
     assert!(connection.try_receive().is_err());
-    await_metric(&gateway, "tollgate_tls_handshakes_failed_total{reason=\"tls_hello\"}", 3);
-    await_metric(&gateway, "tollgate_ambiguous_requests_total{reason=\"bare_lf\"}", 0);
-    await_metric(&gateway, "tollgate_requests_total{route=\"\",status=\"4xx\"}", 0);
+    gateway.await_metric("tollgate_tls_handshakes_failed_total{reason=\"tls_hello\"}", 3);
+    gateway.await_metric("tollgate_ambiguous_requests_total{reason=\"bare_lf\"}", 0);
+    gateway.await_metric("tollgate_requests_total{route=\"\",status=\"4xx\"}", 0);
     // Behind a request it is no hello, but nonsense.
     let mut connection = gateway.connect();
     assert_eq!(connection.get("/").status, 200);
     assert_eq!(connection.ask("\x16\x03\r\n\r\n").status, 400);
-    await_metric(&gateway, "tollgate_tls_handshakes_failed_total{reason=\"tls_hello\"}", 3);
+    gateway.await_metric("tollgate_tls_handshakes_failed_total{reason=\"tls_hello\"}", 3);
 }
 
 #[test]
@@ -442,14 +383,14 @@ fn certificates_that_are_refused_are_told_to_prometheus_until_good_ones_come() {
     let reloads =
         |result: &str| format!("tollgate_certificate_reloads_total{{listener=\"{listener}\",result=\"{result}\"}}");
     let is_good = format!("tollgate_last_certificate_reload_successful{{listener=\"{listener}\"}}");
-    await_metric(&gateway, &reloads("refused"), 0);
-    await_metric(&gateway, &is_good, 1);
+    gateway.await_metric(&reloads("refused"), 0);
+    gateway.await_metric(&is_good, 1);
     std::fs::write(gateway.path("cert.pem"), "nonsense").unwrap();
-    await_metric(&gateway, &reloads("refused"), 1);
-    await_metric(&gateway, &is_good, 0);
+    gateway.await_metric(&reloads("refused"), 1);
+    gateway.await_metric(&is_good, 0);
     std::fs::write(gateway.path("cert.pem"), &signed.cert).unwrap();
-    await_metric(&gateway, &reloads("applied"), 1);
-    await_metric(&gateway, &is_good, 1);
+    gateway.await_metric(&reloads("applied"), 1);
+    gateway.await_metric(&is_good, 1);
 }
 
 #[test]
@@ -480,8 +421,8 @@ fn certificates_that_have_expired_or_will_soon_are_told_and_served() {
         1,
     );
     let expiry = |file: &str| format!("tollgate_certificate_expiry_timestamp_seconds{{file=\"{file}\"}}");
-    await_metric(&gateway, &expiry("cert.pem"), 978_307_200);
-    await_metric(&gateway, &expiry("early.pem"), 64_092_211_200);
+    gateway.await_metric(&expiry("cert.pem"), 978_307_200);
+    gateway.await_metric(&expiry("early.pem"), 64_092_211_200);
     // It was offered, or the client would have nothing to find fault with.
     let refused = connect(&gateway, &client(&authority, None, &[]), "localhost").try_send("GET / HTTP/1.1\r\n");
     assert!(refused.unwrap_err().to_string().contains("xpired"));
@@ -490,126 +431,8 @@ fn certificates_that_have_expired_or_will_soon_are_told_and_served() {
 
     std::fs::write(gateway.path("key.pem"), &ending.key).unwrap();
     std::fs::write(gateway.path("cert.pem"), &ending.cert).unwrap();
-    await_metric(&gateway, &expiry("cert.pem"), u64::try_from(soon.unix_timestamp()).unwrap());
+    gateway.await_metric(&expiry("cert.pem"), u64::try_from(soon.unix_timestamp()).unwrap());
     gateway.await_said("warning: gateway.tls.certificates cert.pem for localhost, b.example expires on ", 1);
     gateway.await_said("Z, in 3 days; put a new one in its place\n", 1);
     assert_eq!(connect(&gateway, &client(&authority, None, &[]), "localhost").get("/").status, 200);
-}
-
-/// A server that shows this certificate.
-fn server(signed: &Signed) -> ServerConfig {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let cert = CertificateDer::from_pem_slice(signed.cert.as_bytes()).unwrap();
-    let key = PrivateKeyDer::from_pem_slice(signed.key.as_bytes()).unwrap();
-    builder.with_no_client_auth().with_single_cert(vec![cert], key).unwrap()
-}
-
-/// An upstream by TLS that answers one request on each connection.
-fn tls_upstream(signed: &Signed) -> Raw {
-    let config = Arc::new(server(signed));
-    Raw::start(move |conversation| {
-        use std::io::{Read, Write};
-        let tcp = conversation.stream.try_clone().unwrap();
-        let mut tls = StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), tcp);
-        let mut buffer = [0; 4096];
-        if tls.read(&mut buffer).is_ok_and(|read| read > 0) {
-            _ = tls.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 6\r\n\r\nsecret");
-            tls.conn.send_close_notify();
-            _ = tls.flush();
-        }
-    })
-}
-
-#[test]
-fn an_authority_of_upstreams_that_is_replaced_is_read_at_the_next_reload() {
-    let (before, after) = (Authority::new(), Authority::new());
-    let upstream = tls_upstream(&after.sign(&["api.internal"]));
-    let tls = "{ ca: ca.pem, server_name: api.internal }";
-    let route = format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
-    let rules = site("", &[route], "");
-    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &before.pem())]));
-    assert_eq!(gateway.get("/").status, 502);
-    std::fs::write(gateway.path("ca.pem"), after.pem()).unwrap();
-    gateway.signal("HUP");
-    gateway.await_said("is in force", 1);
-    assert_eq!(gateway.get("/").status, 200);
-}
-
-#[test]
-fn an_upstream_by_tls_is_believed_if_its_authority_and_its_name_are_good() {
-    let (authority, stranger) = (Authority::new(), Authority::new());
-    let good = tls_upstream(&authority.sign(&["api.internal"]));
-    let strange = tls_upstream(&stranger.sign(&["api.internal"]));
-    let pem = authority.pem();
-    for (upstream, tls, wanted) in [
-        (&good, "{ ca: ca.pem, server_name: api.internal }", 200),
-        (&good, "{ ca: ca.pem, server_name: other.internal }", 502),
-        (&good, "{ ca: ca.pem }", 502),
-        (&good, "{ server_name: api.internal }", 502),
-        (&strange, "{ ca: ca.pem, server_name: api.internal }", 502),
-    ] {
-        let route =
-            format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
-        let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &site("", &[route], "")), ("ca.pem", &pem)]));
-        let answer = gateway.get("/");
-        assert_eq!(answer.status, wanted, "{tls}");
-        assert_eq!(answer.text() == "secret", wanted == 200, "{tls}");
-    }
-}
-
-/// Speaks HTTP/2 with whoever offers it, and switches protocols with whoever does not.
-fn modern_upstream(signed: &Signed) -> std::net::SocketAddr {
-    let mut config = server(signed);
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let address = listener.local_addr().unwrap();
-    runtime().spawn(async move {
-        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        while let Ok((tcp, _)) = listener.accept().await {
-            let acceptor = acceptor.clone();
-            tokio::spawn(async move {
-                let Ok(mut tls) = acceptor.accept(tcp).await else { return };
-                if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
-                    let service = hyper::service::service_fn(|_| async {
-                        Ok::<_, std::convert::Infallible>(http::Response::new(full("by HTTP/2")))
-                    });
-                    let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                    _ = builder.serve_connection(TokioIo::new(tls), service).await;
-                    return;
-                }
-                let mut buffer = [0; 4096];
-                _ = tls.read(&mut buffer).await;
-                let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
-                _ = tls.write_all(switch.as_bytes()).await;
-                while let Ok(read @ 1..) = tls.read(&mut buffer).await {
-                    _ = tls.write_all(&buffer[..read]).await;
-                    _ = tls.flush().await;
-                }
-            });
-        }
-    });
-    address
-}
-
-#[test]
-fn a_websocket_reaches_an_upstream_that_would_rather_speak_http_2() {
-    let authority = Authority::new();
-    let address = modern_upstream(&authority.sign(&["api.internal"]));
-    let route = format!(
-        "{{ path: /**, upstream: 'https://{address}', upstream_tls: {{ ca: ca.pem, server_name: api.internal }} }}"
-    );
-    let rules = site("workers: 1", &[route], "");
-    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &authority.pem())]));
-    // Whether or not there is a shared connection already.
-    for _ in 0..2 {
-        let mut connection = gateway.connect();
-        let answer = connection.ask("GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
-        assert_eq!(answer.status, 101);
-        connection.send("hello");
-        assert_eq!(connection.bytes(5), b"hello");
-        assert_eq!(gateway.get("/").text(), "by HTTP/2");
-    }
 }

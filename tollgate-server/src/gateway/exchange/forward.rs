@@ -17,13 +17,14 @@ use tollgate::{Place, Ruling};
 
 use super::super::answer::Failure;
 use super::super::body::{ToClient, ToUpstream};
-use super::super::connect::{self, Line, Wants};
+use super::super::connect::{self, ConnectError, Line, Wants};
 use super::super::fault::Fault;
 use super::super::patience::Patience;
 use super::super::shared::Sender;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::super::upgrade::Silence;
+use super::super::upstream_tls::TlsFault;
 use super::super::workers::Counted;
 use super::super::{answer, headers, upgrade};
 use super::ending::Held;
@@ -34,7 +35,7 @@ enum Tried {
     Answered(Response<Incoming>, Held),
     /// The request has not left, or may be sent again.
     Again(Forwarded, Fault),
-    Failed(Failure),
+    Failed(Fault),
 }
 
 impl Exchange {
@@ -171,9 +172,9 @@ impl Exchange {
                         None => request.headers_mut().remove(HOST),
                     };
                 }
-                Tried::Failed(failure) => {
+                Tried::Failed(fault) => {
+                    let failure = fault.failure();
                     tally.note_failure(failure);
-                    let fault = failure.into();
                     if failure.is_upstreams() {
                         target.failed(&fault, &route.eject, self.worker.ticks.now());
                     }
@@ -216,17 +217,21 @@ impl Exchange {
             poll_fn(|context| self.poll_before_late(sending.as_mut(), context)).await
         };
         match answered {
-            Some(Ok(response)) if headers::has_unclear_length(response.headers()) => Tried::Failed(Failure::BadAnswer),
+            Some(Ok(response)) if headers::has_unclear_length(response.headers()) => {
+                Tried::Failed(Failure::BadAnswer.into())
+            }
             // Nobody asked for that.
-            Some(Ok(response)) if is_switch(&response) && wants == Wants::Answer => Tried::Failed(Failure::BadAnswer),
+            Some(Ok(response)) if is_switch(&response) && wants == Wants::Answer => {
+                Tried::Failed(Failure::BadAnswer.into())
+            }
             Some(Ok(response)) => {
                 held.wire = Some(wire);
                 Tried::Answered(response, held)
             }
-            None => Tried::Failed(Failure::BodyLate),
-            Some(Err(_)) if wire.is_late() => Tried::Failed(Failure::UpstreamTimeout),
+            None => Tried::Failed(Failure::BodyLate.into()),
+            Some(Err(_)) if wire.is_late() => Tried::Failed(Failure::UpstreamTimeout.into()),
             Some(Err(error)) => match wire.patience().clients_fault() {
-                Some(failure) => Tried::Failed(failure),
+                Some(failure) => Tried::Failed(failure.into()),
                 None => failed(error, copy),
             },
         }
@@ -242,14 +247,14 @@ impl Exchange {
             let mut sending = pin!(sender.try_send_request(request));
             patience.outlast(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
         };
-        let Some(answered) = answered else { return Tried::Failed(Failure::UpstreamTimeout) };
+        let Some(answered) = answered else { return Tried::Failed(Failure::UpstreamTimeout.into()) };
         match answered {
-            None => Tried::Failed(Failure::BodyLate),
+            None => Tried::Failed(Failure::BodyLate.into()),
             // HTTP/2 knows no such thing.
-            Some(Ok(response)) if is_switch(&response) => Tried::Failed(Failure::BadAnswer),
+            Some(Ok(response)) if is_switch(&response) => Tried::Failed(Failure::BadAnswer.into()),
             Some(Ok(response)) => Tried::Answered(response, held),
             Some(Err(error)) => match patience.clients_fault() {
-                Some(failure) => Tried::Failed(failure),
+                Some(failure) => Tried::Failed(failure.into()),
                 None => failed(error, copy),
             },
         }
@@ -303,7 +308,8 @@ fn is_switch(response: &Response<Incoming>) -> bool {
 
 /// The only upstream there is cannot be reached, and will not be a moment later.
 pub(in super::super) fn is_out_of_reach(failure: Failure, route: &Route) -> bool {
-    matches!(failure, Failure::CannotConnect | Failure::ConnectTimeout) && !route.has_several()
+    let is_unreached = matches!(failure, Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout);
+    is_unreached && !route.has_several()
 }
 
 /// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it, and never if it has an
@@ -312,16 +318,17 @@ fn failed(mut error: TrySendError<Forwarded>, copy: Option<Forwarded>) -> Tried 
     let refusal = Refusal::of(error.error());
     let is_answer = error.error().is_parse();
     if error.error().is_parse_too_large() || refusal == Some(Refusal::Answer) {
-        return Tried::Failed(Failure::LongAnswerHead);
+        return Tried::Failed(Failure::LongAnswerHead.into());
     }
-    let failure = match refusal {
-        Some(_) => Failure::LongAnswerHead,
-        None => Failure::Disconnected,
+    let fault = match (refusal, TlsFault::of_connection(error.error())) {
+        (_, Some(fault)) => ConnectError::Tls(fault).into(),
+        (Some(_), None) => Failure::LongAnswerHead.into(),
+        (None, None) => Failure::Disconnected.into(),
     };
     match error.take_message().or(copy) {
-        Some(request) if !is_answer => Tried::Again(request, failure.into()),
-        _ if is_answer => Tried::Failed(Failure::BadAnswer),
-        _ => Tried::Failed(failure),
+        Some(request) if !is_answer => Tried::Again(request, fault),
+        _ if is_answer => Tried::Failed(Failure::BadAnswer.into()),
+        _ => Tried::Failed(fault),
     }
 }
 

@@ -22,7 +22,7 @@ const SOON_PART: i64 = 3;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 /// As many names as fit a line.
-const MAX_NAMES: usize = 5;
+pub(in super::super) const MAX_NAMES: usize = 5;
 
 /// What people have to know of a certificate to renew it. Those between it and its authority are not looked at.
 #[derive(Debug)]

@@ -1,0 +1,265 @@
+//! TLS to upstreams.
+
+use std::net::Shutdown;
+use std::sync::Arc;
+
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rcgen::{BasicConstraints, IsCa, date_time_ymd};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::version::{TLS12, TLS13};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::certificates::{Authority, Signed, params};
+use crate::process::{Gateway, folder_with, site};
+use crate::upstream::{Raw, full, runtime};
+
+/// A server that shows this certificate.
+fn server(signed: &Signed) -> ServerConfig {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let (cert, key) = ders(signed);
+    builder.with_no_client_auth().with_single_cert(vec![cert], key).unwrap()
+}
+
+fn ders(signed: &Signed) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
+    let cert = CertificateDer::from_pem_slice(signed.cert.as_bytes()).unwrap();
+    (cert, PrivateKeyDer::from_pem_slice(signed.key.as_bytes()).unwrap())
+}
+
+/// An upstream by TLS that answers one request on each connection.
+fn tls_upstream(signed: &Signed) -> Raw {
+    serving(server(signed))
+}
+
+fn serving(config: ServerConfig) -> Raw {
+    let config = Arc::new(config);
+    Raw::start(move |conversation| {
+        use std::io::{Read, Write};
+        let tcp = conversation.stream.try_clone().unwrap();
+        let mut tls = StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), tcp);
+        let mut buffer = [0; 4096];
+        if tls.read(&mut buffer).is_ok_and(|read| read > 0) {
+            _ = tls.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 6\r\n\r\nsecret");
+            tls.conn.send_close_notify();
+            _ = tls.flush();
+        } else {
+            // A connection that is closed with something unread is reset, and what was said on it last may be lost.
+            _ = tls.sock.shutdown(Shutdown::Write);
+            conversation.await_end();
+        }
+    })
+}
+
+#[test]
+fn an_authority_of_upstreams_that_is_replaced_is_read_at_the_next_reload() {
+    let (before, after) = (Authority::new(), Authority::new());
+    let upstream = tls_upstream(&after.sign(&["api.internal"]));
+    let tls = "{ ca: ca.pem, server_name: api.internal }";
+    let route = format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
+    let rules = site("", &[route], "");
+    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &before.pem())]));
+    assert_eq!(gateway.get("/").status, 502);
+    std::fs::write(gateway.path("ca.pem"), after.pem()).unwrap();
+    gateway.signal("HUP");
+    gateway.await_said("is in force", 1);
+    assert_eq!(gateway.get("/").status, 200);
+}
+
+#[test]
+fn an_upstream_by_tls_is_believed_if_its_authority_and_its_name_are_good() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let good = tls_upstream(&authority.sign(&["api.internal"]));
+    let strange = tls_upstream(&stranger.sign(&["api.internal"]));
+    let pem = authority.pem();
+    for (upstream, tls, wanted) in [
+        (&good, "{ ca: ca.pem, server_name: api.internal }", 200),
+        (&good, "{ ca: ca.pem, server_name: other.internal }", 502),
+        (&good, "{ ca: ca.pem }", 502),
+        (&good, "{ server_name: api.internal }", 502),
+        (&strange, "{ ca: ca.pem, server_name: api.internal }", 502),
+    ] {
+        let route =
+            format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
+        let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &site("", &[route], "")), ("ca.pem", &pem)]));
+        let answer = gateway.get("/");
+        assert_eq!(answer.status, wanted, "{tls}");
+        assert_eq!(answer.text() == "secret", wanted == 200, "{tls}");
+    }
+}
+
+/// Whoever looks for the reason of a 502 finds it, with the fix, in the line about the upstream; clients are told no more
+/// than that it cannot be reached.
+#[track_caller]
+fn is_told(upstream: &Raw, (tls, ca): (&str, &str), fault: &str, kind: &str) {
+    let address = upstream.address;
+    let route = format!(
+        "{{ name: all, path: /**, upstream: 'https://{address}', upstream_tls: {tls}, eject: {{ after: 1 }} }}"
+    );
+    let rules = format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("workers: 1", &[route], ""));
+    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", ca)]));
+    let told = r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#;
+    // What may be sent again, and what may not.
+    for (number, request) in
+        ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "POST / HTTP/1.1\r\nHost: h\r\n\r\n"].into_iter().enumerate()
+    {
+        let answer = gateway.connect().ask(request);
+        assert_eq!((answer.status, answer.text()), (502, told), "{fault}");
+        let failures = format!("tollgate_upstream_failures_total{{route=\"all\",kind=\"{kind}\"}}");
+        gateway.await_metric(&failures, number as u64 + 1);
+    }
+    gateway.await_said(&format!("upstream {address} of route all failed: {fault}; it still gets requests"), 1);
+}
+
+const NAMED: &str = "{ ca: ca.pem, server_name: api.internal }";
+
+#[test]
+fn a_certificate_that_is_not_believed_is_told_with_the_fix() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let [past, present, future] = [1999, 2001, 4001].map(|year| date_time_ymd(year, 1, 1));
+    let names = ["api.internal", "*.shop.internal", "192.0.2.1"];
+    let unknown = "its certificate is of an authority that is not known; name it in upstream_tls.ca";
+    for (signed, tls, fault) in [
+        (Signed::by_itself(&params(&names)), NAMED, unknown),
+        (authority.sign(&names), "{ server_name: api.internal }", unknown),
+        (
+            stranger.sign(&names),
+            NAMED,
+            "its certificate is of another authority than the known one of that name; name that other in upstream_tls.ca",
+        ),
+        (
+            authority.sign_for(&names, past, present),
+            NAMED,
+            "its certificate has expired on 2001-01-01T00:00:00Z; put a new one there",
+        ),
+        (
+            authority.sign_for(&names, future, date_time_ymd(4002, 1, 1)),
+            NAMED,
+            "its certificate is not valid before 4001-01-01T00:00:00Z; put one there that is valid now, or set the clock \
+             of this machine",
+        ),
+        (
+            authority.sign(&names),
+            "{ ca: ca.pem, server_name: other.internal }",
+            "its certificate is for api.internal, *.shop.internal, 192.0.2.1, and other.internal was asked for; name one \
+             that it is for in upstream_tls.server_name, or make one for other.internal",
+        ),
+        (
+            authority.sign(&[]),
+            "{ ca: ca.pem }",
+            "its certificate is for no name, and 127.0.0.1 was asked for; make one with subjectAltName for 127.0.0.1",
+        ),
+    ] {
+        is_told(&tls_upstream(&signed), (tls, &authority.pem()), fault, "bad_certificate");
+    }
+}
+
+/// As `openssl req -x509` makes them, unless it is told otherwise.
+#[test]
+fn a_certificate_that_is_an_authoritys_is_told_with_the_fix_and_that_helps() {
+    let mut params = params(&["api.internal"]);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let signed = Signed::by_itself(&params);
+    let fault = "its certificate is marked as an authority's (CA:TRUE); make it with CA:FALSE (openssl req -x509 -addext \
+                 basicConstraints=CA:FALSE), or have that authority issue one for it";
+    is_told(&tls_upstream(&signed), (NAMED, &signed.cert), fault, "bad_certificate");
+
+    params.is_ca = IsCa::ExplicitNoCa;
+    let signed = Signed::by_itself(&params);
+    let upstream = tls_upstream(&signed);
+    let route = format!("{{ path: /**, upstream: 'https://{}', upstream_tls: {NAMED} }}", upstream.address);
+    let files = [("tollgate.yaml", &*site("", &[route], "")), ("ca.pem", &signed.cert)];
+    assert_eq!(Gateway::in_folder(folder_with(&files)).get("/").text(), "secret");
+}
+
+#[test]
+fn an_upstream_that_does_not_speak_tls_is_told_as_that() {
+    let authority = Authority::new();
+    let plain = Raw::start(|conversation| {
+        if conversation.more() {
+            conversation.send("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+    });
+    let fault = "it does not speak TLS; write http://, or h2c:// for HTTP/2";
+    is_told(&plain, (NAMED, &authority.pem()), fault, "cannot_connect");
+    let silent = Raw::start(|conversation| _ = conversation.more());
+    let fault = "it hung up before TLS was agreed on; if it does not speak TLS, write http://";
+    is_told(&silent, (NAMED, &authority.pem()), fault, "cannot_connect");
+}
+
+#[test]
+fn an_upstream_that_wants_a_certificate_of_the_gateway_is_told_as_that() {
+    let authority = Authority::new();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let people = Arc::new(authority.roots());
+    let verifier = WebPkiClientVerifier::builder_with_provider(people, Arc::clone(&provider)).build().unwrap();
+    // By TLS 1.3 it can say so only when TLS is agreed on for the gateway.
+    for (version, protocol) in [(&TLS12, "http/1.1"), (&TLS13, "http/1.1"), (&TLS13, "h2")] {
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
+        let builder = builder.with_protocol_versions(&[version]).unwrap();
+        let (cert, key) = ders(&authority.sign(&["api.internal"]));
+        let builder = builder.with_client_cert_verifier(Arc::clone(&verifier));
+        let mut config = builder.with_single_cert(vec![cert], key).unwrap();
+        config.alpn_protocols = vec![protocol.into()];
+        let fault = "it wants a client certificate, and the gateway has none to show; let it take connections without";
+        is_told(&serving(config), (NAMED, &authority.pem()), fault, "cannot_connect");
+    }
+}
+
+/// Speaks HTTP/2 with whoever offers it, and switches protocols with whoever does not.
+fn modern_upstream(signed: &Signed) -> std::net::SocketAddr {
+    let mut config = server(signed);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    runtime().spawn(async move {
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        while let Ok((tcp, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(mut tls) = acceptor.accept(tcp).await else { return };
+                if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
+                    let service = hyper::service::service_fn(|_| async {
+                        Ok::<_, std::convert::Infallible>(http::Response::new(full("by HTTP/2")))
+                    });
+                    let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                    _ = builder.serve_connection(TokioIo::new(tls), service).await;
+                    return;
+                }
+                let mut buffer = [0; 4096];
+                _ = tls.read(&mut buffer).await;
+                let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+                _ = tls.write_all(switch.as_bytes()).await;
+                while let Ok(read @ 1..) = tls.read(&mut buffer).await {
+                    _ = tls.write_all(&buffer[..read]).await;
+                    _ = tls.flush().await;
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_websocket_reaches_an_upstream_that_would_rather_speak_http_2() {
+    let authority = Authority::new();
+    let address = modern_upstream(&authority.sign(&["api.internal"]));
+    let route = format!(
+        "{{ path: /**, upstream: 'https://{address}', upstream_tls: {{ ca: ca.pem, server_name: api.internal }} }}"
+    );
+    let rules = site("workers: 1", &[route], "");
+    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &authority.pem())]));
+    // Whether or not there is a shared connection already.
+    for _ in 0..2 {
+        let mut connection = gateway.connect();
+        let answer = connection.ask("GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+        assert_eq!(answer.status, 101);
+        connection.send("hello");
+        assert_eq!(connection.bytes(5), b"hello");
+        assert_eq!(gateway.get("/").text(), "by HTTP/2");
+    }
+}
