@@ -209,7 +209,7 @@ impl Body for ToClient {
                     let Some(timeout) = this.ending.shared_timeout() else { return Poll::Pending };
                     let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(timeout)));
                     ready!(stall.as_mut().poll(context));
-                    this.ending.upstream_came(Came::Error);
+                    this.ending.upstream_came(Came::TooLate);
                     Poll::Ready(Some(Err(Cut::Late)))
                 }
                 Poll::Ready(frame) => {
@@ -278,5 +278,7 @@ impl std::error::Error for Cut {}
 pub(super) enum Came {
     Bytes,
     All,
+    /// Nothing, in all the time that it may take.
+    TooLate,
     Error,
 }

@@ -15,6 +15,8 @@ pub(super) enum Fault {
     Unreached(ConnectError),
     /// There was one, and no answer that could be passed on.
     Failed(Failure),
+    /// It stopped in the middle of its answer, and did not go on in time.
+    Stalled,
     /// It answered that it is not well.
     Status(StatusCode),
     /// A check took longer than it may.
@@ -36,7 +38,7 @@ impl Fault {
             Self::Unreached(_) => Failure::CannotConnect,
             Self::Failed(failure) => *failure,
             Self::Status(_) => Failure::BadAnswer,
-            Self::LateForCheck(_) => Failure::UpstreamTimeout,
+            Self::Stalled | Self::LateForCheck(_) => Failure::UpstreamTimeout,
         }
     }
 }
@@ -63,6 +65,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreached(error) => error.fmt(out),
+            Self::Stalled => out.write_str("no more of its answer within the timeout of the route"),
             Self::Status(status) => write!(out, "it answered with {}", status.as_u16()),
             Self::LateForCheck(within) => write!(out, "no answer within {}", span(*within)),
             Self::Failed(failure) => out.write_str(match failure {

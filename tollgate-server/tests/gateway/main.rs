@@ -14,6 +14,7 @@ mod redis;
 mod upstream;
 
 mod answers_counted;
+mod broken_answers;
 mod circles;
 mod denials;
 mod failing_upstreams;

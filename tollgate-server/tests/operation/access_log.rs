@@ -81,6 +81,7 @@ fn an_answer_that_its_upstream_broke_off_is_told() {
         let line = parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]);
         assert_eq!((&line["status"], &line["sent_bytes"]), (&json!(200), &json!(5)), "{line}");
         assert_eq!(line["broken"], json!(true), "{body:?} {line}");
+        assert_eq!(line["upstream_error"], json!("it hung up before the end of its answer"), "{body:?} {line}");
     }
     let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
     gateway.get("/shop/1");

@@ -105,7 +105,7 @@ impl Ending {
         }
     }
 
-    /// The gateway answers in place of the upstream that the request was tried at last.
+    /// The upstream that the request was tried at last did not answer, or not to the end.
     pub(in super::super) fn note_fault(&mut self, fault: &Fault) {
         if let Some(record) = &mut self.record
             && fault.is_upstreams()
@@ -168,21 +168,24 @@ impl Ending {
                     held.target.keep(held.worker, wire);
                 }
             }
+            Came::TooLate => self.upstream_broke(&Fault::Stalled),
             Came::Error => {
-                held.wire = None;
-                self.upstream_broke();
+                // Whoever drives the connection ends it when the upstream is late.
+                let is_late = held.wire.take().is_some_and(|wire| wire.is_late());
+                self.upstream_broke(&if is_late { Fault::Stalled } else { Failure::Disconnected.into() });
             }
         }
     }
 
     /// The upstream did not finish the answer that it had begun.
-    pub(in super::super) fn upstream_broke(&mut self) {
+    pub(in super::super) fn upstream_broke(&mut self, fault: &Fault) {
         self.is_broken = true;
+        self.note_fault(fault);
         if let Some(route) = &self.route {
-            route.note_failure(Failure::Disconnected);
+            route.note_failure(fault.failure());
         }
         if let Some(held) = &self.upstream {
-            held.target.failed(&Failure::Disconnected.into(), &held.eject, self.client.now());
+            held.target.failed(fault, &held.eject, self.client.now());
         }
     }
 }

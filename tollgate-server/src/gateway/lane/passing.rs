@@ -348,7 +348,7 @@ impl Lane<'_> {
                     }
                     drop(scratch);
                     ready!(self.poll_late(context));
-                    passing.ending.upstream_broke();
+                    passing.ending.upstream_broke(&Fault::Stalled);
                     return Poll::Ready(Err(Stopped::Over));
                 }
             };
@@ -362,7 +362,7 @@ impl Lane<'_> {
                 Err(_) => Err(BadBody),
             };
             let Ok((taken, content)) = took else {
-                passing.ending.upstream_broke();
+                passing.ending.upstream_broke(&Failure::Disconnected.into());
                 return Poll::Ready(Err(Stopped::Over));
             };
             passing.ending.note_sent(content);

@@ -34,7 +34,7 @@ pub(in super::super) struct Record {
     pub(super) delay: Duration,
     pub(super) id: Option<HeaderValue>,
     pub(super) upstream: Option<Arc<Target>>,
-    /// Why that did not answer, if the gateway did in its place.
+    /// Why that did not answer, or not to the end.
     pub(super) fault: Option<Box<str>>,
 }
 
