@@ -17,13 +17,14 @@ use tollgate::rules::file::HealthCheckRule;
 use super::body::ToUpstream;
 use super::connect::{self, Dialled};
 use super::fault::Fault;
-use super::site::{Named, Site};
+use super::site::{Named, Outages, Site};
 use super::target::{Cause, Ejection, Target};
 use super::ticks::{Tick, Ticks};
 use crate::notice;
 
 /// Checks the upstreams of a site until it is replaced; then those of the next. Ends with the gateway's runtime.
 pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>) {
+    let mut outages = Outages::default();
     loop {
         let now = site.load_full();
         let mut checks = JoinSet::new();
@@ -39,6 +40,7 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>) {
         while Arc::ptr_eq(&now, &site.load()) {
             sleep(LOOK_EVERY).await;
             upstreams.iter().for_each(|upstream| tell_of_ejection(upstream, ticks.now()));
+            outages.look(&now, ticks.now()).for_each(notice::tell);
         }
     }
 }
@@ -51,15 +53,14 @@ fn tell_of_ejection(upstream: &Named, now: Tick) {
         Some(Ejection::Began(Cause { rule, fault })) => {
             let failed =
                 if rule.after == 1 { "failed".to_owned() } else { format!("failed {} times in a row", rule.after) };
-            let consequence = upstream.consequence(Some(rule.lasts.duration()), now);
+            let consequence = upstream.consequence(Some(rule.lasts.duration()));
             notice::tell(format_args!("{upstream} {failed}: {fault}; {consequence}"));
         }
         Some(Ejection::Ended) if upstream.target.is_checked_well() => {
-            let saved = upstream.saved(now);
-            notice::tell(format_args!("{upstream} answers requests again, and gets its share of them{saved}"));
+            notice::tell(format_args!("{upstream} answers requests again, and gets its share of them"));
         }
         Some(Ejection::Ended) => {
-            let consequence = upstream.consequence(None, now);
+            let consequence = upstream.consequence(None);
             notice::tell(format_args!("{upstream} answers requests again, but fails its health checks; {consequence}"));
         }
         None => {}
@@ -78,22 +79,21 @@ async fn check(upstream: Named, rule: HealthCheckRule, ticks: Arc<Ticks>) {
         if in_a_row >= enough {
             (is_well, in_a_row) = (fault.is_none(), 0);
             target.set_well(is_well);
-            let (path, now) = (rule.path.as_str(), ticks.now());
-            match (fault, target.is_ejected(now)) {
+            let path = rule.path.as_str();
+            match (fault, target.is_ejected(ticks.now())) {
                 (None, false) => {
-                    let saved = upstream.saved(now);
                     notice::tell(format_args!(
-                        "{upstream} passes its health checks again, and gets its share of requests{saved}"
+                        "{upstream} passes its health checks again, and gets its share of requests"
                     ));
                 }
                 (None, true) => {
-                    let consequence = upstream.consequence(None, now);
+                    let consequence = upstream.consequence(None);
                     notice::tell(format_args!(
                         "{upstream} passes its health checks again, but requests have failed there; {consequence}"
                     ));
                 }
                 (Some(fault), _) => {
-                    let consequence = upstream.consequence(None, now);
+                    let consequence = upstream.consequence(None);
                     notice::tell(format_args!("{upstream} fails its health check of {path}: {fault}; {consequence}"));
                 }
             }

@@ -2,6 +2,7 @@
 
 mod circles;
 mod edits;
+mod outages;
 mod paths;
 mod upstreams;
 
@@ -20,6 +21,7 @@ use tollgate::rules::file::{
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
 pub(super) use self::edits::Edits;
+pub(super) use self::outages::Outages;
 use self::paths::Paths;
 pub(crate) use self::paths::asked_of_upstreams;
 pub(super) use self::upstreams::Named;

@@ -26,6 +26,7 @@ mod http2_sharing;
 mod lifecycle;
 mod messages;
 mod on_redis;
+mod outages;
 mod refused_again;
 mod routing;
 mod slow_clients;

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
@@ -214,6 +214,21 @@ impl Conversation {
     pub(crate) fn await_end(&mut self) {
         while self.more() {}
     }
+}
+
+/// An upstream that hangs up on every request while it is not well.
+pub(crate) fn moody(name: &'static str, is_well: &Arc<AtomicBool>) -> Raw {
+    let is_well = Arc::clone(is_well);
+    Raw::start(move |conversation| {
+        while let Some(asked) = conversation.request() {
+            if !is_well.load(Relaxed) {
+                return;
+            }
+            let status = if asked.head.starts_with("GET /health ") { "204 No Content" } else { "200 OK" };
+            conversation.send(format!("HTTP/1.1 {status}\r\nX-Upstream: {name}\r\n"));
+            conversation.send(if status.starts_with("204") { "\r\n" } else { "Content-Length: 0\r\n\r\n" });
+        }
+    })
 }
 
 /// An address where nobody listens, and nobody else will: its port stays taken until the tests are over.

@@ -5,22 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::process::{Gateway, per_user, site};
-use crate::upstream::{Raw, nobody, until};
-
-/// An upstream that hangs up on every request while it is not well.
-fn moody(name: &'static str, is_well: &Arc<AtomicBool>) -> Raw {
-    let is_well = Arc::clone(is_well);
-    Raw::start(move |conversation| {
-        while let Some(asked) = conversation.request() {
-            if !is_well.load(Relaxed) {
-                return;
-            }
-            let status = if asked.head.starts_with("GET /health ") { "204 No Content" } else { "200 OK" };
-            conversation.send(format!("HTTP/1.1 {status}\r\nX-Upstream: {name}\r\n"));
-            conversation.send(if status.starts_with("204") { "\r\n" } else { "Content-Length: 0\r\n\r\n" });
-        }
-    })
-}
+use crate::upstream::{Raw, moody, nobody, until};
 
 #[test]
 fn an_upstream_that_fails_is_left_alone_for_a_while_and_then_used_again() {
@@ -246,59 +231,6 @@ fn a_line_about_an_upstream_names_its_routes_the_reason_and_what_becomes_of_requ
     );
     assert_eq!(gateway.get("/down/").status, 503);
     gateway.await_said(" failed: it answered with 503; it gets no requests for 10 s while another upstream is well", 1);
-}
-
-/// Each is down for a reason of its own, and either may be the one that still answers.
-#[test]
-fn a_route_without_a_well_upstream_is_told_as_that_and_so_is_the_first_that_is_well_again() {
-    let (is_well, passes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
-    let (ejected, checks) = (moody("ejected", &is_well), Arc::clone(&passes));
-    let checked = Raw::start(move |conversation| {
-        while let Some(asked) = conversation.request() {
-            let is_good = !asked.head.starts_with("GET /health ") || checks.load(Relaxed);
-            let status = if is_good { "200 OK" } else { "503 Service Unavailable" };
-            conversation.send(format!("HTTP/1.1 {status}\r\nX-Upstream: checked\r\nContent-Length: 0\r\n\r\n"));
-        }
-    });
-    let check = "health_check: { path: /health, every: 100ms, unhealthy_after: 1, healthy_after: 1 }";
-    let (eject, upstreams) = ("eject: { after: 1, for: 3s }", format!("[{}, {}]", ejected.url(), checked.url()));
-    let routes = [
-        format!("{{ name: both, path: /both/**, balance: round_robin, upstream: {upstreams}, {eject} }}"),
-        // The check of one of them alone.
-        format!("{{ name: one, path: /one/**, upstream: {}, {check} }}", checked.url()),
-    ];
-    let gateway = Gateway::start(&site("workers: 1", &routes, ""));
-    let mut connection = gateway.connect();
-    until("a failure", || connection.get("/both/").status == 200 && ejected.requests() > 0);
-    let told = format!("upstream {} of route both", ejected.address);
-    let of_ejected = format!(
-        "{told} failed: it hung up before the end of its answer; it gets no requests for 3 s while another upstream is \
-         well\n"
-    );
-    gateway.await_said(&of_ejected, 1);
-    passes.store(false, Relaxed);
-    let of_checked = format!(
-        "upstream {} of routes both, one fails its health check of /health: it answered with 503; it still gets \
-         requests, as the only upstream of route one; no upstream of route both is well now: requests go to all of them\n",
-        checked.address
-    );
-    gateway.await_said(&of_checked, 1);
-    let before = ejected.requests();
-    let answered = (0..4).filter(|_| connection.get("/both/").header("x-upstream") == Some("checked")).count();
-    assert_eq!(answered, 4, "what fails at one is tried at the other");
-    assert!(ejected.requests() > before, "both are asked");
-    is_well.store(true, Relaxed);
-    let of_return = format!(
-        "{told} answers requests again, and gets its share of them; it is the first upstream of route both that is well \
-         again\n"
-    );
-    until("the line about its return", || {
-        connection.get("/both/");
-        gateway.said().contains(&of_return)
-    });
-    passes.store(true, Relaxed);
-    let back = "passes its health checks again, and gets its share of requests\n";
-    assert_eq!(gateway.await_said(back, 1).matches("another upstream is well").count(), 1);
 }
 
 /// A route without a name is called by its path, which one for other hosts may have too.

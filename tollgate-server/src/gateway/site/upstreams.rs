@@ -8,7 +8,6 @@ use std::time::Duration;
 use tollgate::rules::file::HealthCheckRule;
 
 use super::super::target::Target;
-use super::super::ticks::Tick;
 use super::{Route, Site};
 use crate::limits_told::span;
 use crate::notice::some_of;
@@ -30,8 +29,7 @@ pub(in super::super) struct Named {
 #[derive(Clone)]
 struct Way {
     route: String,
-    /// Where else it leads.
-    others: Vec<Arc<Target>>,
+    leads_elsewhere: bool,
 }
 
 impl Site {
@@ -61,57 +59,27 @@ impl Named {
     /// A route that leads to it.
     fn add(&mut self, route: &Route) {
         self.check = self.check.take().or_else(|| route.health_check.clone());
-        let others = route.targets().filter(|other| !Arc::ptr_eq(other, &self.target)).cloned().collect();
-        self.ways.push(Way { route: route.name.clone(), others });
+        let leads_elsewhere = route.targets().any(|other| !Arc::ptr_eq(other, &self.target));
+        self.ways.push(Way { route: route.name.clone(), leads_elsewhere });
     }
 
     /// What becomes of requests while it is not well, for so long if that is known.
-    pub(in super::super) fn consequence(&self, lasts: Option<Duration>, now: Tick) -> String {
+    pub(in super::super) fn consequence(&self, lasts: Option<Duration>) -> String {
         let lasts = lasts.map(|lasts| format!(" for {}", span(lasts))).unwrap_or_default();
         let spared = format!("it gets no requests{lasts} while another upstream is well");
-        let (only, down) = (self.routes(Way::leads_nowhere_else), self.routes(|way| way.has_no_other_well(now)));
-        let is_spared = only.len() + down.len() < self.ways.len();
-        let kept = match (&*only, is_spared) {
-            ([], true) => Some(spared),
-            ([], false) => None,
+        match &*self.routes(|way| !way.leads_elsewhere) {
+            [] => spared,
             // Another route of that name may have another.
-            (only, true) => Some(format!("{spared}, but for those of {} where there is no other", listed(only))),
-            (only, false) => {
-                let whose = match only {
-                    _ if !down.is_empty() => listed(only),
-                    [_] => "its route".to_owned(),
-                    _ => "its routes".to_owned(),
-                };
-                Some(format!("it still gets requests, as the only upstream of {whose}"))
+            only if only.len() < self.ways.len() => {
+                format!("{spared}, but for those of {} where there is no other", listed(only))
             }
-        };
-        let lost = || format!("no upstream of {} is well now: requests go to all of them", listed(&down));
-        let lost = (!down.is_empty()).then(lost);
-        kept.into_iter().chain(lost).collect::<Vec<_>>().join("; ")
-    }
-
-    /// What more there is to tell of its return: the routes that had no upstream that was well.
-    pub(in super::super) fn saved(&self, now: Tick) -> String {
-        let saved = self.routes(|way| way.has_no_other_well(now));
-        if saved.is_empty() || !self.target.is_surely_well(now) {
-            return String::new();
+            [_] => "it still gets requests, as the only upstream of its route".to_owned(),
+            _ => "it still gets requests, as the only upstream of its routes".to_owned(),
         }
-        format!("; it is the first upstream of {} that is well again", listed(&saved))
     }
 
     fn routes(&self, which: impl Fn(&Way) -> bool) -> Vec<&str> {
         self.ways.iter().filter(|way| which(way)).map(|way| way.route.as_str()).collect()
-    }
-}
-
-impl Way {
-    fn leads_nowhere_else(&self) -> bool {
-        self.others.is_empty()
-    }
-
-    /// Whether it leads elsewhere, but only to what is not well either.
-    fn has_no_other_well(&self, now: Tick) -> bool {
-        !self.leads_nowhere_else() && !self.others.iter().any(|other| other.is_surely_well(now))
     }
 }
 
@@ -123,7 +91,7 @@ impl fmt::Display for Named {
 }
 
 /// Names of routes, each once.
-fn listed(routes: &[&str]) -> String {
+pub(super) fn listed(routes: &[&str]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for name in routes {
         if !names.contains(name) {

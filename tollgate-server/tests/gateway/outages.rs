@@ -1,0 +1,120 @@
+//! Routes of which no upstream is well.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::client::Connection;
+use crate::process::{Gateway, site};
+use crate::upstream::{Raw, moody, until};
+
+/// An upstream that answers every request, and its checks as it is told to.
+fn checked(passes: &Arc<AtomicBool>) -> Raw {
+    let passes = Arc::clone(passes);
+    Raw::start(move |conversation| {
+        while let Some(asked) = conversation.request() {
+            let is_good = !asked.head.starts_with("GET /health ") || passes.load(Relaxed);
+            let status = if is_good { "200 OK" } else { "503 Service Unavailable" };
+            conversation.send(format!("HTTP/1.1 {status}\r\nX-Upstream: checked\r\nContent-Length: 0\r\n\r\n"));
+        }
+    })
+}
+
+/// Each is down for a reason of its own, and either may be the one that still answers.
+#[test]
+fn a_route_without_a_well_upstream_is_told_as_that_and_so_is_its_end() {
+    let (is_well, passes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+    let (ejected, checked) = (moody("ejected", &is_well), checked(&passes));
+    let check = "health_check: { path: /health, every: 100ms, unhealthy_after: 1, healthy_after: 1 }";
+    let (eject, upstreams) = ("eject: { after: 1, for: 6s }", format!("[{}, {}]", ejected.url(), checked.url()));
+    let routes = [
+        format!("{{ name: both, path: /both/**, balance: round_robin, upstream: {upstreams}, {eject} }}"),
+        // The check of one of them alone.
+        format!("{{ name: one, path: /one/**, upstream: {}, {check} }}", checked.url()),
+    ];
+    let gateway = Gateway::start(&site("workers: 1", &routes, ""));
+    let mut connection = gateway.connect();
+    until("a failure", || connection.get("/both/").status == 200 && ejected.requests() > 0);
+    let told = format!("upstream {} of route both", ejected.address);
+    let of_ejected = format!(
+        "{told} failed: it hung up before the end of its answer; it gets no requests for 6 s while another upstream is \
+         well\n"
+    );
+    gateway.await_said(&of_ejected, 1);
+    passes.store(false, Relaxed);
+    let of_checked = format!(
+        "upstream {} of routes both, one fails its health check of /health: it answered with 503; it gets no requests \
+         while another upstream is well, but for those of route one where there is no other\n",
+        checked.address
+    );
+    gateway.await_said(&of_checked, 1);
+    gateway.await_said("tollgate: no upstream of route both is well now: requests go to all of them\n", 1);
+    let before = ejected.requests();
+    let answered = (0..4).filter(|_| connection.get("/both/").header("x-upstream") == Some("checked")).count();
+    assert_eq!(answered, 4, "what fails at one is tried at the other");
+    assert!(ejected.requests() > before, "both are asked");
+    is_well.store(true, Relaxed);
+    until("the line about its return", || {
+        connection.get("/both/");
+        gateway.said().contains(&format!("{told} answers requests again, and gets its share of them\n"))
+    });
+    gateway.await_said("tollgate: there is a well upstream again for route both\n", 1);
+    passes.store(true, Relaxed);
+    let said = gateway.await_said("passes its health checks again, and gets its share of requests\n", 1);
+    assert_eq!(said.matches("of route both is well now").count(), 1, "{said}");
+}
+
+/// What one cause takes down comes back together: none is the last that goes, or the first that returns.
+#[test]
+fn upstreams_that_go_and_return_together_are_told_as_one_outage_of_their_route() {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let upstreams = ["one", "other"].map(|name| moody(name, &is_well));
+    let [one, other] = upstreams.each_ref().map(Raw::url);
+    let eject = "eject: { after: 1, for: 3s }";
+    let routes = ["a", "b"].map(|name| {
+        let upstreams = format!("balance: round_robin, upstream: [{one}, {other}]");
+        format!("{{ name: {name}, path: /{name}/**, {upstreams}, {eject} }}")
+    });
+    let gateway = Gateway::start(&site("workers: 1", &routes, ""));
+    let mut connection = gateway.connect();
+    assert_eq!(connection.get("/a/").status, 502, "what fails at one is tried at the other");
+    let began = "tollgate: no upstream of routes a, b is well now: requests go to all of them\n";
+    gateway.await_said(began, 1);
+    is_well.store(true, Relaxed);
+    // Both are proven well before their ejections end, which began together.
+    for name in ["one", "other"] {
+        until(name, || connection.get("/a/").header("x-upstream") == Some(name));
+    }
+    gateway.await_said("answers requests again, and gets its share of them\n", 2);
+    let ended = "tollgate: there is a well upstream again for routes a, b\n";
+    let said = gateway.await_said(ended, 1);
+    let told = said.split_inclusive('\n').filter(|line| line.starts_with("tollgate: "));
+    let of_routes: Vec<&str> = told.filter(|line| !line.starts_with("tollgate: upstream ")).collect();
+    assert_eq!(of_routes, [began, ended]);
+}
+
+/// Requests go where they may be answered: to one that has been left alone for long enough, before one that has not.
+#[test]
+fn of_a_route_without_a_well_upstream_it_is_told_where_requests_go() {
+    let passes = Arc::new(AtomicBool::new(true));
+    let (ejected, checked) = (moody("ejected", &Arc::default()), checked(&passes));
+    let check = "health_check: { path: /health, every: 100ms, unhealthy_after: 1 }";
+    let upstreams = format!("balance: round_robin, upstream: [{}, {}]", ejected.url(), checked.url());
+    let routes = [
+        format!("{{ name: both, path: /both/**, {upstreams}, eject: {{ after: 1, for: 1s }} }}"),
+        // The check of one of them alone.
+        format!("{{ name: one, path: /one/**, upstream: {}, {check} }}", checked.url()),
+    ];
+    let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("workers: 1", &routes, "")));
+    let mut connection = gateway.connect();
+    until("a failure", || connection.get("/both/").status == 200 && ejected.requests() > 0);
+    gateway.await_said("it gets no requests for 1 s while another upstream is well\n", 1);
+    let is_over = format!("tollgate_upstream_up{{upstream=\"{}\"}} 1\n", ejected.address);
+    until("the end of the ejection", || {
+        Connection::to(gateway.address_of("admin")).get("/metrics").text().contains(&is_over)
+    });
+    passes.store(false, Relaxed);
+    gateway.await_said("no upstream of route both is well now: requests go first to those whose ejection is over\n", 1);
+    let before = ejected.requests();
+    assert_eq!(connection.get("/both/").header("x-upstream"), Some("checked"), "what fails there is tried elsewhere");
+    assert_eq!(ejected.requests(), before + 1);
+}
