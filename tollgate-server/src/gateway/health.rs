@@ -71,9 +71,12 @@ async fn check(upstream: Named, rule: HealthCheckRule, ticks: Arc<Ticks>) {
     let target = &upstream.target;
     let (mut is_well, mut in_a_row) = (target.is_checked_well(), 0);
     loop {
-        let within = rule.timeout.duration();
+        let (within, was_ejected) = (rule.timeout.duration(), target.is_ejected(ticks.now()));
         let answer = timeout(within, ask(target, rule.path.as_str())).await;
         let fault = answer.unwrap_or(Err(Fault::LateForCheck(within))).err();
+        if fault.is_none() && !was_ejected {
+            target.passed_check(ticks.now());
+        }
         in_a_row = if fault.is_none() == is_well { 0 } else { in_a_row + 1 };
         let enough = if is_well { rule.unhealthy_after } else { rule.healthy_after };
         if in_a_row >= enough {

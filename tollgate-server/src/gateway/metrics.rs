@@ -157,7 +157,8 @@ impl Gateway {
             routes.entry(&route.name).and_modify(|least: &mut i64| *least = well.min(*least)).or_insert(well);
         }
         let rows = routes.iter().map(|(name, well)| ([("route", name.as_str())], *well));
-        let help = "Upstreams of a route that are well; one that was ejected once a request has succeeded there";
+        let help =
+            "Upstreams of a route that are well; one that was ejected once a request or check has succeeded there";
         page.gauges("tollgate_route_upstreams_up", help, rows)
     }
 }

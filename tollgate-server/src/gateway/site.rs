@@ -287,9 +287,9 @@ impl Route {
         self.weighted().iter().map(|weighted| &weighted.target)
     }
 
-    /// How many of its upstreams are well, as people understand it.
+    /// How many of its upstreams are well, as far as requests and checks tell.
     pub(super) fn well_upstreams(&self, now: Tick) -> usize {
-        self.targets().filter(|target| target.is_surely_well(now)).count()
+        self.targets().filter(|target| target.is_likely_well(now)).count()
     }
 
     pub(super) fn upstream(&self, number: usize) -> Option<&Weighted> {

@@ -72,6 +72,8 @@ struct Health {
     told_ejected: AtomicBool,
     /// Whether no request has succeeded since it was ejected last.
     unproven: AtomicBool,
+    /// Whether it has passed a check since the end of that ejection.
+    rechecked: AtomicBool,
     /// Whether checks say that it is not well.
     unwell: AtomicBool,
 }
@@ -212,10 +214,17 @@ impl Target {
         !self.health.unwell.load(Relaxed) && !self.is_ejected(now)
     }
 
-    /// Whether it is well as people understand it: one whose ejection is over gets requests again, but whether it is well
-    /// is known once one of them has succeeded.
-    pub(super) fn is_surely_well(&self, now: Tick) -> bool {
+    /// Whether it is well as people are told: one whose ejection is over gets requests again, but whether it is well is
+    /// known once one of them has succeeded.
+    pub(super) fn is_proven_well(&self, now: Tick) -> bool {
         self.is_well(now) && !self.health.unproven.load(Relaxed)
+    }
+
+    /// The same, but a check that was passed after the ejection will do: nobody need be woken for a route that nobody asks
+    /// for. Lines wait for a request, as those about one that passes its checks and fails requests would never end.
+    pub(super) fn is_likely_well(&self, now: Tick) -> bool {
+        let Health { unproven, rechecked, .. } = &self.health;
+        self.is_well(now) && (!unproven.load(Relaxed) || rechecked.load(Relaxed))
     }
 
     /// What checks have found.
@@ -225,6 +234,13 @@ impl Target {
 
     pub(super) fn set_well(&self, well: bool) {
         self.health.unwell.store(!well, Relaxed);
+    }
+
+    /// It has passed a check that began when it was not ejected.
+    pub(super) fn passed_check(&self, now: Tick) {
+        if self.health.unproven.load(Relaxed) && !self.is_ejected(now) {
+            self.health.rechecked.store(true, Relaxed);
+        }
     }
 
     pub(super) fn succeeded(&self) {
@@ -242,6 +258,7 @@ impl Target {
             self.health.failures.store(0, Relaxed);
             self.health.ejected_until.store(Wait::at_least(rule.lasts.duration()).from(now), Relaxed);
             self.health.unproven.store(true, Relaxed);
+            self.health.rechecked.store(false, Relaxed);
             // Workers whose requests fail all the time need not meet here for what nobody will be told.
             if !self.health.told_ejected.load(Relaxed) {
                 *self.cause() = Some(Cause { rule: *rule, fault: fault.to_string() });

@@ -118,3 +118,25 @@ fn of_a_route_without_a_well_upstream_it_is_told_where_requests_go() {
     assert_eq!(connection.get("/both/").header("x-upstream"), Some("checked"), "what fails there is tried elsewhere");
     assert_eq!(ejected.requests(), before + 1);
 }
+
+/// Nobody is to be woken for a route that nobody asks for, once its upstreams are known to be back.
+#[test]
+fn an_upstream_that_was_ejected_counts_as_well_once_it_has_passed_a_check() {
+    let upstream = Raw::start(|conversation| {
+        while conversation.request().is_some_and(|asked| asked.head.starts_with("GET /health ")) {
+            conversation.send("HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    });
+    let (check, eject) = ("health_check: { path: /health, every: 100ms }", "eject: { after: 1, for: 1s }");
+    let route = format!("{{ name: all, path: /**, upstream: {}, {eject}, {check} }}", upstream.url());
+    let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("workers: 1", &[route], "")));
+    let counts = |number: usize| {
+        let counted = format!("tollgate_route_upstreams_up{{route=\"all\"}} {number}\n");
+        Connection::to(gateway.address_of("admin")).get("/metrics").text().contains(&counted)
+    };
+    assert!(counts(1));
+    assert_eq!(gateway.get("/").status, 502);
+    assert!(counts(0));
+    until("a check after the ejection", || counts(1));
+    assert!(!gateway.said().contains("again"), "{}", gateway.said());
+}

@@ -26,7 +26,7 @@ impl Outages {
         let is_back = |route: &&Route| {
             let is_over = before.contains(&route.name) && !self.0.contains(&route.name);
             // One that leads elsewhere now may be no better there.
-            is_over && route.well_upstreams(now) > 0
+            is_over && route.has_proven(now)
         };
         let back = site.routes.iter().filter(is_back).collect();
         let began = |go: &'static str| move |of| format!("no upstream of {of} is well now: requests go {go}");
@@ -50,6 +50,10 @@ impl Route {
         let mut targets = self.targets();
         let first = targets.next();
         let has_choice = first.is_some_and(|first| targets.any(|other| !Arc::ptr_eq(first, other)));
-        has_choice && self.well_upstreams(now) == 0
+        has_choice && !self.has_proven(now)
+    }
+
+    fn has_proven(&self, now: Tick) -> bool {
+        self.targets().any(|target| target.is_proven_well(now))
     }
 }
