@@ -25,6 +25,7 @@ pub(super) enum Failure {
     Disconnected,
     BadAnswer,
     LongAnswerHead,
+    RefusedAnswerHead,
     UpstreamTimeout,
 }
 
@@ -39,6 +40,7 @@ impl Failure {
                 | Self::Disconnected
                 | Self::BadAnswer
                 | Self::LongAnswerHead
+                | Self::RefusedAnswerHead
                 | Self::UpstreamTimeout
         )
     }
@@ -57,7 +59,8 @@ impl Failure {
             | Self::BadCertificate
             | Self::Disconnected
             | Self::BadAnswer
-            | Self::LongAnswerHead => StatusCode::BAD_GATEWAY,
+            | Self::LongAnswerHead
+            | Self::RefusedAnswerHead => StatusCode::BAD_GATEWAY,
             Self::ConnectTimeout | Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -85,7 +88,10 @@ impl Failure {
             Self::Disconnected => r#"{"error":"bad_gateway","message":"The upstream hung up."}"#,
             Self::BadAnswer => r#"{"error":"bad_gateway","message":"The upstream's answer makes no sense."}"#,
             Self::LongAnswerHead => {
-                r#"{"error":"bad_gateway","message":"The upstream's answer has more than 100 headers, 64 KiB of them, or some that HTTP/2 does not allow."}"#
+                r#"{"error":"bad_gateway","message":"The upstream's answer has more than 100 headers, or more than 64 KiB of them."}"#
+            }
+            Self::RefusedAnswerHead => {
+                r#"{"error":"bad_gateway","message":"The upstream's answer has more than 64 KiB of headers, or some that HTTP/2 does not allow."}"#
             }
             Self::ConnectTimeout => {
                 r#"{"error":"gateway_timeout","message":"The upstream cannot be reached in time."}"#

@@ -23,7 +23,7 @@ use tollgate::rules::Facts;
 use tollgate::{Asking, Gate, Ruling};
 
 pub(super) use self::ending::{Ending, Held};
-pub(super) use self::forward::is_out_of_reach;
+pub(super) use self::forward::would_fail_again;
 use super::answer::Failure;
 use super::body::{ToClient, ToUpstream};
 use super::client::Client;

@@ -71,8 +71,9 @@ impl fmt::Display for Fault {
             Self::Failed(failure) => out.write_str(match failure {
                 Failure::Disconnected => "it hung up before the end of its answer",
                 Failure::BadAnswer => "its answer makes no sense",
-                Failure::LongAnswerHead => {
-                    "its answer has more than 100 headers, 64 KiB of them, or some that HTTP/2 does not allow"
+                Failure::LongAnswerHead => "its answer has more than 100 headers, or more than 64 KiB of them",
+                Failure::RefusedAnswerHead => {
+                    "its answer has more than 64 KiB of headers, or some that HTTP/2 does not allow"
                 }
                 Failure::UpstreamTimeout => "no answer within the timeout of the route",
                 Failure::NoUpstream => "there is none to ask",

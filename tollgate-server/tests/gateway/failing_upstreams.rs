@@ -4,11 +4,9 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use http::Response;
-
-use crate::client::{Answer, Connection};
+use crate::client::Answer;
 use crate::process::{Gateway, site};
-use crate::upstream::{Raw, Served, Speaks, full, nobody, until};
+use crate::upstream::{Raw, nobody, until};
 
 /// Generous: a busy machine must not fail a test, but nothing may take for ever.
 const SOON: Duration = Duration::from_secs(15);
@@ -260,46 +258,4 @@ fn clients_that_break_off_are_not_the_upstreams_fault() {
     let answers: std::collections::BTreeSet<_> =
         (0..4).map(|_| connection.get("/").header("x-upstream").map(str::to_owned)).collect();
     assert_eq!(answers.len(), 2, "both are used: {answers:?}");
-}
-
-/// Whoever looks for the reason of such a 502 finds it in the answer, in the line about the upstream and in the metrics.
-fn is_told_as_a_long_head(upstream: &str, request: &str, tries: usize) {
-    let route = format!("{{ name: all, path: /**, upstream: '{upstream}', eject: {{ after: 1 }} }}");
-    let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &[route], "")));
-    let answer = gateway.connect().ask(request);
-    let reason = "has more than 100 headers, 64 KiB of them, or some that HTTP/2 does not allow";
-    let told = format!(r#"{{"error":"bad_gateway","message":"The upstream's answer {reason}."}}"#);
-    assert_eq!((answer.status, answer.text()), (502, told.as_str()), "{request}");
-    gateway.await_said(&format!(" of route all failed: its answer {reason}; "), 1);
-    let metrics = Connection::to(gateway.address_of("admin")).get("/metrics");
-    let counted = format!("tollgate_upstream_failures_total{{route=\"all\",kind=\"long_answer_head\"}} {tries}\n");
-    assert!(metrics.text().contains(&counted), "{}", metrics.text());
-}
-
-#[test]
-fn an_answer_with_too_many_headers_or_too_long_ones_is_told_as_that() {
-    let many = "X-Many: 1\r\n".repeat(101);
-    let long = format!("X-Long: {}\r\n", "x".repeat(200_000));
-    // Plain, and not.
-    let bodies = ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"];
-    for (headers, body) in [&many, &long].into_iter().flat_map(|headers| bodies.map(|body| (headers, body))) {
-        let upstream = Raw::answering(format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{headers}\r\n"));
-        is_told_as_a_long_head(&upstream.url(), &format!("POST / HTTP/1.1\r\nHost: h\r\n{body}"), 1);
-    }
-}
-
-/// Far too long a head ends its connection, with requests on it that are not to blame: what may be sent again is.
-#[test]
-fn an_answer_of_http_2_with_too_long_headers_is_told_as_that() {
-    for (bytes, tries) in [(80 << 10, 1), (200 << 10, 2)] {
-        let upstream = Served::start(Speaks::Http2, move |_| async move {
-            let mut response = Response::new(full(""));
-            response.headers_mut().insert("x-long", "x".repeat(bytes).parse().unwrap());
-            response
-        });
-        let upstream = format!("h2c://{}", upstream.address);
-        is_told_as_a_long_head(&upstream, "GET / HTTP/1.1\r\nHost: h\r\n\r\n", tries);
-        let post = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n";
-        is_told_as_a_long_head(&upstream, post, 1);
-    }
 }

@@ -162,7 +162,7 @@ impl Exchange {
                     target.failed(&fault, &route.eject, self.worker.ticks.now());
                     let failure = fault.failure();
                     tally.note_failure(failure);
-                    if left == 0 || is_out_of_reach(failure, route) {
+                    if left == 0 || would_fail_again(failure, route) {
                         return Err(fault);
                     }
                     tally.note_retry();
@@ -306,52 +306,68 @@ fn is_switch(response: &Response<Incoming>) -> bool {
     response.status() == StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// The only upstream there is cannot be reached, and will not be a moment later.
-pub(in super::super) fn is_out_of_reach(failure: Failure, route: &Route) -> bool {
+/// The only upstream there is would fail again: it cannot be reached, and will not be a moment later, or its answer is what
+/// it was.
+pub(in super::super) fn would_fail_again(failure: Failure, route: &Route) -> bool {
     let is_unreached = matches!(failure, Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout);
-    is_unreached && !route.has_several()
+    (is_unreached || failure == Failure::LongAnswerHead) && !route.has_several()
 }
 
 /// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it, and never if it has an
 /// answer that cannot be passed on: there would be the same again.
 fn failed(mut error: TrySendError<Forwarded>, copy: Option<Forwarded>) -> Tried {
-    let refusal = Refusal::of(error.error());
-    let is_answer = error.error().is_parse();
-    if error.error().is_parse_too_large() || refusal == Some(Refusal::Answer) {
+    let unsent = error.take_message();
+    let error = error.error();
+    let hung_up = || match TlsFault::of_connection(error) {
+        Some(fault) => ConnectError::Tls(fault).into(),
+        None => Fault::from(Failure::Disconnected),
+    };
+    if let Some(unsent) = unsent {
+        return Tried::Again(unsent, hung_up());
+    }
+    if error.is_parse_too_large() {
         return Tried::Failed(Failure::LongAnswerHead.into());
     }
-    let fault = match (refusal, TlsFault::of_connection(error.error())) {
-        (_, Some(fault)) => ConnectError::Tls(fault).into(),
-        (Some(_), None) => Failure::LongAnswerHead.into(),
-        (None, None) => Failure::Disconnected.into(),
+    if error.is_parse() {
+        return Tried::Failed(Failure::BadAnswer.into());
+    }
+    let fault = match BadHead::of(error) {
+        Some(BadHead::Own) => return Tried::Failed(Failure::RefusedAnswerHead.into()),
+        Some(BadHead::Somebodys) => Failure::LongAnswerHead.into(),
+        None => hung_up(),
     };
-    match error.take_message().or(copy) {
-        Some(request) if !is_answer => Tried::Again(request, fault),
-        _ if is_answer => Tried::Failed(Failure::BadAnswer.into()),
-        _ => Tried::Failed(fault),
+    match copy {
+        Some(copy) => Tried::Again(copy, fault),
+        None => Tried::Failed(fault),
     }
 }
 
-/// What our side of HTTP/2 has refused of an upstream's for its headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refusal {
-    /// The answer. Headers that are not allowed and more than is taken are the same here.
-    Answer,
-    /// The connection, for the length of an answer on it: of whose, nobody knows.
-    Connection,
+/// Whose head of an answer it was that our side of HTTP/2 did not take.
+enum BadHead {
+    /// That of the answer to this request. One that is too long and one that is not allowed look the same here.
+    Own,
+    /// That of an answer on the same connection, which is so long that it has ended the connection.
+    Somebodys,
 }
 
-impl Refusal {
+impl BadHead {
     fn of(error: &hyper::Error) -> Option<Self> {
         let error: &h2::Error = error.source()?.downcast_ref()?;
         match error.reason()? {
             _ if !error.is_library() => None,
-            h2::Reason::PROTOCOL_ERROR if error.is_reset() => Some(Self::Answer),
-            h2::Reason::ENHANCE_YOUR_CALM if error.is_go_away() => Some(Self::Connection),
+            h2::Reason::PROTOCOL_ERROR if error.is_reset() => Some(Self::Own),
+            // There are other reasons to be calm, and only the text tells them apart.
+            h2::Reason::ENHANCE_YOUR_CALM if error.is_go_away() => {
+                let text = error.to_string();
+                TOO_LONG.iter().any(|reason| text.contains(reason)).then_some(Self::Somebodys)
+            }
             _ => None,
         }
     }
 }
+
+/// How h2 calls far too long a head, when it ends the connection for it.
+const TOO_LONG: [&str; 2] = ["header_list_way_too_large", "too_many_continuations"];
 
 trait Copied {
     fn clone_without_body(&self) -> Self;

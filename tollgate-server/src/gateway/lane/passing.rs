@@ -13,7 +13,7 @@ use tollgate::rules::file::Told;
 use super::super::answer::{self, Failure};
 use super::super::body::Came;
 use super::super::connect::{self, ConnectError, Dialled, UpstreamIo};
-use super::super::exchange::{Ending, Held, is_out_of_reach};
+use super::super::exchange::{Ending, Held, would_fail_again};
 use super::super::fault::Fault;
 use super::super::headers::X_REQUEST_ID;
 use super::super::site::{Route, Site};
@@ -161,7 +161,7 @@ impl Lane<'_> {
             if failure.is_upstreams() {
                 target.failed(&fault, &route.eject, self.worker.ticks.now());
             }
-            if !again || passing.tried.len() > usize::from(route.retries) || is_out_of_reach(failure, route) {
+            if !again || passing.tried.len() > usize::from(route.retries) || would_fail_again(failure, route) {
                 break fault;
             }
             let tally = route.tally(self.worker.number);
