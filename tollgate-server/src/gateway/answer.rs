@@ -18,7 +18,6 @@ pub(super) enum Failure {
     BodyBroken,
     NoRoute,
     QueueFull,
-    NoUpstream,
     CannotConnect,
     BadCertificate,
     ConnectTimeout,
@@ -54,7 +53,7 @@ impl Failure {
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
-            Self::QueueFull | Self::NoUpstream => StatusCode::SERVICE_UNAVAILABLE,
+            Self::QueueFull => StatusCode::SERVICE_UNAVAILABLE,
             Self::CannotConnect
             | Self::BadCertificate
             | Self::Disconnected
@@ -80,7 +79,6 @@ impl Failure {
             Self::BodyBroken => r#"{"error":"bad_request","message":"The body is malformed or not all there."}"#,
             Self::NoRoute => r#"{"error":"no_route","message":"Nothing is served here."}"#,
             Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests wait already."}"#,
-            Self::NoUpstream => r#"{"error":"no_upstream","message":"No upstream is there to ask."}"#,
             // Whom an upstream is believed for is nothing to a client.
             Self::CannotConnect | Self::BadCertificate => {
                 r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#

@@ -26,8 +26,7 @@ pub(super) enum Fault {
 impl Fault {
     /// Whether a request has no answer because of its upstreams, and not of itself or its client.
     pub(super) fn is_upstreams(&self) -> bool {
-        let failure = self.failure();
-        failure.is_upstreams() || failure == Failure::NoUpstream
+        self.failure().is_upstreams()
     }
 
     /// What the request is told that met it.
@@ -76,7 +75,6 @@ impl fmt::Display for Fault {
                     "its answer has more than 64 KiB of headers, or some that HTTP/2 does not allow"
                 }
                 Failure::UpstreamTimeout => "no answer within the timeout of the route",
-                Failure::NoUpstream => "there is none to ask",
                 _ => "it cannot be asked",
             }),
         }

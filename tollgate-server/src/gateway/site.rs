@@ -311,7 +311,8 @@ impl Route {
         self.weighted().len() > 1
     }
 
-    /// The upstream that is to be asked next, other than those that were; one that was, if there is no other.
+    /// The upstream that is to be asked next, other than those that were; one that was, if there is no other. Only a route
+    /// that leads to no upstream has none: files with an empty list, or with weights of 0, are refused.
     pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Weighted)> {
         let weighted = self.weighted();
         if let [only] = weighted {

@@ -139,10 +139,8 @@ impl Exchange {
         // What comes back from one upstream has its path already, and the next has another.
         let asked = route.changes_paths().then(|| request.uri().clone());
         loop {
-            let Some((number, upstream)) = route.choose(&tried, self.worker.ticks.now()) else {
-                tally.note_failure(Failure::NoUpstream);
-                return Err(Failure::NoUpstream.into());
-            };
+            let chosen = route.choose(&tried, self.worker.ticks.now());
+            let (number, upstream) = chosen.ok_or(Failure::NoRoute)?;
             if let Some(asked) = &asked {
                 *request.uri_mut() = route.asked_of(upstream, asked)?;
             }

@@ -137,7 +137,7 @@ impl Lane<'_> {
 
     fn write_request(&self, plain: &Plain<'_>, desk: &mut Desk, passing: &mut Passing) -> Result<(), Failure> {
         let route = passing.route();
-        let upstream = passing.tried.last().and_then(|number| route.upstream(*number)).ok_or(Failure::NoUpstream)?;
+        let upstream = passing.tried.last().and_then(|number| route.upstream(*number)).ok_or(Failure::NoRoute)?;
         let way = (&*passing.site, route);
         let id = plain.write(&mut desk.out, way, upstream, (self.client, self.worker), passing.id.clone())?;
         passing.ending.note_id(id.as_ref());
@@ -151,7 +151,7 @@ impl Lane<'_> {
             if let Some(failure) = passing.failed {
                 break failure.into();
             }
-            let Some(target) = passing.target.clone() else { break Failure::NoUpstream.into() };
+            let Some(target) = passing.target.clone() else { break Failure::NoRoute.into() };
             let (fault, again) = match self.ask(&target, &mut passing).await {
                 Ok(()) => return Passed::Answered,
                 Err(Stopped::Over) => return Passed::Over,
