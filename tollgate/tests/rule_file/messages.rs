@@ -210,7 +210,7 @@ const NUMBERS: [&str; 45] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that do not go together.
-const TOGETHER: [&str; 36] = [
+const TOGETHER: [&str; 38] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -245,6 +245,8 @@ const TOGETHER: [&str; 36] = [
     "admin: {}\n",
     "gateway: { routes: [{ path: /, respond: { status: 99 } }, { path: /a, respond: { status: 1000 } }] }\n",
     "gateway: { routes: [{ path: /, upstream: [http://h/x, 'http://H:80/x/', { url: http://h/x, weight: 2 }, http://h/y, https://h/x] }] }\n",
+    "gateway: { routes: [{ path: /, upstream: [{ url: http://h, weight: 5 }, http://h] }] }\n",
+    "gateway: { routes: [{ path: /, upstream: [{ url: http://h, weight: 5 }, { url: http://h, weight: 1000 }] }] }\n",
     "gateway: { routes: [{ path: /, upstream: [http://h:99999, http://h:0, 'http://h:', 'http://[::1]:99999'] }] }\n",
     "gateway: { tls: { certificates: [{ cert: a, key: b }], client_certificates: required }, routes: [] }\n",
 ];

@@ -1,6 +1,6 @@
 //! The gateway: routes that requests can reach and that lead somewhere, and waits that end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ const MAX_WAIT: Duration = HOUR.saturating_mul(24);
 const MIN_HEAD_BYTES: u64 = 8 << 10;
 /// A longer head is an attack.
 const MAX_HEAD_BYTES: u64 = 1 << 20;
+/// A share of less than a thousandth is no share.
+const MAX_WEIGHT: u32 = 1000;
 /// Headers that belong to a connection, or tell where a body ends. Whoever could set them could smuggle requests.
 const OF_THE_CONNECTION: [&str; 8] =
     ["connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
@@ -156,6 +158,11 @@ fn leads_somewhere(route: &RouteRule, at: &Node, findings: &mut Findings) {
 
 /// Whether each upstream has a share of the requests, and only one.
 fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
+    let mut sums = HashMap::new();
+    for upstream in route.upstream.iter().flatten() {
+        let sum: &mut u32 = sums.entry(upstream.url.normal()).or_default();
+        *sum = sum.saturating_add(upstream.weight);
+    }
     let mut seen = Seen::new();
     for (index, upstream) in route.upstream.iter().flatten().enumerate() {
         let node = at.get("upstream").map_or(at, |upstreams| upstreams.item(index));
@@ -163,13 +170,14 @@ fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
             let fix = "remove it, or give it a weight of 1 or more";
             findings.error(node.value_at("weight"), "weight 0 keeps every request from this upstream", fix);
         } else {
-            number(upstream.weight, 1..=1000, (node, "weight"), findings);
+            number(upstream.weight, 1..=MAX_WEIGHT, (node, "weight"), findings);
         }
         let place = node.value_at("url");
         if let Some(first) = seen.before(upstream.url.normal(), place).filter(|_| !upstream.url.is_echo()) {
             let url = shown(upstream.url.as_str());
             let message = format!("{url} is an upstream of this route at {first} already");
-            let fix = format!("remove it, or give the first a larger share: {{ url: {url}, weight: 2 }}");
+            let all = sums.get(&upstream.url.normal()).map_or(1, |sum| (*sum).clamp(1, MAX_WEIGHT));
+            let fix = format!("remove it, or give the first the share of all: {{ url: {url}, weight: {all} }}");
             findings.error(place, message, fix);
         }
     }
