@@ -316,6 +316,7 @@ impl Route {
     pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Weighted)> {
         let weighted = self.weighted();
         if let [only] = weighted {
+            only.target.tried(now);
             return Some((0, only));
         }
         let turn = self.turn.fetch_add(1, Relaxed);
@@ -326,6 +327,7 @@ impl Route {
         let candidates = numbers.clone().filter(fresh).filter(well);
         let chosen = self.best(candidates, turn).or_else(|| self.best(numbers.clone().filter(fresh), turn));
         let number = chosen.or_else(|| self.best(numbers, turn))?;
+        weighted[number].target.tried(now);
         Some((number, &weighted[number]))
     }
 

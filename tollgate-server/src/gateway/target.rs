@@ -72,6 +72,8 @@ struct Health {
     told_ejected: AtomicBool,
     /// Whether no request has succeeded since it was ejected last.
     unproven: AtomicBool,
+    /// Whether one was sent there since, because there was no other to send it to.
+    tried_anyway: AtomicBool,
     /// Whether it has passed a check since the end of that ejection.
     rechecked: AtomicBool,
     /// Whether checks say that it is not well.
@@ -249,7 +251,18 @@ impl Target {
             self.health.failures.store(0, Relaxed);
         }
         if self.health.unproven.load(Relaxed) {
+            // One that was under way when it was ejected proves nothing against those that failed meanwhile.
+            if self.health.tried_anyway.load(Relaxed) {
+                self.health.ejected_until.store(0, Relaxed);
+            }
             self.health.unproven.store(false, Relaxed);
+        }
+    }
+
+    /// A request is about to be sent there, well or not.
+    pub(super) fn tried(&self, now: Tick) {
+        if self.is_ejected(now) {
+            self.health.tried_anyway.store(true, Relaxed);
         }
     }
 
@@ -258,6 +271,7 @@ impl Target {
             self.health.failures.store(0, Relaxed);
             self.health.ejected_until.store(Wait::at_least(rule.lasts.duration()).from(now), Relaxed);
             self.health.unproven.store(true, Relaxed);
+            self.health.tried_anyway.store(false, Relaxed);
             self.health.rechecked.store(false, Relaxed);
             // Workers whose requests fail all the time need not meet here for what nobody will be told.
             if !self.health.told_ejected.load(Relaxed) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::client::Connection;
 use crate::process::{Gateway, site};
-use crate::upstream::{Raw, moody, until};
+use crate::upstream::{Raw, moody, nobody, until};
 
 /// An upstream that answers every request, and its checks as it is told to.
 fn checked(passes: &Arc<AtomicBool>) -> Raw {
@@ -80,7 +80,7 @@ fn upstreams_that_go_and_return_together_are_told_as_one_outage_of_their_route()
     let began = "tollgate: no upstream of routes a, b is well now: requests go to all of them\n";
     gateway.await_said(began, 1);
     is_well.store(true, Relaxed);
-    // Both are proven well before their ejections end, which began together.
+    // The first that answers is well at once, and the other when its ejection is over.
     for name in ["one", "other"] {
         until(name, || connection.get("/a/").header("x-upstream") == Some(name));
     }
@@ -90,6 +90,33 @@ fn upstreams_that_go_and_return_together_are_told_as_one_outage_of_their_route()
     let told = said.split_inclusive('\n').filter(|line| line.starts_with("tollgate: "));
     let of_routes: Vec<&str> = told.filter(|line| !line.starts_with("tollgate: upstream ")).collect();
     assert_eq!(of_routes, [began, ended]);
+}
+
+/// Otherwise requests would go on failing at the others for as long as they are ejected.
+#[test]
+fn of_a_route_without_a_well_upstream_the_first_that_answers_gets_all_requests() {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let back = moody("back", &is_well);
+    for upstreams in [format!("[http://{}, {}, http://{}]", nobody(), back.url(), nobody()), back.url()] {
+        is_well.store(false, Relaxed);
+        let eject = "balance: round_robin, retries: 0, eject: { after: 1, for: 1h }";
+        let route = format!("{{ name: all, path: /**, upstream: {upstreams}, {eject} }}");
+        let gateway =
+            Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("workers: 1", &[route], "")));
+        let counts = |number: usize| {
+            let counted = format!("tollgate_route_upstreams_up{{route=\"all\"}} {number}\n");
+            Connection::to(gateway.address_of("admin")).get("/metrics").text().contains(&counted)
+        };
+        let mut connection = gateway.connect();
+        until("the outage", || connection.get("/").status == 502 && counts(0));
+        is_well.store(true, Relaxed);
+        until("an answer", || connection.get("/").status == 200);
+        assert!(counts(1));
+        for _ in 0..10 {
+            assert_eq!(connection.get("/").header("x-upstream"), Some("back"));
+        }
+        gateway.await_said("answers requests again, and gets its share of them\n", 1);
+    }
 }
 
 /// Requests go where they may be answered: to one that has been left alone for long enough, before one that has not.
