@@ -61,6 +61,7 @@ use self::tally::Tally;
 use self::ticks::Ticks;
 use self::workers::{Ends, Running};
 use crate::listening::CannotListen;
+use crate::notice;
 
 /// A gateway that runs.
 pub(crate) struct Gateway {
@@ -203,11 +204,21 @@ impl Gateway {
         drop(serving);
         let site = self.site.load_full();
         let ended = tokio::task::spawn_blocking(move || {
-            workers.into_iter().for_each(Running::join);
+            let cut_off: i64 = workers.into_iter().map(Running::join).sum();
             if let Some(log) = &site.log {
                 log.finish();
             }
+            cut_off
         });
-        _ = ended.await;
+        match ended.await {
+            Ok(0) | Err(_) => {}
+            Ok(cut_off) => {
+                let connections = if cut_off == 1 { "connection" } else { "connections" };
+                notice::warn(format_args!(
+                    "{cut_off} {connections} with something under way when gateway.timeouts.drain was over: cut off; give \
+                     it more time if that is too little"
+                ));
+            }
+        }
     }
 }

@@ -92,7 +92,8 @@ pub(super) enum Order {
 /// A worker that runs.
 pub(super) struct Running {
     pub(super) orders: mpsc::UnboundedSender<Order>,
-    thread: JoinHandle<()>,
+    /// Comes to how many connections were cut off.
+    thread: JoinHandle<i64>,
 }
 
 /// How a worker ends.
@@ -111,19 +112,20 @@ impl Running {
         let (orders, inbox) = mpsc::unbounded_channel();
         let name = format!("gateway-{}", worker.number);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            runtime.block_on(run(Arc::new(worker), inbox, ends));
+            let cut_off = runtime.block_on(run(Arc::new(worker), inbox, ends));
             runtime.shutdown_background();
+            cut_off
         })?;
         Ok(Self { orders, thread })
     }
 
-    /// Waits for its end, which blocks the thread.
-    pub(super) fn join(self) {
-        _ = self.thread.join();
+    /// Waits for its end, which blocks the thread, and says how many connections were cut off by it.
+    pub(super) fn join(self) -> i64 {
+        self.thread.join().unwrap_or(0)
     }
 }
 
-async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut ends: Ends) {
+async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut ends: Ends) -> i64 {
     let stop = Arc::new(Stop::default());
     let mut listeners = JoinSet::new();
     tokio::spawn(sweep(Arc::clone(&worker)));
@@ -150,7 +152,7 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut
     }
     // Whoever still waits in a listener is served, too.
     _ = timeout(LAST_GRACE, async { while listeners.join_next().await.is_some() {} }).await;
-    drain(&worker, &stop, ends.drain).await;
+    drain(&worker, &stop, ends.drain).await
 }
 
 /// Looks after connections to upstreams that nobody uses.
@@ -163,8 +165,8 @@ async fn sweep(worker: Arc<Worker>) {
     }
 }
 
-/// Lets what is under way finish.
-async fn drain(worker: &Worker, stop: &Stop, within: Duration) {
+/// Lets what is under way finish, and says how many connections are left when there is no more time.
+async fn drain(worker: &Worker, stop: &Stop, within: Duration) -> i64 {
     worker.closing.store(true, Relaxed);
     let all_gone = async {
         let step = Duration::from_millis(5);
@@ -178,6 +180,7 @@ async fn drain(worker: &Worker, stop: &Stop, within: Duration) {
         }
     };
     _ = timeout(within, all_gone).await;
+    worker.tally.connections.load(Relaxed)
 }
 
 /// Takes connections from one listener.

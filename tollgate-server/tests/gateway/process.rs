@@ -64,6 +64,12 @@ impl Gateway {
     pub(crate) fn wait(mut self) -> ExitStatus {
         self.process.wait()
     }
+
+    /// Waits for its end, which is a good one.
+    pub(crate) fn ended(mut self) -> Self {
+        assert_eq!(self.process.wait().code(), Some(0));
+        self
+    }
 }
 
 impl Deref for Gateway {
