@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tollgate::rules::file::{ForwardingName, GatewayRule, LimitRule, RouteRule, RuleFile};
+use tollgate::rules::file::{Address, ForwardingName, GatewayRule, LimitRule, RouteRule, RuleFile};
 
 use crate::notice::some_of;
 
@@ -35,11 +35,22 @@ fn routes(file: &RuleFile) -> &[RouteRule] {
     file.gateway.as_ref().map_or(&[], |gateway| &gateway.routes)
 }
 
-/// What the gateway has beside its routes and whom it believes. One that is not there yet is told elsewhere.
+/// Where the gateway listens, for plain HTTP and for TLS.
+fn listeners(file: &RuleFile) -> (Option<&Address>, Option<&Address>) {
+    let Some(gateway) = &file.gateway else { return (None, None) };
+    (Some(&gateway.listen), gateway.tls.as_ref().and_then(|tls| tls.listen.as_ref()))
+}
+
+/// What the gateway has beside its routes, its listeners and whom it believes. One that is not there yet is told
+/// elsewhere.
 fn of_gateway(file: &RuleFile) -> GatewayRule {
     let mut gateway = file.gateway.clone().unwrap_or_default();
     (gateway.routes, gateway.trusted_proxies) = (Vec::new(), Vec::new());
     gateway.forwarding_header = ForwardingName::default();
+    gateway.listen = GatewayRule::default().listen;
+    if let Some(tls) = &mut gateway.tls {
+        tls.listen = None;
+    }
     gateway
 }
 
@@ -54,8 +65,31 @@ fn beside_limits(before: &RuleFile, after: &RuleFile) -> impl Iterator<Item = &'
         ("trusted_proxies", proxies(before) != proxies(after)),
         ("forwarding_header", believed(before) != believed(after)),
         ("routes", routes(before) != routes(after)),
+        ("listeners", listeners(before) != listeners(after)),
         ("settings of the gateway", of_gateway(before) != of_gateway(after)),
     ]
     .into_iter()
     .filter_map(|(what, differs)| differs.then_some(what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_told_by_its_name() {
+        let parsed = |text: &str| RuleFile::parse("tollgate.yaml", text).unwrap();
+        let gateway = |listen: &str, settings: &str| {
+            parsed(&format!("gateway: {{ listen: '{listen}', routes: [{{ path: /, upstream: echo }}]{settings} }}\n"))
+        };
+        let before = gateway("127.0.0.1:8080", "");
+        for (after, expected) in [
+            (gateway("127.0.0.1:8080", ""), "nothing has changed"),
+            (gateway("127.0.0.1:8081", ""), "other listeners"),
+            (gateway("127.0.0.1:8080", ", max_head: 8KiB"), "other settings of the gateway"),
+            (parsed("limits: [{ name: a, limit: 1, window: 1s }]\n"), "added a; other routes; other listeners"),
+        ] {
+            assert_eq!(told(&before, &after), expected);
+        }
+    }
 }

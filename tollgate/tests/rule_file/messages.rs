@@ -83,12 +83,16 @@ const YAML: [&str; 17] = [
 ];
 
 /// Texts that are not of their form.
-const FORMS: [&str; 44] = [
+const FORMS: [&str; 48] = [
     "store: memry\n",
     "store: http://user:hunter2@h\n",
     "store: redis://\n",
     "store: redis://a,b\n",
     "store: redis+sentinel://u:hunter2@a:1,b:2\n",
+    "store: redis://u:hunter2@h:99999\n",
+    "store: 'redis+cluster://u:hunter2@a:1,[::1]:'\n",
+    "store: redis+sentinel://u:hunter2@a:1,b:2/mymaster/abc\n",
+    "store: redis+cluster://u:hunter2@a:1/7\n",
     "store_timeout: 50 ms\n",
     "max_memory: 512MB\n",
     "gateway: { listen: localhost }\n",

@@ -253,8 +253,28 @@ impl Form for StoreUrl {
         if kind == "sentinel" && path.split('/').next().is_none_or(str::is_empty) {
             return Err(misfit("the store's URL lacks the master's name after the sentinels"));
         }
+        if let Some(host) = hosts.split(',').find(|host| !has_port_or_none(host)) {
+            return Err(misfit(&format!("`{}` names a port that is none", shown(host))));
+        }
+        let database = if kind == "sentinel" { path.split_once('/').map_or("", |(_, rest)| rest) } else { path };
+        let database = database.split('?').next().unwrap_or_default();
+        if !database.is_empty() && database.parse::<i64>().is_err() {
+            return Err(misfit(&format!("`{}` is no number of a database", shown(database))));
+        }
+        if kind == "cluster" && !matches!(database, "" | "0") {
+            return Err(misfit("a cluster has only database 0"));
+        }
         Ok(Self::Redis(text.to_owned()))
     }
+}
+
+/// Whether what stands behind a host is a port, or nothing.
+fn has_port_or_none(host: &str) -> bool {
+    let behind = match host.strip_prefix('[') {
+        Some(address) => address.split_once(']').map(|(_, behind)| behind),
+        None => Some(host.find(':').map_or("", |colon| &host[colon..])),
+    };
+    behind.is_some_and(|behind| behind.is_empty() || behind.strip_prefix(':').is_some_and(is_port))
 }
 
 fn is_port(text: &str) -> bool {
