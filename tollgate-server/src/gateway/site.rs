@@ -316,7 +316,6 @@ impl Route {
     pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Weighted)> {
         let weighted = self.weighted();
         if let [only] = weighted {
-            only.target.tried(now);
             return Some((0, only));
         }
         let turn = self.turn.fetch_add(1, Relaxed);

@@ -72,7 +72,7 @@ struct Health {
     told_ejected: AtomicBool,
     /// Whether no request has succeeded since it was ejected last.
     unproven: AtomicBool,
-    /// Whether one was sent there since, because there was no other to send it to.
+    /// Whether one was sent there since, because the route had no well one among several.
     tried_anyway: AtomicBool,
     /// Whether it has passed a check since the end of that ejection.
     rechecked: AtomicBool,
@@ -222,11 +222,13 @@ impl Target {
         self.is_well(now) && !self.health.unproven.load(Relaxed)
     }
 
-    /// The same, but a check that was passed after the ejection will do: nobody need be woken for a route that nobody asks
-    /// for. Lines wait for a request, as those about one that passes its checks and fails requests would never end.
+    /// Whether it answers as far as is known: a request that has succeeded since it was ejected will do, and a check that was
+    /// passed after the ejection. Nobody need be woken for a route that is served, or that nobody asks for. Lines wait for
+    /// more, as those about one that passes its checks and fails requests would never end.
     pub(super) fn is_likely_well(&self, now: Tick) -> bool {
         let Health { unproven, rechecked, .. } = &self.health;
-        self.is_well(now) && (!unproven.load(Relaxed) || rechecked.load(Relaxed))
+        let answers = !unproven.load(Relaxed) || rechecked.load(Relaxed) && !self.is_ejected(now);
+        self.is_checked_well() && answers
     }
 
     /// What checks have found.
@@ -251,7 +253,7 @@ impl Target {
             self.health.failures.store(0, Relaxed);
         }
         if self.health.unproven.load(Relaxed) {
-            // One that was under way when it was ejected proves nothing against those that failed meanwhile.
+            // Where others are well, and where there are no others, nothing would be better for it.
             if self.health.tried_anyway.load(Relaxed) {
                 self.health.ejected_until.store(0, Relaxed);
             }
@@ -259,7 +261,7 @@ impl Target {
         }
     }
 
-    /// A request is about to be sent there, well or not.
+    /// A request is about to be sent there, chosen among several.
     pub(super) fn tried(&self, now: Tick) {
         if self.is_ejected(now) {
             self.health.tried_anyway.store(true, Relaxed);
