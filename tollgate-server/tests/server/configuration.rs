@@ -75,7 +75,8 @@ fn a_port_in_use_and_a_bad_store_end_with_2() {
     assert!(text.ends_with("exit code 2"), "{text}");
     let text =
         serve("store: 'redis://127.0.0.1:6379/nonsense'\nlimits: [{ name: user }]\nservice: { http: '127.0.0.1:0' }\n");
-    assert!(text.contains("tollgate: store: ") && text.ends_with("exit code 2"), "{text}");
+    assert!(text.contains("tollgate.yaml:1:8: the store's URL has a database that is no number; "), "{text}");
+    assert!(text.ends_with("exit code 2"), "{text}");
 }
 
 #[test]

@@ -92,6 +92,39 @@ fn wrong(problem: &str) -> ConnectError {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "file")]
+    #[test]
+    fn what_a_rule_file_takes_for_a_store_is_one() {
+        use crate::rules::file::RuleFile;
+
+        for url in [
+            "redis://h",
+            "redis://h:6379",
+            "redis://h:6379/1/",
+            "redis://h:/1",
+            "redis://:pa%2Fss:w%23rd@h:6379/15?protocol=resp3",
+            "rediss://ann:hunter2@[::1]:6379/0",
+            "redis://[::1]",
+            "redis+cluster://a:7001,b,[::1]:7002",
+            "rediss+cluster://u:p@a:7001/0",
+            "redis+sentinel://a,b:26380/mymaster",
+            "redis+sentinel://u:p@a,b:26380/mymaster/2/",
+        ] {
+            assert!(Target::parse(url).is_ok(), "{url}");
+            assert!(RuleFile::parse("tollgate.yaml", format!("store: '{url}'\nlimits: []\n")).is_ok(), "{url}");
+        }
+        for url in [
+            "redis://h:99999",
+            "redis://h/x",
+            "redis+cluster://a/1",
+            "redis+sentinel://a/m/x",
+            "redis://h:6379?protocol=resp3",
+        ] {
+            assert!(Target::parse(url).is_err(), "{url}");
+            assert!(RuleFile::parse("tollgate.yaml", format!("store: '{url}'\nlimits: []\n")).is_err(), "{url}");
+        }
+    }
+
     #[test]
     fn every_form_is_understood() {
         let Ok(Target::Single(info)) = Target::parse("redis://ann:s3cret@example:6380/3") else { panic!("single") };

@@ -83,14 +83,16 @@ const YAML: [&str; 17] = [
 ];
 
 /// Texts that are not of their form.
-const FORMS: [&str; 48] = [
+const FORMS: [&str; 50] = [
     "store: memry\n",
     "store: http://user:hunter2@h\n",
     "store: redis://\n",
     "store: redis://a,b\n",
     "store: redis+sentinel://u:hunter2@a:1,b:2\n",
     "store: redis://u:hunter2@h:99999\n",
-    "store: 'redis+cluster://u:hunter2@a:1,[::1]:'\n",
+    "store: redis://ann:hunter2\n",
+    "store: redis://h:6379?protocol=resp3\n",
+    "store: 'redis+cluster://u:hunter2@a:1,[::1]:x'\n",
     "store: redis+sentinel://u:hunter2@a:1,b:2/mymaster/abc\n",
     "store: redis+cluster://u:hunter2@a:1/7\n",
     "store_timeout: 50 ms\n",

@@ -253,16 +253,20 @@ impl Form for StoreUrl {
         if kind == "sentinel" && path.split('/').next().is_none_or(str::is_empty) {
             return Err(misfit("the store's URL lacks the master's name after the sentinels"));
         }
-        if let Some(host) = hosts.split(',').find(|host| !has_port_or_none(host)) {
-            return Err(misfit(&format!("`{}` names a port that is none", shown(host))));
+        if hosts.contains('?') {
+            return Err(misfit("the store's URL has a `?` without a `/` before it"));
+        }
+        // What stands there may be a password, if the @ behind it was forgotten.
+        if !hosts.split(',').all(has_port_or_none) {
+            return Err(misfit("the store's URL has a port that is none, or a login without an @ behind it"));
+        }
+        if kind == "cluster" && !matches!(path, "" | "0") {
+            return Err(misfit("a cluster has only database 0"));
         }
         let database = if kind == "sentinel" { path.split_once('/').map_or("", |(_, rest)| rest) } else { path };
-        let database = database.split('?').next().unwrap_or_default();
+        let database = database.split('?').next().unwrap_or_default().trim_matches('/');
         if !database.is_empty() && database.parse::<i64>().is_err() {
-            return Err(misfit(&format!("`{}` is no number of a database", shown(database))));
-        }
-        if kind == "cluster" && !matches!(database, "" | "0") {
-            return Err(misfit("a cluster has only database 0"));
+            return Err(misfit("the store's URL has a database that is no number"));
         }
         Ok(Self::Redis(text.to_owned()))
     }
@@ -274,7 +278,7 @@ fn has_port_or_none(host: &str) -> bool {
         Some(address) => address.split_once(']').map(|(_, behind)| behind),
         None => Some(host.find(':').map_or("", |colon| &host[colon..])),
     };
-    behind.is_some_and(|behind| behind.is_empty() || behind.strip_prefix(':').is_some_and(is_port))
+    behind.is_some_and(|behind| matches!(behind, "" | ":") || behind.strip_prefix(':').is_some_and(is_port))
 }
 
 fn is_port(text: &str) -> bool {
