@@ -131,6 +131,6 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Outcome, Error> {
 
 fn rules_text(rule_set: &RuleSet) -> Option<String> {
     let text = String::from_utf8_lossy(rule_set.rules.as_ref()?);
-    let hidden = "# not shown: the login of a store is somewhere in it; publish the rules again without it";
+    let hidden = "# not shown: the login of a store may be somewhere in it; publish the rules again without it";
     Some(logins::shown(&text).map_or_else(|| hidden.to_owned(), Cow::into_owned))
 }
