@@ -42,6 +42,9 @@ pub(super) const GRACE: Duration = Duration::from_millis(400);
 /// The same for whoever came last.
 const LAST_GRACE: Duration = Duration::from_millis(100);
 
+/// As long takes the end of those that have nothing under way.
+const LAST_LOOK: Duration = Duration::from_millis(50);
+
 /// How long a connection that an upstream has closed may take up a descriptor.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
@@ -179,7 +182,11 @@ async fn drain(worker: &Worker, stop: &Stop, within: Duration) -> i64 {
             }
         }
     };
-    _ = timeout(within, all_gone).await;
+    if timeout(within, all_gone).await.is_err() {
+        // Whoever has nothing under way goes by itself, also where the time was shorter than that grace.
+        stop.end_idle();
+        sleep(LAST_LOOK).await;
+    }
     worker.tally.connections.load(Relaxed)
 }
 

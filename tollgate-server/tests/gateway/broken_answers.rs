@@ -20,7 +20,7 @@ const BROKE_OFF: Told = ("it hung up before the end of its answer", "disconnecte
 /// In the line about the upstream, in the metrics, and in the access log.
 #[track_caller]
 fn is_told(upstream: &str, way: &str, (fault, kind): Told) {
-    let route = format!("{{ name: all, path: /**, timeout: 1s, upstream: '{upstream}', eject: {{ after: 1 }} }}");
+    let route = format!("{{ name: all, path: /**, timeout: 3s, upstream: '{upstream}', eject: {{ after: 1 }} }}");
     let rules = site("access_log: { format: json, file: access.log }", &[route], "");
     let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{rules}"));
     let mut connection = gateway.connect();

@@ -127,7 +127,7 @@ fn a_certificate_that_is_not_believed_is_told_with_the_fix() {
         (
             stranger.sign(&names),
             NAMED,
-            "its certificate is of another authority than the known one of that name; name that other in upstream_tls.ca",
+            "a signature in its certificate or handshake does not verify: it has not the key of that certificate, or the certificate is of another authority than the known one of that name; see that it has its own key, and that upstream_tls.ca has its authority",
         ),
         (
             authority.sign_for(&names, past, present),

@@ -304,11 +304,10 @@ fn is_switch(response: &Response<Incoming>) -> bool {
     response.status() == StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// The only upstream there is would fail again: it cannot be reached, and will not be a moment later, or its answer is what
-/// it was.
+/// The only upstream there is would fail again: it cannot be reached, and will not be a moment later.
 pub(in super::super) fn would_fail_again(failure: Failure, route: &Route) -> bool {
     let is_unreached = matches!(failure, Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout);
-    (is_unreached || failure == Failure::LongAnswerHead) && !route.has_several()
+    is_unreached && !route.has_several()
 }
 
 /// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it, and never if it has an
@@ -344,7 +343,8 @@ fn failed(mut error: TrySendError<Forwarded>, copy: Option<Forwarded>) -> Tried 
 enum BadHead {
     /// That of the answer to this request. One that is too long and one that is not allowed look the same here.
     Own,
-    /// That of an answer on the same connection, which is so long that it has ended the connection.
+    /// That of an answer on the same connection, which is so long that it has ended the connection. The requests of the
+    /// others are not to blame, and nothing tells them from the one that is.
     Somebodys,
 }
 

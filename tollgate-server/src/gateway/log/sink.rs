@@ -84,6 +84,7 @@ impl Trouble {
 impl Opened {
     fn look(&mut self) {
         if self.is_in_place() {
+            (self.is_gone, self.trouble) = (false, Trouble::default());
             return;
         }
         match open(&self.path) {

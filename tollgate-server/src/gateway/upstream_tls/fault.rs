@@ -15,12 +15,16 @@ use crate::notice::some_of;
 const WANTS_CERTIFICATE: [AlertDescription; 2] =
     [AlertDescription::CertificateRequired, AlertDescription::BadCertificate];
 
+/// The longest name that DNS has is shorter.
+const MAX_CHARS: usize = 300;
+
 #[derive(Debug)]
 pub(in super::super) enum TlsFault {
     /// Its certificate is of nobody who is believed.
     UnknownAuthority,
-    /// Its certificate is of one who has the name of somebody who is: most often the same, before its key was made anew.
-    OtherAuthority,
+    /// Its certificate is of one who has the name of somebody who is: most often the same, before its key was made anew. Or
+    /// it has not the key of its certificate; the library does not tell which.
+    OtherSignature,
     /// Its certificate is one that others are signed with.
     AuthoritysOwn,
     Expired(UnixTime),
@@ -77,7 +81,7 @@ impl TlsFault {
     fn of_certificate(error: &CertificateError) -> Self {
         match error {
             CertificateError::UnknownIssuer => Self::UnknownAuthority,
-            CertificateError::BadSignature => Self::OtherAuthority,
+            CertificateError::BadSignature => Self::OtherSignature,
             CertificateError::ExpiredContext { not_after, .. } => Self::Expired(*not_after),
             CertificateError::NotValidYetContext { not_before, .. } => Self::NotYet(*not_before),
             CertificateError::NotValidForNameContext { expected, presented } => {
@@ -97,7 +101,7 @@ impl TlsFault {
         matches!(
             self,
             Self::UnknownAuthority
-                | Self::OtherAuthority
+                | Self::OtherSignature
                 | Self::AuthoritysOwn
                 | Self::Expired(_)
                 | Self::NotYet(_)
@@ -113,8 +117,10 @@ impl fmt::Display for TlsFault {
             Self::UnknownAuthority => out.write_str(
                 "its certificate is of an authority that is not known; name it in upstream_tls.ca",
             ),
-            Self::OtherAuthority => out.write_str(
-                "its certificate is of another authority than the known one of that name; name that other in upstream_tls.ca",
+            Self::OtherSignature => out.write_str(
+                "a signature in its certificate or handshake does not verify: it has not the key of that certificate, or the \
+                 certificate is of another authority than the known one of that name; see that it has its own key, and that \
+                 upstream_tls.ca has its authority",
             ),
             Self::AuthoritysOwn => out.write_str(
                 "its certificate is marked as an authority's (CA:TRUE); make it with CA:FALSE (openssl req -x509 -addext \
@@ -143,7 +149,7 @@ impl fmt::Display for TlsFault {
                 )
             }
             Self::BadCertificate(error) => {
-                write!(out, "its certificate is not good: {error}; put another one there")
+                write!(out, "its certificate is not good: {}; put another one there", cut(error.to_string()))
             }
             Self::NoTls => out.write_str("it does not speak TLS; write http://, or h2c:// for HTTP/2"),
             Self::HungUp => {
@@ -156,7 +162,7 @@ impl fmt::Display for TlsFault {
                 "it agrees to no TLS that the gateway speaks (1.2 and 1.3), or wants a client certificate, and the \
                  gateway has none to show; allow it one of these",
             ),
-            Self::Other(error) => write!(out, "TLS with it fails: {error}"),
+            Self::Other(error) => write!(out, "TLS with it fails: {}", cut(error.to_string())),
         }
     }
 }
@@ -164,7 +170,16 @@ impl fmt::Display for TlsFault {
 /// A name without the kind that the library writes around it. It comes from elsewhere, and must not move a terminal.
 fn bare(name: &str) -> String {
     let name = name.split_once('(').map_or(name, |(_kind, name)| name);
-    name.trim_end_matches(')').trim_matches('"').escape_debug().to_string()
+    cut(name.trim_end_matches(')').trim_matches('"').escape_debug().to_string())
+}
+
+/// What is made of what an upstream sent, before it is believed: not more of it than people want to read.
+fn cut(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(MAX_CHARS) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 /// As the gateway's own certificates are told.
