@@ -6,6 +6,7 @@
 //!
 //! Deliberately not here: deciding. That is [`tollgate::Gate`]'s.
 
+mod abandoned;
 mod alarm;
 mod answer;
 mod body;

@@ -18,6 +18,7 @@ pub(super) enum Failure {
     BodyBroken,
     NoRoute,
     QueueFull,
+    TooManyAbandoned,
     CannotConnect,
     BadCertificate,
     ConnectTimeout,
@@ -53,7 +54,7 @@ impl Failure {
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
-            Self::QueueFull => StatusCode::SERVICE_UNAVAILABLE,
+            Self::QueueFull | Self::TooManyAbandoned => StatusCode::SERVICE_UNAVAILABLE,
             Self::CannotConnect
             | Self::BadCertificate
             | Self::Disconnected
@@ -79,6 +80,9 @@ impl Failure {
             Self::BodyBroken => r#"{"error":"bad_request","message":"The body is malformed or not all there."}"#,
             Self::NoRoute => r#"{"error":"no_route","message":"Nothing is served here."}"#,
             Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests wait already."}"#,
+            Self::TooManyAbandoned => {
+                r#"{"error":"too_many_abandoned","message":"Too many requests of clients that left are still at an upstream."}"#
+            }
             // Whom an upstream is believed for is nothing to a client.
             Self::CannotConnect | Self::BadCertificate => {
                 r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#

@@ -24,11 +24,15 @@ pub(super) enum ToUpstream {
 
 /// A body that a client sends.
 pub(super) struct Sent {
-    body: Incoming,
+    /// `None` once the client has broken it off and the upstream is not to know.
+    body: Option<Incoming>,
     client: Arc<Client>,
     /// How much more of it is taken.
     room: u64,
     upstream: Option<Reader>,
+    /// A body that breaks off leaves the upstream waiting for the rest instead of ending its connection: see
+    /// [`outlive_client`](ToUpstream::outlive_client).
+    outlives_client: bool,
     /// When it is late, on a connection that others share.
     late: Option<Pin<Box<Sleep>>>,
 }
@@ -64,7 +68,14 @@ impl ToUpstream {
         if body.is_end_stream() {
             return Self::Nothing;
         }
-        Self::Sent(Sent { body, client: Arc::clone(client), room: max_bytes, upstream: None, late: None })
+        Self::Sent(Sent {
+            body: Some(body),
+            client: Arc::clone(client),
+            room: max_bytes,
+            upstream: None,
+            outlives_client: false,
+            late: None,
+        })
     }
 
     /// An upstream is about to be asked, and has to answer within that time; the time in which the client does not send
@@ -73,6 +84,14 @@ impl ToUpstream {
         patience.begin(timeout);
         if let Self::Sent(sent) = self {
             sent.upstream = Some(Reader { patience: Arc::clone(patience), timeout });
+        }
+    }
+
+    /// Keeps the connection to the upstream open if the client breaks the body off. An upstream may have begun to work on
+    /// what it has, and only an open connection shows when it stops. The time to answer bounds the wait.
+    pub(super) fn outlive_client(&mut self) {
+        if let Self::Sent(sent) = self {
+            sent.outlives_client = true;
         }
     }
 
@@ -89,7 +108,8 @@ impl Body for ToUpstream {
         let Self::Sent(sent) = &mut *self else {
             return Poll::Ready(None);
         };
-        match Pin::new(&mut sent.body).poll_frame(context) {
+        let Some(body) = &mut sent.body else { return Poll::Pending };
+        match Pin::new(body).poll_frame(context) {
             Poll::Pending => {
                 if let Some(reader) = &sent.upstream {
                     reader.patience.forgive();
@@ -123,26 +143,31 @@ impl Body for ToUpstream {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Nothing => true,
-            Self::Sent(sent) => sent.body.is_end_stream(),
+            Self::Sent(sent) => sent.body.as_ref().is_some_and(Body::is_end_stream),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Nothing => SizeHint::with_exact(0),
-            Self::Sent(sent) => sent.body.size_hint(),
+            Self::Sent(sent) => sent.body.as_ref().map_or_else(SizeHint::new, Body::size_hint),
         }
     }
 }
 
 impl Sent {
-    fn broke(&self, how: Broken) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn broke(&mut self, how: Broken) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         if let Some(reader) = &self.upstream {
+            reader.patience.expect(reader.timeout);
             reader.patience.body_broke(match how {
                 Broken::Client(_) => Failure::BodyBroken,
                 Broken::TooLong => Failure::BodyTooLong,
                 Broken::Late => Failure::BodyLate,
             });
+        }
+        if self.outlives_client {
+            self.body = None;
+            return Poll::Pending;
         }
         Poll::Ready(Some(Err(how)))
     }
@@ -252,6 +277,10 @@ impl Drop for ToClient {
     fn drop(&mut self) {
         if self.is_end_stream() {
             self.ending.upstream_came(Came::All);
+        } else if let Kind::Upstream(body) = std::mem::replace(&mut self.kind, Kind::Written)
+            && let Some(abandoned) = self.ending.abandon()
+        {
+            abandoned.discard(body);
         }
     }
 }

@@ -203,6 +203,10 @@ impl Client {
         &self.tally
     }
 
+    pub(super) fn shared_tally(&self) -> &Arc<Tally> {
+        &self.tally
+    }
+
     pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
         self.tally.note_ambiguity(ambiguity);
     }

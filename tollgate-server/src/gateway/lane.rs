@@ -9,6 +9,7 @@
 //! or by its route, is hyper's with all that follow, and gets its bytes as they came; what was decided about it already
 //! waits for it in the [`Client`]. What is ambiguous is never plain.
 
+mod abandoned;
 mod answer;
 mod link;
 mod names;
@@ -327,7 +328,8 @@ impl<'a> Lane<'a> {
         mut ruling: Ruling,
         context: &mut Context<'_>,
     ) -> io::Result<Next> {
-        if ruling.is_allowed() && !is_plain(&ruling, &site, route) {
+        let is_plain = is_plain(&ruling, &site, route) && !self.worker.tally.has_abandoned_too_many();
+        if ruling.is_allowed() && !is_plain {
             self.client.leave(Asked { site, route, asking: Asking::Done(ruling) });
             return Ok(Next::Leave);
         }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::task::Waker;
 
+use futures_util::task::AtomicWaker;
 use tokio::time::timeout;
 
 use super::answer::Failure;
@@ -23,12 +25,19 @@ pub(super) struct Patience {
     deadline: AtomicU64,
     /// What became of the body that the client sends.
     body: AtomicU8,
+    /// The task that answers the client, if it has to know when the body breaks.
+    on_broken_body: AtomicWaker,
     ticks: Arc<Ticks>,
 }
 
 impl Patience {
     pub(super) fn new(ticks: Arc<Ticks>) -> Self {
-        Self { deadline: AtomicU64::new(NEVER), body: AtomicU8::new(UNDER_WAY), ticks }
+        Self {
+            deadline: AtomicU64::new(NEVER),
+            body: AtomicU8::new(UNDER_WAY),
+            on_broken_body: AtomicWaker::new(),
+            ticks,
+        }
     }
 
     pub(super) fn now(&self) -> Tick {
@@ -54,6 +63,12 @@ impl Patience {
             _ => BROKEN,
         };
         self.body.store(how, Relaxed);
+        self.on_broken_body.wake();
+    }
+
+    /// Wakes a task when the client's body ends before its end.
+    pub(super) fn wake_if_body_breaks(&self, waker: &Waker) {
+        self.on_broken_body.register(waker);
     }
 
     /// The client is to blame for what became of the request.

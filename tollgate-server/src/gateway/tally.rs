@@ -5,7 +5,7 @@
 mod route;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, AtomicU32};
 
 use http::StatusCode;
 use tollgate::Ruling;
@@ -25,6 +25,8 @@ pub(super) struct Tally {
     pub(super) all_connections: Arc<AtomicI64>,
     pub(super) accepted: Counter,
     pub(super) turned_away: Counter,
+    /// Requests that upstreams still work on after their clients have left.
+    pub(super) abandoned: AtomicU32,
     /// By the reasons, in their order.
     ambiguous: [Counter; AMBIGUITIES.len()],
     /// By the reasons too.
@@ -60,6 +62,7 @@ impl Tally {
             all_connections: Arc::clone(all_connections),
             accepted: Counter::default(),
             turned_away: Counter::default(),
+            abandoned: AtomicU32::new(0),
             ambiguous: Default::default(),
             failed_handshakes: Default::default(),
             unrouted: RouteTally::new(""),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
-use tokio::time::sleep;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidirectional, sink};
+use tokio::time::{sleep, timeout};
 use tollgate::Place;
 
 use super::exchange::Held;
@@ -42,9 +42,21 @@ pub(super) async fn relay(client: OnUpgrade, upstream: OnUpgrade, keeps: Keeps, 
         }
     };
     // Both ends are closed with it, and neither is to blame.
-    tokio::select! {
-        _ = copy_bidirectional(&mut client, &mut upstream) => {}
-        () = silent => {}
+    let copied = tokio::select! {
+        copied = copy_bidirectional(&mut client, &mut upstream) => Some(copied),
+        () = silent => None,
+    };
+    let (held, place, _) = &keeps;
+    if let Some(Err(_)) = copied
+        && place.is_some()
+    {
+        // The client broke off. The permit is held until the upstream has noticed.
+        drop(client);
+        let upstream_ends = async {
+            upstream.shutdown().await?;
+            copy(&mut upstream, &mut sink()).await
+        };
+        _ = timeout(held.timeout.duration(), upstream_ends).await;
     }
     drop(keeps);
 }

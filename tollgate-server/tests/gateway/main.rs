@@ -13,6 +13,7 @@ mod process;
 mod redis;
 mod upstream;
 
+mod abandoned;
 mod answer_heads;
 mod answers_counted;
 mod broken_answers;

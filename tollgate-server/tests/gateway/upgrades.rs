@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::process::{Gateway, per_user, site};
 use crate::upstream::{Conversation, Raw};
 
-const HANDSHAKE: &str = "GET /chat HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nConnection: keep-alive, Upgrade\r\n\
+pub(crate) const HANDSHAKE: &str = "GET /chat HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nConnection: keep-alive, Upgrade\r\n\
     Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-const SWITCH: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+pub(crate) const SWITCH: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
     Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
 /// Agrees, and then sends back whatever comes.

@@ -17,7 +17,7 @@ use crate::process::{Gateway, folder_with, site};
 use crate::upstream::{Raw, full, runtime};
 
 /// A server that shows this certificate.
-fn server(signed: &Signed) -> ServerConfig {
+pub(crate) fn server(signed: &Signed) -> ServerConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let (cert, key) = ders(signed);

@@ -8,6 +8,7 @@ use http::{HeaderValue, StatusCode};
 use tollgate::rules::file::EjectRule;
 use tollgate::{Place, Ruling};
 
+use super::super::abandoned::Abandoned;
 use super::super::answer::Failure;
 use super::super::body::Came;
 use super::super::client::Client;
@@ -23,6 +24,10 @@ use super::super::wire::Wire;
 pub(in super::super) struct Ending {
     client: Arc<Client>,
     upstream: Option<Held>,
+    /// Whether the upstream has nothing left to do: its answer is over, or it was given up.
+    is_upstream_done: bool,
+    /// Whether the answer ends only when its connection is closed.
+    is_endless: bool,
     /// Among the requests of its key that are under way.
     place: Option<Place>,
     sent_bytes: u64,
@@ -54,6 +59,8 @@ impl Ending {
         Self {
             client: Arc::clone(client),
             upstream: None,
+            is_upstream_done: false,
+            is_endless: false,
             place: None,
             sent_bytes: 0,
             began,
@@ -123,6 +130,25 @@ impl Ending {
         self.place.take()
     }
 
+    pub(in super::super) fn has_place(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// The answer goes on until its connection is closed, as events do.
+    pub(in super::super) fn note_endless(&mut self) {
+        self.is_endless = true;
+    }
+
+    /// The client has left. Returns what is kept while the upstream still works, if that has to be waited for: a request
+    /// without a permit ends with its client, and an endless answer ends by closing it.
+    pub(in super::super) fn abandon(&mut self) -> Option<Abandoned> {
+        if self.is_upstream_done || self.is_endless || self.place.is_none() {
+            return None;
+        }
+        let held = self.upstream.take()?;
+        Some(Abandoned::new(held, self.place.take()?, self.client.shared_tally()))
+    }
+
     pub(in super::super) fn hold(&mut self, held: Held) {
         self.upstream = Some(held);
     }
@@ -154,6 +180,7 @@ impl Ending {
 
     pub(in super::super) fn upstream_came(&mut self, came: Came) {
         let Some(held) = &mut self.upstream else { return };
+        self.is_upstream_done |= !matches!(came, Came::Bytes);
         match came {
             Came::Bytes => {
                 if let Some(wire) = &held.wire {

@@ -15,6 +15,7 @@ use hyper::upgrade::OnUpgrade;
 use tollgate::rules::file::{HostHeader, Told};
 use tollgate::{Place, Ruling};
 
+use super::super::abandoned::{self, Begun, PermittedRequest};
 use super::super::answer::Failure;
 use super::super::body::{ToClient, ToUpstream};
 use super::super::connect::{self, ConnectError, Line, Wants};
@@ -25,6 +26,7 @@ use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::super::upgrade::Silence;
 use super::super::upstream_tls::TlsFault;
+use super::super::wire::Wire;
 use super::super::workers::Counted;
 use super::super::{answer, headers, upgrade};
 use super::ending::Held;
@@ -62,6 +64,9 @@ impl Exchange {
                 return self.tell_limits(&ruling, response).await;
             }
         };
+        if abandoned::has_event_stream(answered.headers()) {
+            ending.note_endless();
+        }
         let switched = is_switch(&answered).then(|| hyper::upgrade::on(&mut answered));
         let (mut parts, body) = answered.into_parts();
         let protocol = if switched.is_some() { parts.headers.get(UPGRADE).cloned() } else { None };
@@ -148,7 +153,7 @@ impl Exchange {
             tried.push(number);
             ending.note_upstream(target);
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
-            match self.try_one(request, route, target, wants).await {
+            match self.try_one(request, (route, target), wants, ending).await {
                 Tried::Answered(response, held) => {
                     // Whether it has succeeded is known at the end of its answer.
                     if matches!(response.status().as_u16(), 502..=504) {
@@ -182,7 +187,13 @@ impl Exchange {
         }
     }
 
-    async fn try_one(&self, request: Forwarded, route: &Route, target: &Arc<Target>, wants: Wants) -> Tried {
+    async fn try_one(
+        &self,
+        request: Forwarded,
+        (route, target): (&Route, &Arc<Target>),
+        wants: Wants,
+        ending: &mut Ending,
+    ) -> Tried {
         let worker = self.worker.number;
         target.begin();
         let (timeout, eject) = (route.timeout, route.eject);
@@ -193,7 +204,7 @@ impl Exchange {
                 Ok(Line::Own(wire)) => wire,
                 Ok(Line::Shared(sender, seat)) => {
                     held.seat = Some(seat);
-                    return Box::pin(self.ask_shared(sender, request, route, held)).await;
+                    return Box::pin(self.ask_shared(sender, request, route, (held, ending))).await;
                 }
                 Err(error) => return Tried::Again(request, error.into()),
             },
@@ -210,10 +221,32 @@ impl Exchange {
             None
         };
         request.body_mut().read_by(wire.patience(), route.timeout);
-        let answered = {
-            let mut sending = pin!(wire.send(request));
-            poll_fn(|context| self.poll_before_late(sending.as_mut(), context)).await
+        let answered = match ending.take_place() {
+            None => {
+                let answered = {
+                    let mut sending = pin!(wire.send(request));
+                    poll_fn(|context| self.poll_before_late(sending.as_mut(), context)).await
+                };
+                held.wire = Some(wire);
+                answered
+            }
+            Some(place) => {
+                request.body_mut().outlive_client();
+                let patience = Arc::clone(wire.patience());
+                let sending = Box::pin(async move {
+                    let answer = wire.send(request).await;
+                    (answer, Some(wire))
+                });
+                let sent = PermittedRequest::new(sending, (held, place), patience, &self.worker.tally);
+                let answer;
+                (answer, held) = match self.await_permitted(sent, ending).await {
+                    Ok(answered) => answered,
+                    Err(failure) => return Tried::Failed(failure.into()),
+                };
+                Some(answer)
+            }
         };
+        let wire = held.wire.as_ref();
         match answered {
             Some(Ok(response)) if headers::has_unclear_length(response.headers()) => {
                 Tried::Failed(Failure::BadAnswer.into())
@@ -222,28 +255,69 @@ impl Exchange {
             Some(Ok(response)) if is_switch(&response) && wants == Wants::Answer => {
                 Tried::Failed(Failure::BadAnswer.into())
             }
-            Some(Ok(response)) => {
-                held.wire = Some(wire);
-                Tried::Answered(response, held)
-            }
+            Some(Ok(response)) => Tried::Answered(response, held),
             None => Tried::Failed(Failure::BodyLate.into()),
-            Some(Err(_)) if wire.is_late() => Tried::Failed(Failure::UpstreamTimeout.into()),
-            Some(Err(error)) => match wire.patience().clients_fault() {
+            Some(Err(_)) if wire.is_some_and(Wire::is_late) => Tried::Failed(Failure::UpstreamTimeout.into()),
+            Some(Err(error)) => match wire.and_then(|wire| wire.patience().clients_fault()) {
                 Some(failure) => Tried::Failed(failure.into()),
                 None => failed(error, copy),
             },
         }
     }
 
-    async fn ask_shared(&self, mut sender: Sender, mut request: Forwarded, route: &Route, held: Held) -> Tried {
+    /// Waits for the answer to a request with a permit. A request that is given up before, for whatever reason, keeps its
+    /// permit until the upstream is done.
+    async fn await_permitted(
+        &self,
+        mut sent: PermittedRequest,
+        ending: &mut Ending,
+    ) -> Result<(Result<Response<Incoming>, TrySendError<Forwarded>>, Held), Failure> {
+        let begun = poll_fn(|context| match self.client.body_is_late() {
+            true => Poll::Ready(Begun::ClientFailed(Failure::BodyLate)),
+            false => sent.poll_begun(context),
+        });
+        match begun.await {
+            Begun::ClientFailed(failure) => Err(failure),
+            Begun::Answered(answer, wire) => {
+                let (mut held, place) = sent.into_parts().ok_or(Failure::Disconnected)?;
+                held.wire = wire;
+                ending.keep_place(Some(place));
+                Ok((answer, held))
+            }
+        }
+    }
+
+    async fn ask_shared(
+        &self,
+        mut sender: Sender,
+        mut request: Forwarded,
+        route: &Route,
+        (mut held, ending): (Held, &mut Ending),
+    ) -> Tried {
         self.address(&mut request, route, &held.target, Version::HTTP_2);
         let copy =
             (request.body().is_nothing() && request.method().is_idempotent()).then(|| request.clone_without_body());
         let patience = Arc::new(Patience::new(Arc::clone(&self.worker.ticks)));
         request.body_mut().read_by(&patience, route.timeout);
-        let answered = {
-            let mut sending = pin!(sender.try_send_request(request));
-            patience.outlast(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
+        let answered = match ending.take_place() {
+            None => {
+                let mut sending = pin!(sender.try_send_request(request));
+                patience.outlast(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
+            }
+            Some(place) => {
+                request.body_mut().outlive_client();
+                let sending = Box::pin(async move { (sender.try_send_request(request).await, None) });
+                let sent = PermittedRequest::new(sending, (held, place), Arc::clone(&patience), &self.worker.tally);
+                let mut waiting = Box::pin(self.await_permitted(sent, ending));
+                match patience.outlast(&mut waiting).await {
+                    None => return Tried::Failed(Failure::UpstreamTimeout.into()),
+                    Some(Err(failure)) => return Tried::Failed(failure.into()),
+                    Some(Ok((answer, still_held))) => {
+                        held = still_held;
+                        Some(Some(answer))
+                    }
+                }
+            }
         };
         let Some(answered) = answered else { return Tried::Failed(Failure::UpstreamTimeout.into()) };
         match answered {

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use tollgate::Ruling;
 use tollgate::rules::file::Told;
 
+use super::super::abandoned::is_event_stream;
 use super::super::answer::{self, Failure};
 use super::super::body::Came;
 use super::super::connect::{self, ConnectError, Dialled, UpstreamIo};
@@ -20,6 +21,7 @@ use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::answer::{BadBody, Body, Head, Read};
 use super::link::Link;
+use super::names::Kind;
 use super::request::{self, Lines, Plain, Seen};
 use super::scratch::{Desk, Scratch, scratch};
 use super::{Lane, text};
@@ -33,15 +35,17 @@ pub(super) struct Passing {
     site: Arc<Site>,
     route: usize,
     ruling: Ruling,
-    ending: Ending,
+    pub(super) ending: Ending,
     id: Option<HeaderValue>,
     tried: SmallVec<[usize; 4]>,
     /// The upstream that it is at, and the connection that it was sent on.
     target: Option<Arc<Target>>,
     link: Option<Link>,
+    /// The rest of an answer whose client left while its head was written.
+    begun: Option<(Body, bool)>,
     /// It cannot be asked of any upstream.
     failed: Option<Failure>,
-    is_head: bool,
+    pub(super) is_head: bool,
     may_repeat: bool,
 }
 
@@ -59,7 +63,9 @@ enum Stopped {
         /// The upstream may be asked again.
         again: bool,
     },
-    /// The client has gone, or has a part of an answer that has no end.
+    /// The client has gone.
+    Gone,
+    /// The connection cannot go on: the client has a part of an answer that has no end.
     Over,
 }
 
@@ -80,6 +86,7 @@ impl Passing {
             tried: SmallVec::new(),
             target: None,
             link: None,
+            begun: None,
             failed: None,
             is_head: plain.is_head(),
             may_repeat: plain.may_repeat(),
@@ -154,7 +161,7 @@ impl Lane<'_> {
             let Some(target) = passing.target.clone() else { break Failure::NoRoute.into() };
             let (fault, again) = match self.ask(&target, &mut passing).await {
                 Ok(()) => return Passed::Answered,
-                Err(Stopped::Over) => return Passed::Over,
+                Err(Stopped::Gone | Stopped::Over) => return Passed::Over,
                 Err(Stopped::Failed { fault, again }) => (fault, again),
             };
             let (failure, route) = (fault.failure(), passing.route());
@@ -200,16 +207,28 @@ impl Lane<'_> {
                 let found = self.take_link(target);
                 let mut link = match found {
                     Some(link) => link,
-                    None => Box::pin(self.unless_gone(dial(target, passing))).await.ok_or(Stopped::Over)??,
+                    None => Box::pin(self.unless_gone(dial(target, passing))).await.ok_or(Stopped::Gone)??,
                 };
                 poll_fn(|context| Poll::Ready(self.send_again(&mut link, passing, context))).await?;
                 link
             }
         };
         self.expect_within(passing.route().timeout);
-        let (mut body, mut stays_open) =
-            poll_fn(|context| self.poll_answer(target, &mut link, passing, context)).await?;
-        poll_fn(|context| self.poll_body(&mut link, (&mut body, &mut stays_open), passing, context)).await?;
+        let begun = poll_fn(|context| self.poll_answer(target, &mut link, passing, context)).await;
+        let (mut body, mut stays_open) = match begun {
+            Err(Stopped::Gone) => {
+                let begun = passing.begun.take();
+                self.abandon(link, begun, passing);
+                return Err(Stopped::Gone);
+            }
+            begun => begun?,
+        };
+        let ended = poll_fn(|context| self.poll_body(&mut link, (&mut body, &mut stays_open), passing, context)).await;
+        if let Err(Stopped::Gone) = ended {
+            self.abandon(link, Some((body, stays_open)), passing);
+            return ended;
+        }
+        ended?;
         passing.ending.upstream_came(Came::All);
         if stays_open {
             target.keep_link(self.worker.number, link, self.worker.ticks.now());
@@ -278,7 +297,7 @@ impl Lane<'_> {
             return Poll::Ready(Err(broken(link.came.len())));
         }
         if self.has_gone(input, context) {
-            return Poll::Ready(Err(Stopped::Over));
+            return Poll::Ready(Err(Stopped::Gone));
         }
         drop(scratch);
         ready!(self.poll_late(context));
@@ -305,6 +324,9 @@ impl Lane<'_> {
         }
         out.extend_from_slice(b"\r\n");
         passing.ending.note_status(head.status);
+        if passing.ending.has_place() && lines.values(Kind::ContentType).any(is_event_stream) {
+            passing.ending.note_endless();
+        }
         let rest = &bytes[head.bytes..];
         let (taken, content) = head.body.take(rest, out).map_err(|_bad| Stopped::failed(Failure::BadAnswer))?;
         passing.ending.note_sent(content);
@@ -316,8 +338,12 @@ impl Lane<'_> {
             }
             _ => self.put(out, &[], context),
         };
-        put.map_err(|_gone| Stopped::Over)?;
-        Ok((head.body, head.stays_open && taken == rest.len()))
+        let stays_open = head.stays_open && taken == rest.len();
+        if put.is_err() {
+            passing.begun = Some((head.body, stays_open));
+            return Err(Stopped::Gone);
+        }
+        Ok((head.body, stays_open))
     }
 
     /// Ready when the client has all of the answer.
@@ -330,7 +356,7 @@ impl Lane<'_> {
     ) -> Poll<Result<(), Stopped>> {
         loop {
             if ready!(self.poll_sent(context)).is_err() {
-                return Poll::Ready(Err(Stopped::Over));
+                return Poll::Ready(Err(Stopped::Gone));
             }
             // Some upstreams answer before they have read everything.
             let sent = link.poll_send(context);
@@ -344,7 +370,7 @@ impl Lane<'_> {
                 Poll::Ready(read) => read,
                 Poll::Pending => {
                     if self.has_gone(input, context) {
-                        return Poll::Ready(Err(Stopped::Over));
+                        return Poll::Ready(Err(Stopped::Gone));
                     }
                     drop(scratch);
                     ready!(self.poll_late(context));
@@ -371,7 +397,7 @@ impl Lane<'_> {
                 _ => self.put(&desk.out, &[], context),
             };
             if put.is_err() {
-                return Poll::Ready(Err(Stopped::Over));
+                return Poll::Ready(Err(Stopped::Gone));
             }
         }
     }

@@ -1,0 +1,438 @@
+//! Requests whose client leaves while an upstream still works on them: `in_flight` bounds the work of upstreams.
+
+use std::convert::Infallible;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio_rustls::TlsAcceptor;
+
+use crate::certificates::Authority;
+use crate::http2_deadlines::Frames;
+use crate::process::{Gateway, folder_with, site};
+use crate::upgrades::{HANDSHAKE, SWITCH};
+use crate::upstream::{Raw, Served, Speaks, accepting, full, until};
+use crate::upstream_tls::server;
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const CANCEL: [u8; 4] = [0, 0, 0, 8];
+
+/// Requests beyond the two that are allowed at once.
+const RESETS: u32 = 50;
+const PACE: Duration = Duration::from_millis(5);
+
+const AT_ONCE: &str = "{ name: at-once, key: const:all, in_flight: 2 }";
+
+/// Handlers of an upstream that run at the same time. They run to their end, whoever hangs up.
+#[derive(Clone, Default)]
+struct Work(Arc<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    begun: AtomicUsize,
+    running: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Work {
+    /// Works in a task of its own, so that nothing ends the work early.
+    async fn run(&self) {
+        let this = self.clone();
+        let working = tokio::spawn(async move {
+            this.begin();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            this.end();
+        });
+        working.await.unwrap();
+    }
+
+    fn begin(&self) {
+        self.0.begun.fetch_add(1, SeqCst);
+        let running = self.0.running.fetch_add(1, SeqCst) + 1;
+        self.0.most.fetch_max(running, SeqCst);
+    }
+
+    fn end(&self) {
+        self.0.running.fetch_sub(1, SeqCst);
+    }
+
+    fn begun(&self) -> usize {
+        self.0.begun.load(SeqCst)
+    }
+
+    fn running(&self) -> usize {
+        self.0.running.load(SeqCst)
+    }
+
+    #[track_caller]
+    fn never_exceeded_two(&self) {
+        let most = self.0.most.load(SeqCst);
+        assert!(most <= 2, "{most} requests are at the upstream at once");
+    }
+}
+
+/// An upstream that works for a second on every request, and answers then.
+fn working(speaks: Speaks) -> (Served, Work) {
+    let work = Work::default();
+    let counted = work.clone();
+    let upstream = Served::start(speaks, move |_: Request<Incoming>| {
+        let work = counted.clone();
+        async move {
+            work.run().await;
+            Response::new(full("done"))
+        }
+    });
+    (upstream, work)
+}
+
+/// The head of a GET, in HPACK's plainest form: `:method`, `:scheme` and `:path` from the static table, `:authority` as it is.
+fn head_block(method: u8) -> Vec<u8> {
+    [&[method, 0x86, 0x84, 0x41, 1][..], b"h"].concat()
+}
+const GET: u8 = 0x82;
+const POST: u8 = 0x83;
+
+/// Sends request after request over one HTTP/2 connection and resets each of them a moment later.
+fn reset_over_and_over(gateway: &Gateway, method: u8, flags: u8) {
+    let mut frames = Frames::to(gateway);
+    for number in 0..RESETS {
+        let stream = 2 * number + 1;
+        frames.send_on(stream, HEADERS, END_HEADERS | flags, &head_block(method)).unwrap();
+        std::thread::sleep(PACE);
+        frames.send_on(stream, RST_STREAM, 0, &CANCEL).unwrap();
+        std::thread::sleep(PACE);
+    }
+}
+
+/// Sends request after request over HTTP/1, and hangs up on each of them a moment later.
+fn hang_up_over_and_over(gateway: &Gateway, request: &str) {
+    for _ in 0..RESETS {
+        hang_up(gateway, request);
+    }
+}
+
+fn hang_up(gateway: &Gateway, request: &str) {
+    let mut stream = TcpStream::connect(gateway.address).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    std::thread::sleep(PACE);
+    drop(stream);
+    std::thread::sleep(PACE);
+}
+
+/// All that a client can do to leave a request behind, whatever the upstream speaks.
+#[track_caller]
+fn leave_in_every_way(gateway: &Gateway, work: &Work) {
+    // From here on there is a connection to send requests on at once.
+    assert_eq!(gateway.get("/").status, 200);
+    reset_over_and_over(gateway, GET, END_STREAM);
+    work.never_exceeded_two();
+    // The body never comes.
+    reset_over_and_over(gateway, POST, 0);
+    work.never_exceeded_two();
+    // The first is plain, and the others are not.
+    for request in [
+        "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nhalf",
+    ] {
+        hang_up_over_and_over(gateway, request);
+        work.never_exceeded_two();
+    }
+    // Permits come back.
+    until("the upstream has nothing to do", || work.running() == 0);
+    until("there is a permit again", || gateway.get("/").status == 200);
+    assert!(work.begun() > 2, "abandoned requests were at the upstream");
+}
+
+#[test]
+fn resets_and_hang_ups_never_put_more_requests_at_an_http_1_upstream_than_are_allowed() {
+    let (upstream, work) = working(Speaks::Http1);
+    let route = format!("{{ path: /**, timeout: 3s, upstream: 'http://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("", &[route], AT_ONCE));
+    leave_in_every_way(&gateway, &work);
+}
+
+#[test]
+fn resets_and_hang_ups_never_put_more_requests_at_an_http_2_upstream_than_are_allowed() {
+    let (upstream, work) = working(Speaks::Http2);
+    let route = format!("{{ path: /**, timeout: 3s, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("", &[route], AT_ONCE));
+    leave_in_every_way(&gateway, &work);
+}
+
+#[test]
+fn resets_and_hang_ups_never_put_more_requests_at_a_tls_upstream_than_are_allowed() {
+    for speaks in [Speaks::Http1, Speaks::Http2] {
+        let authority = Authority::new();
+        let mut config = server(&authority.sign(&["api.internal"]));
+        config.alpn_protocols = vec![match speaks {
+            Speaks::Http1 => b"http/1.1".to_vec(),
+            Speaks::Http2 => b"h2".to_vec(),
+        }];
+        let (tls, work) = (TlsAcceptor::from(Arc::new(config)), Work::default());
+        let counted = work.clone();
+        let (address, _) = accepting(move |tcp| {
+            let (tls, work) = (tls.clone(), counted.clone());
+            let service = service_fn(move |_: Request<Incoming>| {
+                let work = work.clone();
+                async move {
+                    work.run().await;
+                    Ok::<_, Infallible>(Response::new(full("done")))
+                }
+            });
+            async move {
+                let Ok(stream) = tls.accept(tcp).await else { return };
+                let io = TokioIo::new(stream);
+                _ = match speaks {
+                    Speaks::Http1 => http1::Builder::new().serve_connection(io, service).await,
+                    Speaks::Http2 => http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await,
+                };
+            }
+        });
+        let tls = "{ ca: ca.pem, server_name: api.internal }";
+        let route = format!("{{ path: /**, timeout: 3s, upstream: 'https://{address}', upstream_tls: {tls} }}");
+        let folder = folder_with(&[("tollgate.yaml", &site("", &[route], AT_ONCE)), ("ca.pem", &authority.pem())]);
+        leave_in_every_way(&Gateway::in_folder(folder), &work);
+    }
+}
+
+/// An upstream that begins its answer at once, and works for a second before the rest of it.
+fn begins_early(head: &'static str) -> (Raw, Work) {
+    let work = Work::default();
+    let counted = work.clone();
+    let upstream = Raw::start(move |conversation| {
+        while conversation.request().is_some() {
+            counted.begin();
+            let is_sent = conversation.send(head);
+            std::thread::sleep(Duration::from_secs(1));
+            counted.end();
+            if !is_sent || !conversation.send("done") {
+                return;
+            }
+        }
+    });
+    (upstream, work)
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_of_an_answer_keeps_its_permit_until_the_end_of_it() {
+    let (upstream, work) = begins_early("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n");
+    let route = format!("{{ path: /**, timeout: 3s, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("", &[route], AT_ONCE));
+    reset_over_and_over(&gateway, GET, END_STREAM);
+    work.never_exceeded_two();
+    hang_up_over_and_over(&gateway, "GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    work.never_exceeded_two();
+    hang_up_over_and_over(&gateway, "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n");
+    work.never_exceeded_two();
+    until("there is a permit again", || gateway.get("/").text() == "done");
+    assert!(upstream.accepted() <= 8, "connections are used again: {}", upstream.accepted());
+}
+
+#[test]
+fn an_event_stream_is_closed_when_its_client_leaves() {
+    let closed = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&closed);
+    let upstream = Raw::start(move |conversation| {
+        _ = conversation.request();
+        conversation.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\ndata: 1\n\n");
+        conversation.await_end();
+        counted.fetch_add(1, SeqCst);
+    });
+    let route = format!("{{ path: /**, timeout: 1h, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("", &[route], "{ name: at-once, key: const:all, in_flight: 1 }"));
+    for (number, request) in
+        ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"].iter().enumerate()
+    {
+        let mut connection = gateway.connect();
+        connection.send(request);
+        assert_eq!(connection.receive_head().unwrap().status, 200);
+        drop(connection);
+        until("the upstream hears of it", || closed.load(SeqCst) == number + 1);
+    }
+    until("there is a permit again", || {
+        let mut connection = gateway.connect();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        connection.receive_head().unwrap().status == 200
+    });
+}
+
+#[test]
+fn an_endless_answer_is_closed_after_its_client_has_left() {
+    let closed = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&closed);
+    let upstream = Raw::start(move |conversation| {
+        _ = conversation.request();
+        conversation.send("HTTP/1.1 200 OK\r\n\r\n");
+        while conversation.send([7; 4096]) {}
+        counted.fetch_add(1, SeqCst);
+    });
+    let route = format!("{{ path: /**, timeout: 1h, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("", &[route], AT_ONCE));
+    for (number, request) in
+        ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"].iter().enumerate()
+    {
+        let mut connection = gateway.connect();
+        connection.send(request);
+        assert_eq!(connection.receive_head().unwrap().status, 200);
+        drop(connection);
+        until("the upstream hears of it", || closed.load(SeqCst) == number + 1);
+    }
+}
+
+#[test]
+fn an_upstream_that_never_answers_gives_the_permit_back_at_the_routes_timeout() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.request();
+        conversation.await_end();
+    });
+    let route = format!("{{ path: /**, timeout: 1s, retries: 0, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("", &[route], "{ name: at-once, key: const:all, in_flight: 1 }"));
+    for (number, request) in
+        ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"].iter().enumerate()
+    {
+        until("it is at the upstream", || {
+            hang_up(&gateway, request);
+            upstream.requests() > number
+        });
+        assert_eq!(gateway.get("/").status, 429);
+        until("there is a permit again", || gateway.get("/").status == 504);
+    }
+}
+
+#[test]
+fn a_request_that_was_not_sent_gives_its_permit_back_at_once() {
+    // Nobody accepts there, and once the queue is full the kernel answers no further attempt.
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket.listen(0).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let attempt = || TcpStream::connect_timeout(&address, Duration::from_millis(200));
+    let queued: Vec<_> = std::iter::from_fn(|| attempt().ok()).collect();
+    let routes = [
+        format!("{{ path: /stuck, connect_timeout: 1h, upstream: 'http://{address}' }}"),
+        "{ path: /**, respond: { body: ok } }".to_owned(),
+    ];
+    let gateway = Gateway::start(&site("", &routes, "{ name: at-once, key: const:all, in_flight: 1 }"));
+    for request in ["GET /stuck HTTP/1.1\r\nHost: h\r\n\r\n", "GET /stuck HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"]
+    {
+        let mut connection = gateway.connect();
+        until("it is under way", || {
+            // It may find that the question has the permit.
+            connection = gateway.connect();
+            connection.send(request);
+            std::thread::sleep(PACE);
+            gateway.get("/").status == 429
+        });
+        drop(connection);
+        until("there is a permit again", || gateway.get("/").status == 200);
+    }
+    drop(queued);
+}
+
+#[test]
+fn so_many_requests_can_be_abandoned_and_more_are_refused_without_being_counted() {
+    let (release, released) = tokio::sync::watch::channel(false);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&begun);
+    let upstream = Served::start(Speaks::Http1, move |_: Request<Incoming>| {
+        let (mut released, begun) = (released.clone(), Arc::clone(&counted));
+        let (done, is_done) = tokio::sync::oneshot::channel();
+        tokio::spawn(async move {
+            begun.fetch_add(1, SeqCst);
+            _ = released.wait_for(|released| *released).await;
+            _ = done.send(());
+        });
+        async move {
+            _ = is_done.await;
+            Response::new(full("done"))
+        }
+    });
+    let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }, \
+                  { name: once, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h }";
+    let route = format!("{{ path: /**, timeout: 1h, upstream: 'http://{}' }}", upstream.address);
+    let rules = site("workers: 1", &[route], limits) + "admin: { listen: 127.0.0.1:0 }\n";
+    let gateway = Gateway::start(&rules);
+    // By both roads.
+    for number in 0..256 {
+        let odd = if number % 2 == 0 { "" } else { "TE: trailers\r\n" };
+        let mut connection = gateway.connect();
+        connection.send(format!("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: {number}\r\n{odd}\r\n"));
+        until("it is at the upstream", || begun.load(SeqCst) == number + 1);
+    }
+    gateway.await_metric("tollgate_abandoned_requests", 256);
+    let refused = gateway.connect().get_as("ann", "/");
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    assert!(refused.text().contains("too_many_abandoned"), "{}", refused.text());
+    release.send(true).unwrap();
+    gateway.await_metric("tollgate_abandoned_requests", 0);
+    assert_eq!(gateway.connect().get_as("ann", "/").status, 200, "the refused request spent nothing");
+}
+
+/// Whatever was served on the connection before the handshake.
+#[test]
+fn a_websocket_holds_its_permit_as_long_as_its_tunnel() {
+    let upstream = Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            if asked.values("upgrade").is_empty() {
+                conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+                continue;
+            }
+            conversation.send(SWITCH);
+            return conversation.await_end();
+        }
+    });
+    let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
+    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
+    let plain = "GET / HTTP/1.1\r\nHost: h\r\n\r\n";
+    let odd = "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n";
+    for before in [&[][..], &[plain], &[odd], &[plain, odd]] {
+        let mut chatting = gateway.connect();
+        for request in before {
+            assert_eq!(chatting.ask(request).status, 200);
+        }
+        until("there is a permit", || chatting.ask(HANDSHAKE).status == 101);
+        for _ in 0..3 {
+            assert_eq!(gateway.connect().get_as("ann", "/").status, 429);
+            assert_eq!(gateway.connect().ask(HANDSHAKE).status, 429);
+        }
+    }
+}
+
+/// Its upstream goes on for a while, and may not be asked again meanwhile.
+#[test]
+fn a_websocket_whose_client_breaks_off_holds_its_permit_until_the_upstream_ends() {
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = std::sync::Mutex::new(released);
+    let upstream = Raw::start(move |conversation| {
+        if conversation.request().is_some_and(|asked| asked.values("upgrade").is_empty()) {
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+            return;
+        }
+        conversation.send(SWITCH);
+        released.lock().unwrap().recv().unwrap();
+    });
+    let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
+    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
+    let mut chatting = gateway.connect();
+    assert_eq!(chatting.ask(HANDSHAKE).status, 101);
+    // Closed with a reset, as a process that is killed does.
+    socket2::SockRef::from(&chatting.tcp()).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(chatting);
+    for _ in 0..20 {
+        assert_eq!(gateway.connect().get_as("ann", "/").status, 429);
+        std::thread::sleep(PACE);
+    }
+    release.send(()).unwrap();
+    until("there is a permit again", || gateway.connect().get_as("ann", "/").status == 200);
+}
