@@ -29,6 +29,7 @@ mod path;
 mod patience;
 mod ports;
 mod request_id;
+mod reuse;
 mod shared;
 mod site;
 mod socket;

@@ -67,7 +67,8 @@ impl Abandoned {
             && is_whole
             && wire.patience().clients_fault().is_none()
         {
-            self.held.target.keep(self.held.worker, wire);
+            let now = wire.patience().now();
+            self.held.keep(wire, now);
         }
     }
 }
@@ -168,7 +169,10 @@ impl Drop for PermittedRequest {
         let mut abandoned = Abandoned::new(held, place, &self.tally);
         let patience = Arc::clone(&self.patience);
         spawn(async move {
-            let Some((Ok(response), wire)) = patience.outlast(sending).await else { return };
+            let Some((Ok(response), mut wire)) = patience.outlast(sending).await else { return };
+            if let Some(wire) = &mut wire {
+                wire.note_keep_alive(response.headers());
+            }
             abandoned.held.wire = wire;
             // Neither has an end: the one is a tunnel by now, the other goes on until it is closed.
             if response.status() != StatusCode::SWITCHING_PROTOCOLS && !has_event_stream(response.headers()) {

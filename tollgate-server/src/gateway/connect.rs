@@ -15,6 +15,7 @@ use tokio_rustls::client::TlsStream;
 use super::exchange::Worker;
 use super::maybe_tls::MaybeTls;
 use super::shared::{Seat, Sender, UNSAID};
+use super::site::Route;
 use super::target::{Speaks, Target};
 use super::upstream_tls::TlsFault;
 use super::wire::{MAX_HEAD_BYTES, Wire};
@@ -90,21 +91,23 @@ pub(super) async fn line(
     target: &Target,
     worker: &Arc<Worker>,
     wants: Wants,
-    within: Duration,
+    route: &Route,
 ) -> Result<Line, ConnectError> {
+    let within = route.connect_timeout;
+    let seat = || target.shared(worker.number).seat(worker.ticks.now(), &route.reuse);
     if wants == Wants::Upgrade && target.address.scheme == Speaks::Tls {
         let opened = timeout(within, open(target, worker, wants));
         return opened.await.map_err(|_elapsed| ConnectError::Timeout)?;
     }
     if target.address.scheme != Speaks::Http1
-        && let Some((sender, seat)) = target.shared(worker.number).seat()
+        && let Some((sender, seat)) = seat()
     {
         return Ok(Line::Shared(sender, seat));
     }
     let opened = async {
         let turn = target.turn(worker.number).await;
         // Whoever had the turn before may have opened it.
-        match turn.as_ref().and_then(|_| target.shared(worker.number).seat()) {
+        match turn.as_ref().and_then(|_| seat()) {
             Some((sender, seat)) => Ok(Line::Shared(sender, seat)),
             None => open(target, worker, wants).await,
         }
@@ -167,6 +170,6 @@ async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-    let (sender, seat) = target.shared(worker.number).add(sender, connection).await?;
+    let (sender, seat) = target.shared(worker.number).add(sender, connection, worker.ticks.now()).await?;
     Ok(Line::Shared(sender, seat))
 }

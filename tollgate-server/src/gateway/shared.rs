@@ -7,7 +7,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use tokio::time::sleep;
 
 use super::body::ToUpstream;
 use super::connect::{ConnectError, UpstreamIo};
+use super::reuse::ReusePolicy;
 use super::ticks::{Tick, Wait};
-use super::wire::IDLE;
 
 /// Requests that a connection carries at a time, whatever its upstream would take: many serve a connection with one
 /// thread. It is what most allow.
@@ -33,6 +33,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// No moment.
 const NEVER: Tick = Tick::MAX;
+
+/// How long a connection that is not the only one may be without requests. HTTP/2 announces the end of a connection, and a
+/// request that comes too late is known not to have been served, so this need not be shorter than the upstream's own time.
+const SPARE_FOR: Duration = Duration::from_secs(55);
 
 /// Connections that a worker shares to one upstream. Where all are full, more requests wait.
 const MAX_CONNECTIONS: usize = 32;
@@ -51,6 +55,9 @@ pub(super) struct Shared {
 /// A connection, and how much it carries.
 struct Carrier {
     requests: AtomicUsize,
+    /// Requests that it was used for, ended or not.
+    used_for: AtomicU32,
+    opened_at: Tick,
     /// When it was first seen to carry nothing.
     quiet_since: AtomicU64,
     driven: Mutex<Driven>,
@@ -75,9 +82,12 @@ impl Shared {
     }
 
     /// A place for a request; none if there should be another connection.
-    pub(super) fn seat(&self) -> Option<(Sender, Seat)> {
+    pub(super) fn seat(&self, now: Tick, policy: &ReusePolicy) -> Option<(Sender, Seat)> {
         let mut carriers = self.carriers();
-        carriers.retain(|(sender, _)| !sender.is_closed());
+        // One that takes no further requests ends with those that it carries.
+        carriers.retain(|(sender, carrier)| {
+            !sender.is_closed() && policy.allows(carrier.opened_at, carrier.used_for.load(Relaxed), now)
+        });
         // The first that has room, so that those that are not needed any more become quiet.
         let found = carriers.iter().find(|(_, carrier)| carrier.has_room());
         let found = match found {
@@ -91,9 +101,16 @@ impl Shared {
 
     /// Drives a new connection, and shares it if it is needed. It is the caller's to use in any case, unless it
     /// ends before the upstream has said how many requests it takes.
-    pub(super) async fn add(&self, sender: Sender, connection: Connection) -> Result<(Sender, Seat), ConnectError> {
+    pub(super) async fn add(
+        &self,
+        sender: Sender,
+        connection: Connection,
+        now: Tick,
+    ) -> Result<(Sender, Seat), ConnectError> {
         let carrier = Arc::new(Carrier {
             requests: AtomicUsize::new(0),
+            used_for: AtomicU32::new(0),
+            opened_at: now,
             quiet_since: AtomicU64::new(NEVER),
             driven: Mutex::new(Driven::On(connection)),
         });
@@ -155,7 +172,7 @@ impl Carrier {
         }
         let since = self.quiet_since.load(Relaxed).min(now);
         self.quiet_since.store(since, Relaxed);
-        Wait::at_least(IDLE).from(since) <= now
+        Wait::at_least(SPARE_FOR).from(since) <= now
     }
 
     /// How it ends is told to whoever waits for an answer.
@@ -176,6 +193,7 @@ impl Carrier {
 impl Seat {
     fn on(carrier: &Arc<Carrier>) -> Self {
         carrier.requests.fetch_add(1, Relaxed);
+        carrier.used_for.fetch_add(1, Relaxed);
         carrier.quiet_since.store(NEVER, Relaxed);
         Self(Arc::clone(carrier))
     }

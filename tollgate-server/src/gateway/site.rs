@@ -27,6 +27,7 @@ pub(crate) use self::paths::asked_of_upstreams;
 pub(super) use self::upstreams::Named;
 use super::answer::Failure;
 use super::log::AccessLog;
+use super::reuse::ReusePolicy;
 use super::tally::RouteTally;
 use super::target::{Address, Speaks, Target};
 use super::ticks::{Tick, Wait};
@@ -62,6 +63,7 @@ pub(super) struct Route {
     pub(super) connect_timeout: Duration,
     pub(super) retries: u8,
     pub(super) eject: EjectRule,
+    pub(super) reuse: ReusePolicy,
     health_check: Option<HealthCheckRule>,
     balance: Balance,
     turn: AtomicUsize,
@@ -260,6 +262,7 @@ impl Route {
             connect_timeout: rule.connect_timeout.duration(),
             retries: rule.retries,
             eject: rule.eject,
+            reuse: ReusePolicy::new(&rule.upstream_connections),
             health_check: rule.health_check.clone(),
             balance: rule.balance,
             turn: AtomicUsize::new(0),

@@ -6,7 +6,7 @@
 use std::io::{self, ErrorKind, IoSlice};
 use std::task::{Context, Poll, ready};
 
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -29,6 +29,12 @@ pub(super) fn poll_read(
     let read = ready!(poll(tcp, Interest::READABLE, room, context, recv));
     *has_read = true;
     Poll::Ready(read)
+}
+
+/// Whether the other side has neither closed the connection nor sent anything, as the kernel knows it.
+pub(super) fn is_open_and_quiet(tcp: &TcpStream) -> bool {
+    let peeked = retry_on_intr(|| recv(tcp, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT));
+    matches!(peeked, Err(Errno::AGAIN))
 }
 
 /// Writes as much as goes.

@@ -11,10 +11,11 @@ use tollgate::rules::file::EjectRule;
 
 use super::fault::Fault;
 use super::lane::Link;
+use super::reuse::{Repeatable, ReusePolicy};
 use super::shared::Shared;
 use super::ticks::{Tick, Wait};
 use super::upstream_tls::UpstreamTls;
-use super::wire::{IDLE, Wire};
+use super::wire::Wire;
 
 /// Idle connections that a worker keeps to one upstream. More of them would hold memory on both sides for nothing.
 const MAX_IDLE: usize = 256;
@@ -137,12 +138,12 @@ impl Target {
     }
 
     /// A connection that can take a request at once.
-    pub(super) fn take_idle(&self, worker: usize) -> Option<Wire> {
+    pub(super) fn take_idle(&self, worker: usize, now: Tick, policy: &ReusePolicy) -> Option<Wire> {
         let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
         // The one used last is the least likely to be closed by now. One that is not ready still sends a body that its
         // upstream did not wait for.
         for at in (0..idle.len()).rev() {
-            if !idle[at].is_open() {
+            if !idle[at].is_open() || !idle[at].allows_another(now, policy) {
                 idle.remove(at);
             } else if idle[at].is_ready() {
                 return Some(idle.remove(at));
@@ -151,11 +152,15 @@ impl Target {
         None
     }
 
-    pub(super) fn keep(&self, worker: usize, wire: Wire) {
-        if !wire.is_open() {
+    /// Whether a connection is kept, open or not.
+    pub(super) fn has_kept(&self, worker: usize) -> bool {
+        self.shared[worker].is_spoken() || !self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    pub(super) fn keep(&self, worker: usize, mut wire: Wire, now: Tick, policy: &ReusePolicy) {
+        if !wire.is_open() || !wire.rests(now, policy) {
             return;
         }
-        wire.rests();
         let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
             idle.push(wire);
@@ -163,14 +168,22 @@ impl Target {
     }
 
     /// A connection of the lane that can take a request at once.
-    pub(super) fn take_link(&self, worker: usize, now: Tick) -> Option<Link> {
+    pub(super) fn take_link(
+        &self,
+        worker: usize,
+        now: Tick,
+        policy: &ReusePolicy,
+        repeatable: Repeatable,
+    ) -> Option<Link> {
         let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
         // The one used last is the least likely to be closed by now.
-        std::iter::from_fn(|| links.pop()).find(|link| link.is_fresh(now))
+        std::iter::from_fn(|| links.pop()).find(|link| link.is_fresh(now, policy, repeatable))
     }
 
-    pub(super) fn keep_link(&self, worker: usize, mut link: Link, now: Tick) {
-        link.rests(now, Wait::at_least(IDLE));
+    pub(super) fn keep_link(&self, worker: usize, mut link: Link, now: Tick, policy: &ReusePolicy) {
+        if !link.rests(now, policy) {
+            return;
+        }
         let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
         if links.len() < MAX_IDLE {
             links.push(link);
@@ -181,7 +194,7 @@ impl Target {
     /// request at a time do that themselves.
     pub(super) fn sweep(&self, worker: usize, now: Tick) {
         let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        links.retain(|link| link.is_fresh(now));
+        links.retain(|link| link.is_worth_keeping(now));
         self.shared[worker].sweep(now);
     }
 

@@ -51,6 +51,11 @@ impl Wait {
         Self(u64::try_from(ticks).unwrap_or(u64::MAX >> 1).saturating_add(1))
     }
 
+    /// At most that long, and at most a tick shorter.
+    pub(super) fn at_most(span: Duration) -> Self {
+        Self(u64::try_from(span.as_millis() / TICK.as_millis()).unwrap_or(u64::MAX >> 1))
+    }
+
     /// When it is over, if it begins now.
     pub(super) fn from(self, now: Tick) -> Tick {
         now.saturating_add(self.0)

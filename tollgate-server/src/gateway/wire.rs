@@ -3,11 +3,11 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1};
 use hyper_util::rt::TokioIo;
@@ -15,11 +15,10 @@ use tokio::time::{Instant, sleep};
 
 use super::body::ToUpstream;
 use super::connect::UpstreamIo;
+use super::headers::KEEP_ALIVE;
 use super::patience::Patience;
-use super::ticks::{TICK, Ticks, Wait};
-
-/// Shorter than the time after which most servers close an idle connection, but for those that say so by closing it.
-pub(super) const IDLE: Duration = Duration::from_secs(55);
+use super::reuse::{ReusePolicy, Usage};
+use super::ticks::{TICK, Tick, Ticks, Wait};
 
 /// Answers have heads of a few hundred bytes; this bounds what an upstream can make us hold.
 pub(super) const MAX_HEAD_BYTES: u32 = 64 << 10;
@@ -28,13 +27,13 @@ pub(super) const MAX_HEAD_BYTES: u32 = 64 << 10;
 pub(super) struct Wire {
     sender: http1::SendRequest<ToUpstream>,
     state: Arc<State>,
+    usage: Usage,
 }
 
 /// What the driver of a connection looks at now and then.
 struct State {
     patience: Arc<Patience>,
     is_late: AtomicBool,
-    rested_since: AtomicU64,
 }
 
 impl Wire {
@@ -43,14 +42,11 @@ impl Wire {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_HEAD_BYTES as usize);
         let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-        let state = Arc::new(State {
-            is_late: AtomicBool::new(false),
-            rested_since: AtomicU64::new(ticks.now()),
-            patience: Arc::new(Patience::new(ticks)),
-        });
+        let usage = Usage::new(ticks.now());
+        let state = Arc::new(State { is_late: AtomicBool::new(false), patience: Arc::new(Patience::new(ticks)) });
         let driven = Arc::clone(&state);
         tokio::spawn(async move { driven.drive(connection.with_upgrades()).await });
-        Ok(Self { sender, state })
+        Ok(Self { sender, state, usage })
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -64,13 +60,24 @@ impl Wire {
 
     /// Whether it has rested for so long that the upstream may be closing it just now.
     pub(super) fn has_rested(&self) -> bool {
-        self.state.patience.now() > self.state.rested_since.load(Relaxed) + 1
+        self.usage.has_rested(self.state.patience.now())
     }
 
-    /// No request is under way.
-    pub(super) fn rests(&self) {
-        self.state.rested_since.store(self.state.patience.now(), Relaxed);
-        self.state.patience.expect(Wait::at_least(IDLE));
+    /// Notes what an answer says of how long the upstream keeps the connection.
+    pub(super) fn note_keep_alive(&mut self, headers: &HeaderMap) {
+        self.usage.note_keep_alive(headers.get_all(KEEP_ALIVE).iter().map(HeaderValue::as_bytes));
+    }
+
+    /// No request is under way. Returns whether it can take another one.
+    pub(super) fn rests(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
+        let idle = self.usage.note_idle(now, policy);
+        self.state.patience.expect(idle);
+        self.usage.allows_another(now, policy)
+    }
+
+    /// Whether its age and use allow another request.
+    pub(super) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
+        self.usage.allows_another(now, policy)
     }
 
     /// The upstream has to say something within that time.

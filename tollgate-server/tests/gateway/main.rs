@@ -38,5 +38,6 @@ mod streaming;
 mod tls;
 mod upgrades;
 mod upstream_health;
+mod upstream_reuse;
 mod upstream_tls;
 mod ways;

@@ -13,11 +13,14 @@ use super::super::answer::Failure;
 use super::super::body::Came;
 use super::super::client::Client;
 use super::super::fault::Fault;
+use super::super::lane::Link;
 use super::super::log::{Over, Record};
+use super::super::reuse::ReusePolicy;
 use super::super::shared::Seat;
+use super::super::site::Route;
 use super::super::tally::{Moment, RouteTally};
 use super::super::target::Target;
-use super::super::ticks::Wait;
+use super::super::ticks::{Tick, Wait};
 use super::super::wire::Wire;
 
 /// Ends a request when it is dropped.
@@ -50,7 +53,25 @@ pub(in super::super) struct Held {
     pub(in super::super) seat: Option<Seat>,
     pub(in super::super) timeout: Wait,
     pub(in super::super) eject: EjectRule,
-    pub(in super::super) worker: usize,
+    reuse: ReusePolicy,
+    worker: usize,
+}
+
+impl Held {
+    pub(in super::super) fn new(target: &Arc<Target>, route: &Route, worker: usize) -> Self {
+        let Route { timeout, eject, reuse, .. } = *route;
+        Self { target: Arc::clone(target), wire: None, seat: None, timeout, eject, reuse, worker }
+    }
+
+    /// Keeps a connection for the next request.
+    pub(in super::super) fn keep(&self, wire: Wire, now: Tick) {
+        self.target.keep(self.worker, wire, now, &self.reuse);
+    }
+
+    /// Keeps a connection of the lane for the next request.
+    pub(in super::super) fn keep_link(&self, link: Link, now: Tick) {
+        self.target.keep_link(self.worker, link, now, &self.reuse);
+    }
 }
 
 impl Ending {
@@ -192,7 +213,7 @@ impl Ending {
                     held.target.succeeded();
                 }
                 if let Some(wire) = held.wire.take() {
-                    held.target.keep(held.worker, wire);
+                    held.keep(wire, self.client.now());
                 }
             }
             Came::TooLate => self.upstream_broke(&Fault::Stalled),

@@ -196,11 +196,16 @@ impl Exchange {
     ) -> Tried {
         let worker = self.worker.number;
         target.begin();
-        let (timeout, eject) = (route.timeout, route.eject);
-        let mut held = Held { target: Arc::clone(target), wire: None, seat: None, timeout, eject, worker };
-        let mut wire = match target.take_idle(worker) {
+        let mut held = Held::new(target, route, worker);
+        let may_repeat = request.body().is_nothing() && request.method().is_idempotent();
+        if !may_repeat && target.has_kept(worker) {
+            // The runtime polls the kernel for events and runs the tasks that they wake before it returns here. So a
+            // connection that the upstream has closed by now is known to be closed.
+            tokio::task::yield_now().await;
+        }
+        let mut wire = match target.take_idle(worker, self.worker.ticks.now(), &route.reuse) {
             Some(wire) => wire,
-            None => match Box::pin(connect::line(target, &self.worker, wants, route.connect_timeout)).await {
+            None => match Box::pin(connect::line(target, &self.worker, wants, route)).await {
                 Ok(Line::Own(wire)) => wire,
                 Ok(Line::Shared(sender, seat)) => {
                     held.seat = Some(seat);
@@ -212,14 +217,8 @@ impl Exchange {
         let mut request = request;
         self.address(&mut request, route, target, Version::HTTP_11);
         // A copy is worth its price where there is another upstream, or where the connection may be closing just now.
-        let copy = if request.body().is_nothing()
-            && request.method().is_idempotent()
-            && (route.has_several() || wire.has_rested())
-        {
-            Some(request.clone_without_body())
-        } else {
-            None
-        };
+        let is_copied = may_repeat && (route.has_several() || wire.has_rested());
+        let copy = is_copied.then(|| request.clone_without_body());
         request.body_mut().read_by(wire.patience(), route.timeout);
         let answered = match ending.take_place() {
             None => {
@@ -255,7 +254,12 @@ impl Exchange {
             Some(Ok(response)) if is_switch(&response) && wants == Wants::Answer => {
                 Tried::Failed(Failure::BadAnswer.into())
             }
-            Some(Ok(response)) => Tried::Answered(response, held),
+            Some(Ok(response)) => {
+                if let Some(wire) = &mut held.wire {
+                    wire.note_keep_alive(response.headers());
+                }
+                Tried::Answered(response, held)
+            }
             None => Tried::Failed(Failure::BodyLate.into()),
             Some(Err(_)) if wire.is_some_and(Wire::is_late) => Tried::Failed(Failure::UpstreamTimeout.into()),
             Some(Err(error)) => match wire.and_then(|wire| wire.patience().clients_fault()) {

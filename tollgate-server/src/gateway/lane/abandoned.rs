@@ -55,8 +55,7 @@ impl Rest {
         let read = poll_fn(|context| poll_body(&mut self.link, (&mut body, &mut stays_open), &mut left, context));
         let is_whole = timeout(self.abandoned.held().timeout.duration(), read).await.unwrap_or(false);
         if is_whole && stays_open {
-            let held = self.abandoned.held();
-            held.target.keep_link(held.worker, self.link, self.ticks.now());
+            self.abandoned.held().keep_link(self.link, self.ticks.now());
         }
     }
 }
@@ -80,6 +79,7 @@ fn poll_head(link: &mut Link, is_head: bool, context: &mut Context<'_>) -> Poll<
         let mut lines = Lines::default();
         match Head::read(bytes, &mut lines, is_head) {
             Read::Whole(mut head) => {
+                link.usage.note_keep_alive(head.keep_alive(lines.seen()));
                 link.came = Vec::new();
                 desk.clean();
                 let rest = &bytes[head.bytes..];

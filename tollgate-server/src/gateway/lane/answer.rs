@@ -98,6 +98,12 @@ impl<'a> Head<'a> {
         Read::Whole(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_old })
     }
 
+    /// The values of `Keep-Alive`.
+    pub(super) fn keep_alive<'l>(&self, lines: Seen<'l>) -> impl Iterator<Item = &'l [u8]> {
+        let hop_by_hop = lines.iter().filter(|(_, kind)| *kind == Kind::HopByHop).map(|(line, _)| line);
+        hop_by_hop.filter(|line| line.name.eq_ignore_ascii_case("keep-alive")).map(|line| line.value)
+    }
+
     /// Writes the head as the client gets it, but for its end.
     pub(super) fn write(
         &self,

@@ -5,16 +5,16 @@ use std::task::{Context, Poll};
 
 use tokio::net::TcpStream;
 
+use super::super::reuse::{Repeatable, ReusePolicy, Usage};
 use super::super::socket;
-use super::super::ticks::{Tick, Wait};
+use super::super::ticks::Tick;
 
 /// A connection that takes one request after the other.
 pub(in super::super) struct Link {
     tcp: TcpStream,
     /// Something was read since there was nothing to read; as good as that in the beginning, when nothing was asked.
     has_read: bool,
-    /// When it is given up if nobody uses it until then.
-    stale_at: Tick,
+    pub(super) usage: Usage,
     /// What is left to be sent.
     unsent: Vec<u8>,
     /// What has come of a head.
@@ -22,28 +22,35 @@ pub(in super::super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(tcp: TcpStream) -> Self {
-        Self { tcp, has_read: true, stale_at: Tick::MAX, unsent: Vec::new(), came: Vec::new() }
+    pub(super) fn new(tcp: TcpStream, now: Tick) -> Self {
+        Self { tcp, has_read: true, usage: Usage::new(now), unsent: Vec::new(), came: Vec::new() }
     }
 
-    /// No request is under way.
-    pub(in super::super) fn rests(&mut self, now: Tick, longest: Wait) {
-        self.stale_at = longest.from(now);
+    /// No request is under way. Returns whether it can take another one.
+    pub(in super::super) fn rests(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
+        self.usage.note_idle(now, policy);
         self.unsent = Vec::new();
+        self.usage.allows_another(now, policy)
     }
 
-    /// Whether it can take a request. An upstream that has closed it, or said something that nobody asked for, has made
-    /// it readable; the runtime has heard of that, and nothing has to be asked of the kernel.
-    pub(in super::super) fn is_fresh(&self, now: Tick) -> bool {
-        if self.stale_at <= now {
-            return false;
-        }
+    /// Whether it can take a request now.
+    pub(in super::super) fn is_fresh(&self, now: Tick, policy: &ReusePolicy, repeatable: Repeatable) -> bool {
+        // The runtime learns of a close when it next polls for events. A request that must not be lost does not rely on
+        // that, nor does one on a connection that has been idle for long enough to be closed.
+        let asks_kernel = repeatable == Repeatable::No || self.usage.has_rested(now);
+        self.usage.allows_another(now, policy)
+            && self.is_quiet()
+            && (!asks_kernel || socket::is_open_and_quiet(&self.tcp))
+    }
+
+    /// Whether it is worth keeping.
+    pub(in super::super) fn is_worth_keeping(&self, now: Tick) -> bool {
+        !self.usage.is_stale(now) && self.is_quiet()
+    }
+
+    /// Whether the upstream has neither closed it nor sent something unasked, as far as the runtime knows.
+    fn is_quiet(&self) -> bool {
         matches!(self.tcp.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
-    }
-
-    /// Whether a request has been answered on it. The upstream may be closing it just now.
-    pub(super) fn is_used(&self) -> bool {
-        self.stale_at != Tick::MAX
     }
 
     /// Sends a request, or as much of it as goes; the rest goes with [`poll_send`](Self::poll_send).

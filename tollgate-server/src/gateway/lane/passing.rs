@@ -14,9 +14,10 @@ use super::super::abandoned::is_event_stream;
 use super::super::answer::{self, Failure};
 use super::super::body::Came;
 use super::super::connect::{self, ConnectError, Dialled, UpstreamIo};
-use super::super::exchange::{Ending, Held, would_fail_again};
+use super::super::exchange::{Ending, Held, Worker, would_fail_again};
 use super::super::fault::Fault;
 use super::super::headers::X_REQUEST_ID;
+use super::super::reuse::Repeatable;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::answer::{BadBody, Body, Head, Read};
@@ -113,7 +114,7 @@ impl Lane<'_> {
             passing.failed = Some(failure);
             return passing;
         }
-        let link = passing.target.as_ref().and_then(|target| self.take_link(target));
+        let link = passing.target.as_ref().and_then(|target| self.take_link(target, &passing));
         if let Some(mut link) = link
             && link.send(&desk.out, context).is_ok()
         {
@@ -132,14 +133,14 @@ impl Lane<'_> {
             passing.ending.note_upstream(target);
             target.begin();
             let (target, worker) = (Arc::clone(target), self.worker.number);
-            let (timeout, eject) = (route.timeout, route.eject);
-            passing.ending.hold(Held { target: Arc::clone(&target), wire: None, seat: None, timeout, eject, worker });
+            passing.ending.hold(Held::new(&target, route, worker));
             target
         });
     }
 
-    fn take_link(&self, target: &Target) -> Option<Link> {
-        target.take_link(self.worker.number, self.worker.ticks.now())
+    fn take_link(&self, target: &Target, passing: &Passing) -> Option<Link> {
+        let repeatable = if passing.may_repeat { Repeatable::Yes } else { Repeatable::No };
+        target.take_link(self.worker.number, self.worker.ticks.now(), &passing.route().reuse, repeatable)
     }
 
     fn write_request(&self, plain: &Plain<'_>, desk: &mut Desk, passing: &mut Passing) -> Result<(), Failure> {
@@ -204,10 +205,12 @@ impl Lane<'_> {
         let mut link = match passing.link.take() {
             Some(link) => link,
             None => {
-                let found = self.take_link(target);
+                let found = self.take_link(target, passing);
                 let mut link = match found {
                     Some(link) => link,
-                    None => Box::pin(self.unless_gone(dial(target, passing))).await.ok_or(Stopped::Gone)??,
+                    None => {
+                        Box::pin(self.unless_gone(dial(target, passing, self.worker))).await.ok_or(Stopped::Gone)??
+                    }
                 };
                 poll_fn(|context| Poll::Ready(self.send_again(&mut link, passing, context))).await?;
                 link
@@ -231,7 +234,7 @@ impl Lane<'_> {
         ended?;
         passing.ending.upstream_came(Came::All);
         if stays_open {
-            target.keep_link(self.worker.number, link, self.worker.ticks.now());
+            target.keep_link(self.worker.number, link, self.worker.ticks.now(), &passing.route().reuse);
         }
         Ok(())
     }
@@ -258,7 +261,7 @@ impl Lane<'_> {
         context: &mut Context<'_>,
     ) -> Poll<Result<(Body, bool), Stopped>> {
         // A new connection to the only upstream has no excuse: what was asked may be what ended it.
-        let may_repeat = passing.may_repeat && (link.is_used() || passing.route().has_several());
+        let may_repeat = passing.may_repeat && (link.usage.is_used() || passing.route().has_several());
         let broken =
             |came: usize| Stopped::Failed { fault: Failure::Disconnected.into(), again: came == 0 && may_repeat };
         // An upstream may answer before it has read everything; what it says is looked at in any case.
@@ -281,6 +284,7 @@ impl Lane<'_> {
                         let fault = Fault::Status(head.status);
                         target.failed(&fault, &passing.route().eject, self.worker.ticks.now());
                     }
+                    link.usage.note_keep_alive(head.keep_alive(lines.seen()));
                     let begun = self.begin_answer((head, lines.seen()), bytes, desk, passing, context);
                     link.came = Vec::new();
                     return Poll::Ready(begun);
@@ -403,10 +407,10 @@ impl Lane<'_> {
     }
 }
 
-async fn dial(target: &Target, passing: &Passing) -> Result<Link, Stopped> {
+async fn dial(target: &Target, passing: &Passing, worker: &Worker) -> Result<Link, Stopped> {
     let failed = |fault| Stopped::Failed { fault, again: true };
     match timeout(passing.route().connect_timeout, connect::dial(target)).await {
-        Ok(Ok(Dialled::Http1(UpstreamIo::Plain(tcp)))) => Ok(Link::new(tcp)),
+        Ok(Ok(Dialled::Http1(UpstreamIo::Plain(tcp)))) => Ok(Link::new(tcp, worker.ticks.now())),
         Ok(Ok(_)) => Err(failed(Failure::CannotConnect.into())),
         Ok(Err(error)) => Err(failed(error.into())),
         Err(_elapsed) => Err(failed(ConnectError::Timeout.into())),

@@ -196,6 +196,12 @@ fn waits(route: &RouteRule, at: &Node, findings: &mut Findings) {
         span(route.eject.lasts.duration(), (node, "for"), findings);
         number(route.eject.after, 1..=1_000_000, (node, "after"), findings);
     }
+    if let Some(node) = at.get("upstream_connections") {
+        let connections = route.upstream_connections;
+        span(connections.idle.duration(), (node, "idle"), findings);
+        span(connections.max_age.duration(), (node, "max_age"), findings);
+        number(connections.max_requests, 1..=1_000_000_000, (node, "max_requests"), findings);
+    }
 }
 
 /// Whether a number is within the bounds that the schema tells editors.

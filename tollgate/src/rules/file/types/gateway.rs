@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 pub use self::routes::{
-    Balance, EjectRule, HeaderEdits, HealthCheckRule, HostHeader, RespondRule, RewriteRule, RouteRule, UpstreamRule,
-    UpstreamTlsRule,
+    Balance, EjectRule, HeaderEdits, HealthCheckRule, HostHeader, RespondRule, RewriteRule, RouteRule,
+    UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 use super::Several;
 use crate::rules::ForwardingHeader;

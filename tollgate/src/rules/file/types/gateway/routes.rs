@@ -66,6 +66,9 @@ pub struct RouteRule {
     /// Leaves an upstream alone that failed several times in a row.
     #[serde(default)]
     pub eject: EjectRule,
+    /// How long connections to upstreams are kept for further requests.
+    #[serde(default)]
+    pub upstream_connections: UpstreamConnectionsRule,
     /// TLS to upstreams.
     #[serde(default)]
     pub upstream_tls: UpstreamTlsRule,
@@ -277,6 +280,34 @@ pub struct EjectRule {
 impl Default for EjectRule {
     fn default() -> Self {
         Self { after: 5, lasts: Span::new(std::time::Duration::from_secs(10)) }
+    }
+}
+
+/// How long connections to upstreams are kept for further requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct UpstreamConnectionsRule {
+    /// Longest time that a connection of HTTP/1.1 waits for its next request. Must be shorter than the time after which the
+    /// upstream closes idle connections; a shorter time in the upstream's `Keep-Alive: timeout=` takes precedence.
+    pub idle: Span,
+    /// Age at which a connection takes no further requests.
+    pub max_age: Span,
+    /// Number of requests after which a connection takes no further ones.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub max_requests: u32,
+}
+
+impl Default for UpstreamConnectionsRule {
+    fn default() -> Self {
+        Self {
+            // Node.js and uvicorn close idle connections after 5 s. A request that crosses the close is lost.
+            idle: Span::new(std::time::Duration::from_secs(4)),
+            // Bounds how long a change in DNS or in a load balancer behind the address goes unnoticed.
+            max_age: Span::new(std::time::Duration::from_secs(300)),
+            // Bounds what a leak per connection in the upstream can cost.
+            max_requests: 10_000,
+        }
     }
 }
 

@@ -1,0 +1,176 @@
+//! How long a connection to an upstream is used again.
+//!
+//! An upstream may close an idle connection at any time. A request that crosses the close on its way is lost, and one that
+//! must not be repeated fails with 502. So an idle connection is given up before the upstream is expected to close it.
+//!
+//! Deliberately not here: noticing that a connection has been closed, which each kind of connection does by its own means.
+
+use std::time::Duration;
+
+use tollgate::rules::file::UpstreamConnectionsRule;
+
+use super::ticks::{Tick, Wait};
+
+/// How much earlier than announced in `Keep-Alive: timeout=` a connection is given up: requests and closes take time to
+/// arrive. Half of the announced time if that is less.
+const MARGIN: Duration = Duration::from_secs(1);
+
+/// Bounds on the reuse of connections, as a route sets them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReusePolicy {
+    idle: Wait,
+    max_age: Wait,
+    max_requests: u32,
+}
+
+impl ReusePolicy {
+    pub(super) fn new(rule: &UpstreamConnectionsRule) -> Self {
+        Self {
+            idle: Wait::at_most(rule.idle.duration()),
+            max_age: Wait::at_most(rule.max_age.duration()),
+            max_requests: rule.max_requests,
+        }
+    }
+
+    /// Whether a connection of that age and use takes another request.
+    pub(super) fn allows(&self, opened_at: Tick, requests: u32, now: Tick) -> bool {
+        self.max_age.from(opened_at) > now && requests < self.max_requests
+    }
+}
+
+/// Whether a request that is lost with its connection can be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repeatable {
+    Yes,
+    No,
+}
+
+/// Age and use of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Usage {
+    opened_at: Tick,
+    requests: u32,
+    /// End of the last request.
+    idle_since: Tick,
+    /// When it is given up if no request comes.
+    stale_at: Tick,
+    /// How long the upstream keeps it, less the margin.
+    announced: Option<Wait>,
+}
+
+impl Usage {
+    pub(super) fn new(now: Tick) -> Self {
+        Self { opened_at: now, requests: 0, idle_since: now, stale_at: Tick::MAX, announced: None }
+    }
+
+    /// Notes the values of `Keep-Alive` in an answer.
+    pub(super) fn note_keep_alive<'v>(&mut self, values: impl IntoIterator<Item = &'v [u8]>) {
+        let announced = values.into_iter().filter_map(announced_timeout).min();
+        self.announced = announced.or(self.announced);
+    }
+
+    /// Notes that a request has been answered to its end. Returns how long the connection may wait for the next one.
+    pub(super) fn note_idle(&mut self, now: Tick, policy: &ReusePolicy) -> Wait {
+        let idle = self.announced.map_or(policy.idle, |announced| announced.min(policy.idle));
+        self.requests = self.requests.saturating_add(1);
+        self.idle_since = now;
+        self.stale_at = idle.from(now);
+        idle
+    }
+
+    /// Whether no route may use it again, as far as the last one to use it knows.
+    pub(super) fn is_stale(&self, now: Tick) -> bool {
+        self.stale_at <= now
+    }
+
+    /// Whether another request may use it.
+    pub(super) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
+        !self.is_stale(now)
+            && policy.idle.from(self.idle_since) > now
+            && policy.allows(self.opened_at, self.requests, now)
+    }
+
+    /// Whether a request has been answered on it. The upstream may be closing it just now.
+    pub(super) fn is_used(&self) -> bool {
+        self.requests > 0
+    }
+
+    /// Whether it has been idle for a tick or more.
+    pub(super) fn has_rested(&self, now: Tick) -> bool {
+        self.idle_since < now
+    }
+}
+
+/// The time in a value such as `timeout=5, max=100`, less the margin.
+fn announced_timeout(value: &[u8]) -> Option<Wait> {
+    let parameters = std::str::from_utf8(value).ok()?.split(',').map(str::trim);
+    let seconds = parameters.filter_map(|parameter| {
+        let (name, seconds) = parameter.split_once('=')?;
+        let is_timeout = name.trim_end().eq_ignore_ascii_case("timeout");
+        seconds.trim_start().parse::<u32>().ok().filter(|_| is_timeout)
+    });
+    let announced = Duration::from_secs(seconds.min()?.into());
+    Some(Wait::at_most(announced - MARGIN.min(announced / 2)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Tick = 10;
+
+    fn policy() -> ReusePolicy {
+        ReusePolicy::new(&UpstreamConnectionsRule::default())
+    }
+
+    fn used(keep_alive: &str) -> Usage {
+        let mut usage = Usage::new(0);
+        usage.note_keep_alive([keep_alive.as_bytes()]);
+        usage.note_idle(0, &policy());
+        usage
+    }
+
+    #[test]
+    fn idle_connection_is_given_up_before_the_upstream_closes_it() {
+        for (keep_alive, last_use) in [
+            ("", 4 * SECOND),
+            ("timeout=5", 4 * SECOND),
+            ("timeout=60, max=100", 4 * SECOND),
+            ("max=100, Timeout = 3", 2 * SECOND),
+            ("timeout=1", SECOND / 2),
+            ("timeout=5, timeout=2", SECOND),
+            ("timeout=soon", 4 * SECOND),
+            ("xtimeout=1", 4 * SECOND),
+        ] {
+            let usage = used(keep_alive);
+            assert!(usage.allows_another(last_use - 1, &policy()), "{keep_alive}");
+            assert!(!usage.allows_another(last_use, &policy()), "{keep_alive}");
+        }
+        assert!(!used("timeout=0").allows_another(0, &policy()));
+    }
+
+    #[test]
+    fn route_with_a_shorter_idle_time_does_not_use_what_another_route_kept() {
+        let mut rule = UpstreamConnectionsRule::default();
+        rule.idle = tollgate::rules::file::Span::new(Duration::from_secs(1));
+        let usage = used("");
+        assert!(usage.allows_another(2 * SECOND, &policy()));
+        assert!(!usage.allows_another(2 * SECOND, &ReusePolicy::new(&rule)));
+    }
+
+    #[test]
+    fn connection_ends_by_age_and_by_requests() {
+        let age = 300 * SECOND;
+        let mut usage = Usage::new(0);
+        usage.note_idle(age - 1, &policy());
+        assert!(usage.allows_another(age - 1, &policy()));
+        usage.note_idle(age, &policy());
+        assert!(!usage.allows_another(age, &policy()));
+
+        let mut usage = Usage::new(0);
+        (0..9_999).for_each(|_| _ = usage.note_idle(0, &policy()));
+        assert!(usage.allows_another(0, &policy()));
+        usage.note_idle(0, &policy());
+        assert!(!usage.allows_another(0, &policy()));
+    }
+}

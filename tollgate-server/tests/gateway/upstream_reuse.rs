@@ -1,0 +1,204 @@
+//! How long connections to upstreams are used again, and that no request is lost with one that was closed.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::client::Connection;
+use crate::process::{Gateway, site};
+use crate::upstream::{Raw, Served, Speaks, full};
+
+/// A POST that the lane serves.
+const PLAIN_POST: &str = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello";
+
+/// A POST that hyper serves: the lane takes no chunks.
+const CHUNKED_POST: &str = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
+
+fn answering(headers: &'static str) -> Raw {
+    Raw::answering(format!("HTTP/1.1 200 OK\r\n{headers}Content-Length: 2\r\n\r\nok"))
+}
+
+fn gateway(upstream: &str, connections: &str) -> Gateway {
+    let route = format!("{{ path: /**, upstream: {upstream}, upstream_connections: {{ {connections} }} }}");
+    Gateway::start(&site("workers: 1", &[route], ""))
+}
+
+fn post(connection: &mut Connection, request: &str) {
+    assert_eq!(connection.ask(request).status, 200);
+}
+
+#[test]
+fn idle_connection_is_not_reused_after_the_time_of_the_route() {
+    for request in [PLAIN_POST, CHUNKED_POST] {
+        let upstream = answering("");
+        let gateway = gateway(&upstream.url(), "idle: 300ms");
+        let mut connection = gateway.connect();
+        for opened in 1..=3 {
+            post(&mut connection, request);
+            assert_eq!(upstream.accepted(), opened);
+            std::thread::sleep(Duration::from_millis(400));
+        }
+    }
+}
+
+#[test]
+fn idle_connection_is_not_reused_after_the_time_that_the_upstream_announces() {
+    for request in [PLAIN_POST, CHUNKED_POST] {
+        let upstream = answering("Keep-Alive: timeout=1, max=100\r\n");
+        let gateway = gateway(&upstream.url(), "idle: 1m");
+        let mut connection = gateway.connect();
+        for opened in 1..=3 {
+            post(&mut connection, request);
+            assert_eq!(upstream.accepted(), opened);
+            std::thread::sleep(Duration::from_millis(600));
+        }
+    }
+}
+
+#[test]
+fn connection_takes_no_more_than_max_requests() {
+    for request in [PLAIN_POST, CHUNKED_POST] {
+        let upstream = answering("");
+        let gateway = gateway(&upstream.url(), "idle: 1m, max_requests: 2");
+        let mut connection = gateway.connect();
+        (0..5).for_each(|_| post(&mut connection, request));
+        assert_eq!(upstream.accepted(), 3, "{request}");
+    }
+    let upstream = Served::start(Speaks::Http2, |_request| async { http::Response::new(full("ok")) });
+    let gateway = gateway(&format!("h2c://{}", upstream.address), "max_requests: 2");
+    let mut connection = gateway.connect();
+    (0..5).for_each(|_| post(&mut connection, PLAIN_POST));
+    assert_eq!(upstream.accepted(), 3);
+}
+
+#[test]
+fn connection_takes_no_requests_after_max_age() {
+    for request in [PLAIN_POST, CHUNKED_POST] {
+        let upstream = answering("");
+        let gateway = gateway(&upstream.url(), "idle: 1m, max_age: 500ms");
+        let mut connection = gateway.connect();
+        post(&mut connection, request);
+        std::thread::sleep(Duration::from_millis(600));
+        post(&mut connection, request);
+        assert_eq!(upstream.accepted(), 2, "{request}");
+    }
+    let upstream = Served::start(Speaks::Http2, |_request| async { http::Response::new(full("ok")) });
+    let gateway = gateway(&format!("h2c://{}", upstream.address), "max_age: 500ms");
+    let mut connection = gateway.connect();
+    post(&mut connection, PLAIN_POST);
+    std::thread::sleep(Duration::from_millis(600));
+    post(&mut connection, PLAIN_POST);
+    assert_eq!(upstream.accepted(), 2);
+}
+
+/// The request reaches the gateway before the close does, but both are there when the gateway looks.
+#[test]
+fn post_is_not_sent_on_a_connection_that_the_upstream_has_closed() {
+    for request in [PLAIN_POST, CHUNKED_POST] {
+        let (close, closes) = mpsc::channel::<()>();
+        let (closed, is_closed) = mpsc::channel::<()>();
+        let (closes, closed) = (std::sync::Mutex::new(closes), std::sync::Mutex::new(closed));
+        let upstream = Raw::start(move |conversation| {
+            if conversation.number > 0 {
+                while conversation.request().is_some() {
+                    conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+                }
+                return;
+            }
+            conversation.request();
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            _ = closes.lock().unwrap().recv();
+            _ = conversation.stream.shutdown(std::net::Shutdown::Both);
+            _ = closed.lock().unwrap().send(());
+        });
+        let gateway = gateway(&upstream.url(), "idle: 1m");
+        let mut connection = gateway.connect();
+        post(&mut connection, request);
+        gateway.signal("STOP");
+        connection.send(request);
+        close.send(()).unwrap();
+        is_closed.recv().unwrap();
+        gateway.signal("CONT");
+        assert_eq!(connection.receive().status, 200, "{request}");
+        assert_eq!(upstream.accepted(), 2);
+    }
+}
+
+/// A server in another language, which prints its port and is stopped when the test ends.
+struct Foreign(Child, SocketAddr);
+
+impl Foreign {
+    fn start(program: &str, arguments: &[&str]) -> Self {
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{program} does not start: {error}; install it to run this test"));
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let port: u16 = line.trim().parse().expect("it prints its port");
+        Self(child, SocketAddr::from(([127, 0, 0, 1], port)))
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+const NODE: &str = "const server = require('http').createServer((request, response) => {
+    request.resume();
+    request.on('end', () => response.end('ok'));
+});
+server.keepAliveTimeout = 1000;
+server.listen(0, '127.0.0.1', () => console.log(server.address().port));";
+
+const PYTHON: &str = "
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    timeout = 1
+    def do_POST(self):
+        self.rfile.read(int(self.headers['Content-Length']))
+        self.send_response(200)
+        self.send_header('Content-Length', '2')
+        self.end_headers()
+        self.wfile.write(b'ok')
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+server.daemon_threads = True
+print(server.server_address[1], flush=True)
+server.serve_forever()
+";
+
+/// Each client pauses for about as long as the server keeps idle connections. Node announces that time; Python does not,
+/// and the route sets it.
+#[test]
+fn no_post_is_lost_to_servers_that_close_idle_connections() {
+    let servers =
+        [(Foreign::start("node", &["-e", NODE]), "idle: 1m"), (Foreign::start("python3", &["-c", PYTHON]), "idle: 500ms")];
+    for (server, connections) in servers {
+        let gateway = gateway(&format!("http://{}", server.1), connections);
+        let failed: usize = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..32u64)
+                .map(|number| {
+                    let mut connection = gateway.connect();
+                    scope.spawn(move || {
+                        let mut failed = 0;
+                        for _ in 0..3 {
+                            failed += usize::from(connection.ask(PLAIN_POST).status != 200);
+                            std::thread::sleep(Duration::from_millis(984 + number));
+                        }
+                        failed
+                    })
+                })
+                .collect();
+            clients.into_iter().map(|client| client.join().unwrap()).sum()
+        });
+        assert_eq!(failed, 0, "{connections}");
+    }
+}
