@@ -11,6 +11,7 @@ pub(super) enum Failure {
     SeveralHosts,
     BadHost,
     BadPath,
+    BadTarget,
     BadLength,
     Connect,
     BodyTooLong,
@@ -47,9 +48,13 @@ impl Failure {
 
     const fn status(self) -> StatusCode {
         match self {
-            Self::NoHost | Self::SeveralHosts | Self::BadHost | Self::BadPath | Self::BadLength | Self::BodyBroken => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::NoHost
+            | Self::SeveralHosts
+            | Self::BadHost
+            | Self::BadPath
+            | Self::BadTarget
+            | Self::BadLength
+            | Self::BodyBroken => StatusCode::BAD_REQUEST,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
@@ -74,6 +79,7 @@ impl Failure {
                 r#"{"error":"bad_request","message":"The request does not say in one way how long it is."}"#
             }
             Self::BadPath => r#"{"error":"bad_request","message":"The path can be read in two ways."}"#,
+            Self::BadTarget => r#"{"error":"bad_request","message":"The request target is not a valid URI."}"#,
             Self::Connect => r#"{"error":"method_not_allowed","message":"This is no forward proxy."}"#,
             Self::BodyTooLong => r#"{"error":"body_too_long","message":"The body is longer than is taken here."}"#,
             Self::BodyLate => r#"{"error":"request_timeout","message":"The body did not come in time."}"#,

@@ -196,10 +196,14 @@ pub(super) fn tell_upstream(
     if !site.tells(Told::RequestId) {
         return None;
     }
-    let id = match headers.get(X_REQUEST_ID).filter(|id| is_id(id)) {
-        Some(id) => return Some(id.clone()),
-        None => ids.next(),
-    };
+    let mut given = headers.get_all(X_REQUEST_ID).iter();
+    // Of several, nobody knows which one the upstream takes.
+    if let (Some(id), None) = (given.next(), given.next())
+        && is_id(id)
+    {
+        return Some(id.clone());
+    }
+    let id = ids.next();
     headers.insert(X_REQUEST_ID, id.clone());
     Some(id)
 }

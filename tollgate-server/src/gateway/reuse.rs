@@ -38,6 +38,12 @@ impl ReusePolicy {
     }
 }
 
+/// Whether upstreams read the bodies of requests with this method. The others give a body no meaning, or one that is not
+/// known here: some upstreams ignore it, and take its bytes for the next request on the connection.
+pub(super) fn reads_body(method: &str) -> bool {
+    matches!(method, "POST" | "PUT" | "PATCH")
+}
+
 /// Whether a request that is lost with its connection can be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeatable {
@@ -76,6 +82,11 @@ impl Usage {
         self.idle_since = now;
         self.stale_at = idle.from(now);
         idle
+    }
+
+    /// Lets no request follow the one under way.
+    pub(super) fn end(&mut self) {
+        self.requests = u32::MAX;
     }
 
     /// Whether no route may use it again, as far as the last one to use it knows.

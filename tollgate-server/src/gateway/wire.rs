@@ -75,6 +75,11 @@ impl Wire {
         self.usage.allows_another(now, policy)
     }
 
+    /// Lets no request follow the one under way.
+    pub(super) fn end(&mut self) {
+        self.usage.end();
+    }
+
     /// Whether its age and use allow another request.
     pub(super) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
         self.usage.allows_another(now, policy)

@@ -116,3 +116,27 @@ fn the_proxy_protocol_names_the_client() {
     direct.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
     assert!(direct.is_closed(), "whoever does not name its client is hung up on");
 }
+
+/// Two servers behind each other could log different ones, and a client could choose which.
+#[test]
+fn single_valid_request_id_is_kept_and_anything_else_is_replaced() {
+    let upstream = Raw::named("one");
+    let gateway = gateway("", &upstream);
+    // The lane serves a plain request, hyper one with a header that the lane leaves to it.
+    for road in ["", "TE: trailers\r\nConnection: te\r\n"] {
+        let (asked, id) = told(&gateway, &format!("{road}X-Request-Id: mine\r\n"));
+        assert_eq!(asked.values("x-request-id"), ["mine"]);
+        assert_eq!(id.as_deref(), Some("mine"));
+        for ids in [
+            "X-Request-Id: one\r\nX-Request-Id: two\r\n",
+            "X-Request-Id: one\r\nX-Request-Id: one\r\n",
+            "X-Request-Id: one\r\nX-Request-Id:\r\n",
+            "X-Request-Id: two words\r\n",
+        ] {
+            let (asked, id) = told(&gateway, &format!("{road}{ids}"));
+            let made = id.expect("the client gets the id");
+            assert_eq!(asked.values("x-request-id"), [&made], "{road}{ids}");
+            assert_eq!(made.len(), 32, "a new one: {made}");
+        }
+    }
+}

@@ -202,3 +202,53 @@ fn no_post_is_lost_to_servers_that_close_idle_connections() {
         assert_eq!(failed, 0, "{connections}");
     }
 }
+
+/// An upstream that never reads a body after GET and the like, as some frameworks do not: the bytes are its next request.
+fn ignoring_bodies() -> Raw {
+    Raw::start(|conversation| {
+        while let Some(asked) = conversation.head() {
+            let path = asked.head.split(' ').nth(1).unwrap_or_default().to_owned();
+            let close = asked.values("connection").contains(&"close");
+            conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{path}", path.len()));
+            if close {
+                return conversation.await_end();
+            }
+        }
+    })
+}
+
+#[test]
+fn body_that_an_upstream_ignores_is_not_answered_to_the_next_client() {
+    let smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n";
+    let (length, size) = (smuggled.len(), format!("{:x}", smuggled.len()));
+    for method in ["GET", "OPTIONS", "DELETE", "PROPFIND", "get"] {
+        for request in [
+            format!("{method} /a HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{smuggled}"),
+            format!("{method} /a HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: te\r\nContent-Length: {length}\r\n\r\n{smuggled}"),
+            format!("{method} /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\n{smuggled}\r\n0\r\n\r\n"),
+        ] {
+            let upstream = ignoring_bodies();
+            let gateway = gateway(&upstream.url(), "idle: 1m");
+            let mut connection = gateway.connect();
+            let first = connection.ask(&request);
+            assert_eq!((first.status, first.text()), (200, "/a"), "{request}");
+            for _ in 0..3 {
+                let next = gateway.get("/b");
+                assert_eq!((next.status, next.text()), (200, "/b"), "{request}");
+                let next = gateway.connect().ask("GET /c HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: te\r\n\r\n");
+                assert_eq!((next.status, next.text()), (200, "/c"), "{request}");
+            }
+        }
+    }
+}
+
+#[test]
+fn connection_is_reused_after_a_body_that_upstreams_read() {
+    for request in [PLAIN_POST, CHUNKED_POST] {
+        let upstream = answering("");
+        let gateway = gateway(&upstream.url(), "idle: 1m");
+        let mut connection = gateway.connect();
+        (0..3).for_each(|_| post(&mut connection, request));
+        assert_eq!(upstream.accepted(), 1, "{request}");
+    }
+}

@@ -21,6 +21,7 @@ use super::super::body::{ToClient, ToUpstream};
 use super::super::connect::{self, ConnectError, Line, Wants};
 use super::super::fault::Fault;
 use super::super::patience::Patience;
+use super::super::reuse::reads_body;
 use super::super::shared::Sender;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
@@ -219,6 +220,12 @@ impl Exchange {
         // A copy is worth its price where there is another upstream, or where the connection may be closing just now.
         let is_copied = may_repeat && (route.has_several() || wire.has_rested());
         let copy = is_copied.then(|| request.clone_without_body());
+        if !request.body().is_nothing() && !reads_body(request.method().as_str()) {
+            wire.end();
+            if !request.headers().contains_key(UPGRADE) {
+                request.headers_mut().append(CONNECTION, HeaderValue::from_static("close"));
+            }
+        }
         request.body_mut().read_by(wire.patience(), route.timeout);
         let answered = match ending.take_place() {
             None => {

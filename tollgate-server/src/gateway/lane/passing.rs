@@ -48,6 +48,7 @@ pub(super) struct Passing {
     failed: Option<Failure>,
     pub(super) is_head: bool,
     may_repeat: bool,
+    has_odd_body: bool,
 }
 
 /// What came of it.
@@ -91,6 +92,7 @@ impl Passing {
             failed: None,
             is_head: plain.is_head(),
             may_repeat: plain.may_repeat(),
+            has_odd_body: plain.has_odd_body(),
         }
     }
 
@@ -216,6 +218,9 @@ impl Lane<'_> {
                 link
             }
         };
+        if passing.has_odd_body {
+            link.usage.end();
+        }
         self.expect_within(passing.route().timeout);
         let begun = poll_fn(|context| self.poll_answer(target, &mut link, passing, context)).await;
         let (mut body, mut stays_open) = match begun {

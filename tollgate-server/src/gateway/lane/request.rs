@@ -15,6 +15,7 @@ use super::super::exchange::Worker;
 use super::super::guard::Guard;
 use super::super::headers::{self, ByteKind, letters_digits_and};
 use super::super::path;
+use super::super::reuse::reads_body;
 use super::super::site::{Edits, Route, Site, Weighted};
 use super::names::{Kind, kind};
 use super::text::{self, MAX_HEADERS};
@@ -116,6 +117,11 @@ impl<'a> Plain<'a> {
         self.body.is_empty() && matches!(self.method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")
     }
 
+    /// Whether it has a body that the upstream may take for the next request.
+    pub(super) fn has_odd_body(&self) -> bool {
+        !self.body.is_empty() && !reads_body(self.method)
+    }
+
     pub(super) fn uri(&self) -> Option<Uri> {
         self.target.parse().ok()
     }
@@ -132,12 +138,11 @@ impl<'a> Plain<'a> {
     ) -> Result<Option<HeaderValue>, Failure> {
         out.extend_from_slice(self.method.as_bytes());
         out.push(b' ');
-        match route.changes_paths().then(|| self.uri()).flatten() {
-            Some(uri) => {
-                let uri = route.asked_of(upstream, &uri)?;
-                out.extend_from_slice(uri.path_and_query().map_or("/", PathAndQuery::as_str).as_bytes());
-            }
-            None => out.extend_from_slice(self.target.as_bytes()),
+        if route.changes_paths() {
+            let uri = route.asked_of(upstream, &self.uri().ok_or(Failure::BadTarget)?)?;
+            out.extend_from_slice(uri.path_and_query().map_or("/", PathAndQuery::as_str).as_bytes());
+        } else {
+            out.extend_from_slice(self.target.as_bytes());
         }
         out.extend_from_slice(b" HTTP/1.1\r\n");
         let edits = &route.request_edits;
@@ -176,6 +181,9 @@ impl<'a> Plain<'a> {
             text::put(out, "x-request-id", id.as_bytes());
         }
         edits.put(out, |name| is_upstreams_host && *name == HOST);
+        if self.has_odd_body() {
+            out.extend_from_slice(text::CLOSE);
+        }
         out.extend_from_slice(b"\r\n");
         out.extend_from_slice(self.body);
         Ok(id)
@@ -201,10 +209,11 @@ impl<'a> Plain<'a> {
         }
     }
 
-    /// The id that the client gave, if it is one.
+    /// The id that the client gave, if there is one and it is valid.
     fn id(&self) -> Option<HeaderValue> {
-        let id = self.headers.values(Kind::XRequestId).next()?;
-        HeaderValue::from_bytes(id).ok().filter(headers::is_id)
+        let mut ids = self.headers.values(Kind::XRequestId);
+        let only = ids.next().filter(|_| ids.next().is_none())?;
+        HeaderValue::from_bytes(only).ok().filter(headers::is_id)
     }
 }
 
