@@ -28,6 +28,8 @@ pub(super) enum Failure {
     LongAnswerHead,
     RefusedAnswerHead,
     UpstreamTimeout,
+    /// The gateway has no descriptors, ports or memory left for a connection. No upstream is to blame.
+    Exhausted,
 }
 
 impl Failure {
@@ -59,7 +61,7 @@ impl Failure {
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
-            Self::QueueFull | Self::TooManyAbandoned => StatusCode::SERVICE_UNAVAILABLE,
+            Self::QueueFull | Self::TooManyAbandoned | Self::Exhausted => StatusCode::SERVICE_UNAVAILABLE,
             Self::CannotConnect
             | Self::BadCertificate
             | Self::Disconnected
@@ -103,6 +105,9 @@ impl Failure {
             }
             Self::ConnectTimeout => {
                 r#"{"error":"gateway_timeout","message":"The upstream cannot be reached in time."}"#
+            }
+            Self::Exhausted => {
+                r#"{"error":"gateway_exhausted","message":"The gateway has no resources left for this request. Try later."}"#
             }
             Self::UpstreamTimeout => r#"{"error":"gateway_timeout","message":"The upstream did not answer in time."}"#,
         }

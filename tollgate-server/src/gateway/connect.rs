@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustix::io::Errno;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
@@ -71,6 +72,59 @@ impl fmt::Display for ConnectError {
             },
             Self::Timeout => out.write_str("no connection within the connect_timeout of the route"),
         }
+    }
+}
+
+impl ConnectError {
+    /// What the gateway has run out of, if that is why.
+    pub(super) fn exhausted(&self) -> Option<Exhausted> {
+        match self {
+            Self::Io(error) => Exhausted::of(error),
+            Self::Tls(_) | Self::Http(_) | Self::Timeout => None,
+        }
+    }
+}
+
+/// What a connection takes and the gateway has none left of. The upstream has nothing to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exhausted {
+    Descriptors,
+    SystemDescriptors,
+    LocalAddresses,
+    Memory,
+}
+
+impl Exhausted {
+    fn of(error: &io::Error) -> Option<Self> {
+        match Errno::from_io_error(error)? {
+            Errno::MFILE => Some(Self::Descriptors),
+            Errno::NFILE => Some(Self::SystemDescriptors),
+            Errno::ADDRNOTAVAIL => Some(Self::LocalAddresses),
+            Errno::NOBUFS | Errno::NOMEM => Some(Self::Memory),
+            _ => None,
+        }
+    }
+}
+
+/// What is missing, and the fix.
+impl fmt::Display for Exhausted {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Descriptors => {
+                "the gateway has no file descriptors left: raise its limit of open files (LimitNOFILE=, ulimit -n), or \
+                 lower gateway.max_connections"
+            }
+            Self::SystemDescriptors => {
+                "the system has no file descriptors left: raise fs.file-max, or lower gateway.max_connections"
+            }
+            Self::LocalAddresses => {
+                "no local address or port is left to connect from: widen net.ipv4.ip_local_port_range, raise \
+                 upstream_connections.idle, or give this machine an address that reaches the upstream"
+            }
+            Self::Memory => {
+                "the system has no memory left for connections: free some, or lower gateway.max_connections"
+            }
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 
 use super::answer::Failure;
-use super::connect::ConnectError;
+use super::connect::{ConnectError, Exhausted};
 use crate::limits_told::span;
 
 #[derive(Debug)]
@@ -29,9 +29,18 @@ impl Fault {
         self.failure().is_upstreams()
     }
 
+    /// What the gateway has run out of, if that is the cause.
+    pub(super) fn exhausted(&self) -> Option<Exhausted> {
+        match self {
+            Self::Unreached(error) => error.exhausted(),
+            Self::Failed(_) | Self::Stalled | Self::Status(_) | Self::LateForCheck(_) => None,
+        }
+    }
+
     /// What the request is told that met it.
     pub(super) fn failure(&self) -> Failure {
         match self {
+            Self::Unreached(error) if error.exhausted().is_some() => Failure::Exhausted,
             Self::Unreached(ConnectError::Timeout) => Failure::ConnectTimeout,
             Self::Unreached(ConnectError::Tls(fault)) if fault.is_certificates() => Failure::BadCertificate,
             Self::Unreached(_) => Failure::CannotConnect,

@@ -19,12 +19,13 @@ use super::connect::{self, Dialled};
 use super::fault::Fault;
 use super::site::{Named, Outages, Site};
 use super::target::{Cause, Ejection, Target};
-use super::ticks::{Tick, Ticks};
+use super::ticks::{Tick, Ticks, Wait};
 use crate::notice;
 
 /// Checks the upstreams of a site until it is replaced; then those of the next. Ends with the gateway's runtime.
 pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>) {
     let mut outages = Outages::default();
+    let mut exhaustion = Exhaustion::default();
     loop {
         let now = site.load_full();
         let mut checks = JoinSet::new();
@@ -41,11 +42,34 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>) {
             sleep(LOOK_EVERY).await;
             upstreams.iter().for_each(|upstream| tell_of_ejection(upstream, ticks.now()));
             outages.look(&now, ticks.now()).for_each(notice::tell);
+            exhaustion.look(&upstreams, ticks.now());
         }
     }
 }
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Reports that the gateway itself is why there are no connections.
+#[derive(Default)]
+struct Exhaustion {
+    quiet_until: Tick,
+}
+
+impl Exhaustion {
+    /// It goes on for as long as the load does, and a line a minute is enough to find it.
+    const EVERY: Duration = Duration::from_secs(60);
+
+    fn look(&mut self, upstreams: &[Named], now: Tick) {
+        for upstream in upstreams {
+            if let Some(exhausted) = upstream.target.take_exhausted()
+                && self.quiet_until <= now
+            {
+                notice::warn(format_args!("no connection to {upstream}, which is not to blame: {exhausted}"));
+                self.quiet_until = Wait::at_least(Self::EVERY).from(now);
+            }
+        }
+    }
+}
 
 /// At most two lines in two looks, however many requests fail.
 fn tell_of_ejection(upstream: &Named, now: Tick) {
@@ -53,7 +77,7 @@ fn tell_of_ejection(upstream: &Named, now: Tick) {
         Some(Ejection::Began(Cause { rule, fault })) => {
             let failed =
                 if rule.after == 1 { "failed".to_owned() } else { format!("failed {} times in a row", rule.after) };
-            let consequence = upstream.consequence(Some(rule.lasts.duration()));
+            let consequence = upstream.consequence(Some(rule.lasts));
             notice::tell(format_args!("{upstream} {failed}: {fault}; {consequence}"));
         }
         Some(Ejection::Ended) if upstream.target.is_checked_well() => {
@@ -74,6 +98,12 @@ async fn check(upstream: Named, rule: HealthCheckRule, ticks: Arc<Ticks>) {
         let (within, was_ejected) = (rule.timeout.duration(), target.is_ejected(ticks.now()));
         let answer = timeout(within, ask(target, rule.path.as_str())).await;
         let fault = answer.unwrap_or(Err(Fault::LateForCheck(within))).err();
+        if let Some(exhausted) = fault.as_ref().and_then(Fault::exhausted) {
+            // Says nothing of the upstream.
+            target.note_exhausted(exhausted);
+            sleep(rule.every.duration()).await;
+            continue;
+        }
         if fault.is_none() && !was_ejected {
             target.passed_check(ticks.now());
         }

@@ -162,11 +162,10 @@ mod tests {
 
     #[test]
     fn route_with_a_shorter_idle_time_does_not_use_what_another_route_kept() {
-        let mut rule = UpstreamConnectionsRule::default();
-        rule.idle = tollgate::rules::file::Span::new(Duration::from_secs(1));
+        let short = ReusePolicy { idle: Wait::at_most(Duration::from_secs(1)), ..policy() };
         let usage = used("");
         assert!(usage.allows_another(2 * SECOND, &policy()));
-        assert!(!usage.allows_another(2 * SECOND, &ReusePolicy::new(&rule)));
+        assert!(!usage.allows_another(2 * SECOND, &short));
     }
 
     #[test]

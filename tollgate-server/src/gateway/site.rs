@@ -15,8 +15,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::rules::file::{
-    AccessLogRule, Balance, EjectRule, Flaw, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule, RouteRule,
-    Told, UpstreamRule,
+    AccessLogRule, Balance, Flaw, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule, RouteRule, Told,
+    UpstreamRule,
 };
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
@@ -29,7 +29,7 @@ use super::answer::Failure;
 use super::log::AccessLog;
 use super::reuse::ReusePolicy;
 use super::tally::RouteTally;
-use super::target::{Address, Speaks, Target};
+use super::target::{Address, Eject, Speaks, Target};
 use super::ticks::{Tick, Wait};
 use super::tls::Tls;
 use super::upstream_tls::UpstreamTls;
@@ -62,7 +62,7 @@ pub(super) struct Route {
     pub(super) timeout: Wait,
     pub(super) connect_timeout: Duration,
     pub(super) retries: u8,
-    pub(super) eject: EjectRule,
+    pub(super) eject: Eject,
     pub(super) reuse: ReusePolicy,
     health_check: Option<HealthCheckRule>,
     balance: Balance,
@@ -261,7 +261,7 @@ impl Route {
             timeout: Wait::at_least(rule.timeout.duration()),
             connect_timeout: rule.connect_timeout.duration(),
             retries: rule.retries,
-            eject: rule.eject,
+            eject: Eject::new(&rule.eject),
             reuse: ReusePolicy::new(&rule.upstream_connections),
             health_check: rule.health_check.clone(),
             balance: rule.balance,

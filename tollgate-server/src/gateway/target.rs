@@ -2,13 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard as StdMutexGuard, PoisonError};
+use std::time::Duration;
 
 use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderValue, Request, Uri, Version};
+use http::{HeaderValue, Request, StatusCode, Uri, Version};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use tollgate::rules::file::EjectRule;
 
+use super::connect::Exhausted;
 use super::fault::Fault;
 use super::lane::Link;
 use super::reuse::{Repeatable, ReusePolicy};
@@ -79,6 +81,8 @@ struct Health {
     rechecked: AtomicBool,
     /// Whether checks say that it is not well.
     unwell: AtomicBool,
+    /// What the gateway lacked for a connection to it, until somebody has asked.
+    exhausted: Mutex<Option<Exhausted>>,
 }
 
 /// What people are to be told of an upstream that requests found bad.
@@ -88,11 +92,36 @@ pub(super) enum Ejection {
     Ended,
 }
 
+/// When an upstream is left alone, as a route sets it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Eject {
+    pub(super) after: u32,
+    pub(super) lasts: Duration,
+    /// Statuses that count as failures: one bit for each from 500 on.
+    statuses: u128,
+}
+
+impl Eject {
+    pub(super) fn new(rule: &EjectRule) -> Self {
+        let bits = rule.statuses.iter().filter_map(|status| status_bit(*status));
+        Self { after: rule.after, lasts: rule.lasts.duration(), statuses: bits.fold(0, |all, bit| all | bit) }
+    }
+
+    /// Whether an answer of that status is a failure of the upstream.
+    pub(super) fn counts(&self, status: StatusCode) -> bool {
+        status_bit(status.as_u16()).is_some_and(|bit| self.statuses & bit != 0)
+    }
+}
+
+fn status_bit(status: u16) -> Option<u128> {
+    1u128.checked_shl(status.checked_sub(500)?.into())
+}
+
 /// Why an upstream is left alone.
 #[derive(Debug)]
 pub(super) struct Cause {
     /// So many failures, and for how long.
-    pub(super) rule: EjectRule,
+    pub(super) rule: Eject,
     /// What the last of them was.
     pub(super) fault: String,
 }
@@ -281,10 +310,14 @@ impl Target {
         }
     }
 
-    pub(super) fn failed(&self, fault: &Fault, rule: &EjectRule, now: Tick) {
+    /// Counts a failure of the upstream. A failure of the gateway is not counted, but reported.
+    pub(super) fn failed(&self, fault: &Fault, rule: &Eject, now: Tick) {
+        if let Some(exhausted) = fault.exhausted() {
+            return self.note_exhausted(exhausted);
+        }
         if self.health.failures.fetch_add(1, Relaxed) + 1 >= rule.after {
             self.health.failures.store(0, Relaxed);
-            self.health.ejected_until.store(Wait::at_least(rule.lasts.duration()).from(now), Relaxed);
+            self.health.ejected_until.store(Wait::at_least(rule.lasts).from(now), Relaxed);
             self.health.unproven.store(true, Relaxed);
             self.health.tried_anyway.store(false, Relaxed);
             self.health.rechecked.store(false, Relaxed);
@@ -293,6 +326,16 @@ impl Target {
                 *self.cause() = Some(Cause { rule: *rule, fault: fault.to_string() });
             }
         }
+    }
+
+    /// Notes what the gateway lacked for a connection.
+    pub(super) fn note_exhausted(&self, exhausted: Exhausted) {
+        *self.health.exhausted.lock().unwrap_or_else(PoisonError::into_inner) = Some(exhausted);
+    }
+
+    /// What the gateway has lacked for a connection since this was asked last.
+    pub(super) fn take_exhausted(&self) -> Option<Exhausted> {
+        self.health.exhausted.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn cause(&self) -> StdMutexGuard<'_, Option<Cause>> {

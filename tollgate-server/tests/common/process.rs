@@ -52,6 +52,11 @@ impl Process {
         address.unwrap_or_else(|| panic!("no address of {name} in {:?}; it said: {}", self.first_line, self.said()))
     }
 
+    /// The id of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -129,12 +129,31 @@ fn a_check_that_is_passed_while_requests_have_failed_is_told_as_that() {
     assert!(!said.contains("gets its share"), "{said}");
 }
 
+/// A client that can provoke such answers could have an upstream ejected for everybody.
 #[test]
-fn answers_that_say_that_the_upstream_is_down_count_as_failures() {
+fn statuses_count_as_failures_only_where_the_route_says_so() {
+    // Plain, and not.
+    for road in ["", "TE: trailers\r\nConnection: te\r\n"] {
+        let (bad, good) =
+            (Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"), Raw::named("good"));
+        let route = format!(
+            "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 3, for: 1m }} }}",
+            bad.url(),
+            good.url()
+        );
+        let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.connect();
+        let mut get = || connection.ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{road}\r\n")).status;
+        assert_eq!((0..20).filter(|_| get() == 503).count(), 10);
+    }
+}
+
+#[test]
+fn statuses_that_the_route_names_count_as_failures() {
     let bad = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
     let good = Raw::named("good");
     let route = format!(
-        "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 3, for: 1m }} }}",
+        "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 3, for: 1m, statuses: [503] }} }}",
         bad.url(),
         good.url()
     );
@@ -206,7 +225,10 @@ fn a_line_about_an_upstream_names_its_routes_the_reason_and_what_becomes_of_requ
         format!("{{ name: web, path: /web/**, upstream: [{}, {}] }}", unwell.url(), good.url()),
         format!("{{ name: slow, path: /slow/**, upstream: [{}, {}], {check} }}", silent.url(), good.url()),
         format!("{{ name: gone, path: /gone/**, upstream: http://{}, eject: {{ after: 1 }} }}", nobody()),
-        format!("{{ name: down, path: /down/**, upstream: {}/down, eject: {{ after: 1 }} }}", unwell.url()),
+        format!(
+            "{{ name: down, path: /down/**, upstream: {}/down, eject: {{ after: 1, statuses: [503] }} }}",
+            unwell.url()
+        ),
     ];
     let gateway = Gateway::start(&site("", &routes, ""));
     for told in [
@@ -372,4 +394,44 @@ fn an_address_that_does_not_answer_is_given_up_after_connect_timeout() {
     let answer = gateway.get("/");
     assert!(matches!(answer.status, 502 | 504), "{}", answer.status);
     assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+/// Runs the gateway out of descriptors while a client is connected. The client's requests need a new connection each.
+#[cfg(target_os = "linux")]
+#[test]
+fn gateway_without_descriptors_does_not_blame_the_upstream() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let upstream = Raw::named("good");
+    let route = format!(
+        "{{ name: all, path: /**, upstream: {}, upstream_connections: {{ max_requests: 1 }}, \
+         eject: {{ after: 1, for: 1h }}, health_check: {{ path: /health, every: 100ms, unhealthy_after: 1 }} }}",
+        upstream.url()
+    );
+    let rules = site("workers: 1\n  max_connections: 100", &[route], "");
+    let gateway = Gateway::start(&format!("admin: {{ listen: 127.0.0.1:0 }}\n{rules}"));
+    let mut connections = [gateway.connect(), gateway.connect()];
+    // Plain, and not.
+    let roads = ["", "TE: trailers\r\nConnection: te\r\n"];
+    let mut get = || {
+        let asked = connections.iter_mut().zip(roads);
+        let answers =
+            asked.map(|(connection, road)| connection.ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{road}\r\n")));
+        answers.collect::<Vec<_>>()
+    };
+    assert!(get().iter().all(|answer| answer.status == 200));
+    let pid = Pid::from_raw(i32::try_from(gateway.id()).unwrap());
+    let before = getrlimit(Resource::Nofile);
+    // The standard streams are open, so no descriptor below this is free.
+    prlimit(pid, Resource::Nofile, Rlimit { current: Some(3), maximum: before.maximum }).unwrap();
+    for answer in get() {
+        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{}", answer.text());
+        assert!(answer.text().contains("gateway_exhausted"), "{}", answer.text());
+    }
+    let said = gateway.await_said("the gateway has no file descriptors left: raise its limit of open files", 1);
+    prlimit(pid, Resource::Nofile, before).unwrap();
+    assert!(get().iter().all(|answer| answer.status == 200));
+    gateway.await_metric("tollgate_upstream_failures_total{route=\"all\",kind=\"gateway_exhausted\"}", 2);
+    gateway.await_metric("tollgate_upstream_failures_total{route=\"all\",kind=\"cannot_connect\"}", 0);
+    gateway.await_metric(&format!("tollgate_upstream_up{{upstream=\"{}\"}}", upstream.address), 1);
+    assert!(!said.contains("failed") && !said.contains("fails its health check"), "{said}");
 }

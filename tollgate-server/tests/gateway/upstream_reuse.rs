@@ -179,8 +179,10 @@ server.serve_forever()
 /// and the route sets it.
 #[test]
 fn no_post_is_lost_to_servers_that_close_idle_connections() {
-    let servers =
-        [(Foreign::start("node", &["-e", NODE]), "idle: 1m"), (Foreign::start("python3", &["-c", PYTHON]), "idle: 500ms")];
+    let servers = [
+        (Foreign::start("node", &["-e", NODE]), "idle: 1m"),
+        (Foreign::start("python3", &["-c", PYTHON]), "idle: 500ms"),
+    ];
     for (server, connections) in servers {
         let gateway = gateway(&format!("http://{}", server.1), connections);
         let failed: usize = std::thread::scope(|scope| {
@@ -224,8 +226,12 @@ fn body_that_an_upstream_ignores_is_not_answered_to_the_next_client() {
     for method in ["GET", "OPTIONS", "DELETE", "PROPFIND", "get"] {
         for request in [
             format!("{method} /a HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{smuggled}"),
-            format!("{method} /a HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: te\r\nContent-Length: {length}\r\n\r\n{smuggled}"),
-            format!("{method} /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\n{smuggled}\r\n0\r\n\r\n"),
+            format!(
+                "{method} /a HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: te\r\nContent-Length: {length}\r\n\r\n{smuggled}"
+            ),
+            format!(
+                "{method} /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\n{smuggled}\r\n0\r\n\r\n"
+            ),
         ] {
             let upstream = ignoring_bodies();
             let gateway = gateway(&upstream.url(), "idle: 1m");
@@ -235,7 +241,8 @@ fn body_that_an_upstream_ignores_is_not_answered_to_the_next_client() {
             for _ in 0..3 {
                 let next = gateway.get("/b");
                 assert_eq!((next.status, next.text()), (200, "/b"), "{request}");
-                let next = gateway.connect().ask("GET /c HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: te\r\n\r\n");
+                let next =
+                    gateway.connect().ask("GET /c HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: te\r\n\r\n");
                 assert_eq!((next.status, next.text()), (200, "/c"), "{request}");
             }
         }

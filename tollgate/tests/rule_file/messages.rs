@@ -167,7 +167,7 @@ const UNREACHABLE: [&str; 26] = [
 ];
 
 /// Numbers that cannot be meant.
-const NUMBERS: [&str; 45] = [
+const NUMBERS: [&str; 47] = [
     "limits: [{ name: a, limit: 10_000 }]\n",
     "limits: [{ name: a, limit: 0 }]\n",
     "limits: [{ name: a, limit: 4294967297 }]\n",
@@ -211,6 +211,8 @@ const NUMBERS: [&str; 45] = [
     "gateway: { routes: [{ path: /, upstream: [{ url: http://h, weight: 0 }, { url: http://i, weight: 1001 }] }] }\n",
     "gateway: { routes: [{ path: /, upstream: { url: http://h, weight: 0 }, retries: 11, eject: { after: 0 } }] }\n",
     "gateway: { routes: [{ path: /, upstream: http://h, health_check: { path: /, unhealthy_after: 0, healthy_after: 101 } }] }\n",
+    "gateway: { routes: [{ path: /, upstream: http://h, eject: { statuses: [503, 404, 600] } }] }\n",
+    "gateway: { routes: [{ path: /, upstream: http://h, upstream_connections: { idle: 0s, max_age: 2d, max_requests: 0 } }] }\n",
     "store_timeout: 0s\nlimits: [{ name: a }]\n",
     "max_memory: 5KiB\nlimits: [{ name: a }]\n",
 ];

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
-use tollgate::rules::file::EjectRule;
 use tollgate::{Place, Ruling};
 
 use super::super::abandoned::Abandoned;
@@ -19,7 +18,7 @@ use super::super::reuse::ReusePolicy;
 use super::super::shared::Seat;
 use super::super::site::Route;
 use super::super::tally::{Moment, RouteTally};
-use super::super::target::Target;
+use super::super::target::{Eject, Target};
 use super::super::ticks::{Tick, Wait};
 use super::super::wire::Wire;
 
@@ -52,7 +51,7 @@ pub(in super::super) struct Held {
     /// Its place on the connection, if others share it.
     pub(in super::super) seat: Option<Seat>,
     pub(in super::super) timeout: Wait,
-    pub(in super::super) eject: EjectRule,
+    pub(in super::super) eject: Eject,
     reuse: ReusePolicy,
     worker: usize,
 }
@@ -136,7 +135,7 @@ impl Ending {
     /// The upstream that the request was tried at last did not answer, or not to the end.
     pub(in super::super) fn note_fault(&mut self, fault: &Fault) {
         if let Some(record) = &mut self.record
-            && fault.is_upstreams()
+            && (fault.is_upstreams() || fault.exhausted().is_some())
         {
             record.note_fault(fault);
         }
@@ -209,7 +208,7 @@ impl Ending {
                 }
             }
             Came::All => {
-                if self.status.is_some_and(|status| !matches!(status.as_u16(), 502..=504)) {
+                if self.status.is_some_and(|status| !held.eject.counts(status)) {
                     held.target.succeeded();
                 }
                 if let Some(wire) = held.wire.take() {

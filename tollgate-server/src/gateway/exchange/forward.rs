@@ -157,7 +157,7 @@ impl Exchange {
             match self.try_one(request, (route, target), wants, ending).await {
                 Tried::Answered(response, held) => {
                     // Whether it has succeeded is known at the end of its answer.
-                    if matches!(response.status().as_u16(), 502..=504) {
+                    if route.eject.counts(response.status()) {
                         target.failed(&Fault::Status(response.status()), &route.eject, self.worker.ticks.now());
                     }
                     return Ok((response, held));
@@ -391,7 +391,10 @@ fn is_switch(response: &Response<Incoming>) -> bool {
 
 /// The only upstream there is would fail again: it cannot be reached, and will not be a moment later.
 pub(in super::super) fn would_fail_again(failure: Failure, route: &Route) -> bool {
-    let is_unreached = matches!(failure, Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout);
+    let is_unreached = matches!(
+        failure,
+        Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout | Failure::Exhausted
+    );
     is_unreached && !route.has_several()
 }
 

@@ -168,7 +168,7 @@ impl Lane<'_> {
                 Err(Stopped::Failed { fault, again }) => (fault, again),
             };
             let (failure, route) = (fault.failure(), passing.route());
-            if failure.is_upstreams() {
+            if failure.is_upstreams() || failure == Failure::Exhausted {
                 target.failed(&fault, &route.eject, self.worker.ticks.now());
             }
             if !again || passing.tried.len() > usize::from(route.retries) || would_fail_again(failure, route) {
@@ -285,7 +285,7 @@ impl Lane<'_> {
             let mut lines = Lines::default();
             match Head::read(bytes, &mut lines, passing.is_head) {
                 Read::Whole(head) => {
-                    if matches!(head.status.as_u16(), 502..=504) {
+                    if passing.route().eject.counts(head.status) {
                         let fault = Fault::Status(head.status);
                         target.failed(&fault, &passing.route().eject, self.worker.ticks.now());
                     }

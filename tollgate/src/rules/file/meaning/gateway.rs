@@ -195,6 +195,13 @@ fn waits(route: &RouteRule, at: &Node, findings: &mut Findings) {
     if let Some(node) = at.get("eject") {
         span(route.eject.lasts.duration(), (node, "for"), findings);
         number(route.eject.after, 1..=1_000_000, (node, "after"), findings);
+        for (index, status) in route.eject.statuses.iter().enumerate() {
+            if !(500..=599).contains(status) {
+                let at = node.get("statuses").map_or(node.at, |list| list.item(index).at);
+                let message = format!("status {status} does not say that an upstream failed");
+                findings.error(at, message, "use statuses from 500 to 599, such as [502, 503, 504]");
+            }
+        }
     }
     if let Some(node) = at.get("upstream_connections") {
         let connections = route.upstream_connections;

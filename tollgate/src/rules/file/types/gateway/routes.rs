@@ -265,21 +265,26 @@ fn healthy_after() -> u32 {
 }
 
 /// Leaves an upstream alone that failed several times in a row. If all are left alone, all are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct EjectRule {
-    /// How many failures in a row: no connection, no answer, or 502, 503 or 504.
+    /// Number of failures in a row: no connection, no answer in time, an answer that breaks off or is not HTTP, or one of
+    /// `statuses`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub after: u32,
     /// For how long.
     #[serde(rename = "for")]
     pub lasts: Span,
+    /// Statuses of answers that count as failures, from 500 to 599. None by default: a client that can provoke such answers
+    /// could have an upstream ejected.
+    #[schemars(length(max = 100), inner(range(min = 500, max = 599)))]
+    pub statuses: Vec<u16>,
 }
 
 impl Default for EjectRule {
     fn default() -> Self {
-        Self { after: 5, lasts: Span::new(std::time::Duration::from_secs(10)) }
+        Self { after: 5, lasts: Span::new(std::time::Duration::from_secs(10)), statuses: Vec::new() }
     }
 }
 
