@@ -16,6 +16,7 @@ mod open;
 mod open;
 #[cfg(feature = "file")]
 mod opening;
+mod phases;
 mod posed;
 mod ruling;
 #[cfg(feature = "redis")]

@@ -40,6 +40,7 @@ mod policy;
 mod problem;
 mod refusal;
 mod template;
+mod token;
 mod upstream;
 
 use std::time::Duration;
@@ -54,6 +55,8 @@ pub use self::last::LastMessage;
 pub use self::policy::Policy;
 pub use self::refusal::Refusal;
 pub use self::template::Template;
+pub(crate) use self::token::Challenge;
+pub use self::token::TokenError;
 
 /// Whole seconds, rounded up: a client that waits them has waited long enough.
 fn seconds(span: Duration) -> u64 {

@@ -45,10 +45,10 @@ pub(crate) use self::key_part::Piece;
 pub use self::matching::Match;
 pub use self::networks::{InvalidNetwork, Networks};
 pub use self::path::{InvalidGlob, PathGlob};
-pub use self::request::Request;
+pub use self::request::{Request, TokenStatus};
 pub use self::routes::Routes;
 pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
 #[cfg(feature = "tower")]
 pub(crate) use self::set::PerAddress;
-pub(crate) use self::set::{Finding, Met, Pieces, Refused};
+pub(crate) use self::set::{Finding, Met, Phase, Pieces, Refused};
 pub use self::set::{RuleSet, RuleSetBuilder};

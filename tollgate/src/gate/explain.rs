@@ -10,7 +10,7 @@ use crate::decision::Decision;
 use crate::http::Refusal;
 use crate::key::Key;
 use crate::limiter::Hit;
-use crate::rules::{Facts, Finding, Met, Mode, Piece, Pieces, Request};
+use crate::rules::{Facts, Finding, Met, Mode, Piece, Pieces, Request, TokenStatus};
 
 /// What rules would make of a request. Nothing is taken for it.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub struct Explanation {
     pub limit: Option<String>,
     /// Why it would be refused.
     pub refusal: Option<Refusal>,
+    /// What came of its token, if a rule needed to know.
+    pub token: TokenStatus,
 }
 
 /// What one rule would make of a request.
@@ -77,24 +79,28 @@ struct Looked {
     standing: Standing,
     limit: Option<Wanted>,
     ban: Option<Wanted>,
+    /// Whether the rule decides before the token of the request is verified.
+    early: bool,
 }
 
 impl Gate {
     /// What the rules in force would make of a request. Nothing is taken.
     pub fn explain(&self, facts: &Facts<'_>) -> impl Future<Output = Explanation> + Send + use<> {
         let state = self.0.state.load_full();
-        let looked: Vec<Looked> = {
+        let (looked, token): (Vec<Looked>, TokenStatus) = {
             let request = state.rules.request(facts);
-            (0..state.rules.len()).map(|number| state.look_into(number, &request)).collect()
+            let looked = (0..state.rules.len()).map(|number| state.look_into(number, &request)).collect();
+            (looked, request.token_status())
         };
         async move {
             let mut rules = Vec::with_capacity(looked.len());
+            let early: Vec<bool> = looked.iter().map(|looked| looked.early).collect();
             for (number, looked) in (0..).zip(looked) {
                 let name = state.rules.name(number).to_owned();
                 let shadow = state.rules.rule(number).mode == Mode::Shadow;
                 rules.push(RuleExplained { name, shadow, standing: state.stand(looked).await });
             }
-            Explanation::of(rules)
+            Explanation::of(rules, &early, token)
         }
     }
 }
@@ -102,14 +108,15 @@ impl Gate {
 impl State {
     fn look_into(&self, number: u32, request: &Request<'_>) -> Looked {
         let mut pieces = Pieces::new();
+        let early = self.rules.is_early(number, request);
         let standing = match self.rules.meet(number, request, &mut pieces) {
             Met::Not(miss) => Standing::NotMatched(miss.to_string()),
             Met::Lacks(part) => Standing::KeyMissing(part.to_string()),
             Met::Exempt => Standing::Exempt,
             Met::Refused(_, refused) => Standing::Refused(refused.into()),
-            Met::Hit(finding) => return self.look_up(&finding, &pieces),
+            Met::Hit(finding) => return Looked { early, ..self.look_up(&finding, &pieces) },
         };
-        Looked { standing, limit: None, ban: None }
+        Looked { standing, limit: None, ban: None, early }
     }
 
     fn look_up(&self, finding: &Finding, pieces: &[Piece<'_>]) -> Looked {
@@ -126,15 +133,15 @@ impl State {
             let in_flight = self.in_flight.count(finding.rule, key);
             let decision = in_flight::decision(self, finding.limit, in_flight);
             let standing = Standing::InFlight { key: key_text, in_flight, decision };
-            return Looked { standing, limit: None, ban: None };
+            return Looked { standing, limit: None, ban: None, early: false };
         }
         let standing = Standing::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };
         let ban = finding.ban.map(|ban| want(ban, 0));
-        Looked { standing, limit: Some(want(finding.limit, finding.cost)), ban }
+        Looked { standing, limit: Some(want(finding.limit, finding.cost)), ban, early: false }
     }
 
     async fn stand(&self, looked: Looked) -> Standing {
-        let Looked { mut standing, limit, ban } = looked;
+        let Looked { mut standing, limit, ban, .. } = looked;
         if let Standing::Counted { decision, banned_for, .. } = &mut standing {
             if let Some(limit) = limit {
                 *decision = self.store.look(&limit).await;
@@ -148,43 +155,51 @@ impl State {
 }
 
 impl Explanation {
-    fn of(rules: Vec<RuleExplained>) -> Self {
-        let enforced = || rules.iter().filter(|rule| !rule.shadow);
-        // As a request meets them: a rule that refuses whatever is left, then places, bans and denials, then who
-        // has the least share left.
-        let refused = enforced().find_map(|rule| match &rule.standing {
-            Standing::Refused(refusal) => Some((rule.name.clone(), Some(refusal.clone()))),
-            _ => None,
-        });
-        let full = || {
-            enforced().find_map(|rule| match &rule.standing {
-                Standing::InFlight { decision, .. } if !decision.is_allowed() => {
-                    Some((rule.name.clone(), Some(Refusal::Limited)))
-                }
-                _ => None,
-            })
-        };
-        let banned = || {
-            enforced().find_map(|rule| match &rule.standing {
-                Standing::Counted { banned_for: Some(left), .. } => {
-                    Some((rule.name.clone(), Some(Refusal::Banned { retry_after: *left })))
-                }
-                _ => None,
-            })
-        };
-        let counted = || {
-            let decided = enforced().filter_map(|rule| match &rule.standing {
-                Standing::Counted { decision: Some(decision), .. } => Some((rule.name.clone(), *decision)),
-                _ => None,
-            });
-            let is_first = |one: Decision, other: Decision| one.foremost(other).limit() == one.limit();
-            let foremost = decided.reduce(|one, other| if is_first(one.1, other.1) { one } else { other });
-            foremost.map(|(name, decision)| (name, (!decision.is_allowed()).then_some(Refusal::Limited)))
-        };
-        let (limit, refusal) = match refused.or_else(full).or_else(banned).or_else(counted) {
+    fn of(rules: Vec<RuleExplained>, early: &[bool], token: TokenStatus) -> Self {
+        // The rules that read no token decide first, and those that read one are not asked if they refuse.
+        let first = foremost(rules.iter().zip(early).filter(|(_, early)| **early).map(|(rule, _)| rule));
+        let decided = first.filter(|(_, refusal)| refusal.is_some()).or_else(|| foremost(rules.iter()));
+        let (limit, refusal) = match decided {
             Some((name, refusal)) => (Some(name), refusal),
             None => (None, None),
         };
-        Self { rules, allowed: refusal.is_none(), limit, refusal }
+        Self { rules, allowed: refusal.is_none(), limit, refusal, token }
     }
+}
+
+/// The limit that an answer would name, and why it would refuse.
+fn foremost<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Option<(String, Option<Refusal>)> {
+    let enforced = || rules.clone().filter(|rule| !rule.shadow);
+    // As a request meets them: a rule that refuses whatever is left, then places, bans and denials, then who
+    // has the least share left.
+    let refused = enforced().find_map(|rule| match &rule.standing {
+        Standing::Refused(refusal) => Some((rule.name.clone(), Some(refusal.clone()))),
+        _ => None,
+    });
+    let full = || {
+        enforced().find_map(|rule| match &rule.standing {
+            Standing::InFlight { decision, .. } if !decision.is_allowed() => {
+                Some((rule.name.clone(), Some(Refusal::Limited)))
+            }
+            _ => None,
+        })
+    };
+    let banned = || {
+        enforced().find_map(|rule| match &rule.standing {
+            Standing::Counted { banned_for: Some(left), .. } => {
+                Some((rule.name.clone(), Some(Refusal::Banned { retry_after: *left })))
+            }
+            _ => None,
+        })
+    };
+    let counted = || {
+        let decided = enforced().filter_map(|rule| match &rule.standing {
+            Standing::Counted { decision: Some(decision), .. } => Some((rule.name.clone(), *decision)),
+            _ => None,
+        });
+        let is_first = |one: Decision, other: Decision| one.foremost(other).limit() == one.limit();
+        let foremost = decided.reduce(|one, other| if is_first(one.1, other.1) { one } else { other });
+        foremost.map(|(name, decision)| (name, (!decision.is_allowed()).then_some(Refusal::Limited)))
+    };
+    refused.or_else(full).or_else(banned).or_else(counted)
 }

@@ -155,17 +155,31 @@ impl std::fmt::Debug for Place {
 
 /// Asks all that a request asks, once it has its places.
 pub(super) fn ask(ruling: &mut Ruling, mut posed: Box<Posed>, facts: &Facts<'_>) -> Option<Elsewhere> {
-    // Nobody would tell when it ends.
-    if !facts.is_served_elsewhere() {
-        match take(&ruling.state, &posed.places) {
-            Ok(taken) => posed.taken = Some(taken),
-            Err(full) => {
-                ruling.full(full);
-                return None;
-            }
+    match take_wanted(&ruling.state, &mut posed, facts) {
+        Ok(()) => store::ask(ruling, Some(posed)),
+        Err(full) => {
+            ruling.full(full);
+            None
         }
     }
-    store::ask(ruling, Some(posed))
+}
+
+/// Takes all places that a request wants beside those that it has, or none.
+pub(super) fn take_wanted(state: &State, posed: &mut Posed, facts: &Facts<'_>) -> Result<(), Decision> {
+    let wanted = std::mem::take(&mut posed.places);
+    // Nobody would tell when it ends.
+    if wanted.is_empty() || facts.is_served_elsewhere() {
+        return Ok(());
+    }
+    let TakenPlaces { place, watched } = take(state, &wanted)?;
+    match &mut posed.taken {
+        Some(before) => {
+            before.place.0.extend(place.0);
+            before.watched.extend(watched);
+        }
+        none => *none = Some(TakenPlaces { place, watched }),
+    }
+    Ok(())
 }
 
 /// Takes all places that are wanted, or none.

@@ -62,6 +62,11 @@ impl<'s> Posing<'s> {
         Self { store, in_flight, enforced, bans: None, beside: None }
     }
 
+    /// Goes on with what was gathered before.
+    pub(super) fn resume(state: &'s State, enforced: &'s mut Wanted, beside: Option<Box<Posed>>) -> Self {
+        Self { beside, ..Self::new(state, enforced) }
+    }
+
     #[inline(always)]
     pub(super) fn add(&mut self, finding: &Finding, key: Key<'_>) {
         if finding.is_place || finding.mode == Mode::Shadow {
@@ -102,7 +107,17 @@ impl<'s> Posing<'s> {
 /// Asks a store that answers at once.
 #[inline(always)]
 pub(super) fn decide_now(ruling: &Ruling, posed: Option<&mut Posed>, decide: impl Fn(&Wanted) -> Decision) -> Decision {
-    let mut decision = decide(&ruling.wanted);
+    finish_now(ruling, posed, decide(&ruling.wanted), decide)
+}
+
+/// Asks the rest of a store that answers at once: the rules that only watch, and the strike that a denial is.
+#[inline(always)]
+pub(super) fn finish_now(
+    ruling: &Ruling,
+    posed: Option<&mut Posed>,
+    mut decision: Decision,
+    decide: impl Fn(&Wanted) -> Decision,
+) -> Decision {
     if let Some(posed) = posed {
         posed.watched = posed.watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect();
     }

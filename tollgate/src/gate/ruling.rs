@@ -10,13 +10,13 @@ use http::{HeaderMap, Response};
 use super::in_flight::{self, Place};
 use super::posed::{AskedBy, Beside, Posed, Posing};
 use super::store::{self, Elsewhere, Wanted};
-use super::{Gate, State};
+use super::{Gate, State, phases};
 use crate::decision::Decision;
 use crate::http::{Answer, Headers, LastMessage, Message, Policy, Refusal};
 use crate::key::Key;
 use crate::limit::LimitId;
 use crate::reservation::Settlement;
-use crate::rules::{Facts, Met, Refused, RuleSet};
+use crate::rules::{Facts, Met, Refused, RuleSet, TokenStatus};
 
 /// What is ruled about a request: whether it may pass, by which rule, and what the client is to be told.
 #[must_use = "a ruling that nobody looks at limits nothing"]
@@ -30,6 +30,8 @@ pub struct Ruling {
     refusal: Option<Refusal>,
     /// What few requests need; see [`Beside`].
     pub(super) beside: Option<Box<Beside>>,
+    pub(super) token: TokenStatus,
+    pub(super) signatures_verified: u8,
 }
 
 impl Ruling {
@@ -81,6 +83,9 @@ impl Ruling {
     /// In place, because a ruling is large and on the way of every request.
     #[inline]
     pub(crate) fn ask(&mut self, facts: &Facts<'_>) -> Option<Elsewhere> {
+        if self.state.rules.read_tokens() {
+            return phases::ask(self, facts);
+        }
         let Self { state, wanted, .. } = &mut *self;
         let mut posing = Posing::new(state, wanted);
         let found = state.rules.find(&state.rules.request(facts), |finding, key| posing.add(finding, key));
@@ -130,7 +135,16 @@ impl Ruling {
     #[inline(always)]
     pub(super) fn unlimited(state: Arc<State>) -> Self {
         let wanted = state.store.want_nothing();
-        Self { state, wanted, asked: AskedBy::Rules, decision: None, refusal: None, beside: None }
+        Self {
+            state,
+            wanted,
+            asked: AskedBy::Rules,
+            decision: None,
+            refusal: None,
+            beside: None,
+            token: TokenStatus::NotRead,
+            signatures_verified: 0,
+        }
     }
 
     /// The place of an admitted request among those in flight, if a rule bounds those: to be kept until the request is
@@ -149,6 +163,20 @@ impl Ruling {
     #[must_use]
     pub fn refusal(&self) -> Option<&Refusal> {
         self.refusal.as_ref()
+    }
+
+    /// Whether a token was read for the request, and what came of it. A request that is refused without one does not
+    /// have its token read.
+    #[must_use]
+    pub fn token(&self) -> TokenStatus {
+        self.token
+    }
+
+    /// How many signatures were verified for the request: none if its token was verified or refused a moment ago, and
+    /// several if it names no key.
+    #[must_use]
+    pub fn signatures_verified(&self) -> u8 {
+        self.signatures_verified
     }
 
     /// The name of the limit that decided, or that has the least share left; `None` if no rule was for the request, or
@@ -196,7 +224,7 @@ impl Ruling {
     }
 
     fn answer(&self) -> Option<Answer<'_>> {
-        let mut answer = Answer::new(self.refusal.as_ref()?);
+        let mut answer = Answer::new(self.refusal.as_ref()?).challenge(self.state.rules.challenge());
         if let Some(policy) = self.policy() {
             answer = answer.limit(policy);
         }
@@ -285,6 +313,7 @@ impl From<Refused> for Refusal {
         match refused {
             Refused::Blocked => Self::Blocked,
             Refused::KeyMissing(part) => Self::KeyMissing { part },
+            Refused::TokenInvalid { error, challenge } => Self::TokenInvalid { error, challenge },
         }
     }
 }

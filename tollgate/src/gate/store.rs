@@ -4,7 +4,7 @@ use std::pin::Pin;
 
 use futures_util::future::{join, join_all};
 
-use super::posed::{Posed, decide_now, strike, struck};
+use super::posed::{Posed, decide_now, finish_now, strike, struck};
 use super::{Gate, Ruling};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
@@ -53,6 +53,14 @@ impl Wanted {
     pub(super) fn push(&mut self, one: Asked) {
         if let Self::Memory(asked) = self {
             asked.push(one);
+        }
+    }
+
+    /// Puts its limits in order.
+    pub(super) fn sort_by_key<K: Ord>(&mut self, key: impl Fn(LimitId) -> K) {
+        match self {
+            Self::Memory(asked) => asked.sort_by_key(|one| key(one.limit)),
+            Self::Redis(wanted) => wanted.sort_by_key(|one| key(crate::redis::cost(one).0)),
         }
     }
 
@@ -136,6 +144,16 @@ impl Store {
         }
     }
 
+    /// The denial, if this process knows that one of these hits is denied; otherwise nothing has changed. No other
+    /// machine is asked.
+    pub(super) fn refuse(&self, wanted: &Wanted) -> Option<Decision> {
+        match (self, wanted) {
+            (Self::Memory(limiter), Wanted::Memory(asked)) => limiter.refuse_asked(asked),
+            (Self::Redis(limiter), Wanted::Redis(wanted)) => limiter.certain_denial(wanted),
+            _ => None,
+        }
+    }
+
     /// What would be answered now, taking nothing; `None` if the store cannot tell.
     pub(super) async fn look(&self, wanted: &Wanted) -> Option<Decision> {
         match (self, wanted) {
@@ -161,6 +179,8 @@ impl Store {
 pub(crate) struct Elsewhere {
     posed: Option<Box<Posed>>,
     limiter: RedisLimiter,
+    /// The decision of the rules that are enforced, if it is known.
+    denied: Option<Decision>,
 }
 
 /// Asks all that a request asks, unless that has to be asked elsewhere.
@@ -178,7 +198,7 @@ pub(super) fn ask(ruling: &mut Ruling, mut posed: Option<Box<Posed>>) -> Option<
         Store::Redis(limiter) => {
             let watches = posed.as_ref().is_some_and(|posed| !posed.watching.is_empty());
             if watches || ruling.wanted.costs().next().is_some() {
-                return Some(Elsewhere { posed, limiter: limiter.clone() });
+                return Some(Elsewhere { posed, limiter: limiter.clone(), denied: None });
             }
             let unlimited = Decision::without_limit(limiter.now());
             ruling.decided(posed, unlimited);
@@ -187,11 +207,38 @@ pub(super) fn ask(ruling: &mut Ruling, mut posed: Option<Box<Posed>>) -> Option<
     }
 }
 
-pub(super) fn ask_elsewhere(ruling: Ruling, what: Elsewhere) -> Pin<Box<dyn Future<Output = Ruling> + Send>> {
-    Box::pin(ask_redis(ruling, what.posed, what.limiter))
+/// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are asked, and the key is struck.
+pub(super) fn ask_after_denial(
+    ruling: &mut Ruling,
+    mut posed: Option<Box<Posed>>,
+    denied: Decision,
+) -> Option<Elsewhere> {
+    match &ruling.state.store {
+        Store::Memory(limiter) => {
+            let decision = finish_now(ruling, posed.as_deref_mut(), denied, |wanted| match wanted {
+                Wanted::Memory(asked) => limiter.decide_asked(asked),
+                Wanted::Redis(_) => limiter.decide_asked(&[]),
+            });
+            ruling.decided(posed, decision);
+            None
+        }
+        Store::Redis(limiter) => {
+            let watches = posed.as_ref().is_some_and(|posed| !posed.watching.is_empty());
+            if watches || strike(ruling, &denied).is_some() {
+                return Some(Elsewhere { posed, limiter: limiter.clone(), denied: Some(denied) });
+            }
+            ruling.decided(posed, denied);
+            None
+        }
+    }
 }
 
-async fn ask_redis(mut ruling: Ruling, mut posed: Option<Box<Posed>>, limiter: RedisLimiter) -> Ruling {
+pub(super) fn ask_elsewhere(ruling: Ruling, what: Elsewhere) -> Pin<Box<dyn Future<Output = Ruling> + Send>> {
+    Box::pin(ask_redis(ruling, what))
+}
+
+async fn ask_redis(mut ruling: Ruling, what: Elsewhere) -> Ruling {
+    let Elsewhere { mut posed, limiter, denied } = what;
     let state = ruling.state.clone();
     let decide = |wanted: &Wanted| {
         let wanted = match wanted {
@@ -211,7 +258,13 @@ async fn ask_redis(mut ruling: Ruling, mut posed: Option<Box<Posed>>, limiter: R
         let decision = decide(wanted);
         async move { (*rule, decision.await) }
     });
-    let (mut decision, watched) = join(decide(&ruling.wanted), join_all(watching)).await;
+    let enforced = async {
+        match denied {
+            Some(denied) => denied,
+            None => decide(&ruling.wanted).await,
+        }
+    };
+    let (mut decision, watched) = join(enforced, join_all(watching)).await;
     if let Some(strike) = strike(&ruling, &decision) {
         // Whoever hangs up before the answer is struck all the same.
         if let Ok(strike) = tokio::spawn(decide(&strike)).await {

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 
 use super::Ruling;
-use super::posed::{Posed, decide_now};
+use super::posed::{Posed, decide_now, finish_now};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -36,6 +36,11 @@ impl Wanted {
     #[cfg(feature = "tower")]
     pub(super) fn push(&mut self, one: Asked) {
         self.0.push(one);
+    }
+
+    /// Puts its limits in order.
+    pub(super) fn sort_by_key<K: Ord>(&mut self, key: impl Fn(LimitId) -> K) {
+        self.0.sort_by_key(|one| key(one.limit));
     }
 
     pub(super) fn append(&mut self, mut other: Self) {
@@ -73,6 +78,11 @@ impl Store {
         wanted.0.push(self.0.ask_hit(&hit));
     }
 
+    /// The denial, if one of these hits is denied; otherwise nothing has changed.
+    pub(super) fn refuse(&self, wanted: &Wanted) -> Option<Decision> {
+        self.0.refuse_asked(&wanted.0)
+    }
+
     /// What would be answered now, taking nothing; `None` if the store cannot tell.
     pub(super) async fn look(&self, wanted: &Wanted) -> Option<Decision> {
         Some(self.0.look_asked(&wanted.0))
@@ -92,6 +102,18 @@ pub(crate) type Elsewhere = Infallible;
 pub(super) fn ask(ruling: &mut Ruling, mut posed: Option<Box<Posed>>) -> Option<Elsewhere> {
     let decide = |wanted: &Wanted| ruling.state.store.0.decide_asked(&wanted.0);
     let decision = decide_now(ruling, posed.as_deref_mut(), decide);
+    ruling.decided(posed, decision);
+    None
+}
+
+/// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are asked, and the key is struck.
+pub(super) fn ask_after_denial(
+    ruling: &mut Ruling,
+    mut posed: Option<Box<Posed>>,
+    denied: Decision,
+) -> Option<Elsewhere> {
+    let decide = |wanted: &Wanted| ruling.state.store.0.decide_asked(&wanted.0);
+    let decision = finish_now(ruling, posed.as_deref_mut(), denied, decide);
     ruling.decided(posed, decision);
     None
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use ::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use ::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
 
@@ -11,6 +11,7 @@ use super::headers::Headers;
 use super::lines::Number;
 use super::policy::{Policy, set_number};
 use super::refusal::Refusal;
+use super::token::{self, Challenge};
 use super::wait_seconds;
 use crate::decision::Decision;
 
@@ -35,6 +36,7 @@ pub struct Answer<'a> {
     pub(super) refusal: &'a Refusal,
     pub(super) policy: Option<&'a Policy>,
     pub(super) decision: Option<&'a Decision>,
+    challenge: Option<&'a Challenge>,
 }
 
 /// A message that was written.
@@ -50,7 +52,7 @@ pub struct Message {
 impl<'a> Answer<'a> {
     /// An answer that says why.
     pub fn new(refusal: &'a Refusal) -> Self {
-        Self { refusal, policy: None, decision: None }
+        Self { refusal, policy: None, decision: None, challenge: None }
     }
 
     /// Names the limit that refuses.
@@ -61,6 +63,12 @@ impl<'a> Answer<'a> {
     /// Tells what is left, and when it is worth to try again.
     pub fn decision(self, decision: &'a Decision) -> Self {
         Self { decision: Some(decision), ..self }
+    }
+
+    /// Asks for another token in these words.
+    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "tokens come with rules"))]
+    pub(crate) fn challenge(self, challenge: Option<&'a Challenge>) -> Self {
+        Self { challenge, ..self }
     }
 
     /// The answer in HTTP: status, headers, and of the bodies there are the one that the request's `Accept`
@@ -153,6 +161,11 @@ impl<'a> Answer<'a> {
         if let Some(seconds) = self.wait_secs() {
             set_number(headers, &RETRY_AFTER, seconds);
         }
+        if let Refusal::TokenInvalid { error, challenge: true } = self.refusal {
+            let prepared = self.challenge.map(|challenge| challenge.value(*error));
+            let value = prepared.or_else(|| HeaderValue::try_from(token::challenge(None, *error)).ok());
+            headers.extend(value.map(|value| (WWW_AUTHENTICATE, value)));
+        }
     }
 
     /// How long to wait; `None` where that does not help.
@@ -161,7 +174,7 @@ impl<'a> Answer<'a> {
         match self.refusal {
             Refusal::Limited => of_decision(),
             Refusal::Banned { retry_after } => Some(*retry_after),
-            Refusal::Blocked | Refusal::KeyMissing { .. } => None,
+            Refusal::Blocked | Refusal::KeyMissing { .. } | Refusal::TokenInvalid { .. } => None,
             Refusal::StoreUnavailable => Some(of_decision().unwrap_or(RETRY_A_FAILED_STORE)),
         }
     }
@@ -183,6 +196,7 @@ impl<'a> Answer<'a> {
             Refusal::KeyMissing { part } => {
                 return format!("The request lacks {part}, which the limit counts by.");
             }
+            Refusal::TokenInvalid { error, .. } => error.description(),
             Refusal::StoreUnavailable => "The limit cannot be checked at the moment.",
         };
         match self.wait_secs() {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ::http::StatusCode;
 
+use super::token::TokenError;
 use crate::decision::{Decision, Source};
 
 /// Why a request is refused. None of these is ever a 500: a limiter that cannot decide says so with a 503.
@@ -23,6 +24,14 @@ pub enum Refusal {
     KeyMissing {
         /// What is missing, as the rule file calls it: `header:x-user-id`.
         part: String,
+    },
+    /// Without a valid token, of a limit that insists on a claim of one: 403, or 401 where the client is asked for
+    /// another token.
+    TokenInvalid {
+        /// What is wrong with the token.
+        error: TokenError,
+        /// Whether the answer is a 401 with `WWW-Authenticate`.
+        challenge: bool,
     },
     /// The store fails, and its limit would rather deny: 503.
     StoreUnavailable,
@@ -44,7 +53,8 @@ impl Refusal {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Limited | Self::Banned { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::Blocked | Self::KeyMissing { .. } => StatusCode::FORBIDDEN,
+            Self::TokenInvalid { challenge: true, .. } => StatusCode::UNAUTHORIZED,
+            Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
             Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -57,6 +67,7 @@ impl Refusal {
             Self::Banned { .. } => "banned",
             Self::Blocked => "blocked",
             Self::KeyMissing { .. } => "key_missing",
+            Self::TokenInvalid { error, .. } => error.refusal_code(),
             Self::StoreUnavailable => "store_unavailable",
         }
     }
@@ -64,9 +75,10 @@ impl Refusal {
     /// The status that a gRPC client gets.
     pub(super) fn grpc_code(&self) -> i32 {
         match self {
-            Self::Limited | Self::Banned { .. } => 8,     // RESOURCE_EXHAUSTED
-            Self::Blocked | Self::KeyMissing { .. } => 7, // PERMISSION_DENIED
-            Self::StoreUnavailable => 14,                 // UNAVAILABLE
+            Self::Limited | Self::Banned { .. } => 8,         // RESOURCE_EXHAUSTED
+            Self::TokenInvalid { challenge: true, .. } => 16, // UNAUTHENTICATED
+            Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => 7, // PERMISSION_DENIED
+            Self::StoreUnavailable => 14,                     // UNAVAILABLE
         }
     }
 
@@ -86,7 +98,8 @@ impl Refusal {
                 "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
                 "Request cannot be satisfied due to temporary server capacity constraints",
             ),
-            Self::Blocked | Self::KeyMissing { .. } => ("about:blank", "Forbidden"),
+            Self::TokenInvalid { challenge: true, .. } => ("about:blank", "Unauthorized"),
+            Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => ("about:blank", "Forbidden"),
         }
     }
 }

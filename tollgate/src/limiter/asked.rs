@@ -3,9 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Hit, Limiter};
-#[cfg(feature = "tower")]
-use crate::decision::AskedBy;
-use crate::decision::Decision;
+use crate::decision::{AskedBy, Decision};
 use crate::limit::LimitId;
 use crate::store::memory::Asked;
 
@@ -27,6 +25,13 @@ impl Limiter {
         let now = self.now();
         let inner = &*self.0;
         Decision { asked: AskedBy::Hits, ..inner.store.decide_one(&inner.limits, asked, now) }
+    }
+
+    /// The denial, if one of the limits denies. Otherwise nothing has changed.
+    pub(crate) fn refuse_asked(&self, asked: &[Asked]) -> Option<Decision> {
+        let inner = &*self.0;
+        let denied = inner.store.refuse(&inner.limits, asked, self.now())?;
+        Some(Decision { asked: AskedBy::Hits, ..denied })
     }
 
     /// What would be decided, taking nothing.

@@ -136,6 +136,23 @@ impl RedisLimiter {
         }
     }
 
+    /// The denial of these hits, if this node is certain of it: Redis is not asked.
+    #[cfg(feature = "rules")]
+    pub(crate) fn certain_denial(&self, wanted: &AllWanted) -> Option<Decision> {
+        let inner = &*self.0;
+        if !inner.shared.hears.load(Ordering::Relaxed) {
+            return None;
+        }
+        let now = inner.shared.clock.now();
+        let denials = wanted.iter().filter_map(|one| {
+            let (verdict, at) = inner.denials.certain(&one.ask, now)?;
+            Some(self.decision(one, verdict, at, Source::DenialCache))
+        });
+        let denied = denials.reduce(Decision::foremost)?;
+        inner.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+        Some(Decision { asked: AskedBy::Hits, ..denied })
+    }
+
     pub(super) async fn look(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
         let answer = if !self.0.shared.trips.link.is_cluster() || self.one_slot(&asks) {

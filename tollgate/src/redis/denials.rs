@@ -153,15 +153,16 @@ impl Denials {
                 }
             };
         }
-        let since = now.as_micros().saturating_sub(entry.answered.as_micros());
-        let at = Timestamp::from_micros(entry.at.as_micros().saturating_add(since));
-        let verdict = match &entry.seen {
-            // An answer that was computed then ages by as much as the clock has moved.
-            Seen::Verdict(verdict) if ask.cost == entry.cost => aged(*verdict, since),
-            Seen::Verdict(_) => return Known::Nothing,
-            seen => seen.verdict(&ask.terms, at, ask.cost),
-        };
-        if verdict.is_allowed() { Known::Nothing } else { Known::Denied(verdict, at) }
+        entry.denial(ask, now).map_or(Known::Nothing, |(verdict, at)| Known::Denied(verdict, at))
+    }
+
+    /// The denial of this key and cost, if it is certain, as of that time by the store's clock.
+    #[cfg(feature = "rules")]
+    pub(super) fn certain(&self, ask: &Ask, now: Timestamp) -> Option<(Verdict, Timestamp)> {
+        let fingerprint = self.fingerprint(&ask.name);
+        let set = self.set(fingerprint);
+        let entry = set.iter().find(|entry| entry.is_of(fingerprint, ask))?;
+        if ask.cost >= entry.cost && now < entry.until { entry.denial(ask, now) } else { None }
     }
 
     /// Whoever asked for all knows: what ended without a new denial is forgotten.
@@ -192,6 +193,19 @@ impl Denials {
 impl Entry {
     fn is_of(&self, fingerprint: u64, ask: &Ask) -> bool {
         self.fingerprint == fingerprint && Arc::ptr_eq(&self.terms, &ask.terms)
+    }
+
+    /// What it answers now, while it is certain.
+    fn denial(&self, ask: &Ask, now: Timestamp) -> Option<(Verdict, Timestamp)> {
+        let since = now.as_micros().saturating_sub(self.answered.as_micros());
+        let at = Timestamp::from_micros(self.at.as_micros().saturating_add(since));
+        let verdict = match &self.seen {
+            // An answer that was computed then ages by as much as the clock has moved.
+            Seen::Verdict(verdict) if ask.cost == self.cost => aged(*verdict, since),
+            Seen::Verdict(_) => return None,
+            seen => seen.verdict(&ask.terms, at, ask.cost),
+        };
+        (!verdict.is_allowed()).then_some((verdict, at))
     }
 }
 

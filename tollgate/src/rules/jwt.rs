@@ -10,11 +10,16 @@
 //! - With issuers or audiences configured, a token must name one of them. Without, it may name any.
 //! - A token that calls for extensions (`crit`) is refused, since none are known here.
 //!
-//! Nothing here says whether a request may pass: a token that is not good is as if there were none.
+//! A token without `kid` is verified with at most [`MAX_KEYS_TRIED`] keys. A token whose signature was good or bad a
+//! moment ago is not verified again.
+//!
+//! Nothing here says whether a request may pass: a token that is not good has no claims, and a reason for that.
 
 mod claims;
+mod failed;
 mod keys;
 mod remembered;
+mod signature;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -30,11 +35,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 pub(crate) use self::claims::Claims;
-use self::keys::Key;
+use self::failed::Failed;
 pub(crate) use self::keys::{Algorithm, InvalidKeys};
+use self::keys::{Key, MAX_KEYS_TRIED};
 use self::remembered::Remembered;
 pub(crate) use self::source::TokenSource;
 use crate::clock::wall;
+use crate::http::TokenError;
 use crate::units::Timestamp;
 
 /// Servers take 8 to 16 KiB for a header by default. What is longer did not come as a token, and is not hashed.
@@ -53,6 +60,15 @@ pub(crate) struct Verifier {
     audiences: Vec<String>,
     leeway: Duration,
     remembered: Remembered,
+    failed: Failed,
+}
+
+/// What came of a token.
+pub(crate) struct Verification {
+    /// Its claims, or why there are none.
+    pub(crate) claims: Result<Claims, TokenError>,
+    /// How many signatures were verified to know that.
+    pub(crate) signatures: u8,
 }
 
 impl Verifier {
@@ -79,8 +95,14 @@ impl Verifier {
     }
 
     fn of_keys(keys: Vec<Key>) -> Self {
-        let remembered = Remembered::default();
-        Self { keys, issuers: Vec::new(), audiences: Vec::new(), leeway: DEFAULT_LEEWAY, remembered }
+        Self {
+            keys,
+            issuers: Vec::new(),
+            audiences: Vec::new(),
+            leeway: DEFAULT_LEEWAY,
+            remembered: Remembered::default(),
+            failed: Failed::default(),
+        }
     }
 
     /// Tokens must be of one of these issuers.
@@ -102,45 +124,82 @@ impl Verifier {
     }
 
     /// The claims of a token that is good now.
-    pub(crate) fn verify(&self, token: &str) -> Option<Claims> {
+    pub(crate) fn verify(&self, token: &str) -> Verification {
         self.verify_at(token, wall::now())
     }
 
     /// The claims of a token that is good at that moment.
-    pub(crate) fn verify_at(&self, token: &str, now: Timestamp) -> Option<Claims> {
+    pub(crate) fn verify_at(&self, token: &str, now: Timestamp) -> Verification {
+        let mut signatures = 0;
+        let claims = self.signed_lately(token, now, &mut signatures);
+        let claims = claims.and_then(|claims| claims.are_current(now, self.leeway).map(|()| claims));
+        Verification { claims, signatures }
+    }
+
+    /// The same as [`signed`](Self::signed), which is not asked twice in a while.
+    fn signed_lately(&self, token: &str, now: Timestamp, signatures: &mut u8) -> Result<Claims, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
-            return None;
+            return Err(TokenError::Malformed);
         }
-        let claims = match self.remembered.get(token) {
-            Some(claims) => claims,
-            None => {
-                let claims = self.signed(token)?;
-                self.remembered.put(token, claims.clone());
-                claims
-            }
-        };
-        claims.are_current(now, self.leeway).then_some(claims)
+        if let Some(claims) = self.remembered.get(token) {
+            return Ok(claims);
+        }
+        if let Some(error) = self.failed.get(token, now) {
+            return Err(error);
+        }
+        let signed = self.signed(token, signatures);
+        match &signed {
+            Ok(claims) => self.remembered.put(token, claims.clone()),
+            // What failed before a signature was verified fails as fast again.
+            Err(error) if *signatures > 0 => self.failed.put(token, *error, now),
+            Err(_) => {}
+        }
+        signed
     }
 
     /// The claims of a token that is signed by one of our keys, and meant for us; not whether it is in time.
-    fn signed(&self, token: &str) -> Option<Claims> {
-        let (message, signature) = token.rsplit_once('.')?;
-        let (header, payload) = message.split_once('.')?;
-        // By way of a map: read at once, it could also be a list, or have bytes that are no text where it is skipped.
-        let header: Map<String, Value> = serde_json::from_slice(&decoded(header)?).ok()?;
-        let header: Header = serde_json::from_value(header.into()).ok()?;
-        if header.crit.is_some() {
-            return None;
+    fn signed(&self, token: &str, signatures: &mut u8) -> Result<Claims, TokenError> {
+        let (message, header, payload, signature) = parts(token).ok_or(TokenError::Malformed)?;
+        let header = Header::read(header).ok_or(TokenError::Malformed)?;
+        let signature = decoded(signature).ok_or(TokenError::Malformed)?;
+        let algorithm: Algorithm = header.alg.parse().map_err(|()| TokenError::WrongAlgorithm)?;
+        let id = header.kid.as_deref();
+        if !self.keys.iter().any(|key| key.is_for(algorithm)) {
+            return Err(TokenError::WrongAlgorithm);
         }
-        let algorithm: Algorithm = header.alg.parse().ok()?;
-        let signature = decoded(signature)?;
-        let fits = |key: &&Key| key.fits(algorithm, header.kid.as_deref());
-        self.keys.iter().filter(fits).find(|key| key.has_signed(message.as_bytes(), &signature))?;
-        let claims = Claims::read(&decoded(payload)?)?;
-        let meant = (self.issuers.is_empty() || claims.name_one_of("iss", &self.issuers))
-            && (self.audiences.is_empty() || claims.name_one_of("aud", &self.audiences));
-        meant.then_some(claims)
+        // The key that the token names comes before those that have no name.
+        let fit = || self.keys.iter().filter(|key| key.fits(algorithm, id));
+        let named = fit().filter(|key| key.is_named(id));
+        let keys = named.chain(fit().filter(|key| !key.is_named(id))).take(MAX_KEYS_TRIED);
+        let mut error = TokenError::UnknownKey;
+        for key in keys {
+            *signatures += 1;
+            if key.has_signed(message.as_bytes(), &signature) {
+                return self.meant(payload);
+            }
+            error = TokenError::BadSignature;
+        }
+        Err(error)
     }
+
+    /// The claims of a payload, if they are meant for us.
+    fn meant(&self, payload: &str) -> Result<Claims, TokenError> {
+        let claims = decoded(payload).and_then(|payload| Claims::read(&payload)).ok_or(TokenError::Malformed)?;
+        if !self.issuers.is_empty() && !claims.name_one_of("iss", &self.issuers) {
+            return Err(TokenError::WrongIssuer);
+        }
+        if !self.audiences.is_empty() && !claims.name_one_of("aud", &self.audiences) {
+            return Err(TokenError::WrongAudience);
+        }
+        Ok(claims)
+    }
+}
+
+/// What is signed, and of that the header and the payload; then the signature.
+fn parts(token: &str) -> Option<(&str, &str, &str, &str)> {
+    let (message, signature) = token.rsplit_once('.')?;
+    let (header, payload) = message.split_once('.')?;
+    Some((message, header, payload, signature))
 }
 
 /// What a token says of its signature.
@@ -149,6 +208,16 @@ struct Header {
     alg: String,
     kid: Option<String>,
     crit: Option<serde::de::IgnoredAny>,
+}
+
+impl Header {
+    /// A header that is an object, and calls for no extensions.
+    fn read(part: &str) -> Option<Self> {
+        // By way of a map: read at once, it could also be a list, or have bytes that are no text where it is skipped.
+        let header: Map<String, Value> = serde_json::from_slice(&decoded(part)?).ok()?;
+        let header: Self = serde_json::from_value(header.into()).ok()?;
+        header.crit.is_none().then_some(header)
+    }
 }
 
 fn decoded(part: &str) -> Option<Vec<u8>> {

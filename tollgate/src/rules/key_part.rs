@@ -119,6 +119,11 @@ impl KeyPart {
         Self(Source::Custom(Arc::new(make)))
     }
 
+    /// Whether it is a claim of a token.
+    pub(super) fn reads_token(&self) -> bool {
+        matches!(self.0, Source::Jwt(_))
+    }
+
     /// Whether it is `None` for a descriptor that the client did not give: then the rule is not for the request.
     pub(super) fn is_absent_descriptor(&self, request: &Request<'_>) -> bool {
         matches!(&self.0, Source::Descriptor(name) if request.facts().descriptor(name).is_none())

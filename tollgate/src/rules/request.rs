@@ -10,12 +10,45 @@ use serde_json::{Map, Value};
 use super::client::TrustedProxies;
 use super::path::normal;
 use super::{Facts, claims};
+use crate::http::TokenError;
 
 /// The claims of a token that was verified.
 pub(super) type Claims = Arc<Map<String, Value>>;
 
 /// Finds and verifies the token of a request.
-pub(super) type Tokens = Arc<dyn Fn(&Facts<'_>) -> Option<Claims> + Send + Sync>;
+pub(super) type Tokens = Arc<dyn Fn(&Facts<'_>) -> Token + Send + Sync>;
+
+/// What came of the token of a request.
+pub(super) struct Token {
+    /// Its claims, or why there are none.
+    pub(super) claims: Result<Claims, TokenError>,
+    /// How many signatures were verified to know that.
+    pub(super) signatures: u8,
+}
+
+/// Whether a token was read for a request, and what came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TokenStatus {
+    /// No rule needed to know.
+    #[default]
+    NotRead,
+    /// It is valid.
+    Valid,
+    /// It is not valid, or there is none.
+    Invalid(TokenError),
+}
+
+impl TokenStatus {
+    /// Why the token is not valid.
+    #[must_use]
+    pub fn error(self) -> Option<TokenError> {
+        match self {
+            Self::Invalid(error) => Some(error),
+            Self::NotRead | Self::Valid => None,
+        }
+    }
+}
 
 /// A request as rules see it, for conditions, keys and costs that are closures.
 pub struct Request<'a> {
@@ -24,12 +57,12 @@ pub struct Request<'a> {
     proxies: &'a TrustedProxies,
     tokens: Option<&'a Tokens>,
     client: OnceCell<Option<IpAddr>>,
-    claims: OnceCell<Option<Claims>>,
+    token: OnceCell<Option<Token>>,
 }
 
 impl<'a> Request<'a> {
     pub(super) fn new(facts: &'a Facts<'a>, proxies: &'a TrustedProxies, tokens: Option<&'a Tokens>) -> Self {
-        Self { facts, path: OnceCell::new(), proxies, tokens, client: OnceCell::new(), claims: OnceCell::new() }
+        Self { facts, path: OnceCell::new(), proxies, tokens, client: OnceCell::new(), token: OnceCell::new() }
     }
 
     /// What was given.
@@ -53,8 +86,26 @@ impl<'a> Request<'a> {
     /// The claims of the request's token, if it has one that verifies.
     #[must_use]
     pub fn claims(&self) -> Option<&Map<String, Value>> {
-        let found = self.claims.get_or_init(|| self.tokens.and_then(|tokens| tokens(self.facts)));
-        found.as_deref()
+        self.token()?.claims.as_deref().ok()
+    }
+
+    fn token(&self) -> Option<&Token> {
+        self.token.get_or_init(|| self.tokens.map(|tokens| tokens(self.facts))).as_ref()
+    }
+
+    /// Whether its token was read, and what came of it. It is not read for this.
+    #[must_use]
+    pub fn token_status(&self) -> TokenStatus {
+        match self.token.get() {
+            Some(Some(Token { claims: Ok(_), .. })) => TokenStatus::Valid,
+            Some(Some(Token { claims: Err(error), .. })) => TokenStatus::Invalid(*error),
+            Some(None) | None => TokenStatus::NotRead,
+        }
+    }
+
+    /// How many signatures were verified for it.
+    pub(crate) fn signatures_verified(&self) -> u8 {
+        self.token.get().and_then(Option::as_ref).map_or(0, |token| token.signatures)
     }
 
     /// A claim as text: a string as it is, a number or a truth value as it is written. A name with dots looks

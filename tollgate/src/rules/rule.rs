@@ -37,6 +37,20 @@ pub struct Rule {
     pub(crate) mode: Mode,
     pub(super) ban: Option<Ban>,
     pub(super) hearing: Hearing,
+    /// What its expressions read a token for. Its key and plan are looked at when the set is built.
+    pub(super) expressions_read_token: TokenUse,
+}
+
+/// What a rule reads the claims of a token for. The later ones include the earlier ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum TokenUse {
+    /// For nothing.
+    #[default]
+    Never,
+    /// To count: for the key, the plan or the cost.
+    Counting,
+    /// To tell whether the rule is for a request, or exempts or blocks it.
+    Matching,
 }
 
 /// What a rule bounds.
@@ -177,6 +191,11 @@ impl Listing {
         self.networks.is_empty() && self.keys.is_empty() && self.conditions.is_empty()
     }
 
+    /// Whether it can list a request by anything but its key.
+    pub(super) fn has_more_than_keys(&self) -> bool {
+        !self.networks.is_empty() || !self.conditions.is_empty()
+    }
+
     /// Whether the request is listed, by anything but its key.
     pub(super) fn lists(&self, request: &Request<'_>) -> bool {
         let within = |address| self.networks.contain(address);
@@ -230,7 +249,16 @@ impl Rule {
             mode: Mode::default(),
             ban: None,
             hearing: Hearing::default(),
+            expressions_read_token: TokenUse::Never,
         }
+    }
+
+    /// What the rule reads a token for. Closures of a rule that was made in code are not asked: such rules have no
+    /// tokens.
+    pub(super) fn token_use(&self) -> TokenUse {
+        let counts_by_claim = self.key.iter().chain(&self.plan).any(KeyPart::reads_token);
+        let counting = if counts_by_claim { TokenUse::Counting } else { TokenUse::Never };
+        self.expressions_read_token.max(counting)
     }
 
     pub(super) fn name(&self) -> &str {

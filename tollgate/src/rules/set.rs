@@ -5,6 +5,7 @@
 
 mod building;
 mod per_address;
+mod phases;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,17 +14,19 @@ use smallvec::SmallVec;
 
 pub use self::building::RuleSetBuilder;
 pub(crate) use self::per_address::PerAddress;
+pub(crate) use self::phases::Phase;
+use self::phases::Phases;
 use super::answers::Hearing;
 use super::client::TrustedProxies;
 use super::index::{Index, Place};
 use super::key_map::KeyMap;
 use super::key_part::Piece;
 use super::matching::{Known, Miss};
-use super::request::Tokens;
+use super::request::{TokenStatus, Tokens};
 use super::rule::{Missing, Mode, Rule};
 use super::{Facts, KeyPart, Request};
 use crate::error::InvalidLimit;
-use crate::http::{Body, Policy};
+use crate::http::{Body, Challenge, Policy, TokenError};
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::LimitSet;
@@ -64,6 +67,8 @@ struct Inner {
     /// Whether any rule bans.
     have_bans: bool,
     per_address: Option<PerAddress>,
+    phases: Phases,
+    challenge: Option<Challenge>,
 }
 
 struct Compiled {
@@ -115,6 +120,7 @@ pub(crate) struct Finding {
 pub(crate) enum Refused {
     Blocked,
     KeyMissing(String),
+    TokenInvalid { error: TokenError, challenge: bool },
 }
 
 /// What one rule makes of a request.
@@ -247,7 +253,7 @@ impl RuleSet {
                 (None, _) if part.is_absent_descriptor(request) => return Met::Lacks(part),
                 (None, Missing::Anonymous) => Piece::Borrowed(ANONYMOUS),
                 (None, Missing::Deny) if rule.mode == Mode::Enforced => {
-                    return Met::Refused(number, Refused::KeyMissing(part.to_string()));
+                    return Met::Refused(number, self.key_missing(part, request));
                 }
                 (None, Missing::Skip | Missing::Deny) => return Met::Lacks(part),
             };
@@ -266,6 +272,22 @@ impl RuleSet {
             limit = own.unwrap_or(limit);
         }
         Met::Hit(compiled.finding(number, limit, request))
+    }
+
+    /// Why a request without a part of the key is refused: if that is a claim, for what its token failed at.
+    #[cold]
+    fn key_missing(&self, part: &KeyPart, request: &Request<'_>) -> Refused {
+        match request.token_status() {
+            TokenStatus::Invalid(error) if part.reads_token() => {
+                Refused::TokenInvalid { error, challenge: self.0.challenge.is_some() }
+            }
+            _ => Refused::KeyMissing(part.to_string()),
+        }
+    }
+
+    /// What a refusal for want of a token asks for, if it asks.
+    pub(crate) fn challenge(&self) -> Option<&Challenge> {
+        self.0.challenge.as_ref()
     }
 
     /// The hit of a question that names a rule and a key itself.

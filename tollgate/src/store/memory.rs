@@ -158,6 +158,15 @@ impl MemoryStore {
         answers.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now))
     }
 
+    /// The denial, if one of them denies: then it is decided, and denials that count are counted. Otherwise nothing has
+    /// changed.
+    #[cfg(feature = "rules")]
+    pub(crate) fn refuse(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Option<Decision> {
+        let verdicts = asked.iter().map(|one| (*one, self.ask(limits, *one, now, Mode::Refuse)));
+        let denied = verdicts.filter(|(_, verdict)| !verdict.is_allowed());
+        denied.map(|(one, verdict)| self.answer(limits, one, now, verdict)).reduce(Decision::foremost)
+    }
+
     #[inline(never)]
     fn decide_several(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
         match self.decide_together(limits, asked, now) {

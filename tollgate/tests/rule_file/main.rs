@@ -7,3 +7,4 @@ mod good;
 mod hostile;
 mod messages;
 mod schema;
+mod tokens;

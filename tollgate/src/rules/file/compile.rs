@@ -17,10 +17,11 @@ use super::types::{
 use super::{HeaderName, Parsed, Problems, RuleFile, TokenSource};
 use crate::Ban;
 use crate::error::InvalidLimit;
-use crate::http::{Body, HeaderFamily};
+use crate::http::{Body, Challenge, HeaderFamily, TokenError};
 use crate::rules::cel::{Expression, Seen};
 use crate::rules::networks::InvalidNetwork;
-use crate::rules::request::Tokens;
+use crate::rules::request::{Token, Tokens};
+use crate::rules::rule::TokenUse;
 use crate::rules::{
     Answers, Cost, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Routes, Rule, RuleSet, TrustedProxies,
     jwt,
@@ -85,7 +86,11 @@ fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings
         builder = builder.trusted_proxies(proxies);
     }
     if let Some(rule) = &file.jwt {
-        builder = builder.tokens(tokens(rule, root.get("jwt").unwrap_or(root), folder, findings)?);
+        let node = root.get("jwt").unwrap_or(root);
+        builder = builder.tokens(tokens(rule, node, folder, findings)?);
+        if rule.challenge {
+            builder = builder.challenge(challenge(rule, node, findings)?);
+        }
     }
     for (index, limit) in file.limits.iter().enumerate() {
         match rule(limit) {
@@ -169,7 +174,23 @@ fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
     if let Some(SettleSource::Header(name)) = &limit.settle {
         rule = rule.settle_by(header(name)?);
     }
+    rule.expressions_read_token = token_use(limit);
     Ok(rule)
+}
+
+/// What the expressions of a limit read a token for.
+fn token_use(limit: &LimitRule) -> TokenUse {
+    let reads_token = |expression: Result<Expression, _>| expression.is_ok_and(|expression| expression.asks_tokens());
+    let mut conditions = [&limit.matches.when, &limit.exempt.when, &limit.blocked.when].into_iter().flatten();
+    if conditions.any(|text| reads_token(Expression::condition(text.as_str()))) {
+        return TokenUse::Matching;
+    }
+    match &limit.cost {
+        Some(CostRule::Found(CostText::Expression(text))) if reads_token(Expression::cost(text.as_str())) => {
+            TokenUse::Counting
+        }
+        _ => TokenUse::Never,
+    }
 }
 
 fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Rule, RefusedRule> {
@@ -334,7 +355,22 @@ fn tokens(rule: &JwtRule, node: &Node, folder: &Path, findings: &mut Findings) -
     let verifier = verifier.ok()?.leeway(rule.leeway.duration()).issuers(rule.issuer.clone());
     let verifier = verifier.audiences(rule.audience.iter().flatten().cloned());
     let source = token_source(&rule.from)?;
-    Some(Arc::new(move |facts| Some(verifier.verify(&source.token(facts)?)?.map())))
+    Some(Arc::new(move |facts| match source.token(facts) {
+        Some(token) => {
+            let jwt::Verification { claims, signatures } = verifier.verify(&token);
+            Token { claims: claims.map(|claims| claims.map()), signatures }
+        }
+        None => Token { claims: Err(TokenError::Missing), signatures: 0 },
+    }))
+}
+
+fn challenge(rule: &JwtRule, node: &Node, findings: &mut Findings) -> Option<Challenge> {
+    let challenge = Challenge::new(rule.realm.as_deref());
+    if challenge.is_none() {
+        let message = "realm has characters that a header cannot carry in quotes";
+        findings.error(node.value_at("realm"), message, "use printable ASCII without \" and \\");
+    }
+    challenge
 }
 
 fn token_source(from: &TokenSource) -> Option<jwt::TokenSource> {

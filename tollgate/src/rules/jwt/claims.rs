@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use crate::http::TokenError;
 use crate::units::Timestamp;
 
 /// The claims of a token whose signature is good. Cheap to clone.
@@ -28,10 +29,15 @@ impl Claims {
     }
 
     /// Whether that moment is before `exp` and not before `nbf`, give or take the leeway.
-    pub(super) fn are_current(&self, now: Timestamp, leeway: Duration) -> bool {
+    pub(super) fn are_current(&self, now: Timestamp, leeway: Duration) -> Result<(), TokenError> {
         let Read { not_before, expires, .. } = &*self.0;
-        expires.is_none_or(|end| now < end.saturating_add(leeway))
-            && not_before.is_none_or(|start| now.saturating_add(leeway) >= start)
+        if expires.is_some_and(|end| now >= end.saturating_add(leeway)) {
+            return Err(TokenError::Expired);
+        }
+        if not_before.is_some_and(|start| now.saturating_add(leeway) < start) {
+            return Err(TokenError::NotYetValid);
+        }
+        Ok(())
     }
 
     /// Whether the claim is one of these texts, or a list that has one of them.

@@ -3,23 +3,18 @@
 use std::fmt;
 use std::str::FromStr;
 
-use jsonwebtoken::crypto::rust_crypto::DEFAULT_PROVIDER;
-use jsonwebtoken::{DecodingKey, DecodingKeyKind};
+use jsonwebtoken::DecodingKey;
 use serde_json::{Map, Value};
 
 use super::decoded;
+use super::signature::{MIN_SECRET_BYTES, PublicKey};
 
 /// Issuers publish two or three, of which old ones go. A token without a key's name may have to be tried with all.
 const MAX_KEYS: usize = 32;
 
-/// As RFC 7518 demands for HS256 (section 3.2): a shorter one can be found by trying, from a single token.
-const MIN_SECRET_BYTES: usize = 32;
-
-/// As RFC 7518 demands for RS256 (section 3.3), and the most that the arithmetic takes.
-const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=512;
-
-/// The length of every Ed25519 key.
-const ED25519_BYTES: usize = 32;
+/// A token that names no key is verified with at most this many: each costs as much as a hundred decisions, and issuers
+/// sign with one key or, while they change it, with two.
+pub(super) const MAX_KEYS_TRIED: usize = 4;
 
 /// How tokens are signed. There are others; these are what issuers use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,15 +37,6 @@ impl Algorithm {
             Self::EdDsa => "EdDSA",
         }
     }
-
-    fn inner(self) -> jsonwebtoken::Algorithm {
-        match self {
-            Self::Hs256 => jsonwebtoken::Algorithm::HS256,
-            Self::Rs256 => jsonwebtoken::Algorithm::RS256,
-            Self::Es256 => jsonwebtoken::Algorithm::ES256,
-            Self::EdDsa => jsonwebtoken::Algorithm::EdDSA,
-        }
-    }
 }
 
 impl FromStr for Algorithm {
@@ -66,7 +52,7 @@ pub(super) struct Key {
     /// What a set of keys calls it.
     id: Option<String>,
     algorithm: Algorithm,
-    inner: DecodingKey,
+    public: PublicKey,
 }
 
 impl Key {
@@ -115,6 +101,11 @@ impl Key {
                 "add one, of RSA with 2048 to 4096 bits, P-256, Ed25519 or oct",
             ));
         }
+        let unnamed = |algorithm| keys.iter().filter(|key| key.algorithm == algorithm && key.id.is_none()).count();
+        if let Some(algorithm) = Algorithm::ALL.into_iter().find(|one| unnamed(*one) > MAX_KEYS_TRIED) {
+            let problem = format_args!("has more than {MAX_KEYS_TRIED} keys without `kid` for {}", algorithm.name());
+            return Err(InvalidKeys::new(name, problem, "give each key a `kid`, or remove those that are out of use"));
+        }
         Ok(keys)
     }
 
@@ -128,28 +119,22 @@ impl Key {
         self.algorithm == algorithm && same_id
     }
 
-    pub(super) fn has_signed(&self, message: &[u8], signature: &Vec<u8>) -> bool {
-        (DEFAULT_PROVIDER.verifier_factory)(&self.algorithm.inner(), &self.inner)
-            .is_ok_and(|verifier| verifier.verify(message, signature).is_ok())
+    /// Whether it is the key that a token names.
+    pub(super) fn is_named(&self, id: Option<&str>) -> bool {
+        id.is_some() && self.id.as_deref() == id
     }
 
-    /// The key, if it is whole and strong enough. The verifier of Ed25519 would panic at a short one.
-    fn checked(algorithm: Algorithm, inner: DecodingKey) -> Option<Self> {
-        let length = match inner.kind() {
-            DecodingKeyKind::SecretOrDer(bytes) if algorithm == Algorithm::Rs256 => {
-                (DEFAULT_PROVIDER.key_utils.rsa_pub_components_from_public_key)(bytes).ok()?.0.len()
-            }
-            DecodingKeyKind::SecretOrDer(bytes) => bytes.len(),
-            DecodingKeyKind::RsaModulusExponent { n, .. } => n.iter().skip_while(|byte| **byte == 0).count(),
-        };
-        let sound = match algorithm {
-            Algorithm::Hs256 => length >= MIN_SECRET_BYTES,
-            Algorithm::Rs256 => RSA_BYTES.contains(&length),
-            Algorithm::EdDsa => length == ED25519_BYTES,
-            Algorithm::Es256 => true,
-        };
-        let usable = sound && (DEFAULT_PROVIDER.verifier_factory)(&algorithm.inner(), &inner).is_ok();
-        usable.then_some(Self { id: None, algorithm, inner })
+    /// Whether it is for that algorithm.
+    pub(super) fn is_for(&self, algorithm: Algorithm) -> bool {
+        self.algorithm == algorithm
+    }
+
+    pub(super) fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
+        self.public.verifies(message, signature)
+    }
+
+    fn new(algorithm: Algorithm, public: PublicKey) -> Self {
+        Self { id: None, algorithm, public }
     }
 }
 
@@ -161,9 +146,18 @@ fn of_pem(name: &str, contents: &[u8]) -> Result<Key, InvalidKeys> {
     if !text.contains("-----BEGIN PUBLIC KEY-----") && !text.contains("-----BEGIN RSA PUBLIC KEY-----") {
         return Err(InvalidKeys::new(name, "holds no public key", "name a file that begins with BEGIN PUBLIC KEY"));
     }
-    let rsa = || Key::checked(Algorithm::Rs256, DecodingKey::from_rsa_pem(contents).ok()?);
-    let ec = || Key::checked(Algorithm::Es256, DecodingKey::from_ec_pem(contents).ok()?);
-    let ed = || Key::checked(Algorithm::EdDsa, DecodingKey::from_ed_pem(contents).ok()?);
+    let rsa = || {
+        let key = DecodingKey::from_rsa_pem(contents).ok()?;
+        PublicKey::rsa_der(key.try_get_as_bytes().ok()?).map(|public| Key::new(Algorithm::Rs256, public))
+    };
+    let ec = || {
+        let key = DecodingKey::from_ec_pem(contents).ok()?;
+        PublicKey::p256(key.try_get_as_bytes().ok()?).map(|public| Key::new(Algorithm::Es256, public))
+    };
+    let ed = || {
+        let key = DecodingKey::from_ed_pem(contents).ok()?;
+        PublicKey::ed25519(key.try_get_as_bytes().ok()?).map(|public| Key::new(Algorithm::EdDsa, public))
+    };
     rsa().or_else(ec).or_else(ed).ok_or_else(|| {
         let fix = "use RSA with 2048 to 4096 bits, P-256 or Ed25519";
         InvalidKeys::new(name, "holds a public key that cannot be used", fix)
@@ -175,7 +169,8 @@ fn of_secret(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Ke
         let problem = "holds no public key in PEM";
         return Err(InvalidKeys::new(name, problem, "name a file that begins with BEGIN PUBLIC KEY"));
     }
-    Key::checked(Algorithm::Hs256, DecodingKey::from_secret(without_line_end(contents))).ok_or_else(|| {
+    let secret = PublicKey::hmac(without_line_end(contents));
+    secret.map(|secret| Key::new(Algorithm::Hs256, secret)).ok_or_else(|| {
         let problem = format_args!("holds a secret of less than {MIN_SECRET_BYTES} bytes, which can be guessed");
         InvalidKeys::new(name, problem, "make one with `openssl rand -hex 32`")
     })
@@ -192,11 +187,12 @@ fn without_line_end(contents: &[u8]) -> &[u8] {
 /// The key of a JWK (RFC 7517), if it is sound and for verifying one of our algorithms.
 fn of_jwk(jwk: &Map<String, Value>) -> Option<Key> {
     let text = |name: &str| jwk.get(name).and_then(Value::as_str);
-    let (algorithm, inner) = match (text("kty")?, text("crv")) {
-        ("RSA", _) => (Algorithm::Rs256, DecodingKey::from_rsa_components(text("n")?, text("e")?).ok()?),
-        ("EC", Some("P-256")) => (Algorithm::Es256, DecodingKey::from_ec_components(text("x")?, text("y")?).ok()?),
-        ("OKP", Some("Ed25519")) => (Algorithm::EdDsa, DecodingKey::from_ed_components(text("x")?).ok()?),
-        ("oct", _) => (Algorithm::Hs256, DecodingKey::from_secret(&decoded(text("k")?)?)),
+    let bytes = |name: &str| decoded(text(name)?);
+    let (algorithm, public) = match (text("kty")?, text("crv")) {
+        ("RSA", _) => (Algorithm::Rs256, PublicKey::rsa(&bytes("n")?, &bytes("e")?)?),
+        ("EC", Some("P-256")) => (Algorithm::Es256, PublicKey::p256(&[&[4], &*bytes("x")?, &*bytes("y")?].concat())?),
+        ("OKP", Some("Ed25519")) => (Algorithm::EdDsa, PublicKey::ed25519(&bytes("x")?)?),
+        ("oct", _) => (Algorithm::Hs256, PublicKey::hmac(&bytes("k")?)?),
         _ => return None,
     };
     let is_for = |name: &str, ours: &str| jwk.get(name).is_none_or(|given| given.as_str() == Some(ours));
@@ -208,8 +204,7 @@ fn of_jwk(jwk: &Map<String, Value>) -> Option<Key> {
     if !is_for("alg", algorithm.name()) || !is_for("use", "sig") || !verifies {
         return None;
     }
-    let key = Key::checked(algorithm, inner)?;
-    Some(Key { id: text("kid").map(str::to_owned), ..key })
+    Some(Key { id: text("kid").map(str::to_owned), algorithm, public })
 }
 
 /// Keys that cannot be used: the file, what is wrong with it, and the fix.

@@ -114,14 +114,14 @@ fn jwks(keys: &[(&Pair, Value)], algorithms: &[Algorithm]) -> Result<Verifier, I
 }
 
 fn is_good(verifier: &Verifier, token: &str) -> bool {
-    let first = verifier.verify_at(token, NOW).is_some();
+    let first = verifier.verify_at(token, NOW).claims.is_ok();
     // A token that is remembered must be judged as it was at first.
-    assert_eq!(verifier.verify_at(token, NOW).is_some(), first);
+    assert_eq!(verifier.verify_at(token, NOW).claims.is_ok(), first);
     first
 }
 
 fn subject(verifier: &Verifier, token: &str) -> Option<String> {
-    text(&verifier.verify_at(token, NOW)?, "sub")
+    text(&verifier.verify_at(token, NOW).claims.ok()?, "sub")
 }
 
 #[test]
@@ -137,8 +137,8 @@ fn a_token_of_every_algorithm_is_verified_by_a_key_file_and_by_a_set() {
 #[test]
 fn a_token_is_verified_by_the_clock_on_the_wall() {
     let verifier = HMAC.verifier();
-    assert!(verifier.verify(&HMAC.sign(&json!({ "exp": 4_000_000_000_u64 }))).is_some());
-    assert!(verifier.verify(&HMAC.sign(&json!({ "exp": 1_700_000_000 }))).is_none());
+    assert!(verifier.verify(&HMAC.sign(&json!({ "exp": 4_000_000_000_u64 }))).claims.is_ok());
+    assert!(verifier.verify(&HMAC.sign(&json!({ "exp": 1_700_000_000 }))).claims.is_err());
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn a_remembered_token_expires_and_begins_in_time() {
     let token = HMAC.sign(&json!({ "nbf": NOW_SECS + 10, "exp": NOW_SECS + 20 }));
     for (after, good) in [(0, false), (9, false), (10, true), (19, true), (20, false), (15, true), (21, false)] {
         let now = Timestamp::from_secs(NOW_SECS + after);
-        assert_eq!(verifier.verify_at(&token, now).is_some(), good, "after {after} s");
+        assert_eq!(verifier.verify_at(&token, now).claims.is_ok(), good, "after {after} s");
     }
 }
 
@@ -496,7 +496,7 @@ fn claims_are_read_as_text() {
         "realm.literal": "first", "https://example.com/claims": { "plan": "silver" }, "both.ways": "literal",
         "both": { "ways": "nested" },
     }));
-    let claims = HMAC.verifier().verify_at(&token, NOW).unwrap();
+    let claims = HMAC.verifier().verify_at(&token, NOW).claims.unwrap();
     for (name, expected) in [
         ("sub", Some("ann")),
         ("id", Some("42")),
@@ -552,11 +552,112 @@ fn a_token_beyond_the_bound_is_refused() {
     assert!(longer.len() > MAX_TOKEN_BYTES && !is_good(&HMAC.verifier(), &longer));
 }
 
+#[test]
+fn the_reason_of_a_failure_is_told() {
+    let list = |name: &str| vec![name.to_owned()];
+    let set = jwks(&[(&RSA, json!({ "kid": "one" })), (&HMAC, json!({ "kid": "two" }))], &[]).unwrap();
+    let set = set.issuers(list("https://a")).audiences(list("api"));
+    let good = json!({ "iss": "https://a", "aud": "api" });
+    let with = |more: Value| {
+        let mut claims = good.clone();
+        claims.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        HMAC.sign(&claims)
+    };
+    let message = unsigned(&json!({ "alg": "HS256" }), &good);
+    for (token, expected) in [
+        (with(json!({})), None),
+        (String::new(), Some(TokenError::Malformed)),
+        ("a.b".to_owned(), Some(TokenError::Malformed)),
+        (format!("{message}.?"), Some(TokenError::Malformed)),
+        (sign(&json!({ "alg": "HS256", "crit": ["b64"] }), &good, &HMAC), Some(TokenError::Malformed)),
+        (with(json!({ "exp": "soon" })), Some(TokenError::Malformed)),
+        ("x".repeat(MAX_TOKEN_BYTES + 1), Some(TokenError::Malformed)),
+        (format!("{}.", unsigned(&json!({ "alg": "none" }), &good)), Some(TokenError::WrongAlgorithm)),
+        (sign(&json!({ "alg": "RS512" }), &good, &RSA), Some(TokenError::WrongAlgorithm)),
+        (EC.sign(&good), Some(TokenError::WrongAlgorithm)),
+        (sign(&json!({ "alg": "RS256", "kid": "three" }), &good, &RSA), Some(TokenError::UnknownKey)),
+        (OTHER_RSA.sign(&good), Some(TokenError::BadSignature)),
+        (format!("{message}.AAAA"), Some(TokenError::BadSignature)),
+        (with(json!({ "exp": NOW_SECS - 60 })), Some(TokenError::Expired)),
+        (with(json!({ "nbf": NOW_SECS + 60 })), Some(TokenError::NotYetValid)),
+        (with(json!({ "iss": "https://b" })), Some(TokenError::WrongIssuer)),
+        (with(json!({ "aud": "web" })), Some(TokenError::WrongAudience)),
+    ] {
+        for _ in 0..2 {
+            assert_eq!(set.verify_at(&token, NOW).claims.err(), expected, "{token}");
+        }
+    }
+}
+
+#[test]
+fn a_token_is_verified_once_a_minute_whatever_comes_of_it() {
+    let signatures = |verifier: &Verifier, token: &str, after: u64| {
+        verifier.verify_at(token, Timestamp::from_secs(NOW_SECS + after)).signatures
+    };
+    for (token, first, later) in [
+        (RSA.sign(&json!({})), 1, 0),
+        (OTHER_RSA.sign(&json!({})), 1, 1),
+        (RSA.sign(&json!({ "exp": 1 })), 1, 0),
+        (RSA.sign(&json!({ "nbf": NOW_SECS + 100 })), 1, 0),
+        ("not.a.token".to_owned(), 0, 0),
+    ] {
+        let verifier = RSA.verifier();
+        assert_eq!(signatures(&verifier, &token, 0), first);
+        assert_eq!(signatures(&verifier, &token, 1), 0);
+        assert_eq!(signatures(&verifier, &token, 59), 0);
+        assert_eq!(signatures(&verifier, &token, 60), later, "{token}");
+        // Other keys know nothing of it.
+        assert_eq!(signatures(&RSA.verifier(), &token, 1), first);
+    }
+}
+
+#[test]
+fn a_token_that_is_not_valid_yet_becomes_valid_in_time() {
+    let verifier = HMAC.verifier().leeway(Duration::ZERO);
+    let token = HMAC.sign(&json!({ "nbf": NOW_SECS + 5 }));
+    for (after, expected) in [(0, Some(TokenError::NotYetValid)), (4, Some(TokenError::NotYetValid)), (5, None)] {
+        let now = Timestamp::from_secs(NOW_SECS + after);
+        assert_eq!(verifier.verify_at(&token, now).claims.err(), expected, "after {after} s");
+    }
+}
+
+#[test]
+fn a_token_without_a_key_name_is_verified_with_a_few_keys_only() {
+    let pairs: Vec<Pair> = (0..8).map(|number| hmac_pair(&[number; 32])).collect();
+    let named: Vec<_> = (0..).zip(&pairs).map(|(number, pair)| (pair, json!({ "kid": format!("{number}") }))).collect();
+    let set = jwks(&named, &[]).unwrap();
+    for (number, pair) in pairs.iter().enumerate() {
+        let found = set.verify_at(&pair.sign(&json!({ "sub": "ann" })), NOW);
+        assert_eq!(found.claims.is_ok(), number < MAX_KEYS_TRIED, "{number}");
+        assert_eq!(usize::from(found.signatures), (number + 1).min(MAX_KEYS_TRIED));
+        let header = json!({ "alg": "HS256", "kid": number.to_string() });
+        let found = set.verify_at(&sign(&header, &json!({ "sub": "ann" }), pair), NOW);
+        assert!(found.claims.is_ok() && found.signatures == 1, "{number}");
+    }
+    let unnamed: Vec<_> = pairs.iter().map(|pair| (pair, json!({}))).collect();
+    assert!(jwks(&unnamed[..4], &[]).is_ok());
+    assert_eq!(
+        jwks(&unnamed[..5], &[]).err().unwrap().to_string(),
+        "keys.json has more than 4 keys without `kid` for HS256; \
+         give each key a `kid`, or remove those that are out of use"
+    );
+}
+
+#[test]
+fn keys_may_begin_with_zeros() {
+    let component = |name: &str| {
+        let bytes = URL_SAFE_NO_PAD.decode(RSA.jwk[name].as_str().unwrap()).unwrap();
+        URL_SAFE_NO_PAD.encode([&[0; 2][..], &bytes].concat())
+    };
+    let set = jwks(&[(&RSA, json!({ "n": component("n"), "e": component("e") }))], &[]).unwrap();
+    assert!(is_good(&set, &RSA.sign(&json!({ "sub": "ann" }))));
+}
+
 proptest! {
     #[test]
     fn garbage_never_verifies(token in "[A-Za-z0-9._=-]{0,80}|.{0,40}") {
         for pair in pairs() {
-            prop_assert!(pair.verifier().verify_at(&token, NOW).is_none());
+            prop_assert!(pair.verifier().verify_at(&token, NOW).claims.is_err());
         }
     }
 
@@ -567,7 +668,7 @@ proptest! {
         let at = at.index(token.len());
         prop_assume!(token[at] != byte);
         token[at] = byte;
-        prop_assert!(pair.verifier().verify_at(&String::from_utf8(token).unwrap(), NOW).is_none());
+        prop_assert!(pair.verifier().verify_at(&String::from_utf8(token).unwrap(), NOW).claims.is_err());
     }
 
     #[test]

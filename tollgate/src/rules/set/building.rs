@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, RuleSet};
+use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, Phases, RuleSet};
 use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
-use crate::http::{Body, Families, Policy};
+use crate::http::{Body, Challenge, Families, Policy};
 use crate::limit::{Limit, LimitId};
 use crate::rules::client::TrustedProxies;
 use crate::rules::index::{Index, Indexed};
@@ -28,6 +28,7 @@ pub struct RuleSetBuilder {
     tokens: Option<Tokens>,
     families: Families,
     body: Body,
+    challenge: Option<Challenge>,
 }
 
 impl RuleSetBuilder {
@@ -59,6 +60,13 @@ impl RuleSetBuilder {
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
     pub(in crate::rules) fn tokens(mut self, tokens: Tokens) -> Self {
         self.tokens = Some(tokens);
+        self
+    }
+
+    /// Asks clients without a valid token for one, with a 401.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
+    pub(in crate::rules) fn challenge(mut self, challenge: Challenge) -> Self {
+        self.challenge = Some(challenge);
         self
     }
 
@@ -121,6 +129,7 @@ impl RuleSetBuilder {
             hear_answers: compiled.iter().any(|one| one.rule.hearing.is_needed()),
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
+            phases: Phases::of(&compiled),
             rules: compiled.into(),
             shortcuts,
             index,
@@ -132,6 +141,7 @@ impl RuleSetBuilder {
             owners: compiling.owners.into(),
             policies,
             body: self.body,
+            challenge: self.challenge,
         })))
     }
 }

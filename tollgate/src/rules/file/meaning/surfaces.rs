@@ -110,4 +110,13 @@ fn tokens(jwt: &JwtRule, node: &Node, findings: &mut Findings) {
     if jwt.leeway.duration() > MAX_LEEWAY {
         findings.error(node.value_at("leeway"), "leeway is longer than an hour", "use a time such as 30s");
     }
+    if jwt.realm.is_some() && !jwt.challenge && !node.lost("challenge") {
+        let message = "realm means nothing without `challenge: true`";
+        findings.error(node.key_at("realm"), message, "add `challenge: true`, or remove it");
+    }
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
+    if jwt.realm.as_deref().is_some_and(|realm| !realm.bytes().all(is_plain)) {
+        let message = "realm has characters that a header cannot carry in quotes";
+        findings.error(node.value_at("realm"), message, "use printable ASCII without \" and \\");
+    }
 }

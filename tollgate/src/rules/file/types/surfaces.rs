@@ -93,6 +93,12 @@ pub struct JwtRule {
     /// Where a request carries its token: `header:NAME`, `cookie:NAME` or `query:NAME`.
     #[serde(default)]
     pub from: TokenSource,
+    /// Whether a request that `missing: deny` refuses for want of a valid token gets a 401 with `WWW-Authenticate:
+    /// Bearer` (RFC 6750) rather than a 403.
+    #[serde(default)]
+    pub challenge: bool,
+    /// The realm that the challenge names; printable ASCII without quotes and backslashes.
+    pub realm: Option<String>,
 }
 
 fn leeway() -> Span {
