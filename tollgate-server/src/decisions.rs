@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate::Ruling;
-use tollgate::http::Refusal;
+use tollgate::http::{Refusal, TokenError};
+use tollgate::rules::TokenStatus;
 
 use crate::counter::Counter;
 
@@ -15,7 +16,27 @@ const MAX_NAMES: usize = 20_000;
 /// The decisions of one worker of the gateway, or those of the decision service, which takes the lock once for all that
 /// a client asks together.
 #[derive(Debug, Default)]
-pub(crate) struct Decisions(Mutex<HashMap<Box<str>, Arc<OfLimit>, ahash::RandomState>>);
+pub(crate) struct Decisions {
+    limits: Mutex<HashMap<Box<str>, Arc<OfLimit>, ahash::RandomState>>,
+    tokens: Tokens,
+}
+
+/// What came of tokens. Counted like limits.
+#[derive(Debug, Default)]
+struct Tokens {
+    signatures: Counter,
+    /// By [`TokenError::ALL`].
+    failures: [Counter; TokenError::ALL.len()],
+}
+
+/// Tokens added up.
+#[derive(Debug, Default)]
+pub(crate) struct TokenSums {
+    /// Signatures that were verified.
+    pub(crate) signatures: u64,
+    /// Requests without a valid token, by [`TokenError::ALL`].
+    pub(crate) failures: [u64; TokenError::ALL.len()],
+}
 
 /// What one limit has decided. Whoever adds to it holds the lock, or is the only one who ever adds.
 #[derive(Debug)]
@@ -65,7 +86,7 @@ impl Outcome {
             None => Self::Allowed,
             Some(Refusal::Banned { .. }) => Self::Banned,
             Some(Refusal::Blocked) => Self::Blocked,
-            Some(Refusal::KeyMissing { .. }) => Self::KeyMissing,
+            Some(Refusal::KeyMissing { .. } | Refusal::TokenInvalid { .. }) => Self::KeyMissing,
             Some(Refusal::StoreUnavailable) => Self::StoreUnavailable,
             Some(_) => Self::Denied,
         }
@@ -92,11 +113,13 @@ impl Decisions {
 
     /// The limit that decided the last of them comes back.
     fn note_all<'r>(&self, rulings: impl IntoIterator<Item = &'r Ruling>) -> Option<Arc<OfLimit>> {
-        let counts = |ruling: &&Ruling| ruling.limit().is_some() || ruling.watched().next().is_some();
+        let counts = |ruling: &&Ruling| {
+            ruling.limit().is_some() || ruling.watched().next().is_some() || ruling.token() != TokenStatus::NotRead
+        };
         let mut rulings = rulings.into_iter().filter(counts).peekable();
         rulings.peek()?;
         let mut last = None;
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         let mut note = |name: &str, outcome: Outcome| {
             if let Some(known) = names.get(name) {
                 known.add(outcome);
@@ -110,6 +133,7 @@ impl Decisions {
             })
         };
         for ruling in rulings {
+            self.tokens.note(ruling);
             if let Some(name) = ruling.limit() {
                 last = note(name, Outcome::of(ruling));
             }
@@ -125,19 +149,45 @@ impl Decisions {
     pub(crate) fn note_alone(&self, ruling: &Ruling, last: &mut LastNoted) {
         let name = ruling.limit().filter(|_| ruling.watched().next().is_none());
         match (name, &last.0) {
-            (Some(name), Some(known)) if *known.name == *name => known.add(Outcome::of(ruling)),
+            (Some(name), Some(known)) if *known.name == *name => {
+                known.add(Outcome::of(ruling));
+                self.tokens.note(ruling);
+            }
             _ => last.0 = self.note_all([ruling]).or(last.0.take()),
         }
     }
 
     /// Adds what has been decided to a sum.
     pub(crate) fn add_to(&self, sums: &mut Sums) {
-        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, of_limit) in names.iter() {
             let sum = sums.entry(name.clone()).or_default();
             for (sum, count) in sum.iter_mut().zip(&of_limit.outcomes) {
                 *sum += count.value();
             }
+        }
+    }
+}
+
+impl Decisions {
+    /// Adds what came of tokens to a sum.
+    pub(crate) fn add_tokens_to(&self, sums: &mut TokenSums) {
+        sums.signatures += self.tokens.signatures.value();
+        for (sum, count) in sums.failures.iter_mut().zip(&self.tokens.failures) {
+            *sum += count.value();
+        }
+    }
+}
+
+impl Tokens {
+    fn note(&self, ruling: &Ruling) {
+        if ruling.token() == TokenStatus::NotRead {
+            return;
+        }
+        self.signatures.add(u64::from(ruling.signatures_verified()));
+        let failed = |error| TokenError::ALL.iter().position(|known| *known == error);
+        if let Some(count) = ruling.token().error().and_then(failed).and_then(|number| self.failures.get(number)) {
+            count.add(1);
         }
     }
 }

@@ -13,9 +13,10 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
 use tollgate::Gate;
+use tollgate::http::TokenError;
 
 pub(crate) use self::page::Page;
-use crate::decisions::{Decisions, Outcome, Sums};
+use crate::decisions::{Decisions, Outcome, Sums, TokenSums};
 use crate::reload::Reloads;
 use crate::standing::Standing;
 
@@ -44,6 +45,7 @@ impl Metrics {
             gateway.tell_metrics(page)?;
         }
         self.tell_decisions(page)?;
+        self.tell_tokens(page)?;
         self.reloads.tell_metrics(page)?;
         self.tell_store(page)?;
         process::tell(page)
@@ -62,6 +64,26 @@ impl Metrics {
         });
         let help = "Requests and questions by the limit that decided and what it decided";
         page.counters("tollgate_decisions", help, rows)
+    }
+
+    /// Tokens, where rules read them.
+    fn tell_tokens(&self, page: &mut Page<'_>) -> fmt::Result {
+        let mut tokens = TokenSums::default();
+        self.decisions.add_tokens_to(&mut tokens);
+        if let Some(gateway) = self.standing.gateway() {
+            gateway.add_tokens_to(&mut tokens);
+        }
+        if !self.gate.rules().read_tokens() && tokens.failures.iter().all(|count| *count == 0) {
+            return Ok(());
+        }
+        let rows =
+            TokenError::ALL.iter().zip(tokens.failures).map(|(error, count)| ([("reason", error.code())], count));
+        page.counters(
+            "tollgate_token_failures",
+            "Requests without a valid token where a limit reads one, by reason",
+            rows,
+        )?;
+        page.counter("tollgate_token_verifications", "Signatures of tokens that were verified", tokens.signatures)
     }
 
     /// What there is to know of a store that is elsewhere.

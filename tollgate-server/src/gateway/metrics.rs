@@ -9,7 +9,7 @@ use super::Gateway;
 use super::ports::Port;
 use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, Seen, Tally};
 use super::tls::{HANDSHAKE_FAILURES, Validity};
-use crate::decisions::Sums;
+use crate::decisions::{Sums, TokenSums};
 use crate::metrics::Page;
 
 impl Gateway {
@@ -139,6 +139,13 @@ impl Gateway {
     pub(crate) fn add_decisions_to(&self, sums: &mut Sums) {
         for tally in &self.tallies {
             tally.decisions().add_to(sums);
+        }
+    }
+
+    /// Adds what came of tokens to a sum.
+    pub(crate) fn add_tokens_to(&self, sums: &mut TokenSums) {
+        for tally in &self.tallies {
+            tally.decisions().add_tokens_to(sums);
         }
     }
 

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 
 use serde::Serialize;
+use tollgate::http::TokenError;
+use tollgate::rules::TokenStatus;
 use tollgate::rules::file::RouteRule;
 use tollgate::{Decision, RuleExplained, Standing};
 
@@ -28,7 +30,31 @@ struct Json<'a> {
     /// `null` where no route serves it; left out where the file has no gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<Option<RouteJson<'a>>>,
+    /// What came of its token; left out where no limit reads one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<TokenJson>,
     limits: Vec<LimitJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct TokenJson {
+    valid: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<&'static str>,
+}
+
+impl TokenJson {
+    fn of(status: TokenStatus) -> Option<Self> {
+        let error = match status {
+            TokenStatus::Valid => None,
+            TokenStatus::Invalid(error) => Some(error),
+            _ => return None,
+        };
+        let (reason, message) = (error.map(TokenError::code), error.map(TokenError::description));
+        Some(Self { valid: error.is_none(), reason, message })
+    }
 }
 
 #[derive(Serialize)]
@@ -98,6 +124,7 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
             Routed::Nowhere => Some(None),
             Routed::By(rule) => Some(Some(route(rule, &explained.arguments.path))),
         },
+        token: TokenJson::of(explanation.token),
         limits: explanation.rules.iter().map(limit).collect(),
     };
     serde_json::to_string_pretty(&json).unwrap_or_default()

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tollgate::http::Refusal;
+use tollgate::rules::TokenStatus;
 use tollgate::{Decision, RuleExplained, Standing};
 
 use super::address::made_without;
@@ -32,6 +33,7 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
     if rows.is_empty() {
         text += "  there are no limits\n";
     }
+    text += &token(explained.explanation.token);
     text + "\n" + &answer(explained) + "\n" + counts(explained.counts) + &address(explained)
 }
 
@@ -51,6 +53,15 @@ fn route(routed: Routed<'_>, path: &str) -> String {
     format!("Route: {}, {leads}.\n\n", rule.name())
 }
 
+/// What came of the token, in lines of its own.
+fn token(status: TokenStatus) -> String {
+    match status {
+        TokenStatus::Valid => "\nToken: valid.\n".to_owned(),
+        TokenStatus::Invalid(error) => format!("\nToken: {}. {error}\n", error.code()),
+        _ => String::new(),
+    }
+}
+
 /// The name, the verdict, and the rest.
 fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
     let (verdict, detail) = match &rule.standing {
@@ -58,6 +69,7 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
         Standing::KeyMissing(part) => ("not matched", format!("the request has no {part}")),
         Standing::Exempt => ("exempt", "is not counted".to_owned()),
         Standing::Refused(Refusal::KeyMissing { part }) => ("refuses", format!("the request has no {part}")),
+        Standing::Refused(Refusal::TokenInvalid { error, .. }) => ("refuses", format!("token {}", error.code())),
         Standing::Refused(Refusal::Blocked) => ("refuses", "blocked".to_owned()),
         Standing::Counted { key, cost, decision, banned_for } => {
             let asked = format!("{}, cost {cost}", key_told(key));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::header::{HOST, REFERER, USER_AGENT};
 use http::{HeaderValue, Method, StatusCode, Uri, Version};
 use tollgate::Ruling;
-use tollgate::http::Headers;
+use tollgate::http::{Headers, TokenError};
 use tollgate::rules::{Facts, TrustedProxies};
 
 use super::super::client::Client;
@@ -31,6 +31,8 @@ pub(in super::super) struct Record {
     pub(super) referer: Option<HeaderValue>,
     pub(super) limit: Option<Box<str>>,
     outcome: Option<Outcome>,
+    /// Why its token failed, if a rule read one.
+    pub(super) token: Option<TokenError>,
     pub(super) delay: Duration,
     pub(super) id: Option<HeaderValue>,
     pub(super) upstream: Option<Arc<Target>>,
@@ -88,6 +90,7 @@ impl Record {
             referer: None,
             limit: None,
             outcome: None,
+            token: None,
             delay: Duration::ZERO,
             id: None,
             upstream: None,
@@ -96,6 +99,7 @@ impl Record {
     }
 
     pub(in super::super) fn note_ruling(&mut self, ruling: &Ruling) {
+        self.token = ruling.token().error();
         if let Some(limit) = ruling.limit() {
             (self.limit, self.outcome) = (Some(limit.into()), Some(Outcome::of(ruling)));
             self.delay = ruling.delay();

@@ -1,7 +1,7 @@
 //! A ruling as JSON.
 
 use serde::Serialize;
-use tollgate::http::Refusal;
+use tollgate::http::{Refusal, TokenError};
 use tollgate::{Decision, Ruling, Source};
 
 use crate::seconds::Seconds;
@@ -18,6 +18,9 @@ pub(crate) struct Answer<'a> {
     delay: Seconds,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
+    /// Why its token failed, if a rule read one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<&'static str>,
     source: Option<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shadow: Vec<Watched<'a>>,
@@ -43,6 +46,7 @@ impl<'a> Answer<'a> {
             retry_after: decision.and_then(Decision::retry_after).map(Seconds),
             delay: Seconds(ruling.delay()),
             reason: ruling.refusal().map(reason),
+            token: ruling.token().error().map(TokenError::code),
             source: decision.map(|decision| source(decision.source())),
             shadow: watched.collect(),
         }
