@@ -46,6 +46,7 @@ impl Metrics {
         }
         self.tell_decisions(page)?;
         self.tell_tokens(page)?;
+        self.tell_expression_errors(page)?;
         self.reloads.tell_metrics(page)?;
         self.tell_store(page)?;
         process::tell(page)
@@ -84,6 +85,16 @@ impl Metrics {
             rows,
         )?;
         page.counter("tollgate_token_verifications", "Signatures of tokens that were verified", tokens.signatures)
+    }
+
+    /// The gateway and the decision service share the rules, and the rules count.
+    fn tell_expression_errors(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rules = self.gate.rules();
+        let rows = rules
+            .expression_errors()
+            .map(|(limit, field, count)| ([("limit", limit), ("field", field.as_str())], count));
+        let help = "Requests for which an expression failed and was decided against the client, by limit and field";
+        page.counters("tollgate_expression_errors", help, rows)
     }
 
     /// What there is to know of a store that is elsewhere.

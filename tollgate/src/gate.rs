@@ -82,6 +82,7 @@ impl State {
     /// Rules that take the place of others. What is in flight stays so.
     fn after(before: &Self, rules: RuleSet, store: Store) -> Self {
         let in_flight = InFlight::after(&rules, Some((&before.rules, &before.in_flight)));
+        rules.adopt_expression_errors(&before.rules);
         Self { rules, store, in_flight }
     }
 }

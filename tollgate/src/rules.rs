@@ -12,6 +12,7 @@ mod certificate;
 mod claims;
 mod client;
 mod cookies;
+mod expression_errors;
 mod facts;
 #[cfg(feature = "file")]
 pub mod file;
@@ -36,6 +37,8 @@ mod shadowing;
 pub use self::answers::Answers;
 pub use self::certificate::{Certificate, CertificateField};
 pub use self::client::{ForwardingHeader, TrustedProxies};
+pub(crate) use self::expression_errors::FailedExpressions;
+pub use self::expression_errors::{ExpressionField, FailedExpression};
 pub use self::facts::Facts;
 #[cfg(feature = "tower")]
 pub(crate) use self::facts::Finders;

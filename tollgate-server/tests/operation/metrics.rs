@@ -65,6 +65,23 @@ fn limits_that_only_watch_are_counted_apart() {
     gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_denied"}"#, 2.0);
 }
 
+#[test]
+fn failed_expressions_are_counted_for_requests_and_questions() {
+    let limits =
+        "    - { name: searches, limit: 2, window: 1h, match: { when: 'int(request.query[\"page\"]) > 9' } }\n";
+    let rules = rules(&shop(upstream(HELLO)), limits);
+    let gateway = Gateway::start(&format!("service: {{ http: '127.0.0.1:0' }}\n{rules}"));
+    gateway.await_metric(r#"tollgate_expression_errors_total{limit="searches",field="match.when"}"#, 0.0);
+    // Neither a missing parameter nor one with too many digits gets around the limit.
+    assert_eq!(gateway.get("/shop/1?page=1").status, 200);
+    assert_eq!(gateway.get("/shop/1").status, 200);
+    let question = r#"{"request":{"method":"GET","path":"/shop/1?page=99999999999999999999"}}"#;
+    let answer = check(gateway.address_of("decisions POST"), question);
+    assert!(answer.text.contains(r#""allowed":true"#), "{}", answer.text);
+    assert_eq!(gateway.get("/shop/1?page=ten").status, 429);
+    gateway.await_metric(r#"tollgate_expression_errors_total{limit="searches",field="match.when"}"#, 3.0);
+}
+
 /// Asks the decision service.
 fn check(service: SocketAddr, question: &str) -> Answer {
     let head = "POST /v1/check HTTP/1.1\r\nhost: a\r\nconnection: close";

@@ -229,3 +229,29 @@ fn wrong_usage_ends_with_2_and_the_fix() {
         assert!(told.contains(message) && told.ends_with("exit code 2"), "{told}");
     }
 }
+
+#[test]
+fn an_expression_that_fails_is_explained() {
+    let rules = "\
+limits:
+  - name: pages
+    match: { when: 'int(request.query[\"page\"]) > 100' }
+    exempt: { when: 'request.headers[\"x-internal\"] == \"1\"' }
+    limit: 100
+    cost: { expression: 'int(request.query[\"size\"])', when_error: 5 }
+  - name: bots
+    blocked: { when: 'request.headers[\"user-agent\"].contains(\"bot\")' }
+";
+    let folder = folder_with(&[("rules.yaml", rules)]);
+    let explain = |arguments: &[&str]| {
+        let arguments =
+            [&["explain", "--config", "rules.yaml", "GET", "/?page=99999999999999999999"], arguments].concat();
+        told(&run_in(folder.path(), &arguments))
+    };
+    insta::assert_snapshot!(explain(&[]));
+    let json = explain(&["--json"]);
+    let parsed: serde_json::Value = serde_json::from_str(json.rsplit_once('\n').unwrap().0).expect("JSON");
+    let errors = &parsed["limits"][0]["expression_errors"];
+    assert_eq!(errors[1]["field"], "exempt.when", "{parsed}");
+    assert_eq!(errors[1]["error"], "there is no entry `x-internal`", "{parsed}");
+}

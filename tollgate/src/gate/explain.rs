@@ -10,7 +10,9 @@ use crate::decision::Decision;
 use crate::http::Refusal;
 use crate::key::Key;
 use crate::limiter::Hit;
-use crate::rules::{Facts, Finding, Met, Mode, Piece, Pieces, Request, TokenStatus};
+use crate::rules::{
+    Facts, FailedExpression, FailedExpressions, Finding, Met, Mode, Piece, Pieces, Request, TokenStatus,
+};
 
 /// What rules would make of a request. Nothing is taken for it.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ pub struct RuleExplained {
     pub shadow: bool,
     /// Where the request stands with it.
     pub standing: Standing,
+    /// Its expressions that failed for the request.
+    pub failed_expressions: Vec<FailedExpression>,
 }
 
 /// Where a request stands with a rule.
@@ -81,6 +85,7 @@ struct Looked {
     ban: Option<Wanted>,
     /// Whether the rule decides before the token of the request is verified.
     early: bool,
+    failed: Vec<FailedExpression>,
 }
 
 impl Gate {
@@ -88,8 +93,13 @@ impl Gate {
     pub fn explain(&self, facts: &Facts<'_>) -> impl Future<Output = Explanation> + Send + use<> {
         let state = self.0.state.load_full();
         let (looked, token): (Vec<Looked>, TokenStatus) = {
-            let request = state.rules.request(facts);
-            let looked = (0..state.rules.len()).map(|number| state.look_into(number, &request)).collect();
+            let failed = FailedExpressions::default();
+            let request = state.rules.request(facts).recording(&failed);
+            let look = |number| {
+                let looked = state.look_into(number, &request);
+                Looked { failed: failed.take(), ..looked }
+            };
+            let looked = (0..state.rules.len()).map(look).collect();
             (looked, request.token_status())
         };
         async move {
@@ -98,7 +108,8 @@ impl Gate {
             for (number, looked) in (0..).zip(looked) {
                 let name = state.rules.name(number).to_owned();
                 let shadow = state.rules.rule(number).mode == Mode::Shadow;
-                rules.push(RuleExplained { name, shadow, standing: state.stand(looked).await });
+                let (standing, failed_expressions) = state.stand(looked).await;
+                rules.push(RuleExplained { name, shadow, standing, failed_expressions });
             }
             Explanation::of(rules, &early, token)
         }
@@ -116,7 +127,7 @@ impl State {
             Met::Refused(_, refused) => Standing::Refused(refused.into()),
             Met::Hit(finding) => return Looked { early, ..self.look_up(&finding, &pieces) },
         };
-        Looked { standing, limit: None, ban: None, early }
+        Looked { standing, limit: None, ban: None, early, failed: Vec::new() }
     }
 
     fn look_up(&self, finding: &Finding, pieces: &[Piece<'_>]) -> Looked {
@@ -133,15 +144,15 @@ impl State {
             let in_flight = self.in_flight.count(finding.rule, key);
             let decision = in_flight::decision(self, finding.limit, in_flight);
             let standing = Standing::InFlight { key: key_text, in_flight, decision };
-            return Looked { standing, limit: None, ban: None, early: false };
+            return Looked { standing, limit: None, ban: None, early: false, failed: Vec::new() };
         }
         let standing = Standing::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };
         let ban = finding.ban.map(|ban| want(ban, 0));
-        Looked { standing, limit: Some(want(finding.limit, finding.cost)), ban, early: false }
+        Looked { standing, limit: Some(want(finding.limit, finding.cost)), ban, early: false, failed: Vec::new() }
     }
 
-    async fn stand(&self, looked: Looked) -> Standing {
-        let Looked { mut standing, limit, ban, .. } = looked;
+    async fn stand(&self, looked: Looked) -> (Standing, Vec<FailedExpression>) {
+        let Looked { mut standing, limit, ban, failed, .. } = looked;
         if let Standing::Counted { decision, banned_for, .. } = &mut standing {
             if let Some(limit) = limit {
                 *decision = self.store.look(&limit).await;
@@ -150,7 +161,7 @@ impl State {
                 *banned_for = self.store.look(&ban).await.and_then(|decision| decision.retry_after());
             }
         }
-        standing
+        (standing, failed)
     }
 }
 

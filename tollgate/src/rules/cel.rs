@@ -4,9 +4,10 @@
 //! and function, so that a misspelt field or a comparison that can never hold is an error in the file, with a place
 //! and a fix, and not a limit that silently meets nobody. Patterns and address ranges are compiled then too.
 //!
-//! What can still fail for one request is what depends on it: a header that is not there (`request.headers["x"]`), a
-//! text that is no number (`int(…)`), a claim of another type. A condition that fails so is false, and a cost is not
-//! there. `"x" in request.headers` or `has(request.headers.x)` asks before.
+//! An expression can still fail for one request: a header is missing (`request.headers["x"]`), a text is not a number
+//! (`int(…)`), a claim has another type. That is an error, never an answer: the caller decides against the client then.
+//! `"x" in request.headers` or `has(request.headers.x)` avoids it, and reads without such a guard are reported when the
+//! file is loaded.
 //!
 //! The files of rules are not trusted to be small: the text, its depth and its loops have bounds. What a request can
 //! make an expression do is bounded by the names that a loop goes through, and otherwise by the size that the server
@@ -20,6 +21,8 @@ mod error;
 mod functions;
 mod operators;
 mod prepared;
+mod range;
+mod reads;
 mod tree;
 mod types;
 mod variables;
@@ -30,6 +33,7 @@ mod tests;
 use std::net::IpAddr;
 
 use cel::common::types::{CelBool, CelInt, CelUInt};
+use cel::common::value::Val;
 use cel::{Context, IdedExpr, Value};
 
 use self::check::Checked;
@@ -38,7 +42,8 @@ use self::types::Type;
 use self::variables::Variables;
 use super::Facts;
 
-pub(crate) use self::error::ExpressionError;
+pub(crate) use self::error::{EvaluationError, ExpressionError, Place};
+pub(crate) use self::reads::UnguardedRead;
 
 /// What an expression is asked about.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +64,7 @@ pub(crate) struct Expression {
     tree: IdedExpr,
     prepared: Vec<Prepared>,
     asks_tokens: bool,
+    unguarded_reads: Vec<UnguardedRead>,
 }
 
 impl Expression {
@@ -95,7 +101,8 @@ impl Expression {
         let mut parsed = tree::parse(text)?;
         let checked = check::check(&mut parsed)?;
         let Checked { gives, prepared, asks_tokens } = checked;
-        Ok((Self { tree: parsed.root, prepared, asks_tokens }, gives))
+        let unguarded_reads = reads::unguarded(&mut parsed);
+        Ok((Self { tree: parsed.root, prepared, asks_tokens, unguarded_reads }, gives))
     }
 
     /// Whether it looks at the claims of a token, so that somebody has to verify one.
@@ -103,24 +110,42 @@ impl Expression {
         self.asks_tokens
     }
 
-    /// Whether the condition holds. One that cannot be answered for this request does not.
-    pub(crate) fn is_true(&self, seen: &Seen<'_>) -> bool {
-        self.evaluate(seen, |value| value.downcast_ref::<CelBool>().map(|truth| *truth.inner())).unwrap_or(false)
+    /// The reads of entries that a request may lack, without a guard.
+    pub(crate) fn unguarded_reads(&self) -> &[UnguardedRead] {
+        &self.unguarded_reads
     }
 
-    /// The cost, unless it is negative or cannot be answered for this request.
-    pub(crate) fn units(&self, seen: &Seen<'_>) -> Option<u64> {
-        self.evaluate(seen, |value| match value.downcast_ref::<CelInt>() {
-            Some(units) => u64::try_from(*units.inner()).ok(),
-            None => value.downcast_ref::<CelUInt>().map(|units| *units.inner()),
+    /// Returns the most units that a cost can give, if that can be told without a request.
+    pub(crate) fn most_units(&self) -> Option<u64> {
+        range::most_units(&self.tree)
+    }
+
+    /// Evaluates a condition.
+    pub(crate) fn holds(&self, seen: &Seen<'_>) -> Result<bool, EvaluationError> {
+        self.evaluate(seen, |value| match value.downcast_ref::<CelBool>() {
+            Some(truth) => Ok(*truth.inner()),
+            None => Err(EvaluationError::wrong_type(value, "a bool")),
         })
     }
 
-    fn evaluate<T>(&self, seen: &Seen<'_>, take: impl FnOnce(&dyn cel::common::value::Val) -> Option<T>) -> Option<T> {
+    /// Evaluates a cost.
+    pub(crate) fn units(&self, seen: &Seen<'_>) -> Result<u64, EvaluationError> {
+        self.evaluate(seen, |value| match (value.downcast_ref::<CelInt>(), value.downcast_ref::<CelUInt>()) {
+            (Some(units), _) => u64::try_from(*units.inner()).map_err(|_| EvaluationError::Negative(*units.inner())),
+            (None, Some(units)) => Ok(*units.inner()),
+            (None, None) => Err(EvaluationError::wrong_type(value, "an int")),
+        })
+    }
+
+    fn evaluate<T>(
+        &self,
+        seen: &Seen<'_>,
+        take: impl FnOnce(&dyn Val) -> Result<T, EvaluationError>,
+    ) -> Result<T, EvaluationError> {
         let variables = Variables::new(*seen, &self.prepared);
         let mut context = Context::with_env(functions::environment());
         context.set_variable_resolver(&variables);
-        let value = Value::resolve_val(&self.tree, &context).ok()?;
+        let value = Value::resolve_val(&self.tree, &context).map_err(EvaluationError::failed)?;
         take(value.as_ref())
     }
 }

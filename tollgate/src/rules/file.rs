@@ -49,11 +49,11 @@ pub use self::problem::{Position, Problem, Problems, Severity};
 pub use self::schema::schema;
 pub use self::types::{
     AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
-    ClientCertificates, ConsistencyName, CostRule, CountName, CountRule, EjectRule, FailurePolicy, ForwardingName,
-    GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule, LimitRule, ListRule,
-    Listener, LogFormat, MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, RefillMode, RespondRule,
-    RewriteRule, RouteRule, RuleFile, ServiceRule, Several, StatusRule, TemplateRule, TimeoutsRule, TlsRule, Told,
-    UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
+    ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, FailurePolicy,
+    ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
+    LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, RefillMode,
+    RespondRule, RewriteRule, RouteRule, RuleFile, ServiceRule, Several, StatusRule, TemplateRule, TimeoutsRule,
+    TlsRule, Told, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 
 /// A rule file that was read, and where each part of it stands.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::client::TrustedProxies;
 use super::path::normal;
-use super::{Facts, claims};
+use super::{Facts, FailedExpressions, claims};
 use crate::http::TokenError;
 
 /// The claims of a token that was verified.
@@ -58,11 +58,30 @@ pub struct Request<'a> {
     tokens: Option<&'a Tokens>,
     client: OnceCell<Option<IpAddr>>,
     token: OnceCell<Option<Token>>,
+    /// Where expressions that fail are recorded, if the request is only explained.
+    failed: Option<&'a FailedExpressions>,
 }
 
 impl<'a> Request<'a> {
     pub(super) fn new(facts: &'a Facts<'a>, proxies: &'a TrustedProxies, tokens: Option<&'a Tokens>) -> Self {
-        Self { facts, path: OnceCell::new(), proxies, tokens, client: OnceCell::new(), token: OnceCell::new() }
+        Self {
+            facts,
+            path: OnceCell::new(),
+            proxies,
+            tokens,
+            client: OnceCell::new(),
+            token: OnceCell::new(),
+            failed: None,
+        }
+    }
+
+    /// The same request, with its failed expressions recorded rather than counted.
+    pub(crate) fn recording(self, failed: &'a FailedExpressions) -> Self {
+        Self { failed: Some(failed), ..self }
+    }
+
+    pub(super) fn failed_expressions(&self) -> Option<&FailedExpressions> {
+        self.failed
     }
 
     /// What was given.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::HeaderName;
 
 use super::answers::{Answers, Hearing};
+use super::expression_errors::ErrorCount;
 use super::matching::Condition;
 use super::{KeyPart, Match, Networks, Request};
 use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
@@ -37,6 +38,8 @@ pub struct Rule {
     pub(crate) mode: Mode,
     pub(super) ban: Option<Ban>,
     pub(super) hearing: Hearing,
+    /// Of its expressions, those of a rule file.
+    pub(super) expression_errors: Vec<ErrorCount>,
     /// What its expressions read a token for. Its key and plan are looked at when the set is built.
     pub(super) expressions_read_token: TokenUse,
 }
@@ -112,6 +115,8 @@ pub(super) enum CostSource {
     Constant(u64),
     Header(HeaderName),
     Custom(CostOf),
+    /// An expression of a rule file, and the cost of a request for which it fails: the whole quota if `None`.
+    Expression(CostOf, Option<u64>),
 }
 
 impl Cost {
@@ -133,7 +138,19 @@ impl Cost {
         Self(CostSource::Custom(Arc::new(cost)))
     }
 
-    pub(super) fn of(&self, request: &Request<'_>) -> u64 {
+    /// An expression, and the cost of a request for which it gives nothing: `when_error`, but never more than the
+    /// quota, which would refuse the request for ever; the whole quota if there is no `when_error`.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
+    pub(super) fn expression(
+        cost: impl Fn(&Request<'_>) -> Option<u64> + Send + Sync + 'static,
+        when_error: Option<u64>,
+    ) -> Self {
+        Self(CostSource::Expression(Arc::new(cost), when_error))
+    }
+
+    /// Returns the units that a request takes from a limit with that quota.
+    #[inline]
+    pub(super) fn of(&self, request: &Request<'_>, quota: impl FnOnce() -> u64) -> u64 {
         let given = request.facts().given_cost();
         match &self.0 {
             _ if given == Some(0) => 0,
@@ -145,6 +162,10 @@ impl Cost {
                 units.unwrap_or(1).max(1)
             }
             CostSource::Custom(cost) => cost(request).unwrap_or(1),
+            CostSource::Expression(cost, when_error) => cost(request).unwrap_or_else(|| {
+                let quota = quota();
+                when_error.map_or(quota, |units| units.min(quota))
+            }),
         }
     }
 
@@ -250,6 +271,7 @@ impl Rule {
             ban: None,
             hearing: Hearing::default(),
             expressions_read_token: TokenUse::Never,
+            expression_errors: Vec::new(),
         }
     }
 

@@ -24,7 +24,7 @@ use super::key_part::Piece;
 use super::matching::{Known, Miss};
 use super::request::{TokenStatus, Tokens};
 use super::rule::{Missing, Mode, Rule};
-use super::{Facts, KeyPart, Request};
+use super::{ExpressionField, Facts, KeyPart, Request};
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Policy, TokenError};
 use crate::key::Key;
@@ -189,7 +189,7 @@ impl RuleSet {
                     _ => None,
                 };
                 if let Some(key) = key {
-                    found(&compiled.finding(number, compiled.limit, request), key);
+                    found(&compiled.finding(number, compiled.limit, request, &self.0.limits), key);
                     continue;
                 }
             }
@@ -271,7 +271,7 @@ impl RuleSet {
             let own = compiled.by_key.get(parts).copied().or_else(|| compiled.plan_limit(request));
             limit = own.unwrap_or(limit);
         }
-        Met::Hit(compiled.finding(number, limit, request))
+        Met::Hit(compiled.finding(number, limit, request, &self.0.limits))
     }
 
     /// Why a request without a part of the key is refused: if that is a claim, for what its token failed at.
@@ -335,6 +335,28 @@ impl RuleSet {
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
         &self.0.limits[..self.0.rates]
+    }
+
+    /// How often expressions failed, by the name of the limit and the field; see [`ExpressionField`] for what happens to
+    /// the request then. Every expression of the rules is listed, in their order.
+    pub fn expression_errors(&self) -> impl Iterator<Item = (&str, ExpressionField, u64)> {
+        self.0.rules.iter().flat_map(|compiled| {
+            let counts = compiled.rule.expression_errors.iter();
+            counts.map(|count| (compiled.rule.name(), count.field(), count.value()))
+        })
+    }
+
+    /// Continues the counts of failed expressions of the rules that these replace.
+    pub(crate) fn adopt_expression_errors(&self, before: &Self) {
+        for compiled in &self.0.rules {
+            let Some(number) = before.number(compiled.rule.name()) else { continue };
+            for count in &compiled.rule.expression_errors {
+                let counts = &before.rule(number).expression_errors;
+                if let Some(before) = counts.iter().find(|before| before.field() == count.field()) {
+                    count.adopt(before);
+                }
+            }
+        }
     }
 
     pub(crate) fn rule(&self, number: u32) -> &Rule {
@@ -448,8 +470,9 @@ impl Compiled {
     }
 
     #[inline(always)]
-    fn finding(&self, number: u32, limit: LimitId, request: &Request<'_>) -> Finding {
-        let (cost, is_place) = (self.rule.cost.of(request), self.rule.is_in_flight());
+    fn finding(&self, number: u32, limit: LimitId, request: &Request<'_>, limits: &[Limit]) -> Finding {
+        let quota = || limits.get(limit.index()).map_or(1, Limit::quota);
+        let (cost, is_place) = (self.rule.cost.of(request, quota), self.rule.is_in_flight());
         Finding { rule: number, limit, ban: self.ban, cost, mode: self.rule.mode, is_place }
     }
 

@@ -63,7 +63,7 @@ limits:
       methods: [POST]
       hosts: ["*.example.com"]
       headers: { user-agent: "*bot*" }
-      when: request.query["n"] == "1" && !request.ip.inCidr("10.0.0.0/8")
+      when: '"n" in request.query && request.query["n"] == "1" && !request.ip.inCidr("10.0.0.0/8")'
 "#,
     );
     let bot = ("user-agent", "a bot of ours");

@@ -167,7 +167,7 @@ const UNREACHABLE: [&str; 26] = [
 ];
 
 /// Numbers that cannot be meant.
-const NUMBERS: [&str; 47] = [
+const NUMBERS: [&str; 50] = [
     "limits: [{ name: a, limit: 10_000 }]\n",
     "limits: [{ name: a, limit: 0 }]\n",
     "limits: [{ name: a, limit: 4294967297 }]\n",
@@ -186,6 +186,9 @@ const NUMBERS: [&str; 47] = [
     "limits: [{ name: a, cost: 0 }]\n",
     "limits: [{ name: a, limit: 5, cost: 6 }]\n",
     "limits: [{ name: a, cost: 11 }]\n",
+    "limits: [{ name: a, cost: { expression: '1', when_error: 0 } }]\n",
+    "limits: [{ name: a, cost: { expression: '1', when_error: 11 } }]\n",
+    "limits: [{ name: a, cost: { when_error: 11 } }]\n",
     "limits: [{ name: a, key: ip, cost: 5, overrides: [{ key: x, limit: 3 }] }]\n",
     "limits: [{ name: a, key: ip, overrides: [{ key: x, limit: 0 }] }]\n",
     "limits: [{ name: a, key: ip, segments: 1000, window: 1s, overrides: [{ key: x, window: 1us }] }]\n",
@@ -260,7 +263,7 @@ const TOGETHER: [&str; 38] = [
 ];
 
 /// What is taken, with a word about it.
-const WARNINGS: [&str; 11] = [
+const WARNINGS: [&str; 17] = [
     "store: memory\n",
     "limits: []\n",
     "headers: [ietf, ietf]\nlimits: [{ name: a }]\n",
@@ -270,6 +273,12 @@ const WARNINGS: [&str; 11] = [
     "limits: [{ name: a, ban: { after: 5, within: 1m, for: 1m } }]\n",
     "limits: [{ name: a, key: x-api-key }, { name: b, key: [eu, everybody] }]\n",
     "limits: [{ name: a, key: [ip, X-Tenant, eu] }, { name: b, key: const:x-api-key }]\n",
+    "limits: [{ name: a, match: { when: 'request.query[\"dry_run\"] != \"1\"' } }]\n",
+    "limits: [{ name: a, exempt: { when: 'true && request.headers[\"X-Internal\"] == \"1\"' } }]\n",
+    "limits: [{ name: a, blocked: { when: 'descriptors.tier == \"x\"' } }]\n",
+    "limits: [{ name: a, cost: 'int(request.query.n)' }]\n",
+    "limits: [{ name: a, cost: { expression: 'request.query.all(n, int(request.headers[n]) > 0) ? 2 : 1' } }]\n",
+    "jwt: { key_file: a, algorithms: [RS256] }\nlimits:\n  - name: a\n    match:\n      when: >-\n        request.method == \"GET\" &&\n        jwt.realm.roles.size() > 2\n",
     "gateway: { trusted_proxies: [0.0.0.0/0] }\nlimits: [{ name: a }]\n",
     "gateway:\n  routes:\n    - { path: [/api/**, /v1], strip_prefix: /v2, upstream: echo }\n    - { path: [/a/**, /b/**], strip_prefix: /b, upstream: echo }\nlimits: [{ name: a }]\n",
 ];

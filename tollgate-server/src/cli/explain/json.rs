@@ -82,6 +82,15 @@ struct LimitJson<'a> {
     counted: Option<CountedJson<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     in_flight: Option<InFlightJson<'a>>,
+    /// The expressions that failed for the request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    expression_errors: Vec<ExpressionErrorJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct ExpressionErrorJson<'a> {
+    field: &'static str,
+    error: &'a str,
 }
 
 #[derive(Serialize)]
@@ -137,7 +146,10 @@ fn route<'a>(rule: &'a RouteRule, path: &str) -> RouteJson<'a> {
 }
 
 fn limit(rule: &RuleExplained) -> LimitJson<'_> {
-    let limit = LimitJson { limit: &rule.name, shadow: rule.shadow, ..LimitJson::default() };
+    let failed = rule.failed_expressions.iter();
+    let expression_errors =
+        failed.map(|failed| ExpressionErrorJson { field: failed.field.as_str(), error: &failed.error }).collect();
+    let limit = LimitJson { limit: &rule.name, shadow: rule.shadow, expression_errors, ..LimitJson::default() };
     match &rule.standing {
         Standing::NotMatched(why) => LimitJson { standing: "not_matched", why: Some(why), ..limit },
         Standing::KeyMissing(part) => LimitJson { standing: "key_missing", why: Some(part), ..limit },

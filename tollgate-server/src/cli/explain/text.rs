@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tollgate::http::Refusal;
-use tollgate::rules::TokenStatus;
+use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
 use tollgate::{Decision, RuleExplained, Standing};
 
 use super::address::made_without;
@@ -25,10 +25,12 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
     let (names, verdicts) = (width(0, MAX_NAME_WIDTH), width(1, usize::MAX));
     let mut text = format!("{} {}\n\n", explained.arguments.method, explained.arguments.path);
     text += &route(explained.routed, &explained.arguments.path);
-    for [name, verdict, detail] in &rows {
+    let errors = explained.explanation.rules.iter().map(expression_errors);
+    for ([name, verdict, detail], errors) in rows.iter().zip(errors) {
         let line = format!("  {name:names$}  {verdict:verdicts$}  {detail}");
         text += line.trim_end();
         text.push('\n');
+        text += &errors;
     }
     if rows.is_empty() {
         text += "  there are no limits\n";
@@ -60,6 +62,21 @@ fn token(status: TokenStatus) -> String {
         TokenStatus::Invalid(error) => format!("\nToken: {}. {error}\n", error.code()),
         _ => String::new(),
     }
+}
+
+/// The expressions of a limit that failed for the request, one to a line.
+fn expression_errors(rule: &RuleExplained) -> String {
+    let line = |failed: &FailedExpression| {
+        let effect = match failed.field {
+            ExpressionField::MatchWhen => "so the limit applies",
+            ExpressionField::ExemptWhen => "so the request is not exempt",
+            ExpressionField::BlockedWhen => "so the request is blocked",
+            ExpressionField::Cost => "so its `when_error` is the cost",
+            _ => "which counts against the request",
+        };
+        format!("    {} failed, {effect}: {}\n", failed.field, failed.error)
+    };
+    rule.failed_expressions.iter().map(line).collect()
 }
 
 /// The name, the verdict, and the rest.

@@ -1,6 +1,11 @@
-//! Why an expression cannot be used.
+//! Why an expression cannot be used, and why one fails for a request.
 
 use std::fmt;
+
+use cel::ExecutionError;
+use cel::common::value::Val;
+
+use super::variables::MAX_LOOP_NAMES;
 
 /// An expression that cannot be used: what is wrong with it, the fix, and the place if there is one.
 ///
@@ -54,6 +59,63 @@ impl fmt::Display for ExpressionError {
 }
 
 impl std::error::Error for ExpressionError {}
+
+/// Why an expression failed for a request. `Display` repeats little of what the client sent, and no control characters.
+#[derive(Debug)]
+pub(crate) enum EvaluationError {
+    /// The interpreter gave up.
+    Failed(Box<ExecutionError>),
+    /// The result has another type than the field needs, which only a claim can bring about.
+    WrongType { found: String, wanted: &'static str },
+    /// The cost is below 0.
+    Negative(i64),
+}
+
+impl EvaluationError {
+    pub(super) fn failed(error: ExecutionError) -> Self {
+        Self::Failed(Box::new(error))
+    }
+
+    pub(super) fn wrong_type(found: &dyn Val, wanted: &'static str) -> Self {
+        Self::WrongType { found: found.get_type().name().trim_end_matches("_type").to_owned(), wanted }
+    }
+}
+
+impl fmt::Display for EvaluationError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => match &**error {
+                ExecutionError::NoSuchKey(name) => write!(out, "there is no entry `{}`", printable(name)),
+                ExecutionError::UnexpectedType { got, want } if got == "map" && want == "iterable" => {
+                    write!(out, "a loop has more than {MAX_LOOP_NAMES} names to go through")
+                }
+                ExecutionError::FunctionError { function, message } => {
+                    write!(out, "`{function}` failed: {}", printable(message))
+                }
+                ExecutionError::DivisionByZero(_) | ExecutionError::RemainderByZero(_) => {
+                    out.write_str("division by zero")
+                }
+                ExecutionError::Overflow(..) => out.write_str("a number is too large or too small"),
+                ExecutionError::IndexOutOfBounds(_) => out.write_str("an index is outside its list"),
+                other => out.write_str(&printable(&other.to_string())),
+            },
+            Self::WrongType { found, wanted } => write!(out, "the result is of type {found}, not {wanted}"),
+            Self::Negative(units) => write!(out, "the cost {units} is below 0"),
+        }
+    }
+}
+
+impl std::error::Error for EvaluationError {}
+
+/// A text that may come from a client, short enough for a line and safe for a terminal.
+fn printable(text: &str) -> String {
+    const MAX_CHARACTERS: usize = 80;
+    let mut shown: String = text.chars().take(MAX_CHARACTERS).collect::<String>().escape_debug().collect();
+    if text.chars().nth(MAX_CHARACTERS).is_some() {
+        shown.push('…');
+    }
+    shown
+}
 
 /// As much of the text as an error repeats.
 pub(super) fn excerpt(text: &str) -> String {

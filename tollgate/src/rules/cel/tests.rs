@@ -1,6 +1,7 @@
 //! Expressions that are accepted, and what they answer; that are refused, and why; and what holds for all.
 
 mod accepted;
+mod guards;
 mod hostile;
 mod properties;
 mod refused;
@@ -54,13 +55,17 @@ impl Request {
         ask(&Seen { facts, path: "/api/search", client: self.client, claims: self.claims.as_ref() })
     }
 
-    fn is_true(&self, text: &str) -> bool {
+    fn holds(&self, text: &str) -> Result<bool, String> {
         let condition = Expression::condition(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-        self.seen(|seen| condition.is_true(seen))
+        self.seen(|seen| condition.holds(seen)).map_err(|error| error.to_string())
     }
 
-    fn units(&self, text: &str) -> Option<u64> {
+    fn is_true(&self, text: &str) -> bool {
+        self.holds(text) == Ok(true)
+    }
+
+    fn units(&self, text: &str) -> Result<u64, String> {
         let cost = Expression::cost(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-        self.seen(|seen| cost.units(seen))
+        self.seen(|seen| cost.units(seen)).map_err(|error| error.to_string())
     }
 }

@@ -79,7 +79,7 @@ fn depth(tree: &IdedExpr) -> usize {
     1 + children(tree).into_iter().map(depth).max().unwrap_or(0)
 }
 
-fn children(tree: &IdedExpr) -> Vec<&IdedExpr> {
+pub(super) fn children(tree: &IdedExpr) -> Vec<&IdedExpr> {
     match &tree.expr {
         Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => Vec::new(),
         Expr::Call(call) => call.target.as_deref().into_iter().chain(&call.args).collect(),

@@ -19,12 +19,13 @@ use crate::Ban;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, HeaderFamily, TokenError};
 use crate::rules::cel::{Expression, Seen};
+use crate::rules::expression_errors::ErrorCount;
 use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
 use crate::rules::rule::TokenUse;
 use crate::rules::{
-    Answers, Cost, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Routes, Rule, RuleSet, TrustedProxies,
-    jwt,
+    Answers, Cost, ExpressionField, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Routes, Rule, RuleSet,
+    TrustedProxies, jwt,
 };
 
 impl Parsed {
@@ -145,7 +146,22 @@ fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
         Some(most) => Rule::in_flight(limit.name.as_str(), most)?,
         None => Rule::new(limit.limit()?),
     };
-    let mut rule = rule.matching(matching(&limit.matches)?).cost(cost(limit.cost.as_ref())?);
+    let mut errors = Vec::new();
+    let mut count_if = |is_expression: bool, field| {
+        let count = ErrorCount::new(field);
+        errors.extend(is_expression.then(|| count.clone()));
+        count
+    };
+    let mut matching = matching(&limit.matches)?;
+    if let Some(text) = &limit.matches.when {
+        let condition = condition(text.as_str(), count_if(true, ExpressionField::MatchWhen))?;
+        matching = matching.when_described(text.as_str(), condition);
+    }
+    let of_exempt = count_if(limit.exempt.when.is_some(), ExpressionField::ExemptWhen);
+    let of_blocked = count_if(limit.blocked.when.is_some(), ExpressionField::BlockedWhen);
+    let of_cost = count_if(limit.cost.as_ref().is_some_and(CostRule::is_expression), ExpressionField::Cost);
+    let mut rule = rule.matching(matching).cost(cost(limit.cost.as_ref(), of_cost)?);
+    rule.expression_errors = errors;
     for part in limit.key.iter().flatten() {
         rule = rule.key(key_part(part)?);
     }
@@ -160,7 +176,7 @@ fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
     for one in &limit.overrides {
         rule = overridden(rule, limit, one)?;
     }
-    rule = rule.exempt(listing(&limit.exempt)?).blocked(listing(&limit.blocked)?);
+    rule = rule.exempt(listing(&limit.exempt, of_exempt)?).blocked(listing(&limit.blocked, of_blocked)?);
     if limit.shadow {
         rule = rule.mode(Mode::Shadow);
     }
@@ -214,6 +230,7 @@ fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Ru
     })
 }
 
+/// Everything of a match but its expression, which routes do not have.
 pub(super) fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
     let mut matching = Match::everything();
     for glob in rule.path.iter().flatten() {
@@ -231,15 +248,10 @@ pub(super) fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
     if let Some(domain) = &rule.domain {
         matching = matching.domain(domain);
     }
-    if let Some(text) = &rule.when {
-        let expression = condition(text.as_str())?;
-        matching =
-            matching.when_described(text.as_str(), move |request| expression.is_true(&seen(&expression, request)));
-    }
     Ok(matching)
 }
 
-fn listing(rule: &ListRule) -> Result<Listing, RefusedRule> {
+fn listing(rule: &ListRule, errors: ErrorCount) -> Result<Listing, RefusedRule> {
     let networks = Networks::parse(rule.ips.iter().map(Cidr::to_string))?;
     let mut listing = Listing::nobody().networks(networks);
     for key in &rule.keys {
@@ -247,22 +259,29 @@ fn listing(rule: &ListRule) -> Result<Listing, RefusedRule> {
         listing = listing.key(&parts);
     }
     if let Some(text) = &rule.when {
-        let expression = condition(text.as_str())?;
-        listing = listing.when(move |request| expression.is_true(&seen(&expression, request)));
+        listing = listing.when(condition(text.as_str(), errors)?);
     }
     Ok(listing)
 }
 
-fn cost(rule: Option<&CostRule>) -> Result<Cost, RefusedRule> {
-    Ok(match rule {
-        None => Cost::constant(1),
-        Some(CostRule::Units(units)) => Cost::constant(*units),
-        Some(CostRule::Found(CostText::Header(name))) => Cost::header(header(name)?),
-        Some(CostRule::Found(CostText::Expression(text))) => {
-            let expression = Expression::cost(text.as_str()).map_err(disagreed)?;
-            Cost::custom(move |request| expression.units(&seen(&expression, request)))
+fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, RefusedRule> {
+    let (text, when_error) = match rule {
+        None => return Ok(Cost::constant(1)),
+        Some(CostRule::Units(units)) => return Ok(Cost::constant(*units)),
+        Some(CostRule::Found(CostText::Header(name))) => return Ok(Cost::header(header(name)?)),
+        Some(CostRule::Found(CostText::Expression(text))) => (text, None),
+        Some(CostRule::Computed(rule)) => (&rule.expression, rule.when_error),
+    };
+    let expression = Expression::cost(text.as_str()).map_err(disagreed)?;
+    let when_error = when_error.or_else(|| expression.most_units());
+    let units = move |request: &Request<'_>| match expression.units(&seen(&expression, request)) {
+        Ok(units) => Some(units),
+        Err(error) => {
+            errors.note(request, &error);
+            None
         }
-    })
+    };
+    Ok(Cost::expression(units, when_error))
 }
 
 fn answers(rule: &CountRule) -> Result<Answers, RefusedRule> {
@@ -313,8 +332,23 @@ fn header(name: &HeaderName) -> Result<Name, RefusedRule> {
     name.as_str().parse().map_err(disagreed)
 }
 
-fn condition(text: &str) -> Result<Expression, RefusedRule> {
-    Expression::condition(text).map_err(disagreed)
+/// Compiles a condition. One that fails for a request decides against the client: the limit applies, the request is
+/// blocked, or it is not exempt.
+fn condition(
+    text: &str,
+    errors: ErrorCount,
+) -> Result<impl Fn(&Request<'_>) -> bool + Send + Sync + 'static, RefusedRule> {
+    let expression = Expression::condition(text).map_err(disagreed)?;
+    let when_error = match errors.field() {
+        ExpressionField::ExemptWhen => false,
+        ExpressionField::MatchWhen | ExpressionField::BlockedWhen | ExpressionField::Cost => true,
+    };
+    Ok(move |request: &Request<'_>| {
+        expression.holds(&seen(&expression, request)).unwrap_or_else(|error| {
+            errors.note(request, &error);
+            when_error
+        })
+    })
 }
 
 /// A request as an expression sees it. A token is verified only for an expression that looks at it.

@@ -1,7 +1,7 @@
 //! Expressions in CEL: the one place where the rule file asks whether they compile.
 
 use super::forms::Expression as Text;
-use crate::rules::cel::{Expression, ExpressionError};
+use crate::rules::cel::{Expression, ExpressionError, Place, UnguardedRead};
 
 /// What an expression is for, which decides what it must give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,8 +12,14 @@ pub(super) enum Purpose {
     Cost,
 }
 
-/// Whether an expression looks at the claims of a token.
-pub(super) struct AsksTokens(pub(super) bool);
+/// What is known of an expression that compiles.
+#[derive(Default)]
+pub(super) struct Compiled {
+    /// Whether it looks at the claims of a token.
+    pub(super) asks_tokens: bool,
+    /// The reads of entries that a request may lack, each with its offset.
+    pub(super) unguarded_reads: Vec<(usize, UnguardedRead)>,
+}
 
 /// Why an expression does not compile.
 pub(super) struct Fault {
@@ -23,22 +29,30 @@ pub(super) struct Fault {
     pub(super) fix: String,
 }
 
-/// Whether an expression compiles and gives what it is for, and whether it looks at tokens.
-pub(super) fn check(purpose: Purpose, text: &Text) -> Result<AsksTokens, Fault> {
+/// Whether an expression compiles and gives what it is for.
+pub(super) fn check(purpose: Purpose, text: &Text) -> Result<Compiled, Fault> {
     let text = text.as_str();
     let read = match purpose {
         Purpose::Condition => Expression::condition(text),
         Purpose::Cost => Expression::cost(text),
     };
-    read.map(|expression| AsksTokens(expression.asks_tokens())).map_err(|error| Fault::of(&error, text))
+    let expression = read.map_err(|error| Fault::of(&error, text))?;
+    let reads = expression.unguarded_reads().iter();
+    let unguarded_reads = reads.map(|read| (offset_of(read.place, text), read.clone())).collect();
+    Ok(Compiled { asks_tokens: expression.asks_tokens(), unguarded_reads })
+}
+
+/// Returns how many characters of the text come before a place.
+fn offset_of(place: Option<Place>, text: &str) -> usize {
+    place.map_or(0, |place| {
+        let before: usize = text.split_inclusive('\n').take(place.line - 1).map(|line| line.chars().count()).sum();
+        before + place.column - 1
+    })
 }
 
 impl Fault {
     fn of(error: &ExpressionError, text: &str) -> Self {
-        let offset = error.place().map_or(0, |place| {
-            let before: usize = text.split_inclusive('\n').take(place.line - 1).map(|line| line.chars().count()).sum();
-            before + place.column - 1
-        });
+        let offset = offset_of(error.place(), text);
         let message = error.to_string();
         let (problem, fix) = message.split_once("; ").unwrap_or((&message, "write it another way"));
         Self { offset, problem: problem.to_owned(), fix: fix.to_owned() }

@@ -151,7 +151,9 @@ impl<'s> Shape<'s, '_> {
     /// Something good to write for a schema.
     fn example(&self, schema: &'s Value) -> String {
         let choices = self.choices(schema);
-        choices.first().map(|choice| expected(&[*choice]).1).unwrap_or_default()
+        let given = self.resolved(schema).get("examples").and_then(|examples| examples.get(0)?.as_str());
+        let example = given.map(str::to_owned);
+        example.or_else(|| choices.first().map(|choice| expected(&[*choice]).1)).unwrap_or_default()
     }
 }
 

@@ -25,7 +25,7 @@ pub use self::gateway::{
     HealthCheckRule, HostHeader, LogFormat, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule, Told,
     UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
-pub use self::limit::{BanRule, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
+pub use self::limit::{BanRule, ComputedCost, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
 pub use self::numbers::{AlgorithmName, Align, Modes, Numbers, Overflow, RefillMode};
 pub use self::several::Several;
 pub use self::surfaces::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};

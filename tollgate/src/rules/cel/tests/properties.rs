@@ -136,8 +136,8 @@ fn of_type(depth: u32) -> (BoxedStrategy<String>, BoxedStrategy<String>, BoxedSt
 /// The type that the check gives, and the name of the type of the value, if there is one.
 fn check_and_run(text: &str, request: &Request) -> Option<(Type, Option<String>)> {
     let (expression, gives) = Expression::read(text).ok()?;
-    let found = request.seen(|seen| expression.evaluate(seen, |value| Some(value.get_type().name().to_owned())));
-    Some((gives, found))
+    let found = request.seen(|seen| expression.evaluate(seen, |value| Ok(value.get_type().name().to_owned())));
+    Some((gives, found.ok()))
 }
 
 fn assert_sound(text: &str, request: &Request) -> Result<bool, TestCaseError> {
@@ -180,6 +180,28 @@ proptest! {
                     prop_assert!(bound.iter().any(|bound| message.contains(bound)), "{}: {}", text, message);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn an_expression_whose_reads_are_guarded_misses_no_entry(
+        (truth, number) in { let (truth, number, _) = of_type(3); (truth, number) },
+        request in request(),
+    ) {
+        for text in [truth, number] {
+            let Ok((expression, _)) = Expression::read(&text) else { continue };
+            let outcome = request.seen(|seen| expression.evaluate(seen, |_| Ok(())));
+            if expression.unguarded_reads().is_empty() && let Err(error) = outcome {
+                prop_assert!(!error.to_string().contains("there is no entry"), "{}: {}", text, error);
+            }
+        }
+    }
+
+    #[test]
+    fn a_cost_is_never_above_its_bound(number in of_type(3).1, request in request()) {
+        let Ok(cost) = Expression::cost(&number) else { return Ok(()) };
+        if let (Some(most), Ok(units)) = (cost.most_units(), request.seen(|seen| cost.units(seen))) {
+            prop_assert!(units <= most, "{}: {} > {}", number, units, most);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The limits as a whole: names, and requests that can reach them.
 
 use super::{Seen, answers, callers, numbers};
-use crate::rules::file::expressions::{self, AsksTokens, Fault, Purpose};
+use crate::rules::ExpressionField;
+use crate::rules::file::expressions::{self, Compiled, Fault, Purpose};
 use crate::rules::file::forms::{CostText, Expression, Form, HeaderName};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, shown};
@@ -67,16 +68,14 @@ fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     }
 }
 
-/// Expressions, and those that are the same for every request.
+/// Expressions: those that do not compile, that are the same for every request, or that fail for some.
 fn conditions(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
-    let compiles = |purpose, expression, node: &Node, findings: &mut Findings| {
-        let AsksTokens(asks_tokens) = compiled(purpose, expression, node, findings);
-        if asks_tokens && !has_jwt {
-            callers::no_jwt(node.at, findings);
-        }
-    };
-    let sections = [("match", &rule.matches.when), ("exempt", &rule.exempt.when), ("blocked", &rule.blocked.when)];
-    for (section, when) in sections {
+    let sections = [
+        ("match", &rule.matches.when, ExpressionField::MatchWhen),
+        ("exempt", &rule.exempt.when, ExpressionField::ExemptWhen),
+        ("blocked", &rule.blocked.when, ExpressionField::BlockedWhen),
+    ];
+    for (section, when, field) in sections {
         let (Some(when), Some(node)) = (when, node.get(section).and_then(|section| section.get("when"))) else {
             continue;
         };
@@ -87,17 +86,68 @@ fn conditions(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findi
             ("exempt", "true") => {
                 findings.error(node.at, "no request reaches this limit: everybody is exempt", "remove the limit");
             }
-            _ => compiles(Purpose::Condition, when, node, findings),
+            _ => expression(field, when, node, has_jwt, findings),
         }
     }
-    if let (Some(CostRule::Found(CostText::Expression(cost))), Some(node)) = (&rule.cost, node.get("cost")) {
-        compiles(Purpose::Cost, cost, node, findings);
+    let Some(node) = node.get("cost") else { return };
+    match &rule.cost {
+        Some(CostRule::Found(CostText::Expression(cost))) => {
+            expression(ExpressionField::Cost, cost, node, has_jwt, findings);
+        }
+        Some(CostRule::Computed(cost)) => {
+            let node = node.get("expression").unwrap_or(node);
+            let compiled = compiled(ExpressionField::Cost, &cost.expression, node, has_jwt, findings);
+            // With `when_error`, the author has thought of requests for which it fails.
+            if cost.when_error.is_none() {
+                unguarded_reads(ExpressionField::Cost, compiled, node, findings);
+            }
+        }
+        _ => {}
     }
 }
 
-fn compiled(purpose: Purpose, expression: &Expression, node: &Node, findings: &mut Findings) -> AsksTokens {
-    expressions::check(purpose, expression).unwrap_or_else(|Fault { offset, problem, fix }| {
+fn expression(field: ExpressionField, text: &Expression, node: &Node, has_jwt: bool, findings: &mut Findings) {
+    let compiled = compiled(field, text, node, has_jwt, findings);
+    unguarded_reads(field, compiled, node, findings);
+}
+
+fn compiled(
+    field: ExpressionField,
+    text: &Expression,
+    node: &Node,
+    has_jwt: bool,
+    findings: &mut Findings,
+) -> Compiled {
+    let purpose = if field == ExpressionField::Cost { Purpose::Cost } else { Purpose::Condition };
+    let compiled = expressions::check(purpose, text).unwrap_or_else(|Fault { offset, problem, fix }| {
         findings.error(node.letter_at(offset), problem, fix);
-        AsksTokens(false)
-    })
+        Compiled::default()
+    });
+    if compiled.asks_tokens && !has_jwt {
+        callers::no_jwt(node.at, findings);
+    }
+    compiled
+}
+
+/// Warns of reads that fail for some requests, with a fix that changes nothing for all others.
+fn unguarded_reads(field: ExpressionField, compiled: Compiled, node: &Node, findings: &mut Findings) {
+    for (offset, read) in compiled.unguarded_reads {
+        let (text, guard) = (shown(&read.text), shown(&read.guard));
+        let effect = match field {
+            ExpressionField::MatchWhen => "the limit then applies to it",
+            ExpressionField::ExemptWhen => "it is then not exempt",
+            ExpressionField::BlockedWhen => "it is then blocked",
+            ExpressionField::Cost => "it then takes the most that the cost can be",
+        };
+        let message = format!("`{text}` fails for a request without it, and {effect}");
+        let fix = match field {
+            ExpressionField::Cost => {
+                format!("write `{guard} ? … : COST` with the cost of such a request, or choose `when_error`")
+            }
+            _ => format!(
+                "write `{guard} && …`, which is false for such a request, or `!({guard}) || …`, which is true for it"
+            ),
+        };
+        findings.warning(node.letter_at(offset), message, fix);
+    }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::in_flight;
 use crate::algorithm::MAX_QUOTA;
 use crate::rules::file::node::{Kind, Node};
-use crate::rules::file::problem::{Findings, shown};
-use crate::rules::file::types::{AlgorithmName, BanRule, CostRule, LimitRule, Overflow, OverrideRule};
+use crate::rules::file::problem::{Findings, Position, shown};
+use crate::rules::file::types::{AlgorithmName, BanRule, ComputedCost, CostRule, LimitRule, Overflow, OverrideRule};
 use crate::units::{MAX_SPAN, MIN_SPAN};
 
 /// The keys that an override may have beside `plan` and `key`.
@@ -19,9 +19,16 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     if let (Some(ban), Some(node)) = (&rule.ban, node.get("ban")) {
         check_ban(*ban, node, findings);
     }
-    if matches!(rule.cost, Some(CostRule::Units(0))) {
-        let fix = "use 1 or more, or remove the limit";
-        findings.error(node.value_at("cost"), "cost 0 counts nothing", fix);
+    match &rule.cost {
+        Some(CostRule::Units(0)) => {
+            let fix = "use 1 or more, or remove the limit";
+            findings.error(node.value_at("cost"), "cost 0 counts nothing", fix);
+        }
+        Some(CostRule::Computed(cost)) if cost.when_error == Some(0) => {
+            let message = "when_error 0 lets a client pass for free by making the expression fail";
+            findings.error(when_error_at(node), message, "use 1 or more");
+        }
+        _ => {}
     }
     // Without the algorithm that was meant, no number can be judged.
     if node.lost("algorithm") {
@@ -94,10 +101,25 @@ fn queue(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     }
 }
 
+fn when_error_at(limit: &Node) -> Position {
+    limit.get("cost").map_or(limit.at, |cost| cost.value_at("when_error"))
+}
+
 /// A constant cost above the quota never passes.
 fn cost_fits(rule: &LimitRule, quota: u64, limit: &Node, over: Option<&Node>, findings: &mut Findings) {
     let key = rule.algorithm.quota_key();
-    let Some(CostRule::Units(cost)) = rule.cost else { return };
+    let cost = match &rule.cost {
+        Some(CostRule::Units(cost)) => *cost,
+        // Overrides with a smaller quota are fine: a request for which the expression fails takes the whole of it.
+        Some(CostRule::Computed(ComputedCost { when_error: Some(cost), .. })) if over.is_none() => {
+            if *cost > quota && !limit.lost(key) {
+                let message = format!("when_error {cost} is above the {key} of {quota}");
+                findings.error(when_error_at(limit), message, format!("use {quota} or less"));
+            }
+            return;
+        }
+        _ => return,
+    };
     if cost <= quota || limit.lost(key) || over.is_some_and(|over| over.get(key).is_none()) {
         return;
     }

@@ -41,7 +41,8 @@ pub struct LimitRule {
     /// How many requests of a key are served at the same time at most, in each process. Such a limit has no algorithm.
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub in_flight: Option<u64>,
-    /// How many units a request takes (1): a whole number, `header:NAME`, or an expression in CEL.
+    /// How many units a request takes (1): a whole number, `header:NAME`, an expression in CEL, or
+    /// `{ expression, when_error }`.
     pub cost: Option<CostRule>,
     /// Which answers spend it: `all` (the default), `failures` (status 400 and above), `successes` (below 400), or a
     /// list of statuses and classes such as `[401, 5xx]`. What was taken is given back when the answer is none of them.
@@ -150,6 +151,29 @@ pub enum CostRule {
     Units(#[schemars(range(min = 1, max = MAX_QUOTA))] u64),
     /// As many as the request says.
     Found(CostText),
+    /// As many as an expression gives, and so many if it fails.
+    Computed(ComputedCost),
+}
+
+impl CostRule {
+    /// Whether it is an expression, which may fail.
+    pub(in crate::rules::file) fn is_expression(&self) -> bool {
+        matches!(self, Self::Found(CostText::Expression(_)) | Self::Computed(_))
+    }
+}
+
+/// A cost by an expression, with the cost of a request for which it fails.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ComputedCost {
+    /// An expression in CEL that gives a whole number.
+    #[schemars(extend("examples" = ["request.method == \"POST\" ? 5 : 1"]))]
+    pub expression: Expression,
+    /// How many units a request takes for which the expression fails. If left out: the most that the expression can give
+    /// where its text shows that, else the whole quota.
+    #[schemars(range(min = 1, max = MAX_QUOTA))]
+    pub when_error: Option<u64>,
 }
 
 /// A plan or a single key with numbers of its own.

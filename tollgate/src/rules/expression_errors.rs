@@ -1,0 +1,106 @@
+//! Expressions that failed for a request: counted by limit and field, or recorded where a request is only explained.
+//!
+//! An expression that fails never decides in favour of the client. Which value takes the place of its result is chosen
+//! where the expression is compiled; this module only makes the failure visible.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Request;
+
+/// The field of a limit that holds an expression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum ExpressionField {
+    /// `match.when`: the limit applies if it fails.
+    MatchWhen,
+    /// `exempt.when`: the request is not exempt if it fails.
+    ExemptWhen,
+    /// `blocked.when`: the request is blocked if it fails.
+    BlockedWhen,
+    /// `cost`: the request takes `when_error` if it fails.
+    Cost,
+}
+
+impl ExpressionField {
+    /// Returns the path of the field within its limit, such as `match.when`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::MatchWhen => "match.when",
+            Self::ExemptWhen => "exempt.when",
+            Self::BlockedWhen => "blocked.when",
+            Self::Cost => "cost",
+        }
+    }
+}
+
+impl fmt::Display for ExpressionField {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.as_str())
+    }
+}
+
+/// An expression that failed for one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FailedExpression {
+    /// The field that holds it.
+    pub field: ExpressionField,
+    /// The reason, for people.
+    pub error: String,
+}
+
+/// The failures of a request that is explained.
+#[derive(Debug, Default)]
+pub(crate) struct FailedExpressions(RefCell<Vec<FailedExpression>>);
+
+impl FailedExpressions {
+    /// Returns the failures recorded since the last call.
+    pub(crate) fn take(&self) -> Vec<FailedExpression> {
+        self.0.take()
+    }
+
+    fn push(&self, failed: FailedExpression) {
+        self.0.borrow_mut().push(failed);
+    }
+}
+
+/// How often one expression failed. Clones share the count.
+#[derive(Clone, Debug)]
+pub(super) struct ErrorCount {
+    field: ExpressionField,
+    count: Arc<AtomicU64>,
+}
+
+#[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
+impl ErrorCount {
+    pub(super) fn new(field: ExpressionField) -> Self {
+        Self { field, count: Arc::default() }
+    }
+
+    /// Counts a failure, or records it if the request is only explained.
+    pub(super) fn note(&self, request: &Request<'_>, error: &dyn fmt::Display) {
+        match request.failed_expressions() {
+            Some(failed) => failed.push(FailedExpression { field: self.field, error: error.to_string() }),
+            None => _ = self.count.fetch_add(1, Relaxed),
+        }
+    }
+}
+
+impl ErrorCount {
+    pub(super) fn field(&self) -> ExpressionField {
+        self.field
+    }
+
+    pub(super) fn value(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// Continues the count of the expression that this one replaces, so that the metric never falls.
+    pub(super) fn adopt(&self, before: &Self) {
+        self.count.fetch_max(before.value(), Relaxed);
+    }
+}
