@@ -14,6 +14,9 @@ pub(super) struct Arguments {
     /// The rule files
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Takes warnings for errors: a file with one is not valid
+    #[arg(long)]
+    strict: bool,
     /// Problems as a JSON array, for programs
     #[arg(long)]
     json: bool,
@@ -51,7 +54,11 @@ enum Verdict {
 pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let mut reports = Vec::with_capacity(arguments.files.len());
     for path in &arguments.files {
-        reports.push(report(path).await?);
+        let mut report = report(path).await?;
+        if arguments.strict && report.count(Severity::Warning) > 0 {
+            report.verdict = Verdict::Invalid;
+        }
+        reports.push(report);
     }
     if arguments.json {
         let problems: Vec<ProblemJson<'_>> = reports.iter().flat_map(Report::json).collect();
