@@ -93,7 +93,7 @@ impl Metrics {
         let rows = rules
             .expression_errors()
             .map(|(limit, field, count)| ([("limit", limit), ("field", field.as_str())], count));
-        let help = "Requests for which an expression failed and was decided against the client, by limit and field";
+        let help = "Evaluations of expressions that failed and were decided against the client, by limit and field";
         page.counters("tollgate_expression_errors", help, rows)
     }
 

@@ -239,6 +239,8 @@ limits:
     exempt: { when: 'request.headers[\"x-internal\"] == \"1\"' }
     limit: 100
     cost: { expression: 'int(request.query[\"size\"])', when_error: 5 }
+  - name: old
+    enabled: false
   - name: bots
     blocked: { when: 'request.headers[\"user-agent\"].contains(\"bot\")' }
 ";

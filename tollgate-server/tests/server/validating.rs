@@ -1,6 +1,6 @@
 //! `tollgate validate`.
 
-use crate::process::{RULES, Server, folder_with, run_in, told};
+use crate::process::{RULES, folder_with, run_in, told};
 
 const GOOD: &str = "limits:\n  - { name: user, key: ip }\n";
 const ODD: &str = "limits: []\n";
@@ -44,21 +44,32 @@ fn a_warning_is_told_of_a_valid_file() {
 }
 
 #[test]
-fn a_header_without_its_kind_is_told_when_a_file_is_checked_and_when_it_is_served() {
-    let warning = "1:35: warning: `x-api-key` is a constant, the same for every request, so that all requests share one \
-                   count; write header:x-api-key to count by that header, or const:x-api-key if it is meant\n";
+fn warnings_are_errors_if_validation_is_strict() {
+    let odd = validate(&["odd.yaml"]);
+    assert!(odd.ends_with("odd.yaml: valid, no limits, 1 warning\nexit code 0"), "{odd}");
+    let odd = validate(&["--strict", "odd.yaml"]);
+    assert!(odd.ends_with("odd.yaml: not valid: 1 warning\nexit code 1"), "{odd}");
+    assert_eq!(validate(&["--strict", "good.yaml"]), "good.yaml: valid, 1 limit\nexit code 0");
+    assert!(validate(&["--strict", "--json", "odd.yaml"]).ends_with("exit code 1"));
+}
+
+#[test]
+fn a_key_that_all_requests_would_share_is_refused_when_a_file_is_checked_and_when_it_is_served() {
     let rules = |key: &str| format!("limits: [{{ name: per-client, key: {key} }}]\n");
-    let validate = |key: &str| {
-        told(&run_in(folder_with(&[(RULES, &rules(key))]).path(), &["validate", RULES]))
-            .replace(&format!("{RULES}:"), "")
-    };
-    assert_eq!(validate("x-api-key"), format!("{warning} valid, 1 limit, 1 warning\nexit code 0"));
+    let folder = |key: &str| folder_with(&[(RULES, &rules(key))]);
+    let validate =
+        |key: &str| told(&run_in(folder(key).path(), &["validate", RULES])).replace(&format!("{RULES}:"), "");
+    let problem = "1:35: `x-api-key` is not a part of a key; write header:x-api-key, or const:x-api-key for a constant, the \
+                   same for all requests\n";
+    assert_eq!(validate("x-api-key"), format!("{problem} not valid: 1 error\nexit code 1"));
     for meant in ["header:x-api-key", "const:x-api-key"] {
         assert_eq!(validate(meant), " valid, 1 limit\nexit code 0");
     }
-    // One line is before it: where the server listens.
-    let server = Server::with_rules(&rules("x-api-key"));
-    assert_eq!(server.said(), format!("{RULES}:2{}", warning.strip_prefix('1').unwrap()));
+    let served = told(&run_in(folder("remote_addr").path(), &["serve", "--config", RULES]));
+    assert!(
+        served.contains("`remote_addr` is not a part of a key; write ip") && served.ends_with("exit code 2"),
+        "{served}"
+    );
 }
 
 #[test]

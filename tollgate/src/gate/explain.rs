@@ -48,6 +48,8 @@ pub struct RuleExplained {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Standing {
+    /// The rule is disabled.
+    Disabled,
     /// The rule is not for it, and why.
     NotMatched(String),
     /// The rule is not for it, because it lacks this part of the key.
@@ -122,6 +124,7 @@ impl State {
         let early = self.rules.is_early(number, request);
         let standing = match self.rules.meet(number, request, &mut pieces) {
             Met::Not(miss) => Standing::NotMatched(miss.to_string()),
+            Met::Disabled => Standing::Disabled,
             Met::Lacks(part) => Standing::KeyMissing(part.to_string()),
             Met::Exempt => Standing::Exempt,
             Met::Refused(_, refused) => Standing::Refused(refused.into()),

@@ -114,7 +114,7 @@ impl Ruling {
                 self.refused_by(number, refused);
                 return Some(None);
             }
-            Met::Not(_) | Met::Lacks(_) | Met::Exempt => return Some(None),
+            Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => return Some(None),
         }
         let posed = posing.posed();
         Some(store::ask(self, posed))

@@ -63,8 +63,12 @@ impl FailedExpressions {
         self.0.take()
     }
 
+    /// Records a failure once, however often the expression is evaluated.
     fn push(&self, failed: FailedExpression) {
-        self.0.borrow_mut().push(failed);
+        let mut all = self.0.borrow_mut();
+        if !all.contains(&failed) {
+            all.push(failed);
+        }
     }
 }
 

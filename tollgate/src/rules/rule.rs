@@ -101,6 +101,8 @@ pub enum Mode {
     Enforced,
     /// It decides and counts, for every request it is for, but never refuses: to see what a rule would do.
     Shadow,
+    /// It is not for any request, and counts nothing. Its counts are kept for when it is enabled again.
+    Disabled,
 }
 
 /// Computes a cost.

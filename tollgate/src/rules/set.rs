@@ -126,6 +126,8 @@ pub(crate) enum Refused {
 /// What one rule makes of a request.
 pub(crate) enum Met<'r> {
     Not(Miss<'r>),
+    /// The rule is disabled.
+    Disabled,
     /// It lacks a part of the key, and the rule is only for requests that have it.
     Lacks(&'r KeyPart),
     Exempt,
@@ -217,7 +219,7 @@ impl RuleSet {
                 }
             },
             Met::Refused(number, refused) => return Err((number, refused)),
-            Met::Not(_) | Met::Lacks(_) | Met::Exempt => {}
+            Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => {}
         }
         Ok(())
     }
@@ -238,7 +240,7 @@ impl RuleSet {
         let compiled = &self.0.rules[number as usize];
         let rule = &compiled.rule;
         if let Some(miss) = rule.matching.first_miss(request, known) {
-            return Met::Not(miss);
+            return if rule.mode == Mode::Disabled { Met::Disabled } else { Met::Not(miss) };
         }
         // Whom a list names by anything but the key is named whether or not the request has one.
         if exceptions == Exceptions::Some && rule.exempt.lists(request) {
@@ -294,6 +296,9 @@ impl RuleSet {
     pub(crate) fn named(&self, name: &str, parts: &[&[u8]], cost: u64) -> Option<Met<'_>> {
         let number = self.number(name)?;
         let compiled = &self.0.rules[number as usize];
+        if compiled.rule.mode == Mode::Disabled {
+            return Some(Met::Disabled);
+        }
         let known = parts.iter().copied();
         if compiled.exempt.get(known.clone()).is_some() {
             return Some(Met::Exempt);

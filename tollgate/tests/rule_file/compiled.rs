@@ -235,3 +235,35 @@ fn what_the_text_alone_cannot_tell_is_refused_with_its_place() {
     let nowhere = RuleFile::load(Path::new("/nowhere/tollgate.yaml")).unwrap_err().to_string();
     assert!(nowhere.starts_with("cannot read /nowhere/tollgate.yaml: "), "{nowhere}");
 }
+
+#[test]
+fn a_disabled_limit_is_checked_but_counts_nothing() {
+    let text = |enabled: bool| {
+        format!(
+            "limits:\n  - {{ name: a, description: for the launch, enabled: {enabled}, limit: 1, window: 1h, blocked: {{ ips: \
+             [10.0.0.0/8] }}, match: {{ when: 'request.query.x == \"1\"' }} }}\n  - {{ name: b, in_flight: 1, enabled: false \
+             }}\n"
+        )
+    };
+    let gate = gate(&text(false));
+    for peer in ["192.0.2.1", "192.0.2.1", "10.0.0.1"] {
+        let ruling = ask(&gate, "GET /?x=1", &[], peer);
+        assert_eq!((ruling.refusal(), ruling.limit()), (None, None), "{peer}");
+    }
+    // Its expression is not evaluated, so it cannot fail.
+    assert!(ask(&gate, "GET /", &[], "192.0.2.1").is_allowed());
+    assert_eq!(gate.rules().expression_errors().map(|(.., count)| count).sum::<u64>(), 0);
+    for _ in 0..3 {
+        let asking = gate.ask_by_name("a", &[], 1).unwrap();
+        assert_eq!(block_on(asking.ruling()).limit(), None);
+    }
+    let explained = block_on(gate.explain(&Facts::new("GET", "/")));
+    assert!(explained.rules.iter().all(|rule| matches!(rule.standing, tollgate::Standing::Disabled)));
+    // It is refused for its mistakes like any other.
+    assert!(RuleFile::parse("tollgate.yaml", "limits: [{ name: a, enabled: false, limit: 0 }]\n").is_err());
+    // Enabled again, it applies.
+    gate.replace(RuleFile::parse("tollgate.yaml", text(true)).unwrap().compile().unwrap()).unwrap();
+    assert_eq!(ask(&gate, "GET /?x=1", &[], "10.0.0.1").refusal(), Some(&Refusal::Blocked));
+    assert!(ask(&gate, "GET /?x=1", &[], "192.0.2.1").is_allowed());
+    assert_eq!(ask(&gate, "GET /?x=1", &[], "192.0.2.1").refusal(), Some(&Refusal::Limited));
+}

@@ -83,7 +83,7 @@ limits:
       headers: { x-beta: "1", User-Agent: "*bot*" }
       domain: edge
       when: request.path != "/health"
-    key: [ip/56, header:X-User, cookie:c, query:q, jwt:sub, descriptor:d, "const:a b", eu]
+    key: [ip/56, header:X-User, cookie:c, query:q, jwt:sub, descriptor:d, "const:a b", const:eu]
     missing: deny
     algorithm: token_bucket
     capacity: 20
@@ -116,7 +116,7 @@ service: { http: my_host:00080 }
 limits:
   - name: "größe \"x\" / 7"
     match: { path: [/, "/**", "/a*b/*", /ü, //], methods: [M-SEARCH], hosts: ["[::1]", A_b.C, "*.c"], headers: { "X!": "*" } }
-    key: [ip/064, "a b", "const: x", "jwt:a:b", ü]
+    key: [ip/064, "const:a b", "const: x", "jwt:a:b", const:ü]
     window: 1h30m5s
     cost: "header:x!"
   - { name: rate, algorithm: token_bucket, refill: "5. / 10s", key: const:a/b, plan: "descriptor:a b", overrides: [{ plan: "1", capacity: 1 }] }
@@ -218,5 +218,26 @@ fn every_file_in_the_documents_is_good() {
         let file = read.unwrap_or_else(|problems| panic!("{block}\n{problems}"));
         let warnings = file.warnings().to_string();
         assert!(!warnings.contains("fails for a request"), "{block}\n{warnings}");
+    }
+}
+
+#[test]
+fn keys_that_begin_with_x_are_a_place_for_anchors() {
+    let file = parsed(
+        "x-defaults: &defaults\n  limit: 7\n  key: ip\nx-notes: [1, { anything: goes }]\nlimits:\n  - { <<: *defaults, name: a }\n",
+    );
+    assert_eq!(file.limits[0].limit().unwrap().quota(), 7);
+    assert_eq!(file.warnings().iter().count(), 0);
+    // Only at the top level: below, they are more likely a header in the wrong place.
+    assert!(RuleFile::parse("tollgate.yaml", "limits: [{ name: a, x-note: b }]\n").is_err());
+}
+
+#[test]
+fn longer_names_of_units_are_taken() {
+    for (text, seconds) in
+        [("1sec", 1), ("1second", 1), ("2min", 120), ("1minute", 60), ("1hour", 3600), ("1day", 86_400)]
+    {
+        let file = parsed(&format!("limits: [{{ name: a, window: {text} }}]\n"));
+        assert_eq!(file.limits[0].numbers.window.unwrap().duration(), Duration::from_secs(seconds), "{text}");
     }
 }

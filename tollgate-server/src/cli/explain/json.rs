@@ -72,7 +72,7 @@ struct RouteJson<'a> {
 struct LimitJson<'a> {
     limit: &'a str,
     shadow: bool,
-    /// `not_matched`, `key_missing`, `exempt`, `refused`, `counted` or `in_flight`.
+    /// `disabled`, `not_matched`, `key_missing`, `exempt`, `refused`, `counted` or `in_flight`.
     standing: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'a str>,
@@ -152,6 +152,7 @@ fn limit(rule: &RuleExplained) -> LimitJson<'_> {
     let limit = LimitJson { limit: &rule.name, shadow: rule.shadow, expression_errors, ..LimitJson::default() };
     match &rule.standing {
         Standing::NotMatched(why) => LimitJson { standing: "not_matched", why: Some(why), ..limit },
+        Standing::Disabled => LimitJson { standing: "disabled", ..limit },
         Standing::KeyMissing(part) => LimitJson { standing: "key_missing", why: Some(part), ..limit },
         Standing::Exempt => LimitJson { standing: "exempt", ..limit },
         Standing::Refused(refusal) => LimitJson { standing: "refused", reason: Some(reason(refusal)), ..limit },

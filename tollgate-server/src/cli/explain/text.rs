@@ -83,6 +83,7 @@ fn expression_errors(rule: &RuleExplained) -> String {
 fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
     let (verdict, detail) = match &rule.standing {
         Standing::NotMatched(why) => ("not matched", why.clone()),
+        Standing::Disabled => ("disabled", "`enabled` is false".to_owned()),
         Standing::KeyMissing(part) => ("not matched", format!("the request has no {part}")),
         Standing::Exempt => ("exempt", "is not counted".to_owned()),
         Standing::Refused(Refusal::KeyMissing { part }) => ("refuses", format!("the request has no {part}")),

@@ -52,7 +52,11 @@ impl Prepared {
             Ok(range) if range.addr() == range.network() => Ok(Self::Range(range)),
             Ok(range) => {
                 let whole = range.trunc();
-                Err(format!("the range `{range}` begins at {}; write `{whole}`", whole.addr()))
+                Err(format!(
+                    "the range `{range}` begins at {}; write `{whole}`, or `{}` for that address alone",
+                    whole.addr(),
+                    range.addr()
+                ))
             }
             Err(_) => Err(format!(
                 "`{}` is not a range of addresses; write one such as `10.0.0.0/8` or `2001:db8::/32`",

@@ -159,7 +159,7 @@ fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
     }
     let of_exempt = count_if(limit.exempt.when.is_some(), ExpressionField::ExemptWhen);
     let of_blocked = count_if(limit.blocked.when.is_some(), ExpressionField::BlockedWhen);
-    let of_cost = count_if(limit.cost.as_ref().is_some_and(CostRule::is_expression), ExpressionField::Cost);
+    let of_cost = count_if(limit.cost.as_ref().and_then(CostRule::expression).is_some(), ExpressionField::Cost);
     let mut rule = rule.matching(matching).cost(cost(limit.cost.as_ref(), of_cost)?);
     rule.expression_errors = errors;
     for part in limit.key.iter().flatten() {
@@ -177,7 +177,9 @@ fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
         rule = overridden(rule, limit, one)?;
     }
     rule = rule.exempt(listing(&limit.exempt, of_exempt)?).blocked(listing(&limit.blocked, of_blocked)?);
-    if limit.shadow {
+    if !limit.enabled {
+        rule = rule.mode(Mode::Disabled);
+    } else if limit.shadow {
         rule = rule.mode(Mode::Shadow);
     }
     if let Some(ban) = limit.ban {
@@ -201,10 +203,8 @@ fn token_use(limit: &LimitRule) -> TokenUse {
     if conditions.any(|text| reads_token(Expression::condition(text.as_str()))) {
         return TokenUse::Matching;
     }
-    match &limit.cost {
-        Some(CostRule::Found(CostText::Expression(text))) if reads_token(Expression::cost(text.as_str())) => {
-            TokenUse::Counting
-        }
+    match limit.cost.as_ref().and_then(CostRule::expression) {
+        Some(text) if reads_token(Expression::cost(text.as_str())) => TokenUse::Counting,
         _ => TokenUse::Never,
     }
 }

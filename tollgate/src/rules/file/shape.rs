@@ -3,6 +3,7 @@
 //! What does not fit is told and taken out, so that the rest can still be read and checked for its meaning. It
 //! follows the part of JSON Schema that our types generate, and no more.
 
+mod other_limiters;
 mod words;
 
 use serde_json::Value;
@@ -76,7 +77,9 @@ impl<'s> Shape<'s, '_> {
                 return None;
             }
             let Some(schema_of_value) = property(schema, &key) else {
-                kept.lost.extend(self.unknown_key(&key, key_at, schema));
+                if !is_ignored(schema, &key) {
+                    kept.lost.extend(self.unknown_key(&key, (key_at, &value), schema));
+                }
                 continue;
             };
             if let Some(names) = schema.get("propertyNames")
@@ -98,29 +101,37 @@ impl<'s> Shape<'s, '_> {
             }
             whole = false;
             if !kept.lost.iter().any(|lost| lost == name) {
-                let example = property(schema, name).map(|schema| self.example(schema)).unwrap_or_default();
-                self.findings.error(at, format!("`{name}` is missing here"), format!("add `{name}: {example}`"));
+                let fix = property(schema, name).map_or_else(String::new, |schema| self.addition(name, schema));
+                self.findings.error(at, format!("`{name}` is missing here"), fix);
             }
         }
         whole.then_some(kept)
     }
 
-    /// Tells of a key that nobody knows, and returns the one that was probably meant.
-    fn unknown_key(&mut self, key: &str, at: Position, schema: &'s Value) -> Option<String> {
+    /// Reports a key that the schema does not have, and returns the one that was probably meant.
+    fn unknown_key(&mut self, key: &str, (at, value): (Position, &Node), schema: &'s Value) -> Option<String> {
+        let problem = format!("unknown key `{}`", shown(key));
+        if let Some(known) = other_limiters::key(key, value, schema) {
+            self.findings.error(at, problem, known.fix);
+            return known.ours.map(str::to_owned);
+        }
         let known: Vec<&str> = properties(schema).map(|(name, _)| name).collect();
         let near = forms::nearest(key, known.iter().copied());
-        let home = properties(schema).find(|(_, inner)| {
-            self.choices(inner)
-                .iter()
-                .any(|choice| choice.get("properties").is_some_and(|inner| inner.get(key).is_some()))
-        });
-        let (problem, fix) = match (home, near) {
-            (Some((home, _)), _) => (format!("unknown key `{}`", shown(key)), format!("write it under `{home}`")),
-            (None, Some(near)) => (
-                format!("unknown key `{}` (known here: {})", shown(key), listed(&known)),
-                format!("did you mean `{near}`?"),
-            ),
-            (None, None) => (format!("unknown key `{}`", shown(key)), format!("use one of {}", listed(&known))),
+        let has_key = |inner: &'s Value| {
+            let choices = self.choices(inner);
+            choices.iter().any(|choice| choice.get("properties").is_some_and(|inner| inner.get(key).is_some()))
+        };
+        let mut homes: Vec<&str> =
+            properties(schema).filter(|(_, inner)| has_key(inner)).map(|(name, _)| name).collect();
+        homes.sort_unstable();
+        let (problem, fix) = match (homes.as_slice(), near) {
+            ([home], _) => (problem, format!("write it under `{home}`")),
+            ([], Some(near)) => {
+                (format!("{problem} (known here: {})", listed(&known)), format!("did you mean `{near}`?"))
+            }
+            ([], None) => (problem, format!("use one of {}", listed(&known))),
+            // Which of them is meant changes what the file does, so it is asked.
+            (several, _) => (problem, format!("write it under `{}`, whichever is meant", several.join("` or `"))),
         };
         self.findings.error(at, problem, fix);
         near.map(str::to_owned)
@@ -148,13 +159,23 @@ impl<'s> Shape<'s, '_> {
         (stands_alone || kept.len() == before).then_some(kept)
     }
 
-    /// Something good to write for a schema.
-    fn example(&self, schema: &'s Value) -> String {
+    /// Returns the fix for a key that is missing.
+    fn addition(&self, name: &str, schema: &'s Value) -> String {
+        let given = self.resolved(schema).get("examples").and_then(|examples| examples.get(0));
+        if let Some(given) = given {
+            return format!("add `{name}: {}`", words::flow(given));
+        }
         let choices = self.choices(schema);
-        let given = self.resolved(schema).get("examples").and_then(|examples| examples.get(0)?.as_str());
-        let example = given.map(str::to_owned);
-        example.or_else(|| choices.first().map(|choice| expected(&[*choice]).1)).unwrap_or_default()
+        match choices.first().and_then(|choice| words::literal(choice)) {
+            Some(example) => format!("add `{name}: {example}`"),
+            None => format!("add `{name}`, {}", expected(&choices).0),
+        }
     }
+}
+
+/// Whether a key is a place for YAML anchors: `x-` and anything, at the top level.
+fn is_ignored(schema: &Value, key: &str) -> bool {
+    schema.get("patternProperties").is_some() && key.starts_with("x-")
 }
 
 fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value)> {
@@ -211,10 +232,11 @@ fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<()
         if words.contains(&text) {
             return Ok(());
         }
-        let fix = match forms::nearest(text, words.iter().copied()) {
+        let fix = match (other_limiters::word(name, text), forms::nearest(text, words.iter().copied())) {
+            (Some(fix), _) => fix.to_owned(),
             _ if choices.iter().any(|choice| words::lists(choice, text)) => format!("write [{text}]"),
-            Some(near) => format!("did you mean `{near}`?"),
-            None => format!("use one of {}", listed(&words)),
+            (None, Some(near)) => format!("did you mean `{near}`?"),
+            (None, None) => format!("use one of {}", listed(&words)),
         };
         let place = match name.strip_prefix("an ") {
             Some(entry) => words::quoted(entry),

@@ -33,7 +33,7 @@ pub use self::surfaces::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule
 /// The rules of a rate limiter: limits, and where they are kept and applied.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[schemars(title = "Tollgate rule file")]
+#[schemars(title = "Tollgate rule file", extend("patternProperties" = { "^x-": {} }))]
 #[non_exhaustive]
 pub struct RuleFile {
     /// Where counts are kept: `memory`, or a URL: `redis://h:6379`, `rediss://h:6379`,

@@ -12,7 +12,7 @@ use crate::rules::client::TrustedProxies;
 use crate::rules::index::{Index, Indexed};
 use crate::rules::key_map::KeyMap;
 use crate::rules::request::Tokens;
-use crate::rules::rule::{Bound, Numbers, Rule, Whom, check_in_flight};
+use crate::rules::rule::{Bound, Mode, Numbers, Rule, Whom, check_in_flight};
 
 /// More rules than people write, and as many limits as one limiter takes.
 const MAX_RULES: usize = 10_000;
@@ -93,7 +93,11 @@ impl RuleSetBuilder {
         }
         let rates = compiling.limits.len();
         let mut compiled = Vec::with_capacity(self.rules.len());
-        for (rule, limit) in self.rules.into_iter().zip(ids) {
+        for (mut rule, limit) in self.rules.into_iter().zip(ids) {
+            // A condition that never holds, so that rules that are enabled need not be asked whether they are.
+            if rule.mode == Mode::Disabled {
+                rule.matching.conditions.insert(0, ("the limit is enabled".into(), Arc::new(|_| false)));
+            }
             let ban = compiling.ban(&rule, compiled.len() as u32)?;
             compiled.push(Compiled {
                 limit,

@@ -119,7 +119,7 @@ impl RuleSet {
                 }
             },
             Met::Refused(number, refused) => return Err((number, refused)),
-            Met::Not(_) | Met::Lacks(_) | Met::Exempt => {}
+            Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => {}
         }
         Ok(())
     }

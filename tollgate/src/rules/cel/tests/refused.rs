@@ -130,7 +130,10 @@ fn patterns_and_ranges() {
             "request.ip.inCidr('10.0.0.0/33')",
             "1:19: `10.0.0.0/33` is not a range of addresses; write one such as `10.0.0.0/8` or `2001:db8::/32`",
         ),
-        ("request.ip.inCidr('10.1.2.3/8')", "1:19: the range `10.1.2.3/8` begins at 10.0.0.0; write `10.0.0.0/8`"),
+        (
+            "request.ip.inCidr('10.1.2.3/8')",
+            "1:19: the range `10.1.2.3/8` begins at 10.0.0.0; write `10.0.0.0/8`, or `10.1.2.3` for that address alone",
+        ),
         (
             "request.ip.inCidr(request.query.net)",
             "1:32: the range of `inCidr` is compiled with the file; write it here, in quotes",

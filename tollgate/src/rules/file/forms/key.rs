@@ -40,7 +40,7 @@ pub enum KeyPart {
     Certificate(CertificateField),
     /// `descriptor:NAME`.
     Descriptor(String),
-    /// `const:TEXT`, or a word that is nothing else.
+    /// `const:TEXT`.
     Const(String),
 }
 
@@ -71,7 +71,7 @@ const KINDS: [&str; 7] = ["header", "cookie", "query", "jwt", "cert", "descripto
 impl Form for KeyPart {
     const FORMAT: &'static str = "key-part";
     const PATTERN: &'static str =
-        r"^(ip(/[0-9]+)?|path|method|host|route|(header|cookie|query|jwt|cert|descriptor|const):[\s\S]+|[^:/]+)$";
+        r"^(ip(/[0-9]+)?|path|method|host|route|(header|cookie|query|jwt|cert|descriptor|const):[\s\S]+)$";
     const NOUN: &'static str = "a part of a key";
     const EXAMPLE: &'static str = "header:x-user-id";
 
@@ -95,7 +95,7 @@ impl Form for KeyPart {
             })?;
             return Ok(Self::Ip { v6_prefix });
         }
-        let Some((kind, name)) = text.split_once(':') else { return constant(text) };
+        let Some((kind, name)) = text.split_once(':') else { return Err(not_a_part(text)) };
         let name = || named(kind, name);
         match kind {
             "header" => Ok(Self::Header(HeaderName::read(&name()?)?)),
@@ -119,20 +119,70 @@ fn certificate(field: &str) -> Result<KeyPart, Misfit> {
     })
 }
 
-/// A word that is nothing else is a constant, unless it looks like a slip of the pen.
-fn constant(word: &str) -> Result<KeyPart, Misfit> {
-    let problem = || format!("`{}` is no part of a key", shown(word));
-    if let Some(near) = nearest(word, BARE) {
-        let fix = format!("did you mean `{near}`? A constant is written const:{}", shown(word));
-        return Err(Misfit::new(problem(), fix));
+/// A bare word. Taken for a constant, it would make all requests share one count, which hardly anybody means: it is refused
+/// with the part that was probably meant, and `const:` for those who do.
+fn not_a_part(word: &str) -> Misfit {
+    let problem = format!("`{}` is not a part of a key", shown(word));
+    let part = meant(word).unwrap_or_else(|| "write ip, header:NAME, cookie:NAME, query:NAME or jwt:CLAIM".to_owned());
+    let fix = match word {
+        "" => part,
+        _ => format!("{part}, or const:{} for a constant, the same for all requests", shown(word)),
+    };
+    Misfit::new(problem, fix)
+}
+
+/// Returns the fix for a word that people write for a part, many of them from nginx and other rate limiters.
+fn meant(word: &str) -> Option<String> {
+    let name = word.trim_start_matches('$');
+    let as_header = |name: &str| name.to_ascii_lowercase().replace('_', "-");
+    if word.starts_with('$') {
+        let variables = [("http_", "header"), ("cookie_", "cookie"), ("arg_", "query")];
+        let found = variables.iter().find_map(|(prefix, kind)| Some((*kind, name.strip_prefix(prefix)?)));
+        if let Some((kind, name)) = found.filter(|(_, name)| !name.is_empty() && *name != "host") {
+            let name = if kind == "header" { as_header(name) } else { name.to_owned() };
+            return Some(format!("write {kind}:{}", shown(&name)));
+        }
     }
-    if let Some(kind) = nearest(word, KINDS) {
-        return Err(Misfit::new(problem(), format!("write {kind}:NAME, or const:{} for a constant", shown(word))));
+    let fix = match name.to_ascii_lowercase().replace(['-', ' ', '.'], "_").as_str() {
+        "remote_addr" | "binary_remote_addr" | "remote_address" | "remote_ip" | "remoteaddr" | "client_ip"
+        | "clientip" | "client_address" | "source_ip" | "ip_address" | "ipaddress" | "address" | "addr" | "ips"
+        | "peer" => "write ip",
+        "x_forwarded_for" | "proxy_add_x_forwarded_for" | "forwarded_for" | "forwarded" | "x_real_ip" | "real_ip" => {
+            "write ip, and name your proxies in `trusted_proxies` of the gateway"
+        }
+        "user" | "users" | "user_id" | "userid" | "username" | "account" | "customer" | "tenant" | "client"
+        | "client_id" | "consumer" | "sub" | "id" => {
+            "write where the request names it, such as header:x-user-id, cookie:NAME or jwt:sub"
+        }
+        "api_key" | "apikey" => "write header:x-api-key, or query:api_key if the query has it",
+        "token" | "access_token" | "bearer" | "auth" | "authorization" | "jwt" | "claim" => {
+            "write jwt:sub for a claim of a verified token, or header:authorization for the header as it is sent"
+        }
+        "session" | "session_id" | "sessionid" => "write cookie:NAME with the name of the session cookie",
+        "uri" | "url" | "request_uri" | "request_path" | "endpoint" | "document_uri" => "write path",
+        "hostname" | "http_host" | "server_name" | "domain" | "authority" => "write host",
+        "verb" | "request_method" | "http_method" => "write method",
+        "global" | "all" | "any" | "everyone" | "everybody" | "shared" | "default" | "none" | "service" | "server" => {
+            "remove `key` for one count for all requests"
+        }
+        _ => return near(word),
+    };
+    Some(fix.to_owned())
+}
+
+/// Returns the fix for a slip of the pen, and for what looks like the name of a header.
+fn near(word: &str) -> Option<String> {
+    // Of words this short, most are near to `ip`.
+    if word.len() > 2
+        && let Some(near) = nearest(word, BARE)
+    {
+        return Some(format!("write {near}"));
     }
-    if word.is_empty() || word.contains('/') {
-        return Err(Misfit::new(problem(), format!("write const:{} for a constant", shown(word))));
+    if let Some(kind) = nearest(word, KINDS).filter(|kind| *kind != "const") {
+        return Some(format!("write {kind}:NAME"));
     }
-    named("const", word).map(KeyPart::Const)
+    let is_header = word.contains('-') && HeaderName::read(word).is_ok();
+    is_header.then(|| format!("write header:{}", shown(word)))
 }
 
 fn named(kind: &str, name: &str) -> Result<String, Misfit> {
@@ -153,7 +203,12 @@ fn named(kind: &str, name: &str) -> Result<String, Misfit> {
 }
 
 fn unknown_kind(kind: &str, known: &[&str], of: &str) -> Misfit {
-    let fix = match nearest(kind, known.iter().copied()) {
+    let meant = match kind {
+        "claim" | "token" if known.contains(&"jwt") => Some("jwt"),
+        "arg" | "param" | "parameter" if known.contains(&"query") => Some("query"),
+        _ => nearest(kind, known.iter().copied()),
+    };
+    let fix = match meant {
         Some(near) => format!("did you mean `{near}:`?"),
         None => format!("use one of {}", known.iter().map(|kind| format!("{kind}:")).collect::<Vec<_>>().join(", ")),
     };
@@ -235,15 +290,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_a_constant_unless_it_is_nearly_a_part() {
+    fn parts_are_named_by_their_kind() {
         let read = |text: &str| KeyPart::read(text).ok();
         assert_eq!(read("ip"), Some(KeyPart::Ip { v6_prefix: 64 }));
         assert_eq!(read("ip/56"), Some(KeyPart::Ip { v6_prefix: 56 }));
-        assert_eq!(read("eu"), Some(KeyPart::Const("eu".into())));
+        assert_eq!(read("const:eu"), Some(KeyPart::Const("eu".into())));
         assert_eq!(read("const:path"), Some(KeyPart::Const("path".into())));
         assert_eq!(read("header:X-User"), Some(KeyPart::Header(HeaderName::new("x-user"))));
         assert_eq!(read("jwt:urn:a:b"), Some(KeyPart::Jwt("urn:a:b".into())));
-        for text in ["", "pth", "Path", "header", "header:", "heder:x", "header:a b", "ip/0", "ip/129", "ip/+8", "a/b"]
+        for text in
+            ["", "pth", "Path", "header", "header:", "heder:x", "header:a b", "ip/0", "ip/129", "ip/+8", "a/b", "eu"]
         {
             assert_eq!(read(text), None, "{text}");
         }

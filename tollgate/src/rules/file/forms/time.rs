@@ -6,7 +6,7 @@ use super::super::problem::shown;
 use super::{Form, Misfit};
 use crate::rate::{Rate, parse_period};
 
-/// A span of time such as `50ms`, `1m` or `1h30m`.
+/// A span of time such as `50ms`, `1m` or `1h30m`. `sec`, `second`, `min`, `minute`, `hour` and `day` are units too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span(Duration);
 
@@ -66,7 +66,14 @@ impl Form for RateText {
     const EXAMPLE: &'static str = "10/s";
 
     fn read(text: &str) -> Result<Self, Misfit> {
-        text.parse().map(Self).map_err(|error: crate::InvalidLimit| Misfit::new(error.problem(), error.fix()))
+        text.parse().map(Self).map_err(|error: crate::InvalidLimit| {
+            // nginx writes `10r/s`.
+            let ours = text.replacen("r/", "/", 1);
+            match ours.parse::<Rate>() {
+                Ok(_) => Misfit::new(error.problem(), format!("write {}", shown(&ours))),
+                Err(_) => Misfit::new(error.problem(), error.fix()),
+            }
+        })
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::Seen;
-use crate::rules::file::forms::{Cidr, Form, HeaderName, KeyPart, PlanSource};
-use crate::rules::file::node::{Kind, Node, Scalar};
+use crate::rules::file::forms::{Cidr, KeyPart, PlanSource};
+use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{LimitRule, ListRule, OverrideRule, Several};
 use crate::rules::set::MAX_KEY_PARTS;
@@ -74,36 +74,6 @@ fn key(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
             no_jwt(at, findings);
         }
     }
-    bare_words(parts, place, findings);
-}
-
-/// Words that are constants because they are nothing else, where a header was meant rather: alone, they make everybody
-/// share one count, which is told once. Who means a constant writes `const:`.
-fn bare_words(parts: &[KeyPart], key: &Node, findings: &mut Findings) {
-    let all_constant = parts.iter().all(|part| matches!(part, KeyPart::Const(_)));
-    let bare = parts.iter().enumerate().filter_map(|(index, part)| {
-        let (KeyPart::Const(word), place) = (part, key.item(index)) else { return None };
-        let is_bare = matches!(&place.kind, Kind::Scalar(Scalar { text, .. }) if text == word);
-        (is_bare && (all_constant || looks_like_a_header(word))).then_some((word, place.at))
-    });
-    for (word, at) in bare.take(if all_constant { 1 } else { parts.len() }) {
-        let may_be_a_header = HeaderName::read(word).is_ok();
-        let word = shown(word);
-        let effect = if all_constant { ", so that all requests share one count" } else { "" };
-        let message = format!("`{word}` is a constant, the same for every request{effect}");
-        let fix = if may_be_a_header {
-            format!("write header:{word} to count by that header, or const:{word} if it is meant")
-        } else {
-            format!("write const:{word} if it is meant, or count by something else")
-        };
-        findings.warning(at, message, fix);
-    }
-}
-
-fn looks_like_a_header(word: &str) -> bool {
-    const NAMES: [&str; 6] = ["authorization", "api-key", "forwarded", "origin", "referer", "user-agent"];
-    let word = word.to_ascii_lowercase();
-    word.starts_with("x-") || NAMES.contains(&word.as_str())
 }
 
 pub(super) fn no_jwt(at: Position, findings: &mut Findings) {

@@ -55,7 +55,11 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
         && tls.client_ca.is_none()
     {
         let message = "client_certificates are asked for, and there is no client_ca to believe them by";
-        findings.error(node.value_at("client_certificates"), message, "add `client_ca: clients.pem`, or remove it");
+        findings.error(
+            node.value_at("client_certificates"),
+            message,
+            "add `client_ca: clients.pem` with the authorities that you trust",
+        );
     }
     let mut seen = Seen::new();
     let mut names = Seen::new();

@@ -77,7 +77,14 @@ fn foreign(algorithm: AlgorithmName, limit: &Node, place: &Node, findings: &mut 
         let is_default = if limit.get("algorithm").is_none() { ", the default" } else { "" };
         let message =
             format!("`{key}` means nothing to {}{is_default}, which has {}", algorithm.as_str(), has.join(", "));
-        findings.error(entry.key_at, message, format!("remove it, or use `algorithm: {}`", owners.join("` or `")));
+        // Without a quota of its own, the limit would have the default one.
+        let fix = match (owners.join("` or `algorithm: "), algorithm.quota_key()) {
+            (owners, ours) if key == "limit" || key == "capacity" => {
+                format!("write `{ours}` for {}, or use `algorithm: {owners}`", algorithm.as_str())
+            }
+            (owners, _) => format!("use `algorithm: {owners}`, or remove it"),
+        };
+        findings.error(entry.key_at, message, fix);
     }
 }
 

@@ -22,7 +22,10 @@ pub(super) fn wrong_type(name: &str, kind: &Kind, choices: &[&Value]) -> Misfit 
         return Misfit { problem: format!("{name} has nothing behind it"), fix };
     }
     let fix = meant(scalar, choices).unwrap_or_else(|| format!("write {example}"));
-    Misfit { problem: format!("{name} must be {takes}, not `{}`", shown(&scalar.text)), fix }
+    let found = shown(&scalar.text);
+    let found =
+        if fix.starts_with("remove the quotes") { format!("the text \"{found}\"") } else { format!("`{found}`") };
+    Misfit { problem: format!("{name} must be {takes}, not {found}"), fix }
 }
 
 /// What somebody who wrote this probably meant.
@@ -30,13 +33,27 @@ fn meant(scalar: &Scalar, choices: &[&Value]) -> Option<String> {
     let text = shown(&scalar.text);
     let takes = |kind: &str| choices.iter().find(|choice| super::takes(choice, kind));
     let is_number = matches!(scalar.value, ScalarValue::Integer(_) | ScalarValue::Float(_));
+    // A number in quotes is a text, which takes people by surprise.
+    let is_quoted = scalar.value == ScalarValue::Text && scalar.verbatim == Some(1);
+    if is_quoted && takes("integer").is_some() && matches!(ScalarValue::of_plain(&scalar.text), ScalarValue::Integer(_))
+    {
+        return Some(format!("remove the quotes: {text}"));
+    }
+    if is_quoted && takes("boolean").is_some() && matches!(&*scalar.text, "true" | "false") {
+        return Some(format!("remove the quotes: {text}"));
+    }
     if let Some(choice) = takes("string").filter(|choice| listed_in(choice).is_empty()) {
         return match choice.get("format").and_then(Value::as_str) {
-            Some("span") if is_number => Some(format!("add the unit: {text}s")),
-            Some("rate") if is_number => Some(format!("add the unit: {text}/s")),
-            Some("bytes") if is_number => Some(format!("add the unit: {text}B")),
+            Some("span") if is_number => Some(format!("add the unit: {text}s for seconds, {text}ms for milliseconds")),
+            Some("rate") if is_number => {
+                Some(format!("add the unit: {text}/s for each second, {text}/m for each minute"))
+            }
+            Some("bytes") if is_number => Some(format!("add the unit: {text}B for bytes")),
             Some("address") if is_number => Some(format!("write 127.0.0.1:{text}")),
-            None | Some("limit-name" | "key-part") => Some(format!("put it in quotes: \"{text}\"")),
+            Some("key-part") => {
+                Some(format!("write ip, header:NAME or another part, or const:{text} for one shared count"))
+            }
+            None | Some("limit-name" | "cel") => Some(format!("put it in quotes: \"{text}\"")),
             _ => None,
         };
     }
@@ -82,6 +99,24 @@ pub(super) fn expected(choices: &[&Value]) -> (String, String) {
         example.get_or_insert(good);
     }
     (kinds.join(" or "), example.unwrap_or_default())
+}
+
+/// Something that can be written for a schema as it stands.
+pub(super) fn literal(schema: &Value) -> Option<String> {
+    let form = schema.get("format").and_then(Value::as_str).and_then(forms::by_format);
+    listed_in(schema).first().map(|word| (*word).to_owned()).or_else(|| form.map(|form| form.example.to_owned()))
+}
+
+/// A value as YAML writes it in one line.
+pub(super) fn flow(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Object(map) => {
+            let entries: Vec<String> = map.iter().map(|(key, value)| format!("{key}: {}", flow(value))).collect();
+            format!("{{ {} }}", entries.join(", "))
+        }
+        other => other.to_string(),
+    }
 }
 
 /// The words that a schema lists, if it is a list of words.

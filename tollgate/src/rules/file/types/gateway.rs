@@ -126,6 +126,7 @@ pub struct TlsRule {
     /// Where TLS is spoken; if left out, at the gateway's `listen`, and nothing else is spoken there.
     pub listen: Option<Address>,
     /// Certificates. A client gets the first that is for the name it asks for, or else the first.
+    #[schemars(extend("examples" = [{ "cert": "server.pem", "key": "server.key" }]))]
     pub certificates: Several<CertificateRule>,
     /// A file in PEM with the authorities whose client certificates are believed; relative to the rule file.
     pub client_ca: Option<String>,

@@ -20,6 +20,11 @@ use crate::{InvalidLimit, Limit};
 pub struct LimitRule {
     /// What it is called in headers, logs and metrics. Names differ.
     pub name: LimitName,
+    /// What it is for, for the people who read the file.
+    pub description: Option<String>,
+    /// Whether it is in force. One that is not is checked like the others, but matches and counts nothing.
+    #[serde(default = "enabled")]
+    pub enabled: bool,
     /// Which requests it is about; all of them if this is left out.
     #[serde(rename = "match", default)]
     pub matches: MatchRule,
@@ -70,6 +75,10 @@ pub struct LimitRule {
     pub on_store_failure: Option<FailurePolicy>,
     /// Refuses for a while who was denied too often.
     pub ban: Option<BanRule>,
+}
+
+fn enabled() -> bool {
+    true
 }
 
 impl LimitRule {
@@ -156,9 +165,13 @@ pub enum CostRule {
 }
 
 impl CostRule {
-    /// Whether it is an expression, which may fail.
-    pub(in crate::rules::file) fn is_expression(&self) -> bool {
-        matches!(self, Self::Found(CostText::Expression(_)) | Self::Computed(_))
+    /// The expression that computes it, which may fail.
+    pub(in crate::rules::file) fn expression(&self) -> Option<&Expression> {
+        match self {
+            Self::Found(CostText::Expression(text)) => Some(text),
+            Self::Computed(cost) => Some(&cost.expression),
+            Self::Units(_) | Self::Found(CostText::Header(_)) => None,
+        }
     }
 }
 
