@@ -251,8 +251,9 @@ limits:
         told(&run_in(folder.path(), &arguments))
     };
     insta::assert_snapshot!(explain(&[]));
-    let json = explain(&["--json"]);
-    let parsed: serde_json::Value = serde_json::from_str(json.rsplit_once('\n').unwrap().0).expect("JSON");
+    let told = explain(&["--json"]);
+    let json = told.split_once("\non stderr:").expect("the warnings are on stderr").0;
+    let parsed: serde_json::Value = serde_json::from_str(json).expect("JSON");
     let errors = &parsed["limits"][0]["expression_errors"];
     assert_eq!(errors[1]["field"], "exempt.when", "{parsed}");
     assert_eq!(errors[1]["error"], "there is no entry `x-internal`", "{parsed}");
