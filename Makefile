@@ -1,17 +1,26 @@
 # The four things one does with this repository. `make test` needs a Rust toolchain and a C compiler, and installs
-# what else it needs: Redis.
+# what else it needs: Redis, and web frameworks where Python and Node are there.
 
-.PHONY: run test install-redis test-library test-workspace test-loom test-examples test-fuzz lint lint-workspace \
-	lint-examples lint-fuzz fuzz install-cargo-fuzz bench
+.PHONY: run test install-redis install-frameworks test-library test-workspace test-frameworks test-loom test-examples \
+	test-fuzz lint lint-workspace lint-examples lint-fuzz fuzz install-cargo-fuzz bench
 
 run:
 	cargo run --release -- serve
 
-test: install-redis test-library test-workspace test-loom test-examples test-fuzz
+test: install-redis install-frameworks test-library test-workspace test-loom test-examples test-fuzz
 
 # The servers that the tests of the Redis store start.
 install-redis:
 	tools/install-redis
+
+# The upstreams of the tests in `tollgate-server/tests/frameworks`. Those tests skip what is missing, except with CI=true.
+install-frameworks:
+	tools/install-frameworks
+
+# Every spelling of a corpus against every framework behind the gateway, with a table of those that get past a limit.
+# `make test-workspace` runs it too. FRAMEWORKS=koa,nginx names some of them.
+test-frameworks: install-frameworks
+	cargo test -p tollgate-server --test frameworks -- --nocapture
 
 # Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
 # none of them and with all.

@@ -1,0 +1,96 @@
+//! HTTP/1 requests as raw bytes, and the bodies of their responses.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use crate::corpus::Spelling;
+
+/// A client that keeps its connection where the last exchange left no doubt about where it ended.
+pub(crate) struct Client {
+    address: SocketAddr,
+    timeout: Duration,
+    kept: Option<BufReader<TcpStream>>,
+}
+
+impl Client {
+    pub(crate) fn new(address: SocketAddr, timeout: Duration) -> Self {
+        Self { address, timeout, kept: None }
+    }
+
+    /// Sends the spelling and returns the body of the response, or `None` if there was no response to read.
+    pub(crate) fn send(&mut self, spelling: &Spelling, extra: &[(&str, &str)]) -> Option<Vec<u8>> {
+        let request = spelling.http1(extra);
+        if let Some(kept) = self.kept.take()
+            && let Ok(body) = self.exchange(kept, &request, spelling.is_unambiguous())
+        {
+            return Some(body);
+        }
+        let stream = connect(self.address, self.timeout).ok()?;
+        self.exchange(BufReader::new(stream), &request, spelling.is_unambiguous()).ok()
+    }
+
+    fn exchange(&mut self, mut stream: BufReader<TcpStream>, request: &[u8], keep: bool) -> io::Result<Vec<u8>> {
+        stream.get_mut().write_all(request)?;
+        let (body, may_continue) = read_response(&mut stream)?;
+        self.kept = (keep && may_continue).then_some(stream);
+        Ok(body)
+    }
+}
+
+pub(crate) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Returns the body, and whether another request can follow on the connection.
+fn read_response(stream: &mut BufReader<TcpStream>) -> io::Result<(Vec<u8>, bool)> {
+    let status_line = line(stream)?;
+    let mut length = None;
+    let mut is_chunked = false;
+    let mut may_continue = status_line.starts_with(b"HTTP/1.1");
+    loop {
+        let field = line(stream)?.to_ascii_lowercase();
+        if field.is_empty() {
+            break;
+        }
+        let field = String::from_utf8_lossy(&field);
+        match field.split_once(':').map(|(name, value)| (name, value.trim())) {
+            Some(("content-length", value)) => length = value.parse::<u64>().ok(),
+            Some(("transfer-encoding", "chunked")) => is_chunked = true,
+            Some(("connection", "close")) => may_continue = false,
+            _ => {}
+        }
+    }
+    let mut body = Vec::new();
+    if is_chunked {
+        loop {
+            let size = String::from_utf8_lossy(&line(stream)?).into_owned();
+            let size = u64::from_str_radix(size.trim(), 16).map_err(|_| io::ErrorKind::InvalidData)?;
+            stream.take(size).read_to_end(&mut body)?;
+            line(stream)?;
+            if size == 0 {
+                return Ok((body, may_continue));
+            }
+        }
+    }
+    let Some(length) = length else {
+        stream.read_to_end(&mut body)?;
+        return Ok((body, false));
+    };
+    stream.take(length).read_to_end(&mut body)?;
+    Ok((body, may_continue))
+}
+
+fn line(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    stream.read_until(b'\n', &mut line)?;
+    if line.pop() != Some(b'\n') {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    line.pop_if(|last| *last == b'\r');
+    Ok(line)
+}

