@@ -17,6 +17,7 @@ mod descriptors;
 mod echo;
 mod exchange;
 mod fault;
+mod frames;
 mod guard;
 mod headers;
 mod health;
@@ -55,6 +56,7 @@ use tollgate::Gate;
 use tollgate::rules::file::{Address, Parsed, Problems};
 
 use self::exchange::Worker;
+use self::frames::Closings;
 use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
 use self::site::Site;
@@ -130,8 +132,9 @@ impl Gateway {
         let ends = Ends { stop, drain: rule.timeouts.drain.duration(), max_connections: most };
         let (mut running, mut tallies) = (Vec::new(), Vec::new());
         let connections = Arc::new(AtomicI64::new(0));
+        let closings = Arc::new(Closings::default());
         for number in 0..workers {
-            let tally = Arc::new(Tally::new(&connections));
+            let tally = Arc::new(Tally::new(&connections, &closings));
             let worker = Worker {
                 number,
                 gate: gate.clone(),

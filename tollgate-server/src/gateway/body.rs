@@ -275,7 +275,10 @@ impl Body for ToClient {
 
 impl Drop for ToClient {
     fn drop(&mut self) {
-        if self.is_end_stream() {
+        if self.rest.is_empty() && self.ending.is_upstream_done() {
+            self.ending.note_complete();
+        } else if self.is_end_stream() {
+            self.ending.note_complete();
             self.ending.upstream_came(Came::All);
         } else if let Kind::Upstream(body) = std::mem::replace(&mut self.kind, Kind::Written)
             && let Some(abandoned) = self.ending.abandon()

@@ -1,13 +1,14 @@
 //! A client's connection, as everything that serves it sees it.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::HeaderValue;
 use tollgate::rules::{Certificate, Facts};
 
+use super::frames::Misuse;
 use super::guard::Ambiguity;
 use super::lane::Asked;
 use super::streams;
@@ -33,6 +34,7 @@ pub(super) struct Client {
     pub(super) is_http2: bool,
     pub(super) waits: Waits,
     watch: Watch,
+    resets: Resets,
     upgraded: AtomicBool,
     /// What was decided about the request that hyper is about to read.
     asked: Mutex<Option<Asked>>,
@@ -82,6 +84,7 @@ impl Client {
             is_http2,
             waits,
             watch,
+            resets: Resets::default(),
             upgraded: AtomicBool::new(false),
             asked: Mutex::new(None),
             has_asked: AtomicBool::new(false),
@@ -137,6 +140,23 @@ impl Client {
         if self.is_http2 {
             streams::taken();
         }
+    }
+
+    /// A request of HTTP/2 is over, with all of its answer or without. Only the client can end one early.
+    pub(super) fn request_left(&self, is_complete: bool) {
+        if self.is_http2 {
+            self.resets.note(is_complete, self.ticks.now());
+        }
+    }
+
+    /// Whether it has reset more requests than it may.
+    pub(super) fn resets_too_much(&self) -> bool {
+        self.resets.are_too_many()
+    }
+
+    /// The connection is closed for misuse.
+    pub(super) fn note_closed(&self, misuse: Misuse) {
+        self.tally.note_closed(misuse, self.address.ip().to_canonical(), self.ticks.now());
     }
 
     /// How much of an answer it is given at a time.
@@ -209,5 +229,76 @@ impl Client {
 
     pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
         self.tally.note_ambiguity(ambiguity);
+    }
+}
+
+/// Requests that a client of HTTP/2 has reset before their answers were complete, beyond those that it let finish.
+///
+/// A reset costs a client one small frame, and the gateway and the upstream a request. Clients that cancel now and then, as
+/// browsers do, let most requests finish.
+#[derive(Debug, Default)]
+struct Resets {
+    beyond: AtomicU64,
+    /// When one was last forgiven for the time that has passed.
+    forgiven_at: AtomicU64,
+}
+
+impl Resets {
+    /// As many are taken for impatience. A page that is left cancels all of its requests, some hundred at most.
+    const MAX: u64 = 200;
+
+    /// Every second makes up for one.
+    const FORGIVE_EVERY: Tick = 10;
+
+    /// Only the thread of the connection's worker changes it.
+    fn note(&self, is_complete: bool, now: Tick) {
+        let beyond = self.beyond.load(Relaxed);
+        let forgiven = match beyond {
+            0 => 0,
+            _ => now.saturating_sub(self.forgiven_at.load(Relaxed)) / Self::FORGIVE_EVERY,
+        };
+        if beyond == 0 {
+            self.forgiven_at.store(now, Relaxed);
+        } else if forgiven > 0 {
+            self.forgiven_at.fetch_add(forgiven * Self::FORGIVE_EVERY, Relaxed);
+        }
+        let beyond = beyond.saturating_sub(forgiven);
+        let beyond = if is_complete { beyond.saturating_sub(1) } else { beyond + 1 };
+        self.beyond.store(beyond, Relaxed);
+    }
+
+    fn are_too_many(&self) -> bool {
+        self.beyond.load(Relaxed) > Self::MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resets_beyond_the_requests_that_finish_are_too_many_at_some_point() {
+        let resets = Resets::default();
+        for _ in 0..100_000 {
+            resets.note(false, 0);
+            resets.note(true, 0);
+        }
+        for _ in 0..Resets::MAX {
+            resets.note(false, 0);
+        }
+        assert!(!resets.are_too_many());
+        resets.note(false, 0);
+        assert!(resets.are_too_many());
+    }
+
+    #[test]
+    fn time_makes_up_for_resets() {
+        let resets = Resets::default();
+        for tick in 0..100_000 {
+            if tick % Resets::FORGIVE_EVERY == 0 {
+                resets.note(false, tick);
+            }
+            assert!(!resets.are_too_many());
+        }
     }
 }

@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use super::client::Client;
+use super::frames::{CalmDown, Frames, Misuse};
 use super::guard::Guard;
 use super::maybe_tls::MaybeTls;
 
@@ -64,6 +65,10 @@ pub(super) struct ClientIo {
     first: Bytes,
     client: Arc<Client>,
     guard: Option<Guard>,
+    /// Of HTTP/2.
+    frames: Option<Frames>,
+    /// What is read once the connection has to end.
+    calm_down: Option<CalmDown>,
     refused: bool,
     at_end: bool,
     lingered: usize,
@@ -72,7 +77,46 @@ pub(super) struct ClientIo {
 
 impl ClientIo {
     pub(super) fn new(stream: Stream, first: Bytes, client: Arc<Client>, guard: Option<Guard>) -> Self {
-        Self { stream, first, client, guard, refused: false, at_end: false, lingered: 0, is_shut: false }
+        let frames = client.is_http2.then(|| Frames::new(client.now()));
+        let (refused, at_end, is_shut) = (false, false, false);
+        Self { stream, first, client, guard, frames, calm_down: None, refused, at_end, lingered: 0, is_shut }
+    }
+
+    /// Follows the frames of HTTP/2 that were read. If the connection has to end, what comes behind them is replaced.
+    fn follow(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
+        let Some(frames) = &mut self.frames else { return };
+        if let Err(good) = frames.came(&buffer.filled()[before..], self.client.now()) {
+            buffer.set_filled(before + good);
+            self.end_for(Misuse::CheapFrames);
+            self.calm_down(buffer);
+        }
+    }
+
+    fn end_for(&mut self, misuse: Misuse) {
+        self.client.note_closed(misuse);
+        self.calm_down = Some(CalmDown::default());
+    }
+
+    fn calm_down(&mut self, buffer: &mut ReadBuf<'_>) {
+        let Some(calm_down) = &mut self.calm_down else { return };
+        while buffer.remaining() > 0
+            && let Some(byte) = calm_down.next()
+        {
+            buffer.put_slice(&[byte]);
+        }
+    }
+
+    /// Whether other connections have their turn first, or this one has to end.
+    fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(frames) = &mut self.frames else { return Poll::Ready(()) };
+        if frames.ends_turn() {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.calm_down.is_none() && frames.is_between_frames() && self.client.resets_too_much() {
+            self.end_for(Misuse::PrematureResets);
+        }
+        Poll::Ready(())
     }
 
     /// Looks at what was read, and takes away what is ambiguous.
@@ -111,6 +155,11 @@ impl AsyncRead for ClientIo {
             buffer.put_slice(&this.first.split_to(taken));
             return Poll::Ready(Ok(()));
         }
+        ready!(this.poll_turn(context));
+        if this.calm_down.is_some() {
+            this.calm_down(buffer);
+            return Poll::Ready(Ok(()));
+        }
         let before = buffer.filled().len();
         if this.first.is_empty() {
             ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
@@ -124,6 +173,7 @@ impl AsyncRead for ClientIo {
             return Poll::Ready(Ok(()));
         }
         this.look(buffer, before);
+        this.follow(buffer, before);
         Poll::Ready(Ok(()))
     }
 }
@@ -133,6 +183,9 @@ impl AsyncWrite for ClientIo {
         let this = &mut *self;
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
         this.client.wrote(written.is_ready());
+        if let (Some(frames), Poll::Ready(Ok(written))) = (&mut this.frames, &written) {
+            frames.went(&bytes[..*written]);
+        }
         written
     }
 
@@ -153,6 +206,14 @@ impl AsyncWrite for ClientIo {
         }
         let written = Pin::new(&mut this.stream).poll_write_vectored(context, slices);
         this.client.wrote(written.is_ready());
+        if let (Some(frames), Poll::Ready(Ok(written))) = (&mut this.frames, &written) {
+            let mut left = *written;
+            for slice in slices {
+                let taken = left.min(slice.len());
+                frames.went(&slice[..taken]);
+                left -= taken;
+            }
+        }
         written
     }
 

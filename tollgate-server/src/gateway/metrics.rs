@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 
 use super::Gateway;
+use super::frames::MISUSES;
 use super::ports::Port;
 use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, Seen, Tally};
 use super::tls::{HANDSHAKE_FAILURES, Validity};
@@ -32,6 +33,12 @@ impl Gateway {
         page.counter("tollgate_connections_accepted", "Connections of clients that were accepted", accepted)?;
         let turned_away = self.sum(|tally| tally.turned_away.value());
         page.counter("tollgate_connections_turned_away", "Connections above max_connections", turned_away)?;
+        let reasons = MISUSES.iter().enumerate();
+        page.counters(
+            "tollgate_connections_closed",
+            "HTTP/2 connections that the gateway closed with GOAWAY because the client misused them",
+            reasons.map(|(number, (_, reason))| ([("reason", *reason)], self.sum(|tally| tally.closed(number)))),
+        )?;
         let reasons = AMBIGUITIES.iter().enumerate();
         page.counters(
             "tollgate_ambiguous_requests",

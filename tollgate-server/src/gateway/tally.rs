@@ -4,6 +4,7 @@
 
 mod route;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32};
 
@@ -11,7 +12,9 @@ use http::StatusCode;
 use tollgate::Ruling;
 
 pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
+use super::frames::{Closings, MISUSES, Misuse};
 use super::guard::Ambiguity;
+use super::ticks::Tick;
 use super::tls::{HANDSHAKE_FAILURES, HandshakeFailure};
 use crate::counter::Counter;
 use crate::decisions::{Decisions, LastNoted};
@@ -27,6 +30,10 @@ pub(super) struct Tally {
     pub(super) turned_away: Counter,
     /// Requests that upstreams still work on after their clients have left.
     pub(super) abandoned: AtomicU32,
+    /// Connections that were closed, by the reasons in their order.
+    closed: [Counter; MISUSES.len()],
+    /// Those of all workers.
+    closings: Arc<Closings>,
     /// By the reasons, in their order.
     ambiguous: [Counter; AMBIGUITIES.len()],
     /// By the reasons too.
@@ -56,13 +63,15 @@ pub(super) const AMBIGUITIES: [(Ambiguity, &str); 10] = [
 pub(super) struct Moment(u64);
 
 impl Tally {
-    pub(super) fn new(all_connections: &Arc<AtomicI64>) -> Self {
+    pub(super) fn new(all_connections: &Arc<AtomicI64>, closings: &Arc<Closings>) -> Self {
         Self {
             connections: AtomicI64::new(0),
             all_connections: Arc::clone(all_connections),
             accepted: Counter::default(),
             turned_away: Counter::default(),
             abandoned: AtomicU32::new(0),
+            closed: Default::default(),
+            closings: Arc::clone(closings),
             ambiguous: Default::default(),
             failed_handshakes: Default::default(),
             unrouted: RouteTally::new(""),
@@ -83,6 +92,19 @@ impl Tally {
         if let Some(number) = AMBIGUITIES.iter().position(|(one, _)| *one == ambiguity) {
             self.ambiguous[number].add(1);
         }
+    }
+
+    /// A client's connection is closed for misuse.
+    pub(super) fn note_closed(&self, misuse: Misuse, peer: IpAddr, now: Tick) {
+        if let Some(number) = MISUSES.iter().position(|(one, _)| *one == misuse) {
+            self.closed[number].add(1);
+        }
+        self.closings.tell(misuse, peer, now);
+    }
+
+    /// How many connections were closed, by the reason's number.
+    pub(super) fn closed(&self, number: usize) -> u64 {
+        self.closed.get(number).map_or(0, Counter::value)
     }
 
     pub(super) fn note_failed_handshake(&self, failure: HandshakeFailure) {

@@ -30,6 +30,7 @@ impl Frames {
     pub(crate) fn to(gateway: &Gateway) -> Self {
         let stream = TcpStream::connect(gateway.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_nodelay(true).unwrap();
         let mut this = Self(stream);
         this.0.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
         this.send(SETTINGS, 0, &[]).unwrap();
@@ -47,7 +48,7 @@ impl Frames {
     }
 
     /// The kind, the flags and the payload of the next frame; nothing at the end.
-    fn next(&mut self) -> Option<(u8, u8, Vec<u8>)> {
+    pub(crate) fn next(&mut self) -> Option<(u8, u8, Vec<u8>)> {
         let mut head = [0; 9];
         self.0.read_exact(&mut head).ok()?;
         let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];

@@ -24,6 +24,7 @@ mod forwarding;
 mod grpc;
 mod http2;
 mod http2_deadlines;
+mod http2_misuse;
 mod http2_sharing;
 mod lifecycle;
 mod messages;

@@ -37,6 +37,8 @@ pub(in super::super) struct Ending {
     route: Option<Arc<RouteTally>>,
     /// `None` until the answer has a head.
     status: Option<StatusCode>,
+    /// Whether all of the answer was given to the client.
+    is_complete: bool,
     /// Whether the upstream did not finish the answer that it had begun.
     is_broken: bool,
     /// What the access log is to tell, if there is one.
@@ -86,6 +88,7 @@ impl Ending {
             began,
             route: None,
             status: None,
+            is_complete: false,
             is_broken: false,
             record: None,
         }
@@ -148,6 +151,15 @@ impl Ending {
     /// Somebody else gives it back.
     pub(in super::super) fn take_place(&mut self) -> Option<Place> {
         self.place.take()
+    }
+
+    /// All of the answer was given to the client.
+    pub(in super::super) fn note_complete(&mut self) {
+        self.is_complete = true;
+    }
+
+    pub(in super::super) fn is_upstream_done(&self) -> bool {
+        self.is_upstream_done
     }
 
     pub(in super::super) fn has_place(&self) -> bool {
@@ -246,6 +258,7 @@ impl Drop for Held {
 impl Drop for Ending {
     fn drop(&mut self) {
         self.client.request_ended();
+        self.client.request_left(self.is_complete || self.is_broken);
         let nanos = self.client.tally().nanos_since(self.began);
         match &self.route {
             Some(route) => route.note_ended(self.status, nanos),

@@ -1,0 +1,274 @@
+//! The HTTP/2 frames of a client's connection, counted as they pass.
+//!
+//! Some frames cost a client nothing and the gateway a little: `WINDOW_UPDATE`, `PRIORITY`, `SETTINGS`, `PING`, empty
+//! `DATA`, requests that are reset at once. A client that does useful work sends a few of them for each request and each
+//! piece of an answer; one that sends nothing else is closed with `GOAWAY` (`ENHANCE_YOUR_CALM`). Until then its
+//! connection takes turns with the others of its worker.
+//!
+//! Only the nine bytes at the beginning of each frame are looked at. Deliberately not here: what frames mean. That is for
+//! hyper.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::ticks::Tick;
+use crate::notice;
+
+/// Cheap frames that a client may send ahead of anything useful. Browsers send some ten at the beginning of a connection;
+/// 2,000 are about 26 KB, and a millisecond of work.
+const MAX_CREDIT: u32 = 2_000;
+
+/// Cheap frames that every `DATA` or `HEADERS` frame sent to the client pays for. A client that reads an answer sends at
+/// most two `WINDOW_UPDATE`s for a frame of it; Envoy allows ten, too.
+const CREDIT_PER_ANSWER_FRAME: u32 = 10;
+
+/// Every tick pays for one cheap frame, so that a quiet connection may send `PING`s for days: ten a second.
+const CREDIT_PER_TICK: u32 = 1;
+
+/// Frames that are read before other connections have their turn.
+const FRAMES_PER_TURN: u32 = 256;
+
+/// What a client sends before its first frame.
+const PREFACE_BYTES: usize = 24;
+
+const HEAD_BYTES: usize = 9;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+
+/// Why the gateway closes a client's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Misuse {
+    /// Frames that do nothing.
+    CheapFrames,
+    /// Requests that were reset before their answers were complete.
+    PrematureResets,
+}
+
+/// The misuses, and their names in metrics.
+pub(super) const MISUSES: [(Misuse, &str); 2] =
+    [(Misuse::CheapFrames, "cheap_frames"), (Misuse::PrematureResets, "premature_resets")];
+
+/// Where one direction of a connection is between two frames, or in one.
+#[derive(Debug, Default)]
+struct Follower {
+    /// What is there of the next frame's head.
+    head: [u8; HEAD_BYTES],
+    in_head: usize,
+    /// What is left of the payload, or of the preface.
+    skipped: usize,
+}
+
+/// A frame's head.
+#[derive(Clone, Copy)]
+struct Head {
+    kind: u8,
+    length: usize,
+}
+
+impl Follower {
+    fn is_between_frames(&self) -> bool {
+        self.in_head == 0 && self.skipped == 0
+    }
+
+    /// Takes bytes up to the end of a frame's head or payload. Returns the number of them, and a head that is whole.
+    fn step(&mut self, bytes: &[u8]) -> (usize, Option<Head>) {
+        if self.skipped > 0 {
+            let taken = self.skipped.min(bytes.len());
+            self.skipped -= taken;
+            return (taken, None);
+        }
+        let taken = (HEAD_BYTES - self.in_head).min(bytes.len());
+        self.head[self.in_head..][..taken].copy_from_slice(&bytes[..taken]);
+        self.in_head += taken;
+        if self.in_head < HEAD_BYTES {
+            return (taken, None);
+        }
+        self.in_head = 0;
+        let [high, middle, low, kind, ..] = self.head;
+        let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+        self.skipped = length;
+        (taken, Some(Head { kind, length }))
+    }
+}
+
+/// The frames of one connection.
+#[derive(Debug)]
+pub(super) struct Frames {
+    from_client: Follower,
+    to_client: Follower,
+    credit: u32,
+    paid_until: Tick,
+    in_turn: u32,
+}
+
+impl Frames {
+    pub(super) fn new(now: Tick) -> Self {
+        let from_client = Follower { skipped: PREFACE_BYTES, ..Follower::default() };
+        Self { from_client, to_client: Follower::default(), credit: MAX_CREDIT, paid_until: now, in_turn: 0 }
+    }
+
+    /// Whether what was read so far ends with a frame.
+    pub(super) fn is_between_frames(&self) -> bool {
+        self.from_client.is_between_frames()
+    }
+
+    /// Follows bytes from the client. If there are too many cheap frames, returns how many bytes belong to the frames
+    /// before the connection has to end.
+    pub(super) fn came(&mut self, bytes: &[u8], now: Tick) -> Result<(), usize> {
+        let ticks = u32::try_from(now.saturating_sub(self.paid_until)).unwrap_or(u32::MAX);
+        self.paid_until = now;
+        self.earn(ticks.saturating_mul(CREDIT_PER_TICK));
+        let mut at = 0;
+        while at < bytes.len() {
+            let (taken, head) = self.from_client.step(&bytes[at..]);
+            at += taken;
+            if let Some(head) = head {
+                self.in_turn += 1;
+                let is_cheap = head.kind != DATA || head.length == 0;
+                self.credit = self.credit.saturating_sub(is_cheap.into());
+            }
+            if self.credit == 0 && self.from_client.is_between_frames() {
+                return Err(at);
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows bytes to the client.
+    pub(super) fn went(&mut self, bytes: &[u8]) {
+        let mut at = 0;
+        while at < bytes.len() {
+            let (taken, head) = self.to_client.step(&bytes[at..]);
+            at += taken;
+            if let Some(Head { kind: DATA | HEADERS, .. }) = head {
+                self.earn(CREDIT_PER_ANSWER_FRAME);
+            }
+        }
+    }
+
+    fn earn(&mut self, credit: u32) {
+        self.credit = self.credit.saturating_add(credit).min(MAX_CREDIT);
+    }
+
+    /// Whether others should have their turn before more is read. Asked again, it is this connection's turn.
+    pub(super) fn ends_turn(&mut self) -> bool {
+        let is_over = self.in_turn >= FRAMES_PER_TURN;
+        if is_over {
+            self.in_turn = 0;
+        }
+        is_over
+    }
+}
+
+/// Bytes that make hyper end a connection of HTTP/2 with `GOAWAY` and `ENHANCE_YOUR_CALM`, which it has no function for:
+/// the beginning of a head, and then pieces of it that never end.
+#[derive(Debug, Default)]
+pub(super) struct CalmDown {
+    /// Bytes that were given out.
+    given: usize,
+}
+
+impl CalmDown {
+    /// hyper takes a number of pieces that grows with `max_head`. If it takes as many as this, the connection just ends.
+    const MAX_BYTES: usize = HEAD_BYTES << 20;
+
+    /// The next byte, as long as there is one.
+    pub(super) fn next(&mut self) -> Option<u8> {
+        if self.given >= Self::MAX_BYTES {
+            return None;
+        }
+        let kind = if self.given < HEAD_BYTES { HEADERS } else { CONTINUATION };
+        // Length 0, no flags, stream 1.
+        let frame = [0, 0, 0, kind, 0, 0, 0, 0, 1];
+        let byte = frame[self.given % HEAD_BYTES];
+        self.given += 1;
+        Some(byte)
+    }
+}
+
+/// How many ticks pass between two lines about closed connections: ten seconds.
+const TELL_EVERY_TICKS: u64 = 100;
+
+/// Connections that were closed and that nobody was told of, and when somebody was told last.
+#[derive(Debug, Default)]
+pub(super) struct Closings {
+    untold: AtomicU64,
+    told_at: AtomicU64,
+}
+
+impl Closings {
+    /// A connection was closed. Writes a line about it, unless there was one a moment ago.
+    pub(super) fn tell(&self, misuse: Misuse, peer: std::net::IpAddr, now: Tick) {
+        let untold = self.untold.fetch_add(1, Relaxed) + 1;
+        let told_at = self.told_at.load(Relaxed);
+        let is_due = told_at == 0 || now.saturating_sub(told_at) >= TELL_EVERY_TICKS;
+        if !is_due || self.told_at.compare_exchange(told_at, now.max(1), Relaxed, Relaxed).is_err() {
+            return;
+        }
+        self.untold.fetch_sub(untold, Relaxed);
+        let why = match misuse {
+            Misuse::CheapFrames => "it sent too many frames that ask for nothing",
+            Misuse::PrematureResets => "it reset too many requests before they were answered",
+        };
+        let others = match untold - 1 {
+            0 => String::new(),
+            others => format!(", and {others} others in the meantime"),
+        };
+        notice::warn(format_args!(
+            "HTTP/2 connection of {peer} closed: {why}{others}; block the client if this goes on"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+    fn frame(kind: u8, length: u8) -> Vec<u8> {
+        [&[0, 0, length, kind, 0, 0, 0, 0, 1][..], &vec![0; usize::from(length)]].concat()
+    }
+
+    #[test]
+    fn cheap_frames_are_counted_however_the_bytes_are_cut() {
+        let flood = [PREFACE, &frame(8, 4).repeat(MAX_CREDIT as usize + 10)].concat();
+        let wanted = PREFACE.len() + 13 * MAX_CREDIT as usize;
+        for piece in [1, 7, 13, 64, 4096, flood.len()] {
+            let mut frames = Frames::new(0);
+            let mut before = 0;
+            let ended = flood.chunks(piece).find_map(|bytes| {
+                let good = frames.came(bytes, 0).err();
+                before += bytes.len();
+                good.map(|good| before - bytes.len() + good)
+            });
+            assert_eq!(ended, Some(wanted), "in pieces of {piece}");
+            assert!(frames.is_between_frames());
+        }
+    }
+
+    #[test]
+    fn data_costs_nothing_and_answers_pay_for_window_updates() {
+        let mut frames = Frames::new(0);
+        frames.came(PREFACE, 0).unwrap();
+        for _ in 0..10 * MAX_CREDIT {
+            frames.came(&frame(DATA, 1), 0).unwrap();
+            for byte in frame(DATA, 200) {
+                frames.went(&[byte]);
+            }
+            frames.came(&[frame(8, 4), frame(8, 4), frame(6, 8)].concat(), 0).unwrap();
+        }
+        let flood = frame(DATA, 0).repeat(MAX_CREDIT as usize);
+        assert!(frames.came(&flood, 0).is_err(), "empty data is cheap");
+    }
+
+    #[test]
+    fn a_quiet_connection_may_ping_for_ever() {
+        let mut frames = Frames::new(0);
+        frames.came(PREFACE, 0).unwrap();
+        for tick in 0..100_000 {
+            frames.came(&frame(6, 8), tick).unwrap();
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Clients of HTTP/2 that send frames which cost them nothing, and clients that are merely busy.
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+
+use crate::http2_deadlines::Frames;
+use crate::process::{Gateway, site};
+use crate::upstream::{Raw, Served, Speaks, full, until};
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const PRIORITY: u8 = 2;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const UNKNOWN: u8 = 0x2a;
+
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const CANCEL: [u8; 4] = [0, 0, 0, 8];
+const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
+
+/// The head of a request to the host `h`: everything but the host is in HPACK's static table, or a short literal.
+fn head(method: u8, path: &str) -> Vec<u8> {
+    let length = u8::try_from(path.len()).unwrap();
+    [&[method, 0x86, 0x04, length], path.as_bytes(), &[0x01, 1], b"h"].concat()
+}
+const GET: u8 = 0x82;
+const POST: u8 = 0x83;
+
+fn with_admin(rules: &str) -> String {
+    format!("admin: {{ listen: '127.0.0.1:0' }}\n{rules}")
+}
+
+/// Reads to the end of the connection. Returns the error code of its GOAWAY.
+fn told_to_go(frames: &mut Frames) -> Option<Vec<u8>> {
+    let mut code = None;
+    while let Some((kind, _, payload)) = frames.next() {
+        if kind == GOAWAY {
+            code = payload.get(4..8).map(<[u8]>::to_vec);
+        }
+    }
+    code
+}
+
+#[test]
+fn a_flood_of_cheap_frames_ends_its_connection() {
+    let upstream = Raw::start(|conversation| conversation.await_end());
+    let routes = [
+        format!("{{ path: /upload, upstream: {} }}", upstream.url()),
+        "{ path: /**, respond: { body: ok } }".to_owned(),
+    ];
+    let gateway = Gateway::start(&with_admin(&site("", &routes, "")));
+    let floods: [(&str, u32, u8, u8, &[u8]); 8] = [
+        ("window updates", 0, WINDOW_UPDATE, 0, &[0, 0, 0, 1]),
+        ("window updates of a stream", 1, WINDOW_UPDATE, 0, &[0, 0, 0, 1]),
+        ("priorities", 3, PRIORITY, 0, &[0, 0, 0, 0, 7]),
+        ("settings", 0, SETTINGS, 0, &[]),
+        ("pings", 0, PING, 0, &[7; 8]),
+        ("acknowledged pings", 0, PING, ACK, &[7; 8]),
+        ("unknown frames", 0, UNKNOWN, 0, &[7; 8]),
+        ("empty data", 1, DATA, 0, &[]),
+    ];
+    for (number, (name, stream, kind, flags, payload)) in floods.into_iter().enumerate() {
+        let mut frames = Frames::to(&gateway);
+        frames.send_on(1, HEADERS, END_HEADERS, &head(POST, "/upload")).unwrap();
+        // The gateway may close the connection before it has read everything.
+        let sent = (0..4_000).take_while(|_| frames.send_on(stream, kind, flags, payload).is_ok()).count();
+        let code = told_to_go(&mut frames);
+        assert!(code.as_deref().is_none_or(|code| code == ENHANCE_YOUR_CALM), "{name}: {code:?} after {sent}");
+        // Empty data is more than hyper takes, too.
+        if kind != DATA {
+            let series = "tollgate_connections_closed_total{reason=\"cheap_frames\"}";
+            gateway.await_metric(series, number as u64 + 1);
+            assert_eq!(code.as_deref(), Some(&ENHANCE_YOUR_CALM[..]), "{name}");
+        }
+    }
+    gateway.await_said("warning: HTTP/2 connection of 127.0.0.1 closed: it sent too many frames", 1);
+    assert!(gateway.said().matches("closed: it sent").count() < 4, "lines are few: {}", gateway.said());
+    assert_eq!(gateway.get("/").status, 200);
+}
+
+/// Heads that are no request, and more requests at once than are allowed.
+#[test]
+fn a_flood_of_heads_that_are_refused_ends_its_connection() {
+    let upstream = Raw::start(|conversation| conversation.await_end());
+    let gateway = Gateway::before(&upstream.url());
+    for block in [vec![], head(GET, "/")] {
+        let mut frames = Frames::to(&gateway);
+        for number in 0..8_000 {
+            if frames.send_on(2 * number + 1, HEADERS, END_HEADERS | END_STREAM, &block).is_err() {
+                break;
+            }
+        }
+        let code = told_to_go(&mut frames);
+        assert!(code.as_deref().is_none_or(|code| code == ENHANCE_YOUR_CALM), "{code:?}");
+    }
+}
+
+/// 50 MB through a window of four kilobytes: two frames for each of them, and a PING, as gRPC sends them.
+#[test]
+fn a_client_that_reads_much_through_small_windows_is_left_alone() {
+    const BYTES: usize = 50 << 20;
+    let upstream = Served::start(Speaks::Http1, |_: Request<Incoming>| async { Response::new(full(vec![7; BYTES])) });
+    let route = format!("{{ path: /**, upstream: 'http://{}' }}", upstream.address);
+    let gateway = Gateway::start(&with_admin(&site("", &[route], "")));
+    let mut frames = Frames::to(&gateway);
+    // SETTINGS_INITIAL_WINDOW_SIZE.
+    frames.send_on(0, SETTINGS, 0, &[0, 4, 0, 0, 16, 0]).unwrap();
+    frames.send_on(1, HEADERS, END_HEADERS | END_STREAM, &head(GET, "/")).unwrap();
+    let (mut read, mut is_over) = (0, false);
+    while !is_over {
+        let (kind, flags, payload) = frames.next().expect("the connection goes on");
+        match kind {
+            SETTINGS if flags & ACK == 0 => frames.send_on(0, SETTINGS, ACK, &[]).unwrap(),
+            PING if flags & ACK == 0 => frames.send_on(0, PING, ACK, &payload).unwrap(),
+            DATA => {
+                read += payload.len();
+                is_over = flags & END_STREAM != 0;
+                let increment = u32::try_from(payload.len()).unwrap().to_be_bytes();
+                if !is_over && !payload.is_empty() {
+                    frames.send_on(0, WINDOW_UPDATE, 0, &increment).unwrap();
+                    frames.send_on(1, WINDOW_UPDATE, 0, &increment).unwrap();
+                    frames.send_on(0, PING, 0, &[7; 8]).unwrap();
+                }
+            }
+            GOAWAY => panic!("told to go after {read} bytes: {payload:?}"),
+            _ => {}
+        }
+    }
+    assert_eq!(read, BYTES);
+    gateway.await_metric("tollgate_connections_closed_total{reason=\"cheap_frames\"}", 0);
+}
+
+/// Sends a request that the upstream does not answer, and resets it when it is there. Returns false if the gateway has
+/// closed the connection.
+fn reset(frames: &mut Frames, number: usize, (gateway, upstream): (&Gateway, &Raw)) -> bool {
+    let (stream, before) = (u32::try_from(2 * number + 1).unwrap(), upstream.requests());
+    let is_sent = frames.send_on(stream, HEADERS, END_HEADERS | END_STREAM, &head(GET, "/slow")).is_ok();
+    let is_closed = || gateway.said().contains("closed: it reset too many requests");
+    until("it is at the upstream", || upstream.requests() > before || is_closed());
+    is_sent && !is_closed() && frames.send_on(stream, RST_STREAM, 0, &CANCEL).is_ok()
+}
+
+#[test]
+fn a_client_that_resets_request_after_request_is_told_to_go() {
+    let upstream = Raw::start(|conversation| conversation.await_end());
+    let gateway =
+        Gateway::start(&with_admin(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], "")));
+    let mut frames = Frames::to(&gateway);
+    // Some are forgiven meanwhile.
+    let resets = (0..400).take_while(|number| reset(&mut frames, *number, (&gateway, &upstream))).count();
+    assert!(resets > 200, "{resets}");
+    let series = "tollgate_connections_closed_total{reason=\"premature_resets\"}";
+    gateway.await_metric(series, 1);
+    assert_eq!(told_to_go(&mut frames).as_deref(), Some(&ENHANCE_YOUR_CALM[..]));
+    gateway.await_said("warning: HTTP/2 connection of 127.0.0.1 closed: it reset too many requests", 1);
+}
+
+#[test]
+fn a_client_that_resets_some_requests_and_lets_others_finish_is_left_alone() {
+    let upstream = Raw::start(|conversation| conversation.await_end());
+    let routes =
+        [format!("{{ path: /slow, upstream: {} }}", upstream.url()), "{ path: /**, respond: { body: ok } }".to_owned()];
+    let gateway = Gateway::start(&site("", &routes, ""));
+    let mut frames = Frames::to(&gateway);
+    for number in 0..300 {
+        assert!(reset(&mut frames, 2 * number, (&gateway, &upstream)), "the connection goes on");
+        let stream = u32::try_from(4 * number + 3).unwrap();
+        frames.send_on(stream, HEADERS, END_HEADERS | END_STREAM, &head(GET, "/")).unwrap();
+        loop {
+            let (kind, flags, payload) = frames.next().expect("the connection goes on");
+            match kind {
+                SETTINGS if flags & ACK == 0 => frames.send_on(0, SETTINGS, ACK, &[]).unwrap(),
+                DATA if flags & END_STREAM != 0 => break,
+                GOAWAY => panic!("told to go after {number}: {payload:?}"),
+                _ => {}
+            }
+        }
+    }
+}
