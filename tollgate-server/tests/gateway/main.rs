@@ -37,6 +37,7 @@ mod smuggling;
 mod soak;
 mod streaming;
 mod tls;
+mod tokens;
 mod upgrades;
 mod upstream_health;
 mod upstream_reuse;

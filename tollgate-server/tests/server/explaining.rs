@@ -258,3 +258,31 @@ limits:
     assert_eq!(errors[1]["field"], "exempt.when", "{parsed}");
     assert_eq!(errors[1]["error"], "there is no entry `x-internal`", "{parsed}");
 }
+
+#[test]
+fn why_a_token_failed_is_told() {
+    let secret = "0123456789abcdef0123456789abcdef";
+    let rules = "jwt: { key_file: secret.key, algorithms: [HS256], challenge: true }\n\
+        limits: [{ name: user, key: 'jwt:sub', missing: deny }]\n";
+    let folder = folder_with(&[("rules.yaml", rules), ("secret.key", secret)]);
+    let key = jsonwebtoken::EncodingKey::from_secret(secret.as_bytes());
+    let token = |claims| jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
+    let explain = |more: &[&str]| {
+        told(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml", "GET", "/"], more].concat()))
+    };
+    let expired = format!("authorization: Bearer {}", token(serde_json::json!({ "sub": "ann", "exp": 1 })));
+    let text = explain(&["-H", &expired]);
+    assert!(text.contains("refuses  token expired\n"), "{text}");
+    assert!(text.contains("\nToken: expired. The token has expired.\n"), "{text}");
+    let parsed = |text: &str| -> serde_json::Value {
+        serde_json::from_str(text.rsplit_once('\n').expect("the exit code is a line").0).expect("JSON")
+    };
+    let json = parsed(&explain(&["-H", &expired, "--json"]));
+    assert_eq!((&json["reason"], &json["status"]), (&"token_expired".into(), &401.into()));
+    let described = serde_json::json!({ "valid": false, "reason": "expired", "message": "The token has expired." });
+    assert_eq!(json["token"], described);
+    let good = format!("authorization: Bearer {}", token(serde_json::json!({ "sub": "ann" })));
+    assert!(explain(&["-H", &good]).contains("\nToken: valid.\n"));
+    assert_eq!(parsed(&explain(&["-H", &good, "--json"]))["token"], serde_json::json!({ "valid": true }));
+    assert_eq!(parsed(&explain(&["--json"]))["token"]["reason"], "missing");
+}

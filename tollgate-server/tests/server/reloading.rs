@@ -178,7 +178,7 @@ fn keys_of_tokens_are_read_again_when_their_file_changes() {
     let claims = json!({"sub": "ann", "exp": 4_000_000_000_u64});
     let token = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
     let question = json!({"request": {"headers": {"authorization": format!("Bearer {token}")}}});
-    assert_eq!(server.connect().check(&question)["reason"], "key_missing");
+    assert_eq!(server.connect().check(&question)["reason"], "token_bad_signature");
     std::fs::write(server.path("secret.key"), secrets[1]).unwrap();
     server.await_said("tollgate.yaml is in force", 1);
     assert_eq!(server.connect().check(&question)["allowed"], true);

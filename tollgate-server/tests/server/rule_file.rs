@@ -186,6 +186,31 @@ fn claims_of_a_token_count_only_if_it_verifies() {
 }
 
 #[test]
+fn an_answer_tells_why_a_token_failed() {
+    let secret = "0123456789abcdef0123456789abcdef";
+    let rules = format!(
+        "jwt: {{ key_file: secret.key, algorithms: [HS256] }}\n{}",
+        limits(&[
+            limit("user", 9, ", key: 'jwt:sub', match: { path: /open }"),
+            limit("strict", 9, ", key: 'jwt:sub', missing: deny, match: { path: /strict }")
+        ])
+    );
+    let server = Server::in_folder(folder_with(&[(RULES, &served(&rules)), ("secret.key", secret)]));
+    let mut connection = server.connect();
+    let key = jsonwebtoken::EncodingKey::from_secret(secret.as_bytes());
+    let expired = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &json!({"sub": "ann", "exp": 1}), &key);
+    let authorization = format!("Bearer {}", expired.unwrap());
+    let mut ask =
+        |path: &str| connection.check(&json!({"request": {"path": path, "headers": {"authorization": authorization}}}));
+    let open = ask("/open");
+    assert_eq!((&open["allowed"], &open["token"], open.get("reason")), (&json!(true), &json!("expired"), None));
+    let strict = ask("/strict");
+    assert_eq!((&strict["allowed"], &strict["token"]), (&json!(false), &json!("expired")));
+    assert_eq!(strict["reason"], "token_expired");
+    assert_eq!(ask("/other").get("token"), None);
+}
+
+#[test]
 fn facts_beside_http_domain_descriptors_host_and_lists_of_headers() {
     let server = Server::with_rules(&limits(&[
         limit("edge", 9, ", key: 'descriptor:tenant', match: { domain: edge }"),

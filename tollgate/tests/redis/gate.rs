@@ -273,3 +273,43 @@ async fn a_place_is_kept_where_redis_has_nothing_to_say() {
     drop(held);
     assert!(ask(&gate, "/", "ann").await.is_allowed());
 }
+
+#[cfg(feature = "file")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denial_that_a_node_remembers_costs_no_verification() {
+    use tollgate::rules::TokenStatus;
+
+    let server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("secret"), "a secret of at least thirty-two bytes").unwrap();
+    let path = folder.path().join("tollgate.yaml");
+    let text = "jwt: { key_file: secret, algorithms: [HS256] }
+limits:
+  - { name: per-user, key: 'jwt:sub', algorithm: fixed_window, limit: 100, window: 1h }
+  - { name: per-ip, key: ip, algorithm: fixed_window, limit: 1, window: 1h, ban: { after: 3, within: 1h, for: 2h } }
+";
+    std::fs::write(&path, text).unwrap();
+    let rules = tollgate::rules::file::RuleFile::load(&path).unwrap().compile().unwrap();
+    let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
+    let gate = Gate::on_redis(rules, settings).await.unwrap();
+    let ask = async |number: u64| {
+        let claims = serde_json::json!({ "sub": number });
+        let key = jsonwebtoken::EncodingKey::from_secret(b"another secret of at least thirty-two bytes");
+        let token = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
+        let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+        let headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, value)]);
+        gate.decide(&Facts::new("GET", "/").headers(&headers).peer([192, 0, 2, 1].into())).await
+    };
+    assert!(ask(0).await.is_allowed());
+    // The node knows of the denial at once, or after it was denied once.
+    assert_eq!(ask(1).await.refusal(), Some(&Refusal::Limited));
+    let known = ask(2).await;
+    assert_eq!((known.refusal(), known.limit()), (Some(&Refusal::Limited), Some("per-ip")));
+    assert_eq!((known.token(), known.signatures_verified()), (TokenStatus::NotRead, 0));
+    // Each denial was one strike, and the third bans.
+    for number in 3..6 {
+        let banned = ask(number).await;
+        assert!(matches!(banned.refusal(), Some(Refusal::Banned { .. })), "{number}: {banned:?}");
+        assert_eq!((banned.token(), banned.signatures_verified()), (TokenStatus::NotRead, 0));
+    }
+}

@@ -1,0 +1,125 @@
+//! Tokens at the gateway, by both of its ways and over HTTP/2: what fails is told, and what is denied is not verified.
+
+use serde_json::{Value, json};
+
+use crate::http2;
+use crate::process::{Gateway, folder_with, site, wait_until};
+use crate::upstream::{full, runtime};
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+
+/// Names no header, and so changes nothing but the way.
+const WAYS: [&str; 2] = ["", "Connection: x-absent\r\n"];
+
+fn token(secret: &str, claims: &Value) -> String {
+    let key = jsonwebtoken::EncodingKey::from_secret(secret.as_bytes());
+    jsonwebtoken::encode(&jsonwebtoken::Header::default(), claims, &key).unwrap()
+}
+
+/// A token that was never sent before, of another issuer.
+fn forged(number: u64) -> String {
+    token("ffffffffffffffffffffffffffffffff", &json!({ "sub": number }))
+}
+
+fn gateway(jwt: &str, limits: &str) -> Gateway {
+    let routes = ["{ path: /**, respond: { status: 204 } }"];
+    let rules = format!(
+        "jwt: {{ key_file: secret.key, algorithms: [HS256]{jwt} }}\nadmin: {{ listen: 127.0.0.1:0 }}\n{}",
+        site("workers: 1\n  access_log: { format: json, file: access.log }", &routes, limits)
+    );
+    Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("secret.key", SECRET)]))
+}
+
+fn request(way: &str, token: Option<&str>) -> String {
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    format!("GET / HTTP/1.1\r\nHost: a\r\n{way}{token}\r\n")
+}
+
+/// The field `token` of each line of the access log, once there are so many lines.
+fn logged(gateway: &Gateway, count: usize) -> Vec<Value> {
+    let read = || std::fs::read_to_string(gateway.path("access.log")).unwrap_or_default();
+    let whole = || Some(read()).filter(|text| text.lines().count() >= count && text.ends_with('\n'));
+    let text = wait_until(whole).unwrap_or_else(|| panic!("there are not {count} lines in {}", read()));
+    let parsed = |line: &str| serde_json::from_str::<Value>(line).unwrap()["token"].clone();
+    text.lines().map(parsed).collect()
+}
+
+#[test]
+fn a_denied_client_costs_no_verification() {
+    let limits = "{ name: user, key: 'jwt:sub', limit: 1000 }, \
+        { name: address, key: ip, algorithm: fixed_window, align: first_request, limit: 2, window: 1h }";
+    let gateway = gateway("", limits);
+    let mut connection = gateway.connect();
+    for (number, way) in (0..).zip(WAYS) {
+        assert_eq!(connection.ask(request(way, Some(&forged(number)))).status, 204);
+    }
+    gateway.await_metric("tollgate_token_verifications_total", 2);
+    for (number, way) in (2..22).zip(WAYS.into_iter().cycle()) {
+        assert_eq!(connection.ask(request(way, Some(&forged(number)))).status, 429);
+    }
+    runtime().block_on(async {
+        let mut sender = http2::connect(gateway.address).await;
+        for number in 22..32 {
+            let request = http2::get(&gateway, "/").header("authorization", format!("Bearer {}", forged(number)));
+            let response = sender.send_request(request.body(full("")).unwrap()).await.unwrap();
+            assert_eq!(response.status(), 429);
+        }
+    });
+    gateway.await_metric("tollgate_decisions_total{limit=\"address\",outcome=\"denied\"}", 30);
+    gateway.await_metric("tollgate_token_verifications_total", 2);
+    gateway.await_metric("tollgate_token_failures_total{reason=\"bad_signature\"}", 2);
+    let tokens = logged(&gateway, 32);
+    assert_eq!(tokens.iter().filter(|token| **token == json!("bad_signature")).count(), 2, "{tokens:?}");
+    assert_eq!(tokens.iter().filter(|token| token.is_null()).count(), 30, "{tokens:?}");
+}
+
+#[test]
+fn a_client_without_a_valid_token_is_told_why_and_challenged() {
+    let limits = "{ name: user, key: 'jwt:sub', missing: deny, limit: 1000 }";
+    let expired = token(SECRET, &json!({ "sub": "ann", "exp": 1 }));
+    let future = token(SECRET, &json!({ "sub": "ann", "nbf": 4_000_000_000_u64 }));
+    let (forged, good) = (forged(0), token(SECRET, &json!({ "sub": "ann" })));
+    for (jwt, status) in [("", 403), (", challenge: true", 401)] {
+        let gateway = gateway(jwt, limits);
+        for way in WAYS {
+            let mut connection = gateway.connect();
+            for (token, reason, message) in [
+                (None, "missing", "The request carries no token."),
+                (Some("x"), "malformed", "The token is malformed."),
+                (Some(&*expired), "expired", "The token has expired."),
+                (Some(&*future), "not_yet_valid", "The token is not valid yet."),
+                (Some(&*forged), "bad_signature", "The signature of the token is invalid."),
+            ] {
+                let answer = connection.ask(request(way, token));
+                assert_eq!(answer.status, status, "{way}{reason}");
+                let body: Value = serde_json::from_str(answer.text()).unwrap();
+                assert_eq!(body, json!({ "error": format!("token_{reason}"), "message": message }));
+                let challenge = match (status, token) {
+                    (403, _) => None,
+                    (_, None) => Some("Bearer".to_owned()),
+                    _ => Some(format!("Bearer error=\"invalid_token\", error_description=\"{message}\"")),
+                };
+                assert_eq!(answer.header("www-authenticate"), challenge.as_deref(), "{way}{reason}");
+            }
+            assert_eq!(connection.ask(request(way, Some(&good))).status, 204);
+        }
+        for reason in ["missing", "malformed", "expired", "not_yet_valid", "bad_signature"] {
+            gateway.await_metric(&format!("tollgate_token_failures_total{{reason=\"{reason}\"}}"), 2);
+        }
+        // Each of the four that could be verified, once: the second time they were known.
+        gateway.await_metric("tollgate_token_verifications_total", 4);
+        let tokens = logged(&gateway, 12);
+        assert_eq!(tokens.iter().filter(|token| **token == json!("expired")).count(), 2, "{tokens:?}");
+        assert_eq!(tokens.iter().filter(|token| token.is_null()).count(), 2, "{tokens:?}");
+    }
+}
+
+#[test]
+fn without_a_limit_by_claim_no_token_is_counted() {
+    let gateway = gateway("", "{ name: address, key: ip, limit: 1000 }");
+    assert_eq!(gateway.connect().ask(request("", Some(&forged(0)))).status, 204);
+    gateway.await_metric("tollgate_decisions_total{limit=\"address\",outcome=\"allowed\"}", 1);
+    let admin = gateway.address_of("admin");
+    let told = crate::client::Connection::to(admin).get("/metrics").text().to_owned();
+    assert!(!told.contains("tollgate_token_"), "{told}");
+}
