@@ -9,6 +9,7 @@ mod race;
 mod redis;
 mod report;
 mod rules;
+mod tokens;
 mod tower;
 mod traffic;
 

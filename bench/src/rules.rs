@@ -1,7 +1,7 @@
 //! `bench rules`: which of many rules a request meets, and the decision about it.
 //!
-//! What is deliberately not here: HTTP, expressions and tokens, which cost what they say rather than what the number
-//! of rules makes them cost.
+//! What is deliberately not here: HTTP and expressions, which cost what they say rather than what the number of rules
+//! makes them cost. Tokens are in `tokens`.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tollgate::{Gate, Hit, Limit, Limiter, Rate, TokenBucket};
 use crate::clock::thread_time;
 use crate::race::{self, Rounds, Times, per_decision};
 use crate::report::{self, Results, Table};
+use crate::tokens;
 
 /// Requests that are asked over and over: enough that no two in a row meet the same rules or keys.
 const REQUESTS: usize = 1024;
@@ -83,6 +84,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for (times, name) in times.iter().zip(names) {
         results.quantity(name, times.median());
     }
+    tokens::run(rounds, &mut results)?;
+    report::note("");
     results.print();
     Ok(())
 }
