@@ -23,6 +23,15 @@ fn rule_file_for_kubernetes_is_valid() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Behind SNAT every connection comes from the network of the cluster, so a trusted network would believe every client.
+#[test]
+fn manifest_for_kubernetes_trusts_nobody_and_keeps_the_addresses_of_clients() {
+    let manifest = contrib("kubernetes.yaml");
+    let settings: Vec<&str> = manifest.lines().map(str::trim).filter(|line| !line.starts_with('#')).collect();
+    assert!(!settings.iter().any(|line| line.starts_with("trusted_proxies")), "{manifest}");
+    assert!(settings.contains(&"externalTrafficPolicy: Local"), "{manifest}");
+}
+
 #[test]
 fn rules_in_the_documentation_are_valid() {
     let document = include_str!("../../../docs/operating.md");
