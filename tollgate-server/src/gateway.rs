@@ -26,6 +26,7 @@ mod lane;
 mod log;
 mod maybe_tls;
 mod metrics;
+mod names;
 mod path;
 mod patience;
 mod ports;
@@ -46,17 +47,19 @@ mod wire;
 mod workers;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use http::HeaderMap;
 use tokio::sync::watch as signal;
 use tollgate::Gate;
 use tollgate::rules::file::{Address, Parsed, Problems};
 
 use self::exchange::Worker;
 use self::frames::Closings;
+use self::names::HeaderFilter;
 use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
 use self::site::Site;
@@ -66,6 +69,18 @@ use self::ticks::Ticks;
 use self::workers::{Ends, Running};
 use crate::listening::CannotListen;
 use crate::notice;
+
+/// Removes the headers that the gateway of a file drops from a request of that peer; all, where it would refuse the
+/// request for one of them.
+pub(crate) fn drop_headers(file: &Parsed, headers: &mut HeaderMap, peer: Option<IpAddr>) -> Result<(), Problems> {
+    let (Some(gateway), proxies) = (&file.gateway, file.trusted_proxies()?) else { return Ok(()) };
+    let peer = peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let filter = HeaderFilter::with(gateway.underscore_headers, &proxies, peer);
+    if headers::screen(headers, &filter).is_err() {
+        headers.clear();
+    }
+    Ok(())
+}
 
 /// A gateway that runs.
 pub(crate) struct Gateway {

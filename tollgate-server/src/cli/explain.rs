@@ -15,7 +15,7 @@ use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
 use super::{ConfigArgument, Error, Outcome, StoreArgument, load, say};
-use crate::notice;
+use crate::{gateway, notice};
 
 /// Those that people mean when they write them in small letters.
 const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"];
@@ -81,7 +81,10 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     arguments.check()?;
     let file = arguments.store.over(load(&arguments.config.config)?)?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
-    let headers: HeaderMap = arguments.headers.iter().cloned().collect();
+    let mut headers: HeaderMap = arguments.headers.iter().cloned().collect();
+    if !arguments.is_question() {
+        drop_headers(&file, &mut headers, arguments.ip)?;
+    }
     let routed = arguments.routed(&file, &headers)?;
     let explanation = arguments.asked(&gate, &headers, routed).await;
     let counts = match gate.redis() {
@@ -118,9 +121,13 @@ impl Arguments {
         }))
     }
 
+    /// Whether only the decision service is asked this.
+    fn is_question(&self) -> bool {
+        self.domain.is_some() || !self.descriptors.is_empty()
+    }
+
     fn routed<'f>(&self, file: &'f Parsed, headers: &HeaderMap) -> Result<Routed<'f>, Error> {
-        let is_question = self.domain.is_some() || !self.descriptors.is_empty();
-        let Some(gateway) = file.gateway.as_ref().filter(|_| !is_question) else { return Ok(Routed::NotAsked) };
+        let Some(gateway) = file.gateway.as_ref().filter(|_| !self.is_question()) else { return Ok(Routed::NotAsked) };
         let routes = file.routes().map_err(|problems| Error::Open(problems.into()))?;
         let found = routes.find(&Facts::new(&self.method, &self.path).headers(headers));
         Ok(found.and_then(|number| gateway.routes.get(number)).map_or(Routed::Nowhere, Routed::By))
@@ -141,6 +148,16 @@ impl Arguments {
         }
         gate.explain(&facts).await
     }
+}
+
+/// Removes the headers that the gateway of the file would drop, and warns of them.
+fn drop_headers(file: &Parsed, headers: &mut HeaderMap, peer: Option<IpAddr>) -> Result<(), Error> {
+    let sent: Vec<HeaderName> = headers.keys().cloned().collect();
+    gateway::drop_headers(file, headers, peer).map_err(|problems| Error::Open(problems.into()))?;
+    for name in sent.iter().filter(|name| !headers.contains_key(*name)) {
+        notice::warn(format_args!("the gateway drops the header {name}, so limits do not see it"));
+    }
+    Ok(())
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {

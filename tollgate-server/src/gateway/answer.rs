@@ -13,6 +13,7 @@ pub(super) enum Failure {
     BadPath,
     BadTarget,
     BadLength,
+    UnderscoreHeader,
     Connect,
     BodyTooLong,
     BodyLate,
@@ -56,6 +57,7 @@ impl Failure {
             | Self::BadPath
             | Self::BadTarget
             | Self::BadLength
+            | Self::UnderscoreHeader
             | Self::BodyBroken => StatusCode::BAD_REQUEST,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
@@ -79,6 +81,9 @@ impl Failure {
             Self::BadHost => r#"{"error":"bad_request","message":"The host is none."}"#,
             Self::BadLength => {
                 r#"{"error":"bad_request","message":"The request does not say in one way how long it is."}"#
+            }
+            Self::UnderscoreHeader => {
+                r#"{"error":"bad_request","message":"A header name has an underscore, which gateway.underscore_headers refuses: use hyphens."}"#
             }
             Self::BadPath => r#"{"error":"bad_request","message":"The path can be read in two ways."}"#,
             Self::BadTarget => r#"{"error":"bad_request","message":"The request target is not a valid URI."}"#,

@@ -9,10 +9,12 @@ use bytes::Bytes;
 use http::StatusCode;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
+use tollgate::rules::file::UnderscoreHeaders;
 
 use super::answer::Failure;
 use super::client::Client;
 use super::exchange::Ending;
+use super::headers;
 use super::patience::Patience;
 use super::ticks::Wait;
 
@@ -29,6 +31,7 @@ pub(super) struct Sent {
     client: Arc<Client>,
     /// How much more of it is taken.
     room: u64,
+    underscores: UnderscoreHeaders,
     upstream: Option<Reader>,
     /// A body that breaks off leaves the upstream waiting for the rest instead of ending its connection: see
     /// [`outlive_client`](ToUpstream::outlive_client).
@@ -72,10 +75,19 @@ impl ToUpstream {
             body: Some(body),
             client: Arc::clone(client),
             room: max_bytes,
+            underscores: UnderscoreHeaders::default(),
             upstream: None,
             outlives_client: false,
             late: None,
         })
+    }
+
+    /// Treats trailers with an underscore in their name as that setting says.
+    pub(super) fn with_underscores(mut self, underscores: UnderscoreHeaders) -> Self {
+        if let Self::Sent(sent) = &mut self {
+            sent.underscores = underscores;
+        }
+        self
     }
 
     /// An upstream is about to be asked, and has to answer within that time; the time in which the client does not send
@@ -135,7 +147,10 @@ impl Body for ToUpstream {
                     Some(room) => sent.room = room,
                     None => return sent.broke(Broken::TooLong),
                 }
-                Poll::Ready(Some(Ok(frame)))
+                Poll::Ready(Some(Ok(match frame.into_trailers() {
+                    Ok(trailers) => Frame::trailers(headers::screen_trailers(trailers, sent.underscores)),
+                    Err(data) => data,
+                })))
             }
         }
     }

@@ -27,7 +27,9 @@ pub(super) use self::forward::would_fail_again;
 use super::answer::Failure;
 use super::body::{ToClient, ToUpstream};
 use super::client::Client;
+use super::guard::Ambiguity;
 use super::log::Record;
+use super::names::HeaderFilter;
 use super::request_id::RequestIds;
 use super::site::{Leads, Route, Site};
 use super::tally::Tally;
@@ -130,7 +132,7 @@ impl Worker {
 impl Exchange {
     /// The answer to a request if it is known at once, or what goes on with it.
     #[expect(clippy::result_large_err, reason = "it is no error, and goes into a box at once")]
-    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Asking, Passing)> {
+    fn begin(&self, mut request: Request<Incoming>) -> Result<Response<ToClient>, (Asking, Passing)> {
         let mut ending = Ending::new(&self.client);
         // What was decided before hyper has read the request must not be decided again.
         let asked = self.client.take_asked();
@@ -139,6 +141,11 @@ impl Exchange {
             let line = (request.method().clone(), request.uri().clone(), request.version());
             let headers = request.headers().into();
             ending.keep_record(Record::new(line, headers, &self.client, &site.proxies, (log, self.worker.number)));
+        }
+        let filter = HeaderFilter::new(&site, self.client.address.ip());
+        if let Err(failure) = headers::screen(request.headers_mut(), &filter) {
+            self.client.note_ambiguity(Ambiguity::UnderscoreHeader);
+            return Ok(self.fail(request.into_body(), failure, ending));
         }
         if let Err(failure) = legible(&request, &site) {
             return Ok(self.fail(request.into_body(), failure, ending));

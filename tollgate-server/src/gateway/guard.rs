@@ -88,6 +88,8 @@ pub(super) enum Ambiguity {
     BadTransferCoding,
     BadChunk,
     HeadTooLong,
+    /// Found on hyper's road, in every version of HTTP.
+    UnderscoreHeader,
 }
 
 impl fmt::Display for Ambiguity {
@@ -103,6 +105,7 @@ impl fmt::Display for Ambiguity {
             Self::BadTransferCoding => "the transfer coding is not chunked alone",
             Self::BadChunk => "a chunk is malformed",
             Self::HeadTooLong => "the head is too long",
+            Self::UnderscoreHeader => "a header name has an underscore",
         })
     }
 }

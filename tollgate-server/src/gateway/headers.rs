@@ -11,9 +11,11 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
-use tollgate::rules::file::Told;
+use tollgate::rules::file::{Told, UnderscoreHeaders};
 
+use super::answer::Failure;
 use super::client::{Client, Scheme};
+use super::names::{self, Fate, HeaderFilter, Kind};
 use super::request_id::RequestIds;
 use super::site::Site;
 
@@ -33,6 +35,48 @@ const MAX_ID_BYTES: usize = 128;
 /// Room for what we add, so that the map grows once.
 const ADDED: usize = 8;
 
+/// Removes what the filter drops and what `Connection` names, before limits see the request: an upstream gets neither.
+pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Result<(), Failure> {
+    let mut dropped: SmallVec<[HeaderName; 4]> = SmallVec::new();
+    for name in headers.keys() {
+        match filter.fate(name.as_str(), names::kind(name.as_str())) {
+            Fate::Kept => {}
+            Fate::Dropped => dropped.push(name.clone()),
+            Fate::Refused => return Err(Failure::UnderscoreHeader),
+        }
+    }
+    if headers.contains_key(CONNECTION) {
+        let is_needed = |name: &HeaderName| {
+            let kind = names::kind(name.as_str());
+            matches!(kind, Kind::Host | Kind::ContentLength | Kind::TransferEncoding | Kind::Connection | Kind::Special)
+        };
+        dropped.extend(named_by_connection(headers).filter(|name| !is_needed(name)));
+    }
+    for name in dropped {
+        headers.remove(name);
+    }
+    Ok(())
+}
+
+/// Removes the trailers of a request that no upstream may take for headers of its head.
+pub(super) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHeaders) -> HeaderMap {
+    let is_dropped = |name: &&HeaderName| !names::passes_as_trailer(name.as_str(), underscores);
+    let dropped: SmallVec<[HeaderName; 4]> = trailers.keys().filter(is_dropped).cloned().collect();
+    for name in dropped {
+        trailers.remove(name);
+    }
+    trailers
+}
+
+/// The names that `Connection` lists.
+fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
+    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let names = values.flat_map(|value| value.split(',')).map(str::trim);
+    // These two name no header, and nearly nobody says anything else.
+    let names = names.filter(|name| !name.eq_ignore_ascii_case("keep-alive") && !name.eq_ignore_ascii_case("close"));
+    names.filter_map(|name| name.parse().ok())
+}
+
 /// Takes away what is only between two neighbours.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     // One look at each name is cheaper than a lookup of each that may be there.
@@ -41,14 +85,8 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
         return;
     }
     if found.contains(&CONNECTION) {
-        let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-        let names = values.flat_map(|value| value.split(',')).map(str::trim);
-        // These two name no header, and nearly nobody says anything else.
-        let names =
-            names.filter(|name| !name.eq_ignore_ascii_case("keep-alive") && !name.eq_ignore_ascii_case("close"));
-        let names = names.filter_map(|name| name.parse().ok());
         // A client that names these would change what the request is.
-        found.extend(names.filter(|name: &HeaderName| *name != HOST && *name != CONTENT_LENGTH));
+        found.extend(named_by_connection(headers).filter(|name| *name != HOST && *name != CONTENT_LENGTH));
     }
     let wants_trailers = found.contains(&TE) && headers.get_all(TE).iter().any(|value| lists(value, "trailers"));
     for name in found {
@@ -174,21 +212,14 @@ pub(super) fn tell_upstream(
     headers: &mut HeaderMap,
     site: &Site,
     client: &Client,
-    trusted: bool,
     ids: &RequestIds,
 ) -> Option<HeaderValue> {
     headers.reserve(ADDED);
-    if !trusted {
-        // Whoever reads them would believe us, whichever of them we tell.
-        [FORWARDED, X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST].iter().for_each(|name| {
-            headers.remove(name);
-        });
-    }
     if site.tells(Told::XForwarded) {
-        tell_x_forwarded(headers, client, trusted);
+        tell_x_forwarded(headers, client);
     }
     if site.tells(Told::Forwarded) {
-        tell_forwarded(headers, client, trusted);
+        tell_forwarded(headers, client);
     }
     if site.tells(Told::Via) {
         append_via(version, headers);
@@ -213,24 +244,24 @@ pub(super) fn is_id(id: &HeaderValue) -> bool {
     (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// What an untrusted client says of the way is not passed on: whoever reads it would believe us.
-fn tell_x_forwarded(headers: &mut HeaderMap, client: &Client, trusted: bool) {
+/// Adds to what a trusted proxy says; what others say was dropped when the request came ([`screen`]).
+fn tell_x_forwarded(headers: &mut HeaderMap, client: &Client) {
     match headers.get_all(X_FORWARDED_FOR).iter().next() {
-        Some(_) if trusted => {
+        Some(_) => {
             let chain: Vec<&[u8]> = headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
             let chain = [&chain.join(&b", "[..]), client.address_text.as_bytes()].join(&b", "[..]);
             if let Ok(chain) = HeaderValue::from_maybe_shared(Bytes::from(chain)) {
                 headers.insert(X_FORWARDED_FOR, chain);
             }
         }
-        _ => {
+        None => {
             headers.insert(X_FORWARDED_FOR, client.address_text.clone());
         }
     }
-    if !trusted || !headers.contains_key(X_FORWARDED_PROTO) {
+    if !headers.contains_key(X_FORWARDED_PROTO) {
         headers.insert(X_FORWARDED_PROTO, scheme(client.scheme));
     }
-    if !trusted || !headers.contains_key(X_FORWARDED_HOST) {
+    if !headers.contains_key(X_FORWARDED_HOST) {
         match headers.get(HOST).cloned() {
             Some(host) => headers.insert(X_FORWARDED_HOST, host),
             None => headers.remove(X_FORWARDED_HOST),
@@ -242,15 +273,11 @@ fn scheme(scheme: Scheme) -> HeaderValue {
     HeaderValue::from_static(scheme.as_str())
 }
 
-fn tell_forwarded(headers: &mut HeaderMap, client: &Client, trusted: bool) {
+fn tell_forwarded(headers: &mut HeaderMap, client: &Client) {
     let mut element = Vec::with_capacity(96);
     put_forwarded(&mut element, client, headers.get(HOST).map(HeaderValue::as_bytes));
     let Ok(element) = HeaderValue::from_maybe_shared(Bytes::from(element)) else { return };
-    if trusted {
-        headers.append(FORWARDED, element);
-    } else {
-        headers.insert(FORWARDED, element);
-    }
+    headers.append(FORWARDED, element);
 }
 
 /// `for=192.0.2.7;host="h:80";proto=http`.

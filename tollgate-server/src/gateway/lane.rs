@@ -12,7 +12,6 @@
 mod abandoned;
 mod answer;
 mod link;
-mod names;
 mod passing;
 mod refusal;
 mod request;
@@ -46,6 +45,7 @@ use super::connection::{HTTP2_BEGINS, Stop};
 use super::exchange::{Ending, Worker, bodiless};
 use super::io::Stream;
 use super::log::Record;
+use super::names::HeaderFilter;
 use super::site::{Leads, Site};
 use super::ticks::{Tick, Wait};
 
@@ -260,12 +260,12 @@ impl<'a> Lane<'a> {
         let bytes = &input[..filled];
         desk.clean();
         let mut lines = Lines::default();
-        let plain = match Plain::read(bytes, &mut lines, self.max_head) {
+        let (site, asker) = in_force.load(self.worker);
+        let plain = match Plain::read(bytes, &mut lines, self.max_head, &HeaderFilter::new(site, self.peer)) {
             Read::Whole(plain) => plain,
             Read::Part => return Ok(None),
             Read::Other => return Ok(Some(Next::Leave)),
         };
-        let (site, asker) = in_force.load(self.worker);
         if plain.body_bytes() > site.max_body {
             return Ok(Some(Next::Leave));
         }
@@ -306,11 +306,12 @@ impl<'a> Lane<'a> {
             desk.clean();
             let held = std::mem::take(&mut self.held);
             let mut lines = Lines::default();
-            let plain = Plain::read(&held, &mut lines, self.max_head);
-            let (Read::Whole(plain), Some((ruling, site))) = (plain, ruling.take()) else {
+            let Some((ruling, site)) = ruling.take() else { return Poll::Ready(Ok(Next::Over)) };
+            let filter = HeaderFilter::new(&site, self.peer);
+            let Read::Whole(plain) = Plain::read(&held, &mut lines, self.max_head, &filter) else {
                 return Poll::Ready(Ok(Next::Over));
             };
-            let next = self.act(&plain, desk, (site, route), ruling, context);
+            let next = self.act(&plain, desk, (Arc::clone(&site), route), ruling, context);
             if let Ok(Next::Leave) = next {
                 self.ahead.splice(..0, held.iter().copied());
             }

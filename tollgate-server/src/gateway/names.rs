@@ -1,4 +1,16 @@
-//! Names of headers that mean something to a proxy, told apart as they come.
+//! Names of headers that mean something to a proxy, and which of a client's headers are read at all.
+//!
+//! A header that is dropped here is seen neither by limits nor by upstreams, on both roads: limits must not count by
+//! something that the upstream does not get.
+
+use std::cell::OnceCell;
+use std::net::IpAddr;
+
+use tollgate::http::is_forwarding_header;
+use tollgate::rules::TrustedProxies;
+use tollgate::rules::file::UnderscoreHeaders;
+
+use super::site::Site;
 
 /// What a header is to a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +32,8 @@ pub(super) enum Kind {
     XForwardedFor,
     XForwardedProto,
     XForwardedHost,
+    /// Any other in which proxies describe the client or the original request.
+    Forwarding,
     XRequestId,
     /// Of a family that tells what is left of a limit.
     RateLimit,
@@ -50,10 +64,135 @@ pub(super) fn kind(name: &str) -> Kind {
         18 if is("proxy-authenticate") => Kind::HopByHop,
         19 if is("proxy-authorization") => Kind::HopByHop,
         10.. if begins(name, "ratelimit-") || begins(name, "x-ratelimit-") => Kind::RateLimit,
+        _ if is_forwarding_header(name) => Kind::Forwarding,
         _ => Kind::Other,
     }
 }
 
 fn begins(name: &str, with: &str) -> bool {
     name.get(..with.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(with))
+}
+
+/// Decides which headers of a request are read.
+pub(super) struct HeaderFilter<'a> {
+    underscores: UnderscoreHeaders,
+    proxies: &'a TrustedProxies,
+    peer: IpAddr,
+    /// Whether the peer is a trusted proxy, once that matters.
+    is_trusted: OnceCell<bool>,
+}
+
+/// What becomes of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Kept,
+    Dropped,
+    /// The whole request is refused.
+    Refused,
+}
+
+impl<'a> HeaderFilter<'a> {
+    pub(super) fn new(site: &'a Site, peer: IpAddr) -> Self {
+        Self::with(site.underscores, &site.proxies, peer)
+    }
+
+    pub(super) fn with(underscores: UnderscoreHeaders, proxies: &'a TrustedProxies, peer: IpAddr) -> Self {
+        Self { underscores, proxies, peer, is_trusted: OnceCell::new() }
+    }
+
+    /// Returns what becomes of a request header of this name, which is of that kind.
+    pub(super) fn fate(&self, name: &str, kind: Kind) -> Fate {
+        match kind {
+            Kind::Other | Kind::Forwarding | Kind::RateLimit if has_underscore(name) => match self.underscores {
+                UnderscoreHeaders::Keep if !reads_as_ours(name) => Fate::Kept,
+                UnderscoreHeaders::Refuse => Fate::Refused,
+                _ => Fate::Dropped,
+            },
+            Kind::HopByHop => Fate::Dropped,
+            Kind::Forwarded | Kind::XForwardedFor | Kind::XForwardedProto | Kind::XForwardedHost | Kind::Forwarding
+                if !self.is_trusted() =>
+            {
+                Fate::Dropped
+            }
+            _ => Fate::Kept,
+        }
+    }
+
+    fn is_trusted(&self) -> bool {
+        *self.is_trusted.get_or_init(|| self.proxies.trusts(self.peer))
+    }
+}
+
+/// Returns whether a trailer of this name is passed on to an upstream. Limits have decided before it came, so everything
+/// that says who asks, for what, or by which way is dropped, from trusted proxies too (RFC 9110, section 6.5.1).
+pub(super) fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> bool {
+    const OF_HEADS: [&str; 3] = ["authorization", "cookie", "trailer"];
+    let is_kept = match has_underscore(name) {
+        true => underscores == UnderscoreHeaders::Keep && !reads_as_ours(name),
+        false => kind(name) == Kind::Other,
+    };
+    is_kept && !OF_HEADS.iter().any(|of_heads| name.eq_ignore_ascii_case(of_heads))
+}
+
+fn has_underscore(name: &str) -> bool {
+    // Without an end before the last byte: names are short.
+    name.bytes().fold(false, |found, byte| found | (byte == b'_'))
+}
+
+/// Whether a name with underscores means something to a proxy once an upstream has taken them for hyphens.
+fn reads_as_ours(name: &str) -> bool {
+    kind(&name.replace('_', "-")) != Kind::Other
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fates(underscores: UnderscoreHeaders, peer: [u8; 4]) -> impl Fn(&str) -> Fate {
+        let proxies = TrustedProxies::parse(["10.0.0.0/8"]).unwrap();
+        move |name| HeaderFilter::with(underscores, &proxies, peer.into()).fate(name, kind(name))
+    }
+
+    #[test]
+    fn forwarding_headers_are_kept_from_trusted_proxies_alone() {
+        let (trusted, stranger) =
+            (fates(UnderscoreHeaders::Drop, [10, 0, 0, 1]), fates(UnderscoreHeaders::Drop, [192, 0, 2, 1]));
+        for name in
+            ["X-Forwarded-For", "forwarded", "x-forwarded-port", "X-Real-IP", "true-client-ip", "x-original-url"]
+        {
+            assert_eq!((trusted(name), stranger(name)), (Fate::Kept, Fate::Dropped), "{name}");
+        }
+        for name in ["x-user-id", "host", "x-request-id", "connection", "content-length", "via"] {
+            assert_eq!((trusted(name), stranger(name)), (Fate::Kept, Fate::Kept), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_with_underscores_are_dropped_kept_or_refused_as_set() {
+        for (setting, other, ours) in [
+            (UnderscoreHeaders::Drop, Fate::Dropped, Fate::Dropped),
+            (UnderscoreHeaders::Keep, Fate::Kept, Fate::Dropped),
+            (UnderscoreHeaders::Refuse, Fate::Refused, Fate::Refused),
+        ] {
+            for peer in [[10, 0, 0, 1], [192, 0, 2, 1]] {
+                let fate = fates(setting, peer);
+                assert_eq!(fate("x_user_id"), other);
+                for name in ["x_forwarded_for", "X_Real_IP", "content_length", "Transfer_Encoding", "x-ratelimit_limit"]
+                {
+                    assert_eq!(fate(name), ours, "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn trailers_that_say_who_asks_for_what_do_not_pass() {
+        for name in ["x-real-ip", "x-forwarded-for", "host", "content-length", "Authorization", "cookie", "x_user"] {
+            assert!(!passes_as_trailer(name, UnderscoreHeaders::Drop), "{name}");
+        }
+        assert!(passes_as_trailer("x-checksum", UnderscoreHeaders::Drop));
+        assert!(passes_as_trailer("grpc-status", UnderscoreHeaders::Refuse));
+        assert!(passes_as_trailer("x_sum", UnderscoreHeaders::Keep));
+        assert!(!passes_as_trailer("x_real_ip", UnderscoreHeaders::Keep));
+    }
 }

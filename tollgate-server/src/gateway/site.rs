@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::rules::file::{
     AccessLogRule, Balance, Flaw, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule, RouteRule, Told,
-    UpstreamRule,
+    UnderscoreHeaders, UpstreamRule,
 };
 use tollgate::rules::{Facts, Routes, TrustedProxies};
 
@@ -40,6 +40,8 @@ pub(super) struct Site {
     pub(super) routes: Vec<Route>,
     found: Routes,
     pub(super) proxies: TrustedProxies,
+    /// What becomes of headers with an underscore in their name.
+    pub(super) underscores: UnderscoreHeaders,
     told: Vec<Told>,
     pub(super) max_body: u64,
     pub(super) max_head: usize,
@@ -163,6 +165,7 @@ impl Site {
             routes,
             found,
             proxies: file.trusted_proxies()?,
+            underscores: gateway.underscore_headers,
             told: gateway.tell_upstreams.clone(),
             max_body: gateway.max_body.map_or(u64::MAX, |size| size.bytes()),
             max_head: usize::try_from(gateway.max_head.bytes()).unwrap_or(usize::MAX),

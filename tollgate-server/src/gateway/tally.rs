@@ -45,7 +45,7 @@ pub(super) struct Tally {
 }
 
 /// Why requests are refused as ambiguous, and how that is called.
-pub(super) const AMBIGUITIES: [(Ambiguity, &str); 10] = [
+pub(super) const AMBIGUITIES: [(Ambiguity, &str); 11] = [
     (Ambiguity::BareLf, "bare_lf"),
     (Ambiguity::Nul, "nul"),
     (Ambiguity::SpaceBeforeColon, "space_before_colon"),
@@ -56,6 +56,7 @@ pub(super) const AMBIGUITIES: [(Ambiguity, &str); 10] = [
     (Ambiguity::BadTransferCoding, "bad_transfer_coding"),
     (Ambiguity::BadChunk, "bad_chunk"),
     (Ambiguity::HeadTooLong, "head_too_long"),
+    (Ambiguity::UnderscoreHeader, "underscore_header"),
 ];
 
 /// A moment, as the processor counts.

@@ -1,7 +1,11 @@
 //! What an upstream is told of the client and of the way, and who is believed about that.
 
+use bytes::Bytes;
+use http::Request;
+
+use crate::http2::{connect, get, whole, with_trailers};
 use crate::process::{Gateway, site};
-use crate::upstream::{Asked, Raw};
+use crate::upstream::{Asked, Raw, full, runtime};
 
 /// What an upstream got of a request with these headers, and the id that the client got back.
 fn told(gateway: &Gateway, headers: &str) -> (Asked, Option<String>) {
@@ -138,5 +142,150 @@ fn single_valid_request_id_is_kept_and_anything_else_is_replaced() {
             assert_eq!(asked.values("x-request-id"), [&made], "{road}{ids}");
             assert_eq!(made.len(), 32, "a new one: {made}");
         }
+    }
+}
+
+/// Headers that only a trusted proxy may send.
+const FORGED: [&str; 14] = [
+    "X-Forwarded-Prefix",
+    "X-Forwarded-Port",
+    "X-Forwarded-Ssl",
+    "X-Forwarded-Server",
+    "X-Forwarded-User",
+    "X-Forwarded-Client-Cert",
+    "X-Real-IP",
+    "X-Client-IP",
+    "X-Cluster-Client-IP",
+    "True-Client-IP",
+    "CF-Connecting-IP",
+    "X-Original-URL",
+    "X-Rewrite-URL",
+    "X-Original-Host",
+];
+
+/// Sends a request to hyper's road: `TE` is nothing for the lane.
+const TO_HYPER: &str = "TE: trailers\r\n";
+
+/// The heads that an upstream got of a request with these headers, over HTTP/1 on both roads and over HTTP/2.
+fn heads(gateway: &Gateway, headers: &[(&str, &str)]) -> [Asked; 3] {
+    let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let http1 = ["", TO_HYPER].map(|road| told(gateway, &format!("{road}{lines}")).0);
+    let http2 = runtime().block_on(async {
+        let mut sender = connect(gateway.address).await;
+        let request = headers.iter().fold(get(gateway, "/"), |request, (name, value)| request.header(*name, *value));
+        let answered = sender.send_request(request.body(full("")).unwrap()).await.unwrap();
+        let (_, head, _) = whole(answered).await;
+        Asked { head: String::from_utf8_lossy(&head).into_owned(), body: Vec::new(), trailers: String::new() }
+    });
+    let [lane, hyper] = http1;
+    [lane, hyper, http2]
+}
+
+#[test]
+fn forwarding_headers_pass_from_trusted_proxies_alone() {
+    let upstream = Raw::named("one");
+    let (untrusted, trusted) = (gateway("", &upstream), gateway("trusted_proxies: [127.0.0.0/8]", &upstream));
+    let forged = FORGED.map(|name| (name, "forged"));
+    for asked in heads(&untrusted, &forged) {
+        assert!(!asked.head.contains("forged"), "{}", asked.head);
+    }
+    for asked in heads(&trusted, &forged) {
+        assert_eq!(asked.head.matches("forged").count(), FORGED.len(), "{}", asked.head);
+    }
+}
+
+#[test]
+fn names_with_underscores_are_dropped_from_everybody_unless_they_are_kept_or_refused() {
+    let upstream = Raw::named("one");
+    let sent = [("X_Forwarded_For", "forged"), ("SCRIPT_NAME", "other"), ("X_Sum", "other"), ("X-Sum", "fine")];
+    for proxies in ["", "trusted_proxies: [127.0.0.0/8]\n  "] {
+        let with = |setting: &str| gateway(&format!("{proxies}{setting}"), &upstream);
+        for asked in heads(&with(""), &sent) {
+            let counts = ["forged", "other", "fine"].map(|value| asked.head.matches(value).count());
+            assert_eq!(counts, [0, 0, 1], "{}", asked.head);
+        }
+        for asked in heads(&with("underscore_headers: keep"), &sent) {
+            let counts = ["forged", "other", "fine"].map(|value| asked.head.matches(value).count());
+            assert_eq!(counts, [0, 2, 1], "{}", asked.head);
+        }
+        for asked in heads(&with("underscore_headers: refuse"), &sent) {
+            assert!(asked.head.contains("gateway.underscore_headers refuses"), "{}", asked.head);
+        }
+    }
+    assert_eq!(upstream.requests(), 12, "a refused request does not reach the upstream");
+}
+
+/// Statuses of two requests that differ in the value of a header, on each road: a limit of 1 counts by that header.
+fn statuses(gateway: &Gateway, header: &str, extra: &str) -> [[u16; 2]; 2] {
+    ["", TO_HYPER].map(|road| {
+        ["a", "b"].map(|value| {
+            let request = format!("GET / HTTP/1.1\r\nHost: h\r\n{road}{extra}{header}: {value}\r\n\r\n");
+            gateway.connect().ask(request).status
+        })
+    })
+}
+
+#[test]
+fn limits_do_not_count_by_a_header_that_the_upstream_does_not_get() {
+    let upstream = Raw::named("one");
+    for (settings, header, extra) in [
+        ("", "x_user_id", ""),
+        ("", "x-real-ip", ""),
+        ("", "proxy-authorization", ""),
+        ("", "x-user-id", "Connection: x-user-id\r\n"),
+        ("", "x-user-id", "Connection: close, X-User-Id\r\n"),
+    ] {
+        // On each road another count, so that both are seen to deny.
+        let limit = format!(
+            "{{ name: one, key: ['header:{header}', 'header:te'], algorithm: fixed_window, align: first_request, \
+             limit: 1, window: 1h }}"
+        );
+        let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+        let gateway = Gateway::start(&site(settings, &[route], &limit));
+        assert_eq!(statuses(&gateway, header, extra), [[200, 429]; 2], "{header} {extra}");
+    }
+    assert!(upstream.seen().iter().all(|seen| !seen.to_ascii_lowercase().contains("user")), "{:?}", upstream.seen());
+}
+
+#[test]
+fn a_header_that_connection_names_is_counted_by_nobody_over_websockets_too() {
+    let upstream = Raw::named("one");
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("", &[route], &crate::process::per_user(1)));
+    let ask = |user: &str| {
+        let connection = "Connection: upgrade, x-user-id\r\nUpgrade: websocket";
+        gateway.connect().ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{connection}\r\nX-User-Id: {user}\r\n\r\n")).status
+    };
+    assert_eq!([ask("a"), ask("b")], [200, 429]);
+}
+
+#[test]
+fn trailers_carry_nothing_that_an_upstream_could_take_for_a_header_of_the_proxy() {
+    let upstream = Raw::start(|conversation| {
+        while let Some(Asked { trailers, .. }) = conversation.request() {
+            conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{trailers}", trailers.len()));
+        }
+    });
+    // From trusted proxies too: limits have decided before trailers come.
+    for settings in ["", "trusted_proxies: [127.0.0.0/8]"] {
+        let gateway = gateway(settings, &upstream);
+        let http1 = gateway.connect().ask(
+            "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: x-sum, x-real-ip, x_user\r\n\
+             TE: trailers\r\n\r\n1\r\nx\r\n0\r\nX-Sum: 1\r\nX-Real-IP: forged\r\nX_User: forged\r\nHost: forged\r\n\
+             X-Forwarded-For: forged\r\nAuthorization: forged\r\n\r\n",
+        );
+        let http1 = http1.text().to_ascii_lowercase();
+        let forged = [("x-sum", "1"), ("x-real-ip", "forged"), ("x_user", "forged"), ("x-forwarded-for", "forged")];
+        let http2 = runtime().block_on(async {
+            let mut sender = connect(gateway.address).await;
+            let request = Request::post(format!("http://{}/", gateway.address))
+                .header("te", "trailers")
+                .header("trailer", "x-sum, x-real-ip, x_user, x-forwarded-for")
+                .body(with_trailers(Bytes::from_static(b"x"), &forged))
+                .unwrap();
+            let (_, trailers, _) = whole(sender.send_request(request).await.unwrap()).await;
+            String::from_utf8_lossy(&trailers).to_ascii_lowercase()
+        });
+        assert_eq!([http1.as_str(), http2.as_str()], ["x-sum: 1\r\n"; 2], "{settings}");
     }
 }

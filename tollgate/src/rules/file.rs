@@ -53,7 +53,7 @@ pub use self::types::{
     ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
     LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, RefillMode,
     RespondRule, RewriteRule, RouteRule, RuleFile, ServiceRule, Several, StatusRule, TemplateRule, TimeoutsRule,
-    TlsRule, Told, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
+    TlsRule, Told, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 
 /// A rule file that was read, and where each part of it stands.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod compiled;
+mod dropped_headers;
 mod expressions;
 mod good;
 mod hostile;

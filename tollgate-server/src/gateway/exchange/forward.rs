@@ -51,7 +51,8 @@ impl Exchange {
     ) -> Response<ToClient> {
         let upgrading = headers::upgrade_wanted(&request).then(|| hyper::upgrade::on(&mut request));
         let id = self.prepare(&mut request, site, route, upgrading.is_some());
-        let request = request.map(|body| ToUpstream::new(body, &self.client, site.max_body));
+        let sent = |body| ToUpstream::new(body, &self.client, site.max_body).with_underscores(site.underscores);
+        let request = request.map(sent);
         ending.note_id(id.as_ref());
         let wants = if upgrading.is_some() { Wants::Upgrade } else { Wants::Answer };
         let answered = self.try_upstreams(request, route, wants, &mut ending).await;
@@ -125,8 +126,7 @@ impl Exchange {
         if let Some(upgrade) = upgrade {
             headers::name_upgrade(map, upgrade);
         }
-        let trusted = site.proxies.trusts(self.client.address.ip());
-        let id = headers::tell_upstream(version, map, site, &self.client, trusted, &self.worker.ids);
+        let id = headers::tell_upstream(version, map, site, &self.client, &self.worker.ids);
         route.request_edits.apply(map);
         id
     }

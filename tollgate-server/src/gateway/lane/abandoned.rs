@@ -7,11 +7,11 @@ use std::task::{Context, Poll, ready};
 use tokio::time::timeout;
 
 use super::super::abandoned::{self, Abandoned, MAX_DISCARDED_BYTES, is_event_stream};
+use super::super::names::Kind;
 use super::super::ticks::{TICK, Ticks};
 use super::Lane;
 use super::answer::{Body, Head, Read};
 use super::link::Link;
-use super::names::Kind;
 use super::passing::Passing;
 use super::request::Lines;
 use super::scratch::{Scratch, scratch};

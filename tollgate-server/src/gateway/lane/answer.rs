@@ -8,8 +8,8 @@ use tollgate::Ruling;
 
 use super::super::guard::Guard;
 use super::super::headers::{self, X_REQUEST_ID};
+use super::super::names::{self, Kind};
 use super::super::site::Edits;
-use super::names::{self, Kind};
 use super::request::{Lines, Seen};
 use super::text;
 

@@ -17,12 +17,12 @@ use super::super::connect::{self, ConnectError, Dialled, UpstreamIo};
 use super::super::exchange::{Ending, Held, Worker, would_fail_again};
 use super::super::fault::Fault;
 use super::super::headers::X_REQUEST_ID;
+use super::super::names::{HeaderFilter, Kind};
 use super::super::reuse::Repeatable;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::answer::{BadBody, Body, Head, Read};
 use super::link::Link;
-use super::names::Kind;
 use super::request::{self, Lines, Plain, Seen};
 use super::scratch::{Desk, Scratch, scratch};
 use super::{Lane, text};
@@ -249,7 +249,9 @@ impl Lane<'_> {
         let desk = &mut scratch().desk;
         desk.clean();
         let mut lines = Lines::default();
-        let request::Read::Whole(plain) = Plain::read(&self.held, &mut lines, self.max_head) else {
+        let site = Arc::clone(&passing.site);
+        let filter = HeaderFilter::new(&site, self.peer);
+        let request::Read::Whole(plain) = Plain::read(&self.held, &mut lines, self.max_head, &filter) else {
             return Err(Stopped::Over);
         };
         self.write_request(&plain, desk, passing).map_err(Stopped::failed)?;

@@ -14,10 +14,10 @@ use super::super::client::Client;
 use super::super::exchange::Worker;
 use super::super::guard::Guard;
 use super::super::headers::{self, ByteKind, letters_digits_and};
+use super::super::names::{Fate, HeaderFilter, Kind, kind};
 use super::super::path;
 use super::super::reuse::reads_body;
 use super::super::site::{Edits, Route, Site, Weighted};
-use super::names::{Kind, kind};
 use super::text::{self, MAX_HEADERS};
 
 /// What bytes are.
@@ -80,7 +80,12 @@ pub(super) struct Plain<'a> {
 }
 
 impl<'a> Plain<'a> {
-    pub(super) fn read<'b: 'a>(bytes: &'b [u8], lines: &'a mut Lines<'b>, max_head: usize) -> Read<'a> {
+    pub(super) fn read<'b: 'a>(
+        bytes: &'b [u8],
+        lines: &'a mut Lines<'b>,
+        max_head: usize,
+        filter: &HeaderFilter<'_>,
+    ) -> Read<'a> {
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut []);
         let head = match request.parse_with_uninit_headers(bytes, &mut parsed) {
@@ -95,7 +100,7 @@ impl<'a> Plain<'a> {
             return Read::Other;
         };
         let is_plain = head <= max_head && method != "CONNECT" && is_path(target) && ends_lines_in_crlf(&bytes[..head]);
-        let special = is_plain.then(|| look(request.headers, lines)).flatten();
+        let special = is_plain.then(|| look(request.headers, lines, filter)).flatten();
         let Some(Special { host, length, is_last }) = special else { return Read::Other };
         let body = &bytes[head..];
         if body.len() as u64 != length {
@@ -150,14 +155,12 @@ impl<'a> Plain<'a> {
         if is_upstreams_host {
             text::put(out, HOST.as_str(), upstream.target.host.as_bytes());
         }
-        let trusted = site.proxies.trusts(client.address.ip());
         let (tells_way, tells_id) = (site.tells(Told::XForwarded), site.tells(Told::RequestId));
         for (line, kind) in self.headers.iter() {
             let passes = match kind {
                 Kind::Host => !is_upstreams_host,
-                Kind::HopByHop | Kind::Connection | Kind::Special | Kind::TransferEncoding => false,
-                Kind::XForwardedFor => trusted && !tells_way,
-                Kind::Forwarded | Kind::XForwardedProto | Kind::XForwardedHost => trusted,
+                Kind::Connection | Kind::Special | Kind::TransferEncoding => false,
+                Kind::XForwardedFor => !tells_way,
                 Kind::XRequestId => !tells_id,
                 _ => true,
             };
@@ -166,7 +169,7 @@ impl<'a> Plain<'a> {
             }
         }
         if tells_way {
-            self.tell_x_forwarded(out, client, trusted, edits);
+            self.tell_x_forwarded(out, client, edits);
         }
         if site.tells(Told::Forwarded) && !edits.take("forwarded") {
             out.extend_from_slice(b"forwarded: ");
@@ -189,18 +192,18 @@ impl<'a> Plain<'a> {
         Ok(id)
     }
 
-    /// What a trusted proxy says is added to.
-    fn tell_x_forwarded(&self, out: &mut Vec<u8>, client: &Client, trusted: bool, edits: &Edits) {
+    /// Adds to what a trusted proxy says; nobody else's word has been read.
+    fn tell_x_forwarded(&self, out: &mut Vec<u8>, client: &Client, edits: &Edits) {
         if !edits.take("x-forwarded-for") {
             out.extend_from_slice(b"x-forwarded-for: ");
-            for hop in self.headers.values(Kind::XForwardedFor).filter(|_| trusted) {
+            for hop in self.headers.values(Kind::XForwardedFor) {
                 out.extend_from_slice(hop);
                 out.extend_from_slice(b", ");
             }
             out.extend_from_slice(client.address_text.as_bytes());
             out.extend_from_slice(b"\r\n");
         }
-        let is_told = |kind| trusted && self.headers.values(kind).next().is_some();
+        let is_told = |kind| self.headers.values(kind).next().is_some();
         if !is_told(Kind::XForwardedProto) && !edits.take("x-forwarded-proto") {
             text::put(out, "x-forwarded-proto", client.scheme.as_str().as_bytes());
         }
@@ -248,7 +251,7 @@ struct Special<'a> {
 }
 
 /// Looks at the headers of a request; `None` if it is not plain.
-fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>) -> Option<Special<'a>> {
+fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>, filter: &HeaderFilter<'_>) -> Option<Special<'a>> {
     let (mut host, mut length, mut is_last) = (None, None, false);
     for header in parsed {
         let (kind, value) = (kind(header.name), header.value);
@@ -264,7 +267,12 @@ fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>) -> Option<Sp
             Kind::ContentType if is_grpc(value) => return None,
             _ => {}
         }
-        lines.push(header, kind);
+        match filter.fate(header.name, kind) {
+            Fate::Kept => lines.push(header, kind),
+            Fate::Dropped => {}
+            // hyper's road refuses it.
+            Fate::Refused => return None,
+        }
     }
     Some(Special { host: host?, length: length.unwrap_or(0), is_last })
 }
@@ -272,11 +280,15 @@ fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>) -> Option<Sp
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use tollgate::rules::TrustedProxies;
+    use tollgate::rules::file::UnderscoreHeaders;
 
     use super::*;
 
     fn is_plain(text: &[u8]) -> bool {
-        matches!(Plain::read(text, &mut Lines::default(), 64 << 10), Read::Whole(_))
+        let (proxies, peer) = (TrustedProxies::default(), [192, 0, 2, 1].into());
+        let filter = HeaderFilter::with(UnderscoreHeaders::Refuse, &proxies, peer);
+        matches!(Plain::read(text, &mut Lines::default(), 64 << 10, &filter), Read::Whole(_))
     }
 
     #[test]
@@ -300,6 +312,7 @@ mod tests {
             "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\nConnection: x-user-id\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h\r\nX_User_Id: 1\r\n\r\n",
             "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 6\r\n\r\nhello",
             "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: +5\r\n\r\nhello",
             "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",

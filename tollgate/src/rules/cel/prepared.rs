@@ -29,7 +29,8 @@ pub(super) enum Prepared {
 impl Prepared {
     /// A regular expression. Matching it takes time in proportion to the text, whatever the two are.
     pub(super) fn pattern(text: &str) -> Result<Self, String> {
-        let built = regex::RegexBuilder::new(text).size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES).build();
+        let built =
+            regex::RegexBuilder::new(text).size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES).build();
         built.map(Self::Pattern).map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => {
                 format!("the pattern `{}` is too large; repeat less in it", excerpt(text))

@@ -6,6 +6,7 @@
 
 mod answers;
 mod callers;
+mod dropped_headers;
 mod gateway;
 mod in_flight;
 mod limits;
@@ -23,6 +24,7 @@ use super::types::RuleFile;
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     surfaces::check(file, root, findings);
     limits::check(file, root, findings);
+    dropped_headers::check(file, root, findings);
 }
 
 /// What was seen before, and where.

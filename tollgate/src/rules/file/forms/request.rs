@@ -126,10 +126,8 @@ impl Form for Pattern {
             let problem = format!("a regular expression of {} bytes is too long", text.len());
             return Err(Misfit::new(problem, format!("use {MAX_TEXT_BYTES} bytes or less")));
         }
-        let compiled = regex::RegexBuilder::new(text)
-            .size_limit(MAX_COMPILED_BYTES)
-            .dfa_size_limit(MAX_COMPILED_BYTES)
-            .build();
+        let compiled =
+            regex::RegexBuilder::new(text).size_limit(MAX_COMPILED_BYTES).dfa_size_limit(MAX_COMPILED_BYTES).build();
         compiled.map(Self).map_err(|error| {
             let problem = match error {
                 regex::Error::CompiledTooBig(_) => format!("takes more than {MAX_COMPILED_BYTES} bytes compiled"),

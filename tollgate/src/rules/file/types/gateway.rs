@@ -29,6 +29,9 @@ pub struct GatewayRule {
     pub forwarding_header: ForwardingName,
     /// Whether connections begin with the header of the PROXY protocol.
     pub proxy_protocol: bool,
+    /// What becomes of request headers with an underscore in their name: `drop` (the default), `keep` or `refuse`.
+    /// Many upstreams take `X_User_Id` for `X-User-Id`, which limits do not.
+    pub underscore_headers: UnderscoreHeaders,
     /// What upstreams are told of the client and of the way.
     #[schemars(length(max = 4))]
     pub tell_upstreams: Vec<Told>,
@@ -61,6 +64,7 @@ impl Default for GatewayRule {
             trusted_proxies: Vec::new(),
             forwarding_header: ForwardingName::default(),
             proxy_protocol: false,
+            underscore_headers: UnderscoreHeaders::default(),
             tell_upstreams: vec![Told::XForwarded, Told::Forwarded, Told::Via, Told::RequestId],
             workers: None,
             max_connections: None,
@@ -98,6 +102,20 @@ impl From<ForwardingName> for ForwardingHeader {
             ForwardingName::Forwarded => Self::Forwarded,
         }
     }
+}
+
+/// What becomes of request headers with an underscore in their name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum UnderscoreHeaders {
+    /// Neither limits nor upstreams see them.
+    #[default]
+    Drop,
+    /// Limits and upstreams see them, unless the same name with hyphens is one that the gateway handles itself.
+    Keep,
+    /// A request with one is answered with 400.
+    Refuse,
 }
 
 /// Something that upstreams are told.

@@ -1,0 +1,113 @@
+//! Headers that a rule reads and the gateway drops before limits see a request.
+
+use crate::http::is_forwarding_header;
+use crate::rules::file::forms::{CostText, KeyPart, PlanSource, TokenSource};
+use crate::rules::file::node::Node;
+use crate::rules::file::problem::{Findings, Position, shown};
+use crate::rules::file::types::{CostRule, GatewayRule, LimitRule, RuleFile, UnderscoreHeaders};
+
+pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
+    let Some(gateway) = &file.gateway else { return };
+    let dropped = Dropped { gateway };
+    for (index, rule) in file.limits.iter().enumerate() {
+        if let Some(node) = root.get("limits").map(|limits| limits.item(index)) {
+            of_limit(&dropped, rule, node, findings);
+        }
+    }
+    if let (Some(jwt), Some(node)) = (&file.jwt, root.get("jwt"))
+        && let TokenSource::Header(name) = &jwt.from
+    {
+        dropped.warn(name.as_str(), node.value_at("from"), findings);
+    }
+    for (index, route) in gateway.routes.iter().enumerate() {
+        let node = root.get("gateway").and_then(|gateway| gateway.get("routes")).map(|routes| routes.item(index));
+        if let Some(headers) = node.and_then(|route| route.get("headers")) {
+            route.headers.keys().for_each(|name| dropped.warn(name, headers.key_at(name), findings));
+        }
+    }
+}
+
+fn of_limit(dropped: &Dropped<'_>, rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    if let (Some(parts), Some(key)) = (&rule.key, node.get("key")) {
+        for (index, part) in parts.iter().enumerate() {
+            if let KeyPart::Header(name) = part {
+                dropped.warn(name.as_str(), key.item(index).at, findings);
+            }
+        }
+    }
+    if let Some(PlanSource::Header(name)) = &rule.plan {
+        dropped.warn(name.as_str(), node.value_at("plan"), findings);
+    }
+    if let Some(CostRule::Found(CostText::Header(name))) = &rule.cost {
+        dropped.warn(name.as_str(), node.value_at("cost"), findings);
+    }
+    if let Some(text) = rule.cost.as_ref().and_then(CostRule::expression) {
+        dropped.warn_of_expression(text.as_str(), node.value_at("cost"), findings);
+    }
+    if let Some(headers) = node.get("match").and_then(|matches| matches.get("headers")) {
+        rule.matches.headers.keys().for_each(|name| dropped.warn(name, headers.key_at(name), findings));
+    }
+    let sections = [("match", &rule.matches.when), ("exempt", &rule.exempt.when), ("blocked", &rule.blocked.when)];
+    for (section, when) in sections {
+        if let (Some(when), Some(section)) = (when, node.get(section)) {
+            dropped.warn_of_expression(when.as_str(), section.value_at("when"), findings);
+        }
+    }
+}
+
+/// Which headers the gateway drops.
+struct Dropped<'a> {
+    gateway: &'a GatewayRule,
+}
+
+impl Dropped<'_> {
+    /// Warns of a header that no request through the gateway has.
+    fn warn(&self, name: &str, at: Position, findings: &mut Findings) {
+        if name.contains('_') && self.gateway.underscore_headers != UnderscoreHeaders::Keep {
+            let message =
+                format!("the gateway drops `{}`: it drops every header with an underscore in its name", shown(name));
+            findings.warning(at, message, "write the name with hyphens, or set `underscore_headers: keep`");
+        } else if is_forwarding_header(name) && self.gateway.trusted_proxies.is_empty() {
+            let message = format!("the gateway drops `{}`: only `trusted_proxies` may send it", shown(name));
+            findings.warning(
+                at,
+                message,
+                "use `ip` for the client's address, and name your proxies in trusted_proxies",
+            );
+        }
+    }
+
+    fn warn_of_expression(&self, text: &str, at: Position, findings: &mut Findings) {
+        headers_of(text).for_each(|name| self.warn(name, at, findings));
+    }
+}
+
+/// The names in `headers.NAME`, `headers["NAME"]` and `headers['NAME']`.
+fn headers_of(expression: &str) -> impl Iterator<Item = &str> {
+    expression.split("headers").skip(1).filter_map(|rest| {
+        let rest = rest.trim_start();
+        if let Some(field) = rest.strip_prefix('.') {
+            let field = field.trim_start();
+            let end = field.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+            return Some(&field[..end.unwrap_or(field.len())]);
+        }
+        let index = rest.strip_prefix('[')?.trim_start();
+        let quote = index.chars().next().filter(|quote| matches!(quote, '"' | '\''))?;
+        index[1..].split_once(quote).map(|(name, _)| name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expression_names_headers_in_three_ways() {
+        let names = |text| headers_of(text).collect::<Vec<_>>();
+        assert_eq!(
+            names("request.headers['a_b'] == '1' && request.headers[ \"x-c\"] == request.headers.d_e + 'f'"),
+            ["a_b", "x-c", "d_e"]
+        );
+        assert_eq!(names("'x' in request.headers || headers[request.path] == 'headers'"), [""; 0]);
+    }
+}
