@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 use crate::metrics::{self, Metrics};
 use crate::service::http::{Refusal, quoted};
-use crate::service::{Options, serve};
+use crate::service::{Hosts, Options, guard, serve};
 use crate::standing::Standing;
 
 /// What is here, for whoever opens the address that the server tells.
@@ -25,7 +25,12 @@ const PAGES: &str = "\
 ";
 
 /// Answers until `shutdown` ends.
-pub(crate) async fn run(listener: TcpListener, metrics: Metrics, shutdown: impl Future<Output = ()>) {
+pub(crate) async fn run(
+    listener: TcpListener,
+    metrics: Metrics,
+    (options, hosts): (Options, Hosts),
+    shutdown: impl Future<Output = ()>,
+) {
     let standing = Arc::clone(&metrics.standing);
     let registry = Arc::new(metrics.registry());
     let router = Router::new()
@@ -35,7 +40,7 @@ pub(crate) async fn run(listener: TcpListener, metrics: Metrics, shutdown: impl 
         .route("/metrics", get(async move || all_metrics(&registry)))
         .method_not_allowed_fallback(wrong_method)
         .fallback(wrong_path);
-    serve(listener, router, Options::default(), shutdown).await;
+    serve(listener, guard(router, hosts), options, shutdown).await;
 }
 
 fn ready(standing: &Standing) -> impl IntoResponse + use<> {

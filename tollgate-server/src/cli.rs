@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use tollgate::rules::file::Parsed;
 
 pub(crate) use self::error::Error;
-use crate::{config, notice};
+use crate::{config, notice, threads};
 
 /// How long the end may wait for whoever still looks at a file. Nothing is lost with it.
 const END_DEADLINE: Duration = Duration::from_millis(500);
@@ -50,6 +50,7 @@ pub(crate) enum Outcome {
 
 /// Does what the command line asks; for `serve`, until a signal ends it.
 pub(crate) fn run(cli: Cli) -> Result<Outcome, Error> {
+    threads::check(threads::of_runtime()).map_err(Error::Threads)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Error::Runtime)?;
     let outcome = runtime.block_on(async {
         match cli.command {

@@ -13,7 +13,6 @@ mod body;
 mod client;
 mod connect;
 mod connection;
-mod descriptors;
 mod echo;
 mod exchange;
 mod fault;
@@ -29,6 +28,7 @@ mod metrics;
 mod names;
 mod path;
 mod patience;
+mod per_address;
 mod ports;
 mod request_id;
 mod reuse;
@@ -55,11 +55,12 @@ use arc_swap::ArcSwap;
 use http::HeaderMap;
 use tokio::sync::watch as signal;
 use tollgate::Gate;
-use tollgate::rules::file::{Address, Parsed, Problems};
+use tollgate::rules::file::{Address, GatewayRule, Parsed, Problems};
 
 use self::exchange::Worker;
 use self::frames::Closings;
 use self::names::HeaderFilter;
+use self::per_address::PerAddress;
 use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
 use self::site::Site;
@@ -131,11 +132,21 @@ pub(crate) struct Next {
 }
 
 impl Gateway {
+    /// How many threads serve the connections of such a gateway.
+    pub(crate) fn workers(rule: &GatewayRule) -> usize {
+        let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        rule.workers.map_or_else(processors, usize::from)
+    }
+
     /// Binds and starts. `listen` is used in place of the file's address.
-    pub(crate) async fn start(file: &Parsed, gate: &Gate, listen: Option<Address>) -> Result<Self, StartError> {
+    pub(crate) async fn start(
+        file: &Parsed,
+        gate: &Gate,
+        listen: Option<Address>,
+        max_connections: i64,
+    ) -> Result<Self, StartError> {
         let rule = file.gateway.clone().unwrap_or_default();
-        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let workers = rule.workers.map_or(processors, usize::from);
+        let workers = Self::workers(&rule);
         let lost = Arc::new(AtomicU64::new(0));
         let site = Site::new(file, None, workers, &lost).map_err(StartError::Refused)?;
         let site = Arc::new(ArcSwap::from_pointee(site));
@@ -143,8 +154,13 @@ impl Gateway {
         let (serving, stop) = signal::channel(());
         let ticks = Arc::new(Ticks::default());
         let (queued, closing) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
-        let most = rule.max_connections.map_or_else(descriptors::connections, i64::from);
-        let ends = Ends { stop, drain: rule.timeouts.drain.duration(), max_connections: most };
+        let ends = Ends {
+            stop,
+            drain: rule.timeouts.drain.duration(),
+            max_connections,
+            workers: i64::try_from(workers).unwrap_or(i64::MAX),
+        };
+        let per_address = Arc::new(PerAddress::new(max_connections));
         let (mut running, mut tallies) = (Vec::new(), Vec::new());
         let connections = Arc::new(AtomicI64::new(0));
         let closings = Arc::new(Closings::default());
@@ -159,6 +175,7 @@ impl Gateway {
                 ids: RequestIds::new(),
                 queued: Arc::clone(&queued),
                 closing: Arc::clone(&closing),
+                per_address: Arc::clone(&per_address),
             };
             running.push(Running::start(worker, ends.clone()).map_err(StartError::Runtime)?);
             tallies.push(tally);

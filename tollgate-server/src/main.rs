@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod counter;
 mod decisions;
+mod descriptors;
 mod gateway;
 mod limits_told;
 mod listening;
@@ -16,6 +17,7 @@ mod seconds;
 mod service;
 mod shutdown;
 mod standing;
+mod threads;
 
 use std::process::ExitCode;
 

@@ -10,7 +10,7 @@ use tollgate::rules::file::{LoadError, Problems};
 
 use crate::gateway::StartError;
 use crate::listening::CannotListen;
-use crate::notice;
+use crate::{descriptors, notice, threads};
 
 #[derive(Debug)]
 pub(crate) enum Error {
@@ -24,6 +24,8 @@ pub(crate) enum Error {
     Usage(String),
     Gateway(StartError),
     Listen(CannotListen),
+    Descriptors(descriptors::TooFew),
+    Threads(threads::TooFew),
     Runtime(io::Error),
 }
 
@@ -67,6 +69,8 @@ impl fmt::Display for Error {
                 write!(out, "{problem}; {}", problem.fix_at_start())
             }
             Self::Gateway(StartError::Runtime(source)) => cannot_start(source, out),
+            Self::Descriptors(too_few) => too_few.fmt(out),
+            Self::Threads(too_few) => too_few.fmt(out),
             Self::Runtime(source) => cannot_start(source, out),
         }
     }

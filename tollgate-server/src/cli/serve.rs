@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tollgate::Gate;
-use tollgate::rules::file::{Address, Listener, Parsed, RuleFile};
+use tollgate::rules::file::{Address, HostGlob, Listener, Parsed, RuleFile};
 
 use super::{Error, StoreArgument, load, say};
 use crate::decisions::Decisions;
@@ -18,10 +18,10 @@ use crate::gateway::Gateway;
 use crate::listening::{CannotListen, Flag, Setting};
 use crate::metrics::Metrics;
 use crate::reload::{Given, Hangup, Reload, Reloads, Started};
-use crate::service::Options;
 use crate::service::http::Answering;
+use crate::service::{Hosts, Options};
 use crate::standing::Standing;
-use crate::{admin, builtin, config, limits_told, notice, service, shutdown};
+use crate::{admin, builtin, config, descriptors, limits_told, notice, service, shutdown, threads};
 
 /// What is not given back by then is missing until the limits give it back by themselves.
 const RETURN_DEADLINE: Duration = Duration::from_secs(1);
@@ -49,6 +49,7 @@ struct Place {
     address: String,
     setting: Setting,
     options: Options,
+    hosts: Hosts,
 }
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
@@ -64,6 +65,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     if file.gateway.is_none() && http.is_none() {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
+    let plan = plan(&file, http.is_some(), given.admin.is_some() || file.admin.is_some())?;
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     notice::warn_of_an_absent_store(&gate);
@@ -76,17 +78,22 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
             let (standing, reloads) = (Arc::clone(&standing), Arc::clone(&reloads));
             let decisions = Arc::clone(&decisions);
             let listener = bind(address.as_str(), of_admin).await?;
-            Some(Admin::start(listener, Metrics { gate: gate.clone(), standing, reloads, decisions }))
+            let hosts = file.admin.iter().flat_map(|admin| &admin.hosts).map(HostGlob::as_str);
+            let hosts = Hosts::new("admin.hosts", hosts, Some(address.as_str()));
+            let options = Options { max_connections: plan.admin, ..Options::default() };
+            let metrics = Metrics { gate: gate.clone(), standing, reloads, decisions };
+            Some(Admin::start(listener, metrics, (options, hosts)))
         }
         None => None,
     };
     let (running, stopping) = watch::channel(());
-    let mut surfaces = Surfaces { told: Vec::new(), tasks: Vec::new(), stopping };
+    let mut surfaces = Served { told: Vec::new(), tasks: Vec::new(), stopping };
     let gateway = match &file.gateway {
-        Some(_) => Some(surfaces.gateway(&file, &gate, listen).await?),
+        Some(_) => Some(surfaces.gateway(&file, &gate, listen, plan.gateway).await?),
         None => None,
     };
-    if let Some(place) = http {
+    if let Some(mut place) = http {
+        place.options.max_connections = plan.service;
         surfaces.service(place, Answering { gate: gate.clone(), decisions }).await?;
     }
     surfaces.told.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
@@ -123,6 +130,16 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     Ok(())
 }
 
+/// How many connections everything that is served may have, and whether there are threads to serve it.
+fn plan(file: &RuleFile, has_service: bool, has_admin: bool) -> Result<descriptors::Plan, Error> {
+    let workers = file.gateway.as_ref().map_or(0, Gateway::workers);
+    // The access log and what watches the rule file have one each.
+    threads::check(workers + 2).map_err(Error::Threads)?;
+    let max_connections = file.gateway.as_ref().and_then(|gateway| gateway.max_connections);
+    descriptors::plan(descriptors::Surfaces { workers, max_connections, has_service, has_admin })
+        .map_err(Error::Descriptors)
+}
+
 /// The rule file, or the one that is built in, with what the command line says of the store.
 fn rules(arguments: &Arguments) -> Result<Parsed, Error> {
     let file = match &arguments.config {
@@ -133,7 +150,7 @@ fn rules(arguments: &Arguments) -> Result<Parsed, Error> {
 }
 
 /// What listens.
-struct Surfaces {
+struct Served {
     /// What it is, for people.
     told: Vec<String>,
     tasks: Vec<JoinHandle<()>>,
@@ -141,9 +158,15 @@ struct Surfaces {
     stopping: watch::Receiver<()>,
 }
 
-impl Surfaces {
-    async fn gateway(&mut self, file: &Parsed, gate: &Gate, listen: Option<Address>) -> Result<Arc<Gateway>, Error> {
-        let gateway = Gateway::start(file, gate, listen).await.map_err(Error::Gateway)?;
+impl Served {
+    async fn gateway(
+        &mut self,
+        file: &Parsed,
+        gate: &Gate,
+        listen: Option<Address>,
+        max_connections: i64,
+    ) -> Result<Arc<Gateway>, Error> {
+        let gateway = Gateway::start(file, gate, listen, max_connections).await.map_err(Error::Gateway)?;
         self.told
             .extend(gateway.addresses().into_iter().map(|(scheme, address)| format!("gateway {scheme}://{address}")));
         Ok(Arc::new(gateway))
@@ -153,7 +176,7 @@ impl Surfaces {
         let (listener, bound) = bind(&place.address, place.setting).await?;
         self.told.push(format!("decisions POST http://{bound}/v1/check"));
         let stop = self.stop();
-        self.tasks.push(tokio::spawn(service::http::run(listener, answering, place.options, stop)));
+        self.tasks.push(tokio::spawn(service::http::run(listener, answering, (place.options, place.hosts), stop)));
         Ok(())
     }
 
@@ -171,9 +194,9 @@ struct Admin {
 }
 
 impl Admin {
-    fn start((listener, bound): (TcpListener, SocketAddr), metrics: Metrics) -> Self {
+    fn start((listener, bound): (TcpListener, SocketAddr), metrics: Metrics, asked: (Options, Hosts)) -> Self {
         let (running, stop) = oneshot::channel();
-        let task = tokio::spawn(admin::run(listener, metrics, async { _ = stop.await }));
+        let task = tokio::spawn(admin::run(listener, metrics, asked, async { _ = stop.await }));
         Self { bound, running, task }
     }
 
@@ -195,7 +218,9 @@ fn place(named: Option<&Listener>, given: Option<&Address>) -> Option<Place> {
     let options = named.map(Options::of).unwrap_or_default();
     let address = given.or(named.map(|named| &named.listen))?;
     let setting = Setting::key_or_flag("service.http", Flag::HTTP, given);
-    Some(Place { address: address.as_str().to_owned(), setting, options })
+    let listed = named.iter().flat_map(|named| &named.hosts).map(HostGlob::as_str);
+    let hosts = Hosts::new("service.http.hosts", listed, Some(address.as_str()));
+    Some(Place { address: address.as_str().to_owned(), setting, options, hosts })
 }
 
 fn warn_of_what_is_not_served(file: &RuleFile) {

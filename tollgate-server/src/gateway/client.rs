@@ -11,10 +11,10 @@ use tollgate::rules::{Certificate, Facts};
 use super::frames::Misuse;
 use super::guard::Ambiguity;
 use super::lane::Asked;
-use super::streams;
 use super::tally::Tally;
 use super::ticks::{Tick, Ticks, Wait};
 use super::watch::{Looked, Waits, Watch};
+use super::{per_address, streams};
 
 /// How long a client may go on sending after it has been answered.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
@@ -33,6 +33,8 @@ pub(super) struct Client {
     pub(super) max_head: usize,
     pub(super) is_http2: bool,
     pub(super) waits: Waits,
+    /// Its place among the connections of its address, for as long as anything of it is there.
+    _entered: Option<Arc<per_address::Counted>>,
     watch: Watch,
     resets: Resets,
     upgraded: AtomicBool,
@@ -66,11 +68,12 @@ pub(super) struct Arrival {
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
     pub(super) waits: Waits,
+    pub(super) entered: Option<Arc<per_address::Counted>>,
 }
 
 impl Client {
     pub(super) fn new(arrival: Arrival, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
-        let Arrival { address, scheme, certificate, max_head, waits } = arrival;
+        let Arrival { address, scheme, certificate, max_head, waits, entered } = arrival;
         // HTTP/2 has frames that are about the connection and begin no head, so there only silence counts.
         let watch = Watch::new(ticks.after(if is_http2 { waits.idle } else { waits.head }));
         let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
@@ -83,6 +86,7 @@ impl Client {
             max_head,
             is_http2,
             waits,
+            _entered: entered,
             watch,
             resets: Resets::default(),
             upgraded: AtomicBool::new(false),

@@ -24,6 +24,7 @@ use super::guard::Guard;
 use super::io::{ClientIo, Stream};
 use super::lane::{self, Left};
 use super::log::{Over, Record};
+use super::per_address;
 use super::streams::Streams;
 use super::ticks::TICK;
 use super::tls::{self, HandshakeFailure};
@@ -78,7 +79,7 @@ impl Stop {
 /// Serves a connection until the client, a deadline or the gateway ends it.
 pub(super) async fn serve(
     mut tcp: TcpStream,
-    mut peer: SocketAddr,
+    (mut peer, mut entered): (SocketAddr, Option<per_address::Counted>),
     begins: Arc<Begins>,
     worker: Arc<Worker>,
     stop: Arc<Stop>,
@@ -89,6 +90,9 @@ pub(super) async fn serve(
         && let Some(caller) = Box::pin(timeout(patience, proxy_protocol::read(&mut tcp))).await?.map_err(unusable)?
     {
         peer = caller;
+    }
+    if begins.proxy_protocol {
+        entered = worker.enter(peer.ip())?;
     }
     let mut certificate = None;
     let (stream, scheme, is_http2) = match &begins.tls {
@@ -111,7 +115,7 @@ pub(super) async fn serve(
     };
     let (max_head, waits) = (site.max_head, site.waits);
     drop(site);
-    let arrival = Arrival { address: peer, scheme, certificate, max_head, waits };
+    let arrival = Arrival { address: peer, scheme, certificate, max_head, waits, entered: entered.map(Arc::new) };
     let client = |is_http2| {
         Arc::new(Client::new(arrival.clone(), is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)))
     };

@@ -8,6 +8,8 @@ mod forward;
 mod refuse;
 
 use std::convert::Infallible;
+use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -30,6 +32,7 @@ use super::client::Client;
 use super::guard::Ambiguity;
 use super::log::Record;
 use super::names::HeaderFilter;
+use super::per_address::{self, PerAddress};
 use super::request_id::RequestIds;
 use super::site::{Leads, Route, Site};
 use super::tally::Tally;
@@ -48,6 +51,8 @@ pub(super) struct Worker {
     pub(super) queued: Arc<AtomicU32>,
     /// Whether clients are asked to go elsewhere with their next request.
     pub(super) closing: Arc<AtomicBool>,
+    /// Open connections by client address, of all workers.
+    pub(super) per_address: Arc<PerAddress>,
 }
 
 /// Serves the requests of one connection.
@@ -123,6 +128,20 @@ struct Passing {
 }
 
 impl Worker {
+    /// Counts a connection of that address; an error if it has too many. Trusted proxies speak for many clients.
+    pub(super) fn enter(&self, address: IpAddr) -> io::Result<Option<per_address::Counted>> {
+        let site = self.site.load();
+        if site.proxies.trusts(address) {
+            return Ok(None);
+        }
+        let entered = self.per_address.enter(address, site.max_per_address);
+        if entered.is_none() {
+            self.tally.turned_away_by_address.add(1);
+            self.per_address.warn(address, site.max_per_address, self.ticks.now());
+        }
+        entered.map(Some).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
+    }
+
     /// Whether clients are asked to go elsewhere.
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Relaxed)

@@ -31,8 +31,15 @@ impl Gateway {
         page.gauge("tollgate_connections", "Connections of clients that are open", open)?;
         let accepted = self.sum(|tally| tally.accepted.value());
         page.counter("tollgate_connections_accepted", "Connections of clients that were accepted", accepted)?;
-        let turned_away = self.sum(|tally| tally.turned_away.value());
-        page.counter("tollgate_connections_turned_away", "Connections above max_connections", turned_away)?;
+        let above_all = self.sum(|tally| tally.turned_away.value());
+        let above_address = self.sum(|tally| tally.turned_away_by_address.value());
+        page.counters(
+            "tollgate_connections_turned_away",
+            "Connections above max_connections, or above max_connections_per_address",
+            [("max_connections", above_all), ("max_connections_per_address", above_address)]
+                .into_iter()
+                .map(|(reason, count)| ([("reason", reason)], count)),
+        )?;
         let reasons = MISUSES.iter().enumerate();
         page.counters(
             "tollgate_connections_closed",

@@ -43,6 +43,8 @@ pub(super) struct Site {
     /// What becomes of headers with an underscore in their name.
     pub(super) underscores: UnderscoreHeaders,
     told: Vec<Told>,
+    /// Connections of one client address; by default a share of all.
+    pub(super) max_per_address: Option<u32>,
     pub(super) max_body: u64,
     pub(super) max_head: usize,
     pub(super) max_queued: u32,
@@ -167,6 +169,7 @@ impl Site {
             proxies: file.trusted_proxies()?,
             underscores: gateway.underscore_headers,
             told: gateway.tell_upstreams.clone(),
+            max_per_address: gateway.max_connections_per_address,
             max_body: gateway.max_body.map_or(u64::MAX, |size| size.bytes()),
             max_head: usize::try_from(gateway.max_head.bytes()).unwrap_or(usize::MAX),
             max_queued: gateway.max_queued,

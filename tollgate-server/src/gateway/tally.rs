@@ -34,6 +34,8 @@ pub(super) struct Tally {
     closed: [Counter; MISUSES.len()],
     /// Those of all workers.
     closings: Arc<Closings>,
+    /// Those of an address that has too many already.
+    pub(super) turned_away_by_address: Counter,
     /// By the reasons, in their order.
     ambiguous: [Counter; AMBIGUITIES.len()],
     /// By the reasons too.
@@ -73,6 +75,7 @@ impl Tally {
             abandoned: AtomicU32::new(0),
             closed: Default::default(),
             closings: Arc::clone(closings),
+            turned_away_by_address: Counter::default(),
             ambiguous: Default::default(),
             failed_handshakes: Default::default(),
             unrouted: RouteTally::new(""),

@@ -32,8 +32,15 @@ const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appli
     connection: close\r\ncontent-length: 73\r\n\r\n\
     {\"error\":\"too_many_connections\",\"message\":\"Too many clients. Try later.\"}";
 
-/// As many clients are told so at a time; each takes a descriptor for as long. The others are just hung up on.
-const MAX_TELLING: usize = 128;
+/// As many clients are told so at a time, by each listener of a worker; each takes a descriptor for as long. The others are
+/// just hung up on.
+const MAX_TELLING: i64 = 128;
+
+/// All of them together take this part of the connections that there may be, of which descriptors are set aside for them.
+const TELLING_SHARE: i64 = 8;
+
+/// A gateway listens with TLS and without it.
+const MAX_PORTS: i64 = 2;
 
 /// From the moment of a stop, clients that are between two requests may send one more, and are asked to go then. Then
 /// listeners are closed.
@@ -106,7 +113,17 @@ pub(super) struct Ends {
     pub(super) stop: watch::Receiver<()>,
     /// How long what is under way may take then.
     pub(super) drain: Duration,
+    /// Of all workers together.
     pub(super) max_connections: i64,
+    pub(super) workers: i64,
+}
+
+impl Ends {
+    /// How many clients a listener of a worker may tell at a time that there is no room.
+    fn telling(&self) -> usize {
+        let share = self.max_connections / (TELLING_SHARE * MAX_PORTS * self.workers.max(1));
+        usize::try_from(share.clamp(1, MAX_TELLING)).unwrap_or(1)
+    }
 }
 
 impl Running {
@@ -144,7 +161,7 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut
                     worker: Arc::clone(&worker),
                     stop: Arc::clone(&stop),
                     max_connections: ends.max_connections,
-                    telling: Arc::new(Semaphore::new(MAX_TELLING)),
+                    telling: Arc::new(Semaphore::new(ends.telling())),
                 };
                 // Those that are over need not be remembered.
                 while listeners.try_join_next().is_some() {}
@@ -252,13 +269,17 @@ impl Accepting {
             }
             return;
         }
+        let begins = self.begins.load_full();
+        // Behind a load balancer, the client is known once the PROXY protocol has named it.
+        let entered = if begins.proxy_protocol { Ok(None) } else { self.worker.enter(peer.ip()) };
+        let Ok(entered) = entered else { return };
         // An answer is one small write; waiting to fill a packet would only delay it.
         _ = tcp.set_nodelay(true);
         let counted = Counted::new(tally);
-        let (begins, worker, stop) = (self.begins.load_full(), Arc::clone(&self.worker), Arc::clone(&self.stop));
+        let (worker, stop) = (Arc::clone(&self.worker), Arc::clone(&self.stop));
         // Made in the task: handed to it, it would take its room twice.
         tokio::spawn(async move {
-            _ = connection::serve(tcp, peer, begins, worker, stop).await;
+            _ = connection::serve(tcp, (peer, entered), begins, worker, stop).await;
             drop(counted);
         });
     }

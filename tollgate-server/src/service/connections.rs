@@ -26,7 +26,7 @@ use tollgate::rules::file::Listener;
 
 use super::proxy_protocol::{self, ProxyProtocol};
 
-/// Well below the 1,024 descriptors that a process may usually open. Further clients wait in the kernel's queue.
+/// Where nothing else is said. Further clients wait in the kernel's queue.
 const MAX_CONNECTIONS: u32 = 512;
 
 /// From the first moment of a connection, or the end of the last answer, to the end of the next head. So it
@@ -47,22 +47,29 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a listener can be told beside its address.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) proxy_protocol: ProxyProtocol,
+    pub(crate) max_connections: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { proxy_protocol: ProxyProtocol::default(), max_connections: MAX_CONNECTIONS }
+    }
 }
 
 impl Options {
     /// What a rule file says of a listener.
     pub(crate) fn of(listener: &Listener) -> Self {
         let proxy_protocol = if listener.proxy_protocol { ProxyProtocol::Required } else { ProxyProtocol::Off };
-        Self { proxy_protocol }
+        Self { proxy_protocol, ..Self::default() }
     }
 }
 
 /// Serves until `shutdown` ends, then lets what is under way finish, for at most [`DRAIN_DEADLINE`].
 pub(crate) async fn serve(listener: TcpListener, router: Router, options: Options, shutdown: impl Future<Output = ()>) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
+    let slots = Arc::new(Semaphore::new(options.max_connections as usize));
     let (serving, stopped) = watch::channel(());
     let mut shutdown = pin!(shutdown);
     loop {
@@ -80,7 +87,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, options: Option
     drop(serving);
     drop(listener);
     // Every connection gives its slot back when it ends, so all slots together are the end of the last one.
-    _ = slots.acquire_many(MAX_CONNECTIONS).await;
+    _ = slots.acquire_many(options.max_connections).await;
 }
 
 /// The next connection, and the slot that it takes up.
@@ -169,7 +176,7 @@ mod tests {
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: tollgate\r\n\r\n";
     const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)), 1234);
-    const BALANCED: Options = Options { proxy_protocol: ProxyProtocol::Required };
+    const BALANCED: Options = Options { proxy_protocol: ProxyProtocol::Required, max_connections: 8 };
 
     fn connect(stop: impl Future<Output = ()> + Send + 'static, buffer_bytes: usize) -> DuplexStream {
         let (client, server) = duplex(buffer_bytes);

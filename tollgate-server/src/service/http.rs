@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use axum::body::{Bytes, HttpBody};
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
-use axum::http::{Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
@@ -28,6 +28,7 @@ pub(crate) use self::answer::reason;
 use self::question::{Questions, Shape};
 pub(crate) use self::refusal::{Refusal, quoted};
 use super::connections::{self, Options};
+use super::cross_site::{Hosts, guard};
 use crate::decisions::Decisions;
 
 /// A full batch of questions of about 1,000 bytes each.
@@ -48,10 +49,10 @@ pub(crate) struct Answering {
 pub(crate) async fn run(
     listener: TcpListener,
     answering: Answering,
-    options: Options,
+    (options, hosts): (Options, Hosts),
     shutdown: impl Future<Output = ()>,
 ) {
-    connections::serve(listener, router(answering), options, shutdown).await;
+    connections::serve(listener, guard(router(answering), hosts), options, shutdown).await;
 }
 
 fn router(answering: Answering) -> Router {
@@ -64,6 +65,7 @@ fn router(answering: Answering) -> Router {
 }
 
 async fn check(State(answering): State<Answering>, request: Request) -> Result<Response, Refusal> {
+    is_json(request.headers())?;
     let body = read_body(request).await?;
     let questions = Questions::parse(&body)?;
     let asking: Vec<Asking> = {
@@ -101,6 +103,25 @@ async fn read_body(request: Request) -> Result<Bytes, Refusal> {
             message: format!("the body took longer than {} s; send it at once", BODY_DEADLINE.as_secs()),
         }),
     }
+}
+
+/// A page of another site cannot send this type without being asked first (CORS), and nothing here answers that.
+fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
+    let sent = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?")).unwrap_or_default();
+    let essence = sent.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let problem = if sent.is_empty() {
+        "the question has no Content-Type".to_owned()
+    } else {
+        format!("the Content-Type is {}", quoted(sent))
+    };
+    Err(Refusal {
+        status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        error: "unsupported_media_type",
+        message: format!("{problem}: send `Content-Type: application/json`, as `curl --json` does"),
+    })
 }
 
 fn too_large() -> Refusal {

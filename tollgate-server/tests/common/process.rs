@@ -29,12 +29,21 @@ pub(crate) struct Process {
 impl Process {
     /// Starts it in a folder and waits until it says where it listens.
     pub(crate) fn start(folder: TempDir, arguments: &[&str]) -> Self {
+        let command = command(folder.path(), arguments);
+        Self::start_by(folder, command)
+    }
+
+    /// The same with at most so many open files.
+    pub(crate) fn start_with_open_files(folder: TempDir, most: u32, arguments: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {most}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_tollgate")]);
+        command.args(arguments).current_dir(folder.path());
+        Self::start_by(folder, command)
+    }
+
+    fn start_by(folder: TempDir, mut command: Command) -> Self {
         let file = |name| File::create(folder.path().join(name)).expect("the folder is writable");
-        let child = command(folder.path(), arguments)
-            .stdout(file(STDOUT))
-            .stderr(file(STDERR))
-            .spawn()
-            .expect("the built binary starts");
+        let child = command.stdout(file(STDOUT)).stderr(file(STDERR)).spawn().expect("the built binary starts");
         let mut process = Self { child, first_line: String::new(), folder };
         let first_line = wait_until(|| {
             let text = std::fs::read_to_string(process.stdout()).expect("stdout is a file");

@@ -84,7 +84,7 @@ fn failed_expressions_are_counted_for_requests_and_questions() {
 
 /// Asks the decision service.
 fn check(service: SocketAddr, question: &str) -> Answer {
-    let head = "POST /v1/check HTTP/1.1\r\nhost: a\r\nconnection: close";
+    let head = "POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close";
     ask(service, format!("{head}\r\ncontent-length: {}\r\n\r\n{question}", question.len()))
 }
 

@@ -108,5 +108,8 @@ impl Response {
 
 /// The head of a question whose body has this length.
 pub(crate) fn head(length_bytes: usize) -> String {
-    format!("POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ncontent-length: {length_bytes}\r\n\r\n")
+    format!(
+        "POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ncontent-type: application/json\r\n\
+         content-length: {length_bytes}\r\n\r\n"
+    )
 }

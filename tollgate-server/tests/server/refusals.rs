@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::client::head;
-use crate::process::Server;
+use crate::client::{Connection, head};
+use crate::process::{RULES, Server, folder_with};
 
 /// The `error` and the `message` of a body that is refused with 400.
 fn refused(body: &str) -> (String, String) {
@@ -205,7 +205,7 @@ fn body_announced_as_too_long_is_refused_before_it_is_sent() {
 fn body_without_a_length_is_refused_once_it_is_too_long() {
     let server = Server::start();
     let mut connection = server.connect();
-    connection.send("POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ntransfer-encoding: chunked\r\n\r\n");
+    connection.send("POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n");
     for _ in 0..=16 {
         connection.send(format!("10000\r\n{}\r\n", " ".repeat(65536)));
     }
@@ -254,4 +254,70 @@ fn connection_serves_on_after_a_refusal() {
     let mut connection = server.connect();
     assert_eq!(connection.post("nonsense").status, 400);
     assert_eq!(connection.check(&json!({"limit": "per-user", "key": "1"}))["allowed"], true);
+}
+
+/// The status and the error of a question that a browser, or what looks like one, sends with these headers.
+fn asked_by_browser(server: &Server, headers: &str) -> (u16, String, String) {
+    let question = r#"{"limit":"per-user","key":"1"}"#;
+    let mut connection = server.connect();
+    connection
+        .send(format!("POST /v1/check HTTP/1.1\r\n{headers}content-length: {}\r\n\r\n{question}", question.len()));
+    let response = connection.receive();
+    let body = response.json();
+    let text = |name: &str| body[name].as_str().unwrap_or_default().to_owned();
+    (response.status, text("error"), text("message"))
+}
+
+#[test]
+fn a_page_of_another_site_cannot_ask_through_the_browser_of_its_visitor() {
+    let server =
+        Server::with_rules("limits: [{ name: per-user, key: header:x-user-id, algorithm: fixed_window, limit: 1 }]\n");
+    let json = "content-type: application/json\r\n";
+    let own = format!("host: {}\r\n", server.address);
+    for (headers, status, error) in [
+        (format!("{own}{json}origin: https://evil.example\r\n"), 403, "cross_site"),
+        (format!("{own}{json}origin: null\r\n"), 403, "cross_site"),
+        (format!("{own}{json}sec-fetch-site: cross-site\r\n"), 403, "cross_site"),
+        (format!("{own}{json}sec-fetch-site: same-site\r\n"), 403, "cross_site"),
+        (format!("{own}content-type: text/plain\r\n"), 415, "unsupported_media_type"),
+        (format!("{own}content-type: application/x-www-form-urlencoded\r\n"), 415, "unsupported_media_type"),
+        (own.clone(), 415, "unsupported_media_type"),
+        // DNS rebinding: the browser believes that it asks the page's own site.
+        (format!("host: evil.example:8090\r\n{json}sec-fetch-site: same-origin\r\n"), 421, "unknown_host"),
+    ] {
+        let (found, name, message) = asked_by_browser(&server, &headers);
+        assert_eq!((found, name.as_str()), (status, error), "{headers}");
+        assert!(message.contains(": "), "it has a fix: {message}");
+    }
+    // Nothing of that was counted.
+    let (status, ..) = asked_by_browser(&server, &format!("{own}{json}"));
+    assert_eq!(status, 200);
+    assert_eq!(server.connect().check(&json!({"limit": "per-user", "key": "1"}))["allowed"], false);
+}
+
+#[test]
+fn hosts_that_the_file_lists_are_served() {
+    let listed = "service: { http: { listen: '127.0.0.1:0', hosts: [limits.example.com, '*.internal.example.com'] } }\n\
+                  admin: { listen: '127.0.0.1:0', hosts: [metrics.example.com] }\n\
+                  limits: [{ name: per-user, key: header:x-user-id, algorithm: fixed_window, limit: 100 }]\n";
+    let server = Server::in_folder(folder_with(&[(RULES, listed)]));
+    for (host, status) in [
+        ("limits.example.com", 200),
+        ("a.internal.example.com:8090", 200),
+        ("metrics.example.com", 421),
+        ("evil.example", 421),
+    ] {
+        let headers = format!("host: {host}\r\ncontent-type: application/json\r\n");
+        assert_eq!(asked_by_browser(&server, &headers).0, status, "{host}");
+    }
+    for (headers, status) in [
+        ("host: metrics.example.com\r\n", 200),
+        ("host: localhost\r\n", 200),
+        ("host: limits.example.com\r\n", 421),
+        ("host: localhost\r\norigin: https://evil.example\r\n", 403),
+    ] {
+        let mut connection = Connection::to(server.address_of("admin"));
+        connection.send(format!("GET /metrics HTTP/1.1\r\n{headers}\r\n"));
+        assert_eq!(connection.receive().status, status, "{headers}");
+    }
 }

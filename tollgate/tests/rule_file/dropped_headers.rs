@@ -15,7 +15,7 @@ fn a_rule_that_reads_a_header_with_an_underscore_is_a_warning_with_the_fix() {
     );
     assert_eq!(
         file.unwrap().warnings().to_string(),
-        "tollgate.yaml:2:26: the gateway drops `x_user_id`: it drops every header with an underscore in its name; write \
+        "tollgate.yaml:2:26: warning: the gateway drops `x_user_id`: it drops every header with an underscore in its name; write \
          the name with hyphens, or set `underscore_headers: keep`"
     );
 }

@@ -163,3 +163,24 @@ fn check(text: &str) {
         }
     }
 }
+
+/// A pattern takes two hundred times its length to parse, before there is anything compiled to bound.
+#[test]
+fn a_regular_expression_that_is_too_long_or_too_large_is_refused_with_the_bound() {
+    let refused = |pattern: &str| {
+        let text = format!(
+            "gateway: {{ routes: [{{ path: /**, upstream: echo, rewrite: {{ pattern: '{pattern}', to: / }} }}] }}\nlimits: []\n"
+        );
+        RuleFile::parse("tollgate.yaml", text).err().map(|problems| problems.to_string()).unwrap_or_default()
+    };
+    for length in [1025, 1 << 20] {
+        let told = refused(&"a".repeat(length));
+        assert!(
+            told.contains(&format!("a regular expression of {length} bytes is too long; use 1024 bytes or less")),
+            "{told}"
+        );
+    }
+    let told = refused("(a{1000}){1000}");
+    assert!(told.contains("takes more than 262144 bytes compiled"), "{told}");
+    assert_eq!(refused(&"a".repeat(1024)), "");
+}

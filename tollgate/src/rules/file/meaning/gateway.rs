@@ -50,6 +50,9 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
     if let Some(most) = gateway.max_connections {
         number(most, 1..=u32::MAX, (node, "max_connections"), findings);
     }
+    if let Some(most) = gateway.max_connections_per_address {
+        number(most, 1..=u32::MAX, (node, "max_connections_per_address"), findings);
+    }
     if let (Some(tls), Some(node)) = (&gateway.tls, node.get("tls"))
         && node.get("client_certificates").is_some()
         && tls.client_ca.is_none()

@@ -41,6 +41,10 @@ pub struct GatewayRule {
     /// How many connections of clients it holds at most; as many as its open files allow if left out.
     #[schemars(range(min = 1))]
     pub max_connections: Option<u32>,
+    /// How many connections one client address holds at most; of IPv6, one /64. A quarter of `max_connections`, but at
+    /// least 64, if left out. Trusted proxies are not counted.
+    #[schemars(range(min = 1))]
+    pub max_connections_per_address: Option<u32>,
     /// The longest head of a request.
     pub max_head: ByteSize,
     /// The longest body of a request; any length if left out.
@@ -68,6 +72,7 @@ impl Default for GatewayRule {
             tell_upstreams: vec![Told::XForwarded, Told::Forwarded, Told::Via, Told::RequestId],
             workers: None,
             max_connections: None,
+            max_connections_per_address: None,
             max_head: ByteSize::new(64 << 10),
             max_body: None,
             max_queued: 10_000,

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Several;
-use crate::rules::file::forms::{Address, Span, TokenSource};
+use crate::rules::file::forms::{Address, HostGlob, Span, TokenSource};
 
 /// The decision service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -29,6 +29,8 @@ pub struct Listener {
     pub listen: Address,
     /// Whether connections begin with the header of the PROXY protocol.
     pub proxy_protocol: bool,
+    /// Host names that it may be asked for; addresses and `localhost` always.
+    pub hosts: Vec<HostGlob>,
 }
 
 /// How a listener is written.
@@ -51,13 +53,19 @@ struct ListenerSettings {
     /// Whether connections begin with the header of the PROXY protocol.
     #[serde(default)]
     proxy_protocol: bool,
+    /// Host names that it may be asked for, such as `limits.example.com` or `*.example.com`; addresses and `localhost`
+    /// always.
+    #[serde(default)]
+    hosts: Vec<HostGlob>,
 }
 
 impl From<ListenerText> for Listener {
     fn from(text: ListenerText) -> Self {
         match text {
-            ListenerText::Address(listen) => Self { listen, proxy_protocol: false },
-            ListenerText::Settings(ListenerSettings { listen, proxy_protocol }) => Self { listen, proxy_protocol },
+            ListenerText::Address(listen) => Self { listen, proxy_protocol: false, hosts: Vec::new() },
+            ListenerText::Settings(ListenerSettings { listen, proxy_protocol, hosts }) => {
+                Self { listen, proxy_protocol, hosts }
+            }
         }
     }
 }
@@ -69,6 +77,10 @@ impl From<ListenerText> for Listener {
 pub struct AdminRule {
     /// Where it listens.
     pub listen: Address,
+    /// Host names that it may be asked for, such as `metrics.example.com` or `*.example.com`; addresses and `localhost`
+    /// always.
+    #[serde(default)]
+    pub hosts: Vec<HostGlob>,
 }
 
 /// How tokens are verified: by one key, or by a set of keys.

@@ -1,0 +1,169 @@
+//! File descriptors: how many the process may open, and who gets them.
+//!
+//! A process without a free descriptor accepts nobody, not even whoever looks at its health. So each surface has a share,
+//! and what upstreams, the store, logs and the runtime need is set aside before clients get the rest.
+
+use std::fmt;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::notice;
+
+/// For standard streams, the rule file and what watches it, certificates, logs, the store and the runtime.
+const RESERVED: u64 = 64;
+
+/// For each worker: its poll, its wake-up, its listeners, and connections for health checks.
+const PER_WORKER: u64 = 8;
+
+/// Descriptors of 8 clients: each has a connection to an upstream beside its own, and one in 8 may be told just now that
+/// there is no room for another.
+const PER_EIGHT_CLIENTS: u64 = 17;
+
+/// The decision service and the admin listener get this part of all descriptors each.
+const SHARE: u64 = 8;
+
+/// More connections than this are of no use to either.
+const MAX_SHARE: u64 = 512;
+
+/// Less than this is not worth to serve.
+const LEAST: u64 = 8;
+
+/// Where the system sets no bound, memory does.
+const MOST: u64 = 1 << 20;
+
+/// What is served.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Surfaces {
+    /// How many workers the gateway has; 0 without one.
+    pub(crate) workers: usize,
+    /// `gateway.max_connections`.
+    pub(crate) max_connections: Option<u32>,
+    pub(crate) has_service: bool,
+    pub(crate) has_admin: bool,
+}
+
+/// How many connections each surface may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) gateway: i64,
+    pub(crate) service: u32,
+    pub(crate) admin: u32,
+}
+
+/// The process may not open enough files to serve anybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TooFew {
+    allowed: u64,
+    needed: u64,
+}
+
+impl fmt::Display for TooFew {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { allowed, needed } = self;
+        write!(
+            out,
+            "the process may open {allowed} files, and {needed} are the least to serve: raise the limit (`ulimit -n` in a \
+             shell, LimitNOFILE= under systemd, --ulimit nofile= with Docker), or set fewer gateway.workers"
+        )
+    }
+}
+
+/// Asks the system for as many open files as it gives, and shares them out. Lowers a `max_connections` that does not fit,
+/// with a warning.
+pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFew> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = Rlimit { current: maximum, maximum };
+    let allowed = if setrlimit(Resource::Nofile, wanted).is_ok() { maximum } else { current };
+    let allowed = allowed.unwrap_or(MOST).min(MOST);
+    let plan = share(allowed, surfaces)?;
+    if let Some(wanted) = surfaces.max_connections.map(i64::from).filter(|wanted| *wanted > plan.gateway) {
+        let (fits, needed) = (plan.gateway, needed(surfaces, wanted.unsigned_abs()));
+        notice::warn(format_args!(
+            "gateway.max_connections {wanted} is lowered to {fits}: the process may open {allowed} files, and {needed} \
+             are needed: raise the limit (`ulimit -n` in a shell, LimitNOFILE= under systemd, --ulimit nofile= with \
+             Docker), or set max_connections to {fits}"
+        ));
+    }
+    Ok(plan)
+}
+
+fn share(allowed: u64, surfaces: Surfaces) -> Result<Plan, TooFew> {
+    let (service, admin) = (listener(allowed, surfaces.has_service), listener(allowed, surfaces.has_admin));
+    let fits = allowed.saturating_sub(base(surfaces) + service + admin) * 8 / PER_EIGHT_CLIENTS;
+    let least = if surfaces.workers > 0 { LEAST } else { 0 };
+    if fits < least || allowed < base(surfaces) + service + admin {
+        return Err(TooFew { allowed, needed: needed(surfaces, least) });
+    }
+    let gateway = surfaces.max_connections.map_or(fits, |wanted| fits.min(u64::from(wanted)));
+    let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+    Ok(Plan { gateway: i64::from(number(gateway)), service: number(service), admin: number(admin) })
+}
+
+/// What is set aside before anybody is served.
+fn base(surfaces: Surfaces) -> u64 {
+    RESERVED + PER_WORKER * u64::try_from(surfaces.workers).unwrap_or(MOST)
+}
+
+/// The share of the decision service, or of the admin listener.
+fn listener(allowed: u64, is_there: bool) -> u64 {
+    if is_there { (allowed / SHARE).clamp(LEAST, MAX_SHARE) } else { 0 }
+}
+
+/// The descriptors that so many connections of the gateway take, with everything beside them.
+fn needed(surfaces: Surfaces, clients: u64) -> u64 {
+    let own = base(surfaces) + (clients * PER_EIGHT_CLIENTS).div_ceil(8);
+    let mut needed = own;
+    // The listeners' shares grow with the whole, by a quarter of it at most, so this ends.
+    loop {
+        let (service, admin) = (listener(needed, surfaces.has_service), listener(needed, surfaces.has_admin));
+        match own + service + admin {
+            enough if enough <= needed => return needed,
+            more => needed = more,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Surfaces = Surfaces { workers: 2, max_connections: None, has_service: true, has_admin: true };
+
+    #[test]
+    fn shares_never_exceed_what_is_allowed() {
+        for allowed in (0..5000).chain([20_000, 1 << 20]) {
+            for workers in [0, 1, 2, 64] {
+                for has_admin in [false, true] {
+                    let surfaces = Surfaces { workers, has_admin, ..ALL };
+                    let Ok(plan) = share(allowed, surfaces) else { continue };
+                    let taken = base(surfaces)
+                        + plan.gateway.unsigned_abs() * PER_EIGHT_CLIENTS / 8
+                        + u64::from(plan.service + plan.admin);
+                    assert!(taken <= allowed, "{allowed} {surfaces:?} {plan:?}");
+                    assert!(workers == 0 || plan.gateway >= LEAST as i64, "{allowed} {surfaces:?} {plan:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_descriptors_serve_few_clients_and_too_few_are_refused() {
+        assert_eq!(share(256, ALL), Ok(Plan { gateway: 52, service: 32, admin: 32 }));
+        assert_eq!(share(1024, ALL), Ok(Plan { gateway: 323, service: 128, admin: 128 }));
+        let ten = Surfaces { max_connections: Some(10), ..ALL };
+        assert_eq!(share(1024, ten), Ok(Plan { gateway: 10, service: 128, admin: 128 }));
+        assert!(share(100, ALL).is_err());
+    }
+
+    #[test]
+    fn what_is_said_to_be_needed_is_enough() {
+        for clients in [8, 100, 240, 1000, 4095, 4096, 5000, 100_000] {
+            for has_admin in [false, true] {
+                let surfaces = Surfaces { has_admin, ..ALL };
+                let needed = needed(surfaces, clients);
+                let plan = share(needed, surfaces).unwrap();
+                assert!(plan.gateway.unsigned_abs() >= clients, "{clients} need {needed}, which gives {plan:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Open connections by client address, so that one client cannot take all of `max_connections`.
+//!
+//! Addresses of IPv6 count by their /64, as keys do: a subscriber has a whole one. Trusted proxies are not counted, since
+//! they speak for many clients.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::ticks::{TICK, Tick};
+use crate::notice;
+
+/// Workers that accept at the same time seldom meet at one lock.
+const SHARDS: usize = 16;
+
+/// A quarter of all connections: no single client holds up the others, and an office or a mobile carrier behind one
+/// address has room.
+const SHARE: i64 = 4;
+
+/// Fewer would cut off a load balancer that nobody named, where few connections are allowed in all.
+const LEAST: u32 = 64;
+
+/// A flood is logged this often.
+const WARN_EVERY_TICKS: Tick = 10_000 / TICK.as_millis() as Tick;
+
+/// The open connections of all workers, by address.
+#[derive(Debug)]
+pub(super) struct PerAddress {
+    shards: [Mutex<HashMap<IpAddr, u32>>; SHARDS],
+    /// How many connections one address may have, unless the rule file says.
+    default: u32,
+    /// From when on the next refusal is logged.
+    warns_from: AtomicU64,
+    /// Refusals since the last that was logged.
+    unlogged: AtomicU64,
+}
+
+impl PerAddress {
+    /// For a gateway with that many connections in all.
+    pub(super) fn new(max_connections: i64) -> Self {
+        let share = u32::try_from(max_connections / SHARE).unwrap_or(u32::MAX);
+        Self {
+            shards: Default::default(),
+            default: share.max(LEAST),
+            warns_from: AtomicU64::new(0),
+            unlogged: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts a connection of that address until the guard is dropped; `None` if it has `most` already, or the default.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr, most: Option<u32>) -> Option<Counted> {
+        let group = group(address);
+        let mut shard = self.shard(group).lock().unwrap_or_else(PoisonError::into_inner);
+        let open = shard.entry(group).or_default();
+        if *open >= most.unwrap_or(self.default) {
+            if *open == 0 {
+                shard.remove(&group);
+            }
+            return None;
+        }
+        *open += 1;
+        Some(Counted { all: Arc::clone(self), group })
+    }
+
+    /// Logs a refusal, at most one line in ten seconds.
+    pub(super) fn warn(&self, address: IpAddr, most: Option<u32>, now: Tick) {
+        let refused = self.unlogged.fetch_add(1, Relaxed) + 1;
+        let from = self.warns_from.load(Relaxed);
+        let next = now.saturating_add(WARN_EVERY_TICKS);
+        if now < from || self.warns_from.compare_exchange(from, next, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        self.unlogged.fetch_sub(refused, Relaxed);
+        let (group, most) = (Group(group(address)), most.unwrap_or(self.default));
+        notice::warn(format_args!(
+            "{refused} connections closed: {group} has {most} open, as many as one address may have: name it in \
+             gateway.trusted_proxies if it is your load balancer, or raise gateway.max_connections_per_address"
+        ));
+    }
+
+    fn shard(&self, group: IpAddr) -> &Mutex<HashMap<IpAddr, u32>> {
+        let last = match group {
+            IpAddr::V4(address) => address.octets()[3],
+            IpAddr::V6(address) => address.octets()[7],
+        };
+        &self.shards[usize::from(last) % SHARDS]
+    }
+}
+
+/// A connection that is counted.
+#[derive(Debug)]
+pub(super) struct Counted {
+    all: Arc<PerAddress>,
+    group: IpAddr,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut shard = self.all.shard(self.group).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = shard.get_mut(&self.group) {
+            *open -= 1;
+            if *open == 0 {
+                shard.remove(&self.group);
+            }
+        }
+    }
+}
+
+/// The address that connections are counted by.
+fn group(address: IpAddr) -> IpAddr {
+    const SUBSCRIBER: u128 = !0 << 64;
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & SUBSCRIBER).into(),
+        v4 => v4,
+    }
+}
+
+/// A group as people write it.
+struct Group(IpAddr);
+
+impl std::fmt::Display for Group {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            IpAddr::V4(address) => address.fmt(out),
+            IpAddr::V6(address) => write!(out, "{address}/64"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn an_address_has_so_many_connections_and_gets_them_back() {
+        let all = Arc::new(PerAddress::new(1000));
+        let enter = |text| all.enter(address(text), Some(2));
+        let (one, two) = (enter("192.0.2.1"), enter("::ffff:192.0.2.1"));
+        assert!(one.is_some() && two.is_some() && enter("192.0.2.1").is_none());
+        assert!(enter("192.0.2.2").is_some(), "another address");
+        drop(one);
+        assert!(enter("192.0.2.1").is_some());
+        drop(two);
+        assert!(all.shards.iter().all(|shard| shard.lock().unwrap().is_empty()), "nothing is kept of who has gone");
+    }
+
+    #[test]
+    fn addresses_of_ipv6_count_by_their_subscriber() {
+        let all = Arc::new(PerAddress::new(1000));
+        let enter = |text| all.enter(address(text), Some(1));
+        let _one = enter("2001:db8:0:1::1").unwrap();
+        assert!(enter("2001:db8:0:1:ffff::2").is_none());
+        assert!(enter("2001:db8:0:2::1").is_some());
+    }
+
+    #[test]
+    fn a_quarter_is_the_default_and_it_is_never_very_small() {
+        assert_eq!([1, 100, 1000, 500_000].map(|most| PerAddress::new(most).default), [64, 64, 250, 125_000]);
+    }
+}

@@ -1,0 +1,170 @@
+//! Refuses what a browser sends on behalf of another web site.
+//!
+//! A page on any site can make its visitors' browsers send requests to addresses that only they can reach, such as
+//! 127.0.0.1. Browsers say so in `Origin` and `Sec-Fetch-Site`. A name that the site first resolves to itself and then to
+//! such an address (DNS rebinding) makes the request look like one of the same site, but its `Host` is still that name. So
+//! only hosts that no web site has are served: addresses, `localhost`, names without a dot such as those of containers, and the
+//! names that the rule file lists.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse;
+
+use super::http::{Refusal, quoted};
+
+/// The hosts that a listener may be asked for, beside addresses, `localhost` and names without a dot.
+#[derive(Clone, Debug)]
+pub(crate) struct Hosts {
+    /// Names, or `*.` and what every name under it ends in.
+    listed: Arc<[String]>,
+    /// The setting that names them.
+    setting: &'static str,
+}
+
+impl Hosts {
+    /// The hosts that a rule file lists, and the name that the listener is bound by.
+    pub(crate) fn new<'l>(
+        setting: &'static str,
+        listed: impl IntoIterator<Item = &'l str>,
+        listen: Option<&'l str>,
+    ) -> Self {
+        let listed = listed.into_iter().chain(listen.map(without_port));
+        Self { listed: listed.map(str::to_ascii_lowercase).collect(), setting }
+    }
+
+    fn serve(&self, host: &str) -> bool {
+        let name = without_port(host).to_ascii_lowercase();
+        let name = name.strip_suffix('.').unwrap_or(&name);
+        let address = name.strip_prefix('[').and_then(|v6| v6.strip_suffix(']')).unwrap_or(name);
+        let is_listed = |listed: &String| match listed.strip_prefix('*') {
+            Some(ending) => name.len() > ending.len() && name.ends_with(ending),
+            None => name == listed,
+        };
+        address.parse::<IpAddr>().is_ok() || is_local_name(name) || self.listed.iter().any(is_listed)
+    }
+}
+
+/// Whether no web site can have this name. Browsers resolve everything under `localhost` to the machine itself, and names
+/// without a dot are those of a local network.
+fn is_local_name(name: &str) -> bool {
+    let is_label = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    name.ends_with(".localhost") || !name.is_empty() && name.bytes().all(is_label)
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Puts the check in front of a router.
+pub(crate) fn guard(router: Router, hosts: Hosts) -> Router {
+    router.layer(from_fn(move |request: Request, next: Next| {
+        let refusal = check(request.uri(), request.headers(), &hosts).err();
+        async move {
+            match refusal {
+                Some(refusal) => refusal.into_response(),
+                None => next.run(request).await,
+            }
+        }
+    }))
+}
+
+/// The text of a header, or one that nothing allows.
+fn readable(value: &HeaderValue) -> &str {
+    value.to_str().unwrap_or("?")
+}
+
+fn check(uri: &Uri, headers: &HeaderMap, hosts: &Hosts) -> Result<(), Refusal> {
+    let text = |name| headers.get(name).map(readable);
+    let named = headers.get_all(header::HOST).iter().map(readable);
+    let named: Vec<&str> = named.chain(uri.authority().map(|authority| authority.as_str())).collect();
+    // A browser always sends one, so a request without a host is nobody's on behalf of another.
+    if let Some(host) = named.iter().find(|host| !hosts.serve(host)) {
+        let setting = hosts.setting;
+        return Err(Refusal {
+            status: StatusCode::MISDIRECTED_REQUEST,
+            error: "unknown_host",
+            message: format!(
+                "the host {} is not served: use an IP address or localhost, or add it to {setting}",
+                quoted(host)
+            ),
+        });
+    }
+    let is_own = |origin: &str| named.iter().any(|host| origin.split_once("://").is_some_and(|(_, own)| own == *host));
+    let cross_site = |sent: &str, value: &str| Refusal {
+        status: StatusCode::FORBIDDEN,
+        error: "cross_site",
+        message: format!("{sent} {} is another site's: ask from a server, not from a web page", quoted(value)),
+    };
+    if let Some(origin) = text(header::ORIGIN).filter(|origin| !is_own(origin)) {
+        return Err(cross_site("Origin", origin));
+    }
+    let site = text(HeaderName::from_static("sec-fetch-site"));
+    if let Some(site) = site.filter(|site| !matches!(*site, "same-origin" | "none")) {
+        return Err(cross_site("Sec-Fetch-Site", site));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(headers: &[(&'static str, &'static str)]) -> Option<u16> {
+        let listed = ["limits.example.com", "*.internal.example.com"];
+        let hosts = Hosts::new("service.http.hosts", listed, Some("tollgate.example.com:8090"));
+        let headers =
+            headers.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        check(&Uri::from_static("/v1/check"), &headers.collect(), &hosts).err().map(|refusal| refusal.status.as_u16())
+    }
+
+    #[test]
+    fn hosts_that_nobody_else_can_own_are_served() {
+        for host in [
+            "127.0.0.1:8090",
+            "[::1]:8090",
+            "[::1]",
+            "10.1.2.3",
+            "localhost",
+            "LocalHost:8090",
+            "a.localhost",
+            "redis-1:8090",
+            "limits.example.com:8090",
+            "Limits.Example.com.",
+            "a.b.internal.example.com",
+            "tollgate.example.com",
+        ] {
+            assert_eq!(refused(&[("host", host)]), None, "{host}");
+        }
+        assert_eq!(refused(&[]), None, "HTTP/1.0");
+        for host in
+            ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "internal.example.com", "", "a b"]
+        {
+            assert_eq!(refused(&[("host", host)]), Some(421), "{host}");
+        }
+    }
+
+    #[test]
+    fn what_a_page_of_another_site_sends_is_refused() {
+        let host = ("host", "127.0.0.1:8090");
+        for (headers, wanted) in [
+            ([host, ("origin", "https://evil.example")], Some(403)),
+            ([host, ("origin", "null")], Some(403)),
+            ([host, ("origin", "http://127.0.0.1:3000")], Some(403)),
+            ([host, ("origin", "http://127.0.0.1:8090")], None),
+            ([host, ("sec-fetch-site", "cross-site")], Some(403)),
+            ([host, ("sec-fetch-site", "same-site")], Some(403)),
+            ([host, ("sec-fetch-site", "same-origin")], None),
+            ([host, ("sec-fetch-site", "none")], None),
+        ] {
+            assert_eq!(refused(&headers), wanted, "{headers:?}");
+        }
+    }
+}

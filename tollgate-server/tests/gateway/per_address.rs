@@ -1,0 +1,90 @@
+//! Connections of one client address.
+
+use std::io::Read;
+
+use crate::client::Connection;
+use crate::process::{Gateway, site};
+use crate::upstream::Raw;
+
+const ROUTE: &str = "{ path: /**, respond: { body: ok } }";
+const TURNED_AWAY: &str = "tollgate_connections_turned_away_total{reason=\"max_connections_per_address\"}";
+
+fn gateway(settings: &str, route: &str) -> Gateway {
+    Gateway::start(&format!("{}admin: {{ listen: 127.0.0.1:0 }}\n", site(settings, &[route], "")))
+}
+
+/// Whether the connection was closed without an answer.
+fn is_refused(connection: &Connection) -> bool {
+    matches!(connection.tcp().read(&mut [0]), Ok(0) | Err(_))
+}
+
+#[test]
+fn an_address_holds_so_many_connections_and_others_are_closed_and_counted() {
+    let gateway = gateway("max_connections_per_address: 2", ROUTE);
+    let mut held: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
+    assert!(held.iter_mut().all(|connection| connection.get("/").status == 200));
+    for _ in 0..20 {
+        assert!(is_refused(&gateway.connect()));
+    }
+    gateway.await_metric(TURNED_AWAY, 20);
+    let said = gateway.await_said("127.0.0.1 has 2 open", 1);
+    assert_eq!(said.matches("max_connections_per_address").count(), 1, "a flood is not logged line by line: {said}");
+    assert!(held.iter_mut().all(|connection| connection.get("/").status == 200), "those that are there are served on");
+    held.pop();
+    crate::upstream::until("a free place", || {
+        let mut connection = gateway.connect();
+        connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n").is_ok()
+            && connection.try_receive().is_ok_and(|answer| answer.status == 200)
+    });
+}
+
+#[test]
+fn the_address_that_the_proxy_protocol_names_is_the_one_that_is_counted() {
+    let gateway = gateway("proxy_protocol: true\n  max_connections_per_address: 1", ROUTE);
+    let connect = |source: &str| {
+        let mut connection = gateway.connect();
+        connection.send(format!("PROXY {source} 4321 80\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n"));
+        connection
+    };
+    let mut held = Vec::new();
+    for source in ["TCP4 203.0.113.9 10.0.0.1", "TCP4 203.0.113.10 10.0.0.1", "TCP6 2001:db8::1 2001:db8:1::1"] {
+        let mut connection = connect(source);
+        assert_eq!(connection.receive().status, 200, "{source}");
+        held.push(connection);
+    }
+    for source in ["TCP4 203.0.113.9 10.0.0.1", "TCP6 2001:db8::ffff:2 2001:db8:1::1"] {
+        assert!(is_refused(&connect(source)), "{source}");
+    }
+    gateway.await_metric(TURNED_AWAY, 2);
+}
+
+#[test]
+fn trusted_proxies_are_not_counted() {
+    let gateway = gateway("trusted_proxies: [127.0.0.1/32]\n  max_connections_per_address: 1", ROUTE);
+    let mut held: Vec<_> = (0..5).map(|_| gateway.connect()).collect();
+    assert!(held.iter_mut().all(|connection| connection.get("/").status == 200));
+}
+
+#[test]
+fn a_connection_that_was_upgraded_is_still_counted() {
+    let upstream = Raw::start(|conversation| {
+        conversation.request();
+        conversation.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n");
+        conversation.await_end();
+    });
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let gateway = gateway("max_connections_per_address: 1", &route);
+    let mut upgraded = gateway.connect();
+    let switched = upgraded.ask("GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n");
+    assert_eq!(switched.status, 101);
+    assert!(is_refused(&gateway.connect()));
+    drop(upgraded);
+    crate::upstream::until("a free place", || !is_refused_now(&gateway));
+}
+
+fn is_refused_now(gateway: &Gateway) -> bool {
+    let connection = gateway.connect();
+    connection.tcp().set_read_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
+    // Nothing is sent, so one that is taken waits.
+    !matches!(connection.tcp().read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+}
