@@ -205,9 +205,11 @@ mod checked {
 
     pub(super) fn quota(field: &'static str, value: u64) -> Result<u64, InvalidLimit> {
         match value {
-            0 => {
-                Err(InvalidLimit::new(field, format!("{field} 0 admits nothing"), "use 1 or more, or remove the limit"))
-            }
+            0 => Err(InvalidLimit::new(
+                field,
+                format!("{field} 0 admits nothing"),
+                "use 1 or more, or `blocked` to refuse every request",
+            )),
             1..=MAX_QUOTA => Ok(value),
             _ => Err(InvalidLimit::new(
                 field,

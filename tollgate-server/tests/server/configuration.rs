@@ -47,7 +47,7 @@ fn a_file_that_names_nothing_to_serve_ends_with_2_and_the_fix() {
 fn a_bad_file_ends_with_2_and_every_problem() {
     let told = serve("limits:\n  - { name: user, limit: 0 }\n  - { name: user }\n");
     let message = "on stderr:\n\
-        tollgate.yaml:2:26: limit 0 admits nothing; use 1 or more, or remove the limit\n\
+        tollgate.yaml:2:26: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request\n\
         tollgate.yaml:3:13: a limit named `user` is at 2:13 already; give each limit a name of its own\n\
         tollgate: tollgate.yaml cannot be used; correct what stands above\nexit code 2";
     assert_eq!(told, message);

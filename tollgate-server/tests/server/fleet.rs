@@ -343,7 +343,7 @@ fn published_rules_with_problems_change_nothing_and_every_problem_is_told() {
     redis.command(&["PUBLISH", "rate_limit:rules", "7"]);
     let said = server.await_said("limit 0 admits nothing", 1);
     let expected = "tollgate: published version 7 is refused, and the rules before it stay in force:\n\
-                    published version 7:1:31: limit 0 admits nothing; use 1 or more, or remove the limit\n";
+                    published version 7:1:31: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request\n";
     assert_eq!(said, expected);
     assert_eq!(server.connect().check(&user("ann"))["quota"], 10);
 }

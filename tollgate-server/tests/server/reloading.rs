@@ -93,7 +93,10 @@ fn a_bad_file_changes_nothing_and_every_problem_is_told() {
     let server = Server::with_rules(&limits(&[("user", 10)]));
     server.connect().check(&ann("user"));
     server.save_rules("limits:\n  - name: user\n    limit: 0\n    windw: 1h\n");
-    let said = server.await_said("tollgate.yaml:4:12: limit 0 admits nothing; use 1 or more, or remove the limit\n", 1);
+    let said = server.await_said(
+        "tollgate.yaml:4:12: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request\n",
+        1,
+    );
     let first = "tollgate: tollgate.yaml is refused, and the rules before it stay in force:\ntollgate.yaml:4:12: ";
     assert!(said.starts_with(first), "{said}");
     assert!(said.contains("tollgate.yaml:5:5: unknown key `windw`"), "{said}");

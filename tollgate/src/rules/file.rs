@@ -7,7 +7,7 @@
 //! let problems = RuleFile::parse("tollgate.yaml", text).unwrap_err();
 //! assert_eq!(
 //!     problems.to_string(),
-//!     "tollgate.yaml:4:15: capacity 0 admits nothing; use 1 or more, or remove the limit"
+//!     "tollgate.yaml:4:15: capacity 0 admits nothing; use 1 or more, or `blocked` to refuse every request"
 //! );
 //! ```
 //!

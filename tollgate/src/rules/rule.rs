@@ -407,7 +407,7 @@ impl Rule {
 pub(super) fn check_in_flight(most: u64) -> Result<(), InvalidLimit> {
     match most {
         0 => {
-            let fix = "use 1 or more, or remove the limit";
+            let fix = "use 1 or more, or `blocked` to refuse every request";
             Err(InvalidLimit::new("in_flight", "in_flight 0 admits nothing".into(), fix))
         }
         1..=MAX_QUOTA => Ok(()),

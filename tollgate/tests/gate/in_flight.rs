@@ -214,7 +214,7 @@ fn what_only_a_rate_has_is_refused() {
     }
     assert_eq!(
         Rule::in_flight("a", 0).unwrap_err().to_string(),
-        "limit `a`: in_flight 0 admits nothing; use 1 or more, or remove the limit"
+        "limit `a`: in_flight 0 admits nothing; use 1 or more, or `blocked` to refuse every request"
     );
 }
 

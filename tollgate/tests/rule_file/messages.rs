@@ -441,7 +441,10 @@ fn a_problem_has_its_place_its_text_and_its_fix() {
     let problem = problems.iter().next().unwrap();
     assert_eq!((problem.position().line, problem.position().column), (4, 15));
     assert_eq!(problem.text(), "0   # why not");
-    assert_eq!((problem.message(), problem.fix()), ("capacity 0 admits nothing", "use 1 or more, or remove the limit"));
+    assert_eq!(
+        (problem.message(), problem.fix()),
+        ("capacity 0 admits nothing", "use 1 or more, or `blocked` to refuse every request")
+    );
 }
 
 #[test]

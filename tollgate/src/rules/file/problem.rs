@@ -52,7 +52,7 @@ pub enum Severity {
 
 /// One thing that is wrong with a rule file.
 ///
-/// It shows as `tollgate.yaml:14:9: capacity 0 admits nothing; use 1 or more, or remove the limit`.
+/// It shows as `tollgate.yaml:14:9: capacity 0 admits nothing; use 1 or more, or `blocked` to refuse every request`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     file: Arc<str>,

@@ -141,7 +141,11 @@ impl<'s> Shape<'s, '_> {
         let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
         let count = items.len() as u64;
         if bound("minItems").is_some_and(|least| count < least) {
-            self.findings.error(at, format!("`{name}` is an empty list"), "add an entry, or remove the line");
+            let fix = match words::without(name) {
+                Some(effect) => format!("add an entry; {effect}"),
+                None => "add an entry, or remove the line".to_owned(),
+            };
+            self.findings.error(at, format!("`{name}` is an empty list"), fix);
             return None;
         }
         if let Some(most) = bound("maxItems").filter(|most| count > *most) {

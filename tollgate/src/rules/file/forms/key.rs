@@ -231,7 +231,7 @@ impl Form for PlanSource {
     const FORMAT: &'static str = "plan-source";
     const PATTERN: &'static str = r"^(header|jwt|descriptor):[\s\S]+$";
     const NOUN: &'static str = "where a plan is found";
-    const EXAMPLE: &'static str = "header:x-plan";
+    const EXAMPLE: &'static str = "jwt:plan";
 
     fn read(text: &str) -> Result<Self, Misfit> {
         let (kind, name) = text.split_once(':').unwrap_or((text, ""));

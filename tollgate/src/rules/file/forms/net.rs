@@ -95,7 +95,8 @@ impl Form for Address {
             return Err(Misfit::new(problem, format!("write 0.0.0.0:{port} for all addresses, or 127.0.0.1:{port}")));
         }
         if host.contains(':') {
-            return Err(Misfit::new(problem, format!("put an IPv6 address in brackets: [::1]:{port}")));
+            let address = if host.parse::<std::net::Ipv6Addr>().is_ok() { host } else { "::1" };
+            return Err(Misfit::new(problem, format!("put an IPv6 address in brackets: [{address}]:{port}")));
         }
         if !is_host_name(host) || host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
             return Err(Misfit::new(

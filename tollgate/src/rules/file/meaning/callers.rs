@@ -48,7 +48,11 @@ fn for_whom(rule: &LimitRule, by: &OverrideRule, limit: &Node, place: &Node, fin
     }
     if by.plan.is_some() && rule.plan.is_none() && !limit.lost("plan") {
         let message = "this limit does not say where a caller's plan is found";
-        findings.error(place.key_at("plan"), message, "add `plan: header:x-plan` to the limit");
+        findings.error(
+            place.key_at("plan"),
+            message,
+            "add `plan: jwt:CLAIM` to the limit, or `plan: header:NAME` if clients cannot set that header",
+        );
     }
 }
 

@@ -184,7 +184,7 @@ fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
             let url = shown(upstream.url.as_str());
             let message = format!("{url} is an upstream of this route at {first} already");
             let all = sums.get(&upstream.url.normal()).map_or(1, |sum| (*sum).clamp(1, MAX_WEIGHT));
-            let fix = format!("remove it, or give the first the share of all: {{ url: {url}, weight: {all} }}");
+            let fix = format!("remove it, and give the first the share of all: {{ url: {url}, weight: {all} }}");
             findings.error(place, message, fix);
         }
     }

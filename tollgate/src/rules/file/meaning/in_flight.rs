@@ -29,7 +29,7 @@ fn of_rates(place: &Node, findings: &mut Findings) {
         let is_number = AlgorithmName::ALL.iter().any(|name| name.keys().contains(&key));
         if is_number || OF_RATES.contains(&key) {
             let message = format!("`{key}` means nothing to `in_flight`, which counts requests at the same time");
-            findings.error(entry.key_at, message, "remove it, or give it to a limit of its own");
+            findings.error(entry.key_at, message, "give it to a limit of its own, or remove it");
         }
     }
 }

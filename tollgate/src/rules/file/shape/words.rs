@@ -12,13 +12,25 @@ pub(super) fn wrong_type(name: &str, kind: &Kind, choices: &[&Value]) -> Misfit 
     if name == "the file" {
         example = "`limits:` first, and a limit under it".into();
     }
+    if let (Kind::Scalar(scalar), "match") = (kind, name)
+        && scalar.text.starts_with('/')
+    {
+        let path = shown(&scalar.text);
+        return Misfit {
+            problem: format!("`match` must be {takes}, not `{path}`"),
+            fix: format!("write `match: {{ path: {path} }}`"),
+        };
+    }
     let name = quoted(name);
     let Kind::Scalar(scalar) = kind else {
         let found = if matches!(kind, Kind::List(_)) { "a list" } else { "a map" };
         return Misfit { problem: format!("{name} must be {takes}, not {found}"), fix: format!("write {example}") };
     };
     if scalar.value == ScalarValue::Null {
-        let fix = format!("write {example}, or remove the line");
+        let fix = match without(&name) {
+            Some(effect) => format!("write {example}; {effect}"),
+            None => format!("write {example}, or remove the line"),
+        };
         return Misfit { problem: format!("{name} has nothing behind it"), fix };
     }
     let fix = meant(scalar, choices).unwrap_or_else(|| format!("write {example}"));
@@ -26,6 +38,17 @@ pub(super) fn wrong_type(name: &str, kind: &Kind, choices: &[&Value]) -> Misfit 
     let found =
         if fix.starts_with("remove the quotes") { format!("the text \"{found}\"") } else { format!("`{found}`") };
     Misfit { problem: format!("{name} must be {takes}, not {found}"), fix }
+}
+
+/// Returns the effect of leaving out a key, where that widens a limit more than somebody expects who began to write it.
+pub(super) fn without(name: &str) -> Option<&'static str> {
+    match name.trim_matches('`') {
+        "key" => Some("without `key`, all requests share one count"),
+        "methods" => Some("without `methods`, all methods match"),
+        "hosts" => Some("without `hosts`, all hosts match"),
+        "path" => Some("without `path`, all paths match"),
+        _ => None,
+    }
 }
 
 /// What somebody who wrote this probably meant.
@@ -83,12 +106,12 @@ pub(super) fn expected(choices: &[&Value]) -> (String, String) {
     let mut example = None;
     if !words.is_empty() {
         kinds.push(format!("one of {}", listed(&words)));
-        example = Some(words[0].to_owned());
+        example = Some(format!("one of {}", listed(&words)));
     }
     for choice in choices.iter().filter(|choice| listed_in(choice).is_empty()) {
         let form = choice.get("format").and_then(Value::as_str).and_then(forms::by_format);
         let (kind, good) = match (form, choice.get("type").and_then(Value::as_str)) {
-            (Some(form), _) => (form.noun.to_owned(), form.example.to_owned()),
+            (Some(form), _) => (form.noun.to_owned(), format!("{} such as {}", form.noun, form.example)),
             (None, Some("integer")) => ("a whole number".into(), "a whole number such as 10".into()),
             (None, Some("boolean")) => ("true or false".into(), "true or false".into()),
             (None, Some("array")) => ("a list".into(), "a list, each entry on a line with `- `, or in [ ]".into()),
