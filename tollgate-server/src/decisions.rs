@@ -63,6 +63,7 @@ pub(crate) enum Outcome {
     Banned,
     Blocked,
     KeyMissing,
+    Unreadable,
     StoreUnavailable,
     ShadowAllowed,
     ShadowDenied,
@@ -70,12 +71,13 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     /// All of them, in their order.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Allowed,
         Self::Denied,
         Self::Banned,
         Self::Blocked,
         Self::KeyMissing,
+        Self::Unreadable,
         Self::StoreUnavailable,
         Self::ShadowAllowed,
         Self::ShadowDenied,
@@ -87,6 +89,7 @@ impl Outcome {
             Some(Refusal::Banned { .. }) => Self::Banned,
             Some(Refusal::Blocked) => Self::Blocked,
             Some(Refusal::KeyMissing { .. } | Refusal::TokenInvalid { .. }) => Self::KeyMissing,
+            Some(Refusal::Unreadable { .. }) => Self::Unreadable,
             Some(Refusal::StoreUnavailable) => Self::StoreUnavailable,
             Some(_) => Self::Denied,
         }
@@ -99,6 +102,7 @@ impl Outcome {
             Self::Banned => "banned",
             Self::Blocked => "blocked",
             Self::KeyMissing => "key_missing",
+            Self::Unreadable => "bad_request",
             Self::StoreUnavailable => "store_unavailable",
             Self::ShadowAllowed => "shadow_allowed",
             Self::ShadowDenied => "shadow_denied",

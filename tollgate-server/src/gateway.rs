@@ -26,7 +26,6 @@ mod log;
 mod maybe_tls;
 mod metrics;
 mod names;
-mod path;
 mod patience;
 mod per_address;
 mod ports;

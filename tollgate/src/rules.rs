@@ -11,7 +11,6 @@ mod cel;
 mod certificate;
 mod claims;
 mod client;
-mod cookies;
 mod expression_errors;
 mod facts;
 #[cfg(feature = "file")]
@@ -25,8 +24,8 @@ mod key_map;
 mod key_part;
 mod matching;
 mod networks;
+mod normal;
 mod path;
-mod query;
 mod request;
 mod routes;
 mod rule;
@@ -47,6 +46,11 @@ pub use self::key_part::KeyPart;
 pub(crate) use self::key_part::Piece;
 pub use self::matching::Match;
 pub use self::networks::{InvalidNetwork, Networks};
+pub(crate) use self::normal::ReadErrors;
+pub use self::normal::{
+    CleanPath, EncodedSlash, PathCase, PathParameters, PathReading, PathReadings, Unreadable, check_host, check_method,
+    is_padded,
+};
 pub use self::path::{InvalidGlob, PathGlob};
 pub use self::request::{Request, TokenStatus};
 pub use self::routes::Routes;

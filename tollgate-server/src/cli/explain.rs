@@ -8,9 +8,9 @@ mod text;
 
 use std::net::IpAddr;
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
-use tollgate::rules::Facts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header as header_names};
 use tollgate::rules::file::{Parsed, RouteRule};
+use tollgate::rules::{CleanPath, Facts, PathReading, Unreadable, check_host, check_method};
 use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
@@ -86,13 +86,16 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         drop_headers(&file, &mut headers, arguments.ip)?;
     }
     let routed = arguments.routed(&file, &headers)?;
-    let explanation = arguments.asked(&gate, &headers, routed).await;
+    let explanation = arguments.asked(&gate, &headers, (routed, path_reading(&file, routed))).await;
     let counts = match gate.redis() {
         None => Counts::Fresh,
         Some(store) if store.is_store_available() => Counts::Live,
         Some(_) => Counts::Unknown,
     };
-    let overall = Overall::of(&explanation, &file);
+    let mut overall = Overall::of(&explanation, &file);
+    if let Err(problem) = arguments.check_readable(&file, routed, &headers) {
+        overall.refuse_unreadable(&problem);
+    }
     let explained = Explained { arguments, routed, file: &file, explanation, overall, counts };
     say(if arguments.json { json::show(&explained) } else { text::show(&explained) });
     Ok(if explained.overall.allowed { Outcome::Yes } else { Outcome::No })
@@ -126,19 +129,36 @@ impl Arguments {
         self.domain.is_some() || !self.descriptors.is_empty()
     }
 
+    /// Whether the gateway could read the request in one way, before any limit looks at it.
+    fn check_readable(&self, file: &Parsed, routed: Routed<'_>, headers: &HeaderMap) -> Result<(), Unreadable> {
+        if matches!(routed, Routed::NotAsked) {
+            return Ok(());
+        }
+        let path = self.path.split('?').next().unwrap_or_default();
+        check_method(&self.method, path)?;
+        headers.get(header_names::HOST).map_or(Ok(()), |host| check_host(host.as_bytes()))?;
+        CleanPath::new(path)?.forwarded(path_reading(file, routed)).map(|_| ())
+    }
+
     fn routed<'f>(&self, file: &'f Parsed, headers: &HeaderMap) -> Result<Routed<'f>, Error> {
         let Some(gateway) = file.gateway.as_ref().filter(|_| !self.is_question()) else { return Ok(Routed::NotAsked) };
         let routes = file.routes().map_err(|problems| Error::Open(problems.into()))?;
-        let found = routes.find(&Facts::new(&self.method, &self.path).headers(headers));
+        let reading = PathReading { case: path_reading(file, Routed::Nowhere).case, ..PathReading::AS_WRITTEN };
+        let found = routes.find(&Facts::new(&self.method, &self.path).headers(headers).path_reading(reading));
         Ok(found.and_then(|number| gateway.routes.get(number)).map_or(Routed::Nowhere, Routed::By))
     }
 
-    async fn asked(&self, gate: &Gate, headers: &HeaderMap, routed: Routed<'_>) -> Explanation {
+    async fn asked(
+        &self,
+        gate: &Gate,
+        headers: &HeaderMap,
+        (routed, reading): (Routed<'_>, PathReading),
+    ) -> Explanation {
         let descriptors: Vec<(&str, &str)> =
             self.descriptors.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let mut facts = Facts::new(&self.method, &self.path).headers(headers).descriptors(&descriptors);
         if let Routed::By(route) = routed {
-            facts = facts.route(route.name());
+            facts = facts.route(route.name()).path_reading(reading);
         }
         if let Some(address) = self.ip {
             facts = facts.peer(address);
@@ -158,6 +178,16 @@ fn drop_headers(file: &Parsed, headers: &mut HeaderMap, peer: Option<IpAddr>) ->
         notice::warn(format_args!("the gateway drops the header {name}, so limits do not see it"));
     }
     Ok(())
+}
+
+/// How the upstreams of a route read paths; as the gateway has it where there is none.
+fn path_reading(file: &Parsed, routed: Routed<'_>) -> PathReading {
+    let gateway =
+        file.gateway.as_ref().map_or_else(PathReading::default, |gateway| gateway.paths.over(PathReading::default()));
+    match routed {
+        Routed::By(route) => route.paths.over(gateway),
+        Routed::NotAsked | Routed::Nowhere => gateway,
+    }
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {

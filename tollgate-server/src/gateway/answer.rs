@@ -3,14 +3,13 @@
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
+use tollgate::rules::Unreadable;
 
 /// Why a request was not answered by an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     NoHost,
     SeveralHosts,
-    BadHost,
-    BadPath,
     BadTarget,
     BadLength,
     UnderscoreHeader,
@@ -53,8 +52,6 @@ impl Failure {
         match self {
             Self::NoHost
             | Self::SeveralHosts
-            | Self::BadHost
-            | Self::BadPath
             | Self::BadTarget
             | Self::BadLength
             | Self::UnderscoreHeader
@@ -78,14 +75,12 @@ impl Failure {
         match self {
             Self::NoHost => r#"{"error":"bad_request","message":"The request names no host."}"#,
             Self::SeveralHosts => r#"{"error":"bad_request","message":"The request names several hosts."}"#,
-            Self::BadHost => r#"{"error":"bad_request","message":"The host is none."}"#,
             Self::BadLength => {
-                r#"{"error":"bad_request","message":"The request does not say in one way how long it is."}"#
+                r#"{"error":"bad_request","message":"The request has duplicate or invalid Content-Length headers."}"#
             }
             Self::UnderscoreHeader => {
                 r#"{"error":"bad_request","message":"A header name has an underscore, which gateway.underscore_headers refuses: use hyphens."}"#
             }
-            Self::BadPath => r#"{"error":"bad_request","message":"The path can be read in two ways."}"#,
             Self::BadTarget => r#"{"error":"bad_request","message":"The request target is not a valid URI."}"#,
             Self::Connect => r#"{"error":"method_not_allowed","message":"This is no forward proxy."}"#,
             Self::BodyTooLong => r#"{"error":"body_too_long","message":"The body is longer than is taken here."}"#,
@@ -121,6 +116,21 @@ impl Failure {
 
 /// What is taken here, as far as it has a name; others are, too.
 const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
+
+/// The answer to a request that cannot be read in one way: what is ambiguous, and the reason as metrics have it.
+pub(super) fn unreadable(problem: &Unreadable) -> Response<Bytes> {
+    let body = serde_json::json!({
+        "error": "bad_request",
+        "reason": problem.reason(),
+        "message": problem.to_string(),
+    });
+    let mut response = Response::new(Bytes::from(body.to_string()));
+    *response.status_mut() = StatusCode::BAD_REQUEST;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    // A client that sends this may mean what follows it in another way, too.
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
 
 /// The answer that a failure is.
 pub(super) fn failed(failure: Failure) -> Response<Bytes> {

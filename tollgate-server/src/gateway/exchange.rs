@@ -21,7 +21,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HOST};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
-use tollgate::rules::Facts;
+use tollgate::rules::{CleanPath, Facts, Unreadable, check_host, check_method, is_padded};
 use tollgate::{Asking, Gate, Ruling};
 
 pub(super) use self::ending::{Ending, Held};
@@ -34,10 +34,10 @@ use super::log::Record;
 use super::names::HeaderFilter;
 use super::per_address::{self, PerAddress};
 use super::request_id::RequestIds;
-use super::site::{Leads, Route, Site};
+use super::site::{Leads, Route, Site, with_path};
 use super::tally::Tally;
 use super::ticks::Ticks;
-use super::{answer, echo, headers, path};
+use super::{answer, echo, headers};
 
 /// What all exchanges of a worker share.
 pub(super) struct Worker {
@@ -171,7 +171,10 @@ impl Exchange {
         }
         let (route, asking) = match asked {
             Some(asked) => (asked.route, asked.asking),
-            None => self.ask(&request, &site),
+            None => match self.read(&mut request, &site) {
+                Ok(route) => (route, self.ask(&request, &site, route)),
+                Err(problem) => return Ok(self.refuse_unreadable(request, &problem, ending)),
+            },
         };
         if let Some(number) = route {
             ending.enter(site.routes[number].tally(self.worker.number));
@@ -241,14 +244,38 @@ impl Exchange {
         }
     }
 
-    fn ask(&self, request: &Request<Incoming>, site: &Site) -> (Option<usize>, Asking) {
+    /// Brings a request to its normal form, which is what limits see and upstreams get, and finds its route.
+    fn read(&self, request: &mut Request<Incoming>, site: &Site) -> Result<Option<usize>, Unreadable> {
+        check_readable(request)?;
+        let path = CleanPath::new(request.uri().path())?;
+        if path.is_unchanged() {
+            return Ok(site.find(&self.facts(request, None)));
+        }
+        let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+        let routed_by = [&site.routing_path(&path)?, &*query].concat();
+        let route = site.find(&self.facts(request, Some(&routed_by)));
+        let forwarded = [&site.forwarded_path(&path, route)?, &*query].concat();
+        // It has nothing in it that a URI may not have, and one that is too long leads nowhere.
+        match with_path(request.uri(), forwarded) {
+            Ok(uri) => {
+                *request.uri_mut() = uri;
+                Ok(route)
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// What limits and routes know of a request; for another target than its own if one is given.
+    fn facts<'f>(&'f self, request: &'f Request<Incoming>, target: Option<&'f str>) -> Facts<'f> {
         let uri = request.uri();
-        let target = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-        let facts = Facts::new(request.method().as_str(), target).headers(request.headers());
+        let own = || uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+        let facts = Facts::new(request.method().as_str(), target.unwrap_or_else(own)).headers(request.headers());
         let facts = uri.authority().map_or(facts, |authority| facts.host(authority.as_str()));
-        let facts = self.client.sends(facts);
-        let route = site.find(&facts);
-        (route, self.worker.gate.ask(&site.tell_route(facts, route)))
+        self.client.sends(facts)
+    }
+
+    fn ask(&self, request: &Request<Incoming>, site: &Site, route: Option<usize>) -> Asking {
+        self.worker.gate.ask(&site.tell_route(self.facts(request, None), route))
     }
 
     /// Holds a request until its turn in a queue comes.
@@ -309,23 +336,29 @@ fn legible(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
         (None, None) if request.version() == Version::HTTP_2 && request.uri().authority().is_none() => {
             return Err(Failure::NoHost);
         }
-        (Some(host), None) if !headers::is_authority(host.as_bytes()) => return Err(Failure::BadHost),
         _ => {}
-    }
-    if request.uri().authority().is_some_and(|authority| !headers::is_authority(authority.as_str())) {
-        return Err(Failure::BadHost);
     }
     // With HTTP/1 the guard has seen to it.
     if request.version() == Version::HTTP_2 && !headers::has_one_length(request.headers()) {
         return Err(Failure::BadLength);
     }
-    if path::has_two_readings(request.uri().path()) {
-        return Err(Failure::BadPath);
-    }
     if request.body().size_hint().lower() > site.max_body {
         return Err(Failure::BodyTooLong);
     }
     Ok(())
+}
+
+/// Whether everything beside the path has one reading.
+fn check_readable(request: &Request<Incoming>) -> Result<(), Unreadable> {
+    check_method(request.method().as_str(), request.uri().path())?;
+    request.headers().get(HOST).map_or(Ok(()), |host| check_host(host.as_bytes()))?;
+    request.uri().authority().map_or(Ok(()), |authority| check_host(authority.as_str().as_bytes()))?;
+    // A server of HTTP/1 behind would trim them. On HTTP/1 the parser has.
+    let padded = request.headers().iter().find(|(_, value)| is_padded(value.as_bytes()));
+    match padded {
+        Some((name, _)) => Err(Unreadable::PaddedHeader(name.as_str().into())),
+        None => Ok(()),
+    }
 }
 
 /// The length of a body that is not sent, for an answer to HEAD.

@@ -170,12 +170,6 @@ pub(super) fn has_one_length(headers: &HeaderMap) -> bool {
     lengths.next().is_none_or(is_good) && lengths.next().is_none()
 }
 
-/// Whether a host is one. With the name of a user before it, it is none: some would read that as the host.
-pub(super) fn is_authority(host: impl AsRef<[u8]>) -> bool {
-    static GOOD: ByteKind = letters_digits_and(b"-._~:[]%!$&'()*+,;=");
-    host.as_ref().iter().all(|byte| GOOD[usize::from(*byte)])
-}
-
 /// Whether a byte is one of a kind, by its number.
 pub(super) type ByteKind = [bool; 256];
 

@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 
+use tollgate::rules::Unreadable;
+
 use super::Gateway;
 use super::frames::MISUSES;
 use super::ports::Port;
@@ -46,11 +48,14 @@ impl Gateway {
             "HTTP/2 connections that the gateway closed with GOAWAY because the client misused them",
             reasons.map(|(number, (_, reason))| ([("reason", *reason)], self.sum(|tally| tally.closed(number)))),
         )?;
-        let reasons = AMBIGUITIES.iter().enumerate();
+        let framing = AMBIGUITIES.iter().enumerate();
+        let framing = framing.map(|(number, (_, reason))| (*reason, self.sum(|tally| tally.ambiguous(number))));
+        let reading = Unreadable::REASONS.iter().enumerate();
+        let reading = reading.map(|(number, reason)| (*reason, self.sum(|tally| tally.unreadable(number))));
         page.counters(
             "tollgate_ambiguous_requests",
             "Requests refused because two readers could understand them differently",
-            reasons.map(|(number, (_, reason))| ([("reason", *reason)], self.sum(|tally| tally.ambiguous(number)))),
+            framing.chain(reading).map(|(reason, count)| ([("reason", reason)], count)),
         )?;
         let help = "Lines of the access log that were lost because they could not be written fast enough or at all";
         page.counter("tollgate_access_log_lost", help, self.lost.load(Relaxed))?;

@@ -6,6 +6,7 @@ mod outages;
 mod paths;
 mod upstreams;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,12 +19,15 @@ use tollgate::rules::file::{
     AccessLogRule, Balance, Flaw, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule, RouteRule, Told,
     UnderscoreHeaders, UpstreamRule,
 };
-use tollgate::rules::{Facts, Routes, TrustedProxies};
+use tollgate::rules::{
+    CleanPath, EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies, Unreadable,
+};
 
 pub(super) use self::edits::Edits;
 pub(super) use self::outages::Outages;
 use self::paths::Paths;
 pub(crate) use self::paths::asked_of_upstreams;
+pub(super) use self::paths::with_path;
 pub(super) use self::upstreams::Named;
 use super::answer::Failure;
 use super::log::AccessLog;
@@ -39,6 +43,8 @@ use super::watch::Waits;
 pub(super) struct Site {
     pub(super) routes: Vec<Route>,
     found: Routes,
+    /// How upstreams read paths, where their route does not say otherwise.
+    path_reading: PathReading,
     pub(super) proxies: TrustedProxies,
     /// What becomes of headers with an underscore in their name.
     pub(super) underscores: UnderscoreHeaders,
@@ -60,6 +66,7 @@ pub(super) struct Route {
     pub(super) name: String,
     pub(super) leads: Leads,
     paths: Paths,
+    pub(super) path_reading: PathReading,
     pub(super) host: HostHeader,
     pub(super) request_edits: Edits,
     pub(super) response_edits: Edits,
@@ -158,14 +165,17 @@ impl Site {
         let gateway = file.gateway.clone().unwrap_or_default();
         let found = file.routes()?;
         let mut kept = Kept::of(before, workers);
+        let path_reading = gateway.paths.over(PathReading::default());
         let mut routes = Vec::new();
         let refused = |flaw| file.problems([flaw]);
         for (index, rule) in gateway.routes.iter().enumerate() {
-            routes.push(Route::new(rule, file.folder(), &mut kept).map_err(|flaw| refused(of_route(flaw, index)))?);
+            let route = Route::new(rule, file.folder(), path_reading, &mut kept);
+            routes.push(route.map_err(|flaw| refused(of_route(flaw, index)))?);
         }
         Ok(Self {
             routes,
             found,
+            path_reading,
             proxies: file.trusted_proxies()?,
             underscores: gateway.underscore_headers,
             told: gateway.tell_upstreams.clone(),
@@ -193,7 +203,7 @@ impl Site {
         let mut kept = Kept::of(None, 1);
         let mut found = Vec::new();
         for (index, rule) in gateway.routes.iter().enumerate() {
-            let flaws = match Route::new(rule, file.folder(), &mut kept) {
+            let flaws = match Route::new(rule, file.folder(), PathReading::default(), &mut kept) {
                 Ok(route) => circles::flaws(&route, listens),
                 Err(flaw) => vec![flaw],
             };
@@ -204,16 +214,45 @@ impl Site {
         found
     }
 
-    /// The number of the route that serves a request.
+    /// The number of the route that serves a request whose path is clean and has one reading.
     pub(super) fn find(&self, facts: &Facts<'_>) -> Option<usize> {
-        self.found.find(facts)
+        self.found.find(&facts.path_reading(PathReading { case: self.path_reading.case, ..PathReading::AS_WRITTEN }))
     }
 
-    /// The facts, with the name of the route of that number.
+    /// The path by which a route is found. Which reading counts is known only once the route is, so the gateway's own
+    /// setting chooses the route, and refuses nothing before that.
+    pub(super) fn routing_path<'p>(&self, path: &'p CleanPath<'_>) -> Result<Cow<'p, str>, Unreadable> {
+        let mut reading = self.path_reading;
+        if reading.encoded_slash == EncodedSlash::Refuse {
+            reading.encoded_slash = EncodedSlash::Keep;
+        }
+        if reading.parameters == PathParameters::Refuse {
+            reading.parameters = PathParameters::Keep;
+        }
+        path.forwarded(reading)
+    }
+
+    /// The path that the upstreams of a route get.
+    ///
+    /// # Errors
+    ///
+    /// When the path has something that the route refuses.
+    pub(super) fn forwarded_path<'p>(
+        &self,
+        path: &'p CleanPath<'_>,
+        route: Option<usize>,
+    ) -> Result<Cow<'p, str>, Unreadable> {
+        path.forwarded(route.map_or(self.path_reading, |number| self.routes[number].path_reading))
+    }
+
+    /// The facts, with the route of that number.
     pub(super) fn tell_route<'s: 'f, 'f>(&'s self, facts: Facts<'f>, route: Option<usize>) -> Facts<'f> {
         match route {
-            Some(number) => facts.route(&self.routes[number].name),
-            None => facts,
+            Some(number) => {
+                let route = &self.routes[number];
+                facts.route(&route.name).path_reading(route.path_reading)
+            }
+            None => facts.path_reading(self.path_reading),
         }
     }
 
@@ -243,7 +282,7 @@ fn log(
 }
 
 impl Route {
-    fn new(rule: &RouteRule, folder: &Path, kept: &mut Kept) -> Result<Self, Flaw> {
+    fn new(rule: &RouteRule, folder: &Path, path_reading: PathReading, kept: &mut Kept) -> Result<Self, Flaw> {
         let upstreams: Vec<&UpstreamRule> = rule.upstream.iter().flatten().collect();
         let leads = match (&*upstreams, &rule.respond) {
             (_, Some(respond)) => Leads::Respond(Written::new(respond)),
@@ -261,6 +300,7 @@ impl Route {
             name: rule.name().to_owned(),
             leads,
             paths: Paths::of(rule),
+            path_reading: rule.paths.over(path_reading),
             host: rule.host,
             request_edits: Edits::new(&rule.request_headers),
             response_edits: Edits::new(&rule.response_headers),

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicI64, AtomicU32};
 
 use http::StatusCode;
 use tollgate::Ruling;
+use tollgate::http::Refusal;
+use tollgate::rules::Unreadable;
 
 pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
 use super::frames::{Closings, MISUSES, Misuse};
@@ -38,6 +40,8 @@ pub(super) struct Tally {
     pub(super) turned_away_by_address: Counter,
     /// By the reasons, in their order.
     ambiguous: [Counter; AMBIGUITIES.len()],
+    /// By the reasons, in their order.
+    unreadable: [Counter; Unreadable::REASONS.len()],
     /// By the reasons too.
     failed_handshakes: [Counter; HANDSHAKE_FAILURES.len()],
     /// Requests that no route serves.
@@ -77,6 +81,7 @@ impl Tally {
             closings: Arc::clone(closings),
             turned_away_by_address: Counter::default(),
             ambiguous: Default::default(),
+            unreadable: Default::default(),
             failed_handshakes: Default::default(),
             unrouted: RouteTally::new(""),
             decisions: Decisions::default(),
@@ -111,6 +116,13 @@ impl Tally {
         self.closed.get(number).map_or(0, Counter::value)
     }
 
+    /// A request was refused because something in it has several readings, by the reason's number.
+    pub(super) fn note_unreadable(&self, number: usize) {
+        if let Some(counter) = self.unreadable.get(number) {
+            counter.add(1);
+        }
+    }
+
     pub(super) fn note_failed_handshake(&self, failure: HandshakeFailure) {
         if let Some(number) = HANDSHAKE_FAILURES.iter().position(|(one, _)| *one == failure) {
             self.failed_handshakes[number].add(1);
@@ -119,11 +131,21 @@ impl Tally {
 
     pub(super) fn note_ruling(&self, ruling: &Ruling) {
         self.decisions.note([ruling]);
+        self.note_if_unreadable(ruling);
     }
 
     /// The same, for less where one limit decides over and over.
     pub(super) fn note_ruling_after(&self, last: &mut LastNoted, ruling: &Ruling) {
         self.decisions.note_alone(ruling, last);
+        self.note_if_unreadable(ruling);
+    }
+
+    fn note_if_unreadable(&self, ruling: &Ruling) {
+        if let Some(Refusal::Unreadable { reason, .. }) = ruling.refusal()
+            && let Some(number) = Unreadable::REASONS.iter().position(|one| one == reason)
+        {
+            self.note_unreadable(number);
+        }
     }
 
     /// A request that no route serves is over.
@@ -150,6 +172,12 @@ impl Tally {
     pub(super) fn ambiguous(&self, number: usize) -> u64 {
         self.ambiguous.get(number).map_or(0, Counter::value)
     }
+
+    /// How many requests had several readings, by the reason's number.
+    pub(super) fn unreadable(&self, number: usize) -> u64 {
+        self.unreadable.get(number).map_or(0, Counter::value)
+    }
+
     /// How many handshakes failed, by the reason's number.
     pub(super) fn failed_handshakes(&self, number: usize) -> u64 {
         self.failed_handshakes.get(number).map_or(0, Counter::value)

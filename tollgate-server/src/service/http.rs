@@ -21,6 +21,7 @@ use axum::{Json, Router};
 use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
+use tollgate::http::Refusal as LimitRefusal;
 use tollgate::{Asking, Gate};
 
 use self::answer::Answer;
@@ -74,6 +75,11 @@ async fn check(State(answering): State<Answering>, request: Request) -> Result<R
         questions.understood(&gate.rules())?.iter().map(|question| question.ask(&gate)).collect()
     };
     let rulings = join_all(asking.into_iter().map(Asking::ruling)).await;
+    if let (Shape::One, [ruling]) = (questions.shape(), &rulings[..])
+        && let Some(LimitRefusal::Unreadable { message, .. }) = ruling.refusal()
+    {
+        return Err(Refusal { status: StatusCode::BAD_REQUEST, error: "invalid_question", message: message.clone() });
+    }
     // Who only looks has nothing decided.
     let decided = rulings.iter().zip(questions.looks()).filter(|(_, looks)| !looks);
     answering.decisions.note(decided.map(|(ruling, _)| ruling));

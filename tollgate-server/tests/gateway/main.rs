@@ -29,6 +29,7 @@ mod http2_misuse;
 mod http2_sharing;
 mod lifecycle;
 mod messages;
+mod normal_form;
 mod on_redis;
 mod outages;
 mod per_address;

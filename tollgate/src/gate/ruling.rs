@@ -67,9 +67,9 @@ impl Ruling {
     }
 
     /// A rule refuses the request, whatever is left.
-    pub(super) fn refused_by(&mut self, rule: u32, refused: Refused) {
+    pub(super) fn refused_by(&mut self, rule: Option<u32>, refused: Refused) {
         self.refusal = Some(refused.into());
-        self.beside = Some(Box::new(Beside { refused_by: Some(rule), ..Beside::default() }));
+        self.beside = Some(Box::new(Beside { refused_by: rule, ..Beside::default() }));
     }
 
     /// As many as may are in flight.
@@ -111,7 +111,7 @@ impl Ruling {
         match state.rules.named(rule, key, cost)? {
             Met::Hit(finding) => posing.add(&finding, Key::byte_parts(key)),
             Met::Refused(number, refused) => {
-                self.refused_by(number, refused);
+                self.refused_by(Some(number), refused);
                 return Some(None);
             }
             Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => return Some(None),
@@ -314,6 +314,7 @@ impl From<Refused> for Refusal {
             Refused::Blocked => Self::Blocked,
             Refused::KeyMissing(part) => Self::KeyMissing { part },
             Refused::TokenInvalid { error, challenge } => Self::TokenInvalid { error, challenge },
+            Refused::Unreadable(problem) => Self::Unreadable { reason: problem.reason(), message: problem.to_string() },
         }
     }
 }

@@ -174,7 +174,10 @@ impl<'a> Answer<'a> {
         match self.refusal {
             Refusal::Limited => of_decision(),
             Refusal::Banned { retry_after } => Some(*retry_after),
-            Refusal::Blocked | Refusal::KeyMissing { .. } | Refusal::TokenInvalid { .. } => None,
+            Refusal::Blocked
+            | Refusal::KeyMissing { .. }
+            | Refusal::TokenInvalid { .. }
+            | Refusal::Unreadable { .. } => None,
             Refusal::StoreUnavailable => Some(of_decision().unwrap_or(RETRY_A_FAILED_STORE)),
         }
     }
@@ -197,6 +200,7 @@ impl<'a> Answer<'a> {
                 return format!("The request lacks {part}, which the limit counts by.");
             }
             Refusal::TokenInvalid { error, .. } => error.description(),
+            Refusal::Unreadable { message, .. } => return message.clone(),
             Refusal::StoreUnavailable => "The limit cannot be checked at the moment.",
         };
         match self.wait_secs() {

@@ -33,6 +33,13 @@ pub enum Refusal {
         /// Whether the answer is a 401 with `WWW-Authenticate`.
         challenge: bool,
     },
+    /// Not readable in one way where the limit looks: 400.
+    Unreadable {
+        /// The reason as one word, as metrics have it.
+        reason: &'static str,
+        /// What is ambiguous, and how to send it.
+        message: String,
+    },
     /// The store fails, and its limit would rather deny: 503.
     StoreUnavailable,
 }
@@ -55,6 +62,7 @@ impl Refusal {
             Self::Limited | Self::Banned { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::TokenInvalid { challenge: true, .. } => StatusCode::UNAUTHORIZED,
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
+            Self::Unreadable { .. } => StatusCode::BAD_REQUEST,
             Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -68,6 +76,7 @@ impl Refusal {
             Self::Blocked => "blocked",
             Self::KeyMissing { .. } => "key_missing",
             Self::TokenInvalid { error, .. } => error.refusal_code(),
+            Self::Unreadable { .. } => "bad_request",
             Self::StoreUnavailable => "store_unavailable",
         }
     }
@@ -78,6 +87,7 @@ impl Refusal {
             Self::Limited | Self::Banned { .. } => 8,         // RESOURCE_EXHAUSTED
             Self::TokenInvalid { challenge: true, .. } => 16, // UNAUTHENTICATED
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => 7, // PERMISSION_DENIED
+            Self::Unreadable { .. } => 3,                     // INVALID_ARGUMENT
             Self::StoreUnavailable => 14,                     // UNAVAILABLE
         }
     }
@@ -100,6 +110,7 @@ impl Refusal {
             ),
             Self::TokenInvalid { challenge: true, .. } => ("about:blank", "Unauthorized"),
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => ("about:blank", "Forbidden"),
+            Self::Unreadable { .. } => ("about:blank", "Bad Request"),
         }
     }
 }

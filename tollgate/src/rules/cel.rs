@@ -40,7 +40,7 @@ use self::check::Checked;
 use self::prepared::Prepared;
 use self::types::Type;
 use self::variables::Variables;
-use super::Facts;
+use super::{Facts, ReadErrors};
 
 pub(crate) use self::error::{EvaluationError, ExpressionError, Place};
 pub(crate) use self::reads::UnguardedRead;
@@ -54,6 +54,8 @@ pub(crate) struct Seen<'a> {
     pub(crate) path: &'a str,
     /// The client's address, which need not be the peer's.
     pub(crate) client: Option<IpAddr>,
+    /// Where values that cannot be read in one way are noted.
+    pub(crate) errors: &'a ReadErrors,
     /// The claims of a token that was verified.
     pub(crate) claims: Option<&'a serde_json::Map<String, serde_json::Value>>,
 }

@@ -1,11 +1,10 @@
 //! What is known of a request, borrowed from wherever it came in.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 
 use http::{Extensions, HeaderMap};
 
-use super::Certificate;
+use super::{Certificate, PathReading};
 use crate::http::Headers;
 
 /// What rules may look at: a request's method, path, host, headers, and who sent it.
@@ -36,6 +35,7 @@ pub struct Facts<'a> {
     cost: Option<u64>,
     certificate: Option<&'a Certificate>,
     served_elsewhere: bool,
+    path_reading: Option<PathReading>,
 }
 
 /// How to find among a request's extensions what was not given: only some rules ask for it.
@@ -79,6 +79,7 @@ impl<'a> Facts<'a> {
             cost: None,
             certificate: None,
             served_elsewhere: false,
+            path_reading: None,
         }
     }
 
@@ -137,6 +138,12 @@ impl<'a> Facts<'a> {
         self
     }
 
+    /// How the service behind reads this request's path, where that differs from what the rules say.
+    pub fn path_reading(mut self, reading: PathReading) -> Self {
+        self.path_reading = Some(reading);
+        self
+    }
+
     /// What other middleware left with the request, for keys that are made by a closure.
     pub fn extensions(mut self, extensions: &'a Extensions) -> Self {
         self.extensions = Some(extensions);
@@ -165,10 +172,10 @@ impl<'a> Facts<'a> {
         self.path
     }
 
-    /// The path in the form in which it is matched; see [`Request::path`](super::Request::path).
+    /// How the service reads the path, if that was given.
     #[must_use]
-    pub fn normal_path(&self) -> Cow<'a, str> {
-        super::path::normal(self.path)
+    pub fn given_path_reading(&self) -> Option<PathReading> {
+        self.path_reading
     }
 
     /// What followed the question mark.

@@ -51,9 +51,9 @@ pub use self::types::{
     AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
     ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, FailurePolicy,
     ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
-    LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, RefillMode,
-    RespondRule, RewriteRule, RouteRule, RuleFile, ServiceRule, Several, StatusRule, TemplateRule, TimeoutsRule,
-    TlsRule, Told, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
+    LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, PathsRule,
+    RefillMode, RespondRule, RewriteRule, RouteRule, RuleFile, ServiceRule, Several, StatusRule, TemplateRule,
+    TimeoutsRule, TlsRule, Told, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 
 /// A rule file that was read, and where each part of it stands.

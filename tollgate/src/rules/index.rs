@@ -1,18 +1,18 @@
 //! Finds the rules that a request may meet, without asking every rule.
 //!
 //! A rule stands in one place: by its path, by its host, or among those that have neither. Where it has both, it
-//! stands where fewer others do. What an index finds is only a candidate: what it was found by fits, and its other
-//! conditions are asked then.
+//! stands where fewer others do. What an index finds is only a candidate: what it was found by fits, but for the case of
+//! a path's letters, and its other conditions are asked then.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
 use super::host::{HostGlob, lower};
+use super::normal::host::MAX_HOST_BYTES;
+use super::normal::path::has_upper_case;
 use super::path::{PathGlob, Segment, first_segment, wildcard};
-
-/// The longest name that DNS has.
-const MAX_HOST_BYTES: usize = 253;
 
 /// Numbers of rules, ascending. A request rarely meets more.
 pub(super) type Candidates = SmallVec<[u32; 16]>;
@@ -88,19 +88,28 @@ impl Index {
         (self.always.len() == self.places.len()).then_some(&self.always)
     }
 
-    /// The rules that a request for this path, in its normal form, and this host may meet. Neither is asked for unless
-    /// there are rules by it.
+    /// Whether rules are found by path.
+    pub(super) fn has_paths(&self) -> bool {
+        !self.paths.nodes.is_empty()
+    }
+
+    /// The rules that a request with any of these readings of its path, and this host, may meet. Neither is asked for
+    /// unless there are rules by it.
     pub(super) fn candidates<'r>(
         &self,
-        path: impl FnOnce() -> &'r str,
+        paths: impl FnOnce() -> &'r [Cow<'r, str>],
         host: impl FnOnce() -> Option<&'r str>,
     ) -> Candidates {
         let mut found = Candidates::from_slice(&self.always);
         if let Some(root) = self.paths.nodes.first() {
-            self.paths.visit(root, path(), &mut Walk { found: &mut found, passed: SmallVec::new() });
+            for path in paths() {
+                let lower = has_upper_case(path).then(|| path.to_ascii_lowercase());
+                let mut walk = Walk { found: &mut found, passed: SmallVec::new() };
+                self.paths.visit(root, lower.as_deref().unwrap_or(path), &mut walk);
+            }
         }
         let has_hosts = !(self.hosts.is_empty() && self.wildcard_hosts.is_empty());
-        // No rule is for a host that no name is long enough for, and looking would take long.
+        // A longer one is invalid, and whoever asked for it refuses the request.
         if let Some(host) = has_hosts.then(host).flatten().filter(|host| host.len() <= MAX_HOST_BYTES) {
             let host = lower(host);
             let host = host.as_str();
@@ -119,7 +128,7 @@ impl Index {
     }
 }
 
-/// A tree of path segments. The first node is the root.
+/// A tree of path segments in lower case. The first node is the root.
 #[derive(Debug, Default)]
 struct Paths {
     nodes: Vec<Node>,
@@ -183,16 +192,19 @@ impl Paths {
             let new = self.nodes.len();
             let node = &mut self.nodes[at];
             let next = match segment {
-                Segment::Literal(text) => node.literals.get_or_insert(text, new),
+                Segment::Literal(text) => node.literals.get_or_insert(&text.to_ascii_lowercase(), new),
                 Segment::One => *node.one.get_or_insert(new),
                 Segment::Any => *node.any.get_or_insert(new),
-                Segment::Pattern(text) => match node.patterns.iter().find(|(pattern, _)| pattern == text) {
-                    Some((_, child)) => *child,
-                    None => {
-                        node.patterns.push((text.clone(), new));
-                        new
+                Segment::Pattern(text) => {
+                    let text = text.to_ascii_lowercase().into_boxed_str();
+                    match node.patterns.iter().find(|(pattern, _)| *pattern == text) {
+                        Some((_, child)) => *child,
+                        None => {
+                            node.patterns.push((text, new));
+                            new
+                        }
                     }
-                },
+                }
             };
             if next == new {
                 self.nodes.push(Node::default());
@@ -259,9 +271,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::rules::PathCase;
 
     fn segment() -> impl Strategy<Value = String> {
-        prop_oneof![3 => "[ab]{1,2}", 1 => Just("*".to_owned()), 1 => "[ab]\\*", 1 => Just("**".to_owned())]
+        prop_oneof![3 => "[abA]{1,2}", 1 => Just("*".to_owned()), 1 => "[ab]\\*", 1 => Just("**".to_owned())]
     }
 
     fn globs() -> impl Strategy<Value = Vec<PathGlob>> {
@@ -279,23 +292,26 @@ mod tests {
         #[test]
         fn candidates_hold_every_rule_that_matches(
             rules in proptest::collection::vec((globs(), hosts()), 0..12),
-            path in proptest::collection::vec("[ab]{1,2}", 0..5), host in "([ab]\\.)?[abAB]\\.c",
+            path in proptest::collection::vec("[abA]{1,2}", 0..5), host in "([ab]\\.)?[abAB]\\.c",
         ) {
             let path = format!("/{}", path.join("/"));
             let indexed: Vec<Indexed<'_>> =
                 rules.iter().map(|(paths, hosts)| Indexed { paths, hosts }).collect();
             let index = Index::new(&indexed);
-            let found = index.candidates(|| &path, || Some(&host));
+            let readings = [Cow::Borrowed(path.as_str())];
+            let found = index.candidates(|| &readings, || Some(&host));
             prop_assert!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
             for (number, (paths, hosts)) in (0..).zip(&rules) {
                 let on_path = paths.is_empty() || paths.iter().any(|glob| glob.matches(&path));
+                let lower = path.to_ascii_lowercase();
+                let near_path = paths.iter().any(|glob| glob.matches_reading(&lower, PathCase::Insensitive));
                 let on_host = hosts.is_empty() || hosts.iter().any(|glob| glob.matches(&host));
                 if on_path && on_host {
                     prop_assert!(found.contains(&number), "{number} of {found:?}");
                 }
                 if found.contains(&number) {
                     match index.places()[number as usize] {
-                        Place::Path => prop_assert!(on_path),
+                        Place::Path => prop_assert!(near_path),
                         Place::Host => prop_assert!(on_host),
                         Place::Always => {}
                     }
@@ -310,10 +326,11 @@ mod tests {
         let indexed: Vec<_> = (0..100).map(|_| Indexed { paths: &globs, hosts: &[] }).collect();
         let index = Index::new(&indexed);
         let path = format!("{}/r7", "/a".repeat(30_000));
+        let readings = [Cow::Borrowed(path.as_str())];
         let mut found = Candidates::new();
         index.paths.visit(&index.paths.nodes[0], &path, &mut Walk { found: &mut found, passed: SmallVec::new() });
         assert_eq!(found.len(), 200);
-        assert_eq!(index.candidates(|| path.as_str(), || None).len(), 100);
+        assert_eq!(index.candidates(|| &readings, || None).len(), 100);
     }
 
     #[test]
@@ -322,8 +339,11 @@ mod tests {
         let hosts: Vec<[HostGlob; 1]> = (0..1000).map(|n| [format!("h{n}.example.com").parse().unwrap()]).collect();
         let same: [PathGlob; 1] = ["/api/**".parse().unwrap()];
         let by_path: Vec<_> = paths.iter().map(|paths| Indexed { paths, hosts: &[] }).collect();
-        assert_eq!(Index::new(&by_path).candidates(|| "/api/r7/x", || None).as_slice(), [7]);
+        assert_eq!(Index::new(&by_path).candidates(|| &[Cow::Borrowed("/api/r7/x")], || None).as_slice(), [7]);
         let by_host: Vec<_> = hosts.iter().map(|hosts| Indexed { paths: &same, hosts }).collect();
-        assert_eq!(Index::new(&by_host).candidates(|| "/api/x", || Some("H7.example.com")).as_slice(), [7]);
+        assert_eq!(
+            Index::new(&by_host).candidates(|| &[Cow::Borrowed("/api/x")], || Some("H7.example.com")).as_slice(),
+            [7]
+        );
     }
 }

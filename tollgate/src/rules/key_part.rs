@@ -9,7 +9,6 @@ use http::HeaderName;
 use super::Request;
 use super::certificate::CertificateField;
 use super::ip_group::{GroupText, IpGroup};
-use super::{cookies, query};
 
 /// One part of the key that a rule counts by.
 #[derive(Clone)]
@@ -48,7 +47,7 @@ impl KeyPart {
         IpGroup::of_prefix(bits).map(|group| Self(Source::Ip(group)))
     }
 
-    /// The first value of a header. An empty one is as good as missing.
+    /// The value of a header. An empty one is as good as missing.
     #[must_use]
     pub fn header(name: HeaderName) -> Self {
         Self(Source::Header(name))
@@ -135,12 +134,13 @@ impl KeyPart {
         let bytes = match &self.0 {
             // An address is never empty, and its text is long enough to be made where it stays.
             Source::Ip(group) => return request.client().map(|client| Piece::Short(group.text(client))),
-            Source::Header(name) => facts.all_headers()?.get_named(name)?,
-            Source::Cookie(name) => cookies::cookie(facts.all_headers()?, name)?,
-            Source::Query(name) => return Piece::of(query::query(facts.query()?, name)?).unless_empty(),
+            Source::Header(name) => request.header(name)?,
+            Source::Cookie(name) => return Piece::of_bytes(request.cookie(name)?).unless_empty(),
+            Source::Query(name) => return Piece::of(request.query(name)?).unless_empty(),
             Source::Path => request.path().as_bytes(),
-            Source::Method => facts.method().as_bytes(),
-            Source::Host => return Piece::lower(facts.host_name()?).unless_empty(),
+            // Some frameworks read a method in any case.
+            Source::Method => return Piece::upper(facts.method()).unless_empty(),
+            Source::Host => return Piece::lower(request.host()?).unless_empty(),
             Source::Route => facts.route_name()?.as_bytes(),
             Source::Jwt(claim) => return Piece::of(request.claim(claim)?).unless_empty(),
             Source::Certificate(field) => field.of(facts.client_certificate()?)?.as_bytes(),
@@ -193,6 +193,21 @@ impl<'r> Piece<'r> {
         match text {
             Cow::Borrowed(text) => Self::Borrowed(text.as_bytes()),
             Cow::Owned(text) => Self::Owned(text.into_bytes()),
+        }
+    }
+
+    fn of_bytes(bytes: Cow<'r, [u8]>) -> Self {
+        match bytes {
+            Cow::Borrowed(bytes) => Self::Borrowed(bytes),
+            Cow::Owned(bytes) => Self::Owned(bytes),
+        }
+    }
+
+    fn upper(text: &'r str) -> Self {
+        if text.bytes().any(|byte| byte.is_ascii_lowercase()) {
+            Self::Owned(text.to_ascii_uppercase().into_bytes())
+        } else {
+            Self::Borrowed(text.as_bytes())
         }
     }
 

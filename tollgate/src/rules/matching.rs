@@ -104,12 +104,15 @@ impl Match {
     /// What is known of the requests that an index finds for this rule, given by what it finds it.
     pub(super) fn known_if_found_by(&self, place: Place) -> Known {
         let any_path = self.paths.is_empty() || self.paths.iter().any(PathGlob::is_everything);
-        let on_path = any_path || place == Place::Path;
+        // The index does not tell letters of upper case from others.
+        let is_found_by_path = place == Place::Path && !self.paths.iter().any(PathGlob::has_upper_case);
+        let on_path = any_path || is_found_by_path;
         let on_host = self.hosts.is_empty() || place == Place::Host;
         let nothing_else =
             self.methods.is_empty() && self.headers.is_empty() && self.domain.is_none() && self.conditions.is_empty();
         match place {
             _ if on_path && on_host && nothing_else => Known::Everything,
+            Place::Path if !is_found_by_path => Known::Nothing,
             Place::Path => Known::Path,
             Place::Host => Known::Host,
             Place::Always => Known::Nothing,
@@ -124,15 +127,19 @@ impl Match {
 
     fn first_miss_beyond(&self, request: &Request<'_>, known: Known) -> Option<Miss<'_>> {
         let facts = request.facts();
-        let is_off_path = || !self.paths.iter().any(|glob| glob.matches_normal(request.path()));
+        let is_off_path = || {
+            let case = request.path_case();
+            let mut readings = request.path_readings().iter();
+            !readings.any(|path| self.paths.iter().any(|glob| glob.matches_reading(path, case)))
+        };
         if known != Known::Path && !self.paths.is_empty() && is_off_path() {
             return Some(Miss::Path(&self.paths));
         }
-        if !self.methods.is_empty() && !self.methods.iter().any(|method| **method == *facts.method()) {
+        if !self.methods.is_empty() && !self.methods.iter().any(|method| method.eq_ignore_ascii_case(facts.method())) {
             return Some(Miss::Method(&self.methods));
         }
         if known != Known::Host && !self.hosts.is_empty() {
-            let host = facts.host_name();
+            let host = request.host();
             if !host.is_some_and(|host| self.hosts.iter().any(|glob| glob.matches(host))) {
                 return Some(Miss::Host(&self.hosts));
             }
@@ -147,7 +154,7 @@ impl Match {
         if self.domain.is_some() && self.domain.as_deref() != facts.domain_name() {
             return self.domain.as_deref().map(Miss::Domain);
         }
-        let failed = self.conditions.iter().find(|(_, condition)| !condition(request));
+        let failed = self.conditions.iter().find(|(_, condition)| !request.in_any_reading(|| condition(request)));
         failed.map(|(description, _)| Miss::Condition(description))
     }
 }

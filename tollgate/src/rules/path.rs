@@ -1,11 +1,10 @@
-//! Paths and the globs that match them.
-//!
-//! What is matched is the path as the service behind would understand it: a client cannot get round a rule by
-//! writing `/api//x`, `/api/./x`, `/api/%78` or `/api/x/` for `/api/x`, nor `/users/%40me` for `/users/@me`. Globs
-//! are brought to the same form, so an operator may write either.
+//! The globs that match paths. Both are brought to one form ([`normal`](super::normal)), so an operator may write either
+//! `/users/@me` or `/users/%40me`.
 
-use std::borrow::Cow;
 use std::fmt;
+
+use super::normal::path::{has_upper_case, spell_glob};
+use super::normal::{CleanPath, PathCase, PathReading};
 
 /// A glob of more bytes than this is longer than any path that servers accept in practice.
 const MAX_BYTES: usize = 2048;
@@ -73,7 +72,7 @@ impl std::str::FromStr for PathGlob {
         if text.contains(['?', '#']) {
             return Err(invalid("has a query in it; match the path alone, and the query in a `when` expression"));
         }
-        let spelled = rest.split('/').map(decode_glob);
+        let spelled = rest.split('/').map(spell_glob);
         let mut segments: Vec<Segment> =
             spelled.filter(|text| !text.is_empty() && text != ".").map(Segment::new).collect();
         segments.dedup_by(|one, other| matches!((one, other), (Segment::Any, Segment::Any)));
@@ -102,25 +101,39 @@ impl Segment {
         }
     }
 
-    pub(super) fn matches(&self, text: &str) -> bool {
-        match self {
-            Self::Literal(literal) => **literal == *text,
-            Self::Pattern(pattern) => wildcard(pattern.as_bytes(), text.as_bytes()),
-            Self::One | Self::Any => true,
+    /// Returns whether the segment matches. Without regard to case, `text` is in lower case.
+    pub(super) fn matches(&self, text: &str, case: PathCase) -> bool {
+        match (self, case) {
+            (Self::Literal(literal), PathCase::Sensitive) => **literal == *text,
+            (Self::Literal(literal), PathCase::Insensitive) => literal.eq_ignore_ascii_case(text),
+            (Self::Pattern(pattern), PathCase::Sensitive) => wildcard(pattern.as_bytes(), text.as_bytes()),
+            (Self::Pattern(pattern), PathCase::Insensitive) => {
+                wildcard(pattern.to_ascii_lowercase().as_bytes(), text.as_bytes())
+            }
+            (Self::One | Self::Any, _) => true,
         }
     }
 }
 
 impl PathGlob {
-    /// Whether the path matches, however it is written.
+    /// Returns whether any reading of the path matches, however it is written. A path that cannot be read safely does not.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
-        self.matches_normal(&normal(path))
+        let readings = CleanPath::new(path).map(|path| path.readings(PathReading::default()));
+        readings.is_ok_and(|readings| readings.iter().any(|path| self.matches_reading(path, PathCase::Sensitive)))
     }
 
-    /// Whether a path in its normal form matches.
-    pub(super) fn matches_normal(&self, path: &str) -> bool {
-        matches_from(&self.segments, path)
+    /// Returns whether one reading of a path matches.
+    pub(super) fn matches_reading(&self, path: &str, case: PathCase) -> bool {
+        matches_from(&self.segments, path, case)
+    }
+
+    /// Returns whether the glob has letters of upper case.
+    pub(super) fn has_upper_case(&self) -> bool {
+        self.segments.iter().any(|segment| match segment {
+            Segment::Literal(text) | Segment::Pattern(text) => has_upper_case(text),
+            Segment::One | Segment::Any => false,
+        })
     }
 
     /// Whether it matches every path.
@@ -143,14 +156,14 @@ impl fmt::Display for PathGlob {
     }
 }
 
-fn matches_from(globs: &[Segment], path: &str) -> bool {
+fn matches_from(globs: &[Segment], path: &str, case: PathCase) -> bool {
     let Some((glob, further)) = globs.split_first() else {
         return first_segment(path).is_none();
     };
     if matches!(glob, Segment::Any) {
         let mut rest = path;
         loop {
-            if further.is_empty() || matches_from(further, rest) {
+            if further.is_empty() || matches_from(further, rest, case) {
                 return true;
             }
             match first_segment(rest) {
@@ -159,7 +172,7 @@ fn matches_from(globs: &[Segment], path: &str) -> bool {
             }
         }
     }
-    first_segment(path).is_some_and(|(segment, rest)| glob.matches(segment) && matches_from(further, rest))
+    first_segment(path).is_some_and(|(segment, rest)| glob.matches(segment, case) && matches_from(further, rest, case))
 }
 
 /// The first segment of a normal path, and the path after it.
@@ -192,87 +205,6 @@ pub(super) fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
         }
     }
     pattern[at..].iter().all(|byte| *byte == b'*')
-}
-
-/// The path as a service understands it: what can be written without an escape is, all else is escaped in capitals,
-/// `.`, `..` and empty segments are resolved, and no slash stands at the end.
-pub(super) fn normal(path: &str) -> Cow<'_, str> {
-    let mut before = 0;
-    let is_plain = path.bytes().all(|byte| {
-        let is_odd = !IN_PLAIN_PATHS[usize::from(byte)] || (before == b'/' && matches!(byte, b'/' | b'.'));
-        before = byte;
-        !is_odd
-    });
-    // `*` alone is no path, but what a server is asked about itself.
-    if path == "*" || (is_plain && !path.starts_with('.')) {
-        return Cow::Borrowed(if path.len() > 1 { path.strip_suffix('/').unwrap_or(path) } else { path });
-    }
-    let decoded = decode(path);
-    let mut normal = String::with_capacity(decoded.len());
-    for segment in decoded.split('/') {
-        match segment {
-            "" | "." => {}
-            ".." => normal.truncate(normal.rfind('/').unwrap_or(0)),
-            _ => {
-                normal.push('/');
-                normal.push_str(segment);
-            }
-        }
-    }
-    if !path.starts_with('/') {
-        // Not a path of HTTP, but somebody may ask about it.
-        normal.drain(..1.min(normal.len()));
-    } else if normal.is_empty() {
-        normal.push('/');
-    }
-    Cow::Owned(normal)
-}
-
-/// Whether a byte is written as it is rather than as an escape. Services take both for the same, but for a slash.
-/// Not a star, which is special in globs, nor a backslash, which some take for a slash.
-const fn stands_for_itself(byte: u8) -> bool {
-    matches!(byte, b'!'..=b'~') && !matches!(byte, b'%' | b'/' | b'?' | b'#' | b'*' | b'\\')
-}
-
-/// The bytes of paths that are in their normal form already, in a table: it is asked of every byte of every request.
-static IN_PLAIN_PATHS: [bool; 256] = {
-    let mut plain = [false; 256];
-    let mut byte = 0;
-    while byte < plain.len() {
-        plain[byte] = byte == b'/' as usize || stands_for_itself(byte as u8);
-        byte += 1;
-    }
-    plain
-};
-
-/// Writes everything in its one spelling, but for slashes, which divide.
-fn decode(path: &str) -> String {
-    let mut decoded = String::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let Some((first, behind)) = rest.split_first() {
-        let escaped = if *first == b'%' { escape(behind) } else { None };
-        let (byte, after) = escaped.unwrap_or((*first, behind));
-        if stands_for_itself(byte) || (byte == b'/' && escaped.is_none()) {
-            decoded.push(char::from(byte));
-        } else {
-            let digit = |value: u8| char::from(b"0123456789ABCDEF"[usize::from(value)]);
-            decoded.extend(['%', digit(byte >> 4), digit(byte & 15)]);
-        }
-        rest = after;
-    }
-    decoded
-}
-
-/// The same for a segment of a glob, whose stars stay.
-fn decode_glob(segment: &str) -> String {
-    segment.split('*').map(decode).collect::<Vec<_>>().join("*")
-}
-
-/// The byte that the two digits behind a percent sign mean, and what follows them.
-fn escape(behind: &[u8]) -> Option<(u8, &[u8])> {
-    let digit = |at: usize| char::from(*behind.get(at)?).to_digit(16);
-    let byte = u8::try_from(digit(0)? << 4 | digit(1)?).ok()?;
-    Some((byte, behind.get(2..)?))
 }
 
 #[cfg(test)]
@@ -330,31 +262,7 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_plain_path_is_not_copied() {
-        assert!(matches!(normal("/api/v1/users/"), Cow::Borrowed("/api/v1/users")));
-    }
-
-    #[test]
-    fn an_escape_is_undone_once() {
-        for (path, expected) in [("/%%32e", "/%252e"), ("/%252e", "/%252e"), ("/%+f", "/%25+f"), ("/%2", "/%252")] {
-            assert_eq!(normal(path), expected, "{path}");
-            assert_eq!(normal(expected), expected, "{path}");
-        }
-        assert_eq!(normal("*"), "*");
-    }
-
     proptest! {
-        #[test]
-        fn the_normal_form_is_its_own(path in "(/|[a.%235eE+*]|%2[eEfF]|é){0,20}") {
-            let path = format!("/{path}");
-            let once = normal(&path).into_owned();
-            prop_assert_eq!(&normal(&once), &once);
-            prop_assert!(once.starts_with('/'));
-            let is_dots = |segment: &str| segment == "." || segment == "..";
-            prop_assert!(!once.split('/').any(is_dots));
-        }
-
         #[test]
         fn wildcards_agree_with_backtracking(pattern in "[ab*]{0,6}", text in "[ab]{0,8}") {
             fn slow(pattern: &[u8], text: &[u8]) -> bool {

@@ -1,14 +1,17 @@
 //! A request as rules see it: the facts, and what is found out from them once it is asked for.
 
 use std::borrow::Cow;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use http::HeaderName;
 use serde_json::{Map, Value};
 
 use super::client::TrustedProxies;
-use super::path::normal;
+use super::normal::path::has_upper_case;
+use super::normal::{CleanPath, PathCase, PathReading, PathReadings, ReadErrors, Unreadable};
+use super::normal::{check_host, cookies, header, query};
 use super::{Facts, FailedExpressions, claims};
 use crate::http::TokenError;
 
@@ -16,7 +19,7 @@ use crate::http::TokenError;
 pub(super) type Claims = Arc<Map<String, Value>>;
 
 /// Finds and verifies the token of a request.
-pub(super) type Tokens = Arc<dyn Fn(&Facts<'_>) -> Token + Send + Sync>;
+pub(super) type Tokens = Arc<dyn Fn(&Facts<'_>, &ReadErrors) -> Token + Send + Sync>;
 
 /// What came of the token of a request.
 pub(super) struct Token {
@@ -50,27 +53,42 @@ impl TokenStatus {
     }
 }
 
-/// A request as rules see it, for conditions, keys and costs that are closures.
+/// A request as rules see it, for conditions, keys and costs that are closures. Everything is in its normal form.
 pub struct Request<'a> {
     facts: &'a Facts<'a>,
-    path: OnceCell<Cow<'a, str>>,
+    path_reading: PathReading,
+    readings: OnceCell<Result<PathReadings<'a>, Unreadable>>,
+    /// The reading that [`path`](Self::path) returns.
+    current: Cell<usize>,
+    errors: ReadErrors,
     proxies: &'a TrustedProxies,
     tokens: Option<&'a Tokens>,
     client: OnceCell<Option<IpAddr>>,
     token: OnceCell<Option<Token>>,
     /// Where expressions that fail are recorded, if the request is only explained.
     failed: Option<&'a FailedExpressions>,
+    /// Why the token cannot be read in one way.
+    token_problem: OnceCell<Unreadable>,
 }
 
 impl<'a> Request<'a> {
-    pub(super) fn new(facts: &'a Facts<'a>, proxies: &'a TrustedProxies, tokens: Option<&'a Tokens>) -> Self {
+    pub(super) fn new(
+        facts: &'a Facts<'a>,
+        path_reading: PathReading,
+        proxies: &'a TrustedProxies,
+        tokens: Option<&'a Tokens>,
+    ) -> Self {
         Self {
             facts,
-            path: OnceCell::new(),
+            path_reading: facts.given_path_reading().unwrap_or(path_reading),
+            readings: OnceCell::new(),
+            current: Cell::new(0),
+            errors: ReadErrors::default(),
             proxies,
             tokens,
             client: OnceCell::new(),
             token: OnceCell::new(),
+            token_problem: OnceCell::new(),
             failed: None,
         }
     }
@@ -89,11 +107,41 @@ impl<'a> Request<'a> {
         self.facts
     }
 
-    /// The path in the form in which it is matched: unescaped where that changes nothing, with `.`, `..` and empty
-    /// segments resolved, without a slash at the end.
+    /// Returns the path in its normal form: unescaped where that changes nothing, with `.`, `..` and empty segments
+    /// resolved, without a slash at the end. Where a path has several readings, conditions are asked about each.
     #[must_use]
     pub fn path(&self) -> &str {
-        self.path.get_or_init(|| normal(self.facts.path()))
+        self.path_readings().get(self.current.get()).map_or(self.facts.path(), |path| path)
+    }
+
+    /// Returns the value of a header without the white space around it. A request with several differing values is
+    /// refused.
+    #[must_use]
+    pub fn header(&self, name: &HeaderName) -> Option<&'a [u8]> {
+        header::header(self.facts.all_headers()?, name, &self.errors)
+    }
+
+    /// Returns the value of a cookie: unquoted, unescaped and trimmed. A request with several differing values is
+    /// refused.
+    #[must_use]
+    pub fn cookie(&self, name: &str) -> Option<Cow<'a, [u8]>> {
+        cookies::cookie(self.facts.all_headers()?, name, &self.errors)
+    }
+
+    /// Returns the value of a query parameter: decoded and trimmed. A request with several differing values is refused.
+    #[must_use]
+    pub fn query(&self, name: &str) -> Option<Cow<'a, str>> {
+        query::query(self.facts.query()?, name, &self.errors)
+    }
+
+    /// Returns the host without its port and without the dot that may end it. Its case means nothing.
+    #[must_use]
+    pub fn host(&self) -> Option<&'a str> {
+        let host = self.facts.host_name()?;
+        if let Err(problem) = check_host(host.as_bytes()) {
+            self.errors.note(problem);
+        }
+        Some(host)
     }
 
     /// The client's address: the peer's, or if that is a trusted proxy, whom it speaks for.
@@ -109,7 +157,19 @@ impl<'a> Request<'a> {
     }
 
     fn token(&self) -> Option<&Token> {
-        self.token.get_or_init(|| self.tokens.map(|tokens| tokens(self.facts))).as_ref()
+        let token = self.token.get_or_init(|| {
+            let errors = ReadErrors::default();
+            let token = self.tokens.map(|tokens| tokens(self.facts, &errors));
+            if let Some(problem) = errors.take() {
+                _ = self.token_problem.set(problem);
+            }
+            token
+        });
+        // Every rule that reads the token has to know.
+        if let Some(problem) = self.token_problem.get() {
+            self.errors.note(problem.clone());
+        }
+        token.as_ref()
     }
 
     /// Whether its token was read, and what came of it. It is not read for this.
@@ -132,6 +192,56 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn claim(&self, name: &str) -> Option<Cow<'_, str>> {
         claims::text(self.claims()?, name)
+    }
+}
+
+/// Readings and errors.
+impl<'a> Request<'a> {
+    /// The readings of the path. One that cannot be read safely has none, which is a problem.
+    pub(super) fn path_readings(&self) -> &[Cow<'a, str>] {
+        let readings = self.readings.get_or_init(|| {
+            let path = CleanPath::new(self.facts.path())?;
+            path.forwarded(self.path_reading)?;
+            Ok(path.readings(self.path_reading))
+        });
+        readings.as_deref().unwrap_or_else(|problem| {
+            self.errors.note(problem.clone());
+            &[]
+        })
+    }
+
+    pub(super) fn path_case(&self) -> PathCase {
+        self.path_reading.case
+    }
+
+    /// Returns whether the path has letters whose case counts and is not the usual one.
+    pub(super) fn has_upper_case_path(&self) -> bool {
+        self.path_reading.case == PathCase::Sensitive && self.path_readings().iter().any(|path| has_upper_case(path))
+    }
+
+    /// Returns whether a condition holds for any reading of the path.
+    pub(super) fn in_any_reading(&self, holds: impl Fn() -> bool) -> bool {
+        holds() || self.other_readings(&holds).any(|held| held)
+    }
+
+    /// Returns whether a condition holds for every reading of the path.
+    pub(super) fn in_every_reading(&self, holds: impl Fn() -> bool) -> bool {
+        holds() && self.other_readings(&holds).all(|held| held)
+    }
+
+    /// Asks about every reading but the first. A condition that has not looked at the path needs no other.
+    fn other_readings(&self, holds: &impl Fn() -> bool) -> impl Iterator<Item = bool> {
+        let count = self.readings.get().and_then(|readings| readings.as_ref().ok()).map_or(1, PathReadings::len);
+        (1..count).map(move |number| {
+            self.current.set(number);
+            let held = holds();
+            self.current.set(0);
+            held
+        })
+    }
+
+    pub(super) fn errors(&self) -> &ReadErrors {
+        &self.errors
     }
 }
 

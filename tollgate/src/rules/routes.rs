@@ -11,7 +11,7 @@ use super::host::HostGlob;
 use super::index::{Index, Indexed, Place};
 use super::matching::Known;
 use super::path::{PathGlob, Segment};
-use super::{Facts, Match, Request};
+use super::{Facts, Match, PathReading, Request};
 
 /// Routes, in the order of how specific they are.
 ///
@@ -67,12 +67,16 @@ impl Routes {
     /// The number of the route that serves a request.
     #[must_use]
     pub fn find(&self, facts: &Facts<'_>) -> Option<usize> {
-        let request = Request::new(facts, &self.nobody, None);
-        let serves = |entry: &&Entry| entry.matching.first_miss(&request, entry.known).is_none();
+        let request = Request::new(facts, PathReading::default(), &self.nobody, None);
+        let doubts_paths = self.index.has_paths() && request.has_upper_case_path();
+        let serves = |entry: &&Entry| {
+            let known = if doubts_paths { Known::Nothing } else { entry.known };
+            entry.matching.first_miss(&request, known).is_none()
+        };
         let found = match self.index.all_always() {
             Some(_) => self.entries.iter().find(serves),
             None => {
-                let candidates = self.index.candidates(|| request.path(), || facts.host_name());
+                let candidates = self.index.candidates(|| request.path_readings(), || request.host());
                 candidates.into_iter().map(|number| &self.entries[number as usize]).find(serves)
             }
         };

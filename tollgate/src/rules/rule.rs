@@ -159,8 +159,7 @@ impl Cost {
             CostSource::Constant(1) => given.unwrap_or(1),
             CostSource::Constant(units) => *units,
             CostSource::Header(name) => {
-                let value = request.facts().all_headers().and_then(|headers| headers.get_named(name));
-                let units = value.and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok());
+                let units = request.header(name).and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
                 units.unwrap_or(1).max(1)
             }
             CostSource::Custom(cost) => cost(request).unwrap_or(1),
@@ -219,11 +218,21 @@ impl Listing {
         !self.networks.is_empty() || !self.conditions.is_empty()
     }
 
-    /// Whether the request is listed, by anything but its key.
+    /// Whether the request is listed, by anything but its key, in any reading of its path.
     pub(super) fn lists(&self, request: &Request<'_>) -> bool {
+        self.lists_network(request)
+            || self.conditions.iter().any(|condition| request.in_any_reading(|| condition(request)))
+    }
+
+    /// The same in every reading of its path: one spelling must not exempt what another reading would not.
+    pub(super) fn lists_every_reading(&self, request: &Request<'_>) -> bool {
+        self.lists_network(request)
+            || self.conditions.iter().any(|condition| request.in_every_reading(|| condition(request)))
+    }
+
+    fn lists_network(&self, request: &Request<'_>) -> bool {
         let within = |address| self.networks.contain(address);
-        (!self.networks.is_empty() && request.client().is_some_and(within))
-            || self.conditions.iter().any(|condition| condition(request))
+        !self.networks.is_empty() && request.client().is_some_and(within)
     }
 }
 

@@ -18,13 +18,13 @@ pub(crate) use self::phases::Phase;
 use self::phases::Phases;
 use super::answers::Hearing;
 use super::client::TrustedProxies;
-use super::index::{Index, Place};
+use super::index::{Candidates, Index, Place};
 use super::key_map::KeyMap;
 use super::key_part::Piece;
 use super::matching::{Known, Miss};
 use super::request::{TokenStatus, Tokens};
 use super::rule::{Missing, Mode, Rule};
-use super::{ExpressionField, Facts, KeyPart, Request};
+use super::{ExpressionField, Facts, KeyPart, PathReading, Request, Unreadable};
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Policy, TokenError};
 use crate::key::Key;
@@ -49,6 +49,7 @@ struct Inner {
     numbers: HashMap<Box<str>, u32, ahash::RandomState>,
     index: Index,
     proxies: TrustedProxies,
+    path_reading: PathReading,
     tokens: Option<Tokens>,
     /// What a store is made with: the limit of each rule, then bans, then variants of the numbers.
     limits: Vec<Limit>,
@@ -88,6 +89,14 @@ struct Shortcut {
     exceptions: Exceptions,
 }
 
+/// Whether the case of a path's letters is known to fit the rules that the index found by it: the index does not tell
+/// letters of upper case from others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Known,
+    Unknown,
+}
+
 /// Whether a rule exempts or blocks anybody, or has other numbers for somebody.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Exceptions {
@@ -121,6 +130,7 @@ pub(crate) enum Refused {
     Blocked,
     KeyMissing(String),
     TokenInvalid { error: TokenError, challenge: bool },
+    Unreadable(Unreadable),
 }
 
 /// What one rule makes of a request.
@@ -142,7 +152,7 @@ impl RuleSet {
     }
 
     pub(crate) fn request<'a>(&'a self, facts: &'a Facts<'a>) -> Request<'a> {
-        Request::new(facts, &self.0.proxies, self.0.tokens.as_ref())
+        Request::new(facts, self.0.path_reading, &self.0.proxies, self.0.tokens.as_ref())
     }
 
     /// Every rule that the request meets, with its key.
@@ -154,19 +164,23 @@ impl RuleSet {
         &self,
         request: &Request<'_>,
         mut found: impl FnMut(&Finding, Key<'_>),
-    ) -> Result<(), (u32, Refused)> {
-        let candidates;
+    ) -> Result<(), (Option<u32>, Refused)> {
+        let (candidates, case);
         let numbers = match self.0.index.all_always() {
-            Some(all) => all,
+            Some(all) => {
+                case = Case::Known;
+                all
+            }
             None => {
-                candidates = self.0.index.candidates(|| request.path(), || request.facts().host_name());
+                (candidates, case) = self.candidates(request)?;
                 &*candidates
             }
         };
         for &number in numbers {
             let compiled = &self.0.rules[number as usize];
-            let Shortcut { known, exceptions } = self.0.shortcuts[number as usize];
+            let Shortcut { known, exceptions } = self.shortcut(number, case);
             if compiled.rule.matching.first_miss(request, known).is_some() {
+                compiled.check_read(number, request)?;
                 continue;
             }
             // What most rules are: few parts make the key, nobody is an exception, and the request has them all.
@@ -191,13 +205,35 @@ impl RuleSet {
                     _ => None,
                 };
                 if let Some(key) = key {
-                    found(&compiled.finding(number, compiled.limit, request, &self.0.limits), key);
+                    let finding = compiled.finding(number, compiled.limit, request, &self.0.limits);
+                    compiled.check_read(number, request)?;
+                    found(&finding, key);
                     continue;
                 }
             }
             self.find_by(number, request, exceptions, &mut found)?;
         }
         Ok(())
+    }
+
+    /// The rules that a request may meet.
+    fn candidates(&self, request: &Request<'_>) -> Result<(Candidates, Case), (Option<u32>, Refused)> {
+        let found = self.0.index.candidates(|| request.path_readings(), || request.host());
+        let is_unusual = self.0.index.has_paths() && request.has_upper_case_path();
+        match request.errors().take() {
+            Some(problem) => Err((None, Refused::Unreadable(problem))),
+            None => Ok((found, if is_unusual { Case::Unknown } else { Case::Known })),
+        }
+    }
+
+    fn shortcut(&self, number: u32, case: Case) -> Shortcut {
+        let shortcut = self.0.shortcuts[number as usize];
+        match case {
+            Case::Unknown if self.0.index.places()[number as usize] == Place::Path => {
+                Shortcut { known: Known::Nothing, ..shortcut }
+            }
+            _ => shortcut,
+        }
     }
 
     /// Whether the request meets a rule whose conditions it fits.
@@ -208,9 +244,11 @@ impl RuleSet {
         request: &Request<'_>,
         exceptions: Exceptions,
         found: &mut dyn FnMut(&Finding, Key<'_>),
-    ) -> Result<(), (u32, Refused)> {
+    ) -> Result<(), (Option<u32>, Refused)> {
         let mut pieces = Pieces::new();
-        match self.meet_by(number, request, &mut pieces, Shortcut { known: Known::Everything, exceptions }) {
+        let met = self.meet_by(number, request, &mut pieces, Shortcut { known: Known::Everything, exceptions });
+        self.0.rules[number as usize].check_read(number, request)?;
+        match met {
             Met::Hit(finding) => match &pieces[..] {
                 [one] => found(&finding, Key::from(one.as_bytes())),
                 several => {
@@ -218,7 +256,7 @@ impl RuleSet {
                     found(&finding, Key::byte_parts(&parts));
                 }
             },
-            Met::Refused(number, refused) => return Err((number, refused)),
+            Met::Refused(number, refused) => return Err((Some(number), refused)),
             Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => {}
         }
         Ok(())
@@ -226,7 +264,11 @@ impl RuleSet {
 
     /// What one rule makes of the request. The pieces of its key are put into `pieces`, which is empty.
     pub(crate) fn meet<'r>(&'r self, number: u32, request: &'r Request<'_>, pieces: &mut Pieces<'r>) -> Met<'r> {
-        self.meet_by(number, request, pieces, Shortcut::NONE)
+        let met = self.meet_by(number, request, pieces, Shortcut::NONE);
+        match self.0.rules[number as usize].check_read(number, request) {
+            Ok(()) => met,
+            Err((_, refused)) => Met::Refused(number, refused),
+        }
     }
 
     #[inline]
@@ -243,7 +285,7 @@ impl RuleSet {
             return if rule.mode == Mode::Disabled { Met::Disabled } else { Met::Not(miss) };
         }
         // Whom a list names by anything but the key is named whether or not the request has one.
-        if exceptions == Exceptions::Some && rule.exempt.lists(request) {
+        if exceptions == Exceptions::Some && rule.exempt.lists_every_reading(request) {
             return Met::Exempt;
         }
         if exceptions == Exceptions::Some && rule.mode == Mode::Enforced && rule.blocked.lists(request) {
@@ -479,6 +521,16 @@ impl Compiled {
         let quota = || limits.get(limit.index()).map_or(1, Limit::quota);
         let (cost, is_place) = (self.rule.cost.of(request, quota), self.rule.is_in_flight());
         Finding { rule: number, limit, ban: self.ban, cost, mode: self.rule.mode, is_place }
+    }
+
+    /// Refuses a request if this rule looked at something that cannot be read in one way. A rule that only watches
+    /// refuses nothing.
+    #[inline]
+    fn check_read(&self, number: u32, request: &Request<'_>) -> Result<(), (Option<u32>, Refused)> {
+        match request.errors().take() {
+            Some(problem) if self.rule.mode == Mode::Enforced => Err((Some(number), Refused::Unreadable(problem))),
+            _ => Ok(()),
+        }
     }
 
     fn plan_limit(&self, request: &Request<'_>) -> Option<LimitId> {

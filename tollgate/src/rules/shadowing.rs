@@ -5,9 +5,9 @@
 
 use std::cmp::Ordering;
 
-use super::Match;
 use super::path::{PathGlob, Segment, wildcard};
 use super::routes::specific;
+use super::{Match, PathCase};
 
 /// Comparing what people write takes some thousands of steps. A file that takes more is not looked at further: it
 /// serves all the same, and is nobody's.
@@ -72,7 +72,7 @@ pub(super) fn can_begin_with(glob: &PathGlob, prefix: &str) -> bool {
     let mut globs = glob.segments.iter().map(Some).chain(std::iter::repeat(None));
     // From a `**` on, everything is possible.
     let mut pairs = wanted.zip(&mut globs).take_while(|(_, glob)| !matches!(glob, Some(Segment::Any)));
-    pairs.all(|(wanted, glob)| glob.is_some_and(|glob| glob.matches(wanted)))
+    pairs.all(|(wanted, glob)| glob.is_some_and(|glob| glob.matches(wanted, PathCase::Sensitive)))
 }
 
 /// What may still be compared.

@@ -9,7 +9,7 @@ use tollgate::rules::file::RouteRule;
 use tollgate::{Decision, RuleExplained, Standing};
 
 use super::overall::reason;
-use super::{Counts, Explained, Routed};
+use super::{Counts, Explained, Routed, path_reading};
 use crate::gateway::asked_of_upstreams;
 use crate::seconds::Seconds;
 
@@ -131,7 +131,7 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
         route: match explained.routed {
             Routed::NotAsked => None,
             Routed::Nowhere => Some(None),
-            Routed::By(rule) => Some(Some(route(rule, &explained.arguments.path))),
+            Routed::By(rule) => Some(Some(route(rule, explained))),
         },
         token: TokenJson::of(explanation.token),
         limits: explanation.rules.iter().map(limit).collect(),
@@ -139,9 +139,11 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
     serde_json::to_string_pretty(&json).unwrap_or_default()
 }
 
-fn route<'a>(rule: &'a RouteRule, path: &str) -> RouteJson<'a> {
+fn route<'a>(rule: &'a RouteRule, explained: &Explained<'_>) -> RouteJson<'a> {
     let upstreams = rule.upstream.iter().flatten().map(|upstream| upstream.url.as_str()).collect();
-    let (asked, respond) = (asked_of_upstreams(rule, path), rule.respond.as_ref().map(|respond| respond.status));
+    let reading = path_reading(explained.file, Routed::Nowhere);
+    let asked = asked_of_upstreams(rule, reading, &explained.arguments.path);
+    let respond = rule.respond.as_ref().map(|respond| respond.status);
     RouteJson { name: rule.name(), upstreams, asked, respond }
 }
 

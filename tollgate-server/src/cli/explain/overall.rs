@@ -2,6 +2,7 @@
 
 use axum::http::{HeaderMap, StatusCode, header};
 use tollgate::http::{Answer, Body, Refusal};
+use tollgate::rules::Unreadable;
 use tollgate::rules::file::{FailurePolicy, Parsed};
 use tollgate::{Decision, Explanation, RuleExplained, Standing};
 
@@ -35,6 +36,20 @@ impl Overall {
             limit,
             refusal,
         }
+    }
+}
+
+impl Overall {
+    /// The gateway refuses the request before any limit looks at it.
+    pub(super) fn refuse_unreadable(&mut self, problem: &Unreadable) {
+        let refusal = Refusal::Unreadable { reason: problem.reason(), message: problem.to_string() };
+        *self = Self {
+            allowed: false,
+            limit: None,
+            status: Some(refusal.status()),
+            retry_after: None,
+            refusal: Some(refusal),
+        };
     }
 }
 

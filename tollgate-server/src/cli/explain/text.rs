@@ -8,7 +8,7 @@ use tollgate::{Decision, RuleExplained, Standing};
 
 use super::address::made_without;
 use super::overall::policy;
-use super::{Counts, Explained, Routed};
+use super::{Counts, Explained, Routed, path_reading};
 use crate::gateway::asked_of_upstreams;
 use crate::notice::policy_name;
 
@@ -24,7 +24,7 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
         |column: usize, most: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).min(most);
     let (names, verdicts) = (width(0, MAX_NAME_WIDTH), width(1, usize::MAX));
     let mut text = format!("{} {}\n\n", explained.arguments.method, explained.arguments.path);
-    text += &route(explained.routed, &explained.arguments.path);
+    text += &route(explained);
     let errors = explained.explanation.rules.iter().map(expression_errors);
     for ([name, verdict, detail], errors) in rows.iter().zip(errors) {
         let line = format!("  {name:names$}  {verdict:verdicts$}  {detail}");
@@ -40,8 +40,10 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
 }
 
 /// The route, in lines of its own.
-fn route(routed: Routed<'_>, path: &str) -> String {
-    let rule = match routed {
+fn route(explained: &Explained<'_>) -> String {
+    let Explained { routed, file, arguments, .. } = explained;
+    let path = &arguments.path;
+    let rule = match *routed {
         Routed::NotAsked => return String::new(),
         Routed::Nowhere => return "Route: none; what limits let pass is answered with 404.\n\n".to_owned(),
         Routed::By(rule) => rule,
@@ -49,7 +51,7 @@ fn route(routed: Routed<'_>, path: &str) -> String {
     let leads = match &rule.respond {
         Some(respond) => format!("answers with {}", respond.status),
         None => {
-            format!("to {}", asked_of_upstreams(rule, path).join(", "))
+            format!("to {}", asked_of_upstreams(rule, path_reading(file, Routed::Nowhere), path).join(", "))
         }
     };
     format!("Route: {}, {leads}.\n\n", rule.name())

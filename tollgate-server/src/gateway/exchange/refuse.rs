@@ -6,7 +6,9 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tollgate::Ruling;
 use tollgate::http::is_grpc;
+use tollgate::rules::Unreadable;
 
+use super::super::answer;
 use super::super::body::ToClient;
 use super::{Ending, Exchange, bodiless};
 
@@ -25,6 +27,18 @@ impl Exchange {
         let refusal = if request.method() == Method::HEAD { bodiless(refusal) } else { refusal };
         self.drain(request.into_body());
         refusal.map(|text| ToClient::written(text, ending))
+    }
+
+    /// Tells the client what of its request cannot be read in one way.
+    pub(super) fn refuse_unreadable(
+        &self,
+        request: Request<Incoming>,
+        problem: &Unreadable,
+        ending: Ending,
+    ) -> Response<ToClient> {
+        self.worker.tally.note_unreadable(problem.number());
+        self.drain(request.into_body());
+        answer::unreadable(problem).map(|text| ToClient::written(text, ending))
     }
 
     /// Reads what nobody wants, beside the answer, so that neither waits for the other.

@@ -8,6 +8,7 @@ use http::uri::{PathAndQuery, Uri};
 use smallvec::SmallVec;
 use tollgate::http::HeaderLine;
 use tollgate::rules::file::{HostHeader, Told};
+use tollgate::rules::{CleanPath, check_host, check_method};
 
 use super::super::answer::Failure;
 use super::super::client::Client;
@@ -15,7 +16,6 @@ use super::super::exchange::Worker;
 use super::super::guard::Guard;
 use super::super::headers::{self, ByteKind, letters_digits_and};
 use super::super::names::{Fate, HeaderFilter, Kind, kind};
-use super::super::path;
 use super::super::reuse::reads_body;
 use super::super::site::{Edits, Route, Site, Weighted};
 use super::text::{self, MAX_HEADERS};
@@ -99,7 +99,11 @@ impl<'a> Plain<'a> {
         let (Some(method), Some(target), Some(1)) = (request.method, request.path, request.version) else {
             return Read::Other;
         };
-        let is_plain = head <= max_head && method != "CONNECT" && is_path(target) && ends_lines_in_crlf(&bytes[..head]);
+        let is_plain = head <= max_head
+            && method != "CONNECT"
+            && check_method(method, target).is_ok()
+            && is_path(target)
+            && ends_lines_in_crlf(&bytes[..head]);
         let special = is_plain.then(|| look(request.headers, lines, filter)).flatten();
         let Some(Special { host, length, is_last }) = special else { return Read::Other };
         let body = &bytes[head..];
@@ -220,14 +224,14 @@ impl<'a> Plain<'a> {
     }
 }
 
-/// Whether a target is a path with nothing in it that readers disagree on.
+/// Whether a target is a path in its normal form, with one reading, and perhaps a query.
 fn is_path(target: &str) -> bool {
-    static PLAIN: ByteKind = letters_digits_and(b"/-._~?=&+:@!$'()*,;");
-    let is_plain = |byte| PLAIN[usize::from(byte)];
-    // Most have nothing in them that could be hidden behind.
-    let is_escaped =
-        || target.bytes().all(|byte| is_plain(byte) || byte == b'%') && !path::may_have_hidden_slashes(target);
-    target.starts_with('/') && (target.bytes().all(is_plain) || is_escaped())
+    static IN_QUERIES: ByteKind = letters_digits_and(b"/-._~?=&+:@!$'()*,;%[]|");
+    let end = target.bytes().position(|byte| byte == b'?').unwrap_or(target.len());
+    let (path, query) = target.split_at(end);
+    path.starts_with('/')
+        && query.bytes().all(|byte| IN_QUERIES[usize::from(byte)])
+        && CleanPath::new(path).is_ok_and(|path| path.is_unchanged())
 }
 
 /// httparse takes a bare LF for the end of a line. Everything else that could be read in two ways it refuses.
@@ -257,7 +261,7 @@ fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>, filter: &Hea
         let (kind, value) = (kind(header.name), header.value);
         match kind {
             Kind::Host => {
-                let is_one = host.replace(value).is_none() && headers::is_authority(value);
+                let is_one = host.replace(value).is_none() && check_host(value).is_ok();
                 is_one.then_some(())?;
             }
             Kind::ContentLength => length.replace(text::length(value)?).is_none().then_some(())?,
@@ -309,6 +313,12 @@ mod tests {
             "GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n",
             "GET /a\"b HTTP/1.1\r\nHost: h\r\n\r\n",
             "GET /a%2Fb HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET /a;b HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET /a//b HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET /a/../b HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET /%61 HTTP/1.1\r\nHost: h\r\n\r\n",
+            "get / HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h:x\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\nConnection: x-user-id\r\n\r\n",

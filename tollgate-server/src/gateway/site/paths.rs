@@ -2,8 +2,8 @@
 
 use http::Uri;
 use http::uri::PathAndQuery;
-use tollgate::rules::Facts;
 use tollgate::rules::file::{RewriteRule, RouteRule, UpstreamRule};
+use tollgate::rules::{CleanPath, PathReading};
 
 use super::super::answer::Failure;
 
@@ -26,16 +26,13 @@ impl Paths {
         self.strip_prefix.is_some() || self.rewrite.is_some()
     }
 
-    /// What an upstream with that prefix is asked for instead of `uri`. A path that is changed is taken in its normal form,
-    /// by which the route was found: as it was written, `..` could lead out of what the upstream's URL names.
+    /// What an upstream with that prefix is asked for instead of `uri`, whose path is clean: with `..` in it, it could lead
+    /// out of what the upstream's URL names.
     pub(super) fn asked(&self, prefix: Option<&str>, uri: &Uri) -> Result<Uri, Failure> {
         if !(self.change() || prefix.is_some()) || uri.path() == "*" {
             return Ok(uri.clone());
         }
-        let mut path = Facts::new("", uri.path()).normal_path().into_owned();
-        if uri.path().ends_with('/') && !path.ends_with('/') {
-            path.push('/');
-        }
+        let mut path = uri.path().to_owned();
         if let Some(rest) = self.strip_prefix.as_ref().and_then(|prefix| stripped(&path, prefix)) {
             path = rest.to_owned();
         }
@@ -64,13 +61,19 @@ pub(super) fn prefix(rule: &UpstreamRule) -> Option<String> {
 
 /// The URLs that the upstreams of a route are asked for when a client asks for that path; as the file has them where it
 /// cannot be asked for.
-pub(crate) fn asked_of_upstreams(rule: &RouteRule, path: &str) -> Vec<String> {
-    let (paths, uri) = (Paths::of(rule), path.parse::<Uri>());
+pub(crate) fn asked_of_upstreams(rule: &RouteRule, reading: PathReading, path: &str) -> Vec<String> {
+    let clean = |path: &str| {
+        let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+        let clean = CleanPath::new(path).ok()?;
+        let forwarded = clean.forwarded(rule.paths.over(reading)).ok()?.into_owned();
+        query.map_or(forwarded.clone(), |query| format!("{forwarded}?{query}")).parse::<Uri>().ok()
+    };
+    let (paths, uri) = (Paths::of(rule), clean(path));
     let upstreams = rule.upstream.iter().flatten();
     let asked = |upstream: &UpstreamRule| {
         let url = upstream.url.as_str();
         let prefix = prefix(upstream);
-        let path = paths.asked(prefix.as_deref(), uri.as_ref().ok()?).ok()?;
+        let path = paths.asked(prefix.as_deref(), uri.as_ref()?).ok()?;
         let origin = url.trim_end_matches('/');
         let origin = origin.strip_suffix(prefix.as_deref().unwrap_or_default()).unwrap_or(origin);
         (!upstream.url.is_echo()).then(|| format!("{origin}{path}"))
@@ -78,9 +81,9 @@ pub(crate) fn asked_of_upstreams(rule: &RouteRule, path: &str) -> Vec<String> {
     upstreams.map(|upstream| asked(upstream).unwrap_or_else(|| upstream.url.as_str().to_owned())).collect()
 }
 
-/// The same with another path. One that is longer than a URI can be leads nowhere: as it was before, it could reach what
-/// the change keeps from it.
-fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
+/// The same with another path and query. One that is longer than a URI can be leads nowhere: as it was before, it could
+/// reach what the change keeps from it.
+pub(in super::super) fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| Failure::NoRoute)?);
     Uri::from_parts(parts).map_err(|_| Failure::NoRoute)

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
 
-use super::{Expression, Facts, Seen};
+use super::{Expression, Facts, ReadErrors, Seen};
 
 /// A request, owned, so that a test can say it in one place.
 #[derive(Debug)]
@@ -52,7 +52,13 @@ impl Request {
             .route("search")
             .domain("edge")
             .descriptors(&descriptors);
-        ask(&Seen { facts, path: "/api/search", client: self.client, claims: self.claims.as_ref() })
+        ask(&Seen {
+            facts,
+            path: "/api/search",
+            client: self.client,
+            errors: &ReadErrors::default(),
+            claims: self.claims.as_ref(),
+        })
     }
 
     fn holds(&self, text: &str) -> Result<bool, String> {

@@ -18,7 +18,8 @@ use super::Seen;
 use super::prepared::Prepared;
 use super::types::Type;
 use crate::http::Headers;
-use crate::rules::query::parameters;
+use crate::rules::ReadErrors;
+use crate::rules::normal::{header, query};
 
 /// A loop over more is an error: the client decides how many there are, and one loop may stand in another.
 pub(super) const MAX_LOOP_NAMES: usize = 128;
@@ -63,7 +64,11 @@ impl<'a> Variables<'a> {
     fn text(&self, field: &str) -> Option<Cow<'a, str>> {
         let facts = &self.seen.facts;
         Some(match field {
-            "method" => facts.method().into(),
+            // Some frameworks read a method in any case.
+            "method" => match facts.method() {
+                method if method.bytes().any(|byte| byte.is_ascii_lowercase()) => method.to_ascii_uppercase().into(),
+                method => method.into(),
+            },
             "path" => self.seen.path.into(),
             // Its case means nothing, so that it must not decide a comparison.
             "host" => match facts.host_name().unwrap_or_default() {
@@ -80,8 +85,8 @@ impl<'a> Variables<'a> {
     fn entries(&self, name: &str) -> Option<Entries<'a>> {
         let facts = &self.seen.facts;
         Some(match name {
-            "request.headers" => Entries::Headers(facts.all_headers()),
-            "request.query" => Entries::Query(facts.query().unwrap_or_default()),
+            "request.headers" => Entries::Headers(facts.all_headers(), self.seen.errors),
+            "request.query" => Entries::Query(facts.query().unwrap_or_default(), self.seen.errors),
             "descriptors" => Entries::Descriptors(facts.all_descriptors()),
             TOKENS => Entries::Claims(self.seen.claims),
             _ => return None,
@@ -105,10 +110,10 @@ impl VariableResolver for Variables<'_> {
 /// Names and values, where they lie.
 #[derive(Clone, Copy, Debug)]
 enum Entries<'a> {
-    /// The first value of each name, whose case means nothing.
-    Headers(Option<Headers<'a>>),
-    /// The first value of each name.
-    Query(&'a str),
+    /// The one value of each name, whose case means nothing.
+    Headers(Option<Headers<'a>>, &'a ReadErrors),
+    /// The one value of each name.
+    Query(&'a str, &'a ReadErrors),
     Descriptors(&'a [(&'a str, &'a str)]),
     Claims(Option<&'a Map<String, Value>>),
 }
@@ -116,8 +121,10 @@ enum Entries<'a> {
 impl<'a> Entries<'a> {
     fn get(&self, name: &str) -> Option<Box<dyn Val + 'a>> {
         let text: Cow<'a, str> = match self {
-            Self::Headers(headers) => String::from_utf8_lossy(headers.as_ref()?.get(name)?),
-            Self::Query(query) => parameters(query).find(|(given, _)| given == name)?.1,
+            Self::Headers(headers, errors) => {
+                String::from_utf8_lossy(header::header((*headers)?, &name.parse().ok()?, errors)?)
+            }
+            Self::Query(text, errors) => query::query(text, name, errors)?,
             Self::Descriptors(given) => given.iter().find(|(given, _)| *given == name)?.1.into(),
             Self::Claims(claims) => return claims.as_ref()?.get(name).map(json),
         };
@@ -126,10 +133,10 @@ impl<'a> Entries<'a> {
 
     fn names(&self) -> Vec<CelString<'a>> {
         let mut names: Vec<CelString<'a>> = match self {
-            Self::Headers(headers) => {
+            Self::Headers(headers, _) => {
                 headers.iter().flat_map(Headers::names).map(|name| name.to_ascii_lowercase().into()).collect()
             }
-            Self::Query(query) => parameters(query).map(|(name, _)| name.into()).collect(),
+            Self::Query(text, _) => query::names(text).map(Into::into).collect(),
             Self::Descriptors(given) => given.iter().map(|(name, _)| (*name).into()).collect(),
             Self::Claims(claims) => {
                 claims.iter().flat_map(|claims| claims.keys()).map(|name| name.as_str().into()).collect()

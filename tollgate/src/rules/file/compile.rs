@@ -24,8 +24,8 @@ use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
 use crate::rules::rule::TokenUse;
 use crate::rules::{
-    Answers, Cost, ExpressionField, KeyPart, Listing, Match, Missing, Mode, Networks, Request, Routes, Rule, RuleSet,
-    TrustedProxies, jwt,
+    Answers, Cost, ExpressionField, KeyPart, Listing, Match, Missing, Mode, Networks, PathReading, Request, Routes,
+    Rule, RuleSet, TrustedProxies, jwt,
 };
 
 impl Parsed {
@@ -85,6 +85,9 @@ fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings
     let mut builder = RuleSet::builder().headers(families).body(body(&file.body, root, findings)?);
     if let Some(proxies) = file.gateway.as_ref().and_then(|gateway| trusted_proxies(gateway, root, findings)) {
         builder = builder.trusted_proxies(proxies);
+    }
+    if let Some(gateway) = &file.gateway {
+        builder = builder.path_reading(gateway.paths.over(PathReading::default()));
     }
     if let Some(rule) = &file.jwt {
         let node = root.get("jwt").unwrap_or(root);
@@ -354,7 +357,8 @@ fn condition(
 /// A request as an expression sees it. A token is verified only for an expression that looks at it.
 fn seen<'r>(expression: &Expression, request: &'r Request<'_>) -> Seen<'r> {
     let claims = if expression.asks_tokens() { request.claims() } else { None };
-    Seen { facts: *request.facts(), path: request.path(), client: request.client(), claims }
+    let errors = request.errors();
+    Seen { facts: *request.facts(), path: request.path(), client: request.client(), errors, claims }
 }
 
 fn family(name: FamilyName) -> HeaderFamily {
@@ -389,7 +393,7 @@ fn tokens(rule: &JwtRule, node: &Node, folder: &Path, findings: &mut Findings) -
     let verifier = verifier.ok()?.leeway(rule.leeway.duration()).issuers(rule.issuer.clone());
     let verifier = verifier.audiences(rule.audience.iter().flatten().cloned());
     let source = token_source(&rule.from)?;
-    Some(Arc::new(move |facts| match source.token(facts) {
+    Some(Arc::new(move |facts, errors| match source.token(facts, errors) {
         Some(token) => {
             let jwt::Verification { claims, signatures } = verifier.verify(&token);
             Token { claims: claims.map(|claims| claims.map()), signatures }

@@ -22,8 +22,8 @@ pub(super) use self::answers::STATUSES;
 pub use self::answers::{CountName, CountRule, StatusRule};
 pub use self::gateway::{
     AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, ForwardingName, GatewayRule, HeaderEdits,
-    HealthCheckRule, HostHeader, LogFormat, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule, Told,
-    UnderscoreHeaders, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
+    HealthCheckRule, HostHeader, LogFormat, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule,
+    Told, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 pub use self::limit::{BanRule, ComputedCost, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
 pub use self::numbers::{AlgorithmName, Align, Modes, Numbers, Overflow, RefillMode};

@@ -4,9 +4,8 @@ use std::borrow::Cow;
 
 use http::header::{AUTHORIZATION, HeaderName};
 
-use crate::rules::cookies::cookie;
 use crate::rules::facts::Facts;
-use crate::rules::query::query;
+use crate::rules::normal::{ReadErrors, cookies, header, query};
 
 const SCHEME: &str = "Bearer ";
 
@@ -26,11 +25,11 @@ impl Default for TokenSource {
 }
 
 impl TokenSource {
-    /// The token, which nobody has verified yet. Of several headers of one name the first counts.
-    pub(crate) fn token<'a>(&self, facts: &Facts<'a>) -> Option<Cow<'a, str>> {
+    /// The token, which nobody has verified yet. Several differing values are a problem.
+    pub(crate) fn token<'a>(&self, facts: &Facts<'a>, errors: &ReadErrors) -> Option<Cow<'a, str>> {
         match self {
             Self::Header(name) => {
-                let text = std::str::from_utf8(facts.header(name.as_str())?).ok()?.trim_ascii();
+                let text = std::str::from_utf8(header::header(facts.all_headers()?, name, errors)?).ok()?;
                 match text.split_at_checked(SCHEME.len()) {
                     Some((scheme, token)) if scheme.eq_ignore_ascii_case(SCHEME) => {
                         Some(token.trim_ascii_start().into())
@@ -39,8 +38,11 @@ impl TokenSource {
                     _ => Some(text.into()),
                 }
             }
-            Self::Cookie(name) => std::str::from_utf8(cookie(facts.all_headers()?, name)?).ok().map(Cow::Borrowed),
-            Self::Query(name) => query(facts.query()?, name),
+            Self::Cookie(name) => {
+                let value = cookies::cookie(facts.all_headers()?, name, errors)?;
+                String::from_utf8(value.into_owned()).ok().map(Cow::Owned)
+            }
+            Self::Query(name) => query::query(facts.query()?, name, errors),
         }
     }
 }
@@ -63,7 +65,7 @@ mod tests {
     fn found(text: &str, name: &'static str, value: &str) -> Option<String> {
         let headers = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())]);
         let facts = Facts::new("GET", "/a?token=in.the.query&t=%41.b.c").headers(&headers);
-        source(text).token(&facts).map(Cow::into_owned)
+        source(text).token(&facts, &ReadErrors::default()).map(Cow::into_owned)
     }
 
     #[test]
@@ -92,7 +94,7 @@ mod tests {
     #[test]
     fn a_request_without_headers_or_query_has_no_token() {
         for text in ["header:authorization", "cookie:token", "query:token"] {
-            assert_eq!(source(text).token(&Facts::new("GET", "/")), None);
+            assert_eq!(source(text).token(&Facts::new("GET", "/"), &ReadErrors::default()), None);
         }
     }
 }

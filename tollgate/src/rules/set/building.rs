@@ -8,6 +8,7 @@ use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Families, Policy};
 use crate::limit::{Limit, LimitId};
+use crate::rules::PathReading;
 use crate::rules::client::TrustedProxies;
 use crate::rules::index::{Index, Indexed};
 use crate::rules::key_map::KeyMap;
@@ -25,6 +26,7 @@ const MAX_OVERRIDES: usize = 100_000;
 pub struct RuleSetBuilder {
     rules: Vec<Rule>,
     proxies: TrustedProxies,
+    path_reading: PathReading,
     tokens: Option<Tokens>,
     families: Families,
     body: Body,
@@ -41,6 +43,12 @@ impl RuleSetBuilder {
     /// Whose word is believed about whom a request is from; nobody's unless told otherwise.
     pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
         self.proxies = proxies;
+        self
+    }
+
+    /// How the service behind reads paths. Unless told otherwise, a limit applies if any plausible reading matches it.
+    pub fn path_reading(mut self, reading: PathReading) -> Self {
+        self.path_reading = reading;
         self
     }
 
@@ -138,6 +146,7 @@ impl RuleSetBuilder {
             shortcuts,
             index,
             proxies: self.proxies,
+            path_reading: self.path_reading,
             tokens: self.tokens,
             limits: compiling.limits,
             rates,

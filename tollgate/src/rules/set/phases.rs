@@ -6,7 +6,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Compiled, Finding, MAX_KEY_PARTS, Met, Mode, Pieces, Refused, RuleSet};
+use super::{Compiled, Finding, MAX_KEY_PARTS, Met, Mode, Pieces, Refused, RuleSet, Shortcut};
 use crate::key::Key;
 use crate::rules::Request;
 use crate::rules::key_part::Piece;
@@ -76,7 +76,7 @@ impl RuleSet {
     pub(crate) fn is_early(&self, rule: u32, request: &Request<'_>) -> bool {
         match self.0.phases.early.get(rule as usize) {
             Some(Early::Everything) => true,
-            Some(Early::BlockList) => self.blocks(rule, request),
+            Some(Early::BlockList) => self.blocks(rule, request, Shortcut::NONE),
             Some(Early::Nothing) | None => false,
         }
     }
@@ -87,15 +87,16 @@ impl RuleSet {
         phase: Phase,
         request: &Request<'_>,
         found: &mut dyn FnMut(&Finding, Key<'_>),
-    ) -> Result<(), (u32, Refused)> {
-        let candidates = self.0.index.candidates(|| request.path(), || request.facts().host_name());
+    ) -> Result<(), (Option<u32>, Refused)> {
+        let (candidates, case) = self.candidates(request)?;
         for number in candidates {
+            let shortcut = self.shortcut(number, case);
             match (self.0.phases.early[number as usize], phase) {
                 (Early::Everything, Phase::WithoutToken) | (Early::BlockList | Early::Nothing, Phase::WithToken) => {
-                    self.find_one(number, request, found)?;
+                    self.find_one(number, request, shortcut, found)?;
                 }
-                (Early::BlockList, Phase::WithoutToken) if self.blocks(number, request) => {
-                    return Err((number, Refused::Blocked));
+                (Early::BlockList, Phase::WithoutToken) if self.blocks(number, request, shortcut) => {
+                    return Err((Some(number), Refused::Blocked));
                 }
                 _ => {}
             }
@@ -107,10 +108,13 @@ impl RuleSet {
         &self,
         number: u32,
         request: &Request<'_>,
+        shortcut: Shortcut,
         found: &mut dyn FnMut(&Finding, Key<'_>),
-    ) -> Result<(), (u32, Refused)> {
+    ) -> Result<(), (Option<u32>, Refused)> {
         let mut pieces = Pieces::new();
-        match self.meet_by(number, request, &mut pieces, self.0.shortcuts[number as usize]) {
+        let met = self.meet_by(number, request, &mut pieces, shortcut);
+        self.0.rules[number as usize].check_read(number, request)?;
+        match met {
             Met::Hit(finding) => match &pieces[..] {
                 [one] => found(&finding, Key::from(one.as_bytes())),
                 several => {
@@ -118,16 +122,17 @@ impl RuleSet {
                     found(&finding, Key::byte_parts(&parts));
                 }
             },
-            Met::Refused(number, refused) => return Err((number, refused)),
+            Met::Refused(number, refused) => return Err((Some(number), refused)),
             Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => {}
         }
         Ok(())
     }
 
     /// Whether the block list of a rule names the request by anything but its key.
-    fn blocks(&self, number: u32, request: &Request<'_>) -> bool {
+    fn blocks(&self, number: u32, request: &Request<'_>, Shortcut { known, .. }: Shortcut) -> bool {
         let rule = &self.0.rules[number as usize].rule;
-        let known = self.0.shortcuts[number as usize].known;
-        rule.matching.first_miss(request, known).is_none() && !rule.exempt.lists(request) && rule.blocked.lists(request)
+        rule.matching.first_miss(request, known).is_none()
+            && !rule.exempt.lists_every_reading(request)
+            && rule.blocked.lists(request)
     }
 }

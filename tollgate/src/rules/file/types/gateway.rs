@@ -10,8 +10,8 @@ pub use self::routes::{
     UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 use super::Several;
-use crate::rules::ForwardingHeader;
 use crate::rules::file::forms::{Address, ByteSize, Cidr, Span};
+use crate::rules::{EncodedSlash, ForwardingHeader, PathCase, PathParameters, PathReading};
 
 /// The gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -27,6 +27,8 @@ pub struct GatewayRule {
     /// In which header those proxies name their clients. A proxy that maintains one of them may pass the other on as
     /// the client sent it.
     pub forwarding_header: ForwardingName,
+    /// How upstreams read paths; a route may say otherwise.
+    pub paths: PathsRule,
     /// Whether connections begin with the header of the PROXY protocol.
     pub proxy_protocol: bool,
     /// What becomes of request headers with an underscore in their name: `drop` (the default), `keep` or `refuse`.
@@ -67,6 +69,7 @@ impl Default for GatewayRule {
             tls: None,
             trusted_proxies: Vec::new(),
             forwarding_header: ForwardingName::default(),
+            paths: PathsRule::default(),
             proxy_protocol: false,
             underscore_headers: UnderscoreHeaders::default(),
             tell_upstreams: vec![Told::XForwarded, Told::Forwarded, Told::Via, Told::RequestId],
@@ -79,6 +82,31 @@ impl Default for GatewayRule {
             timeouts: TimeoutsRule::default(),
             access_log: None,
             routes: Vec::new(),
+        }
+    }
+}
+
+/// How upstreams read paths. See `docs/normal-form.md` for the setting that fits a framework.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct PathsRule {
+    /// How they read `%2F` and `%5C`: `any` (a limit applies if any reading matches it), `refuse`, `decode` or `keep`.
+    pub encoded_slash: Option<EncodedSlash>,
+    /// How they read `;` in a path: `any` (a limit applies if any reading matches it), `refuse`, `strip` or `keep`.
+    pub parameters: Option<PathParameters>,
+    /// Whether they tell `/API` from `/api`: `sensitive` or `insensitive`.
+    pub case: Option<PathCase>,
+}
+
+impl PathsRule {
+    /// Returns the reading that these settings make of another, which stands where they say nothing.
+    #[must_use]
+    pub fn over(&self, reading: PathReading) -> PathReading {
+        PathReading {
+            encoded_slash: self.encoded_slash.unwrap_or(reading.encoded_slash),
+            parameters: self.parameters.unwrap_or(reading.parameters),
+            case: self.case.unwrap_or(reading.case),
         }
     }
 }

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::super::{MatchRule, Several};
+use super::PathsRule;
 use crate::rules::file::forms::{
     HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern, Span, Upstream, schema_of,
 };
@@ -35,6 +36,9 @@ pub struct RouteRule {
     pub upstream: Option<Several<UpstreamRule>>,
     /// An answer that is always the same, in place of an upstream.
     pub respond: Option<RespondRule>,
+    /// How its upstreams read paths; as `gateway.paths` has it where left out.
+    #[serde(default)]
+    pub paths: PathsRule,
     /// What is taken from the beginning of the path.
     pub strip_prefix: Option<PathText>,
     /// A change of the path by a pattern.

@@ -1,0 +1,192 @@
+//! What a limit sees is what the upstream gets: one form of path, host, method and of the values that keys are made of.
+
+use http::{HeaderValue, Request};
+
+use crate::http2;
+use crate::process::{Gateway, site};
+use crate::upstream::{Raw, full, runtime};
+
+const SPENT: &str = "algorithm: fixed_window, limit: 1, window: 1h";
+
+/// A gateway whose limits by path are spent.
+fn gateway(settings: &str, upstream: &Raw, limits: &[&str]) -> Gateway {
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    Gateway::start(&site(settings, &[route], &limits.join(",\n  ")))
+}
+
+fn login_limit() -> String {
+    format!("{{ name: login, match: {{ path: /api/** }}, {SPENT} }}")
+}
+
+#[test]
+fn every_reading_of_a_path_meets_its_limit() {
+    let upstream = Raw::named("one");
+    let gateway = gateway("", &upstream, &[&login_limit()]);
+    assert_eq!(gateway.get("/api/login").status, 200);
+    for target in [
+        "/api/login",
+        "/api%2Flogin",
+        "/api%2flogin?x",
+        "/api%5clogin",
+        "/api;a/login",
+        "/api/login;jsessionid=1",
+        "/;x/api/login",
+        "//api/login",
+        "/x/../api/login",
+        "/api//../login",
+        "/%61pi/login",
+        "/api%2F",
+    ] {
+        assert_eq!(gateway.get(target).status, 429, "{target}");
+    }
+    for target in ["/apis", "/x%2Fapi", "/x;/api", "/api%252Flogin"] {
+        assert_eq!(gateway.get(target).status, 200, "{target}");
+    }
+}
+
+#[test]
+fn the_upstream_gets_the_path_that_limits_saw() {
+    let upstream = Raw::named("one");
+    let gateway = gateway("", &upstream, &[]);
+    let mut connection = gateway.connect();
+    for (sent, forwarded) in [
+        ("/graphql/../x?y=..%2F", "/x?y=..%2F"),
+        ("/a//b/", "/a/b/"),
+        ("/%61%2db", "/a-b"),
+        ("/a%2fb;c", "/a%2Fb;c"),
+        ("/api//../login", "/api/login"),
+        ("/users/%40me", "/users/@me"),
+        ("/a%3bb", "/a%3Bb"),
+    ] {
+        let answer = connection.get(sent);
+        assert_eq!(answer.status, 200, "{sent}");
+        assert!(answer.text().starts_with(&format!("GET {forwarded} HTTP/1.1\r\n")), "{sent}: {}", answer.text());
+    }
+    // A target without a path asks for the root.
+    let answer = connection.ask(format!("GET http://{0}?y=1 HTTP/1.1\r\nHost: {0}\r\n\r\n", gateway.address));
+    assert!(answer.text().starts_with("GET /?y=1 HTTP/1.1\r\n"), "{}", answer.text());
+}
+
+#[test]
+fn what_cannot_be_read_safely_is_refused_with_its_reason() {
+    let upstream = Raw::named("one");
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &[route], "")));
+    let cases = [
+        ("GET /a/%2e%2e/b HTTP/1.1\r\nHost: h", "dot_segment"),
+        ("GET /x/..;/api HTTP/1.1\r\nHost: h", "dot_segment"),
+        ("GET /x/..%2fapi HTTP/1.1\r\nHost: h", "dot_segment"),
+        ("GET /login%0a HTTP/1.1\r\nHost: h", "control_character"),
+        ("GET /login%00 HTTP/1.1\r\nHost: h", "control_character"),
+        ("GET /a\\b HTTP/1.1\r\nHost: h", "backslash"),
+        ("GET / HTTP/1.1\r\nHost: node.test:x", "invalid_host"),
+        ("GET / HTTP/1.1\r\nHost: node.test:80:90", "invalid_host"),
+        ("GET / HTTP/1.1\r\nHost: [node.test]", "invalid_host"),
+        ("post / HTTP/1.1\r\nHost: h", "method_case"),
+        ("GET * HTTP/1.1\r\nHost: h", "asterisk_target"),
+    ];
+    for (head, reason) in cases {
+        let mut connection = gateway.connect();
+        let answer = connection.ask(format!("{head}\r\n\r\n"));
+        assert_eq!(answer.status, 400, "{head}: {}", answer.text());
+        assert!(answer.text().contains(&format!(r#""reason":"{reason}""#)), "{head}: {}", answer.text());
+        assert!(connection.is_closed(), "{head}");
+    }
+    let long = format!("GET / HTTP/1.1\r\nHost: {}example.com\r\n\r\n", "a.".repeat(130));
+    assert!(gateway.connect().ask(long).text().contains("invalid_host"));
+    assert_eq!(upstream.requests(), 0);
+    gateway.await_metric(r#"tollgate_ambiguous_requests_total{reason="dot_segment"}"#, 3);
+    gateway.await_metric(r#"tollgate_ambiguous_requests_total{reason="invalid_host"}"#, 4);
+}
+
+#[test]
+fn a_setting_says_how_upstreams_read_paths() {
+    let upstream = Raw::named("one");
+    let url = upstream.url();
+    let routes = [
+        format!("{{ path: /strict/**, paths: {{ encoded_slash: refuse, parameters: refuse }}, upstream: {url} }}"),
+        format!("{{ path: /java/**, paths: {{ encoded_slash: decode, parameters: strip }}, upstream: {url} }}"),
+        format!("{{ path: /**, upstream: {url} }}"),
+    ];
+    let settings = "paths: { encoded_slash: keep, parameters: keep, case: insensitive }";
+    let limit = format!("{{ name: deep, match: {{ path: [/a/b, /java/a/b] }}, key: path, {SPENT} }}");
+    let gateway = Gateway::start(&site(settings, &routes, &limit));
+    assert_eq!(gateway.get("/a/b").status, 200);
+    assert_eq!(gateway.get("/A/B").status, 429, "case does not count");
+    assert_eq!(gateway.get("/a%2Fb").status, 200, "an encoded slash is data here");
+    assert_eq!(gateway.get("/a;x/b").status, 200);
+    assert!(gateway.get("/strict/a%2Fb").text().contains("paths.encoded_slash"));
+    assert!(gateway.get("/strict/a;b").text().contains("paths.parameters"));
+    let answer = gateway.get("/JAVA/a;x%2Fy/b");
+    assert!(answer.text().starts_with("GET /JAVA/a/b HTTP/1.1\r\n"), "{}", answer.text());
+    assert_eq!(gateway.get("/java/a%2Fb;v=1").status, 429, "the same path in another spelling");
+}
+
+/// Requests with values that frameworks read differently, against a key that is spent and one on a block list.
+#[test]
+fn spellings_of_a_key_count_as_one_or_are_refused() {
+    let upstream = Raw::named("one");
+    let keys = ["header:x-api-key", "cookie:s", "query:key"];
+    let limit = |(number, key): (usize, &&str)| {
+        format!("{{ name: n{number}, key: '{key}', missing: skip, blocked: {{ keys: [BAD] }}, {SPENT} }}")
+    };
+    let limits: Vec<String> = keys.iter().enumerate().map(limit).collect();
+    let limits: Vec<&str> = limits.iter().map(String::as_str).collect();
+    let gateway = gateway("", &upstream, &limits);
+    let ask = |target: &str, headers: &str| {
+        let request = format!("GET {target} HTTP/1.1\r\nHost: h\r\n{headers}\r\n");
+        gateway.connect().ask(request).status
+    };
+    assert_eq!(ask("/?key=REAL", "X-Api-Key: REAL\r\nCookie: s=REAL\r\n"), 200);
+    for (target, headers, wanted) in [
+        ("/", "X-Api-Key: junk\r\nX-Api-Key: REAL\r\n", 400),
+        ("/", "X-Api-Key: REAL\r\nX-Api-Key: REAL\r\n", 429),
+        ("/", "X-Api-Key: junk\r\nX-Api-Key: BAD\r\n", 400),
+        ("/", "X-Api-Key:  REAL \t\r\n", 429),
+        ("/", "Cookie: s=junk; s=REAL\r\n", 400),
+        ("/", "Cookie: s=junk\r\nCookie: s=REAL\r\n", 400),
+        ("/", "Cookie: s=\"REAL\"\r\n", 429),
+        ("/", "Cookie: s=\"\\122EAL\"\r\n", 429),
+        ("/", "Cookie: s=%52EAL\r\n", 429),
+        ("/", "Cookie: a=1, s=REAL\r\n", 429),
+        ("/", "Cookie: s=BAD\r\n", 403),
+        ("/?key=junk&key=REAL", "", 400),
+        ("/?k%65y=R%45AL", "", 429),
+        ("/?key[]=REAL", "", 429),
+        ("/?a=1;key=REAL", "", 429),
+        ("/?key=REAL+", "", 429),
+        ("/?other=1&other=2&key=new", "", 200),
+    ] {
+        assert_eq!(ask(target, headers), wanted, "{target} {headers}");
+    }
+}
+
+#[test]
+fn http_2_is_held_to_the_same_form() {
+    let upstream = Raw::named("one");
+    let key = format!("{{ name: key, key: header:x-api-key, missing: skip, {SPENT} }}");
+    let gateway = gateway("", &upstream, &[&login_limit(), &key]);
+    runtime().block_on(async {
+        let mut sender = http2::connect(gateway.address).await;
+        let mut ask = async |method: &str, path: &str, key: Option<&[u8]>| {
+            let mut request = Request::builder().method(method).uri(format!("http://{}{path}", gateway.address));
+            if let Some(key) = key {
+                request = request.header("x-api-key", HeaderValue::from_bytes(key).unwrap());
+            }
+            http2::whole(sender.send_request(request.body(full("")).unwrap()).await.unwrap()).await
+        };
+        assert_eq!(ask("GET", "/api/login", Some(b"REAL")).await.0, 200);
+        assert_eq!(ask("GET", "/api%2Flogin", None).await.0, 429);
+        assert_eq!(ask("GET", "/x", Some(b"REAL")).await.0, 429);
+        for key in [&b" REAL"[..], b"REAL ", b"REAL\t"] {
+            let (status, body, _) = ask("GET", "/x", Some(key)).await;
+            assert_eq!(status, 400, "{key:?}");
+            assert!(String::from_utf8_lossy(&body).contains("x-api-key"));
+        }
+        assert_eq!(ask("GET", "/x", Some(b"REAL\xA0")).await.0, 429);
+        assert_eq!(ask("GET", "/a/%2e%2e/b", None).await.0, 400);
+        assert_eq!(ask("get", "/x", None).await.0, 400);
+        assert_eq!(ask("GET", "?y=1", None).await.0, 200);
+    });
+    assert_eq!(upstream.requests(), 2);
+}

@@ -1,0 +1,177 @@
+//! The normal form: one reading of a request for matching, keys, plans, block lists, expressions, routing and
+//! forwarding.
+//!
+//! A limit is worth as much as its reading of a request. If the service behind reads the same bytes differently, a
+//! client can spell its way around the limit. So everything that rules look at is brought to one form first, and the
+//! gateway forwards that form. Where services disagree and each reading is legitimate (encoded slashes, `;` parameters),
+//! a limit applies if any reading matches it, unless [`PathReading`] names the one that the service uses. What cannot be
+//! read safely is [`Unreadable`], and the request is refused.
+//!
+//! `docs/normal-form.md` describes the form for users.
+//!
+//! Deliberately not here: framing (where a message ends), which the server decides before anything here sees a request,
+//! and header names, which the server filters.
+
+pub(super) mod cookies;
+pub(super) mod header;
+pub(super) mod host;
+pub(super) mod method;
+pub(super) mod path;
+pub(super) mod query;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+pub use self::header::is_padded;
+pub use self::host::check_host;
+pub use self::method::check_method;
+pub use self::path::{CleanPath, EncodedSlash, PathCase, PathParameters, PathReading, PathReadings};
+
+/// Why a request cannot be read safely. It is refused with 400 where Tollgate serves it.
+///
+/// `Display` names what is ambiguous and how to send it, or which setting allows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unreadable {
+    /// A `.` or `..` segment that appears only after decoding, or carries `;` parameters.
+    DotSegment,
+    /// A control character in the path, raw or encoded.
+    ControlCharacter,
+    /// A raw backslash in the path, which some services read as a slash.
+    Backslash,
+    /// An encoded slash or backslash, where `paths.encoded_slash` is `refuse`.
+    EncodedSlash,
+    /// A `;` in the path, where `paths.parameters` is `refuse`.
+    PathParameters,
+    /// A `Host` that is not a host with an optional port.
+    InvalidHost,
+    /// A registered method in another case, such as `post`.
+    MethodCase,
+    /// `*` as the target of a method other than `OPTIONS`.
+    AsteriskTarget,
+    /// A header value that begins or ends with white space, which HTTP/2 forbids.
+    PaddedHeader(Box<str>),
+    /// A header that a limit reads, with several differing values.
+    DuplicateHeader(Box<str>),
+    /// A cookie that a limit reads, with several differing values.
+    DuplicateCookie(Box<str>),
+    /// A query parameter that a limit reads, with several differing values.
+    DuplicateParameter(Box<str>),
+}
+
+impl Unreadable {
+    /// Every reason, in the order of the metric's labels.
+    pub const REASONS: [&'static str; 12] = [
+        "dot_segment",
+        "control_character",
+        "backslash",
+        "encoded_slash",
+        "path_parameters",
+        "invalid_host",
+        "method_case",
+        "asterisk_target",
+        "padded_header",
+        "duplicate_header",
+        "duplicate_cookie",
+        "duplicate_parameter",
+    ];
+
+    /// The reason as one word, for metrics and programs.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        Self::REASONS[self.number()]
+    }
+
+    /// The place of the reason in [`REASONS`](Self::REASONS).
+    #[must_use]
+    pub fn number(&self) -> usize {
+        match self {
+            Self::DotSegment => 0,
+            Self::ControlCharacter => 1,
+            Self::Backslash => 2,
+            Self::EncodedSlash => 3,
+            Self::PathParameters => 4,
+            Self::InvalidHost => 5,
+            Self::MethodCase => 6,
+            Self::AsteriskTarget => 7,
+            Self::PaddedHeader(_) => 8,
+            Self::DuplicateHeader(_) => 9,
+            Self::DuplicateCookie(_) => 10,
+            Self::DuplicateParameter(_) => 11,
+        }
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::DotSegment => "The path has an encoded dot segment: send the path it resolves to.",
+            Self::ControlCharacter => "The path has a control character: remove it.",
+            Self::Backslash => "The path has a backslash: use a slash, or encode it as %5C.",
+            Self::EncodedSlash => {
+                "The path has an encoded slash: send a plain slash; the setting paths.encoded_slash allows it."
+            }
+            Self::PathParameters => {
+                "The path has a semicolon: encode it as %3B; the setting paths.parameters allows it."
+            }
+            Self::InvalidHost => "The Host header is invalid: send a host name or address, with an optional port.",
+            Self::MethodCase => "The method is a registered one in another case: send it in upper case.",
+            Self::AsteriskTarget => "Only OPTIONS may ask for *: send a path.",
+            Self::PaddedHeader(name) => {
+                return write!(out, "The header {name} begins or ends with white space: remove it.");
+            }
+            Self::DuplicateHeader(name) => {
+                return write!(out, "The header {name} has several differing values: send it once.");
+            }
+            Self::DuplicateCookie(name) => {
+                return write!(out, "The cookie {name} has several differing values: send it once.");
+            }
+            Self::DuplicateParameter(name) => {
+                return write!(out, "The query parameter {name} has several differing values: send it once.");
+            }
+        };
+        out.write_str(text)
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+/// Remembers what could not be read while rules looked at a request: the look itself answers as well as it can, and the
+/// rule set refuses the request afterwards.
+#[derive(Debug, Default)]
+pub(crate) struct ReadErrors {
+    /// Looked at after every rule, so it has to cost nothing. Only one thread looks, but expressions want to be shared.
+    is_some: AtomicBool,
+    first: Mutex<Option<Unreadable>>,
+}
+
+impl ReadErrors {
+    #[cold]
+    pub(crate) fn note(&self, problem: Unreadable) {
+        self.is_some.store(true, Relaxed);
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
+    }
+
+    #[inline]
+    pub(crate) fn take(&self) -> Option<Unreadable> {
+        if !self.is_some.load(Relaxed) {
+            return None;
+        }
+        self.is_some.store(false, Relaxed);
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// The one value among `values`, which are in their normal form. Differing ones are a problem, and the first counts.
+pub(super) fn only<T: PartialEq>(
+    mut values: impl Iterator<Item = T>,
+    errors: &ReadErrors,
+    differ: impl FnOnce() -> Unreadable,
+) -> Option<T> {
+    let first = values.next()?;
+    if values.any(|other| other != first) {
+        errors.note(differ());
+    }
+    Some(first)
+}

@@ -1,0 +1,186 @@
+//! One cookie of a request (RFC 6265).
+//!
+//! Frameworks read more than the RFC allows, and each differently: quotes with octal escapes (Python), percent escapes
+//! (Express), pairs behind a comma (older parsers) or a space (Python's `SimpleCookie`). So a value is unquoted, unescaped
+//! and trimmed before it counts, which joins the spellings of one user, and a pair that only some would find is found.
+
+use std::borrow::Cow;
+
+use http::header::COOKIE;
+
+use super::header::trimmed;
+use super::query::percent_decoded;
+use super::{ReadErrors, Unreadable, only};
+use crate::http::Headers;
+
+/// Returns the value of the cookie of that name, whose case counts. Several differing values are a problem.
+///
+/// HTTP/2 may divide the header into several lines, so all are looked at.
+pub(in crate::rules) fn cookie<'a>(headers: Headers<'a>, name: &str, errors: &ReadErrors) -> Option<Cow<'a, [u8]>> {
+    let pieces = headers.get_all(&COOKIE).flat_map(|line| line.split(|byte| *byte == b';'));
+    let values = pieces.flat_map(|piece| values(piece, name.as_bytes())).map(plain);
+    only(values, errors, || Unreadable::DuplicateCookie(name.into()))
+}
+
+/// The values of that name in what stands between two semicolons: of the pair itself, and of pairs that some parsers find
+/// behind a comma or a space in it.
+fn values<'a>(piece: &'a [u8], name: &[u8]) -> impl Iterator<Item = &'a [u8]> {
+    let of_name = move |text: &'a [u8]| pair(text).filter(|(given, _)| *given == name).map(|(_, value)| value);
+    let piece = piece.trim_ascii();
+    let itself = of_name(piece);
+    // The value of the pair itself may begin behind blanks.
+    let begins = piece.len() - itself.map_or(piece.len(), <[u8]>::len);
+    let inner = piece[begins..].split(|byte| matches!(byte, b',' | b' ' | b'\t'));
+    itself.into_iter().chain(inner.skip(1).filter_map(of_name))
+}
+
+fn pair(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (name, value) = text.split_at(text.iter().position(|byte| *byte == b'=')?);
+    Some((name.trim_ascii(), value.get(1..)?.trim_ascii()))
+}
+
+/// A value as the service means it, whichever way it was written.
+fn plain(value: &[u8]) -> Cow<'_, [u8]> {
+    let value = trimmed(value);
+    let value = match value {
+        [b'"', inner @ .., b'"'] if inner.contains(&b'\\') => Cow::Owned(unescaped(inner)),
+        [b'"', inner @ .., b'"'] => Cow::Borrowed(inner),
+        _ => Cow::Borrowed(value),
+    };
+    let value = if value.contains(&b'%') { Cow::Owned(percent_decoded(&value)) } else { value };
+    match value {
+        Cow::Borrowed(value) => Cow::Borrowed(trimmed(value)),
+        Cow::Owned(value) => Cow::Owned(trimmed(&value).to_vec()),
+    }
+}
+
+/// Undoes the escapes of a quoted value: a backslash with three octal digits, or with the character itself.
+fn unescaped(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    loop {
+        rest = match rest {
+            [] => return out,
+            [b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', rest @ ..] => {
+                out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest
+            }
+            [b'\\', byte, rest @ ..] | [byte, rest @ ..] => {
+                out.push(*byte);
+                rest
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderValue};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn headers(lines: &[&str]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(COOKIE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        headers
+    }
+
+    fn read(lines: &[&str], name: &str) -> (Option<String>, bool) {
+        let (headers, errors) = (headers(lines), ReadErrors::default());
+        let value = cookie((&headers).into(), name, &errors);
+        let value = value.map(|value| String::from_utf8(value.into_owned()).unwrap());
+        (value, errors.take().is_some())
+    }
+
+    fn found(lines: &[&str], name: &str) -> Option<String> {
+        let (value, differs) = read(lines, name);
+        assert!(!differs, "{lines:?}");
+        value
+    }
+
+    #[test]
+    fn a_cookie_is_found_by_its_exact_name() {
+        let lines = ["session=abc; theme=dark", "Session=upper; other=1=2; quoted=\"a b\"; empty=; bare; =nameless"];
+        for (name, expected) in [
+            ("session", Some("abc")),
+            ("theme", Some("dark")),
+            ("Session", Some("upper")),
+            ("SESSION", None),
+            ("sess", None),
+            ("other", Some("1=2")),
+            ("quoted", Some("a b")),
+            ("empty", Some("")),
+            ("bare", None),
+            ("", Some("nameless")),
+            ("missing", None),
+        ] {
+            assert_eq!(found(&lines, name).as_deref(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn differing_values_of_a_name_are_a_problem() {
+        for lines in [&["s=1; s=2"][..], &["b=0", "s=1", "s=2"], &["a=1, s=1; s=2"], &["a=1 s=2; s=1"], &["s=; s=1"]] {
+            assert!(read(lines, "s").1, "{lines:?}");
+        }
+        for lines in [&["s=1; s=1"][..], &["s=1", "s=\"1\""], &["s=%31; s=1"], &["t=1; t=2; s=1"]] {
+            assert_eq!(found(lines, "s").as_deref(), Some("1"), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn spellings_of_one_value_are_one() {
+        for line in [
+            "s=REAL",
+            "s=\"REAL\"",
+            "s=\"\\122EAL\"",
+            "s=\"\\REAL\"",
+            "s=%52EAL",
+            "s= REAL ",
+            "s =REAL",
+            "a=1, s=REAL",
+            "a=1 s=REAL",
+            "a=1,s=REAL",
+            "s=\"REAL \"",
+            "s=%20REAL",
+            "a=s s=REAL",
+        ] {
+            assert_eq!(found(&[line], "s").as_deref(), Some("REAL"), "{line}");
+        }
+    }
+
+    #[test]
+    fn untidy_lines_are_read_all_the_same() {
+        assert_eq!(found(&[" a = 1 ;;; b=2;"], "a").as_deref(), Some("1"));
+        assert_eq!(found(&[" a = 1 ;;; b=2;"], "b").as_deref(), Some("2"));
+        assert_eq!(found(&["a=\"1"], "a").as_deref(), Some("\"1"));
+        assert_eq!(found(&["a=\""], "a").as_deref(), Some("\""));
+        assert_eq!(found(&["a=\"\""], "a").as_deref(), Some(""));
+        assert_eq!(found(&["a=1, 2"], "a").as_deref(), Some("1, 2"));
+        assert_eq!(found(&[], "a"), None);
+    }
+
+    proptest! {
+        /// Of lines in which names do not repeat and nothing is escaped, the crate has no other opinion.
+        #[test]
+        fn agrees_with_the_cookie_crate(
+            line in r#"a=["0-9]{0,4}; ?(b ?=["0-9= ]{0,4}; ?)?c(=["0-9]{0,3})?"#,
+            name in "[a-c]",
+        ) {
+            let theirs = cookie::Cookie::split_parse(line.as_str())
+                .filter_map(Result::ok)
+                .find(|cookie| cookie.name() == name)
+                .map(|cookie| cookie.value_trimmed().trim().to_owned());
+            prop_assert_eq!(read(&[&line], &name).0, theirs);
+        }
+
+        #[test]
+        fn no_bytes_panic(line in prop::collection::vec(32_u8..=255, 0..60), name in ".{0,4}") {
+            let Ok(value) = HeaderValue::from_bytes(&line) else { return Ok(()) };
+            _ = super::cookie((&HeaderMap::from_iter([(COOKIE, value)])).into(), &name, &ReadErrors::default());
+        }
+    }
+}

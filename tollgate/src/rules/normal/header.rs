@@ -1,0 +1,79 @@
+//! Header values: trimmed, and one for a name.
+//!
+//! HTTP/1 parsers trim spaces and tabs. Python's and JavaScript's `strip` and `trim`, which services call on a key, also
+//! take the no-break space and the next-line character, as Latin-1 or as UTF-8.
+
+use http::HeaderName;
+
+use super::{ReadErrors, Unreadable, only};
+use crate::http::Headers;
+
+/// Returns the value of a header without the white space around it. Several differing values are a problem.
+pub(in crate::rules) fn header<'a>(headers: Headers<'a>, name: &HeaderName, errors: &ReadErrors) -> Option<&'a [u8]> {
+    only(headers.get_all(name).map(trimmed), errors, || Unreadable::DuplicateHeader(name.as_str().into()))
+}
+
+/// Returns whether a value begins or ends with a space or a tab. HTTP/2 forbids that (RFC 9113, 8.2.1), and an HTTP/1
+/// server behind would trim it.
+#[must_use]
+pub fn is_padded(value: &[u8]) -> bool {
+    let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    is_blank(value.first()) || is_blank(value.last())
+}
+
+/// A value without white space around it.
+pub(in crate::rules) fn trimmed(value: &[u8]) -> &[u8] {
+    // What nearly every value is: neither end can begin or end anything that is trimmed.
+    if let (Some(b'!'..=b'~'), Some(b'!'..=b'~')) = (value.first(), value.last()) {
+        return value;
+    }
+    let mut value = value;
+    loop {
+        value = match value {
+            [0x09..=0x0D | b' ' | 0x1C..=0x1F | 0x85 | 0xA0, rest @ ..] => rest,
+            [0xC2, 0x85 | 0xA0, rest @ ..] => rest,
+            [rest @ .., 0xC2, 0x85 | 0xA0] => rest,
+            [rest @ .., 0x09..=0x0D | b' ' | 0x1C..=0x1F] => rest,
+            // As Latin-1, and not the end of a character of UTF-8.
+            [rest @ .., 0x85 | 0xA0] if std::str::from_utf8(value).is_err() => rest,
+            _ => return value,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderValue};
+
+    use super::*;
+
+    #[test]
+    fn white_space_around_a_value_is_trimmed() {
+        for value in [&b"KEY"[..], b" KEY\t", b"\xA0KEY", b"KEY\xA0", b"KEY \xC2\xA0", b"\xC2\xA0 KEY", b"\x85KEY\x85"]
+        {
+            assert_eq!(trimmed(value), b"KEY", "{value:?}");
+        }
+        // The last byte of `à` is 0xA0.
+        assert_eq!(trimmed("voilà".as_bytes()), "voilà".as_bytes());
+        assert_eq!(trimmed(b" \t"), b"");
+        assert_eq!(trimmed(b"a b"), b"a b");
+    }
+
+    #[test]
+    fn differing_values_are_a_problem_and_equal_ones_are_not() {
+        let name = HeaderName::from_static("x-key");
+        let read = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(&name, HeaderValue::from_str(value).unwrap());
+            }
+            let errors = ReadErrors::default();
+            let found = header((&headers).into(), &name, &errors).map(<[u8]>::to_vec);
+            (found, errors.take())
+        };
+        assert_eq!(read(&["a"]), (Some(b"a".to_vec()), None));
+        assert_eq!(read(&["a", " a\t"]), (Some(b"a".to_vec()), None));
+        assert_eq!(read(&["a", "b"]), (Some(b"a".to_vec()), Some(Unreadable::DuplicateHeader("x-key".into()))));
+        assert_eq!(read(&[]), (None, None));
+    }
+}

@@ -1,0 +1,59 @@
+//! Methods. Their case counts (RFC 9110, 9.1), but some frameworks read `post` as `POST`.
+
+use super::Unreadable;
+
+/// The methods of the IANA registry that services act on.
+const REGISTERED: [&str; 19] = [
+    "GET",
+    "HEAD",
+    "POST",
+    "PUT",
+    "DELETE",
+    "CONNECT",
+    "OPTIONS",
+    "TRACE",
+    "PATCH",
+    "PROPFIND",
+    "PROPPATCH",
+    "MKCOL",
+    "COPY",
+    "MOVE",
+    "LOCK",
+    "UNLOCK",
+    "SEARCH",
+    "REPORT",
+    "QUERY",
+];
+
+/// Refuses a registered method in another case, and `*` as the target of anything but `OPTIONS`.
+///
+/// # Errors
+///
+/// What cannot be read safely.
+pub fn check_method(method: &str, target: &str) -> Result<(), Unreadable> {
+    if target == "*" && method != "OPTIONS" {
+        return Err(Unreadable::AsteriskTarget);
+    }
+    let is_upper = !method.bytes().any(|byte| byte.is_ascii_lowercase());
+    if !is_upper && REGISTERED.iter().any(|registered| registered.eq_ignore_ascii_case(method)) {
+        return Err(Unreadable::MethodCase);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registered_methods_in_another_case_are_refused() {
+        for method in ["post", "Get", "pATCH", "propfind"] {
+            assert_eq!(check_method(method, "/"), Err(Unreadable::MethodCase), "{method}");
+        }
+        for method in ["GET", "POST", "purge", "Custom", "M-SEARCH"] {
+            assert_eq!(check_method(method, "/"), Ok(()), "{method}");
+        }
+        assert_eq!(check_method("GET", "*"), Err(Unreadable::AsteriskTarget));
+        assert_eq!(check_method("OPTIONS", "*"), Ok(()));
+    }
+}

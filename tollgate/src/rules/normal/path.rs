@@ -1,0 +1,522 @@
+//! Paths.
+//!
+//! A clean path has one spelling: characters that a path may contain stand for themselves, all others are escaped in
+//! capitals, dot segments are resolved (RFC 3986, 5.2.4) and slashes are merged. It is what the gateway routes by and
+//! forwards. A slash at its end stays, because services tell `/a/` from `/a`; rules do not.
+//!
+//! Two things have no single reading, because services disagree: `%2F` is a slash to some and data to others, and so is
+//! `;`. [`PathReading`] says how the service reads them; by default both readings count.
+
+use std::borrow::Cow;
+
+use smallvec::SmallVec;
+
+use super::Unreadable;
+
+/// How the service behind reads paths.
+///
+/// ```
+/// use tollgate::rules::{CleanPath, EncodedSlash, PathReading};
+///
+/// let path = CleanPath::new("/api%2flogin")?;
+/// let any = PathReading::default();
+/// assert_eq!(path.readings(any).as_slice(), ["/api/login", "/api%2Flogin"]);
+/// let decoded = PathReading { encoded_slash: EncodedSlash::Decode, ..any };
+/// assert_eq!(path.forwarded(decoded)?, "/api/login");
+/// # Ok::<(), tollgate::rules::Unreadable>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathReading {
+    /// How it reads `%2F` and `%5C`.
+    pub encoded_slash: EncodedSlash,
+    /// How it reads `;` and the text behind it, up to the next slash.
+    pub parameters: PathParameters,
+    /// Whether it tells `/API` from `/api`.
+    pub case: PathCase,
+}
+
+/// How a service reads an encoded slash (`%2F`) or backslash (`%5C`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum EncodedSlash {
+    /// Nobody knows: a limit applies if either reading matches it. It is forwarded as it was sent.
+    #[default]
+    Any,
+    /// Requests with one are refused with 400.
+    Refuse,
+    /// As a slash, and that is what it gets.
+    Decode,
+    /// As data.
+    Keep,
+}
+
+/// How a service reads the parameters of a path segment, as in `/cart;session=1/items`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum PathParameters {
+    /// Nobody knows: a limit applies if the path with or without them matches it. They are forwarded.
+    #[default]
+    Any,
+    /// Requests with some are refused with 400.
+    Refuse,
+    /// As no part of the path, and it gets none.
+    Strip,
+    /// As part of the segment.
+    Keep,
+}
+
+/// Whether a service tells `/API` from `/api`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum PathCase {
+    /// It does.
+    #[default]
+    Sensitive,
+    /// It does not.
+    Insensitive,
+}
+
+impl PathReading {
+    /// Encoded slashes and `;` are data, which is how a path is routed before it is known whose reading counts.
+    pub const AS_WRITTEN: Self =
+        Self { encoded_slash: EncodedSlash::Keep, parameters: PathParameters::Keep, case: PathCase::Sensitive };
+}
+
+/// The readings of one path. Nearly always it is one, and nothing is copied for it.
+pub type PathReadings<'a> = SmallVec<[Cow<'a, str>; 1]>;
+
+/// A path in its one spelling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CleanPath<'a> {
+    text: Cow<'a, str>,
+    has_encoded_slash: bool,
+    has_parameters: bool,
+}
+
+impl<'a> CleanPath<'a> {
+    /// Cleans a path, which has no query.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read safely.
+    pub fn new(path: &'a str) -> Result<Self, Unreadable> {
+        if is_plain(path) {
+            return Ok(Self { text: Cow::Borrowed(path), has_encoded_slash: false, has_parameters: false });
+        }
+        clean(path)
+    }
+
+    /// The clean path: encoded slashes and `;` as they were sent.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether the path was clean as it was sent, and has one reading.
+    #[must_use]
+    pub fn is_unchanged(&self) -> bool {
+        matches!(self.text, Cow::Borrowed(_)) && !self.has_encoded_slash && !self.has_parameters
+    }
+
+    /// Returns the path that a service of that reading gets.
+    ///
+    /// # Errors
+    ///
+    /// When it has something that is to be refused.
+    pub fn forwarded(&self, reading: PathReading) -> Result<Cow<'_, str>, Unreadable> {
+        if self.has_encoded_slash && reading.encoded_slash == EncodedSlash::Refuse {
+            return Err(Unreadable::EncodedSlash);
+        }
+        if self.has_parameters && reading.parameters == PathParameters::Refuse {
+            return Err(Unreadable::PathParameters);
+        }
+        let strip = self.has_parameters && reading.parameters == PathParameters::Strip;
+        let decode = self.has_encoded_slash && reading.encoded_slash == EncodedSlash::Decode;
+        let text = if strip { Cow::Owned(stripped(&self.text)) } else { Cow::Borrowed(&*self.text) };
+        Ok(if decode { Cow::Owned(decoded_slashes(&text)) } else { text })
+    }
+
+    /// Returns the readings that rules match, without a slash at the end. The first is the most merged one, by which keys
+    /// count: all spellings of one path share it.
+    #[must_use]
+    pub fn readings(self, reading: PathReading) -> PathReadings<'a> {
+        if !self.has_encoded_slash && !self.has_parameters {
+            return SmallVec::from_buf([folded(without_end(self.text), reading.case)]);
+        }
+        let text = &*self.text;
+        let (decodes, keeps_slash) = match reading.encoded_slash {
+            EncodedSlash::Any => (self.has_encoded_slash, true),
+            EncodedSlash::Decode => (self.has_encoded_slash, !self.has_encoded_slash),
+            EncodedSlash::Refuse | EncodedSlash::Keep => (false, true),
+        };
+        let (strips, keeps_parameters) = match reading.parameters {
+            PathParameters::Any => (self.has_parameters, true),
+            PathParameters::Strip => (self.has_parameters, !self.has_parameters),
+            PathParameters::Refuse | PathParameters::Keep => (false, true),
+        };
+        let mut readings = PathReadings::new();
+        let mut add = |reading_text: String| {
+            let one = folded(without_end(Cow::Owned(reading_text)), reading.case);
+            if !readings.contains(&one) {
+                readings.push(one);
+            }
+        };
+        if strips && decodes {
+            // Parameters end at a slash, so it matters which is done first.
+            add(decoded_slashes(&stripped(text)));
+            add(stripped(&decoded_slashes(text)));
+        }
+        if strips && keeps_slash {
+            add(stripped(text));
+        }
+        if decodes && keeps_parameters {
+            add(decoded_slashes(text));
+        }
+        if keeps_slash && keeps_parameters {
+            add(text.to_owned());
+        }
+        readings
+    }
+}
+
+fn folded(path: Cow<'_, str>, case: PathCase) -> Cow<'_, str> {
+    match case {
+        PathCase::Insensitive if has_upper_case(&path) => Cow::Owned(path.to_ascii_lowercase()),
+        _ => path,
+    }
+}
+
+/// Returns whether a path has a letter that [`PathCase::Insensitive`] does not tell from another.
+pub(in crate::rules) fn has_upper_case(path: &str) -> bool {
+    path.bytes().any(|byte| byte.is_ascii_uppercase())
+}
+
+fn without_end(path: Cow<'_, str>) -> Cow<'_, str> {
+    match path {
+        path if path.len() <= 1 || !path.ends_with('/') => path,
+        Cow::Borrowed(path) => Cow::Borrowed(&path[..path.len() - 1]),
+        Cow::Owned(mut path) => {
+            path.pop();
+            Cow::Owned(path)
+        }
+    }
+}
+
+/// Whether a path is clean already and has one reading. A table, because every byte of every request is looked up.
+fn is_plain(path: &str) -> bool {
+    let mut before = 0;
+    // `*` alone is not a path, but the target of a request about the server itself.
+    path == "*"
+        || (path.starts_with('/')
+            && path.bytes().all(|byte| {
+                let is_odd = !IN_PLAIN_PATHS[usize::from(byte)] || (before == b'/' && matches!(byte, b'/' | b'.'));
+                before = byte;
+                !is_odd
+            }))
+}
+
+fn clean(path: &str) -> Result<CleanPath<'_>, Unreadable> {
+    let mut has_encoded_slash = false;
+    let mut has_parameters = false;
+    // Of each segment, where it begins in `text`. Empty segments are kept until dots are resolved: `..` takes one away.
+    let mut text = String::with_capacity(path.len() + 8);
+    let mut begins: SmallVec<[usize; 16]> = SmallVec::new();
+    let segments = path.strip_prefix('/').unwrap_or(path).split('/');
+    let mut ends_in_slash = false;
+    for segment in segments {
+        ends_in_slash = segment.is_empty() || matches!(segment, "." | "..");
+        match segment {
+            "." => {}
+            ".." => {
+                if let Some(begin) = begins.pop() {
+                    text.truncate(begin);
+                }
+            }
+            _ => {
+                begins.push(text.len());
+                text.push('/');
+                let at = text.len();
+                spell(segment, &mut text)?;
+                let spelled = &text[at..];
+                has_encoded_slash |= spelled.contains("%2F") || spelled.contains("%5C");
+                has_parameters |= spelled.contains(';');
+                if has_dots(spelled) {
+                    return Err(Unreadable::DotSegment);
+                }
+            }
+        }
+    }
+    let mut merged = merge_slashes(&text);
+    if ends_in_slash && !merged.ends_with('/') {
+        merged.push('/');
+    }
+    let text = if merged == path { Cow::Borrowed(path) } else { Cow::Owned(merged) };
+    Ok(CleanPath { text, has_encoded_slash, has_parameters })
+}
+
+/// Writes a segment in its one spelling. What can be written without an escape is, all else is escaped in capitals.
+fn spell(segment: &str, out: &mut String) -> Result<(), Unreadable> {
+    let mut rest = segment.as_bytes();
+    while let Some((first, behind)) = rest.split_first() {
+        let escaped = if *first == b'%' { escape(behind) } else { None };
+        let (byte, after) = escaped.unwrap_or((*first, behind));
+        if byte.is_ascii_control() {
+            return Err(Unreadable::ControlCharacter);
+        }
+        if byte == b'\\' && escaped.is_none() {
+            return Err(Unreadable::Backslash);
+        }
+        if stands_for_itself(byte) || (byte == b';' && escaped.is_none()) {
+            out.push(char::from(byte));
+        } else {
+            push_escape(byte, out);
+        }
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Whether a spelled segment, or a part of it that some services take for one, is `.` or `..`.
+fn has_dots(segment: &str) -> bool {
+    if !segment.contains('.') {
+        return false;
+    }
+    let mut parts = segment.split("%2F").flat_map(|part| part.split("%5C"));
+    parts.any(|part| {
+        let name = part.split(';').next().unwrap_or_default();
+        let name = name.split("%3B").next().unwrap_or_default();
+        matches!(name, "." | "..")
+    })
+}
+
+/// A path without the parameters of its segments.
+fn stripped(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    for segment in path.strip_prefix('/').unwrap_or(path).split('/') {
+        out.push('/');
+        out.push_str(segment.split(';').next().unwrap_or_default());
+    }
+    merge_slashes(&out)
+}
+
+/// A path whose encoded slashes and backslashes divide segments.
+fn decoded_slashes(path: &str) -> String {
+    merge_slashes(&path.replace("%2F", "/").replace("%5C", "/"))
+}
+
+fn merge_slashes(path: &str) -> String {
+    let mut merged = String::with_capacity(path.len().max(1));
+    for letter in path.chars() {
+        if letter != '/' || !merged.ends_with('/') {
+            merged.push(letter);
+        }
+    }
+    if merged.is_empty() {
+        merged.push('/');
+    }
+    merged
+}
+
+/// Whether a byte is written without an escape: the characters of RFC 3986's `pchar`, but for the star, which is special
+/// in globs, and the semicolon, which is data when it is escaped.
+const fn stands_for_itself(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')')
+        || matches!(byte, b'+' | b',' | b'=' | b':' | b'@')
+}
+
+static IN_PLAIN_PATHS: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = 0;
+    while byte < plain.len() {
+        plain[byte] = byte == b'/' as usize || stands_for_itself(byte as u8);
+        byte += 1;
+    }
+    plain
+};
+
+/// Spells a segment of a glob, whose stars stay. Control characters and backslashes are escaped: no request that is
+/// matched has them.
+pub(in crate::rules) fn spell_glob(segment: &str) -> String {
+    let mut out = String::with_capacity(segment.len());
+    for (number, literal) in segment.split('*').enumerate() {
+        if number > 0 {
+            out.push('*');
+        }
+        let mut rest = literal.as_bytes();
+        while let Some((first, behind)) = rest.split_first() {
+            let escaped = if *first == b'%' { escape(behind) } else { None };
+            let (byte, after) = escaped.unwrap_or((*first, behind));
+            if stands_for_itself(byte) || (byte == b';' && escaped.is_none()) {
+                out.push(char::from(byte));
+            } else {
+                push_escape(byte, &mut out);
+            }
+            rest = after;
+        }
+    }
+    out
+}
+
+fn push_escape(byte: u8, out: &mut String) {
+    let digit = |value: u8| char::from(b"0123456789ABCDEF"[usize::from(value)]);
+    out.extend(['%', digit(byte >> 4), digit(byte & 15)]);
+}
+
+/// The byte that the two digits behind a percent sign mean, and what follows them.
+fn escape(behind: &[u8]) -> Option<(u8, &[u8])> {
+    let digit = |at: usize| char::from(*behind.get(at)?).to_digit(16);
+    let byte = u8::try_from(digit(0)? << 4 | digit(1)?).ok()?;
+    Some((byte, behind.get(2..)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn cleaned(path: &str) -> Result<String, Unreadable> {
+        CleanPath::new(path).map(|path| path.as_str().to_owned())
+    }
+
+    fn readings(path: &str, reading: PathReading) -> Vec<String> {
+        CleanPath::new(path).unwrap().readings(reading).into_iter().map(Cow::into_owned).collect()
+    }
+
+    #[test]
+    fn a_path_has_one_spelling() {
+        for (path, expected) in [
+            ("/", "/"),
+            ("", "/"),
+            ("*", "*"),
+            ("/a/b", "/a/b"),
+            ("/a/b/", "/a/b/"),
+            ("/%61%2Db", "/a-b"),
+            ("/users/%40me", "/users/@me"),
+            ("/a//b", "/a/b"),
+            ("//a", "/a"),
+            ("/a/./b", "/a/b"),
+            ("/a/../b", "/b"),
+            ("/graphql/../x", "/x"),
+            // `..` takes the empty segment away, as RFC 3986 has it.
+            ("/api//../login", "/api/login"),
+            ("/..", "/"),
+            ("/a/..", "/"),
+            ("/a/b/..", "/a/"),
+            ("/a/.", "/a/"),
+            ("/caf\u{e9}", "/caf%C3%A9"),
+            ("/caf%c3%a9", "/caf%C3%A9"),
+            ("/a b", "/a%20b"),
+            ("/a%2fb", "/a%2Fb"),
+            ("/a%5cb", "/a%5Cb"),
+            ("/a;b/c", "/a;b/c"),
+            ("/a%3bb", "/a%3Bb"),
+            ("/*", "/%2A"),
+            ("/%2a", "/%2A"),
+            ("/100%", "/100%25"),
+            ("/%%32e", "/%252e"),
+            ("/%252e%252e/x", "/%252e%252e/x"),
+            ("/...", "/..."),
+            ("/.well-known/x", "/.well-known/x"),
+            ("/{a}|b", "/%7Ba%7D%7Cb"),
+        ] {
+            assert_eq!(cleaned(path).as_deref(), Ok(expected), "{path}");
+        }
+    }
+
+    #[test]
+    fn paths_that_cannot_be_read_safely_are_refused() {
+        for (path, expected) in [
+            ("/graphql/%2e%2e/y", Unreadable::DotSegment),
+            ("/a/.%2E/b", Unreadable::DotSegment),
+            ("/a/%2e/b", Unreadable::DotSegment),
+            ("/x/..;/api/login", Unreadable::DotSegment),
+            ("/x/.;a/api", Unreadable::DotSegment),
+            ("/x/..%3B/api", Unreadable::DotSegment),
+            ("/x/..%2fapi", Unreadable::DotSegment),
+            ("/x%2F..%2Fapi", Unreadable::DotSegment),
+            ("/x%5c..%5capi", Unreadable::DotSegment),
+            ("/a%2f..", Unreadable::DotSegment),
+            ("/login%0a", Unreadable::ControlCharacter),
+            ("/login%00", Unreadable::ControlCharacter),
+            ("/a\tb", Unreadable::ControlCharacter),
+            ("/a%7f", Unreadable::ControlCharacter),
+            ("/a\\b", Unreadable::Backslash),
+        ] {
+            assert_eq!(cleaned(path), Err(expected), "{path}");
+        }
+    }
+
+    #[test]
+    fn encoded_slashes_and_parameters_have_every_plausible_reading() {
+        let any = PathReading::default();
+        assert_eq!(readings("/api/login/", any), ["/api/login"]);
+        assert_eq!(readings("/api%2Flogin", any), ["/api/login", "/api%2Flogin"]);
+        assert_eq!(readings("/api%5clogin", any), ["/api/login", "/api%5Clogin"]);
+        assert_eq!(readings("/api%2F%2flogin/", any), ["/api/login", "/api%2F%2Flogin"]);
+        assert_eq!(readings("/api;a/login;b=1", any), ["/api/login", "/api;a/login;b=1"]);
+        assert_eq!(readings("/;/api", any), ["/api", "/;/api"]);
+        assert_eq!(
+            readings("/a;x%2Fb", any),
+            ["/a", "/a/b", "/a;x/b", "/a;x%2Fb"],
+            "the parameter ends at the slash, or the slash is in it"
+        );
+        let of = |encoded_slash, parameters| PathReading { encoded_slash, parameters, ..any };
+        assert_eq!(readings("/a;x%2Fb", of(EncodedSlash::Decode, PathParameters::Keep)), ["/a;x/b"]);
+        assert_eq!(readings("/a;x%2Fb", of(EncodedSlash::Keep, PathParameters::Strip)), ["/a"]);
+        assert_eq!(readings("/a;x%2Fb", of(EncodedSlash::Keep, PathParameters::Keep)), ["/a;x%2Fb"]);
+        assert_eq!(readings("/A;x", PathReading { case: PathCase::Insensitive, ..any }), ["/a", "/a;x"]);
+        assert_eq!(readings("/A/B", PathReading { case: PathCase::Insensitive, ..any }), ["/a/b"]);
+    }
+
+    #[test]
+    fn a_setting_says_what_is_forwarded() {
+        let forwarded =
+            |path: &str, reading| CleanPath::new(path).and_then(|path| path.forwarded(reading).map(Cow::into_owned));
+        let any = PathReading::default();
+        let of = |encoded_slash, parameters| PathReading { encoded_slash, parameters, ..any };
+        assert_eq!(forwarded("/a%2fb;c/", any).as_deref(), Ok("/a%2Fb;c/"));
+        let read = of(EncodedSlash::Decode, PathParameters::Strip);
+        assert_eq!(forwarded("/a%2fb;c/", read).as_deref(), Ok("/a/b/"));
+        assert_eq!(forwarded("/a%2fb", of(EncodedSlash::Refuse, PathParameters::Any)), Err(Unreadable::EncodedSlash));
+        assert_eq!(forwarded("/a;b", of(EncodedSlash::Any, PathParameters::Refuse)), Err(Unreadable::PathParameters));
+        assert_eq!(forwarded("/a%3Bb", of(EncodedSlash::Any, PathParameters::Refuse)).as_deref(), Ok("/a%3Bb"));
+    }
+
+    #[test]
+    fn a_plain_path_is_not_copied() {
+        for path in ["/api/v1/users/", "/.well-known/acme", "/a%20b"] {
+            assert!(CleanPath::new(path).unwrap().is_unchanged(), "{path}");
+        }
+        assert!(!CleanPath::new("/a%2Fb").unwrap().is_unchanged());
+        let readings = CleanPath::new("/api/v1/users/").unwrap().readings(PathReading::default());
+        assert!(matches!(readings.as_slice(), [Cow::Borrowed("/api/v1/users")]));
+    }
+
+    proptest! {
+        #[test]
+        fn a_clean_path_is_its_own(path in "(/|[a.%235eE+*;]|%2[eEfF]|%5[cC]|%3[bB]|é){0,20}") {
+            let path = format!("/{path}");
+            let Ok(clean) = CleanPath::new(&path) else { return Ok(()) };
+            let once = clean.as_str().to_owned();
+            prop_assert_eq!(CleanPath::new(&once).map(|again| again.as_str().to_owned()), Ok(once.clone()));
+            prop_assert!(once.starts_with('/') && !once.contains("//"));
+            for reading in clean.readings(PathReading::default()) {
+                let is_dots = |segment: &str| segment == "." || segment == "..";
+                prop_assert!(!reading.split('/').any(is_dots), "{}", reading);
+                prop_assert!(reading.starts_with('/') && !reading.contains("//"), "{}", reading);
+                // Whichever reading a service takes, it is one that rules have seen.
+                prop_assert!(CleanPath::new(&reading).is_ok());
+            }
+        }
+
+        #[test]
+        fn no_text_panics(path in ".{0,40}") {
+            _ = CleanPath::new(&path).map(|path| path.readings(PathReading::default()));
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The parameters of a query (`application/x-www-form-urlencoded`).
+//!
+//! Names and values are decoded and trimmed, so that `a%62c` and `abc` are one client and not two. Some frameworks read
+//! `key[]=1`, `key[0]=1` and `[key]=1` as `key`, and some divide at `;` too; so a parameter that only some would find is
+//! found, and a value ends where the first of them ends it.
+//!
+//! Bytes that are not UTF-8 stay as their percent sign and two digits in upper case, so that different bytes stay
+//! different: replaced by a mark, as is usual, all of them would be one key. Then `%FF` and `%25FF` are one key, which only
+//! joins a client with itself.
+
+use std::borrow::Cow;
+
+use super::{ReadErrors, Unreadable, only};
+
+/// Returns the value of the parameter of that name. One without an equals sign is empty, but it is there. Several
+/// differing values are a problem.
+pub(in crate::rules) fn query<'a>(query: &'a str, name: &str, errors: &ReadErrors) -> Option<Cow<'a, str>> {
+    let values = pairs(query).filter(|(given, _)| is_name(given, name)).map(|(_, value)| trimmed(decoded(value)));
+    only(values, errors, || Unreadable::DuplicateParameter(name.into()))
+}
+
+/// Returns the names of all parameters, in order, decoded.
+#[cfg_attr(not(any(feature = "file", test)), expect(dead_code, reason = "only expressions look at all of them"))]
+pub(in crate::rules) fn names(query: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    pairs(query).map(|(name, _)| decoded(name))
+}
+
+/// Names and values as they were sent.
+fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let pieces = query.split(['&', ';']).filter(|pair| !pair.is_empty());
+    pieces.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+fn is_name(given: &str, name: &str) -> bool {
+    if is_plain(given) && !given.contains('[') {
+        return given == name;
+    }
+    let given = decoded(given);
+    let given = given.trim();
+    given == name || base(given) == name
+}
+
+/// The name of a parameter without the array syntax of PHP, Rails and Express.
+fn base(name: &str) -> &str {
+    match name.strip_prefix('[') {
+        Some(inner) => inner.split(']').next().unwrap_or_default(),
+        None => name.split('[').next().unwrap_or_default().trim_end(),
+    }
+}
+
+fn trimmed(value: Cow<'_, str>) -> Cow<'_, str> {
+    let is_blank = |letter: char| letter.is_whitespace() || letter.is_control() || letter == '\u{feff}';
+    match value {
+        Cow::Borrowed(value) => Cow::Borrowed(value.trim_matches(is_blank)),
+        Cow::Owned(value) => {
+            let trimmed = value.trim_matches(is_blank);
+            if trimmed.len() == value.len() { Cow::Owned(value) } else { Cow::Owned(trimmed.to_owned()) }
+        }
+    }
+}
+
+/// Undoes the percent escapes of a cookie's value. A plus sign stays.
+pub(super) fn percent_decoded(value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(value.len());
+    let mut rest = value;
+    loop {
+        rest = match rest {
+            [] => return out,
+            [b'+', rest @ ..] => {
+                out.push(b'+');
+                rest
+            }
+            _ => {
+                let mut decode = Decode(rest);
+                out.extend(decode.next());
+                decode.0
+            }
+        };
+    }
+}
+
+fn decoded(text: &str) -> Cow<'_, str> {
+    if is_plain(text) {
+        return Cow::Borrowed(text);
+    }
+    let bytes: Vec<u8> = Decode(text.as_bytes()).collect();
+    Cow::Owned(String::from_utf8(bytes).unwrap_or_else(|not_utf8| with_escapes(not_utf8.as_bytes())))
+}
+
+fn is_plain(text: &str) -> bool {
+    !text.bytes().any(|byte| matches!(byte, b'%' | b'+'))
+}
+
+fn with_escapes(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() + 8);
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            text.extend(['%', hex(byte >> 4), hex(byte & 15)]);
+        }
+    }
+    text
+}
+
+fn hex(digit: u8) -> char {
+    char::from_digit(digit.into(), 16).map_or('0', |digit| digit.to_ascii_uppercase())
+}
+
+/// The bytes that are meant. A percent sign without two digits means itself.
+struct Decode<'a>(&'a [u8]);
+
+impl Iterator for Decode<'_> {
+    type Item = u8;
+
+    fn next(&mut self) -> Option<u8> {
+        let (byte, rest) = match self.0 {
+            [] => return None,
+            [b'+', rest @ ..] => (b' ', rest),
+            [b'%', high, low, rest @ ..] => match (digit(*high), digit(*low)) {
+                (Some(high), Some(low)) => (high << 4 | low, rest),
+                _ => (b'%', self.0.get(1..)?),
+            },
+            [byte, rest @ ..] => (*byte, rest),
+        };
+        self.0 = rest;
+        Some(byte)
+    }
+}
+
+fn digit(byte: u8) -> Option<u8> {
+    char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> (Option<String>, bool) {
+        let errors = ReadErrors::default();
+        let value = query(text, "key", &errors).map(Cow::into_owned);
+        (value, errors.take().is_some())
+    }
+
+    fn value(text: &str) -> Option<String> {
+        let (value, differs) = read(text);
+        assert!(!differs, "{text}");
+        value
+    }
+
+    #[test]
+    fn names_are_decoded_as_forms_write_them() {
+        let read = |query: &str| names(query).map(Cow::into_owned).collect::<Vec<_>>();
+        assert_eq!(read(""), [""; 0]);
+        assert_eq!(read("&&a=1&flag&%71=%2F&u%C3%A9"), ["a", "flag", "q", "ué"]);
+    }
+
+    #[test]
+    fn a_parameter_is_found_and_decoded() {
+        for (text, expected) in [
+            ("key=abc", Some("abc")),
+            ("a=1&key=abc&b=2", Some("abc")),
+            ("key=1&key=1", Some("1")),
+            ("k%65y=a%62c", Some("abc")),
+            ("key=a+b%20c", Some("a b c")),
+            ("key=%E2%82%AC", Some("€")),
+            ("key=€", Some("€")),
+            ("key=1=2", Some("1=2")),
+            ("key", Some("")),
+            ("key=", Some("")),
+            ("&&key=1&&", Some("1")),
+            ("key=100%", Some("100%")),
+            ("key=%4", Some("%4")),
+            ("key=%zz%41", Some("%zzA")),
+            ("key=%%41", Some("%A")),
+            ("KEY=1", None),
+            ("keys=1", None),
+            ("", None),
+            ("=1", None),
+        ] {
+            assert_eq!(value(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn spellings_of_one_value_are_one() {
+        for text in [
+            "key=REAL",
+            "key=+REAL",
+            "key=REAL%20",
+            "key=%0aREAL",
+            "key=%C2%A0REAL",
+            "key[]=REAL",
+            "key%5B0%5D=REAL",
+            "[key]=REAL",
+            "a=1;key=REAL",
+            "key=REAL;x",
+            "+key=REAL",
+            "key=REAL&key[]=REAL",
+        ] {
+            assert_eq!(value(text).as_deref(), Some("REAL"), "{text}");
+        }
+    }
+
+    #[test]
+    fn differing_values_of_a_name_are_a_problem() {
+        for text in ["key=1&key=2", "key=1&k%65y=2", "key=1&key[]=2", "key=1&a=1;key=2", "key&key=1"] {
+            assert!(read(text).1, "{text}");
+        }
+        assert!(!read("a=1&a=2&key=1").1);
+    }
+
+    #[test]
+    fn a_plain_value_is_not_copied() {
+        let errors = ReadErrors::default();
+        assert!(matches!(query("key=plain", "key", &errors), Some(Cow::Borrowed("plain"))));
+        assert!(matches!(query("k%65y=plain", "key", &errors), Some(Cow::Borrowed("plain"))));
+    }
+
+    #[test]
+    fn bytes_that_are_not_utf8_stay_different() {
+        assert_eq!(value("key=a%ff%e2%82b").as_deref(), Some("a%FF%E2%82b"));
+        assert_ne!(value("key=%ff"), value("key=%fe"));
+        assert_eq!(value("key=%fF"), value("key=%Ff"));
+    }
+
+    proptest! {
+        /// Letters that are no digits, so that no pieces make a byte together: of those that are not UTF-8 the other has
+        /// its own opinion.
+        #[test]
+        fn agrees_with_form_urlencoded(text in "([gh%+=&]|%[46][12]|%c3%a9|é){0,16}", name in "[ghéaA]{0,2}") {
+            let theirs = form_urlencoded::parse(text.as_bytes())
+                .find(|(given, _)| given.trim() == name)
+                .map(|(_, value)| value.trim().to_owned());
+            let ours = query(&text, &name, &ReadErrors::default()).map(Cow::into_owned);
+            prop_assert_eq!(ours, theirs);
+        }
+
+        #[test]
+        fn different_bytes_are_different_values(one in "(%[8-9a-f][0-9a-f]|[a-z]){0,6}", other in "(%[8-9a-f][0-9a-f]|[a-z]){0,6}") {
+            // White space around a value is trimmed.
+            let value = |text: &str| query(&format!("key=x{text}x"), "key", &ReadErrors::default()).map(Cow::into_owned);
+            prop_assert_eq!(value(&one) == value(&other), one == other);
+        }
+
+        #[test]
+        fn no_text_panics(text in ".{0,40}", name in ".{0,4}") {
+            _ = query(&text, &name, &ReadErrors::default());
+        }
+    }
+}
