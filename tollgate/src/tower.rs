@@ -17,6 +17,10 @@
 //!
 //! A denied request never reaches the service inside. What the client is told is in [`crate::http`]; gRPC clients
 //! get a status `RESOURCE_EXHAUSTED` with retry information.
+//!
+//! A request that a limit on requests in flight counts holds its permit until the body of its answer is over. With the
+//! feature `axum`, a WebSocket, or another connection that a handler takes over from hyper, holds it until the handler
+//! drops the connection.
 
 mod body;
 #[cfg(feature = "axum")]
@@ -31,6 +35,8 @@ mod on;
 mod on;
 mod peer;
 mod service;
+#[cfg(feature = "axum")]
+mod tunnel;
 
 pub use self::body::ResponseBody;
 #[cfg(feature = "axum")]

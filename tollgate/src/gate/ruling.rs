@@ -153,6 +153,12 @@ impl Ruling {
         self.beside.as_mut()?.place.take()
     }
 
+    /// Whether it still has the place of its request.
+    #[cfg(feature = "tower")]
+    pub(crate) fn has_place(&self) -> bool {
+        self.beside.as_ref().is_some_and(|beside| beside.place.is_some())
+    }
+
     /// Whether the request may pass.
     #[must_use]
     pub fn is_allowed(&self) -> bool {

@@ -8,6 +8,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::body::Outgoing;
+use super::on::Tunnel;
 use super::service::refusal;
 use super::{ActualCost, ResponseBody};
 use crate::gate::{Admitted, Ruling};
@@ -89,7 +90,7 @@ impl<F, B, E> Stage<F, B, E> {
     pub(super) fn longer<S, Q, R>(
         ruling: impl Future<Output = Ruling> + Send + 'static,
         mut inner: S,
-        request: Request<Q>,
+        mut request: Request<Q>,
     ) -> Self
     where
         S: Service<Request<Q>, Response = Response<R>, Error = E, Future = F> + Send + 'static,
@@ -106,8 +107,9 @@ impl<F, B, E> Stage<F, B, E> {
             if !ruling.delay().is_zero() {
                 tokio::time::sleep(ruling.delay()).await;
             }
+            let tunnel = if ruling.has_place() { Tunnel::before(&mut request) } else { None };
             let response = inner.call(request).await?;
-            Ok(answered(ruling, response).await)
+            Ok(answered(ruling, response, tunnel).await)
         });
         Self::Longer { way }
     }
@@ -162,15 +164,24 @@ where
     B: Outgoing<R> + 'static,
     E: 'static,
 {
-    Box::pin(async move { Ok(answered(*ruling, response).await) })
+    Box::pin(async move { Ok(answered(*ruling, response, None).await) })
 }
 
 /// The service's answer with the headers of a ruling, once what it really cost is settled.
-async fn answered<R, B: Outgoing<R>>(mut ruling: Ruling, mut response: Response<R>) -> Response<B> {
+async fn answered<R, B: Outgoing<R>>(
+    mut ruling: Ruling,
+    mut response: Response<R>,
+    tunnel: Option<Tunnel>,
+) -> Response<B> {
     ruling.write_headers(response.headers_mut());
     let cost = response.extensions_mut().remove::<ActualCost>();
     // Nobody is left to tell when the store cannot be reached: what was taken stands.
     _ = ruling.hear(response.status(), response.headers(), cost.as_ref().map(ActualCost::told)).await;
-    let place = ruling.take_place();
+    let mut place = ruling.take_place();
+    if let Some(tunnel) = tunnel
+        && tunnel.is_opened_by(response.status())
+    {
+        tunnel.open(place.take());
+    }
     response.map(|body| B::inner(body, place))
 }

@@ -1,10 +1,32 @@
 //! What any server tells of a request: nothing of its own.
 
-use http::Extensions;
+use http::{Extensions, Request, StatusCode};
 
 pub(super) use super::peer::peer;
+use crate::gate::Place;
 
 /// Routes are a server's own.
 pub(super) fn route(_: &Extensions) -> Option<&str> {
     None
+}
+
+/// A connection that a handler takes over. Only hyper's are known, with the feature `axum`.
+pub(super) enum Tunnel {}
+
+impl Tunnel {
+    pub(super) fn is_wanted(_: &Extensions) -> bool {
+        false
+    }
+
+    pub(super) fn before<B>(_: &mut Request<B>) -> Option<Self> {
+        None
+    }
+
+    pub(super) fn is_opened_by(&self, _: StatusCode) -> bool {
+        match *self {}
+    }
+
+    pub(super) fn open(self, _: Option<Place>) {
+        match self {}
+    }
 }

@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use axum::extract::{ConnectInfo, MatchedPath};
 use http::Extensions;
 
+pub(super) use super::tunnel::Tunnel;
+
 /// The address of the connection's other end.
 pub(super) fn peer(extensions: &Extensions) -> Option<IpAddr> {
     let connected = || extensions.get::<ConnectInfo<SocketAddr>>().map(|connected| connected.0.ip());

@@ -12,6 +12,7 @@ use tower_service::Service;
 use super::body::Outgoing;
 use super::future::Stage;
 use super::layer::Limits;
+use super::on::Tunnel;
 use super::{ResponseBody, ResponseFuture};
 use crate::gate::{ByAddress, Elsewhere, Ruling, Told};
 use crate::http::is_grpc;
@@ -143,7 +144,7 @@ impl<S> RateLimit<S> {
         if let Some(refused) = refusal::<_, R, _>(&ruling, &request) {
             return Stage::refused(refused);
         }
-        if !ruling.delay().is_zero() {
+        if !ruling.delay().is_zero() || ruling.has_place() && Tunnel::is_wanted(request.extensions()) {
             return Stage::longer(std::future::ready(*ruling), self.take_ready(), request);
         }
         Stage::inside(self.inner.call(request), ruling)

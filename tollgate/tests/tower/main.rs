@@ -19,6 +19,8 @@ mod readiness;
 mod scenarios;
 mod server;
 mod settling;
+#[cfg(feature = "axum")]
+mod websockets;
 
 use http::HeaderName;
 use tollgate::rules::{KeyPart, Rule, RuleSet, RuleSetBuilder};
