@@ -91,9 +91,12 @@ impl Gateway {
                 .map(|reloads| ([("listener", reloads.listener.as_str())], i64::from(reloads.last_was_good))),
         )?;
         let in_force = listeners.iter().flat_map(|reloads| reloads.in_force.iter());
-        // A file may be named twice.
-        let ends: BTreeMap<&str, i64> =
-            in_force.map(|certificate| (certificate.file.as_str(), certificate.ends.unix_timestamp())).collect();
+        let mut ends: BTreeMap<&str, i64> = BTreeMap::new();
+        for certificate in in_force {
+            let new = certificate.ends.unix_timestamp();
+            // A file may be named twice, and two files may have one label: the first to end is worth the alert.
+            ends.entry(&certificate.label).and_modify(|first| *first = new.min(*first)).or_insert(new);
+        }
         page.gauges(
             "tollgate_certificate_expiry_timestamp_seconds",
             "When the certificates in force expire",

@@ -57,6 +57,8 @@ pub(super) struct Tls {
 struct Files {
     cert: PathBuf,
     key: PathBuf,
+    /// The certificate's, as it is written in the rule file.
+    written: String,
 }
 
 /// Certificates, the one that was named first in front.
@@ -89,7 +91,8 @@ impl Tls {
         for (index, files) in files(rule, folder).iter().enumerate() {
             match certified(files, &provider) {
                 Ok(certificate) => {
-                    validities.extend(certificate.cert.first().and_then(|own| Validity::of(&files.cert, own)));
+                    let own = certificate.cert.first();
+                    validities.extend(own.and_then(|own| Validity::of(&files.cert, &files.written, own)));
                     certificates.push(Arc::new(certificate));
                 }
                 Err(found) => flaws.extend(found.into_iter().map(|flaw| flaw.of(index).of("certificates"))),
@@ -154,7 +157,11 @@ impl Tls {
 }
 
 fn files(rule: &TlsRule, folder: &Path) -> Vec<Files> {
-    let at = |rule: &CertificateRule| Files { cert: folder.join(&rule.cert), key: folder.join(&rule.key) };
+    let at = |rule: &CertificateRule| Files {
+        cert: folder.join(&rule.cert),
+        key: folder.join(&rule.key),
+        written: rule.cert.clone(),
+    };
     rule.certificates.iter().map(at).collect()
 }
 

@@ -27,7 +27,9 @@ pub(in super::super) const MAX_NAMES: usize = 5;
 /// What people have to know of a certificate to renew it. Those between it and its authority are not looked at.
 #[derive(Debug)]
 pub(in super::super) struct Validity {
-    pub(in super::super) file: String,
+    file: String,
+    /// What metrics call it.
+    pub(in super::super) label: String,
     names: Vec<String>,
     begins: OffsetDateTime,
     pub(in super::super) ends: OffsetDateTime,
@@ -42,12 +44,27 @@ enum Standing {
     Expired,
 }
 
+/// The name of a certificate in metrics, which more people can read than the machine's files: as it is written in the rule
+/// file, or its last two parts where that is an absolute path.
+fn label(written: &str) -> String {
+    let path = Path::new(written);
+    if !path.is_absolute() {
+        return written.to_owned();
+    }
+    let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    match path.parent().and_then(Path::file_name) {
+        Some(folder) => format!("{}/{file}", folder.to_string_lossy()),
+        None => file,
+    }
+}
+
 impl Validity {
-    pub(super) fn of(file: &Path, certificate: &CertificateDer<'_>) -> Option<Self> {
+    /// Reads a certificate from its file, which is written like that in the rule file.
+    pub(super) fn of(file: &Path, written: &str, certificate: &CertificateDer<'_>) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
         let validity = parsed.validity();
         let [begins, ends] = [validity.not_before, validity.not_after].map(|time| ASN1Time::to_datetime(&time));
-        Some(Self { file: file.display().to_string(), names: names(&parsed), begins, ends })
+        Some(Self { file: file.display().to_string(), label: label(written), names: names(&parsed), begins, ends })
     }
 
     fn standing(&self, now: i64) -> Standing {
@@ -146,8 +163,26 @@ mod tests {
     fn told(begins: i64, ends: i64) -> Told {
         let time = |seconds| OffsetDateTime::from_unix_timestamp(seconds).unwrap();
         let names = vec!["a.example".to_owned(), "b.example".to_owned()];
-        let validity = Validity { file: "cert.pem".to_owned(), names, begins: time(begins), ends: time(ends) };
+        let validity = Validity {
+            file: "cert.pem".to_owned(),
+            label: String::new(),
+            names,
+            begins: time(begins),
+            ends: time(ends),
+        };
         Told::nothing_of(&Arc::new(vec![validity]))
+    }
+
+    #[test]
+    fn metrics_do_not_show_where_files_are_on_the_machine() {
+        for (written, shown) in [
+            ("cert.pem", "cert.pem"),
+            ("tls/cert.pem", "tls/cert.pem"),
+            ("/etc/letsencrypt/live/example.com/fullchain.pem", "example.com/fullchain.pem"),
+            ("/cert.pem", "cert.pem"),
+        ] {
+            assert_eq!(label(written), shown);
+        }
     }
 
     #[test]
