@@ -7,12 +7,14 @@
 //! Deliberately not here: deciding. That is [`tollgate::Gate`]'s.
 
 mod abandoned;
+mod addresses;
 mod alarm;
 mod answer;
 mod body;
 mod client;
 mod connect;
 mod connection;
+mod dial;
 mod echo;
 mod exchange;
 mod fault;

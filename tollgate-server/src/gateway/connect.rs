@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,11 +14,14 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
+use super::dial;
 use super::exchange::Worker;
 use super::maybe_tls::MaybeTls;
+use super::reuse::Usage;
 use super::shared::{Seat, Sender, UNSAID};
 use super::site::Route;
 use super::target::{Speaks, Target};
+use super::ticks::Tick;
 use super::upstream_tls::TlsFault;
 use super::wire::{MAX_HEAD_BYTES, Wire};
 
@@ -95,7 +99,7 @@ pub(super) enum Exhausted {
 }
 
 impl Exhausted {
-    fn of(error: &io::Error) -> Option<Self> {
+    pub(super) fn of(error: &io::Error) -> Option<Self> {
         match Errno::from_io_error(error)? {
             Errno::MFILE => Some(Self::Descriptors),
             Errno::NFILE => Some(Self::SystemDescriptors),
@@ -148,7 +152,7 @@ pub(super) async fn line(
     route: &Route,
 ) -> Result<Line, ConnectError> {
     let within = route.connect_timeout;
-    let seat = || target.shared(worker.number).seat(worker.ticks.now(), &route.reuse);
+    let seat = || target.shared(worker.number).seat(worker.ticks.now(), &route.reuse, &target.addresses);
     if wants == Wants::Upgrade && target.address.scheme == Speaks::Tls {
         let opened = timeout(within, open(target, worker, wants));
         return opened.await.map_err(|_elapsed| ConnectError::Timeout)?;
@@ -171,32 +175,34 @@ pub(super) async fn line(
 
 /// What an upstream was found to speak, and where.
 pub(super) enum Dialled {
-    Http1(UpstreamIo),
-    Http2(UpstreamIo),
+    Http1(UpstreamIo, IpAddr),
+    Http2(UpstreamIo, IpAddr),
 }
 
 /// A connection to an upstream, with or without TLS.
 pub(super) type UpstreamIo = MaybeTls<TlsStream<TcpStream>>;
 
 /// Connects, and agrees on what is spoken.
-pub(super) async fn dial(target: &Target) -> Result<Dialled, ConnectError> {
-    dial_for(target, Wants::Answer).await
+pub(super) async fn dial(target: &Target, now: Tick) -> Result<Dialled, ConnectError> {
+    dial_for(target, Wants::Answer, now).await
 }
 
-async fn dial_for(target: &Target, wants: Wants) -> Result<Dialled, ConnectError> {
-    let address = &target.address;
-    let tcp = TcpStream::connect((address.host.trim_matches(['[', ']']), address.port)).await?;
+async fn dial_for(target: &Target, wants: Wants, now: Tick) -> Result<Dialled, ConnectError> {
+    let addresses = target.addresses.to_try(now).await?;
+    let (tcp, reached) = dial::connect(&addresses, |failed| target.addresses.avoid(failed.ip(), now)).await?;
+    let ip = reached.ip();
     // Small requests must not wait for more to come.
     tcp.set_nodelay(true)?;
-    Ok(match (&target.tls, address.scheme) {
+    Ok(match (&target.tls, target.address.scheme) {
         (Some(tls), _) => {
             let connector = if wants == Wants::Upgrade { &tls.http1 } else { &tls.connector };
             let stream = Box::new(connector.connect(tls.name.clone(), tcp).await.map_err(not_agreed)?);
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-            if is_http2 { Dialled::Http2(UpstreamIo::Tls(stream)) } else { Dialled::Http1(UpstreamIo::Tls(stream)) }
+            let io = UpstreamIo::Tls(stream);
+            if is_http2 { Dialled::Http2(io, ip) } else { Dialled::Http1(io, ip) }
         }
-        (None, Speaks::Http2) => Dialled::Http2(UpstreamIo::Plain(tcp)),
-        (None, _) => Dialled::Http1(UpstreamIo::Plain(tcp)),
+        (None, Speaks::Http2) => Dialled::Http2(UpstreamIo::Plain(tcp), ip),
+        (None, _) => Dialled::Http1(UpstreamIo::Plain(tcp), ip),
     })
 }
 
@@ -205,13 +211,16 @@ fn not_agreed(error: io::Error) -> ConnectError {
 }
 
 async fn open(target: &Target, worker: &Arc<Worker>, wants: Wants) -> Result<Line, ConnectError> {
-    match dial_for(target, wants).await? {
-        Dialled::Http1(io) => Ok(Line::Own(Wire::new(io, Arc::clone(&worker.ticks)).await?)),
-        Dialled::Http2(io) => share(io, target, worker).await,
+    let now = worker.ticks.now();
+    match dial_for(target, wants, now).await? {
+        Dialled::Http1(io, ip) => {
+            Ok(Line::Own(Wire::new(io, Usage::new(now, target.origin(ip)), Arc::clone(&worker.ticks)).await?))
+        }
+        Dialled::Http2(io, ip) => share(io, ip, target, worker).await,
     }
 }
 
-async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<Line, ConnectError> {
+async fn share(io: UpstreamIo, ip: IpAddr, target: &Target, worker: &Arc<Worker>) -> Result<Line, ConnectError> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -224,6 +233,7 @@ async fn share(io: UpstreamIo, target: &Target, worker: &Arc<Worker>) -> Result<
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-    let (sender, seat) = target.shared(worker.number).add(sender, connection, worker.ticks.now()).await?;
+    let (sender, seat) =
+        target.shared(worker.number).add(sender, connection, Usage::new(worker.ticks.now(), target.origin(ip))).await?;
     Ok(Line::Shared(sender, seat))
 }

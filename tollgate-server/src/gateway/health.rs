@@ -96,7 +96,7 @@ async fn check(upstream: Named, rule: HealthCheckRule, ticks: Arc<Ticks>) {
     let (mut is_well, mut in_a_row) = (target.is_checked_well(), 0);
     loop {
         let (within, was_ejected) = (rule.timeout.duration(), target.is_ejected(ticks.now()));
-        let answer = timeout(within, ask(target, rule.path.as_str())).await;
+        let answer = timeout(within, ask(target, rule.path.as_str(), ticks.now())).await;
         let fault = answer.unwrap_or(Err(Fault::LateForCheck(within))).err();
         if let Some(exhausted) = fault.as_ref().and_then(Fault::exhausted) {
             // Says nothing of the upstream.
@@ -136,14 +136,14 @@ async fn check(upstream: Named, rule: HealthCheckRule, ticks: Arc<Ticks>) {
 }
 
 /// Whether it answers with 2xx or 3xx, on a connection of its own.
-async fn ask(target: &Target, path: &str) -> Result<(), Fault> {
+async fn ask(target: &Target, path: &str, now: Tick) -> Result<(), Fault> {
     let mut request = Request::new(ToUpstream::Nothing);
     if let Ok(uri) = path.parse() {
         *request.uri_mut() = uri;
     }
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("tollgate-health"));
-    let response = match connect::dial(target).await? {
-        Dialled::Http1(io) => {
+    let response = match connect::dial(target, now).await? {
+        Dialled::Http1(io, _) => {
             request.headers_mut().insert(HOST, target.host.clone());
             let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
             let driver = tokio::spawn(connection);
@@ -151,7 +151,7 @@ async fn ask(target: &Target, path: &str) -> Result<(), Fault> {
             driver.abort();
             response?
         }
-        Dialled::Http2(io) => {
+        Dialled::Http2(io, _) => {
             target.complete(&mut request);
             let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(io)).await?;
             let driver = tokio::spawn(connection);

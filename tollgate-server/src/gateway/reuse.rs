@@ -5,10 +5,12 @@
 //!
 //! Deliberately not here: noticing that a connection has been closed, which each kind of connection does by its own means.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use tollgate::rules::file::UpstreamConnectionsRule;
 
+use super::addresses::HostAddresses;
 use super::ticks::{Tick, Wait};
 
 /// How much earlier than announced in `Keep-Alive: timeout=` a connection is given up: requests and closes take time to
@@ -30,11 +32,6 @@ impl ReusePolicy {
             max_age: Wait::at_most(rule.max_age.duration()),
             max_requests: rule.max_requests,
         }
-    }
-
-    /// Whether a connection of that age and use takes another request.
-    pub(super) fn allows(&self, opened_at: Tick, requests: u32, now: Tick) -> bool {
-        self.max_age.from(opened_at) > now && requests < self.max_requests
     }
 }
 
@@ -62,11 +59,24 @@ pub(super) struct Usage {
     stale_at: Tick,
     /// How long the upstream keeps it, less the margin.
     announced: Option<Wait>,
+    origin: Origin,
+}
+
+/// The address that a connection leads to, and what was known of the host's addresses when that was last checked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) ip: IpAddr,
+    pub(super) generation: u64,
 }
 
 impl Usage {
-    pub(super) fn new(now: Tick) -> Self {
-        Self { opened_at: now, requests: 0, idle_since: now, stale_at: Tick::MAX, announced: None }
+    pub(super) fn new(now: Tick, origin: Origin) -> Self {
+        Self { opened_at: now, requests: 0, idle_since: now, stale_at: Tick::MAX, announced: None, origin }
+    }
+
+    /// Whether its address is still one of the host's.
+    pub(super) fn is_current(&mut self, addresses: &HostAddresses) -> bool {
+        addresses.has(self.origin.ip, &mut self.origin.generation)
     }
 
     /// Notes the values of `Keep-Alive` in an answer.
@@ -78,10 +88,15 @@ impl Usage {
     /// Notes that a request has been answered to its end. Returns how long the connection may wait for the next one.
     pub(super) fn note_idle(&mut self, now: Tick, policy: &ReusePolicy) -> Wait {
         let idle = self.announced.map_or(policy.idle, |announced| announced.min(policy.idle));
-        self.requests = self.requests.saturating_add(1);
+        self.note_request();
         self.idle_since = now;
         self.stale_at = idle.from(now);
         idle
+    }
+
+    /// Counts a request.
+    pub(super) fn note_request(&mut self) {
+        self.requests = self.requests.saturating_add(1);
     }
 
     /// Lets no request follow the one under way.
@@ -96,9 +111,12 @@ impl Usage {
 
     /// Whether another request may use it.
     pub(super) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
-        !self.is_stale(now)
-            && policy.idle.from(self.idle_since) > now
-            && policy.allows(self.opened_at, self.requests, now)
+        !self.is_stale(now) && policy.idle.from(self.idle_since) > now && self.is_young(now, policy)
+    }
+
+    /// Whether its age and the number of its requests allow another.
+    pub(super) fn is_young(&self, now: Tick, policy: &ReusePolicy) -> bool {
+        policy.max_age.from(self.opened_at) > now && self.requests < policy.max_requests
     }
 
     /// Whether a request has been answered on it. The upstream may be closing it just now.
@@ -134,8 +152,12 @@ mod tests {
         ReusePolicy::new(&UpstreamConnectionsRule::default())
     }
 
+    fn new_usage() -> Usage {
+        Usage::new(0, Origin { ip: std::net::Ipv4Addr::LOCALHOST.into(), generation: 0 })
+    }
+
     fn used(keep_alive: &str) -> Usage {
-        let mut usage = Usage::new(0);
+        let mut usage = new_usage();
         usage.note_keep_alive([keep_alive.as_bytes()]);
         usage.note_idle(0, &policy());
         usage
@@ -171,13 +193,13 @@ mod tests {
     #[test]
     fn connection_ends_by_age_and_by_requests() {
         let age = 300 * SECOND;
-        let mut usage = Usage::new(0);
+        let mut usage = new_usage();
         usage.note_idle(age - 1, &policy());
         assert!(usage.allows_another(age - 1, &policy()));
         usage.note_idle(age, &policy());
         assert!(!usage.allows_another(age, &policy()));
 
-        let mut usage = Usage::new(0);
+        let mut usage = new_usage();
         (0..9_999).for_each(|_| _ = usage.note_idle(0, &policy()));
         assert!(usage.allows_another(0, &policy()));
         usage.note_idle(0, &policy());

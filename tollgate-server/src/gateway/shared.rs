@@ -7,7 +7,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -16,9 +16,10 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::time::sleep;
 
+use super::addresses::HostAddresses;
 use super::body::ToUpstream;
 use super::connect::{ConnectError, UpstreamIo};
-use super::reuse::ReusePolicy;
+use super::reuse::{ReusePolicy, Usage};
 use super::ticks::{Tick, Wait};
 
 /// Requests that a connection carries at a time, whatever its upstream would take: many serve a connection with one
@@ -55,9 +56,8 @@ pub(super) struct Shared {
 /// A connection, and how much it carries.
 struct Carrier {
     requests: AtomicUsize,
-    /// Requests that it was used for, ended or not.
-    used_for: AtomicU32,
-    opened_at: Tick,
+    /// Requests that it was used for, ended or not, are counted in it.
+    usage: Mutex<Usage>,
     /// When it was first seen to carry nothing.
     quiet_since: AtomicU64,
     driven: Mutex<Driven>,
@@ -82,11 +82,12 @@ impl Shared {
     }
 
     /// A place for a request; none if there should be another connection.
-    pub(super) fn seat(&self, now: Tick, policy: &ReusePolicy) -> Option<(Sender, Seat)> {
+    pub(super) fn seat(&self, now: Tick, policy: &ReusePolicy, addresses: &HostAddresses) -> Option<(Sender, Seat)> {
         let mut carriers = self.carriers();
         // One that takes no further requests ends with those that it carries.
         carriers.retain(|(sender, carrier)| {
-            !sender.is_closed() && policy.allows(carrier.opened_at, carrier.used_for.load(Relaxed), now)
+            let mut usage = carrier.usage();
+            !sender.is_closed() && usage.is_young(now, policy) && usage.is_current(addresses)
         });
         // The first that has room, so that those that are not needed any more become quiet.
         let found = carriers.iter().find(|(_, carrier)| carrier.has_room());
@@ -105,12 +106,11 @@ impl Shared {
         &self,
         sender: Sender,
         connection: Connection,
-        now: Tick,
+        usage: Usage,
     ) -> Result<(Sender, Seat), ConnectError> {
         let carrier = Arc::new(Carrier {
             requests: AtomicUsize::new(0),
-            used_for: AtomicU32::new(0),
-            opened_at: now,
+            usage: Mutex::new(usage),
             quiet_since: AtomicU64::new(NEVER),
             driven: Mutex::new(Driven::On(connection)),
         });
@@ -185,6 +185,10 @@ impl Carrier {
         *self.driven() = Driven::Over(ended.err());
     }
 
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn driven(&self) -> MutexGuard<'_, Driven> {
         self.driven.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -193,7 +197,7 @@ impl Carrier {
 impl Seat {
     fn on(carrier: &Arc<Carrier>) -> Self {
         carrier.requests.fetch_add(1, Relaxed);
-        carrier.used_for.fetch_add(1, Relaxed);
+        carrier.usage().note_request();
         carrier.quiet_since.store(NEVER, Relaxed);
         Self(Arc::clone(carrier))
     }

@@ -1,7 +1,8 @@
 //! One upstream: where it is, how it fares, and the connections that wait for its next request.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard as StdMutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard as StdMutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::header::HOST;
@@ -10,10 +11,11 @@ use http::{HeaderValue, Request, StatusCode, Uri, Version};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use tollgate::rules::file::EjectRule;
 
+use super::addresses::HostAddresses;
 use super::connect::Exhausted;
 use super::fault::Fault;
 use super::lane::Link;
-use super::reuse::{Repeatable, ReusePolicy};
+use super::reuse::{Origin, Repeatable, ReusePolicy};
 use super::shared::Shared;
 use super::ticks::{Tick, Wait};
 use super::upstream_tls::UpstreamTls;
@@ -49,6 +51,7 @@ pub(super) struct Target {
     pub(super) address: Address,
     pub(super) authority: Authority,
     pub(super) host: HeaderValue,
+    pub(super) addresses: Arc<HostAddresses>,
     pub(super) tls: Option<UpstreamTls>,
     /// For each worker its own, so that no connection is handed from one to another.
     idle: Box<[Mutex<Vec<Wire>>]>,
@@ -138,7 +141,9 @@ impl Target {
         let links = (0..workers).map(|_| Mutex::default()).collect();
         let shared = (0..workers).map(|_| Shared::default()).collect();
         let opening = (0..workers).map(|_| AsyncMutex::default()).collect();
+        let addresses = Arc::new(HostAddresses::new(&address.host, address.port));
         Some(Self {
+            addresses,
             address,
             authority,
             host,
@@ -172,7 +177,8 @@ impl Target {
         // The one used last is the least likely to be closed by now. One that is not ready still sends a body that its
         // upstream did not wait for.
         for at in (0..idle.len()).rev() {
-            if !idle[at].is_open() || !idle[at].allows_another(now, policy) {
+            let is_reusable = idle[at].allows_another(now, policy) && idle[at].is_current(&self.addresses);
+            if !idle[at].is_open() || !is_reusable {
                 idle.remove(at);
             } else if idle[at].is_ready() {
                 return Some(idle.remove(at));
@@ -187,7 +193,7 @@ impl Target {
     }
 
     pub(super) fn keep(&self, worker: usize, mut wire: Wire, now: Tick, policy: &ReusePolicy) {
-        if !wire.is_open() || !wire.rests(now, policy) {
+        if !wire.is_open() || !wire.rests(now, policy) || !wire.is_current(&self.addresses) {
             return;
         }
         let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,11 +212,15 @@ impl Target {
     ) -> Option<Link> {
         let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
         // The one used last is the least likely to be closed by now.
-        std::iter::from_fn(|| links.pop()).find(|link| link.is_fresh(now, policy, repeatable))
+        let mut last = std::iter::from_fn(|| links.pop());
+        last.find_map(|mut link| {
+            let is_current = link.usage.is_current(&self.addresses);
+            (is_current && link.is_fresh(now, policy, repeatable)).then_some(link)
+        })
     }
 
     pub(super) fn keep_link(&self, worker: usize, mut link: Link, now: Tick, policy: &ReusePolicy) {
-        if !link.rests(now, policy) {
+        if !link.rests(now, policy) || !link.usage.is_current(&self.addresses) {
             return;
         }
         let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,12 +229,22 @@ impl Target {
         }
     }
 
-    /// Closes what the upstream has closed, and what has waited for too long. Connections of hyper for one
-    /// request at a time do that themselves.
+    /// Closes what the upstream has closed, and what has waited for too long, and resolves the host's name again while
+    /// there are connections to it. Connections of hyper for one request at a time close themselves.
     pub(super) fn sweep(&self, worker: usize, now: Tick) {
         let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        links.retain(|link| link.is_worth_keeping(now));
+        links.retain_mut(|link| link.is_worth_keeping(now) && link.usage.is_current(&self.addresses));
+        let is_in_use = !links.is_empty() || self.has_kept(worker) || self.active() > 0;
+        drop(links);
         self.shared[worker].sweep(now);
+        if is_in_use {
+            self.addresses.refresh(now);
+        }
+    }
+
+    /// What a new connection to that address of the host has to remember of it.
+    pub(super) fn origin(&self, ip: IpAddr) -> Origin {
+        Origin { ip, generation: self.addresses.generation() }
     }
 
     /// The connections that requests of a worker share, if it is HTTP/2.

@@ -13,6 +13,7 @@ use hyper::client::conn::{TrySendError, http1};
 use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, sleep};
 
+use super::addresses::HostAddresses;
 use super::body::ToUpstream;
 use super::connect::UpstreamIo;
 use super::headers::KEEP_ALIVE;
@@ -38,11 +39,10 @@ struct State {
 
 impl Wire {
     /// Greets the upstream and spawns the driver.
-    pub(super) async fn new(io: UpstreamIo, ticks: Arc<Ticks>) -> hyper::Result<Self> {
+    pub(super) async fn new(io: UpstreamIo, usage: Usage, ticks: Arc<Ticks>) -> hyper::Result<Self> {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_HEAD_BYTES as usize);
         let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-        let usage = Usage::new(ticks.now());
         let state = Arc::new(State { is_late: AtomicBool::new(false), patience: Arc::new(Patience::new(ticks)) });
         let driven = Arc::clone(&state);
         tokio::spawn(async move { driven.drive(connection.with_upgrades()).await });
@@ -73,6 +73,11 @@ impl Wire {
         let idle = self.usage.note_idle(now, policy);
         self.state.patience.expect(idle);
         self.usage.allows_another(now, policy)
+    }
+
+    /// Whether its address is still one of the host's.
+    pub(super) fn is_current(&mut self, addresses: &HostAddresses) -> bool {
+        self.usage.is_current(addresses)
     }
 
     /// Lets no request follow the one under way.

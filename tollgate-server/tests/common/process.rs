@@ -41,6 +41,15 @@ impl Process {
         Self::start_by(folder, command)
     }
 
+    /// Starts it in a mount namespace of its own, where the file `hosts` of the folder is `/etc/hosts`.
+    pub(crate) fn start_with_hosts(folder: TempDir, arguments: &[&str]) -> Self {
+        let mut command = Command::new("unshare");
+        let script = r#"mount --bind hosts /etc/hosts && exec "$0" "$@""#;
+        command.args(["--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_tollgate")]);
+        command.args(arguments).current_dir(folder.path());
+        Self::start_by(folder, command)
+    }
+
     fn start_by(folder: TempDir, mut command: Command) -> Self {
         let file = |name| File::create(folder.path().join(name)).expect("the folder is writable");
         let child = command.stdout(file(STDOUT)).stderr(file(STDERR)).spawn().expect("the built binary starts");

@@ -42,6 +42,7 @@ mod streaming;
 mod tls;
 mod tokens;
 mod upgrades;
+mod upstream_addresses;
 mod upstream_health;
 mod upstream_reuse;
 mod upstream_tls;

@@ -108,7 +108,8 @@ fn of_a_route_without_a_well_upstream_the_first_that_answers_gets_all_requests()
         until("the outage", || connection.get("/").status == 502 && counts(0));
         is_well.store(true, Relaxed);
         until("an answer", || connection.get("/").status == 200);
-        assert!(counts(1));
+        // The client may have the answer before the gateway has counted it.
+        until("one that answers", || counts(1));
         for _ in 0..10 {
             assert_eq!(connection.get("/").header("x-upstream"), Some("back"));
         }

@@ -27,6 +27,14 @@ impl Gateway {
         Self::start(&site("", &[format!("{{ path: /**, upstream: {upstream} }}")], ""))
     }
 
+    /// With these names of hosts, in the form of `/etc/hosts`, for this gateway alone.
+    pub(crate) fn with_hosts(hosts: &str, rules: &str) -> Self {
+        let folder = folder_with(&[(RULES, rules), ("hosts", hosts)]);
+        let process = Process::start_with_hosts(folder, &["serve", "--config", RULES]);
+        let address = process.address_of("gateway");
+        Self { process, address }
+    }
+
     /// In a folder that has a rule file.
     pub(crate) fn in_folder(folder: TempDir) -> Self {
         let process = Process::start(folder, &["serve", "--config", RULES]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::client::Connection;
 use crate::process::{Gateway, site};
-use crate::upstream::{Raw, Served, Speaks, full};
+use crate::upstream::{Raw, Served, Speaks, full, until};
 
 /// A POST that the lane serves.
 const PLAIN_POST: &str = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello";
@@ -93,7 +93,20 @@ fn connection_takes_no_requests_after_max_age() {
     assert_eq!(upstream.accepted(), 2);
 }
 
+/// Whether a connection to that port has been closed by the other side, and not yet by this one.
+#[cfg(target_os = "linux")]
+fn is_closed_to(port: u16) -> bool {
+    const CLOSE_WAIT: &str = "08";
+    let connections = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    connections.lines().any(|line| {
+        let mut fields = line.split_whitespace().skip(2);
+        let (remote, state) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+        remote.ends_with(&format!(":{port:04X}")) && state == CLOSE_WAIT
+    })
+}
+
 /// The request reaches the gateway before the close does, but both are there when the gateway looks.
+#[cfg(target_os = "linux")]
 #[test]
 fn post_is_not_sent_on_a_connection_that_the_upstream_has_closed() {
     for request in [PLAIN_POST, CHUNKED_POST] {
@@ -117,9 +130,11 @@ fn post_is_not_sent_on_a_connection_that_the_upstream_has_closed() {
         let mut connection = gateway.connect();
         post(&mut connection, request);
         gateway.signal("STOP");
+        until("the stop", || std::fs::read_to_string(format!("/proc/{}/stat", gateway.id())).unwrap().contains(") T "));
         connection.send(request);
         close.send(()).unwrap();
         is_closed.recv().unwrap();
+        until("the arrival of the close", || is_closed_to(upstream.address.port()));
         gateway.signal("CONT");
         assert_eq!(connection.receive().status, 200, "{request}");
         assert_eq!(upstream.accepted(), 2);

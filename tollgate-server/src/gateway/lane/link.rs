@@ -14,7 +14,7 @@ pub(in super::super) struct Link {
     tcp: TcpStream,
     /// Something was read since there was nothing to read; as good as that in the beginning, when nothing was asked.
     has_read: bool,
-    pub(super) usage: Usage,
+    pub(in super::super) usage: Usage,
     /// What is left to be sent.
     unsent: Vec<u8>,
     /// What has come of a head.
@@ -22,8 +22,8 @@ pub(in super::super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(tcp: TcpStream, now: Tick) -> Self {
-        Self { tcp, has_read: true, usage: Usage::new(now), unsent: Vec::new(), came: Vec::new() }
+    pub(super) fn new(tcp: TcpStream, usage: Usage) -> Self {
+        Self { tcp, has_read: true, usage, unsent: Vec::new(), came: Vec::new() }
     }
 
     /// No request is under way. Returns whether it can take another one.

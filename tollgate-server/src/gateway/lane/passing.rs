@@ -18,7 +18,7 @@ use super::super::exchange::{Ending, Held, Worker, would_fail_again};
 use super::super::fault::Fault;
 use super::super::headers::X_REQUEST_ID;
 use super::super::names::{HeaderFilter, Kind};
-use super::super::reuse::Repeatable;
+use super::super::reuse::{Repeatable, Usage};
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::answer::{BadBody, Body, Head, Read};
@@ -416,8 +416,9 @@ impl Lane<'_> {
 
 async fn dial(target: &Target, passing: &Passing, worker: &Worker) -> Result<Link, Stopped> {
     let failed = |fault| Stopped::Failed { fault, again: true };
-    match timeout(passing.route().connect_timeout, connect::dial(target)).await {
-        Ok(Ok(Dialled::Http1(UpstreamIo::Plain(tcp)))) => Ok(Link::new(tcp, worker.ticks.now())),
+    let now = worker.ticks.now();
+    match timeout(passing.route().connect_timeout, connect::dial(target, now)).await {
+        Ok(Ok(Dialled::Http1(UpstreamIo::Plain(tcp), ip))) => Ok(Link::new(tcp, Usage::new(now, target.origin(ip)))),
         Ok(Ok(_)) => Err(failed(Failure::CannotConnect.into())),
         Ok(Err(error)) => Err(failed(error.into())),
         Err(_elapsed) => Err(failed(ConnectError::Timeout.into())),

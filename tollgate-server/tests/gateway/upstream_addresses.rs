@@ -1,0 +1,131 @@
+//! Upstreams whose name has several addresses, resolved by the system from a hosts file of the gateway's own.
+
+#![cfg(target_os = "linux")]
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use socket2::{Domain, Socket, Type};
+
+use crate::client::Connection;
+use crate::process::{Gateway, site};
+use crate::upstream::{Raw, until};
+
+const ONE: [u8; 4] = [127, 0, 0, 1];
+const TWO: [u8; 4] = [127, 0, 0, 2];
+
+/// A request that the lane serves, and one that hyper serves.
+const REQUESTS: [&str; 2] =
+    ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: te\r\n\r\n"];
+
+/// Whether a process may have an `/etc/hosts` of its own here. Containers can forbid it.
+fn can_have_own_hosts() -> bool {
+    let tried = std::process::Command::new("unshare").args(["--map-root-user", "--mount", "true"]).status();
+    let can = tried.is_ok_and(|status| status.success());
+    if !can {
+        eprintln!("not run: `unshare --map-root-user --mount` is not allowed here");
+    }
+    can
+}
+
+/// An upstream of that name at an address, at a port that is free at another address too.
+fn upstream_beside(name: &'static str, at: [u8; 4], other: [u8; 4]) -> (Raw, Socket) {
+    loop {
+        let taken = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        taken.bind(&SocketAddr::from((other, 0)).into()).unwrap();
+        let port = taken.local_addr().unwrap().as_socket().unwrap().port();
+        let is_free = std::net::TcpListener::bind((Ipv4Addr::from(at), port)).is_ok();
+        if is_free {
+            return (Raw::at_named(&format!("{}:{port}", Ipv4Addr::from(at)), name), taken);
+        }
+    }
+}
+
+fn gateway(port: u16, addresses: &[&str], connections: &str) -> Gateway {
+    let hosts: String = addresses.iter().map(|address| format!("{address} many.test\n")).collect();
+    let route = format!(
+        "{{ path: /**, upstream: 'http://many.test:{port}', retries: 0, upstream_connections: {{ {connections} }} }}"
+    );
+    Gateway::with_hosts(&hosts, &site("workers: 1", &[route], ""))
+}
+
+fn upstream_of(connection: &mut Connection, request: &str) -> String {
+    let answer = connection.ask(request);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.header("x-upstream").unwrap().to_owned()
+}
+
+#[test]
+fn address_that_does_not_answer_does_not_hide_a_good_one() {
+    if !can_have_own_hosts() {
+        return;
+    }
+    let (good, silent) = upstream_beside("good", TWO, ONE);
+    // The queue of connections is full, so the system answers no further attempt.
+    silent.listen(0).unwrap();
+    let _waiting: Vec<Socket> = (0..8)
+        .map(|_| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            _ = socket.connect(&silent.local_addr().unwrap());
+            socket
+        })
+        .collect();
+    let gateway = gateway(good.address.port(), &["127.0.0.1", "127.0.0.2"], "max_requests: 1");
+    for request in REQUESTS {
+        let mut connection = gateway.connect();
+        for _ in 0..6 {
+            assert_eq!(upstream_of(&mut connection, request), "good");
+        }
+    }
+}
+
+#[test]
+fn address_that_refuses_does_not_hide_a_good_one() {
+    if !can_have_own_hosts() {
+        return;
+    }
+    let (good, _refuses) = upstream_beside("good", TWO, ONE);
+    let gateway = gateway(good.address.port(), &["::1", "127.0.0.1", "127.0.0.2"], "max_requests: 1");
+    for request in REQUESTS {
+        let mut connection = gateway.connect();
+        for _ in 0..6 {
+            assert_eq!(upstream_of(&mut connection, request), "good");
+        }
+    }
+}
+
+#[test]
+fn connections_are_spread_over_the_addresses() {
+    if !can_have_own_hosts() {
+        return;
+    }
+    let (one, taken) = upstream_beside("one", ONE, TWO);
+    drop(taken);
+    let _two = Raw::at_named(&format!("127.0.0.2:{}", one.address.port()), "two");
+    let gateway = gateway(one.address.port(), &["127.0.0.1", "127.0.0.2"], "max_requests: 1");
+    for request in REQUESTS {
+        let mut connection = gateway.connect();
+        let of_one = (0..10).filter(|_| upstream_of(&mut connection, request) == "one").count();
+        assert_eq!(of_one, 5);
+    }
+}
+
+/// The connection to the old address is in use all the time, and still open.
+#[test]
+fn address_that_the_name_no_longer_has_is_left() {
+    if !can_have_own_hosts() {
+        return;
+    }
+    for request in REQUESTS {
+        let (old, taken) = upstream_beside("old", ONE, TWO);
+        drop(taken);
+        let _new = Raw::at_named(&format!("127.0.0.2:{}", old.address.port()), "new");
+        let gateway = gateway(old.address.port(), &["127.0.0.1"], "idle: 1h, max_age: 1h");
+        let mut connection = gateway.connect();
+        assert_eq!(upstream_of(&mut connection, request), "old");
+        // In place: the mount is of this file.
+        std::fs::write(gateway.path("hosts"), "127.0.0.2 many.test\n").unwrap();
+        until("the change of address", || upstream_of(&mut connection, request) == "new");
+        assert_eq!(upstream_of(&mut connection, request), "new");
+    }
+}
