@@ -41,7 +41,7 @@ pub(super) struct Phases {
 
 impl Phases {
     pub(super) fn of(rules: &[Compiled]) -> Self {
-        let early: Box<[Early]> = rules.iter().map(|compiled| Early::of(compiled)).collect();
+        let early: Box<[Early]> = rules.iter().map(Early::of).collect();
         let read_token = early.iter().any(|one| *one != Early::Everything);
         let have_early = early.iter().any(|one| *one != Early::Nothing);
         Self { early: if read_token { early } else { Box::default() }, have_early }
