@@ -11,6 +11,7 @@ mod addresses;
 mod alarm;
 mod answer;
 mod body;
+mod buffers;
 mod client;
 mod connect;
 mod connection;
@@ -58,6 +59,7 @@ use tokio::sync::watch as signal;
 use tollgate::Gate;
 use tollgate::rules::file::{Address, GatewayRule, Parsed, Problems};
 
+use self::buffers::Buffers;
 use self::exchange::Worker;
 use self::frames::Closings;
 use self::names::HeaderFilter;
@@ -165,8 +167,10 @@ impl Gateway {
         let (mut running, mut tallies) = (Vec::new(), Vec::new());
         let connections = Arc::new(AtomicI64::new(0));
         let closings = Arc::new(Closings::default());
+        let max_buffered = rule.max_buffered.map(|size| size.bytes());
+        let buffers = Arc::new(Buffers::new(max_buffered, &connections));
         for number in 0..workers {
-            let tally = Arc::new(Tally::new(&connections, &closings));
+            let tally = Arc::new(Tally::new(&connections, &buffers, &closings));
             let worker = Worker {
                 number,
                 gate: gate.clone(),

@@ -20,6 +20,7 @@ pub(super) enum Failure {
     NoRoute,
     QueueFull,
     TooManyAbandoned,
+    Overloaded,
     CannotConnect,
     BadCertificate,
     ConnectTimeout,
@@ -60,7 +61,9 @@ impl Failure {
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
-            Self::QueueFull | Self::TooManyAbandoned | Self::Exhausted => StatusCode::SERVICE_UNAVAILABLE,
+            Self::QueueFull | Self::TooManyAbandoned | Self::Exhausted | Self::Overloaded => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::CannotConnect
             | Self::BadCertificate
             | Self::Disconnected
@@ -87,6 +90,9 @@ impl Failure {
             Self::BodyLate => r#"{"error":"request_timeout","message":"The body did not come in time."}"#,
             Self::BodyBroken => r#"{"error":"bad_request","message":"The body is malformed or not all there."}"#,
             Self::NoRoute => r#"{"error":"no_route","message":"Nothing is served here."}"#,
+            Self::Overloaded => {
+                r#"{"error":"overloaded","message":"Too many bodies wait to be read, more than gateway.max_buffered: try later."}"#
+            }
             Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests wait already."}"#,
             Self::TooManyAbandoned => {
                 r#"{"error":"too_many_abandoned","message":"Too many requests of clients that left are still at an upstream."}"#

@@ -12,6 +12,7 @@ use tokio::time::{Sleep, sleep};
 use tollgate::rules::file::UnderscoreHeaders;
 
 use super::answer::Failure;
+use super::buffers::{HeldBytes, Overloaded};
 use super::client::Client;
 use super::exchange::Ending;
 use super::headers;
@@ -32,6 +33,8 @@ pub(super) struct Sent {
     /// How much more of it is taken.
     room: u64,
     underscores: UnderscoreHeaders,
+    /// What is held of it while the upstream does not read.
+    held: HeldBytes,
     upstream: Option<Reader>,
     /// A body that breaks off leaves the upstream waiting for the rest instead of ending its connection: see
     /// [`outlive_client`](ToUpstream::outlive_client).
@@ -52,6 +55,7 @@ pub(super) enum Broken {
     Client(hyper::Error),
     TooLong,
     Late,
+    Overloaded,
 }
 
 impl fmt::Display for Broken {
@@ -60,6 +64,7 @@ impl fmt::Display for Broken {
             Self::Client(error) => error.fmt(out),
             Self::TooLong => out.write_str("the body is too long"),
             Self::Late => out.write_str("the body did not come in time"),
+            Self::Overloaded => out.write_str("more of bodies is held than max_buffered"),
         }
     }
 }
@@ -76,10 +81,19 @@ impl ToUpstream {
             client: Arc::clone(client),
             room: max_bytes,
             underscores: UnderscoreHeaders::default(),
+            held: HeldBytes::none(client),
             upstream: None,
             outlives_client: false,
             late: None,
         })
+    }
+
+    /// Takes over what was held of it before.
+    pub(super) fn holding(mut self, held: HeldBytes) -> Self {
+        if let Self::Sent(sent) = &mut self {
+            sent.held = held;
+        }
+        self
     }
 
     /// Treats trailers with an underscore in their name as that setting says.
@@ -123,6 +137,8 @@ impl Body for ToUpstream {
         let Some(body) = &mut sent.body else { return Poll::Pending };
         match Pin::new(body).poll_frame(context) {
             Poll::Pending => {
+                // Whatever has come has been read.
+                sent.held.release();
                 if let Some(reader) = &sent.upstream {
                     reader.patience.forgive();
                 }
@@ -146,6 +162,10 @@ impl Body for ToUpstream {
                 match sent.room.checked_sub(length) {
                     Some(room) => sent.room = room,
                     None => return sent.broke(Broken::TooLong),
+                }
+                // While the upstream has this to read, more may come.
+                if sent.held.set(sent.client.upload_bytes()).is_err() {
+                    return sent.broke(Broken::Overloaded);
                 }
                 Poll::Ready(Some(Ok(match frame.into_trailers() {
                     Ok(trailers) => Frame::trailers(headers::screen_trailers(trailers, sent.underscores)),
@@ -178,10 +198,12 @@ impl Sent {
                 Broken::Client(_) => Failure::BodyBroken,
                 Broken::TooLong => Failure::BodyTooLong,
                 Broken::Late => Failure::BodyLate,
+                Broken::Overloaded => Failure::Overloaded,
             });
         }
         if self.outlives_client {
             self.body = None;
+            self.held.release();
             return Poll::Pending;
         }
         Poll::Ready(Some(Err(how)))
@@ -199,6 +221,8 @@ pub(super) struct ToClient {
     kind: Kind,
     /// What is there and not given to the client yet.
     rest: Bytes,
+    /// What is held of it while the client does not read.
+    held: Option<HeldBytes>,
     /// When an upstream that others share the connection of is given up; those that do not share it have a driver for
     /// that.
     stall: Option<Pin<Box<Sleep>>>,
@@ -213,11 +237,12 @@ enum Kind {
 
 impl ToClient {
     pub(super) fn written(text: Bytes, ending: Ending) -> Self {
-        Self { kind: Kind::Written, rest: text, stall: None, ending }
+        Self { kind: Kind::Written, rest: text, held: None, stall: None, ending }
     }
 
     pub(super) fn upstream(body: Incoming, ending: Ending) -> Self {
-        Self { kind: Kind::Upstream(body), rest: Bytes::new(), stall: None, ending }
+        let held = Some(ending.held_bytes());
+        Self { kind: Kind::Upstream(body), rest: Bytes::new(), held, stall: None, ending }
     }
 
     /// Takes away what was written here, for an answer that has no body: how long it was, if there was any.
@@ -232,6 +257,14 @@ impl ToClient {
     }
 }
 
+impl ToClient {
+    /// Counts what is held of the answer: what is not given yet, and what waits to be written to the client.
+    fn hold(&mut self) -> Result<(), Cut> {
+        let Some(held) = &mut self.held else { return Ok(()) };
+        held.set(self.rest.len() + self.ending.unwritten_bytes()).map_err(|Overloaded| Cut::Overloaded)
+    }
+}
+
 impl Body for ToClient {
     type Data = Bytes;
     type Error = Cut;
@@ -239,7 +272,8 @@ impl Body for ToClient {
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         let this = &mut *self;
         if !this.rest.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(this.ending.give(&mut this.rest)))));
+            let piece = this.ending.give(&mut this.rest);
+            return Poll::Ready(Some(this.hold().map(|()| Frame::data(piece))));
         }
         match &mut this.kind {
             Kind::Written => Poll::Ready(None),
@@ -262,7 +296,8 @@ impl Body for ToClient {
                     Poll::Ready(frame.map(|frame| match frame.map_err(Cut::Upstream)?.into_data() {
                         Ok(data) => {
                             this.rest = data;
-                            Ok(Frame::data(this.ending.give(&mut this.rest)))
+                            let piece = this.ending.give(&mut this.rest);
+                            this.hold().map(|()| Frame::data(piece))
                         }
                         Err(trailers) => Ok(trailers),
                     }))
@@ -308,6 +343,7 @@ impl Drop for ToClient {
 pub(super) enum Cut {
     Upstream(hyper::Error),
     Late,
+    Overloaded,
 }
 
 impl fmt::Display for Cut {
@@ -315,6 +351,7 @@ impl fmt::Display for Cut {
         match self {
             Self::Upstream(error) => error.fmt(out),
             Self::Late => out.write_str("the upstream did not go on"),
+            Self::Overloaded => out.write_str("more of bodies is held than max_buffered"),
         }
     }
 }

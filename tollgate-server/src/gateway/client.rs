@@ -1,15 +1,18 @@
 //! A client's connection, as everything that serves it sees it.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::HeaderValue;
 use tollgate::rules::{Certificate, Facts};
 
+use super::buffers::Buffers;
+use super::connection::MAX_UPLOAD_BYTES;
 use super::frames::Misuse;
 use super::guard::Ambiguity;
+use super::io::MAX_READ_BYTES;
 use super::lane::Asked;
 use super::tally::Tally;
 use super::ticks::{Tick, Ticks, Wait};
@@ -43,6 +46,8 @@ pub(super) struct Client {
     has_asked: AtomicBool,
     ticks: Arc<Ticks>,
     tally: Arc<Tally>,
+    /// Bytes of bodies that are held for it.
+    buffered: AtomicI64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +99,7 @@ impl Client {
             has_asked: AtomicBool::new(false),
             ticks,
             tally,
+            buffered: AtomicI64::new(0),
         }
     }
 
@@ -220,6 +226,16 @@ impl Client {
 
     pub(super) fn is_upgraded(&self) -> bool {
         self.upgraded.load(Relaxed)
+    }
+
+    /// What is held of bodies, of all connections and of this one.
+    pub(super) fn buffers(&self) -> (&Buffers, &AtomicI64) {
+        (&self.tally.buffers, &self.buffered)
+    }
+
+    /// The most that is held of a body that it sends and the upstream does not read.
+    pub(super) fn upload_bytes(&self) -> usize {
+        if self.is_http2 { MAX_UPLOAD_BYTES } else { MAX_READ_BYTES }
     }
 
     /// What its worker counts.

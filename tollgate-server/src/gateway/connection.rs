@@ -46,7 +46,10 @@ const STREAM_WINDOW_BYTES: u32 = 128 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 
 /// What is held of each answer that the client does not read: two frames, so that one is there while another is written.
-const SEND_BUFFER_BYTES: usize = 32 << 10;
+pub(super) const SEND_BUFFER_BYTES: usize = 32 << 10;
+
+/// What is held of an upload that the upstream does not read: the window, and what waits to be written.
+pub(super) const MAX_UPLOAD_BYTES: usize = STREAM_WINDOW_BYTES as usize + SEND_BUFFER_BYTES;
 
 /// How often an HTTP/2 connection is asked whether it is still there.
 const PING_EVERY: Duration = Duration::from_secs(20);

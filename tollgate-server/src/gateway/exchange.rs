@@ -28,6 +28,7 @@ pub(super) use self::ending::{Ending, Held};
 pub(super) use self::forward::would_fail_again;
 use super::answer::Failure;
 use super::body::{ToClient, ToUpstream};
+use super::buffers::HeldBytes;
 use super::client::Client;
 use super::guard::Ambiguity;
 use super::log::Record;
@@ -216,6 +217,12 @@ impl Exchange {
     async fn pass(&self, mut ruling: Ruling, passing: Passing) -> Response<ToClient> {
         let Passing { request, site, route, mut ending } = passing;
         ending.keep_place(ruling.take_place());
+        // Until an upstream reads it, as much of the body may come as the client may send ahead.
+        let mut held = HeldBytes::none(&self.client);
+        if !request.body().is_end_stream() && held.set(self.client.upload_bytes()).is_err() {
+            _ = Box::pin(ruling.refund()).await;
+            return self.fail(request.into_body(), Failure::Overloaded, ending);
+        }
         if !ruling.delay().is_zero()
             && let Err(failure) = Box::pin(self.hold(&ruling, &site)).await
         {
@@ -230,7 +237,7 @@ impl Exchange {
             return self.fail(request.into_body(), Failure::TooManyAbandoned, ending);
         }
         match &route.leads {
-            Leads::Upstreams(_) => self.forward(request, (&site, route), ruling, ending).await,
+            Leads::Upstreams(_) => self.forward((request, held), (&site, route), ruling, ending).await,
             Leads::Respond(written) => {
                 self.drain(request.into_body());
                 let response = written.response().map(|text| ToClient::written(text, ending));

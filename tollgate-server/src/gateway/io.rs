@@ -26,6 +26,10 @@ const MAX_HEADS: usize = 2;
 /// piece for less than two.
 const SMALL_BYTES: usize = 2048;
 
+/// As much of HTTP/1 is read at once. hyper's buffer grows with the reads that fill it and does not shrink again, so a
+/// client that begins fast and then trickles would hold 64 KiB.
+pub(super) const MAX_READ_BYTES: usize = (16 << 10) - 1;
+
 /// A byte that no request has.
 const NO_REQUEST: u8 = 0;
 
@@ -161,12 +165,21 @@ impl AsyncRead for ClientIo {
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
-        if this.first.is_empty() {
-            ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
-        } else {
+        if !this.first.is_empty() {
             let taken = this.first.len().min(buffer.remaining());
             buffer.put_slice(&this.first[..taken]);
             this.first.advance(taken);
+            if this.first.is_empty() {
+                // What is used up would be kept with the connection.
+                this.first = Bytes::new();
+            }
+        } else if this.guard.is_some() && buffer.remaining() > MAX_READ_BYTES {
+            let mut some = ReadBuf::new(buffer.initialize_unfilled_to(MAX_READ_BYTES));
+            ready!(Pin::new(&mut this.stream).poll_read(context, &mut some))?;
+            let read = some.filled().len();
+            buffer.advance(read);
+        } else {
+            ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
         }
         if buffer.filled().len() == before {
             this.at_end = true;

@@ -40,6 +40,7 @@ pub(super) use self::scratch::scratch;
 use self::scratch::{Desk, INPUT_BYTES, Scratch};
 use super::alarm::Alarm;
 use super::answer::{Failure, failed};
+use super::buffers::HeldBytes;
 use super::client::{Client, LINGER};
 use super::connection::{HTTP2_BEGINS, Stop};
 use super::exchange::{Ending, Worker, bodiless};
@@ -74,6 +75,8 @@ struct Lane<'a> {
     held: Vec<u8>,
     /// What is left to be written of an answer.
     unsent: Vec<u8>,
+    /// The same, counted.
+    unsent_held: HeldBytes,
     /// Nothing of what was written waits in the stream.
     is_flushed: bool,
     /// The client does not read.
@@ -180,6 +183,7 @@ impl<'a> Lane<'a> {
             pieces: 0,
             held: Vec::new(),
             unsent: Vec::new(),
+            unsent_held: HeldBytes::none(client),
             is_flushed: true,
             is_blocked: false,
             has_read: false,

@@ -48,6 +48,12 @@ impl Gateway {
             "HTTP/2 connections that the gateway closed with GOAWAY because the client misused them",
             reasons.map(|(number, (_, reason))| ([("reason", *reason)], self.sum(|tally| tally.closed(number)))),
         )?;
+        if let Some(tally) = self.tallies.first() {
+            let help = "Bytes of bodies that are held because one side does not read them, at most";
+            page.gauge("tollgate_buffered_bytes", help, tally.buffers.used())?;
+            let help = "Bodies that were refused or broken off because max_buffered was reached";
+            page.counter("tollgate_overloaded_bodies", help, tally.buffers.refused())?;
+        }
         let framing = AMBIGUITIES.iter().enumerate();
         let framing = framing.map(|(number, (_, reason))| (*reason, self.sum(|tally| tally.ambiguous(number))));
         let reading = Unreadable::REASONS.iter().enumerate();

@@ -14,6 +14,7 @@ use tollgate::http::Refusal;
 use tollgate::rules::Unreadable;
 
 pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
+use super::buffers::Buffers;
 use super::frames::{Closings, MISUSES, Misuse};
 use super::guard::Ambiguity;
 use super::ticks::Tick;
@@ -28,6 +29,8 @@ pub(super) struct Tally {
     pub(super) connections: AtomicI64,
     /// Connections of all workers together.
     pub(super) all_connections: Arc<AtomicI64>,
+    /// What is held of bodies, of all workers together.
+    pub(super) buffers: Arc<Buffers>,
     pub(super) accepted: Counter,
     pub(super) turned_away: Counter,
     /// Requests that upstreams still work on after their clients have left.
@@ -70,10 +73,11 @@ pub(super) const AMBIGUITIES: [(Ambiguity, &str); 11] = [
 pub(super) struct Moment(u64);
 
 impl Tally {
-    pub(super) fn new(all_connections: &Arc<AtomicI64>, closings: &Arc<Closings>) -> Self {
+    pub(super) fn new(all_connections: &Arc<AtomicI64>, buffers: &Arc<Buffers>, closings: &Arc<Closings>) -> Self {
         Self {
             connections: AtomicI64::new(0),
             all_connections: Arc::clone(all_connections),
+            buffers: Arc::clone(buffers),
             accepted: Counter::default(),
             turned_away: Counter::default(),
             abandoned: AtomicU32::new(0),

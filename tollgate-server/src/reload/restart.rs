@@ -27,6 +27,7 @@ pub(super) struct Settled {
 struct Layout {
     workers: Option<u16>,
     max_connections: Option<u32>,
+    max_buffered: Option<u64>,
     drain: Duration,
 }
 
@@ -56,20 +57,26 @@ impl Settled {
 
 impl Layout {
     fn of(gateway: &GatewayRule) -> Self {
-        let GatewayRule { workers, max_connections, timeouts, .. } = gateway;
-        Self { workers: *workers, max_connections: *max_connections, drain: timeouts.drain.duration() }
+        let GatewayRule { workers, max_connections, max_buffered, timeouts, .. } = gateway;
+        Self {
+            workers: *workers,
+            max_connections: *max_connections,
+            max_buffered: max_buffered.map(|size| size.bytes()),
+            drain: timeouts.drain.duration(),
+        }
     }
 }
 
 /// Whether two differ in one thing.
 type Differs = fn(&Settled, &Settled) -> bool;
 
-const FIELDS: [(&str, Differs); 6] = [
+const FIELDS: [(&str, Differs); 7] = [
     ("service.http", |one, other| one.http != other.http),
     ("admin.listen", |one, other| one.admin != other.admin),
     ("gateway", |one, other| one.gateway.is_some() != other.gateway.is_some()),
     ("gateway.workers", |one, other| differ(one, other, |layout| layout.workers)),
     ("gateway.max_connections", |one, other| differ(one, other, |layout| layout.max_connections)),
+    ("gateway.max_buffered", |one, other| differ(one, other, |layout| layout.max_buffered)),
     ("gateway.timeouts.drain", |one, other| differ(one, other, |layout| layout.drain)),
 ];
 

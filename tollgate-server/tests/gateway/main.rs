@@ -17,6 +17,7 @@ mod abandoned;
 mod answer_heads;
 mod answers_counted;
 mod broken_answers;
+mod buffers;
 mod circles;
 mod denials;
 mod descriptors;

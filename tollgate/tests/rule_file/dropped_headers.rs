@@ -34,14 +34,14 @@ fn every_place_that_reads_a_header_is_looked_at() {
     ] {
         let file = |gateway: &str| format!("{gateway}\nlimits: [{{ name: a, algorithm: fixed_window, {limit} }}]\n");
         let found = warnings(&file("gateway: { routes: [{ path: /**, upstream: echo }] }"));
-        assert!(found.iter().any(|message| message.contains("`x_id`")), "{limit}: {found:?}");
+        assert!(found.iter().any(|message| message.contains("drops `x_id`")), "{limit}: {found:?}");
         let kept = warnings(&file("gateway: { underscore_headers: keep, routes: [{ path: /**, upstream: echo }] }"));
-        assert!(!kept.iter().any(|message| message.contains("x_id")), "{limit}: {kept:?}");
+        assert!(!kept.iter().any(|message| message.contains("drops `x_id`")), "{limit}: {kept:?}");
         let service = warnings(&file("service: { http: 127.0.0.1:0 }"));
-        assert!(!service.iter().any(|message| message.contains("x_id")), "{limit}: {service:?}");
+        assert!(!service.iter().any(|message| message.contains("drops `x_id`")), "{limit}: {service:?}");
     }
     let route = "gateway: { routes: [{ path: /**, headers: { x_id: '1' }, upstream: echo }] }\nlimits: [{ name: a }]\n";
-    assert_eq!(warnings(route).len(), 1);
+    assert!(warnings(route).iter().any(|message| message.contains("drops `x_id`")));
 }
 
 #[test]

@@ -10,7 +10,9 @@ use tollgate::{Place, Ruling};
 use super::super::abandoned::Abandoned;
 use super::super::answer::Failure;
 use super::super::body::Came;
+use super::super::buffers::HeldBytes;
 use super::super::client::Client;
+use super::super::connection::SEND_BUFFER_BYTES;
 use super::super::fault::Fault;
 use super::super::lane::Link;
 use super::super::log::{Over, Record};
@@ -187,6 +189,16 @@ impl Ending {
 
     pub(in super::super) fn note_sent(&mut self, bytes: usize) {
         self.sent_bytes += bytes as u64;
+    }
+
+    /// Counts what is held of the answer, from nothing on.
+    pub(in super::super) fn held_bytes(&self) -> HeldBytes {
+        HeldBytes::none(&self.client)
+    }
+
+    /// The most of what was given that may still wait to be written.
+    pub(in super::super) fn unwritten_bytes(&self) -> usize {
+        usize::try_from(self.sent_bytes).unwrap_or(usize::MAX).min(SEND_BUFFER_BYTES)
     }
 
     /// The next piece of what is there of the answer.

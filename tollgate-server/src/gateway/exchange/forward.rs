@@ -18,6 +18,7 @@ use tollgate::{Place, Ruling};
 use super::super::abandoned::{self, Begun, PermittedRequest};
 use super::super::answer::Failure;
 use super::super::body::{ToClient, ToUpstream};
+use super::super::buffers::HeldBytes;
 use super::super::connect::{self, ConnectError, Line, Wants};
 use super::super::fault::Fault;
 use super::super::patience::Patience;
@@ -44,7 +45,7 @@ enum Tried {
 impl Exchange {
     pub(super) async fn forward(
         &self,
-        mut request: Request<Incoming>,
+        (mut request, held): (Request<Incoming>, HeldBytes),
         (site, route): (&Arc<Site>, &Route),
         ruling: Ruling,
         mut ending: Ending,
@@ -52,7 +53,7 @@ impl Exchange {
         let upgrading = headers::upgrade_wanted(&request).then(|| hyper::upgrade::on(&mut request));
         let id = self.prepare(&mut request, site, route, upgrading.is_some());
         let sent = |body| ToUpstream::new(body, &self.client, site.max_body).with_underscores(site.underscores);
-        let request = request.map(sent);
+        let request = request.map(sent).map(|body| body.holding(held));
         ending.note_id(id.as_ref());
         let wants = if upgrading.is_some() { Wants::Upgrade } else { Wants::Answer };
         let answered = self.try_upstreams(request, route, wants, &mut ending).await;

@@ -45,6 +45,10 @@ impl Lane<'_> {
         self.unsent.extend_from_slice(&head[written.min(head.len())..]);
         self.unsent.extend_from_slice(&body[written.saturating_sub(head.len())..]);
         self.is_flushed = !self.stream.is_buffered();
+        // Nearly always there is nothing.
+        if !self.unsent.is_empty() {
+            self.unsent_held.set(self.unsent.len()).map_err(|_overloaded| io::ErrorKind::OutOfMemory)?;
+        }
         Ok(())
     }
 
@@ -65,6 +69,9 @@ impl Lane<'_> {
             };
             self.is_flushed = self.unsent.is_empty();
             self.unsent.drain(..written);
+            if self.unsent.is_empty() {
+                self.unsent_held.release();
+            }
             if std::mem::take(&mut self.is_blocked) {
                 self.deadline = self.worker.ticks.after(self.patience);
             }

@@ -21,6 +21,8 @@ const MAX_WAIT: Duration = HOUR.saturating_mul(24);
 const MIN_HEAD_BYTES: u64 = 8 << 10;
 /// A longer head is an attack.
 const MAX_HEAD_BYTES: u64 = 1 << 20;
+/// Some bodies at once have to have room.
+const MIN_BUFFERED_BYTES: u64 = 1 << 20;
 /// A share of less than a thousandth is no share.
 const MAX_WEIGHT: u32 = 1000;
 /// Headers that belong to a connection, or tell where a body ends. Whoever could set them could smuggle requests.
@@ -31,6 +33,10 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
     if !(MIN_HEAD_BYTES..=MAX_HEAD_BYTES).contains(&gateway.max_head.bytes()) {
         let message = "max_head is not between 8KiB and 1MiB";
         findings.error(node.value_at("max_head"), message, "use a size such as 64KiB");
+    }
+    if gateway.max_buffered.is_some_and(|size| size.bytes() < MIN_BUFFERED_BYTES) {
+        let message = "max_buffered is less than 1MiB, in which few bodies have room";
+        findings.error(node.value_at("max_buffered"), message, "use a size such as 512MiB");
     }
     let told = |told: &Told| gateway.tell_upstreams.iter().filter(|other| *other == told).count() > 1;
     if gateway.tell_upstreams.iter().any(told) {

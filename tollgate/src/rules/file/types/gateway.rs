@@ -51,6 +51,9 @@ pub struct GatewayRule {
     pub max_head: ByteSize,
     /// The longest body of a request; any length if left out.
     pub max_body: Option<ByteSize>,
+    /// How much of bodies is held at most, of all connections together, while one side does not read what the other
+    /// sends; half of the memory that the process may have if left out.
+    pub max_buffered: Option<ByteSize>,
     /// How many requests queues of limits hold at most, all together.
     pub max_queued: u32,
     /// How long it waits for clients.
@@ -78,6 +81,7 @@ impl Default for GatewayRule {
             max_connections_per_address: None,
             max_head: ByteSize::new(64 << 10),
             max_body: None,
+            max_buffered: None,
             max_queued: 10_000,
             timeouts: TimeoutsRule::default(),
             access_log: None,

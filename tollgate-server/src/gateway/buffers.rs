@@ -1,0 +1,140 @@
+//! Bytes of bodies that one side has sent and the other does not read yet, of all connections together.
+//!
+//! Each body has a bound of its own, but a client decides how many it begins. So all of them have one together,
+//! `max_buffered`. Up to half of it everything is held. Beyond that, a connection that would hold more than an equal share
+//! of the other half is refused: whoever holds much does not grow, and whoever holds little is served on. The total never
+//! exceeds the bound, because the shares of all connections together are the other half.
+//!
+//! Where it cannot be known how much a library holds, the most that it may hold is counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use super::client::Client;
+
+/// Where the system does not say how much memory there is.
+const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
+
+/// The bytes that are held, of all workers.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    used: AtomicI64,
+    /// Half of the bound.
+    half: i64,
+    /// Open connections of clients.
+    connections: Arc<AtomicI64>,
+    refused: AtomicU64,
+}
+
+/// There is no room for more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Overloaded;
+
+impl Buffers {
+    /// Half of the memory that the process may have is for bodies, unless the rule file says.
+    pub(super) fn new(max_buffered: Option<u64>, connections: &Arc<AtomicI64>) -> Self {
+        let most = max_buffered.unwrap_or_else(|| memory_bytes().unwrap_or(UNKNOWN_MEMORY_BYTES) / 2);
+        Self {
+            used: AtomicI64::new(0),
+            half: i64::try_from(most / 2).unwrap_or(i64::MAX / 2),
+            connections: Arc::clone(connections),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// How much is held.
+    pub(super) fn used(&self) -> i64 {
+        self.used.load(Relaxed)
+    }
+
+    /// How many bodies were refused or broken off for want of room.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    /// Changes what a connection holds.
+    fn change(&self, own: &AtomicI64, bytes: i64) -> Result<(), Overloaded> {
+        let used = self.used.fetch_add(bytes, Relaxed) + bytes;
+        let own_used = own.fetch_add(bytes, Relaxed) + bytes;
+        if bytes > 0 && used > self.half && own_used > self.half / self.connections.load(Relaxed).max(1) {
+            own.fetch_sub(bytes, Relaxed);
+            self.used.fetch_sub(bytes, Relaxed);
+            self.refused.fetch_add(1, Relaxed);
+            return Err(Overloaded);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that a body of a connection holds, until this is dropped.
+pub(super) struct HeldBytes {
+    client: Arc<Client>,
+    bytes: i64,
+}
+
+impl HeldBytes {
+    pub(super) fn none(client: &Arc<Client>) -> Self {
+        Self { client: Arc::clone(client), bytes: 0 }
+    }
+
+    /// Changes how many there are; an error if there is no room, and then nothing is changed.
+    pub(super) fn set(&mut self, bytes: usize) -> Result<(), Overloaded> {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX / 4);
+        if bytes == self.bytes {
+            return Ok(());
+        }
+        let (buffers, own) = self.client.buffers();
+        buffers.change(own, bytes - self.bytes)?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self) {
+        // Less is always taken.
+        _ = self.set(0);
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// The memory that the process may have: that of its control group, or else of the machine.
+fn memory_bytes() -> Option<u64> {
+    let of_group = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let of_group = of_group.iter().filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok()).min();
+    let of_machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+    });
+    of_group.into_iter().chain(of_machine).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_half_only_small_holders_grow_and_the_bound_holds() {
+        const MOST: i64 = 1000;
+        let buffers = Buffers::new(Some(MOST as u64), &Arc::new(AtomicI64::new(10)));
+        let own: Vec<AtomicI64> = (0..10).map(|_| AtomicI64::new(0)).collect();
+        assert!(buffers.change(&own[0], 500).is_ok(), "half is for everybody");
+        assert!(buffers.change(&own[0], 1).is_err(), "whoever holds much does not grow");
+        for other in &own[1..] {
+            assert!(buffers.change(other, 50).is_ok(), "whoever holds little is served on");
+            assert!(buffers.change(other, 1).is_err());
+        }
+        assert!(buffers.used() <= MOST);
+        assert_eq!((buffers.used(), buffers.refused()), (950, 10));
+        assert!(buffers.change(&own[0], -500).is_ok());
+        assert!(buffers.change(&own[1], 40).is_ok(), "there is room again");
+    }
+
+    #[test]
+    fn the_memory_of_this_machine_is_known() {
+        assert!(memory_bytes().is_some_and(|bytes| bytes > 16 << 20));
+    }
+}

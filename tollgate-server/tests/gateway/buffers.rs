@@ -1,0 +1,97 @@
+//! Bodies that one side sends and the other does not read, by the hundreds.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+
+use crate::client::Connection;
+use crate::http2::{connect, get};
+use crate::process::{Gateway, site};
+use crate::upstream::{AnyBody, Raw, full, runtime, until};
+
+const MAX_BUFFERED: u64 = 8 << 20;
+const CONNECTIONS: usize = 8;
+const STREAMS: usize = 100;
+
+fn gateway(upstream: &Raw) -> Gateway {
+    let routes = [
+        "{ path: /small, respond: { body: ok } }".to_owned(),
+        format!("{{ path: /**, upstream: {}, timeout: 1h }}", upstream.url()),
+    ];
+    let settings = "max_buffered: 8MiB\n  timeouts: { body: 1h, write: 1h }";
+    Gateway::start(&format!("{}admin: {{ listen: 127.0.0.1:0 }}\n", site(settings, &routes, "")))
+}
+
+fn metric(gateway: &Gateway, name: &str) -> u64 {
+    let text = Connection::to(gateway.address_of("admin")).get("/metrics").text().to_owned();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("there is no {name}")).parse().unwrap()
+}
+
+/// Waits until bodies are refused, and checks that the bound holds all the while and others are served.
+fn assert_bounded(gateway: &Gateway, before_kib: u64) {
+    until("bodies are refused", || {
+        let held = metric(gateway, "tollgate_buffered_bytes");
+        assert!(held <= MAX_BUFFERED, "{held} bytes are held");
+        metric(gateway, "tollgate_overloaded_bodies_total") > 100
+    });
+    assert_eq!(gateway.get("/small").status, 200, "others are served");
+    let grown_kib = gateway.memory_kib().saturating_sub(before_kib);
+    // What is held, and connections, streams and heads beside it.
+    assert!(grown_kib < 64 << 10, "{grown_kib} KiB more");
+}
+
+#[test]
+fn answers_that_nobody_reads_hold_no_more_than_the_bound() {
+    let upstream = Raw::start(|conversation| {
+        while conversation.request().is_some() {
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n");
+            if !conversation.send(vec![b'x'; 1_000_000]) {
+                return;
+            }
+        }
+    });
+    let gateway = gateway(&upstream);
+    let before_kib = gateway.memory_kib();
+    let _held = runtime().block_on(async {
+        let mut held = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let mut sender = connect(gateway.address).await;
+            let asked = (0..STREAMS).map(|_| sender.send_request(get(&gateway, "/big").body(full("")).unwrap()));
+            // Each answer is kept, and nothing of it is read.
+            held.push((futures_util::future::join_all(asked.collect::<Vec<_>>()).await, sender));
+        }
+        held
+    });
+    assert_bounded(&gateway, before_kib);
+}
+
+#[test]
+fn uploads_that_no_upstream_reads_hold_no_more_than_the_bound() {
+    // It reads the head, and nothing behind it.
+    let upstream = Raw::start(|conversation| {
+        conversation.head();
+        std::thread::sleep(Duration::from_secs(3600));
+    });
+    let gateway = gateway(&upstream);
+    let before_kib = gateway.memory_kib();
+    let endless = || -> AnyBody {
+        let frames = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::from_static(&[b'x'; 16 << 10]))));
+        BodyExt::boxed(StreamBody::new(frames))
+    };
+    let _held = runtime().block_on(async {
+        let mut held = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let mut sender = connect(gateway.address).await;
+            for _ in 0..STREAMS {
+                let request = Request::post(format!("http://{}/upload", gateway.address)).body(endless()).unwrap();
+                held.push(tokio::spawn(sender.send_request(request)));
+            }
+        }
+        held
+    });
+    assert_bounded(&gateway, before_kib);
+}
