@@ -180,6 +180,17 @@ impl Gate {
         }
     }
 
+    /// Counts a request that was refused before any limit could look at it, such as a malformed one: a strike towards
+    /// the [bans](crate::rules::Rule::ban) of limits that match every request and count by what its connection shows
+    /// (address, certificate). So a flood of such requests is banned like one of denied requests.
+    pub fn strike(&self, facts: &Facts<'_>) -> Asking {
+        let mut ruling = Ruling::unasked(self);
+        match ruling.strike(facts) {
+            None => Asking::Done(ruling),
+            Some(elsewhere) => Asking::Waiting(ruling.elsewhere(elsewhere)),
+        }
+    }
+
     /// Decides on a key of the rule of that name, whatever the rule matches: its overrides, exemptions, blocks and
     /// bans by key apply. Limits of what is in flight do not: nobody would tell when it ends. `None` if there is no such
     /// rule.

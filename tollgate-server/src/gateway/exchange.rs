@@ -129,6 +129,14 @@ struct Passing {
 }
 
 impl Worker {
+    /// Counts a request that nobody could read towards bans of its sender.
+    pub(super) fn strike(&self, facts: &Facts<'_>) {
+        if let Asking::Waiting(strike) = self.gate.strike(facts) {
+            // It ends by the store's deadline.
+            tokio::spawn(strike);
+        }
+    }
+
     /// Counts a connection of that address; an error if it has too many. Trusted proxies speak for many clients.
     pub(super) fn enter(&self, address: IpAddr) -> io::Result<Option<per_address::Counted>> {
         let site = self.site.load();

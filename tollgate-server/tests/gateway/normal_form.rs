@@ -100,6 +100,28 @@ fn what_cannot_be_read_safely_is_refused_with_its_reason() {
 }
 
 #[test]
+fn a_flood_of_unreadable_requests_is_banned() {
+    let upstream = Raw::named("one");
+    let limits = [
+        "{ name: ip, key: ip, limit: 100, window: 1h, ban: { after: 3, within: 1m, for: 1h } }",
+        "{ name: key, key: header:x-api-key, missing: skip, limit: 100, window: 1h }",
+    ];
+    for bad in [
+        "GET /%2e%2e/ HTTP/1.1\r\nHost: h\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: h\r\nX-Api-Key: a\r\nX-Api-Key: b\r\n\r\n",
+    ] {
+        let gateway = gateway("", &upstream, &limits);
+        for _ in 0..3 {
+            assert_eq!(gateway.get("/").status, 200);
+            assert_eq!(gateway.connect().ask(bad).status, 400);
+        }
+        let answer = gateway.get("/");
+        assert_eq!(answer.status, 429, "{bad}");
+        assert!(answer.text().contains(r#""error":"banned""#), "{}", answer.text());
+    }
+}
+
+#[test]
 fn a_setting_says_how_upstreams_read_paths() {
     let upstream = Raw::named("one");
     let url = upstream.url();

@@ -15,6 +15,7 @@ use crate::decision::Decision;
 use crate::http::{Answer, Headers, LastMessage, Message, Policy, Refusal};
 use crate::key::Key;
 use crate::limit::LimitId;
+use crate::limiter::Hit;
 use crate::reservation::Settlement;
 use crate::rules::{Facts, Met, Refused, RuleSet, TokenStatus};
 
@@ -100,6 +101,14 @@ impl Ruling {
                 None
             }
         }
+    }
+
+    /// Takes a strike from every ban that a request weighs on which was refused before any rule could look at it.
+    pub(super) fn strike(&mut self, facts: &Facts<'_>) -> Option<Elsewhere> {
+        let Self { state, wanted, .. } = &mut *self;
+        let State { rules, store, .. } = &**state;
+        rules.find_bans(&rules.request(facts), |ban, key| store.want_too(wanted, Hit::new(ban, key).cost(1)));
+        store::ask(self, None)
     }
 
     /// Asks about a key of the rule of that name; `None` if there is no such rule.

@@ -128,6 +128,11 @@ impl KeyPart {
         matches!(&self.0, Source::Descriptor(name) if request.facts().descriptor(name).is_none())
     }
 
+    /// Whether the connection alone shows it, whatever the request says.
+    pub(super) fn is_of_connection(&self) -> bool {
+        matches!(self.0, Source::Ip(_) | Source::Certificate(_) | Source::Constant(_))
+    }
+
     /// The part of this request's key; `None` if it is missing or empty.
     pub(super) fn of<'r>(&'r self, request: &'r Request<'_>) -> Option<Piece<'r>> {
         let facts = request.facts();

@@ -101,6 +101,15 @@ impl Match {
         (self.methods.is_empty(), Reverse(self.headers.len()), Reverse(self.conditions.len()))
     }
 
+    /// Whether it is every request, by having no condition.
+    pub(super) fn is_everything(&self) -> bool {
+        self.paths.is_empty() && self.hosts.is_empty() && self.has_no_other_condition()
+    }
+
+    fn has_no_other_condition(&self) -> bool {
+        self.methods.is_empty() && self.headers.is_empty() && self.domain.is_none() && self.conditions.is_empty()
+    }
+
     /// What is known of the requests that an index finds for this rule, given by what it finds it.
     pub(super) fn known_if_found_by(&self, place: Place) -> Known {
         let any_path = self.paths.is_empty() || self.paths.iter().any(PathGlob::is_everything);
@@ -108,8 +117,7 @@ impl Match {
         let is_found_by_path = place == Place::Path && !self.paths.iter().any(PathGlob::has_upper_case);
         let on_path = any_path || is_found_by_path;
         let on_host = self.hosts.is_empty() || place == Place::Host;
-        let nothing_else =
-            self.methods.is_empty() && self.headers.is_empty() && self.domain.is_none() && self.conditions.is_empty();
+        let nothing_else = self.has_no_other_condition();
         match place {
             _ if on_path && on_host && nothing_else => Known::Everything,
             Place::Path if !is_found_by_path => Known::Nothing,

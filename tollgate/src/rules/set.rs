@@ -334,6 +334,27 @@ impl RuleSet {
         self.0.challenge.as_ref()
     }
 
+    /// Finds the bans that a request weighs on which was refused before any rule could look at it: of rules that are for
+    /// every request and count by what its connection shows.
+    pub(crate) fn find_bans(&self, request: &Request<'_>, mut found: impl FnMut(LimitId, Key<'_>)) {
+        for compiled in self.0.rules.iter().filter(|_| self.0.have_bans) {
+            let Rule { matching, key, mode, .. } = &compiled.rule;
+            let is_concerned = *mode == Mode::Enforced && matching.is_everything();
+            let (Some(ban), true) = (compiled.ban, is_concerned && key.iter().all(KeyPart::is_of_connection)) else {
+                continue;
+            };
+            let pieces: Option<Pieces<'_>> = key.iter().map(|part| part.of(request)).collect();
+            match pieces.as_deref() {
+                Some([one]) => found(ban, Key::from(one.as_bytes())),
+                Some(several) => {
+                    let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
+                    found(ban, Key::byte_parts(&parts));
+                }
+                None => {}
+            }
+        }
+    }
+
     /// The hit of a question that names a rule and a key itself.
     pub(crate) fn named(&self, name: &str, parts: &[&[u8]], cost: u64) -> Option<Met<'_>> {
         let number = self.number(name)?;

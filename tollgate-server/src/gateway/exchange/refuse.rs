@@ -5,8 +5,8 @@ use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tollgate::Ruling;
-use tollgate::http::is_grpc;
-use tollgate::rules::Unreadable;
+use tollgate::http::{Refusal, is_grpc};
+use tollgate::rules::{Facts, Unreadable};
 
 use super::super::answer;
 use super::super::body::ToClient;
@@ -18,6 +18,9 @@ const MAX_DRAINED_BYTES: usize = 256 << 10;
 impl Exchange {
     /// Tells the client why its request does not pass.
     pub(super) fn refuse(&self, request: Request<Incoming>, ruling: &Ruling, ending: Ending) -> Response<ToClient> {
+        if matches!(ruling.refusal(), Some(Refusal::Unreadable { .. })) {
+            self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
+        }
         let refusal = if is_grpc(request.headers()) {
             ruling.grpc_response().map(|response| response.map(|()| Bytes::new()))
         } else {
@@ -37,6 +40,7 @@ impl Exchange {
         ending: Ending,
     ) -> Response<ToClient> {
         self.worker.tally.note_unreadable(problem.number());
+        self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
         self.drain(request.into_body());
         answer::unreadable(problem).map(|text| ToClient::written(text, ending))
     }

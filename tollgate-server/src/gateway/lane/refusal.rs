@@ -4,7 +4,8 @@ use std::io;
 use std::task::Context;
 
 use tollgate::Ruling;
-use tollgate::http::Message;
+use tollgate::http::{Message, Refusal};
+use tollgate::rules::Facts;
 
 use super::super::exchange::Ending;
 use super::super::site::Site;
@@ -57,6 +58,10 @@ impl Lane<'_> {
 
     /// What is sent to a client whose request is refused.
     fn refusal<'d>(&mut self, plain: &Plain<'_>, ruling: &Ruling, desk: &'d mut Desk) -> Option<(Message, &'d [u8])> {
+        if matches!(ruling.refusal(), Some(Refusal::Unreadable { .. })) {
+            let facts = Facts::new("", "/").headers(plain.headers.lines);
+            self.worker.strike(&self.client.sends(facts));
+        }
         self.is_last |= self.worker.is_closing();
         let Desk { last_message, date, .. } = desk;
         let date = date.line(self.worker.ticks.now());
