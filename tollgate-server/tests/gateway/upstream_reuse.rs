@@ -238,7 +238,7 @@ fn ignoring_bodies() -> Raw {
 fn body_that_an_upstream_ignores_is_not_answered_to_the_next_client() {
     let smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n";
     let (length, size) = (smuggled.len(), format!("{:x}", smuggled.len()));
-    for method in ["GET", "OPTIONS", "DELETE", "PROPFIND", "get"] {
+    for method in ["GET", "OPTIONS", "DELETE", "PROPFIND", "Fetch"] {
         for request in [
             format!("{method} /a HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{smuggled}"),
             format!(
