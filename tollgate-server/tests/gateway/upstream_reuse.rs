@@ -21,7 +21,7 @@ fn answering(headers: &'static str) -> Raw {
 }
 
 fn gateway(upstream: &str, connections: &str) -> Gateway {
-    let route = format!("{{ path: /**, upstream: {upstream}, upstream_connections: {{ {connections} }} }}");
+    let route = format!("{{ path: /**, upstream: {upstream}, retries: 0, upstream_connections: {{ {connections} }} }}");
     Gateway::start(&site("workers: 1", &[route], ""))
 }
 
