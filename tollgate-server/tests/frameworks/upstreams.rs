@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
@@ -45,6 +46,11 @@ const FRAMEWORKS: [(&str, Start); 15] = [
 
 pub(crate) const COUNT: usize = FRAMEWORKS.len();
 
+/// A free port can be taken before the framework binds it.
+const ATTEMPTS: usize = 3;
+/// Ports below those that the system gives to clients, of which the test itself uses thousands.
+const PORTS: std::ops::Range<u16> = 12_000..32_000;
+
 /// A running framework.
 pub(crate) struct Upstream {
     pub(crate) name: &'static str,
@@ -59,17 +65,18 @@ impl Upstream {
     pub(crate) fn start_all() -> Vec<Self> {
         let chosen = std::env::var("FRAMEWORKS").ok();
         let is_chosen = |name: &str| chosen.as_deref().is_none_or(|chosen| chosen.split(',').any(|one| one == name));
-        let starting: Vec<_> = FRAMEWORKS
-            .iter()
-            .filter(|(name, _)| is_chosen(name))
-            .map(|(name, start)| (*name, Self::spawn(name, start)))
-            .collect();
         let mut missing = Vec::new();
         let mut running = Vec::new();
-        for (name, spawned) in starting {
-            match spawned.and_then(Self::wait_until_ready) {
-                Ok(upstream) => running.push(upstream),
-                Err(reason) => missing.push(format!("{name}: {reason}")),
+        // All start at the same time, and those whose port was taken in the meantime start again.
+        let mut starting: Vec<_> = FRAMEWORKS.iter().filter(|(name, _)| is_chosen(name)).collect();
+        for attempts_left in (0..ATTEMPTS).rev() {
+            let spawned: Vec<_> = starting.drain(..).map(|entry| (entry, Self::spawn(entry.0, &entry.1))).collect();
+            for (entry, spawned) in spawned {
+                match spawned.map(Self::wait_until_ready) {
+                    Ok(Ok(upstream)) => running.push(upstream),
+                    Ok(Err(_)) if attempts_left > 0 => starting.push(entry),
+                    Ok(Err(reason)) | Err(reason) => missing.push(format!("{}: {reason}", entry.0)),
+                }
             }
         }
         if !missing.is_empty() {
@@ -81,9 +88,7 @@ impl Upstream {
     }
 
     fn spawn(name: &'static str, start: &Start) -> Result<Self, String> {
-        let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
-        let address = listener.local_addr().map_err(|error| error.to_string())?;
-        drop(listener);
+        let address = free_address().ok_or("no port is free")?;
         let folder = folder();
         let output = File::create(folder.path().join("output.txt")).map_err(|error| error.to_string())?;
         let errors = output.try_clone().map_err(|error| error.to_string())?;
@@ -159,6 +164,19 @@ fn command(start: &Start, address: SocketAddr, folder: &Path) -> Result<Command,
             Ok(command)
         }
     }
+}
+
+/// A port that nothing listens on, another one each time.
+fn free_address() -> Option<SocketAddr> {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let count = u32::from(PORTS.end - PORTS.start);
+    (0..count).find_map(|_| {
+        // Tests that run at the same time begin at different ports.
+        let step = TAKEN.fetch_add(1, Ordering::Relaxed);
+        let offset = (std::process::id().wrapping_mul(61).wrapping_add(step)) % count;
+        let address = SocketAddr::from(([127, 0, 0, 1], PORTS.start + u16::try_from(offset).ok()?));
+        TcpListener::bind(address).is_ok().then_some(address)
+    })
 }
 
 fn python() -> Result<Command, String> {
