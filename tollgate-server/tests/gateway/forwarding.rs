@@ -1,11 +1,13 @@
 //! What an upstream is told of the client and of the way, and who is believed about that.
 
 use bytes::Bytes;
-use http::Request;
+use http::{Request, Response};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
 
 use crate::http2::{connect, get, whole, with_trailers};
 use crate::process::{Gateway, site};
-use crate::upstream::{Asked, Raw, full, runtime};
+use crate::upstream::{Asked, Raw, Served, Speaks, full, runtime};
 
 /// What an upstream got of a request with these headers, and the id that the client got back.
 fn told(gateway: &Gateway, headers: &str) -> (Asked, Option<String>) {
@@ -261,14 +263,16 @@ fn a_header_that_connection_names_is_counted_by_nobody_over_websockets_too() {
 
 #[test]
 fn trailers_carry_nothing_that_an_upstream_could_take_for_a_header_of_the_proxy() {
-    let upstream = Raw::start(|conversation| {
-        while let Some(Asked { trailers, .. }) = conversation.request() {
-            conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{trailers}", trailers.len()));
-        }
+    // An upstream of HTTP/1 gets no trailers at all.
+    let upstream = Served::start(Speaks::Http2, |request: Request<Incoming>| async {
+        let trailers = request.into_body().collect().await.unwrap().trailers().cloned().unwrap_or_default();
+        let lines = trailers.iter().map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap()));
+        Response::new(full(lines.collect::<String>()))
     });
     // From trusted proxies too: limits have decided before trailers come.
     for settings in ["", "trusted_proxies: [127.0.0.0/8]"] {
-        let gateway = gateway(settings, &upstream);
+        let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
+        let gateway = Gateway::start(&site(settings, &[route], ""));
         let http1 = gateway.connect().ask(
             "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: x-sum, x-real-ip, x_user\r\n\
              TE: trailers\r\n\r\n1\r\nx\r\n0\r\nX-Sum: 1\r\nX-Real-IP: forged\r\nX_User: forged\r\nHost: forged\r\n\

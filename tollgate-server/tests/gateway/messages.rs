@@ -116,16 +116,16 @@ fn bodies_in_chunks_pass_both_ways() {
     assert!(!upstream.seen().concat().contains("ext"), "extensions are between neighbours");
 }
 
+/// Some servers take trailers for headers, uvicorn for those of the same request, aiohttp for those of the next.
 #[test]
-fn trailers_pass_both_ways() {
+fn trailers_of_responses_pass_and_those_of_requests_do_not_reach_http_1() {
     let upstream = Raw::start(|conversation| {
         while let Some(asked) = conversation.request() {
-            assert_eq!(asked.values("te"), ["trailers"]);
+            assert_eq!((&asked.values("te")[..], asked.values("trailer").len()), (&["trailers"][..], 0));
             conversation.send(format!(
                 "HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n\
-                 {:x}\r\n{}\r\n0\r\nX-Sum: 42\r\n\r\n",
+                 2\r\n{:02}\r\n0\r\nX-Sum: 42\r\n\r\n",
                 asked.trailers.len(),
-                asked.trailers
             ));
         }
     });
@@ -134,7 +134,7 @@ fn trailers_pass_both_ways() {
         "POST / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nTrailer: X-Check\r\nTransfer-Encoding: chunked\r\n\r\n\
          2\r\nok\r\n0\r\nX-Check: 7\r\n\r\n",
     );
-    assert_eq!(answer.text().to_ascii_lowercase(), "x-check: 7\r\n");
+    assert_eq!(answer.text(), "00", "bytes of trailers at the upstream");
     assert_eq!(answer.trailers, [("x-sum".to_owned(), "42".to_owned())]);
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, HOST, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
@@ -367,6 +367,9 @@ impl Exchange {
         }
         *request.version_mut() = version;
         headers::name_hop_by_hop(request.headers_mut());
+        // hyper sends the trailers that this header announces. Limits have decided before they come, and some servers
+        // take them for headers: uvicorn for those of the same request, aiohttp for those of the next one.
+        request.headers_mut().remove(TRAILER);
         if !request.body().is_nothing() && request.body().size_hint().exact().is_none() {
             // hyper would take a GET that does not say so for one without a body.
             request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
