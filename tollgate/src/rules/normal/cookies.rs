@@ -26,7 +26,7 @@ pub(in crate::rules) fn cookie<'a>(headers: Headers<'a>, name: &str, errors: &Re
 /// behind a comma or a space in it.
 fn values<'a>(piece: &'a [u8], name: &[u8]) -> impl Iterator<Item = &'a [u8]> {
     let of_name = move |text: &'a [u8]| pair(text).filter(|(given, _)| *given == name).map(|(_, value)| value);
-    let piece = piece.trim_ascii();
+    let piece = trimmed(piece);
     let itself = of_name(piece);
     // The value of the pair itself may begin behind blanks.
     let begins = piece.len() - itself.map_or(piece.len(), <[u8]>::len);
@@ -36,7 +36,7 @@ fn values<'a>(piece: &'a [u8], name: &[u8]) -> impl Iterator<Item = &'a [u8]> {
 
 fn pair(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let (name, value) = text.split_at(text.iter().position(|byte| *byte == b'=')?);
-    Some((name.trim_ascii(), value.get(1..)?.trim_ascii()))
+    Some((trimmed(name), value.get(1..)?.trim_ascii()))
 }
 
 /// A value as the service means it, whichever way it was written.
@@ -147,6 +147,8 @@ mod tests {
             "s=\"REAL \"",
             "s=%20REAL",
             "a=s s=REAL",
+            "a=1; \u{a0}s\u{a0}=REAL",
+            "a=1; \u{2003}s\u{2003}=\u{2003}REAL\u{2003}",
         ] {
             assert_eq!(found(&[line], "s").as_deref(), Some("REAL"), "{line}");
         }

@@ -29,6 +29,18 @@ pub(in crate::rules) fn trimmed(value: &[u8]) -> &[u8] {
     }
     let mut value = value;
     loop {
+        if let Some((blank, rest)) = value.split_first_chunk()
+            && is_wide_blank(*blank)
+        {
+            value = rest;
+            continue;
+        }
+        if let Some((rest, blank)) = value.split_last_chunk()
+            && is_wide_blank(*blank)
+        {
+            value = rest;
+            continue;
+        }
         value = match value {
             [0x09..=0x0D | b' ' | 0x1C..=0x1F | 0x85 | 0xA0, rest @ ..] => rest,
             [0xC2, 0x85 | 0xA0, rest @ ..] => rest,
@@ -39,6 +51,12 @@ pub(in crate::rules) fn trimmed(value: &[u8]) -> &[u8] {
             _ => return value,
         };
     }
+}
+
+/// Whether these bytes are white space of Unicode, or one of the characters without a width that some take for it.
+fn is_wide_blank(bytes: [u8; 3]) -> bool {
+    let is_blank = |letter: char| letter.is_whitespace() || matches!(letter, '\u{200b}' | '\u{feff}');
+    bytes[0] >= 0xE1 && std::str::from_utf8(&bytes).is_ok_and(|text| text.chars().all(is_blank))
 }
 
 #[cfg(test)]
@@ -52,6 +70,10 @@ mod tests {
         for value in [&b"KEY"[..], b" KEY\t", b"\xA0KEY", b"KEY\xA0", b"KEY \xC2\xA0", b"\xC2\xA0 KEY", b"\x85KEY\x85"]
         {
             assert_eq!(trimmed(value), b"KEY", "{value:?}");
+        }
+        for blank in ["\u{1680}", "\u{2003}", "\u{2005}", "\u{200b}", "\u{3000}", "\u{feff}", "\u{3000} \u{2003}"] {
+            let padded = [format!("{blank}KEY"), format!("KEY{blank}"), format!("{blank} KEY {blank}")];
+            assert!(padded.iter().all(|value| trimmed(value.as_bytes()) == b"KEY"), "{padded:?}");
         }
         // The last byte of `à` is 0xA0.
         assert_eq!(trimmed("voilà".as_bytes()), "voilà".as_bytes());
