@@ -89,7 +89,7 @@ impl Outcome {
             Some(Refusal::Banned { .. }) => Self::Banned,
             Some(Refusal::Blocked) => Self::Blocked,
             Some(Refusal::KeyMissing { .. } | Refusal::TokenInvalid { .. }) => Self::KeyMissing,
-            Some(Refusal::Unreadable { .. }) => Self::Unreadable,
+            Some(Refusal::Unreadable(_)) => Self::Unreadable,
             Some(Refusal::StoreUnavailable) => Self::StoreUnavailable,
             Some(_) => Self::Denied,
         }

@@ -55,7 +55,7 @@ pub use self::grpc::is_grpc;
 pub use self::headers::{HeaderLine, Headers, Values};
 pub use self::last::LastMessage;
 pub use self::policy::Policy;
-pub use self::refusal::Refusal;
+pub use self::refusal::{Refusal, UnreadableRequest};
 pub use self::template::Template;
 pub(crate) use self::token::Challenge;
 pub use self::token::TokenError;

@@ -2,8 +2,8 @@
 //!
 //! Each body has a bound of its own, but a client decides how many it begins. So all of them have one together,
 //! `max_buffered`. Up to half of it everything is held. Beyond that, a connection that would hold more than an equal share
-//! of the other half is refused: whoever holds much does not grow, and whoever holds little is served on. The total never
-//! exceeds the bound, because the shares of all connections together are the other half.
+//! of the other half is refused: a connection that holds much does not grow, and one that holds little is served on. The
+//! total never exceeds the bound.
 //!
 //! Where it cannot be known how much a library holds, the most that it may hold is counted.
 
@@ -54,14 +54,22 @@ impl Buffers {
 
     /// Changes what a connection holds.
     fn change(&self, own: &AtomicI64, bytes: i64) -> Result<(), Overloaded> {
-        let used = self.used.fetch_add(bytes, Relaxed) + bytes;
-        let own_used = own.fetch_add(bytes, Relaxed) + bytes;
-        if bytes > 0 && used > self.half && own_used > self.half / self.connections.load(Relaxed).max(1) {
-            own.fetch_sub(bytes, Relaxed);
-            self.used.fetch_sub(bytes, Relaxed);
-            self.refused.fetch_add(1, Relaxed);
-            return Err(Overloaded);
+        if bytes > 0 {
+            let share = self.half / self.connections.load(Relaxed).max(1);
+            let is_small = own.load(Relaxed) + bytes <= share;
+            let taken = self.used.fetch_update(Relaxed, Relaxed, |used| {
+                let used = used + bytes;
+                // Shares shrink as connections come, so they alone do not keep the bound.
+                (used <= self.half || (is_small && used <= 2 * self.half)).then_some(used)
+            });
+            if taken.is_err() {
+                self.refused.fetch_add(1, Relaxed);
+                return Err(Overloaded);
+            }
+        } else {
+            self.used.fetch_add(bytes, Relaxed);
         }
+        own.fetch_add(bytes, Relaxed);
         Ok(())
     }
 }

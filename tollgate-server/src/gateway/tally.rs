@@ -145,8 +145,8 @@ impl Tally {
     }
 
     fn note_if_unreadable(&self, ruling: &Ruling) {
-        if let Some(Refusal::Unreadable { reason, .. }) = ruling.refusal()
-            && let Some(number) = Unreadable::REASONS.iter().position(|one| one == reason)
+        if let Some(Refusal::Unreadable(request)) = ruling.refusal()
+            && let Some(number) = Unreadable::REASONS.iter().position(|one| *one == request.reason)
         {
             self.note_unreadable(number);
         }

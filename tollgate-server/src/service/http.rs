@@ -76,9 +76,13 @@ async fn check(State(answering): State<Answering>, request: Request) -> Result<R
     };
     let rulings = join_all(asking.into_iter().map(Asking::ruling)).await;
     if let (Shape::One, [ruling]) = (questions.shape(), &rulings[..])
-        && let Some(LimitRefusal::Unreadable { message, .. }) = ruling.refusal()
+        && let Some(LimitRefusal::Unreadable(request)) = ruling.refusal()
     {
-        return Err(Refusal { status: StatusCode::BAD_REQUEST, error: "invalid_question", message: message.clone() });
+        return Err(Refusal {
+            status: StatusCode::BAD_REQUEST,
+            error: "invalid_question",
+            message: request.message.clone(),
+        });
     }
     // Who only looks has nothing decided.
     let decided = rulings.iter().zip(questions.looks()).filter(|(_, looks)| !looks);

@@ -296,7 +296,7 @@ fn an_upstream_that_never_answers_gives_the_permit_back_at_the_routes_timeout() 
         _ = conversation.request();
         conversation.await_end();
     });
-    let route = format!("{{ path: /**, timeout: 1s, retries: 0, upstream: {} }}", upstream.url());
+    let route = format!("{{ path: /**, timeout: 4s, retries: 0, upstream: {} }}", upstream.url());
     let gateway = Gateway::start(&site("", &[route], "{ name: at-once, key: const:all, in_flight: 1 }"));
     for (number, request) in
         ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"].iter().enumerate()

@@ -157,7 +157,7 @@ fn a_route_without_a_well_upstream_is_told_until_a_request_has_succeeded() {
     let is_well = Arc::new(AtomicBool::new(false));
     let (answers, good) = (Arc::clone(&is_well), upstream(HELLO));
     let moody = moody_upstream(move || if answers.load(Relaxed) { HELLO } else { UNWELL });
-    let eject = "eject: { after: 1, for: 100ms }";
+    let eject = "eject: { after: 1, for: 100ms, statuses: [503] }";
     let routes = format!(
         "    - {{ name: shop, path: /shop/**, upstream: ['http://{moody}', 'http://{good}'], {eject} }}
     - {{ name: gone, path: /gone/**, upstream: 'http://{moody}', {eject} }}

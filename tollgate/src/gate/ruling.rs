@@ -12,7 +12,7 @@ use super::posed::{AskedBy, Beside, Posed, Posing};
 use super::store::{self, Elsewhere, Wanted};
 use super::{Gate, State, phases};
 use crate::decision::Decision;
-use crate::http::{Answer, Headers, LastMessage, Message, Policy, Refusal};
+use crate::http::{Answer, Headers, LastMessage, Message, Policy, Refusal, UnreadableRequest};
 use crate::key::Key;
 use crate::limit::LimitId;
 use crate::limiter::Hit;
@@ -329,7 +329,9 @@ impl From<Refused> for Refusal {
             Refused::Blocked => Self::Blocked,
             Refused::KeyMissing(part) => Self::KeyMissing { part },
             Refused::TokenInvalid { error, challenge } => Self::TokenInvalid { error, challenge },
-            Refused::Unreadable(problem) => Self::Unreadable { reason: problem.reason(), message: problem.to_string() },
+            Refused::Unreadable(problem) => {
+                Self::Unreadable(Box::new(UnreadableRequest::new(problem.reason(), problem.to_string())))
+            }
         }
     }
 }

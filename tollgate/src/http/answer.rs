@@ -174,10 +174,9 @@ impl<'a> Answer<'a> {
         match self.refusal {
             Refusal::Limited => of_decision(),
             Refusal::Banned { retry_after } => Some(*retry_after),
-            Refusal::Blocked
-            | Refusal::KeyMissing { .. }
-            | Refusal::TokenInvalid { .. }
-            | Refusal::Unreadable { .. } => None,
+            Refusal::Blocked | Refusal::KeyMissing { .. } | Refusal::TokenInvalid { .. } | Refusal::Unreadable(_) => {
+                None
+            }
             Refusal::StoreUnavailable => Some(of_decision().unwrap_or(RETRY_A_FAILED_STORE)),
         }
     }
@@ -200,7 +199,7 @@ impl<'a> Answer<'a> {
                 return format!("The request lacks {part}, which the limit counts by.");
             }
             Refusal::TokenInvalid { error, .. } => error.description(),
-            Refusal::Unreadable { message, .. } => return message.clone(),
+            Refusal::Unreadable(request) => return request.message.clone(),
             Refusal::StoreUnavailable => "The limit cannot be checked at the moment.",
         };
         match self.wait_secs() {

@@ -46,8 +46,8 @@ pub fn is_forwarding_header(name: &str) -> bool {
         18 => is("cf-connecting-ipv6") || is("wl-proxy-client-ip") || begins(name),
         19 => is("x-cluster-client-ip") || is("x-ssl-client-verify") || begins(name),
         24 => is("x-envoy-external-address") || is("x-original-forwarded-for") || begins(name),
-        12.. => begins(name),
-        _ => false,
+        ..12 => false,
+        _ => begins(name),
     }
 }
 

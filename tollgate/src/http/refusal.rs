@@ -34,14 +34,27 @@ pub enum Refusal {
         challenge: bool,
     },
     /// Not readable in one way where the limit looks: 400.
-    Unreadable {
-        /// The reason as one word, as metrics have it.
-        reason: &'static str,
-        /// What is ambiguous, and how to send it.
-        message: String,
-    },
+    Unreadable(Box<UnreadableRequest>),
     /// The store fails, and its limit would rather deny: 503.
     StoreUnavailable,
+}
+
+/// What of a request cannot be read in one way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnreadableRequest {
+    /// The reason as one word, as metrics have it.
+    pub reason: &'static str,
+    /// What is ambiguous, and how to send it.
+    pub message: String,
+}
+
+impl UnreadableRequest {
+    /// A request that is refused for that reason.
+    #[must_use]
+    pub fn new(reason: &'static str, message: String) -> Self {
+        Self { reason, message }
+    }
 }
 
 impl Refusal {
@@ -62,7 +75,7 @@ impl Refusal {
             Self::Limited | Self::Banned { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::TokenInvalid { challenge: true, .. } => StatusCode::UNAUTHORIZED,
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
-            Self::Unreadable { .. } => StatusCode::BAD_REQUEST,
+            Self::Unreadable(_) => StatusCode::BAD_REQUEST,
             Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -76,7 +89,7 @@ impl Refusal {
             Self::Blocked => "blocked",
             Self::KeyMissing { .. } => "key_missing",
             Self::TokenInvalid { error, .. } => error.refusal_code(),
-            Self::Unreadable { .. } => "bad_request",
+            Self::Unreadable(_) => "bad_request",
             Self::StoreUnavailable => "store_unavailable",
         }
     }
@@ -87,7 +100,7 @@ impl Refusal {
             Self::Limited | Self::Banned { .. } => 8,         // RESOURCE_EXHAUSTED
             Self::TokenInvalid { challenge: true, .. } => 16, // UNAUTHENTICATED
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => 7, // PERMISSION_DENIED
-            Self::Unreadable { .. } => 3,                     // INVALID_ARGUMENT
+            Self::Unreadable(_) => 3,                         // INVALID_ARGUMENT
             Self::StoreUnavailable => 14,                     // UNAVAILABLE
         }
     }
@@ -110,7 +123,7 @@ impl Refusal {
             ),
             Self::TokenInvalid { challenge: true, .. } => ("about:blank", "Unauthorized"),
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => ("about:blank", "Forbidden"),
-            Self::Unreadable { .. } => ("about:blank", "Bad Request"),
+            Self::Unreadable(_) => ("about:blank", "Bad Request"),
         }
     }
 }

@@ -53,6 +53,7 @@ pub(super) enum TokenUse {
     /// To count: for the key, the plan or the cost.
     Counting,
     /// To tell whether the rule is for a request, or exempts or blocks it.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only expressions of a rule file match by claims"))]
     Matching,
 }
 

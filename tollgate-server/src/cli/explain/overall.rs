@@ -1,7 +1,7 @@
 //! What a client would be answered, all limits together.
 
 use axum::http::{HeaderMap, StatusCode, header};
-use tollgate::http::{Answer, Body, Refusal};
+use tollgate::http::{Answer, Body, Refusal, UnreadableRequest};
 use tollgate::rules::Unreadable;
 use tollgate::rules::file::{FailurePolicy, Parsed};
 use tollgate::{Decision, Explanation, RuleExplained, Standing};
@@ -42,7 +42,7 @@ impl Overall {
 impl Overall {
     /// The gateway refuses the request before any limit looks at it.
     pub(super) fn refuse_unreadable(&mut self, problem: &Unreadable) {
-        let refusal = Refusal::Unreadable { reason: problem.reason(), message: problem.to_string() };
+        let refusal = Refusal::Unreadable(Box::new(UnreadableRequest::new(problem.reason(), problem.to_string())));
         *self = Self {
             allowed: false,
             limit: None,

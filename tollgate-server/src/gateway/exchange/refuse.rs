@@ -18,7 +18,7 @@ const MAX_DRAINED_BYTES: usize = 256 << 10;
 impl Exchange {
     /// Tells the client why its request does not pass.
     pub(super) fn refuse(&self, request: Request<Incoming>, ruling: &Ruling, ending: Ending) -> Response<ToClient> {
-        if matches!(ruling.refusal(), Some(Refusal::Unreadable { .. })) {
+        if matches!(ruling.refusal(), Some(Refusal::Unreadable(_))) {
             self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
         }
         let refusal = if is_grpc(request.headers()) {

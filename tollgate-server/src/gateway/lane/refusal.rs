@@ -58,7 +58,7 @@ impl Lane<'_> {
 
     /// What is sent to a client whose request is refused.
     fn refusal<'d>(&mut self, plain: &Plain<'_>, ruling: &Ruling, desk: &'d mut Desk) -> Option<(Message, &'d [u8])> {
-        if matches!(ruling.refusal(), Some(Refusal::Unreadable { .. })) {
+        if matches!(ruling.refusal(), Some(Refusal::Unreadable(_))) {
             let facts = Facts::new("", "/").headers(plain.headers.lines);
             self.worker.strike(&self.client.sends(facts));
         }
