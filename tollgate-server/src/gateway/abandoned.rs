@@ -128,6 +128,7 @@ pub(super) struct PermittedRequest {
 }
 
 /// The first part of an answer, or the reason why the client gets none.
+#[expect(clippy::large_enum_variant, reason = "it is matched where it is made, and a box would be an allocation")]
 pub(super) enum Begun {
     Answered(Answer, Option<Wire>),
     ClientFailed(Failure),
