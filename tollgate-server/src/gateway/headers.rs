@@ -46,11 +46,7 @@ pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Resu
         }
     }
     if headers.contains_key(CONNECTION) {
-        let is_needed = |name: &HeaderName| {
-            let kind = names::kind(name.as_str());
-            matches!(kind, Kind::Host | Kind::ContentLength | Kind::TransferEncoding | Kind::Connection | Kind::Special)
-        };
-        dropped.extend(named_by_connection(headers).filter(|name| !is_needed(name)));
+        dropped.extend(named_by_connection(headers).filter(|name| !outlives_connection_option(name)));
     }
     for name in dropped {
         headers.remove(name);
@@ -66,6 +62,25 @@ pub(super) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHe
         trailers.remove(name);
     }
     trailers
+}
+
+/// Returns whether a header stays although `Connection` names it. Without its framing a request becomes another one, and
+/// without the forwarding headers of a trusted proxy it has another client (CVE-2022-31813). `Upgrade`, `TE` and
+/// `Connection` itself are read later.
+fn outlives_connection_option(name: &HeaderName) -> bool {
+    matches!(
+        names::kind(name.as_str()),
+        Kind::Host
+            | Kind::ContentLength
+            | Kind::TransferEncoding
+            | Kind::Connection
+            | Kind::Special
+            | Kind::Forwarded
+            | Kind::XForwardedFor
+            | Kind::XForwardedProto
+            | Kind::XForwardedHost
+            | Kind::Forwarding
+    )
 }
 
 /// The names that `Connection` lists.
@@ -85,8 +100,7 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
         return;
     }
     if found.contains(&CONNECTION) {
-        // A client that names these would change what the request is.
-        found.extend(named_by_connection(headers).filter(|name| *name != HOST && *name != CONTENT_LENGTH));
+        found.extend(named_by_connection(headers).filter(|name| !outlives_connection_option(name)));
     }
     let wants_trailers = found.contains(&TE) && headers.get_all(TE).iter().any(|value| lists(value, "trailers"));
     for name in found {

@@ -197,6 +197,31 @@ fn forwarding_headers_pass_from_trusted_proxies_alone() {
 }
 
 #[test]
+fn connection_option_does_not_remove_the_client_behind_a_trusted_proxy() {
+    let upstream = Raw::named("one");
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let limit = "{ name: ip, key: ip, algorithm: fixed_window, limit: 1, window: 1h }";
+    let names = FORGED.map(|name| format!("{name}: given\r\n")).concat();
+    for (option, rest) in [("close", ""), ("upgrade", "Upgrade: websocket\r\n")] {
+        let gateway = Gateway::start(&site("trusted_proxies: [127.0.0.0/8]", std::slice::from_ref(&route), limit));
+        let ask = |client: &str| {
+            let connection = format!("Connection: {option}, Forwarded, X-Forwarded-For, {}", FORGED.join(", "));
+            let headers = format!("{connection}\r\n{rest}X-Forwarded-For: {client}\r\n{names}");
+            gateway.connect().ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{headers}\r\n"))
+        };
+        for (client, status) in [("192.0.2.1", 200), ("192.0.2.2", 200), ("192.0.2.1", 429)] {
+            let answer = ask(client);
+            assert_eq!(answer.status, status, "{client}: {}", answer.text());
+            if status == 200 {
+                let head = answer.text();
+                assert!(head.contains(&format!("x-forwarded-for: {client}")), "{head}");
+                assert!(head.matches("given").count() >= FORGED.len() - 1, "{head}");
+            }
+        }
+    }
+}
+
+#[test]
 fn names_with_underscores_are_dropped_from_everybody_unless_they_are_kept_or_refused() {
     let upstream = Raw::named("one");
     let sent = [("X_Forwarded_For", "forged"), ("SCRIPT_NAME", "other"), ("X_Sum", "other"), ("X-Sum", "fine")];
