@@ -202,8 +202,9 @@ impl Site {
         let Some(gateway) = &file.gateway else { return Vec::new() };
         let mut kept = Kept::of(None, 1);
         let mut found = Vec::new();
+        let path_reading = gateway.paths.over(PathReading::default());
         for (index, rule) in gateway.routes.iter().enumerate() {
-            let flaws = match Route::new(rule, file.folder(), PathReading::default(), &mut kept) {
+            let flaws = match Route::new(rule, file.folder(), path_reading, &mut kept) {
                 Ok(route) => circles::flaws(&route, listens),
                 Err(flaw) => vec![flaw],
             };
@@ -299,7 +300,7 @@ impl Route {
         Ok(Self {
             name: rule.name().to_owned(),
             leads,
-            paths: Paths::of(rule),
+            paths: Paths::of(rule, path_reading)?,
             path_reading: rule.paths.over(path_reading),
             host: rule.host,
             request_edits: Edits::new(&rule.request_headers),

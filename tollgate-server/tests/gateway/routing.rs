@@ -91,6 +91,33 @@ fn the_path_is_stripped_rewritten_and_put_behind_that_of_the_url() {
 }
 
 #[test]
+fn paths_are_changed_without_regard_to_case_where_routes_are_found_so() {
+    let upstream = Raw::named("one");
+    let url = upstream.url();
+    let routes = [
+        format!("{{ path: /api/**, strip_prefix: /api, upstream: {url} }}"),
+        format!("{{ path: /old/**, rewrite: {{ pattern: '^/old/', to: /new/ }}, upstream: {url} }}"),
+        format!("{{ path: /own/**, paths: {{ case: sensitive }}, strip_prefix: /own, upstream: {url} }}"),
+        format!("{{ path: /**, upstream: {url} }}"),
+    ];
+    let gateway = Gateway::start(&site("paths: { case: insensitive }", &routes, ""));
+    // `TE` is nothing for the lane.
+    for road in ["", "TE: trailers\r\n"] {
+        for (asked, wanted) in [
+            ("/api/X", "/X"),
+            ("/API/X?y", "/X?y"),
+            ("/Api", "/"),
+            ("/OLD/X", "/new/X"),
+            ("/OWN/X", "/X"),
+            ("/APIS/X", "/APIS/X"),
+        ] {
+            let answer = gateway.connect().ask(format!("GET {asked} HTTP/1.1\r\nHost: h\r\n{road}\r\n"));
+            assert_eq!(line(&answer), format!("GET {wanted} HTTP/1.1"), "{asked} {road}");
+        }
+    }
+}
+
+#[test]
 fn each_upstream_of_a_route_has_the_path_of_its_own_url() {
     let [one, two] = ["one", "two"].map(Raw::named);
     // Two of them share an address, and so their connections.

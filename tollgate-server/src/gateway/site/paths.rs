@@ -2,8 +2,8 @@
 
 use http::Uri;
 use http::uri::PathAndQuery;
-use tollgate::rules::file::{RewriteRule, RouteRule, UpstreamRule};
-use tollgate::rules::{CleanPath, PathReading};
+use tollgate::rules::file::{Flaw, RewriteRule, RouteRule, UpstreamRule};
+use tollgate::rules::{CleanPath, PathCase, PathReading};
 
 use super::super::answer::Failure;
 
@@ -11,14 +11,36 @@ use super::super::answer::Failure;
 pub(super) struct Paths {
     strip_prefix: Option<String>,
     rewrite: Option<RewriteRule>,
+    case: PathCase,
 }
 
 impl Paths {
-    pub(super) fn of(rule: &RouteRule) -> Self {
-        Self {
-            strip_prefix: rule.strip_prefix.as_ref().map(|path| path.as_str().trim_end_matches('/').to_owned()),
-            rewrite: rule.rewrite.clone(),
+    /// Reads how a route of a gateway with that reading changes paths. The gateway's reading chooses the route and the
+    /// route's own is that of the upstreams: if either ignores case, so do the changes. Otherwise a path in another case
+    /// would reach the route and escape its changes.
+    ///
+    /// # Errors
+    ///
+    /// When the pattern takes too much memory without regard to case.
+    pub(super) fn of(rule: &RouteRule, gateway: PathReading) -> Result<Self, Flaw> {
+        let cases = [gateway.case, rule.paths.over(gateway).case];
+        let ignores_case = cases.contains(&PathCase::Insensitive);
+        let mut rewrite = rule.rewrite.clone();
+        if let Some(rewrite) = rewrite.as_mut().filter(|_| ignores_case) {
+            rewrite.pattern = rewrite.pattern.case_insensitive().ok_or_else(|| {
+                Flaw::new(
+                    "the pattern takes too much memory with `paths.case: insensitive`",
+                    "write a shorter one, or one with fewer repetitions",
+                )
+                .of("pattern")
+                .of("rewrite")
+            })?;
         }
+        Ok(Self {
+            strip_prefix: rule.strip_prefix.as_ref().map(|path| path.as_str().trim_end_matches('/').to_owned()),
+            rewrite,
+            case: if ignores_case { PathCase::Insensitive } else { PathCase::Sensitive },
+        })
     }
 
     /// Whether it may.
@@ -33,7 +55,7 @@ impl Paths {
             return Ok(uri.clone());
         }
         let mut path = uri.path().to_owned();
-        if let Some(rest) = self.strip_prefix.as_ref().and_then(|prefix| stripped(&path, prefix)) {
+        if let Some(rest) = self.strip_prefix.as_ref().and_then(|prefix| stripped(&path, prefix, self.case)) {
             path = rest.to_owned();
         }
         if let Some(rewrite) = &self.rewrite {
@@ -68,12 +90,12 @@ pub(crate) fn asked_of_upstreams(rule: &RouteRule, reading: PathReading, path: &
         let forwarded = clean.forwarded(rule.paths.over(reading)).ok()?.into_owned();
         query.map_or(forwarded.clone(), |query| format!("{forwarded}?{query}")).parse::<Uri>().ok()
     };
-    let (paths, uri) = (Paths::of(rule), clean(path));
+    let (paths, uri) = (Paths::of(rule, reading).ok(), clean(path));
     let upstreams = rule.upstream.iter().flatten();
     let asked = |upstream: &UpstreamRule| {
         let url = upstream.url.as_str();
         let prefix = prefix(upstream);
-        let path = paths.asked(prefix.as_deref(), uri.as_ref()?).ok()?;
+        let path = paths.as_ref()?.asked(prefix.as_deref(), uri.as_ref()?).ok()?;
         let origin = url.trim_end_matches('/');
         let origin = origin.strip_suffix(prefix.as_deref().unwrap_or_default()).unwrap_or(origin);
         (!upstream.url.is_echo()).then(|| format!("{origin}{path}"))
@@ -90,7 +112,12 @@ pub(in super::super) fn with_path(uri: &Uri, path: String) -> Result<Uri, Failur
 }
 
 /// What is left of a path without whole segments at its beginning.
-fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
-    let rest = path.strip_prefix(prefix).filter(|rest| rest.is_empty() || rest.starts_with('/'))?;
+fn stripped<'p>(path: &'p str, prefix: &str, case: PathCase) -> Option<&'p str> {
+    let (beginning, rest) = path.split_at_checked(prefix.len())?;
+    let is_prefix = match case {
+        PathCase::Insensitive => beginning.eq_ignore_ascii_case(prefix),
+        _ => beginning == prefix,
+    };
+    let rest = Some(rest).filter(|rest| is_prefix && (rest.is_empty() || rest.starts_with('/')))?;
     Some(if rest.is_empty() { "/" } else { rest })
 }

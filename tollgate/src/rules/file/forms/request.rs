@@ -100,6 +100,21 @@ impl Pattern {
     pub fn replace<'t>(&self, text: &'t str, by: &str) -> std::borrow::Cow<'t, str> {
         self.0.replace(text, by)
     }
+
+    /// Returns the same expression without regard to case, or `None` if that takes too much memory.
+    #[must_use]
+    pub fn case_insensitive(&self) -> Option<Self> {
+        compiler(self.0.as_str()).case_insensitive(true).build().ok().map(Self)
+    }
+}
+
+/// The default bound would let a pattern take megabytes.
+const MAX_COMPILED_BYTES: usize = 256 << 10;
+
+fn compiler(text: &str) -> regex::RegexBuilder {
+    let mut builder = regex::RegexBuilder::new(text);
+    builder.size_limit(MAX_COMPILED_BYTES).dfa_size_limit(MAX_COMPILED_BYTES);
+    builder
 }
 
 impl PartialEq for Pattern {
@@ -120,15 +135,11 @@ impl Form for Pattern {
         /// A pattern of a path is some dozen letters. Parsing takes two hundred times the memory of the text, before
         /// there is anything compiled to bound.
         const MAX_TEXT_BYTES: usize = 1024;
-        /// The default bound would let a pattern take megabytes.
-        const MAX_COMPILED_BYTES: usize = 256 << 10;
         if text.len() > MAX_TEXT_BYTES {
             let problem = format!("a regular expression of {} bytes is too long", text.len());
             return Err(Misfit::new(problem, format!("use {MAX_TEXT_BYTES} bytes or less")));
         }
-        let compiled =
-            regex::RegexBuilder::new(text).size_limit(MAX_COMPILED_BYTES).dfa_size_limit(MAX_COMPILED_BYTES).build();
-        compiled.map(Self).map_err(|error| {
+        compiler(text).build().map(Self).map_err(|error| {
             let problem = match error {
                 regex::Error::CompiledTooBig(_) => format!("takes more than {MAX_COMPILED_BYTES} bytes compiled"),
                 // What the parser says has lines and arrows; its last line is the reason.
