@@ -49,6 +49,11 @@ impl Failure {
         )
     }
 
+    /// Returns whether the head of the request is malformed.
+    pub(super) const fn is_malformed_request(self) -> bool {
+        matches!(self, Self::NoHost | Self::SeveralHosts | Self::BadTarget | Self::BadLength | Self::UnderscoreHeader)
+    }
+
     const fn status(self) -> StatusCode {
         match self {
             Self::NoHost

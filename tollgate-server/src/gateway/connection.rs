@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tollgate::rules::Facts;
 
 use super::client::{Arrival, Client, LINGER, Scheme};
 use super::exchange::{Exchange, Worker};
@@ -202,10 +203,15 @@ fn answered_by_hyper(error: &hyper::Error) -> Option<StatusCode> {
     })
 }
 
-/// A request that nobody could read is over.
+/// Counts and logs a request whose head nobody could read.
 fn note_unread(status: StatusCode, client: &Client, worker: &Worker) {
     worker.tally.note_unread(status);
-    if let Some(log) = &worker.site.load().log {
+    let site = worker.site.load();
+    // Which client of a trusted proxy sent it is in the head that nobody could read.
+    if status == StatusCode::BAD_REQUEST && !site.proxies.trusts(client.address.ip()) {
+        worker.strike(&client.sends(Facts::new("", "/")));
+    }
+    if let Some(log) = &site.log {
         let record = Record::unread(client.address.ip().to_canonical(), (log, worker.number));
         record.write(&Over { status: Some(status), sent_bytes: 0, is_broken: false, nanos: 0, route: None });
     }

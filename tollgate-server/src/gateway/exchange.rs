@@ -173,10 +173,10 @@ impl Exchange {
         let filter = HeaderFilter::new(&site, self.client.address.ip());
         if let Err(failure) = headers::screen(request.headers_mut(), &filter) {
             self.client.note_ambiguity(Ambiguity::UnderscoreHeader);
-            return Ok(self.fail(request.into_body(), failure, ending));
+            return Ok(self.refuse_malformed(request, failure, ending));
         }
         if let Err(failure) = legible(&request, &site) {
-            return Ok(self.fail(request.into_body(), failure, ending));
+            return Ok(self.refuse_malformed(request, failure, ending));
         }
         let (route, asking) = match asked {
             Some(asked) => (asked.route, asked.asking),

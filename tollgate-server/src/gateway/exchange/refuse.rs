@@ -8,7 +8,7 @@ use tollgate::Ruling;
 use tollgate::http::{Refusal, is_grpc};
 use tollgate::rules::{Facts, Unreadable};
 
-use super::super::answer;
+use super::super::answer::{self, Failure};
 use super::super::body::ToClient;
 use super::{Ending, Exchange, bodiless};
 
@@ -43,6 +43,19 @@ impl Exchange {
         self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
         self.drain(request.into_body());
         answer::unreadable(problem).map(|text| ToClient::written(text, ending))
+    }
+
+    /// Refuses a request before any limit has seen it. A malformed one counts towards bans of its sender.
+    pub(super) fn refuse_malformed(
+        &self,
+        request: Request<Incoming>,
+        failure: Failure,
+        ending: Ending,
+    ) -> Response<ToClient> {
+        if failure.is_malformed_request() {
+            self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
+        }
+        self.fail(request.into_body(), failure, ending)
     }
 
     /// Reads what nobody wants, beside the answer, so that neither waits for the other.
