@@ -18,6 +18,7 @@ const UNDER_WAY: u8 = 0;
 const BROKEN: u8 = 1;
 const TOO_LONG: u8 = 2;
 const LATE: u8 = 3;
+const OVERLOADED: u8 = 4;
 
 /// A deadline that moves while a request is on its way.
 #[derive(Debug)]
@@ -60,6 +61,7 @@ impl Patience {
         let how = match how {
             Failure::BodyTooLong => TOO_LONG,
             Failure::BodyLate => LATE,
+            Failure::Overloaded => OVERLOADED,
             _ => BROKEN,
         };
         self.body.store(how, Relaxed);
@@ -71,12 +73,13 @@ impl Patience {
         self.on_broken_body.register(waker);
     }
 
-    /// The client is to blame for what became of the request.
+    /// Returns why the client's body ended before its end. The upstream is not to blame.
     pub(super) fn clients_fault(&self) -> Option<Failure> {
         match self.body.load(Relaxed) {
             BROKEN => Some(Failure::BodyBroken),
             TOO_LONG => Some(Failure::BodyTooLong),
             LATE => Some(Failure::BodyLate),
+            OVERLOADED => Some(Failure::Overloaded),
             _ => None,
         }
     }

@@ -82,7 +82,8 @@ fn uploads_that_no_upstream_reads_hold_no_more_than_the_bound() {
         let frames = futures_util::stream::repeat_with(|| Ok(Frame::data(Bytes::from_static(&[b'x'; 16 << 10]))));
         BodyExt::boxed(StreamBody::new(frames))
     };
-    let _held = runtime().block_on(async {
+    let runtime = runtime();
+    let held = runtime.block_on(async {
         let mut held = Vec::new();
         for _ in 0..CONNECTIONS {
             let mut sender = connect(gateway.address).await;
@@ -94,4 +95,11 @@ fn uploads_that_no_upstream_reads_hold_no_more_than_the_bound() {
         held
     });
     assert_bounded(&gateway, before_kib);
+    // Some were refused before their body came, and some in the middle of it.
+    let finished = held.into_iter().filter(tokio::task::JoinHandle::is_finished);
+    for answered in runtime.block_on(futures_util::future::join_all(finished)) {
+        if let Ok(Ok(answer)) = answered {
+            assert_eq!(answer.status(), 503);
+        }
+    }
 }
