@@ -5,6 +5,10 @@
 //! thrown away in the background, and the permit is held until the answer is over, the upstream closes the connection,
 //! or the route's `timeout` passes (ADR 15).
 //!
+//! The number of requests that keep a connection this way is bounded. Beyond the bound the connection is closed at once,
+//! and a timer holds the permit for the route's `timeout`. The same happens if the client broke off its body, because
+//! an upstream that waits for the rest of a body is blocked.
+//!
 //! Deliberately not here: requests without a permit. Their upstream connection is closed at once, so that an upstream
 //! that cares can stop early.
 
@@ -18,7 +22,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tollgate::Place;
 
 use super::answer::Failure;
@@ -26,27 +30,35 @@ use super::body::ToUpstream;
 use super::exchange::Held;
 use super::patience::Patience;
 use super::tally::Tally;
+use super::ticks::Wait;
 use super::wire::Wire;
 
-/// Abandoned requests of one worker. Each may hold a connection to an upstream and some 100 KB of buffers. While there are
-/// more, requests that need a permit are answered with 503.
-const MAX_ABANDONED: u32 = 256;
+/// Abandoned requests of one worker that keep their connection. Each may hold a socket and some 100 KB of buffers.
+const MAX_CONNECTED: u32 = 256;
 
 /// Bytes that are read of an abandoned answer. An upstream that sends more than this is writing all the time, and
 /// closing the connection stops it.
 pub(super) const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
-/// A permit, the upstream that its request is at, and its place among abandoned requests.
+/// A request whose client has left, with a connection to the upstream that works on it.
 pub(super) struct Abandoned {
     held: Held,
-    _place: Place,
-    tally: Arc<Tally>,
+    permit: AbandonedPermit,
+    _connected: Connected,
 }
 
 impl Abandoned {
-    pub(super) fn new(held: Held, place: Place, tally: &Arc<Tally>) -> Self {
-        tally.abandoned.fetch_add(1, Relaxed);
-        Self { held, _place: place, tally: Arc::clone(tally) }
+    /// Keeps the connection of a request whose client has left. Returns `None` if the caller has to close it; the permit
+    /// is held then, too.
+    pub(super) fn new(held: Held, permit: Place, tally: &Arc<Tally>) -> Option<Self> {
+        let permit = AbandonedPermit::new(permit, tally);
+        match Connected::new(tally) {
+            Some(connected) => Some(Self { held, permit, _connected: connected }),
+            None => {
+                permit.hold_for(held.timeout);
+                None
+            }
+        }
     }
 
     pub(super) fn held(&self) -> &Held {
@@ -54,35 +66,79 @@ impl Abandoned {
     }
 
     /// Reads an answer to its end in the background.
-    pub(super) fn discard(mut self, body: Incoming) {
-        spawn(async move { self.read_out(body).await });
+    pub(super) fn discard(self, body: Incoming) {
+        spawn(self.read_out(body));
     }
 
-    async fn read_out(&mut self, body: Incoming) {
+    async fn read_out(mut self, body: Incoming) {
         if let Some(wire) = &self.held.wire {
             wire.forgive();
         }
         let is_whole = timeout(self.held.timeout.duration(), read_all(body)).await.unwrap_or(false);
+        if !is_whole && self.held.has_broken_body() {
+            return self.close();
+        }
         if let Some(wire) = self.held.wire.take()
             && is_whole
-            && wire.patience().clients_fault().is_none()
+            && !self.held.has_broken_body()
         {
             let now = wire.patience().now();
             self.held.keep(wire, now);
         }
     }
+
+    /// Closes the connection. Nothing shows when the upstream is done then, so the permit is held for the route's timeout.
+    fn close(self) {
+        self.permit.hold_for(self.held.timeout);
+    }
 }
 
-impl Drop for Abandoned {
+/// The permit of a request whose client has left.
+struct AbandonedPermit {
+    _permit: Place,
+    tally: Arc<Tally>,
+}
+
+impl AbandonedPermit {
+    fn new(permit: Place, tally: &Arc<Tally>) -> Self {
+        tally.abandoned.fetch_add(1, Relaxed);
+        Self { _permit: permit, tally: Arc::clone(tally) }
+    }
+
+    fn hold_for(self, timeout: Wait) {
+        spawn(async move {
+            sleep(timeout.duration()).await;
+            drop(self);
+        });
+    }
+}
+
+impl Drop for AbandonedPermit {
     fn drop(&mut self) {
         self.tally.abandoned.fetch_sub(1, Relaxed);
     }
 }
 
-impl Tally {
-    /// Whether no further request may be abandoned.
-    pub(super) fn has_abandoned_too_many(&self) -> bool {
-        self.abandoned.load(Relaxed) >= MAX_ABANDONED
+/// Holds the permit of a request for the route's timeout, after its connection was closed because its client broke off
+/// its body.
+pub(super) fn hold_permit(permit: Place, timeout: Wait, tally: &Arc<Tally>) {
+    AbandonedPermit::new(permit, tally).hold_for(timeout);
+}
+
+/// One of the [`MAX_CONNECTED`] requests that keep a connection.
+struct Connected(Arc<Tally>);
+
+impl Connected {
+    fn new(tally: &Arc<Tally>) -> Option<Self> {
+        let connected = tally.connected_abandoned.fetch_add(1, Relaxed);
+        let this = Self(Arc::clone(tally));
+        (connected < MAX_CONNECTED).then_some(this)
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.connected_abandoned.fetch_sub(1, Relaxed);
     }
 }
 
@@ -122,7 +178,7 @@ type Sending = Pin<Box<dyn Future<Output = (Answer, Option<Wire>)> + Send>>;
 pub(super) struct PermittedRequest {
     sending: Option<Sending>,
     held: Option<Held>,
-    place: Option<Place>,
+    permit: Option<Place>,
     patience: Arc<Patience>,
     tally: Arc<Tally>,
 }
@@ -137,12 +193,12 @@ pub(super) enum Begun {
 impl PermittedRequest {
     pub(super) fn new(
         sending: Sending,
-        (held, place): (Held, Place),
+        (held, permit): (Held, Place),
         patience: Arc<Patience>,
         tally: &Arc<Tally>,
     ) -> Self {
-        let (held, place, tally) = (Some(held), Some(place), Arc::clone(tally));
-        Self { sending: Some(sending), held, place, patience, tally }
+        let (held, permit, tally) = (Some(held), Some(permit), Arc::clone(tally));
+        Self { sending: Some(sending), held, permit, patience, tally }
     }
 
     pub(super) fn poll_begun(&mut self, context: &mut Context<'_>) -> Poll<Begun> {
@@ -159,18 +215,34 @@ impl PermittedRequest {
 
     /// Takes the upstream and the permit of a request whose answer has begun.
     pub(super) fn into_parts(mut self) -> Option<(Held, Place)> {
-        self.held.take().zip(self.place.take())
+        let mut held = self.held.take()?;
+        held.patience = Some(Arc::clone(&self.patience));
+        Some((held, self.permit.take()?))
+    }
+
+    /// Marks the client's body as broken off, so that the connection is closed at once.
+    pub(super) fn note_broken_body(&self, failure: Failure) {
+        self.patience.body_broke(failure);
     }
 }
 
 impl Drop for PermittedRequest {
     fn drop(&mut self) {
         let Some(sending) = self.sending.take() else { return };
-        let Some((held, place)) = self.held.take().zip(self.place.take()) else { return };
-        let mut abandoned = Abandoned::new(held, place, &self.tally);
+        let Some((held, permit)) = self.held.take().zip(self.permit.take()) else { return };
+        if self.patience.clients_fault().is_some() {
+            return hold_permit(permit, held.timeout, &self.tally);
+        }
+        let Some(mut abandoned) = Abandoned::new(held, permit, &self.tally) else { return };
         let patience = Arc::clone(&self.patience);
+        abandoned.held.patience = Some(Arc::clone(&patience));
         spawn(async move {
-            let Some((Ok(response), mut wire)) = patience.outlast(sending).await else { return };
+            let (response, mut wire) = match patience.outlast(sending).await {
+                Some((Ok(response), wire)) => (response, wire),
+                // The gateway may notice a broken body only after the client's connection has ended.
+                Some((Err(_), _)) if abandoned.held.has_broken_body() => return abandoned.close(),
+                _ => return,
+            };
             if let Some(wire) = &mut wire {
                 wire.note_keep_alive(response.headers());
             }

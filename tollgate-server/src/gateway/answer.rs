@@ -19,7 +19,6 @@ pub(super) enum Failure {
     BodyBroken,
     NoRoute,
     QueueFull,
-    TooManyAbandoned,
     Overloaded,
     CannotConnect,
     BadCertificate,
@@ -66,9 +65,7 @@ impl Failure {
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
-            Self::QueueFull | Self::TooManyAbandoned | Self::Exhausted | Self::Overloaded => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::QueueFull | Self::Exhausted | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::CannotConnect
             | Self::BadCertificate
             | Self::Disconnected
@@ -99,9 +96,6 @@ impl Failure {
                 r#"{"error":"overloaded","message":"Too many bodies wait to be read, more than gateway.max_buffered: try later."}"#
             }
             Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests wait already."}"#,
-            Self::TooManyAbandoned => {
-                r#"{"error":"too_many_abandoned","message":"Too many requests of clients that left are still at an upstream."}"#
-            }
             // Whom an upstream is believed for is nothing to a client.
             Self::CannotConnect | Self::BadCertificate => {
                 r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#

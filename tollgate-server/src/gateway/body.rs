@@ -27,8 +27,7 @@ pub(super) enum ToUpstream {
 
 /// A body that a client sends.
 pub(super) struct Sent {
-    /// `None` once the client has broken it off and the upstream is not to know.
-    body: Option<Incoming>,
+    body: Incoming,
     client: Arc<Client>,
     /// How much more of it is taken.
     room: u64,
@@ -36,9 +35,6 @@ pub(super) struct Sent {
     /// What is held of it while the upstream does not read.
     held: HeldBytes,
     upstream: Option<Reader>,
-    /// A body that breaks off leaves the upstream waiting for the rest instead of ending its connection: see
-    /// [`outlive_client`](ToUpstream::outlive_client).
-    outlives_client: bool,
     /// When it is late, on a connection that others share.
     late: Option<Pin<Box<Sleep>>>,
 }
@@ -77,13 +73,12 @@ impl ToUpstream {
             return Self::Nothing;
         }
         Self::Sent(Sent {
-            body: Some(body),
+            body,
             client: Arc::clone(client),
             room: max_bytes,
             underscores: UnderscoreHeaders::default(),
             held: HeldBytes::none(client),
             upstream: None,
-            outlives_client: false,
             late: None,
         })
     }
@@ -113,14 +108,6 @@ impl ToUpstream {
         }
     }
 
-    /// Keeps the connection to the upstream open if the client breaks the body off. An upstream may have begun to work on
-    /// what it has, and only an open connection shows when it stops. The time to answer bounds the wait.
-    pub(super) fn outlive_client(&mut self) {
-        if let Self::Sent(sent) = self {
-            sent.outlives_client = true;
-        }
-    }
-
     pub(super) fn is_nothing(&self) -> bool {
         matches!(self, Self::Nothing)
     }
@@ -134,8 +121,7 @@ impl Body for ToUpstream {
         let Self::Sent(sent) = &mut *self else {
             return Poll::Ready(None);
         };
-        let Some(body) = &mut sent.body else { return Poll::Pending };
-        match Pin::new(body).poll_frame(context) {
+        match Pin::new(&mut sent.body).poll_frame(context) {
             Poll::Pending => {
                 // Whatever has come has been read.
                 sent.held.release();
@@ -178,14 +164,14 @@ impl Body for ToUpstream {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Nothing => true,
-            Self::Sent(sent) => sent.body.as_ref().is_some_and(Body::is_end_stream),
+            Self::Sent(sent) => sent.body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Nothing => SizeHint::with_exact(0),
-            Self::Sent(sent) => sent.body.as_ref().map_or_else(SizeHint::new, Body::size_hint),
+            Self::Sent(sent) => sent.body.size_hint(),
         }
     }
 }
@@ -200,11 +186,6 @@ impl Sent {
                 Broken::Late => Failure::BodyLate,
                 Broken::Overloaded => Failure::Overloaded,
             });
-        }
-        if self.outlives_client {
-            self.body = None;
-            self.held.release();
-            return Poll::Pending;
         }
         Poll::Ready(Some(Err(how)))
     }

@@ -240,10 +240,6 @@ impl Exchange {
         let Some(route) = route.map(|number| &site.routes[number]) else {
             return self.tell_limits(&ruling, self.fail(request.into_body(), Failure::NoRoute, ending)).await;
         };
-        if ending.has_place() && self.worker.tally.has_abandoned_too_many() {
-            _ = Box::pin(ruling.refund()).await;
-            return self.fail(request.into_body(), Failure::TooManyAbandoned, ending);
-        }
         match &route.leads {
             Leads::Upstreams(_) => self.forward((request, held), (&site, route), ruling, ending).await,
             Leads::Respond(written) => {

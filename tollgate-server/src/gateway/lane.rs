@@ -333,8 +333,7 @@ impl<'a> Lane<'a> {
         mut ruling: Ruling,
         context: &mut Context<'_>,
     ) -> io::Result<Next> {
-        let is_plain = is_plain(&ruling, &site, route) && !self.worker.tally.has_abandoned_too_many();
-        if ruling.is_allowed() && !is_plain {
+        if ruling.is_allowed() && !is_plain(&ruling, &site, route) {
             self.client.leave(Asked { site, route, asking: Asking::Done(ruling) });
             return Ok(Next::Leave);
         }

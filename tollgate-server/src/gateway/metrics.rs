@@ -66,7 +66,7 @@ impl Gateway {
         let help = "Lines of the access log that were lost because they could not be written fast enough or at all";
         page.counter("tollgate_access_log_lost", help, self.lost.load(Relaxed))?;
         let abandoned = self.sum(|tally| tally.abandoned.load(Relaxed).into());
-        let help = "Requests with a permit of an in_flight limit that upstreams still work on after their clients left";
+        let help = "Requests whose permit of an in_flight limit is held after their clients left";
         page.gauge("tollgate_abandoned_requests", help, i64::try_from(abandoned).unwrap_or(i64::MAX))?;
         let queued = i64::from(self.queued.load(Relaxed));
         page.gauge("tollgate_queued_requests", "Requests that wait for their turn in the queue of a limit", queued)

@@ -33,8 +33,10 @@ pub(super) struct Tally {
     pub(super) buffers: Arc<Buffers>,
     pub(super) accepted: Counter,
     pub(super) turned_away: Counter,
-    /// Requests that upstreams still work on after their clients have left.
+    /// Requests whose permit is held after their clients have left.
     pub(super) abandoned: AtomicU32,
+    /// Those among them that keep their connection to the upstream.
+    pub(super) connected_abandoned: AtomicU32,
     /// Connections that were closed, by the reasons in their order.
     closed: [Counter; MISUSES.len()],
     /// Those of all workers.
@@ -81,6 +83,7 @@ impl Tally {
             accepted: Counter::default(),
             turned_away: Counter::default(),
             abandoned: AtomicU32::new(0),
+            connected_abandoned: AtomicU32::new(0),
             closed: Default::default(),
             closings: Arc::clone(closings),
             turned_away_by_address: Counter::default(),

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use http::{Request, Response};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -21,6 +22,7 @@ use crate::upgrades::{HANDSHAKE, SWITCH};
 use crate::upstream::{Raw, Served, Speaks, accepting, full, until};
 use crate::upstream_tls::server;
 
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const END_STREAM: u8 = 1;
@@ -227,7 +229,8 @@ fn begins_early(head: &'static str) -> (Raw, Work) {
 #[test]
 fn a_client_that_leaves_in_the_middle_of_an_answer_keeps_its_permit_until_the_end_of_it() {
     let (upstream, work) = begins_early("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n");
-    let route = format!("{{ path: /**, timeout: 3s, upstream: {} }}", upstream.url());
+    let connections = "upstream_connections: { idle: 1m }";
+    let route = format!("{{ path: /**, timeout: 3s, {connections}, upstream: {} }}", upstream.url());
     let gateway = Gateway::start(&site("", &[route], AT_ONCE));
     reset_over_and_over(&gateway, GET, END_STREAM);
     work.never_exceeded_two();
@@ -298,12 +301,11 @@ fn an_upstream_that_never_answers_gives_the_permit_back_at_the_routes_timeout() 
     });
     let route = format!("{{ path: /**, timeout: 4s, retries: 0, upstream: {} }}", upstream.url());
     let gateway = Gateway::start(&site("", &[route], "{ name: at-once, key: const:all, in_flight: 1 }"));
-    for (number, request) in
-        ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"].iter().enumerate()
-    {
+    for request in ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"] {
+        let before = upstream.requests();
         until("it is at the upstream", || {
             hang_up(&gateway, request);
-            upstream.requests() > number
+            upstream.requests() > before
         });
         assert_eq!(gateway.get("/").status, 429);
         until("there is a permit again", || gateway.get("/").status == 504);
@@ -340,43 +342,151 @@ fn a_request_that_was_not_sent_gives_its_permit_back_at_once() {
     drop(queued);
 }
 
-#[test]
-fn so_many_requests_can_be_abandoned_and_more_are_refused_without_being_counted() {
+/// Counts handlers of an upstream that have ended. Those whose connection is closed end early.
+struct CountedOnDrop(Arc<AtomicUsize>);
+
+impl Drop for CountedOnDrop {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// An upstream whose handlers read the whole request and do not answer until they are released, but for `/quick`.
+struct Held {
+    upstream: Served,
+    begun: Arc<AtomicUsize>,
+    ended: Arc<AtomicUsize>,
+    release: tokio::sync::watch::Sender<bool>,
+}
+
+fn holding(speaks: Speaks) -> Held {
     let (release, released) = tokio::sync::watch::channel(false);
-    let begun = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&begun);
-    let upstream = Served::start(Speaks::Http1, move |_: Request<Incoming>| {
-        let (mut released, begun) = (released.clone(), Arc::clone(&counted));
-        let (done, is_done) = tokio::sync::oneshot::channel();
-        tokio::spawn(async move {
-            begun.fetch_add(1, SeqCst);
-            _ = released.wait_for(|released| *released).await;
-            _ = done.send(());
-        });
+    let (begun, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counters = (Arc::clone(&begun), Arc::clone(&ended));
+    let upstream = Served::start(speaks, move |request: Request<Incoming>| {
+        let (mut released, (begun, ended)) = (released.clone(), counters.clone());
         async move {
-            _ = is_done.await;
+            if request.uri().path() != "/quick" {
+                begun.fetch_add(1, SeqCst);
+                let _ended = CountedOnDrop(ended);
+                if request.into_body().collect().await.is_ok() {
+                    _ = released.wait_for(|released| *released).await;
+                }
+            }
             Response::new(full("done"))
         }
     });
-    let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }, \
-                  { name: once, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h }";
-    let route = format!("{{ path: /**, timeout: 1h, upstream: 'http://{}' }}", upstream.address);
-    let rules = site("workers: 1", &[route], limits) + "admin: { listen: 127.0.0.1:0 }\n";
+    Held { upstream, begun, ended, release }
+}
+
+#[test]
+fn abandoned_requests_beyond_the_bound_lose_their_connection_and_keep_their_permit() {
+    const BOUND: usize = 256;
+    const BEYOND: usize = 8;
+    let Held { upstream, begun, ended, release } = holding(Speaks::Http1);
+    let address = upstream.address;
+    let routes = [
+        format!("{{ path: /short, timeout: 1s, upstream: 'http://{address}' }}"),
+        format!("{{ path: /**, timeout: 1h, upstream: 'http://{address}' }}"),
+    ];
+    let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
+    let rules = site("workers: 1", &routes, limits) + "admin: { listen: 127.0.0.1:0 }\n";
     let gateway = Gateway::start(&rules);
-    // By both roads.
-    for number in 0..256 {
-        let odd = if number % 2 == 0 { "" } else { "TE: trailers\r\n" };
+    // The first is plain and takes the fast path, and the other does not.
+    let odd_header = |number: usize| if number.is_multiple_of(2) { "" } else { "TE: trailers\r\n" };
+    let leave = |user: &str, path: &str, odd: &str| {
+        let before = begun.load(SeqCst);
         let mut connection = gateway.connect();
-        connection.send(format!("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: {number}\r\n{odd}\r\n"));
-        until("it is at the upstream", || begun.load(SeqCst) == number + 1);
+        connection.send(format!("GET {path} HTTP/1.1\r\nHost: h\r\nX-User-Id: {user}\r\n{odd}\r\n"));
+        until("it is at the upstream", || begun.load(SeqCst) > before);
+    };
+    let status = |user: &str, odd: &str| {
+        let request = format!("GET /quick HTTP/1.1\r\nHost: h\r\nX-User-Id: {user}\r\n{odd}\r\n");
+        gateway.connect().ask(&request).status
+    };
+    for number in 0..BOUND {
+        leave(&number.to_string(), "/", odd_header(number));
     }
-    gateway.await_metric("tollgate_abandoned_requests", 256);
-    let refused = gateway.connect().get_as("ann", "/");
-    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
-    assert!(refused.text().contains("too_many_abandoned"), "{}", refused.text());
+    gateway.await_metric("tollgate_abandoned_requests", BOUND as u64);
+    for number in BOUND..BOUND + BEYOND {
+        leave(&number.to_string(), "/", odd_header(number));
+    }
+    gateway.await_metric("tollgate_abandoned_requests", (BOUND + BEYOND) as u64);
+    until("connections beyond the bound are closed", || ended.load(SeqCst) == BEYOND);
+    for odd in ["", "TE: trailers\r\n"] {
+        assert_eq!(status("ann", odd), 200, "other users are served");
+        assert_eq!(status("0", odd), 429);
+        assert_eq!(status("256", odd), 429);
+        assert_eq!(status("263", odd), 429);
+    }
+    for (user, odd) in [("ben", ""), ("cat", "TE: trailers\r\n")] {
+        leave(user, "/short", odd);
+        until("the route's timeout gives the permit back", || status(user, "") == 200);
+    }
     release.send(true).unwrap();
-    gateway.await_metric("tollgate_abandoned_requests", 0);
-    assert_eq!(gateway.connect().get_as("ann", "/").status, 200, "the refused request spent nothing");
+    gateway.await_metric("tollgate_abandoned_requests", BEYOND as u64);
+    assert_eq!((status("0", ""), status("263", "")), (200, 429));
+}
+
+/// An upstream that waits for the rest of a body is blocked, and nothing shows how long it works on the first half.
+#[test]
+fn a_broken_body_closes_the_upstream_connection_and_keeps_the_permit() {
+    for (speaks, scheme) in [(Speaks::Http1, "http"), (Speaks::Http2, "h2c")] {
+        for is_http2_client in [false, true] {
+            let Held { upstream, begun, ended, .. } = holding(speaks);
+            let route = format!("{{ path: /**, timeout: 1h, upstream: '{scheme}://{}' }}", upstream.address);
+            let gateway = Gateway::start(&site("", &[route], "{ name: at-once, key: const:all, in_flight: 1 }"));
+            let is_at_upstream = || begun.load(SeqCst) == 1;
+            if is_http2_client {
+                let mut frames = Frames::to(&gateway);
+                frames.send_on(1, HEADERS, END_HEADERS, &head_block(POST)).unwrap();
+                frames.send_on(1, DATA, 0, b"half").unwrap();
+                until("it is at the upstream", is_at_upstream);
+                frames.send_on(1, RST_STREAM, 0, &CANCEL).unwrap();
+                until("the request to the upstream is closed", || ended.load(SeqCst) == 1);
+            } else {
+                let mut connection = gateway.connect();
+                connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nhalf");
+                until("it is at the upstream", is_at_upstream);
+                drop(connection);
+                until("the request to the upstream is closed", || ended.load(SeqCst) == 1);
+            }
+            for _ in 0..20 {
+                assert_eq!(gateway.get("/quick").status, 429, "{scheme}, HTTP/2 client: {is_http2_client}");
+                std::thread::sleep(PACE);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_body_that_breaks_after_the_answer_has_begun_keeps_the_permit_too() {
+    let closed = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&closed);
+    let upstream = Raw::start(move |conversation| {
+        _ = conversation.head();
+        conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");
+        conversation.await_end();
+        counted.fetch_add(1, SeqCst);
+    });
+    let route = format!("{{ path: /**, timeout: 1h, upstream: {} }}", upstream.url());
+    let limits = "{ name: at-once, key: const:all, in_flight: 1 }";
+    // A client that hangs up, and one that sends more than is allowed and stays.
+    for (number, rest) in [None, Some("x".repeat(100))].into_iter().enumerate() {
+        let gateway = Gateway::start(&site("max_body: 50B", std::slice::from_ref(&route), limits));
+        let mut connection = gateway.connect();
+        connection.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n");
+        assert_eq!(connection.receive_head().unwrap().status, 200);
+        match rest {
+            None => drop(connection),
+            Some(rest) => connection.send(format!("64\r\n{rest}\r\n")),
+        }
+        until("the upstream connection is closed", || closed.load(SeqCst) == number + 1);
+        for _ in 0..20 {
+            assert_eq!(gateway.get("/").status, 429);
+            std::thread::sleep(PACE);
+        }
+    }
 }
 
 /// Whatever was served on the connection before the handshake.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use tollgate::{Place, Ruling};
 
-use super::super::abandoned::Abandoned;
+use super::super::abandoned::{self, Abandoned};
 use super::super::answer::Failure;
 use super::super::body::Came;
 use super::super::buffers::HeldBytes;
@@ -16,6 +16,7 @@ use super::super::connection::SEND_BUFFER_BYTES;
 use super::super::fault::Fault;
 use super::super::lane::Link;
 use super::super::log::{Over, Record};
+use super::super::patience::Patience;
 use super::super::reuse::ReusePolicy;
 use super::super::shared::Seat;
 use super::super::site::Route;
@@ -54,6 +55,8 @@ pub(in super::super) struct Held {
     pub(in super::super) wire: Option<Wire>,
     /// Its place on the connection, if others share it.
     pub(in super::super) seat: Option<Seat>,
+    /// The progress of the client's body, if the request has a permit.
+    pub(in super::super) patience: Option<Arc<Patience>>,
     pub(in super::super) timeout: Wait,
     pub(in super::super) eject: Eject,
     reuse: ReusePolicy,
@@ -63,7 +66,13 @@ pub(in super::super) struct Held {
 impl Held {
     pub(in super::super) fn new(target: &Arc<Target>, route: &Route, worker: usize) -> Self {
         let Route { timeout, eject, reuse, .. } = *route;
-        Self { target: Arc::clone(target), wire: None, seat: None, timeout, eject, reuse, worker }
+        Self { target: Arc::clone(target), wire: None, seat: None, patience: None, timeout, eject, reuse, worker }
+    }
+
+    /// Whether the client broke off its body, which ends the connection or stream.
+    pub(in super::super) fn has_broken_body(&self) -> bool {
+        let patience = self.patience.as_ref().or(self.wire.as_ref().map(Wire::patience));
+        patience.is_some_and(|patience| patience.clients_fault().is_some())
     }
 
     /// Keeps a connection for the next request.
@@ -173,14 +182,19 @@ impl Ending {
         self.is_endless = true;
     }
 
-    /// The client has left. Returns what is kept while the upstream still works, if that has to be waited for: a request
-    /// without a permit ends with its client, and an endless answer ends by closing it.
+    /// The client has left. Returns the request if its answer has to be read to the end. Otherwise its connection has to
+    /// be closed: it has no permit, an answer without an end, a broken body, or too many others are read to their end.
     pub(in super::super) fn abandon(&mut self) -> Option<Abandoned> {
         if self.is_upstream_done || self.is_endless || self.place.is_none() {
             return None;
         }
         let held = self.upstream.take()?;
-        Some(Abandoned::new(held, self.place.take()?, self.client.shared_tally()))
+        let permit = self.place.take()?;
+        if held.has_broken_body() {
+            abandoned::hold_permit(permit, held.timeout, self.client.shared_tally());
+            return None;
+        }
+        Abandoned::new(held, permit, self.client.shared_tally())
     }
 
     pub(in super::super) fn hold(&mut self, held: Held) {
@@ -240,6 +254,13 @@ impl Ending {
                 }
             }
             Came::TooLate => self.upstream_broke(&Fault::Stalled),
+            Came::Error if held.has_broken_body() => {
+                // The gateway has closed the connection, so nothing shows when the upstream is done.
+                self.is_broken = true;
+                if let Some(permit) = self.place.take() {
+                    abandoned::hold_permit(permit, held.timeout, self.client.shared_tally());
+                }
+            }
             Came::Error => {
                 // Whoever drives the connection ends it when the upstream is late.
                 let is_late = held.wire.take().is_some_and(|wire| wire.is_late());

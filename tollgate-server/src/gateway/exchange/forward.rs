@@ -238,7 +238,6 @@ impl Exchange {
                 answered
             }
             Some(place) => {
-                request.body_mut().outlive_client();
                 let patience = Arc::clone(wire.patience());
                 let sending = Box::pin(async move {
                     let answer = wire.send(request).await;
@@ -289,7 +288,10 @@ impl Exchange {
             false => sent.poll_begun(context),
         });
         match begun.await {
-            Begun::ClientFailed(failure) => Err(failure),
+            Begun::ClientFailed(failure) => {
+                sent.note_broken_body(failure);
+                Err(failure)
+            }
             Begun::Answered(answer, wire) => {
                 let (mut held, place) = sent.into_parts().ok_or(Failure::Disconnected)?;
                 held.wire = wire;
@@ -317,7 +319,6 @@ impl Exchange {
                 patience.outlast(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
             }
             Some(place) => {
-                request.body_mut().outlive_client();
                 let sending = Box::pin(async move { (sender.try_send_request(request).await, None) });
                 let sent = PermittedRequest::new(sending, (held, place), Arc::clone(&patience), &self.worker.tally);
                 let mut waiting = Box::pin(self.await_permitted(sent, ending));
