@@ -1,6 +1,6 @@
 //! Paths and globs: however a path is spelled, it meets the same rules and makes the same key.
 
-use tollgate::rules::{CleanPath, Facts, KeyPart, Match, PathGlob, Rule, RuleSet, RuleSetBuilder};
+use tollgate::rules::{CleanPath, Facts, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder};
 use tollgate::{Explanation, FixedWindow, Gate, InvalidLimit, Limit, MINUTE, Standing};
 
 use crate::asking;
@@ -14,7 +14,10 @@ pub fn paths(input: &[u8]) {
     let (globs, path) = text.rsplit_once('\n').unwrap_or(("", text));
     let path = format!("/{}", path.replace(['?', '#'], ""));
     let globs: Vec<PathGlob> = globs.lines().take(MAX_GLOBS).filter_map(read).collect();
-    if CleanPath::new(&path).is_err() {
+    // Dot segments are refused where the path is not forwarded in its clean form.
+    let has_dots = path.split('/').any(|segment| matches!(segment, "." | ".."));
+    let is_readable = CleanPath::new(&path).is_ok_and(|path| path.forwarded(PathReading::default()).is_ok());
+    if has_dots || !is_readable {
         let refused = gate(&globs).decide_now(&Facts::new("GET", &path));
         assert!(refused.is_some_and(|ruling| !ruling.is_allowed()), "{path}");
         return;
@@ -76,11 +79,9 @@ fn remaining(explanation: &Explanation, number: usize) -> Option<u64> {
 }
 
 /// Other spellings that every server takes for the same path.
-fn respelled(path: &str) -> [String; 6] {
+fn respelled(path: &str) -> [String; 4] {
     [
         path.replace('/', "//"),
-        path.replace('/', "/./"),
-        format!("/elsewhere/..{path}"),
         format!("{path}/"),
         escaped(path, |byte| format!("%{byte:02x}")),
         escaped(path, |byte| format!("%{byte:02X}")),

@@ -129,6 +129,14 @@ impl Arguments {
         self.domain.is_some() || !self.descriptors.is_empty()
     }
 
+    /// The path and query that the gateway forwards, by which limits count; `None` if it refuses the path.
+    fn forwarded(&self, reading: PathReading) -> Option<String> {
+        let (path, query) = self.path.split_once('?').map_or((&*self.path, None), |(path, query)| (path, Some(query)));
+        let path = CleanPath::new(path).ok()?;
+        let path = path.forwarded(reading).ok()?;
+        Some(query.map_or(path.to_string(), |query| format!("{path}?{query}")))
+    }
+
     /// Whether the gateway could read the request in one way, before any limit looks at it.
     fn check_readable(&self, file: &Parsed, routed: Routed<'_>, headers: &HeaderMap) -> Result<(), Unreadable> {
         if matches!(routed, Routed::NotAsked) {
@@ -144,7 +152,9 @@ impl Arguments {
         let Some(gateway) = file.gateway.as_ref().filter(|_| !self.is_question()) else { return Ok(Routed::NotAsked) };
         let routes = file.routes().map_err(|problems| Error::Open(problems.into()))?;
         let reading = PathReading { case: path_reading(file, Routed::Nowhere).case, ..PathReading::AS_WRITTEN };
-        let found = routes.find(&Facts::new(&self.method, &self.path).headers(headers).path_reading(reading));
+        let target = self.forwarded(reading);
+        let target = target.as_deref().unwrap_or(&self.path);
+        let found = routes.find(&Facts::new(&self.method, target).headers(headers).path_reading(reading));
         Ok(found.and_then(|number| gateway.routes.get(number)).map_or(Routed::Nowhere, Routed::By))
     }
 
@@ -156,7 +166,9 @@ impl Arguments {
     ) -> Explanation {
         let descriptors: Vec<(&str, &str)> =
             self.descriptors.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        let mut facts = Facts::new(&self.method, &self.path).headers(headers).descriptors(&descriptors);
+        let target = self.forwarded(reading).filter(|_| !matches!(routed, Routed::NotAsked));
+        let target = target.as_deref().unwrap_or(&self.path);
+        let mut facts = Facts::new(&self.method, target).headers(headers).descriptors(&descriptors);
         if let Routed::By(route) = routed {
             facts = facts.route(route.name()).path_reading(reading);
         }

@@ -26,6 +26,7 @@ use tollgate::{Asking, Gate, Ruling};
 
 pub(super) use self::ending::{Ending, Held};
 pub(super) use self::forward::would_fail_again;
+pub(super) use self::refuse::is_malformed;
 use super::answer::Failure;
 use super::body::{ToClient, ToUpstream};
 use super::buffers::HeldBytes;
@@ -258,6 +259,7 @@ impl Exchange {
     /// Brings a request to its normal form, which is what limits see and upstreams get, and finds its route.
     fn read(&self, request: &mut Request<Incoming>, site: &Site) -> Result<Option<usize>, Unreadable> {
         check_readable(request)?;
+        headers::join_cookies(request.headers_mut());
         let path = CleanPath::new(request.uri().path())?;
         if path.is_unchanged() {
             return Ok(site.find(&self.facts(request, None)));

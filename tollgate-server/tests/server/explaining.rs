@@ -101,7 +101,7 @@ fn the_route_that_a_request_would_take_is_told() {
             "Route: shop, to http://192.0.2.5:8081/shop/1, http://192.0.2.6:8081/shop/1.",
             "shop",
         ),
-        (&["GET", "/shop//%31", "-H", "x-beta: 1"], "Route: beta, to https://beta.internal/shop//%31.", "beta"),
+        (&["GET", "/shop//%31", "-H", "x-beta: 1"], "Route: beta, to https://beta.internal/shop/1.", "beta"),
         (&["GET", "/status", "-H", "host: A.example:80"], "Route: /status, answers with 204.", "/status"),
         (&["GET", "/status"], "Route: none; what limits let pass is answered with 404.", "anonymous"),
     ] {

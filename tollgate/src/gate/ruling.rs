@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
+use smallvec::SmallVec;
 
 use super::in_flight::{self, Place};
 use super::posed::{AskedBy, Beside, Posed, Posing};
@@ -117,8 +118,10 @@ impl Ruling {
         self.asked = AskedBy::Name;
         let Self { state, wanted, .. } = &mut *self;
         let mut posing = Posing::new(state, wanted);
-        match state.rules.named(rule, key, cost)? {
-            Met::Hit(finding) => posing.add(&finding, Key::byte_parts(key)),
+        let key = state.rules.normal_key(rule, key);
+        let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
+        match state.rules.named(rule, &key, cost)? {
+            Met::Hit(finding) => posing.add(&finding, Key::byte_parts(&key)),
             Met::Refused(number, refused) => {
                 self.refused_by(Some(number), refused);
                 return Some(None);

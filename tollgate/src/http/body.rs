@@ -32,6 +32,8 @@ pub enum Body {
 #[derive(Serialize)]
 struct Json<'a> {
     error: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
     message: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<u64>,
@@ -105,7 +107,11 @@ fn limited_parts(seconds: &str) -> [&str; 5] {
 
 fn any(answer: &Answer<'_>) -> Bytes {
     let message = answer.message();
-    written(&Json { error: answer.refusal.code(), message: &message, retry_after: answer.wait_secs() })
+    let reason = match answer.refusal {
+        Refusal::Unreadable(request) => Some(request.reason),
+        _ => None,
+    };
+    written(&Json { error: answer.refusal.code(), reason, message: &message, retry_after: answer.wait_secs() })
 }
 
 fn problem(answer: &Answer<'_>) -> (HeaderValue, Bytes) {

@@ -224,6 +224,11 @@ impl<'a> Facts<'a> {
         Some(host.strip_suffix('.').unwrap_or(host))
     }
 
+    /// Whether the host was given beside the headers.
+    pub(super) fn has_own_host(&self) -> bool {
+        self.host.is_some()
+    }
+
     /// The name of the route.
     #[must_use]
     pub fn route_name(&self) -> Option<&'a str> {

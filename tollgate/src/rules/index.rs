@@ -103,9 +103,15 @@ impl Index {
         let mut found = Candidates::from_slice(&self.always);
         if let Some(root) = self.paths.nodes.first() {
             for path in paths() {
-                let lower = has_upper_case(path).then(|| path.to_ascii_lowercase());
-                let mut walk = Walk { found: &mut found, passed: SmallVec::new() };
-                self.paths.visit(root, lower.as_deref().unwrap_or(path), &mut walk);
+                let lower: SmallVec<[u8; 256]>;
+                let path = if has_upper_case(path) {
+                    lower = path.bytes().map(|byte| byte.to_ascii_lowercase()).collect();
+                    // Only ASCII letters were changed, so it is as valid as it was.
+                    std::str::from_utf8(&lower).unwrap_or(path)
+                } else {
+                    path
+                };
+                self.paths.visit(root, path, &mut Walk { found: &mut found, passed: SmallVec::new() });
             }
         }
         let has_hosts = !(self.hosts.is_empty() && self.wildcard_hosts.is_empty());

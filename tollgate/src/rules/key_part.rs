@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use super::Request;
 use super::certificate::CertificateField;
 use super::ip_group::{GroupText, IpGroup};
+use super::normal::{cookies, header};
+use super::{CleanPath, PathReading, Request};
 
 /// One part of the key that a rule counts by.
 #[derive(Clone)]
@@ -130,7 +131,31 @@ impl KeyPart {
 
     /// Whether the connection alone shows it, whatever the request says.
     pub(super) fn is_of_connection(&self) -> bool {
-        matches!(self.0, Source::Ip(_) | Source::Certificate(_) | Source::Constant(_))
+        matches!(self.0, Source::Ip(_) | Source::Certificate(_))
+    }
+
+    /// Whether it is the path.
+    pub(super) fn is_path(&self) -> bool {
+        matches!(self.0, Source::Path)
+    }
+
+    /// Brings a value that somebody wrote for this part to the form in which requests have it.
+    pub(super) fn normal<'v>(&self, value: &'v [u8], path_reading: PathReading) -> Cow<'v, [u8]> {
+        let text = std::str::from_utf8(value).ok();
+        match (&self.0, text) {
+            (Source::Header(_), _) => Cow::Borrowed(header::trimmed(value)),
+            (Source::Cookie(_), _) => cookies::plain(value),
+            (Source::Method, Some(text)) => Piece::upper(text).into_cow(),
+            (Source::Host, Some(text)) => Piece::lower(text.strip_suffix('.').unwrap_or(text)).into_cow(),
+            (Source::Path, Some(text)) => {
+                let reading = CleanPath::new(text).ok().and_then(|path| path.readings(path_reading).into_iter().next());
+                reading.map_or(Cow::Borrowed(value), |path| match path {
+                    Cow::Borrowed(path) => Cow::Borrowed(path.as_bytes()),
+                    Cow::Owned(path) => Cow::Owned(path.into_bytes()),
+                })
+            }
+            _ => Cow::Borrowed(value),
+        }
     }
 
     /// The part of this request's key; `None` if it is missing or empty.
@@ -221,6 +246,13 @@ impl<'r> Piece<'r> {
             Self::Owned(text.to_ascii_lowercase().into_bytes())
         } else {
             Self::Borrowed(text.as_bytes())
+        }
+    }
+
+    fn into_cow(self) -> Cow<'r, [u8]> {
+        match self {
+            Self::Borrowed(bytes) => Cow::Borrowed(bytes),
+            other => Cow::Owned(other.as_bytes().to_vec()),
         }
     }
 

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::Request;
 use super::host::HostGlob;
 use super::index::Place;
+use super::normal::header::trimmed;
 use super::path::{PathGlob, wildcard};
 
 /// A condition that is code: a closure, or an expression of a rule file.
@@ -154,7 +155,7 @@ impl Match {
         }
         let missed = |(name, value): &&(HeaderName, Box<str>)| {
             let mut values = facts.all_headers().into_iter().flat_map(|headers| headers.get_all(name));
-            !values.any(|given| wildcard(value.as_bytes(), given))
+            !values.any(|given| wildcard(value.as_bytes(), trimmed(given)))
         };
         if let Some((name, value)) = self.headers.iter().find(missed) {
             return Some(Miss::Header(name, value));

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::client::TrustedProxies;
 use super::normal::path::has_upper_case;
 use super::normal::{CleanPath, PathCase, PathReading, PathReadings, ReadErrors, Unreadable};
-use super::normal::{check_host, cookies, header, query};
+use super::normal::{cookies, header, host, query};
 use super::{Facts, FailedExpressions, claims};
 use crate::http::TokenError;
 
@@ -137,11 +137,7 @@ impl<'a> Request<'a> {
     /// Returns the host without its port and without the dot that may end it. Its case means nothing.
     #[must_use]
     pub fn host(&self) -> Option<&'a str> {
-        let host = self.facts.host_name()?;
-        if let Err(problem) = check_host(host.as_bytes()) {
-            self.errors.note(problem);
-        }
-        Some(host)
+        host::host(self.facts, &self.errors)
     }
 
     /// The client's address: the peer's, or if that is a trusted proxy, whom it speaks for.
@@ -201,6 +197,10 @@ impl<'a> Request<'a> {
     pub(super) fn path_readings(&self) -> &[Cow<'a, str>] {
         let readings = self.readings.get_or_init(|| {
             let path = CleanPath::new(self.facts.path())?;
+            // Who forwards the clean path has resolved them. Others serve the path as it was sent, and may read it so.
+            if path.has_resolved_dots() {
+                return Err(Unreadable::DotSegment);
+            }
             path.forwarded(self.path_reading)?;
             Ok(path.readings(self.path_reading))
         });
@@ -227,6 +227,17 @@ impl<'a> Request<'a> {
     /// Returns whether a condition holds for every reading of the path.
     pub(super) fn in_every_reading(&self, holds: impl Fn() -> bool) -> bool {
         holds() && self.other_readings(&holds).all(|held| held)
+    }
+
+    /// Returns the most that a number is in any reading of the path.
+    pub(super) fn most_of_readings(&self, number: impl Fn() -> u64) -> u64 {
+        let most = Cell::new(number());
+        self.other_readings(&|| {
+            most.set(most.get().max(number()));
+            true
+        })
+        .for_each(drop);
+        most.get()
     }
 
     /// Asks about every reading but the first. A condition that has not looked at the path needs no other.

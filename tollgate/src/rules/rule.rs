@@ -1,5 +1,6 @@
 //! A rule: a limit, the requests it is for, and the key and cost by which they count.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use http::HeaderName;
@@ -7,7 +8,7 @@ use http::HeaderName;
 use super::answers::{Answers, Hearing};
 use super::expression_errors::ErrorCount;
 use super::matching::Condition;
-use super::{KeyPart, Match, Networks, Request};
+use super::{KeyPart, Match, Networks, PathReading, Request};
 use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
 use crate::error::InvalidLimit;
 use crate::limit::{Limit, check_name};
@@ -153,7 +154,7 @@ impl Cost {
 
     /// Returns the units that a request takes from a limit with that quota.
     #[inline]
-    pub(super) fn of(&self, request: &Request<'_>, quota: impl FnOnce() -> u64) -> u64 {
+    pub(super) fn of(&self, request: &Request<'_>, quota_of: impl Fn() -> u64) -> u64 {
         let given = request.facts().given_cost();
         match &self.0 {
             _ if given == Some(0) => 0,
@@ -163,11 +164,15 @@ impl Cost {
                 let units = request.header(name).and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
                 units.unwrap_or(1).max(1)
             }
-            CostSource::Custom(cost) => cost(request).unwrap_or(1),
-            CostSource::Expression(cost, when_error) => cost(request).unwrap_or_else(|| {
-                let quota = quota();
-                when_error.map_or(quota, |units| units.min(quota))
-            }),
+            CostSource::Custom(cost) => request.most_of_readings(|| cost(request).unwrap_or(1)),
+            CostSource::Expression(cost, when_error) => {
+                let quota = OnceCell::new();
+                let failed = || {
+                    let quota = *quota.get_or_init(&quota_of);
+                    when_error.map_or(quota, |units| units.min(quota))
+                };
+                request.most_of_readings(|| cost(request).unwrap_or_else(failed))
+            }
         }
     }
 
@@ -242,6 +247,22 @@ pub(super) fn owned(parts: &[&str]) -> Box<[Box<[u8]>]> {
 }
 
 impl Rule {
+    /// Brings the keys that its lists and overrides name to the form in which requests have them.
+    pub(super) fn normalize_listed_keys(&mut self, path_reading: PathReading) {
+        let normal = |key: &[KeyPart], parts: &mut Box<[Box<[u8]>]>| {
+            for (part, value) in key.iter().zip(parts.iter_mut()) {
+                *value = part.normal(value, path_reading).into();
+            }
+        };
+        let listed = self.exempt.keys.iter_mut().chain(&mut self.blocked.keys);
+        listed.for_each(|parts| normal(&self.key, parts));
+        for (whom, _) in &mut self.overrides {
+            if let Whom::Key(parts) = whom {
+                normal(&self.key, parts);
+            }
+        }
+    }
+
     /// The limit for every request, one bucket for all.
     pub fn new(limit: Limit) -> Self {
         Self::of(Bound::Rate(limit))

@@ -7,6 +7,7 @@ mod building;
 mod per_address;
 mod phases;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -221,9 +222,15 @@ impl RuleSet {
         let found = self.0.index.candidates(|| request.path_readings(), || request.host());
         let is_unusual = self.0.index.has_paths() && request.has_upper_case_path();
         match request.errors().take() {
-            Some(problem) => Err((None, Refused::Unreadable(problem))),
-            None => Ok((found, if is_unusual { Case::Unknown } else { Case::Known })),
+            Some(problem) if self.enforces_by_path_or_host() => Err((None, Refused::Unreadable(problem))),
+            _ => Ok((found, if is_unusual { Case::Unknown } else { Case::Known })),
         }
+    }
+
+    /// Whether a rule that the index finds by path or host can refuse: rules that only watch refuse nothing.
+    fn enforces_by_path_or_host(&self) -> bool {
+        let placed = self.0.rules.iter().zip(self.0.index.places());
+        placed.into_iter().any(|(one, place)| *place != Place::Always && one.rule.mode == Mode::Enforced)
     }
 
     fn shortcut(&self, number: u32, case: Case) -> Shortcut {
@@ -306,14 +313,25 @@ impl RuleSet {
         let mut limit = compiled.limit;
         if exceptions == Exceptions::Some {
             let parts = pieces.iter().map(Piece::as_bytes);
-            if compiled.exempt.get(parts.clone()).is_some() {
+            let is_several = rule.key.iter().any(KeyPart::is_path) && request.path_readings().len() > 1;
+            let is_listed = |list: &KeyMap<()>| list.get(parts.clone()).is_some();
+            let is_exempt = match is_several {
+                false => is_listed(&compiled.exempt),
+                true => request.in_every_reading(|| compiled.lists_key(&compiled.exempt, request)),
+            };
+            if is_exempt {
                 return Met::Exempt;
             }
-            if rule.mode == Mode::Enforced && compiled.blocked.get(parts.clone()).is_some() {
+            let is_blocked = match is_several {
+                false => is_listed(&compiled.blocked),
+                true => request.in_any_reading(|| compiled.lists_key(&compiled.blocked, request)),
+            };
+            if rule.mode == Mode::Enforced && is_blocked {
                 return Met::Refused(number, Refused::Blocked);
             }
-            let own = compiled.by_key.get(parts).copied().or_else(|| compiled.plan_limit(request));
-            limit = own.unwrap_or(limit);
+            // Which reading counts is not known, so none has numbers of its own.
+            let by_key = if is_several { None } else { compiled.by_key.get(parts).copied() };
+            limit = by_key.or_else(|| compiled.plan_limit(request)).unwrap_or(limit);
         }
         Met::Hit(compiled.finding(number, limit, request, &self.0.limits))
     }
@@ -340,9 +358,9 @@ impl RuleSet {
         for compiled in self.0.rules.iter().filter(|_| self.0.have_bans) {
             let Rule { matching, key, mode, .. } = &compiled.rule;
             let is_concerned = *mode == Mode::Enforced && matching.is_everything();
-            let (Some(ban), true) = (compiled.ban, is_concerned && key.iter().all(KeyPart::is_of_connection)) else {
-                continue;
-            };
+            // A key that anybody shares would let anybody ban everybody.
+            let is_of_connection = !key.is_empty() && key.iter().all(KeyPart::is_of_connection);
+            let (Some(ban), true) = (compiled.ban, is_concerned && is_of_connection) else { continue };
             let pieces: Option<Pieces<'_>> = key.iter().map(|part| part.of(request)).collect();
             match pieces.as_deref() {
                 Some([one]) => found(ban, Key::from(one.as_bytes())),
@@ -353,6 +371,16 @@ impl RuleSet {
                 None => {}
             }
         }
+    }
+
+    /// The key of a question that names a rule and a key itself, in the form in which requests have it.
+    pub(crate) fn normal_key<'k>(&self, name: &str, parts: &[&'k [u8]]) -> SmallVec<[Cow<'k, [u8]>; 3]> {
+        let key = self.number(name).map_or(&[][..], |number| &self.rule(number).key);
+        let normal = |(number, value): (usize, &&'k [u8])| match key.get(number) {
+            Some(part) => part.normal(value, self.0.path_reading),
+            None => Cow::Borrowed(*value),
+        };
+        parts.iter().enumerate().map(normal).collect()
     }
 
     /// The hit of a question that names a rule and a key itself.
@@ -552,6 +580,13 @@ impl Compiled {
             Some(problem) if self.rule.mode == Mode::Enforced => Err((Some(number), Refused::Unreadable(problem))),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a list has the key that the request makes in the reading at hand.
+    fn lists_key(&self, list: &KeyMap<()>, request: &Request<'_>) -> bool {
+        let pieces = self.rule.key.iter().map(|part| part.of(request).unwrap_or(Piece::Borrowed(ANONYMOUS)));
+        let pieces: Pieces<'_> = pieces.collect();
+        list.get(pieces.iter().map(Piece::as_bytes)).is_some()
     }
 
     fn plan_limit(&self, request: &Request<'_>) -> Option<LimitId> {

@@ -11,7 +11,7 @@ use tollgate::rules::file::RuleFile;
 use tollgate::{Gate, Ruling};
 
 /// A gate on a rule file in memory.
-fn gate(text: &str) -> Gate {
+pub(crate) fn gate(text: &str) -> Gate {
     let parsed = RuleFile::parse("tollgate.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
     open(&parsed)
 }
@@ -25,7 +25,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// A request as a test writes it: `GET /a?b=c`, headers, and an address.
-fn ask(gate: &Gate, line: &str, headers: &[(&str, &str)], peer: &str) -> Ruling {
+pub(crate) fn ask(gate: &Gate, line: &str, headers: &[(&str, &str)], peer: &str) -> Ruling {
     let (method, target) = line.split_once(' ').unwrap();
     let headers: HeaderMap = headers
         .iter()

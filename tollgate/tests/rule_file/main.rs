@@ -8,5 +8,6 @@ mod expressions;
 mod good;
 mod hostile;
 mod messages;
+mod normal_form;
 mod schema;
 mod tokens;

@@ -21,11 +21,13 @@ async fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() 
         assert_eq!(answer.left(), Some(&*format!(r#""endpoint";r={left};t=20"#)));
     }
     // However the path is written.
-    for path in ["/api/expensive", "/api//expensive", "/api/expensive/", "/api/%65xpensive", "/x/../api/expensive"] {
+    for path in ["/api/expensive", "/api//expensive", "/api/expensive/", "/api/%65xpensive"] {
         let denied = server.get(path, &ann).await;
         assert_eq!((denied.status, denied.header("retry-after")), (429, Some("20")), "{path}");
         assert_eq!(denied.header("x-ratelimit-limit"), Some("10"));
     }
+    // The service would get it as it was sent, and may read it otherwise.
+    assert_eq!(server.get("/x/../api/expensive", &ann).await.status, 400);
     assert_eq!(server.calls(), 10);
     assert_eq!(server.get("/api/cheap", &ann).await.left(), Some(r#""user";r=89;t=20"#));
     assert_eq!(server.get("/api/expensive", &[("x-user-id", "bob")]).await.left(), Some(r#""endpoint";r=9;t=20"#));

@@ -112,9 +112,6 @@ impl Exchange {
         route: &Route,
         upgrading: bool,
     ) -> Option<HeaderValue> {
-        if request.version() == Version::HTTP_2 {
-            headers::join_cookies(request.headers_mut());
-        }
         if let Some(authority) = request.uri().authority()
             && let Ok(host) = HeaderValue::try_from(authority.as_str())
         {

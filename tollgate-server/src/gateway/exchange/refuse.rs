@@ -15,10 +15,16 @@ use super::{Ending, Exchange, bodiless};
 /// A body that nobody wants is read up to here, so that the connection can go on; a longer one ends the connection.
 const MAX_DRAINED_BYTES: usize = 256 << 10;
 
+/// Whether a limit refused a request as one that no honest client sends. A browser may have several cookies of one name,
+/// and a page several parameters.
+pub(in super::super) fn is_malformed(ruling: &Ruling) -> bool {
+    matches!(ruling.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header")
+}
+
 impl Exchange {
     /// Tells the client why its request does not pass.
     pub(super) fn refuse(&self, request: Request<Incoming>, ruling: &Ruling, ending: Ending) -> Response<ToClient> {
-        if matches!(ruling.refusal(), Some(Refusal::Unreadable(_))) {
+        if is_malformed(ruling) {
             self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
         }
         let refusal = if is_grpc(request.headers()) {

@@ -4,10 +4,10 @@ use std::io;
 use std::task::Context;
 
 use tollgate::Ruling;
-use tollgate::http::{Message, Refusal};
+use tollgate::http::Message;
 use tollgate::rules::Facts;
 
-use super::super::exchange::Ending;
+use super::super::exchange::{Ending, is_malformed};
 use super::super::site::Site;
 use super::request::Plain;
 use super::scratch::Desk;
@@ -58,7 +58,7 @@ impl Lane<'_> {
 
     /// What is sent to a client whose request is refused.
     fn refusal<'d>(&mut self, plain: &Plain<'_>, ruling: &Ruling, desk: &'d mut Desk) -> Option<(Message, &'d [u8])> {
-        if matches!(ruling.refusal(), Some(Refusal::Unreadable(_))) {
+        if is_malformed(ruling) {
             let facts = Facts::new("", "/").headers(plain.headers.lines);
             self.worker.strike(&self.client.sends(facts));
         }

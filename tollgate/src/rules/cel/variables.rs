@@ -19,7 +19,7 @@ use super::prepared::Prepared;
 use super::types::Type;
 use crate::http::Headers;
 use crate::rules::ReadErrors;
-use crate::rules::normal::{header, query};
+use crate::rules::normal::{header, host, query};
 
 /// A loop over more is an error: the client decides how many there are, and one loop may stand in another.
 pub(super) const MAX_LOOP_NAMES: usize = 128;
@@ -71,7 +71,7 @@ impl<'a> Variables<'a> {
             },
             "path" => self.seen.path.into(),
             // Its case means nothing, so that it must not decide a comparison.
-            "host" => match facts.host_name().unwrap_or_default() {
+            "host" => match host::host(facts, self.seen.errors).unwrap_or_default() {
                 host if host.bytes().any(|byte| byte.is_ascii_uppercase()) => host.to_ascii_lowercase().into(),
                 host => host.into(),
             },
@@ -131,6 +131,18 @@ impl<'a> Entries<'a> {
         Some(Box::new(CelString::from(text)))
     }
 
+    /// Whether there is an entry of that name, however many values it has.
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Headers(headers, _) => {
+                headers.zip(name.parse().ok()).is_some_and(|(headers, name)| headers.get_named(&name).is_some())
+            }
+            Self::Query(text, _) => query::query(text, name, &ReadErrors::default()).is_some(),
+            Self::Descriptors(given) => given.iter().any(|(given, _)| *given == name),
+            Self::Claims(claims) => claims.is_some_and(|claims| claims.contains_key(name)),
+        }
+    }
+
     fn names(&self) -> Vec<CelString<'a>> {
         let mut names: Vec<CelString<'a>> = match self {
             Self::Headers(headers, _) => {
@@ -181,13 +193,15 @@ impl<'a> View<'a> {
         self.names.get_or_init(|| self.entries.names())
     }
 
+    fn name<'k>(key: &'k dyn Val) -> Result<&'k CelString<'k>, ExecutionError> {
+        key.downcast_ref::<CelString<'_>>().ok_or_else(|| ExecutionError::UnexpectedType {
+            got: key.get_type().name().to_owned(),
+            want: "string".to_owned(),
+        })
+    }
+
     fn find(&self, key: &dyn Val) -> Result<Box<dyn Val + 'a>, ExecutionError> {
-        let Some(name) = key.downcast_ref::<CelString<'_>>() else {
-            return Err(ExecutionError::UnexpectedType {
-                got: key.get_type().name().to_owned(),
-                want: "string".to_owned(),
-            });
-        };
+        let name = Self::name(key)?;
         self.entries.get(name.inner()).ok_or_else(|| ExecutionError::no_such_key(name.inner()))
     }
 }
@@ -233,11 +247,8 @@ impl Val for View<'_> {
 
 impl Container for View<'_> {
     fn contains(&self, key: &dyn Val) -> Result<bool, ExecutionError> {
-        match self.find(key) {
-            Ok(_) => Ok(true),
-            Err(ExecutionError::NoSuchKey(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
+        let name = Self::name(key)?;
+        Ok(self.entries.has(name.inner()))
     }
 }
 

@@ -22,16 +22,19 @@ pub(in crate::rules) fn cookie<'a>(headers: Headers<'a>, name: &str, errors: &Re
     only(values, errors, || Unreadable::DuplicateCookie(name.into()))
 }
 
-/// The values of that name in what stands between two semicolons: of the pair itself, and of pairs that some parsers find
-/// behind a comma or a space in it.
+/// The values of that name in what stands between two semicolons: of the pair itself, as a whole and up to a comma or a
+/// space behind which some parsers find another pair, and of such pairs.
 fn values<'a>(piece: &'a [u8], name: &[u8]) -> impl Iterator<Item = &'a [u8]> {
     let of_name = move |text: &'a [u8]| pair(text).filter(|(given, _)| *given == name).map(|(_, value)| value);
     let piece = trimmed(piece);
     let itself = of_name(piece);
     // The value of the pair itself may begin behind blanks.
     let begins = piece.len() - itself.map_or(piece.len(), <[u8]>::len);
-    let inner = piece[begins..].split(|byte| matches!(byte, b',' | b' ' | b'\t'));
-    itself.into_iter().chain(inner.skip(1).filter_map(of_name))
+    let parts = || piece[begins..].split(|byte| matches!(byte, b',' | b' ' | b'\t'));
+    // Those parsers end the value where the next pair begins.
+    let has_pair = || parts().skip(1).any(|part| part.contains(&b'='));
+    let shorter = itself.filter(|value| !value.starts_with(b"\"") && has_pair()).and_then(|_| parts().next());
+    itself.into_iter().chain(shorter).chain(parts().skip(1).filter_map(of_name))
 }
 
 fn pair(text: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -40,7 +43,7 @@ fn pair(text: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// A value as the service means it, whichever way it was written.
-fn plain(value: &[u8]) -> Cow<'_, [u8]> {
+pub(in crate::rules) fn plain(value: &[u8]) -> Cow<'_, [u8]> {
     let value = trimmed(value);
     let value = match value {
         [b'"', inner @ .., b'"'] if inner.contains(&b'\\') => Cow::Owned(unescaped(inner)),
@@ -123,7 +126,15 @@ mod tests {
 
     #[test]
     fn differing_values_of_a_name_are_a_problem() {
-        for lines in [&["s=1; s=2"][..], &["b=0", "s=1", "s=2"], &["a=1, s=1; s=2"], &["a=1 s=2; s=1"], &["s=; s=1"]] {
+        for lines in [
+            &["s=1; s=2"][..],
+            &["b=0", "s=1", "s=2"],
+            &["a=1, s=1; s=2"],
+            &["a=1 s=2; s=1"],
+            &["s=; s=1"],
+            &["s=1 a=2"],
+            &["s=1,a=2"],
+        ] {
             assert!(read(lines, "s").1, "{lines:?}");
         }
         for lines in [&["s=1; s=1"][..], &["s=1", "s=\"1\""], &["s=%31; s=1"], &["t=1; t=2; s=1"]] {
@@ -162,6 +173,7 @@ mod tests {
         assert_eq!(found(&["a=\""], "a").as_deref(), Some("\""));
         assert_eq!(found(&["a=\"\""], "a").as_deref(), Some(""));
         assert_eq!(found(&["a=1, 2"], "a").as_deref(), Some("1, 2"));
+        assert_eq!(found(&["a=\"1, b=2\""], "a").as_deref(), Some("1, b=2"));
         assert_eq!(found(&[], "a"), None);
     }
 

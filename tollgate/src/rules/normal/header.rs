@@ -4,12 +4,17 @@
 //! take the no-break space and the next-line character, as Latin-1 or as UTF-8.
 
 use http::HeaderName;
+use http::header::COOKIE;
 
 use super::{ReadErrors, Unreadable, only};
 use crate::http::Headers;
 
-/// Returns the value of a header without the white space around it. Several differing values are a problem.
+/// Returns the value of a header without the white space around it. Several differing values are a problem, but for
+/// cookies, which HTTP/2 may send in several lines (RFC 9113, 8.2.3).
 pub(in crate::rules) fn header<'a>(headers: Headers<'a>, name: &HeaderName, errors: &ReadErrors) -> Option<&'a [u8]> {
+    if *name == COOKIE {
+        return headers.get_named(name).map(trimmed);
+    }
     only(headers.get_all(name).map(trimmed), errors, || Unreadable::DuplicateHeader(name.as_str().into()))
 }
 
@@ -47,10 +52,19 @@ pub(in crate::rules) fn trimmed(value: &[u8]) -> &[u8] {
             [rest @ .., 0xC2, 0x85 | 0xA0] => rest,
             [rest @ .., 0x09..=0x0D | b' ' | 0x1C..=0x1F] => rest,
             // As Latin-1, and not the end of a character of UTF-8.
-            [rest @ .., 0x85 | 0xA0] if std::str::from_utf8(value).is_err() => rest,
+            [rest @ .., 0x85 | 0xA0] if !ends_in_utf8(value) => rest,
             _ => return value,
         };
     }
+}
+
+/// Whether the last byte ends a character of UTF-8 of several bytes. Only the last four are looked at: a client decides how
+/// many follow each other.
+fn ends_in_utf8(value: &[u8]) -> bool {
+    let tails = (2..=4).filter_map(|bytes| value.get(value.len().checked_sub(bytes)?..));
+    tails
+        .into_iter()
+        .any(|tail| tail[0] >= 0xC2 && std::str::from_utf8(tail).is_ok_and(|text| text.chars().count() == 1))
 }
 
 /// Whether these bytes are white space of Unicode, or one of the characters without a width that some take for it.
@@ -79,6 +93,8 @@ mod tests {
         assert_eq!(trimmed("voilà".as_bytes()), "voilà".as_bytes());
         assert_eq!(trimmed(b" \t"), b"");
         assert_eq!(trimmed(b"a b"), b"a b");
+        let long = ["\u{e9}".repeat(16_000).as_bytes(), &[0xA0; 30_000][..]].concat();
+        assert_eq!(trimmed(&long), "\u{e9}".repeat(16_000).as_bytes());
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Hosts: a name or an address, and an optional port.
 
-use super::Unreadable;
+use http::header::HOST;
+
+use super::{ReadErrors, Unreadable};
+use crate::rules::Facts;
 
 /// The longest name that DNS has.
 pub(in crate::rules) const MAX_HOST_BYTES: usize = 253;
@@ -15,6 +18,24 @@ pub(in crate::rules) const MAX_HOST_BYTES: usize = 253;
 /// If it is anything else.
 pub fn check_host(host: &[u8]) -> Result<(), Unreadable> {
     if is_host(host) { Ok(()) } else { Err(Unreadable::InvalidHost) }
+}
+
+/// Returns the host of a request without its port and without the dot that may end it. One that is invalid, or that
+/// differs from another, is a problem.
+pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Option<&'a str> {
+    let lines = facts.all_headers().filter(|_| !facts.has_own_host());
+    if let Some(lines) = lines {
+        let mut hosts = lines.get_all(&HOST);
+        let first = hosts.next()?;
+        if hosts.any(|other| other != first) || check_host(first).is_err() {
+            errors.note(Unreadable::InvalidHost);
+        }
+    }
+    let host = facts.host_name()?;
+    if let Err(problem) = check_host(host.as_bytes()) {
+        errors.note(problem);
+    }
+    Some(host)
 }
 
 fn is_host(host: &[u8]) -> bool {

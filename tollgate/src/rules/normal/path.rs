@@ -27,7 +27,7 @@ use super::Unreadable;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathReading {
-    /// How it reads `%2F` and `%5C`.
+    /// How it reads `%2F`, and `%5C`, which few read as a slash.
     pub encoded_slash: EncodedSlash,
     /// How it reads `;` and the text behind it, up to the next slash.
     pub parameters: PathParameters,
@@ -45,7 +45,7 @@ pub enum EncodedSlash {
     Any,
     /// Requests with one are refused with 400.
     Refuse,
-    /// As a slash, and that is what it gets.
+    /// As a slash, and that is what it gets. An encoded backslash stays.
     Decode,
     /// As data.
     Keep,
@@ -94,6 +94,9 @@ pub struct CleanPath<'a> {
     text: Cow<'a, str>,
     has_encoded_slash: bool,
     has_parameters: bool,
+    /// An encoded slash stands behind a `;` in its segment: where the parameter ends, nobody can tell.
+    has_slash_in_parameters: bool,
+    has_resolved_dots: bool,
 }
 
 impl<'a> CleanPath<'a> {
@@ -104,7 +107,13 @@ impl<'a> CleanPath<'a> {
     /// When it cannot be read safely.
     pub fn new(path: &'a str) -> Result<Self, Unreadable> {
         if is_plain(path) {
-            return Ok(Self { text: Cow::Borrowed(path), has_encoded_slash: false, has_parameters: false });
+            return Ok(Self {
+                text: Cow::Borrowed(path),
+                has_encoded_slash: false,
+                has_parameters: false,
+                has_slash_in_parameters: false,
+                has_resolved_dots: false,
+            });
         }
         clean(path)
     }
@@ -121,6 +130,11 @@ impl<'a> CleanPath<'a> {
         matches!(self.text, Cow::Borrowed(_)) && !self.has_encoded_slash && !self.has_parameters
     }
 
+    /// Whether `.` or `..` segments were resolved.
+    pub(in crate::rules) fn has_resolved_dots(&self) -> bool {
+        self.has_resolved_dots
+    }
+
     /// Returns the path that a service of that reading gets.
     ///
     /// # Errors
@@ -132,6 +146,10 @@ impl<'a> CleanPath<'a> {
         }
         if self.has_parameters && reading.parameters == PathParameters::Refuse {
             return Err(Unreadable::PathParameters);
+        }
+        let is_open = reading.encoded_slash == EncodedSlash::Any && reading.parameters == PathParameters::Any;
+        if self.has_slash_in_parameters && is_open {
+            return Err(Unreadable::EncodedSlash);
         }
         let strip = self.has_parameters && reading.parameters == PathParameters::Strip;
         let decode = self.has_encoded_slash && reading.encoded_slash == EncodedSlash::Decode;
@@ -164,15 +182,21 @@ impl<'a> CleanPath<'a> {
                 readings.push(one);
             }
         };
+        // Few services take a backslash for a slash.
+        let takes_backslash = reading.encoded_slash == EncodedSlash::Any && text.contains("%5C");
         if strips && decodes {
-            // Parameters end at a slash, so it matters which is done first.
+            if takes_backslash {
+                add(decoded_backslashes(&decoded_slashes(&stripped(text))));
+            }
             add(decoded_slashes(&stripped(text)));
-            add(stripped(&decoded_slashes(text)));
         }
         if strips && keeps_slash {
             add(stripped(text));
         }
         if decodes && keeps_parameters {
+            if takes_backslash {
+                add(decoded_backslashes(&decoded_slashes(text)));
+            }
             add(decoded_slashes(text));
         }
         if keeps_slash && keeps_parameters {
@@ -221,13 +245,17 @@ fn is_plain(path: &str) -> bool {
 fn clean(path: &str) -> Result<CleanPath<'_>, Unreadable> {
     let mut has_encoded_slash = false;
     let mut has_parameters = false;
+    let mut has_slash_in_parameters = false;
+    let mut has_resolved_dots = false;
     // Of each segment, where it begins in `text`. Empty segments are kept until dots are resolved: `..` takes one away.
     let mut text = String::with_capacity(path.len() + 8);
     let mut begins: SmallVec<[usize; 16]> = SmallVec::new();
     let segments = path.strip_prefix('/').unwrap_or(path).split('/');
     let mut ends_in_slash = false;
     for segment in segments {
-        ends_in_slash = segment.is_empty() || matches!(segment, "." | "..");
+        let is_dots = matches!(segment, "." | "..");
+        ends_in_slash = segment.is_empty() || is_dots;
+        has_resolved_dots |= is_dots;
         match segment {
             "." => {}
             ".." => {
@@ -242,7 +270,10 @@ fn clean(path: &str) -> Result<CleanPath<'_>, Unreadable> {
                 spell(segment, &mut text)?;
                 let spelled = &text[at..];
                 has_encoded_slash |= spelled.contains("%2F") || spelled.contains("%5C");
-                has_parameters |= spelled.contains(';');
+                if let Some((_, parameters)) = spelled.split_once(';') {
+                    has_parameters = true;
+                    has_slash_in_parameters |= parameters.contains("%2F") || parameters.contains("%5C");
+                }
                 if has_dots(spelled) {
                     return Err(Unreadable::DotSegment);
                 }
@@ -254,7 +285,7 @@ fn clean(path: &str) -> Result<CleanPath<'_>, Unreadable> {
         merged.push('/');
     }
     let text = if merged == path { Cow::Borrowed(path) } else { Cow::Owned(merged) };
-    Ok(CleanPath { text, has_encoded_slash, has_parameters })
+    Ok(CleanPath { text, has_encoded_slash, has_parameters, has_slash_in_parameters, has_resolved_dots })
 }
 
 /// Writes a segment in its one spelling. What can be written without an escape is, all else is escaped in capitals.
@@ -302,9 +333,14 @@ fn stripped(path: &str) -> String {
     merge_slashes(&out)
 }
 
-/// A path whose encoded slashes and backslashes divide segments.
+/// A path whose encoded slashes divide segments.
 fn decoded_slashes(path: &str) -> String {
-    merge_slashes(&path.replace("%2F", "/").replace("%5C", "/"))
+    merge_slashes(&path.replace("%2F", "/"))
+}
+
+/// A path whose encoded backslashes divide segments, too.
+fn decoded_backslashes(path: &str) -> String {
+    merge_slashes(&path.replace("%5C", "/"))
 }
 
 fn merge_slashes(path: &str) -> String {
@@ -457,14 +493,11 @@ mod tests {
         assert_eq!(readings("/api/login/", any), ["/api/login"]);
         assert_eq!(readings("/api%2Flogin", any), ["/api/login", "/api%2Flogin"]);
         assert_eq!(readings("/api%5clogin", any), ["/api/login", "/api%5Clogin"]);
+        assert_eq!(readings("/s%2Ffoo%5Cbar", any), ["/s/foo/bar", "/s/foo%5Cbar", "/s%2Ffoo%5Cbar"]);
         assert_eq!(readings("/api%2F%2flogin/", any), ["/api/login", "/api%2F%2Flogin"]);
         assert_eq!(readings("/api;a/login;b=1", any), ["/api/login", "/api;a/login;b=1"]);
         assert_eq!(readings("/;/api", any), ["/api", "/;/api"]);
-        assert_eq!(
-            readings("/a;x%2Fb", any),
-            ["/a", "/a/b", "/a;x/b", "/a;x%2Fb"],
-            "the parameter ends at the slash, or the slash is in it"
-        );
+        assert_eq!(readings("/a%2Fb;x", any), ["/a/b", "/a%2Fb", "/a/b;x", "/a%2Fb;x"]);
         let of = |encoded_slash, parameters| PathReading { encoded_slash, parameters, ..any };
         assert_eq!(readings("/a;x%2Fb", of(EncodedSlash::Decode, PathParameters::Keep)), ["/a;x/b"]);
         assert_eq!(readings("/a;x%2Fb", of(EncodedSlash::Keep, PathParameters::Strip)), ["/a"]);
@@ -484,6 +517,8 @@ mod tests {
         assert_eq!(forwarded("/a%2fb;c/", read).as_deref(), Ok("/a/b/"));
         assert_eq!(forwarded("/a%2fb", of(EncodedSlash::Refuse, PathParameters::Any)), Err(Unreadable::EncodedSlash));
         assert_eq!(forwarded("/a;b", of(EncodedSlash::Any, PathParameters::Refuse)), Err(Unreadable::PathParameters));
+        assert_eq!(forwarded("/a;%2Fb", any), Err(Unreadable::EncodedSlash), "where does the parameter end?");
+        assert_eq!(forwarded("/a%5Cb", of(EncodedSlash::Decode, PathParameters::Any)).as_deref(), Ok("/a%5Cb"));
         assert_eq!(forwarded("/a%3Bb", of(EncodedSlash::Any, PathParameters::Refuse)).as_deref(), Ok("/a%3Bb"));
     }
 

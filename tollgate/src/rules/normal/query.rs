@@ -22,7 +22,7 @@ pub(in crate::rules) fn query<'a>(query: &'a str, name: &str, errors: &ReadError
 /// Returns the names of all parameters, in order, decoded.
 #[cfg_attr(not(any(feature = "file", test)), expect(dead_code, reason = "only expressions look at all of them"))]
 pub(in crate::rules) fn names(query: &str) -> impl Iterator<Item = Cow<'_, str>> {
-    pairs(query).map(|(name, _)| decoded(name))
+    pairs(query).map(|(name, _)| trimmed(decoded(name)))
 }
 
 /// Names and values as they were sent.
@@ -32,12 +32,11 @@ fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 fn is_name(given: &str, name: &str) -> bool {
-    if is_plain(given) && !given.contains('[') {
-        return given == name;
+    if given == name {
+        return true;
     }
-    let given = decoded(given);
-    let given = given.trim();
-    given == name || base(given) == name
+    let given = trimmed(decoded(given));
+    given == name || base(&given) == name
 }
 
 /// The name of a parameter without the array syntax of PHP, Rails and Express.
@@ -49,7 +48,8 @@ fn base(name: &str) -> &str {
 }
 
 fn trimmed(value: Cow<'_, str>) -> Cow<'_, str> {
-    let is_blank = |letter: char| letter.is_whitespace() || letter.is_control() || letter == '\u{feff}';
+    let is_blank =
+        |letter: char| letter.is_whitespace() || letter.is_control() || matches!(letter, '\u{200b}' | '\u{feff}');
     match value {
         Cow::Borrowed(value) => Cow::Borrowed(value.trim_matches(is_blank)),
         Cow::Owned(value) => {

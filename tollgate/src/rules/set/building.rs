@@ -84,12 +84,13 @@ impl RuleSetBuilder {
     ///
     /// When a rule cannot be: an override that is not of its limit's algorithm or has numbers that make no sense,
     /// a ban likewise, a key of too many parts, two limits of one name, or too many of anything.
-    pub fn build(self) -> Result<RuleSet, InvalidLimit> {
+    pub fn build(mut self) -> Result<RuleSet, InvalidLimit> {
         if self.rules.len() > MAX_RULES {
             let problem = format!("{} rules are more than 10000", self.rules.len());
             return Err(InvalidLimit::new("limits", problem, "count by key rather than by rule"));
         }
         check_names(&self.rules)?;
+        self.rules.iter_mut().for_each(|rule| rule.normalize_listed_keys(self.path_reading));
         let mut compiling = Compiling::default();
         // Of a rule that bounds what is in flight, the id is known once all limits of the store have theirs.
         let mut ids = Vec::with_capacity(self.rules.len());

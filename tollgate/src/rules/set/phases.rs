@@ -95,8 +95,12 @@ impl RuleSet {
                 (Early::Everything, Phase::WithoutToken) | (Early::BlockList | Early::Nothing, Phase::WithToken) => {
                     self.find_one(number, request, shortcut, found)?;
                 }
-                (Early::BlockList, Phase::WithoutToken) if self.blocks(number, request, shortcut) => {
-                    return Err((Some(number), Refused::Blocked));
+                (Early::BlockList, Phase::WithoutToken) => {
+                    let is_blocked = self.blocks(number, request, shortcut);
+                    self.0.rules[number as usize].check_read(number, request)?;
+                    if is_blocked {
+                        return Err((Some(number), Refused::Blocked));
+                    }
                 }
                 _ => {}
             }

@@ -1,0 +1,103 @@
+//! What rules see of a request is its normal form, in keys, lists, conditions and costs alike.
+
+use tollgate::http::Refusal;
+
+use super::compiled::{ask, gate};
+
+/// What a request gets: `ok`, or the code of its refusal.
+fn answer(gate: &tollgate::Gate, line: &str, headers: &[(&str, &str)]) -> String {
+    let ruling = ask(gate, line, headers, "192.0.2.1");
+    ruling.refusal().map_or("ok".to_owned(), |refusal: &Refusal| refusal.code().to_owned())
+}
+
+#[test]
+fn listed_keys_are_read_as_requests_are() {
+    let gate = gate(
+        r#"
+limits:
+  - { name: cookie, key: "cookie:sid", missing: skip, blocked: { keys: ["s%3Aabc"] } }
+  - { name: path, key: path, blocked: { keys: [/admin/, "/caf%c3%a9"] } }
+  - { name: method, key: method, blocked: { keys: [purge] } }
+  - { name: host, key: host, blocked: { keys: [API.example.com] } }
+"#,
+    );
+    assert_eq!(answer(&gate, "GET /", &[("cookie", "sid=s%3Aabc")]), "blocked");
+    assert_eq!(answer(&gate, "GET /", &[("cookie", "sid=s:abc")]), "blocked");
+    assert_eq!(answer(&gate, "GET /admin", &[]), "blocked");
+    assert_eq!(answer(&gate, "GET /caf%C3%A9/", &[]), "blocked");
+    assert_eq!(answer(&gate, "PURGE /", &[]), "blocked");
+    assert_eq!(answer(&gate, "GET /", &[("host", "api.EXAMPLE.com:80")]), "blocked");
+    assert_eq!(answer(&gate, "GET /", &[("host", "www.example.com"), ("cookie", "sid=x")]), "ok");
+}
+
+#[test]
+fn every_reading_has_to_be_exempt_and_any_is_blocked() {
+    let gate = gate(
+        r#"
+limits:
+  - name: exempt
+    key: path
+    limit: 1
+    exempt: { keys: [/public], when: 'request.path == "/open"' }
+  - { name: blocked, key: [path, method], blocked: { keys: [[/secret, GET]] } }
+"#,
+    );
+    for _ in 0..3 {
+        assert_eq!(answer(&gate, "GET /public", &[]), "ok");
+        assert_eq!(answer(&gate, "GET /open", &[]), "ok");
+    }
+    assert_eq!(answer(&gate, "GET /public;x", &[]), "ok");
+    assert_eq!(answer(&gate, "GET /public;y", &[]), "rate_limit_exceeded", "it may be another path");
+    assert_eq!(answer(&gate, "GET /open;x", &[]), "ok");
+    assert_eq!(answer(&gate, "GET /open;x", &[]), "rate_limit_exceeded");
+    assert_eq!(answer(&gate, "GET /secret;x", &[]), "blocked");
+}
+
+#[test]
+fn a_cost_is_the_most_of_any_reading() {
+    let gate = gate(
+        r#"
+limits:
+  - { name: cost, limit: 60, cost: 'request.path.matches("^/[^/]+$") ? 50 : 1' }
+"#,
+    );
+    let ruling = ask(&gate, "GET /a%2Fb", &[], "192.0.2.1");
+    assert_eq!(ruling.decision().map(tollgate::Decision::remaining), Some(10));
+}
+
+#[test]
+fn a_path_with_dot_segments_is_refused_where_it_is_not_forwarded_clean() {
+    let gate = gate("limits: [{ name: graphql, match: { path: /graphql/** }, limit: 1 }]");
+    for line in ["GET /graphql/../x", "GET /graphql/./x", "GET /graphql/%2e%2e/x"] {
+        assert_eq!(answer(&gate, line, &[]), "bad_request", "{line}");
+    }
+}
+
+#[test]
+fn limits_that_only_watch_refuse_nothing() {
+    let gate = gate(
+        r#"
+limits:
+  - { name: shadow, match: { path: /a/** }, key: "header:x-key", shadow: true }
+  - { name: disabled, match: { path: /a/** }, enabled: false }
+"#,
+    );
+    assert_eq!(answer(&gate, "GET /a/%0a", &[]), "ok");
+    assert_eq!(answer(&gate, "GET /a/", &[("x-key", "1"), ("x-key", "2")]), "ok");
+}
+
+#[test]
+fn conditions_read_the_normal_form() {
+    let gate = gate(
+        r#"
+limits:
+  - { name: headers, match: { headers: { x-tier: free } }, blocked: { when: "true" } }
+  - { name: host, match: { when: 'request.host == "node.test"' }, limit: 100 }
+  - { name: there, match: { when: '"tag" in request.query && "cookie" in request.headers' }, limit: 100 }
+"#,
+    );
+    assert_eq!(answer(&gate, "GET /", &[("x-tier", "free \t")]), "blocked");
+    assert_eq!(answer(&gate, "GET /", &[("host", "node.test:x")]), "bad_request");
+    // To be there is no question of which value counts, and HTTP/2 divides cookies.
+    assert_eq!(answer(&gate, "GET /?tag=a&tag=b", &[("cookie", "a=1"), ("cookie", "b=2")]), "ok");
+}
