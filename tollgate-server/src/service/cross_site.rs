@@ -2,9 +2,9 @@
 //!
 //! A page on any site can make its visitors' browsers send requests to addresses that only they can reach, such as
 //! 127.0.0.1. Browsers say so in `Origin` and `Sec-Fetch-Site`. A name that the site first resolves to itself and then to
-//! such an address (DNS rebinding) makes the request look like one of the same site, but its `Host` is still that name. So
-//! only hosts that no web site has are served: addresses, `localhost`, names without a dot such as those of containers, and the
-//! names that the rule file lists.
+//! such an address (DNS rebinding) makes the request look like one of the same site, but its `Host` is still that name.
+//! So only hosts that no web site has are served: addresses, `localhost`, names without a dot such as those of containers,
+//! names that public DNS cannot hold such as those of Kubernetes, and the names that the rule file lists.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use axum::response::IntoResponse;
 
 use super::http::{Refusal, quoted};
 
-/// The hosts that a listener may be asked for, beside addresses, `localhost` and names without a dot.
+/// The hosts that a listener may be asked for, beside addresses, `localhost` and other local names.
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts {
     /// Names, or `*.` and what every name under it ends in.
@@ -49,11 +49,18 @@ impl Hosts {
     }
 }
 
-/// Whether no web site can have this name. Browsers resolve everything under `localhost` to the machine itself, and names
-/// without a dot are those of a local network.
+/// The ends of names that public DNS never holds: reserved by RFC 6761 (`localhost`), RFC 6762 (`local`, and with it
+/// Kubernetes's `cluster.local`), RFC 8375 (`home.arpa`) and ICANN (`internal`), and the `NAME.NAMESPACE.svc` of
+/// Kubernetes: `svc` is no top-level domain.
+const LOCAL_ENDINGS: [&str; 5] = [".localhost", ".local", ".internal", ".home.arpa", ".svc"];
+
+/// Returns whether no web site can have this name. Names without a dot are those of a local network.
 fn is_local_name(name: &str) -> bool {
-    let is_label = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    name.ends_with(".localhost") || !name.is_empty() && name.bytes().all(is_label)
+    let is_label = |label: &str| {
+        !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+    };
+    let has_local_ending = |ending: &str| name.strip_suffix(ending).is_some_and(|rest| rest.split('.').all(is_label));
+    is_label(name) || LOCAL_ENDINGS.into_iter().any(has_local_ending)
 }
 
 fn without_port(host: &str) -> &str {
@@ -136,6 +143,11 @@ mod tests {
             "LocalHost:8090",
             "a.localhost",
             "redis-1:8090",
+            "tollgate.prod.svc:8090",
+            "tollgate.prod.svc.cluster.local",
+            "Tollgate.prod.svc.cluster.local.",
+            "metrics.corp.internal",
+            "nas.home.arpa",
             "limits.example.com:8090",
             "Limits.Example.com.",
             "a.b.internal.example.com",
@@ -144,9 +156,21 @@ mod tests {
             assert_eq!(refused(&[("host", host)]), None, "{host}");
         }
         assert_eq!(refused(&[]), None, "HTTP/1.0");
-        for host in
-            ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "internal.example.com", "", "a b"]
-        {
+        for host in [
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "internal.example.com",
+            "tollgate.prod.svc.evil.example",
+            "tollgate.prod",
+            "evilsvc.example",
+            ".local",
+            "a..svc",
+            "a b.local",
+            "arpa.home",
+            "",
+            "a b",
+        ] {
             assert_eq!(refused(&[("host", host)]), Some(421), "{host}");
         }
     }
