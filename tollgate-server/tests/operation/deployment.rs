@@ -25,11 +25,12 @@ fn rule_file_for_kubernetes_is_valid() {
 
 /// Behind SNAT every connection comes from the network of the cluster, so a trusted network would believe every client.
 #[test]
-fn manifest_for_kubernetes_trusts_nobody_and_keeps_the_addresses_of_clients() {
+fn manifest_for_kubernetes_trusts_nobody_and_is_not_public() {
     let manifest = contrib("kubernetes.yaml");
     let settings: Vec<&str> = manifest.lines().map(str::trim).filter(|line| !line.starts_with('#')).collect();
     assert!(!settings.iter().any(|line| line.starts_with("trusted_proxies")), "{manifest}");
-    assert!(settings.contains(&"externalTrafficPolicy: Local"), "{manifest}");
+    assert!(settings.contains(&"type: ClusterIP"), "{manifest}");
+    assert!(manifest.contains("#   type: LoadBalancer\n  #   externalTrafficPolicy: Local\n"), "{manifest}");
 }
 
 #[test]
