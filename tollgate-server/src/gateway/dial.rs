@@ -1,11 +1,13 @@
 //! A TCP connection to the first of several addresses that answers.
 
+use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
@@ -14,17 +16,23 @@ use super::connect::Exhausted;
 /// How long an attempt has before the next address is tried beside it (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
+/// Attempts under way at the same time. During a partition every request would otherwise open a socket for every address.
+const MAX_ATTEMPTS: usize = 3;
+
 /// Connects to one of the addresses, tried in their order: the next one when an attempt fails, or has taken
-/// [`ATTEMPT_DELAY`]. Calls `on_failure` for each address that failed, or was overtaken by a later one.
+/// [`ATTEMPT_DELAY`]. The oldest of [`MAX_ATTEMPTS`] is dropped when the next one starts. Calls `on_failure` for each
+/// address that failed, was dropped, or was overtaken by a later one, unless the gateway itself lacks something.
 pub(super) async fn connect(
     addresses: &[SocketAddr],
     mut on_failure: impl FnMut(SocketAddr),
 ) -> io::Result<(TcpStream, SocketAddr)> {
-    let mut attempts = FuturesUnordered::new();
+    let mut attempts: VecDeque<Attempt> = VecDeque::with_capacity(MAX_ATTEMPTS);
     let mut rest = addresses.iter().copied();
-    let mut failed: Vec<SocketAddr> = Vec::new();
     let mut error: Option<io::Error> = None;
-    attempts.extend(rest.next().map(attempt));
+    attempts.extend(rest.next().map(Attempt::new));
+    if attempts.is_empty() {
+        return Err(io::ErrorKind::AddrNotAvailable.into());
+    }
     loop {
         let overtaken = async {
             match rest.len() {
@@ -33,34 +41,71 @@ pub(super) async fn connect(
             }
         };
         let finished = tokio::select! {
-            finished = attempts.next() => finished,
+            finished = first_finished(&mut attempts) => finished,
             () = overtaken => {
-                attempts.extend(rest.next().map(attempt));
+                if attempts.len() == MAX_ATTEMPTS
+                    && let Some(oldest) = attempts.pop_front()
+                {
+                    on_failure(oldest.address);
+                }
+                attempts.extend(rest.next().map(Attempt::new));
                 continue;
             }
         };
         match finished {
-            Some((address, Ok(tcp))) => {
-                let slower = addresses.iter().take_while(|other| **other != address);
-                slower.filter(|other| !failed.contains(other)).for_each(|other| on_failure(*other));
+            (at, address, Ok(tcp)) => {
+                attempts.iter().take(at).for_each(|slower| on_failure(slower.address));
                 return Ok((tcp, address));
             }
-            Some((address, Err(new))) => {
-                failed.push(address);
-                on_failure(address);
-                error = Some(match error.take() {
+            (_, address, Err(new)) => {
+                if !is_gateways_own(&new) {
+                    on_failure(address);
+                }
+                let telling = match error.take() {
                     Some(old) => more_telling(old, new),
                     None => new,
-                });
-                attempts.extend(rest.next().map(attempt));
+                };
+                attempts.extend(rest.next().map(Attempt::new));
+                if attempts.is_empty() {
+                    return Err(telling);
+                }
+                error = Some(telling);
             }
-            None => return Err(error.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into())),
         }
     }
 }
 
-async fn attempt(address: SocketAddr) -> (SocketAddr, io::Result<TcpStream>) {
-    (address, TcpStream::connect(address).await)
+/// A connection that is being opened.
+struct Attempt {
+    address: SocketAddr,
+    connecting: Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>,
+}
+
+impl Attempt {
+    fn new(address: SocketAddr) -> Self {
+        Self { address, connecting: Box::pin(TcpStream::connect(address)) }
+    }
+}
+
+/// Waits for the first attempt that finishes, and removes it. Returns its position, its address and its result.
+async fn first_finished(attempts: &mut VecDeque<Attempt>) -> (usize, SocketAddr, io::Result<TcpStream>) {
+    poll_fn(|context| {
+        for at in 0..attempts.len() {
+            if let Poll::Ready(result) = attempts[at].connecting.as_mut().poll(context) {
+                let address = attempts[at].address;
+                attempts.remove(at);
+                return Poll::Ready((at, address, result));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Returns whether the gateway lacks what a connection to any address takes. Without a local address or port, another
+/// address may still be reached.
+fn is_gateways_own(error: &io::Error) -> bool {
+    Exhausted::of(error).is_some_and(|exhausted| exhausted != Exhausted::LocalAddresses)
 }
 
 /// The error that says more about why there is no connection: what the gateway lacks for any address, then what an upstream
@@ -118,6 +163,32 @@ mod tests {
             let mut dead = dead;
             dead.sort_unstable();
             assert_eq!(blamed, dead);
+        }
+    }
+
+    #[tokio::test]
+    async fn few_attempts_are_under_way_at_a_time() {
+        let silent: Vec<_> = (0..5).map(|_| silent()).collect();
+        let addresses: Vec<SocketAddr> = silent.iter().map(|(address, _)| *address).collect();
+        let (sender, mut dropped) = tokio::sync::mpsc::unbounded_channel();
+        let connecting = connect(&addresses, |address| sender.send(address).expect("it is received"));
+        let first = tokio::select! {
+            _ = connecting => panic!("none answers"),
+            first = async { [dropped.recv().await, dropped.recv().await] } => first,
+        };
+        assert_eq!(first, [Some(addresses[0]), Some(addresses[1])]);
+    }
+
+    #[test]
+    fn address_is_not_blamed_for_what_the_gateway_lacks() {
+        for (code, is_own) in [
+            (rustix::io::Errno::MFILE, true),
+            (rustix::io::Errno::NFILE, true),
+            (rustix::io::Errno::NOBUFS, true),
+            (rustix::io::Errno::ADDRNOTAVAIL, false),
+            (rustix::io::Errno::CONNREFUSED, false),
+        ] {
+            assert_eq!(is_gateways_own(&io::Error::from(code)), is_own, "{code}");
         }
     }
 
