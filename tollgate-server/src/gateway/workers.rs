@@ -258,7 +258,7 @@ impl Accepting {
     fn take(&self, tcp: TcpStream, peer: SocketAddr) {
         let tally = Arc::clone(&self.worker.tally);
         tally.accepted.add(1);
-        if tally.all_connections.load(Relaxed) >= self.max_connections {
+        let Some(counted) = Counted::within(self.max_connections, &tally) else {
             tally.turned_away.add(1);
             // In a flood, being told is for some.
             if let Ok(permit) = Arc::clone(&self.telling).try_acquire_owned() {
@@ -268,14 +268,13 @@ impl Accepting {
                 });
             }
             return;
-        }
+        };
         let begins = self.begins.load_full();
         // Behind a load balancer, the client is known once the PROXY protocol has named it.
         let entered = if begins.proxy_protocol { Ok(None) } else { self.worker.enter(peer.ip()) };
         let Ok(entered) = entered else { return };
         // An answer is one small write; waiting to fill a packet would only delay it.
         _ = tcp.set_nodelay(true);
-        let counted = Counted::new(tally);
         let (worker, stop) = (Arc::clone(&self.worker), Arc::clone(&self.stop));
         // Made in the task: handed to it, it would take its room twice.
         tokio::spawn(async move {
@@ -293,6 +292,12 @@ impl Counted {
         tally.connections.fetch_add(1, Relaxed);
         tally.all_connections.fetch_add(1, Relaxed);
         Self(tally)
+    }
+
+    /// Counts a connection, unless there are `most` already. Other workers count at the same time, so it is counted first.
+    fn within(most: i64, tally: &Arc<super::tally::Tally>) -> Option<Self> {
+        let counted = Self::new(Arc::clone(tally));
+        (tally.all_connections.load(Relaxed) <= most).then_some(counted)
     }
 }
 
