@@ -34,6 +34,8 @@ pub(super) struct Sent {
     underscores: UnderscoreHeaders,
     /// What is held of it while the upstream does not read.
     held: HeldBytes,
+    /// The most that can be.
+    most_held: usize,
     upstream: Option<Reader>,
     /// When it is late, on a connection that others share.
     late: Option<Pin<Box<Sleep>>>,
@@ -73,6 +75,7 @@ impl ToUpstream {
             return Self::Nothing;
         }
         Self::Sent(Sent {
+            most_held: client.upload_bytes(&body),
             body,
             client: Arc::clone(client),
             room: max_bytes,
@@ -150,7 +153,7 @@ impl Body for ToUpstream {
                     None => return sent.broke(Broken::TooLong),
                 }
                 // While the upstream has this to read, more may come.
-                if sent.held.set(sent.client.upload_bytes()).is_err() {
+                if sent.held.set(sent.most_held).is_err() {
                     return sent.broke(Broken::Overloaded);
                 }
                 Poll::Ready(Some(Ok(match frame.into_trailers() {

@@ -7,6 +7,7 @@
 //!
 //! Where it cannot be known how much a library holds, the most that it may hold is counted.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
@@ -109,15 +110,36 @@ impl Drop for HeldBytes {
     }
 }
 
-/// The memory that the process may have: that of its control group, or else of the machine.
+/// Returns the memory that the process may have: that of its control group and those above it, or else of the machine.
 fn memory_bytes() -> Option<u64> {
-    let of_group = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let of_group = of_group.iter().filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok()).min();
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let of_group = group_limits(&groups).into_iter();
+    let of_group = of_group.filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok()).min();
     let of_machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
     });
     of_group.into_iter().chain(of_machine).min()
+}
+
+/// Returns the files that may hold the memory limit of the control groups in a `/proc/PID/cgroup`, for both versions. The
+/// root is always among them: a container may see its own group there, and still get the path that it has on the host.
+fn group_limits(groups: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for line in groups.lines().chain(["0::/", "0:memory:/"]) {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
+        let (mount, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|one| one == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => continue,
+        };
+        let ancestors = Path::new(group.trim_start_matches('/')).ancestors();
+        files.extend(ancestors.map(|group| Path::new(mount).join(group).join(file)));
+    }
+    files
 }
 
 #[cfg(test)]
@@ -139,6 +161,20 @@ mod tests {
         assert_eq!((buffers.used(), buffers.refused()), (950, 10));
         assert!(buffers.change(&own[0], -500).is_ok());
         assert!(buffers.change(&own[1], 40).is_ok(), "there is room again");
+    }
+
+    #[test]
+    fn limits_of_the_group_and_of_those_above_it_count() {
+        let files = |groups: &str| -> Vec<String> {
+            group_limits(groups).iter().map(|path| path.display().to_string()).collect()
+        };
+        let version_2 = files("0::/system.slice/tollgate.service\n");
+        assert_eq!(version_2[0], "/sys/fs/cgroup/system.slice/tollgate.service/memory.max");
+        assert_eq!(version_2[1], "/sys/fs/cgroup/system.slice/memory.max");
+        assert_eq!(version_2[2], "/sys/fs/cgroup/memory.max");
+        let version_1 = files("5:cpu,cpuacct:/a\n4:memory:/a:b\n");
+        assert_eq!(version_1[0], "/sys/fs/cgroup/memory/a:b/memory.limit_in_bytes");
+        assert!(files("").contains(&"/sys/fs/cgroup/memory/memory.limit_in_bytes".to_owned()));
     }
 
     #[test]

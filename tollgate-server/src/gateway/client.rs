@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::HeaderValue;
+use hyper::body::Body;
 use tollgate::rules::{Certificate, Facts};
 
 use super::buffers::Buffers;
@@ -233,9 +234,11 @@ impl Client {
         (&self.tally.buffers, &self.buffered)
     }
 
-    /// The most that is held of a body that it sends and the upstream does not read.
-    pub(super) fn upload_bytes(&self) -> usize {
-        if self.is_http2 { MAX_UPLOAD_BYTES } else { MAX_READ_BYTES }
+    /// Returns the most that is held of a body that it sends and the upstream does not read: no more than the body has, if
+    /// it says how long it is.
+    pub(super) fn upload_bytes(&self, body: &impl Body) -> usize {
+        let most = if self.is_http2 { MAX_UPLOAD_BYTES } else { MAX_READ_BYTES };
+        body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok()).map_or(most, |bytes| bytes.min(most))
     }
 
     /// What its worker counts.

@@ -228,7 +228,7 @@ impl Exchange {
         ending.keep_place(ruling.take_place());
         // Until an upstream reads it, as much of the body may come as the client may send ahead.
         let mut held = HeldBytes::none(&self.client);
-        if !request.body().is_end_stream() && held.set(self.client.upload_bytes()).is_err() {
+        if !request.body().is_end_stream() && held.set(self.client.upload_bytes(request.body())).is_err() {
             _ = Box::pin(ruling.refund()).await;
             return self.fail(request.into_body(), Failure::Overloaded, ending);
         }
