@@ -23,6 +23,8 @@ pub(super) enum Kind {
     /// What only hyper's way knows.
     Special,
     TransferEncoding,
+    /// Announces trailers.
+    Trailer,
     Host,
     ContentLength,
     ContentType,
@@ -49,6 +51,7 @@ pub(super) fn kind(name: &str) -> Kind {
         4 if is("date") => Kind::Date,
         6 if is("expect") => Kind::Special,
         7 if is("upgrade") => Kind::Special,
+        7 if is("trailer") => Kind::Trailer,
         9 if is("forwarded") => Kind::Forwarded,
         9 if is("ratelimit") => Kind::RateLimit,
         10 if is("connection") => Kind::Connection,
@@ -126,7 +129,7 @@ impl<'a> HeaderFilter<'a> {
 /// Returns whether a trailer of this name is passed on to an upstream. Limits have decided before it came, so everything
 /// that says who asks, for what, or by which way is dropped, from trusted proxies too (RFC 9110, section 6.5.1).
 pub(super) fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> bool {
-    const OF_HEADS: [&str; 3] = ["authorization", "cookie", "trailer"];
+    const OF_HEADS: [&str; 2] = ["authorization", "cookie"];
     let is_kept = match has_underscore(name) {
         true => underscores == UnderscoreHeaders::Keep && !reads_as_ours(name),
         false => kind(name) == Kind::Other,
@@ -187,7 +190,9 @@ mod tests {
 
     #[test]
     fn trailers_that_say_who_asks_for_what_do_not_pass() {
-        for name in ["x-real-ip", "x-forwarded-for", "host", "content-length", "Authorization", "cookie", "x_user"] {
+        for name in
+            ["x-real-ip", "x-forwarded-for", "host", "content-length", "trailer", "Authorization", "cookie", "x_user"]
+        {
             assert!(!passes_as_trailer(name, UnderscoreHeaders::Drop), "{name}");
         }
         assert!(passes_as_trailer("x-checksum", UnderscoreHeaders::Drop));

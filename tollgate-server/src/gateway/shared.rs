@@ -76,6 +76,11 @@ enum Driven {
 pub(super) struct Seat(Arc<Carrier>);
 
 impl Shared {
+    /// Returns whether there are connections, open or not yet seen to be closed.
+    pub(super) fn has_connections(&self) -> bool {
+        !self.carriers().is_empty()
+    }
+
     /// Whether the upstream is known to speak HTTP/2.
     pub(super) fn is_spoken(&self) -> bool {
         self.is_spoken.load(Relaxed)

@@ -189,7 +189,8 @@ impl Target {
 
     /// Whether a connection is kept, open or not.
     pub(super) fn has_kept(&self, worker: usize) -> bool {
-        self.shared[worker].is_spoken() || !self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.shared[worker].has_connections()
+            || !self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     pub(super) fn keep(&self, worker: usize, mut wire: Wire, now: Tick, policy: &ReusePolicy) {

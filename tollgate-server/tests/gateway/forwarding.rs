@@ -287,6 +287,15 @@ fn a_header_that_connection_names_is_counted_by_nobody_over_websockets_too() {
 }
 
 #[test]
+fn upstreams_of_http_1_are_announced_no_trailers() {
+    let upstream = Raw::named("one");
+    for asked in heads(&gateway("", &upstream), &[("Trailer", "x-sum"), ("X-Kept", "1")]) {
+        let head = asked.head.to_ascii_lowercase();
+        assert!(!head.contains("\ntrailer:") && head.contains("\nx-kept:"), "{head}");
+    }
+}
+
+#[test]
 fn trailers_carry_nothing_that_an_upstream_could_take_for_a_header_of_the_proxy() {
     // An upstream of HTTP/1 gets no trailers at all.
     let upstream = Served::start(Speaks::Http2, |request: Request<Incoming>| async {

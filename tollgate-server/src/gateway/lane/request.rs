@@ -163,7 +163,8 @@ impl<'a> Plain<'a> {
         for (line, kind) in self.headers.iter() {
             let passes = match kind {
                 Kind::Host => !is_upstreams_host,
-                Kind::Connection | Kind::Special | Kind::TransferEncoding => false,
+                // Nothing is announced that upstreams of HTTP/1 do not get.
+                Kind::Connection | Kind::Special | Kind::TransferEncoding | Kind::Trailer => false,
                 Kind::XForwardedFor => !tells_way,
                 Kind::XRequestId => !tells_id,
                 _ => true,
