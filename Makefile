@@ -1,5 +1,6 @@
-# The four things one does with this repository. `make test` needs a Rust toolchain and a C compiler, and installs
-# what else it needs: Redis, and web frameworks where Python and Node are there.
+# The four things one does with this repository. `make test` needs a Rust toolchain and a C compiler, and python3 and
+# node for the tests with web frameworks. Without those two it skips these tests; with CI=true they fail. It installs
+# Redis and the frameworks.
 
 .PHONY: run test install-redis install-frameworks test-library test-workspace test-frameworks test-loom test-examples \
 	test-fuzz lint lint-workspace lint-examples lint-fuzz fuzz install-cargo-fuzz bench

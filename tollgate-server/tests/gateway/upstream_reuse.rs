@@ -145,17 +145,23 @@ fn post_is_not_sent_on_a_connection_that_the_upstream_has_closed() {
 struct Foreign(Child, SocketAddr);
 
 impl Foreign {
-    fn start(program: &str, arguments: &[&str]) -> Self {
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{program} does not start: {error}; install it to run this test"));
+    /// Returns `None` if the program is not installed, which only CI has to have done.
+    fn start(program: &str, arguments: &[&str]) -> Option<Self> {
+        let started = Command::new(program).args(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let mut child = match started {
+            Ok(child) => child,
+            Err(error) => {
+                assert!(
+                    std::env::var_os("CI").is_none(),
+                    "{program} does not start: {error}; install it for this test"
+                );
+                return None;
+            }
+        };
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let port: u16 = line.trim().parse().expect("it prints its port");
-        Self(child, SocketAddr::from(([127, 0, 0, 1], port)))
+        Some(Self(child, SocketAddr::from(([127, 0, 0, 1], port))))
     }
 }
 
@@ -199,6 +205,7 @@ fn no_post_is_lost_to_servers_that_close_idle_connections() {
         (Foreign::start("python3", &["-c", PYTHON]), "idle: 500ms"),
     ];
     for (server, connections) in servers {
+        let Some(server) = server else { continue };
         let gateway = gateway(&format!("http://{}", server.1), connections);
         let failed: usize = std::thread::scope(|scope| {
             let clients: Vec<_> = (0..32u64)
