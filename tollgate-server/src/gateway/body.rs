@@ -245,7 +245,10 @@ impl ToClient {
     /// Counts what is held of the answer: what is not given yet, and what waits to be written to the client.
     fn hold(&mut self) -> Result<(), Cut> {
         let Some(held) = &mut self.held else { return Ok(()) };
-        held.set(self.rest.len() + self.ending.unwritten_bytes()).map_err(|Overloaded| Cut::Overloaded)
+        held.set(self.rest.len() + self.ending.unwritten_bytes()).map_err(|Overloaded| {
+            self.ending.note_cut();
+            Cut::Overloaded
+        })
     }
 }
 

@@ -27,6 +27,10 @@ pub(super) const LINGER: Duration = Duration::from_secs(2);
 /// kilobyte a second is enough. As long as frames are where nobody has asked for longer ones.
 const PIECE_BYTES: usize = 16 << 10;
 
+/// A request that the client resets after this time is no premature reset: clients end event streams and gRPC watches this
+/// way. Envoy's `premature_reset_min_stream_lifetime_seconds` has the same default.
+const MIN_MATURE_NANOS: u64 = 1_000_000_000;
+
 /// What is known of a connection, and what it waits for.
 pub(super) struct Client {
     pub(super) address: SocketAddr,
@@ -36,6 +40,7 @@ pub(super) struct Client {
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
     pub(super) is_http2: bool,
+    is_trusted_proxy: bool,
     pub(super) waits: Waits,
     /// Its place among the connections of its address, for as long as anything of it is there.
     _entered: Option<Arc<per_address::Counted>>,
@@ -70,6 +75,7 @@ impl Scheme {
 #[derive(Clone)]
 pub(super) struct Arrival {
     pub(super) address: SocketAddr,
+    pub(super) is_trusted_proxy: bool,
     pub(super) scheme: Scheme,
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
@@ -79,7 +85,7 @@ pub(super) struct Arrival {
 
 impl Client {
     pub(super) fn new(arrival: Arrival, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
-        let Arrival { address, scheme, certificate, max_head, waits, entered } = arrival;
+        let Arrival { address, is_trusted_proxy, scheme, certificate, max_head, waits, entered } = arrival;
         // HTTP/2 has frames that are about the connection and begin no head, so there only silence counts.
         let watch = Watch::new(ticks.after(if is_http2 { waits.idle } else { waits.head }));
         let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
@@ -91,6 +97,7 @@ impl Client {
             certificate,
             max_head,
             is_http2,
+            is_trusted_proxy,
             waits,
             _entered: entered,
             watch,
@@ -153,10 +160,11 @@ impl Client {
         }
     }
 
-    /// A request of HTTP/2 is over, with all of its answer or without. Only the client can end one early.
-    pub(super) fn request_left(&self, is_complete: bool) {
-        if self.is_http2 {
-            self.resets.note(is_complete, self.ticks.now());
+    /// Counts an HTTP/2 request that is over, `nanos` after it began. Trusted proxies pass on the resets of many clients,
+    /// so theirs are not counted.
+    pub(super) fn note_request_over(&self, is_reset: bool, nanos: u64) {
+        if self.is_http2 && !self.is_trusted_proxy && (!is_reset || nanos < MIN_MATURE_NANOS) {
+            self.resets.note(!is_reset, self.ticks.now());
         }
     }
 
@@ -255,7 +263,7 @@ impl Client {
     }
 }
 
-/// Requests that a client of HTTP/2 has reset before their answers were complete, beyond those that it let finish.
+/// Requests that a client of HTTP/2 has reset prematurely, beyond those that it let finish.
 ///
 /// A reset costs a client one small frame, and the gateway and the upstream a request. Clients that cancel now and then, as
 /// browsers do, let most requests finish.

@@ -118,8 +118,10 @@ pub(super) async fn serve(
         }
     };
     let (max_head, waits) = (site.max_head, site.waits);
+    let is_trusted_proxy = site.proxies.trusts(peer.ip());
     drop(site);
-    let arrival = Arrival { address: peer, scheme, certificate, max_head, waits, entered: entered.map(Arc::new) };
+    let entered = entered.map(Arc::new);
+    let arrival = Arrival { address: peer, is_trusted_proxy, scheme, certificate, max_head, waits, entered };
     let client = |is_http2| {
         Arc::new(Client::new(arrival.clone(), is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)))
     };

@@ -47,13 +47,26 @@ impl Frames {
         self.0.write_all(&[&[0, 0, length, kind, flags], &stream.to_be_bytes()[..], payload].concat())
     }
 
-    /// The kind, the flags and the payload of the next frame; nothing at the end.
+    /// Returns the kind, the flags and the payload of the next frame, or `None` if the gateway has closed the connection.
+    /// Fails the test if no frame comes in time.
+    #[track_caller]
     pub(crate) fn next(&mut self) -> Option<(u8, u8, Vec<u8>)> {
         let mut head = [0; 9];
-        self.0.read_exact(&mut head).ok()?;
+        self.read_or_end(&mut head)?;
         let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
-        self.0.read_exact(&mut payload).ok()?;
+        self.read_or_end(&mut payload)?;
         Some((head[3], head[4], payload))
+    }
+
+    #[track_caller]
+    fn read_or_end(&mut self, buffer: &mut [u8]) -> Option<()> {
+        match self.0.read_exact(buffer).map_err(|error| error.kind()) {
+            Ok(()) => Some(()),
+            Err(kind @ (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)) => {
+                panic!("the gateway sends nothing and does not close the connection: {kind}")
+            }
+            Err(_) => None,
+        }
     }
 }
 

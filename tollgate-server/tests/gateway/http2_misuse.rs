@@ -1,5 +1,7 @@
 //! Clients of HTTP/2 that send frames which cost them nothing, and clients that are merely busy.
 
+use std::time::Duration;
+
 use http::{Request, Response};
 use hyper::body::Incoming;
 
@@ -87,8 +89,9 @@ fn a_flood_of_cheap_frames_ends_its_connection() {
 #[test]
 fn a_flood_of_heads_that_are_refused_ends_its_connection() {
     let upstream = Raw::start(|conversation| conversation.await_end());
-    let gateway = Gateway::before(&upstream.url());
-    for block in [vec![], head(GET, "/")] {
+    let gateway =
+        Gateway::start(&with_admin(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], "")));
+    for (number, block) in [vec![], head(GET, "/")].into_iter().enumerate() {
         let mut frames = Frames::to(&gateway);
         for number in 0..8_000 {
             if frames.send_on(2 * number + 1, HEADERS, END_HEADERS | END_STREAM, &block).is_err() {
@@ -97,6 +100,9 @@ fn a_flood_of_heads_that_are_refused_ends_its_connection() {
         }
         let code = told_to_go(&mut frames);
         assert!(code.as_deref().is_none_or(|code| code == ENHANCE_YOUR_CALM), "{code:?}");
+        // hyper or the gateway closes it, whichever counts faster.
+        gateway.await_metric("tollgate_connections", 0);
+        gateway.await_metric("tollgate_connections_accepted_total", number as u64 + 1);
     }
 }
 
@@ -181,4 +187,104 @@ fn a_client_that_resets_some_requests_and_lets_others_finish_is_left_alone() {
             }
         }
     }
+}
+
+/// Sends a GET on a connection and waits for the end of its answer. Frames of other streams are skipped.
+#[track_caller]
+fn get_ok(frames: &mut Frames, stream: u32, path: &str) {
+    frames.send_on(stream, HEADERS, END_HEADERS | END_STREAM, &head(GET, path)).unwrap();
+    loop {
+        let (kind, flags, payload) = frames.next().expect("the connection goes on");
+        match kind {
+            DATA if flags & END_STREAM != 0 => return,
+            GOAWAY => panic!("the connection is closed: {payload:?}"),
+            _ => {}
+        }
+    }
+}
+
+const PREMATURE_RESETS: &str = "tollgate_connections_closed_total{reason=\"premature_resets\"}";
+
+#[test]
+fn resets_of_old_streams_are_not_premature() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.head();
+        conversation.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n");
+        conversation.await_end();
+    });
+    let routes = [
+        format!("{{ path: /events, upstream: {} }}", upstream.url()),
+        "{ path: /**, respond: { body: ok } }".to_owned(),
+    ];
+    let gateway = Gateway::start(&with_admin(&site("", &routes, "")));
+    let mut frames = Frames::to(&gateway);
+    let mut streams = (0..).map(|number| 2 * number + 1);
+    for round in 1..=4 {
+        let open: Vec<u32> = streams.by_ref().take(80).collect();
+        for stream in &open {
+            frames.send_on(*stream, HEADERS, END_HEADERS | END_STREAM, &head(GET, "/events")).unwrap();
+        }
+        until("they are at the upstream", || upstream.requests() == 80 * round);
+        std::thread::sleep(Duration::from_millis(1_200));
+        for stream in &open {
+            frames.send_on(*stream, RST_STREAM, 0, &CANCEL).unwrap();
+        }
+        get_ok(&mut frames, streams.next().unwrap(), "/");
+    }
+    get_ok(&mut frames, streams.next().unwrap(), "/");
+    gateway.await_metric(PREMATURE_RESETS, 0);
+}
+
+#[test]
+fn resets_that_a_trusted_proxy_passes_on_are_not_counted() {
+    let upstream = Raw::start(|conversation| conversation.await_end());
+    let routes =
+        [format!("{{ path: /slow, upstream: {} }}", upstream.url()), "{ path: /**, respond: { body: ok } }".to_owned()];
+    let gateway = Gateway::start(&with_admin(&site("trusted_proxies: [127.0.0.0/8]", &routes, "")));
+    let mut frames = Frames::to(&gateway);
+    for number in 0..300 {
+        assert!(reset(&mut frames, number, (&gateway, &upstream)), "the connection goes on");
+    }
+    get_ok(&mut frames, 601, "/");
+    gateway.await_metric(PREMATURE_RESETS, 0);
+}
+
+#[test]
+fn answers_that_the_gateway_cuts_off_are_not_resets_of_the_client() {
+    const HOLDERS: u32 = 40;
+    let upstream = Raw::start(|conversation| {
+        while conversation.request().is_some() {
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n");
+            if !conversation.send(vec![b'x'; 200_000]) {
+                return;
+            }
+        }
+    });
+    let routes =
+        [format!("{{ path: /big, upstream: {} }}", upstream.url()), "{ path: /**, respond: { body: ok } }".to_owned()];
+    let settings = "max_buffered: 1MiB\n  timeouts: { write: 1h }";
+    let gateway = Gateway::start(&with_admin(&site(settings, &routes, "")));
+    let mut frames = Frames::to(&gateway);
+    // The window of the connection has room for all answers, and those of the streams have not.
+    frames.send_on(0, WINDOW_UPDATE, 0, &[0x3f, 0, 0, 0]).unwrap();
+    let (mut cut, mut stream) = (0, 1);
+    let mut begin = |frames: &mut Frames| {
+        frames.send_on(stream, HEADERS, END_HEADERS | END_STREAM, &head(GET, "/big")).unwrap();
+        stream += 2;
+    };
+    for _ in 0..HOLDERS {
+        begin(&mut frames);
+    }
+    while cut < 300 {
+        let (kind, _, payload) = frames.next().expect("the connection goes on");
+        match kind {
+            RST_STREAM => {
+                cut += 1;
+                begin(&mut frames);
+            }
+            GOAWAY => panic!("the connection is closed after {cut}: {payload:?}"),
+            _ => {}
+        }
+    }
+    gateway.await_metric(PREMATURE_RESETS, 0);
 }

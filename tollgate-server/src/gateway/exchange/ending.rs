@@ -42,7 +42,7 @@ pub(in super::super) struct Ending {
     status: Option<StatusCode>,
     /// Whether all of the answer was given to the client.
     is_complete: bool,
-    /// Whether the upstream did not finish the answer that it had begun.
+    /// Whether the upstream did not finish the answer that it had begun, or the gateway cut it off.
     is_broken: bool,
     /// What the access log is to tell, if there is one.
     record: Option<Box<Record>>,
@@ -69,10 +69,14 @@ impl Held {
         Self { target: Arc::clone(target), wire: None, seat: None, patience: None, timeout, eject, reuse, worker }
     }
 
-    /// Whether the client broke off its body, which ends the connection or stream.
+    /// Whether the client's body broke off, which ends the connection or stream.
     pub(in super::super) fn has_broken_body(&self) -> bool {
-        let patience = self.patience.as_ref().or(self.wire.as_ref().map(Wire::patience));
-        patience.is_some_and(|patience| patience.clients_fault().is_some())
+        self.body_failure().is_some()
+    }
+
+    fn body_failure(&self) -> Option<Failure> {
+        let patience = self.patience.as_ref().or(self.wire.as_ref().map(Wire::patience))?;
+        patience.clients_fault()
     }
 
     /// Keeps a connection for the next request.
@@ -169,6 +173,11 @@ impl Ending {
         self.is_complete = true;
     }
 
+    /// The gateway cuts off the answer.
+    pub(in super::super) fn note_cut(&mut self) {
+        self.is_broken = true;
+    }
+
     pub(in super::super) fn is_upstream_done(&self) -> bool {
         self.is_upstream_done
     }
@@ -256,7 +265,7 @@ impl Ending {
             Came::TooLate => self.upstream_broke(&Fault::Stalled),
             Came::Error if held.has_broken_body() => {
                 // The gateway has closed the connection, so nothing shows when the upstream is done.
-                self.is_broken = true;
+                self.is_broken = held.body_failure() == Some(Failure::Overloaded);
                 if let Some(permit) = self.place.take() {
                     abandoned::hold_permit(permit, held.timeout, self.client.shared_tally());
                 }
@@ -291,8 +300,9 @@ impl Drop for Held {
 impl Drop for Ending {
     fn drop(&mut self) {
         self.client.request_ended();
-        self.client.request_left(self.is_complete || self.is_broken);
         let nanos = self.client.tally().nanos_since(self.began);
+        // If neither has ended the answer, the client has.
+        self.client.note_request_over(!self.is_complete && !self.is_broken, nanos);
         match &self.route {
             Some(route) => route.note_ended(self.status, nanos),
             None => self.client.tally().note_unrouted(self.status, nanos),

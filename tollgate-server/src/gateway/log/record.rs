@@ -51,7 +51,7 @@ pub(super) struct Line {
 pub(in super::super) struct Over<'a> {
     pub(in super::super) status: Option<StatusCode>,
     pub(in super::super) sent_bytes: u64,
-    /// Whether its upstream broke off the answer.
+    /// Whether its upstream or the gateway broke off the answer.
     pub(in super::super) is_broken: bool,
     pub(in super::super) nanos: u64,
     pub(in super::super) route: Option<&'a str>,
