@@ -188,30 +188,30 @@ impl CalmDown {
 }
 
 /// How many ticks pass between two lines about closed connections: ten seconds.
-const TELL_EVERY_TICKS: u64 = 100;
+const LOG_EVERY_TICKS: u64 = 100;
 
-/// Connections that were closed and that nobody was told of, and when somebody was told last.
+/// Closed connections that were not logged yet, and the time of the last log line.
 #[derive(Debug, Default)]
 pub(super) struct Closings {
-    untold: AtomicU64,
-    told_at: AtomicU64,
+    unlogged: AtomicU64,
+    logged_at: AtomicU64,
 }
 
 impl Closings {
-    /// A connection was closed. Writes a line about it, unless there was one a moment ago.
-    pub(super) fn tell(&self, misuse: Misuse, peer: std::net::IpAddr, now: Tick) {
-        let untold = self.untold.fetch_add(1, Relaxed) + 1;
-        let told_at = self.told_at.load(Relaxed);
-        let is_due = told_at == 0 || now.saturating_sub(told_at) >= TELL_EVERY_TICKS;
-        if !is_due || self.told_at.compare_exchange(told_at, now.max(1), Relaxed, Relaxed).is_err() {
+    /// Logs a closed connection, unless another one was logged a moment ago.
+    pub(super) fn log(&self, misuse: Misuse, peer: std::net::IpAddr, now: Tick) {
+        let unlogged = self.unlogged.fetch_add(1, Relaxed) + 1;
+        let logged_at = self.logged_at.load(Relaxed);
+        let is_due = logged_at == 0 || now.saturating_sub(logged_at) >= LOG_EVERY_TICKS;
+        if !is_due || self.logged_at.compare_exchange(logged_at, now.max(1), Relaxed, Relaxed).is_err() {
             return;
         }
-        self.untold.fetch_sub(untold, Relaxed);
+        self.unlogged.fetch_sub(unlogged, Relaxed);
         let why = match misuse {
             Misuse::CheapFrames => "it sent too many frames that ask for nothing",
             Misuse::PrematureResets => "it reset too many requests before they were answered",
         };
-        let others = match untold - 1 {
+        let others = match unlogged - 1 {
             0 => String::new(),
             others => format!(", and {others} others in the meantime"),
         };

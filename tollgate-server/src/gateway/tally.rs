@@ -115,7 +115,7 @@ impl Tally {
         if let Some(number) = MISUSES.iter().position(|(one, _)| *one == misuse) {
             self.closed[number].add(1);
         }
-        self.closings.tell(misuse, peer, now);
+        self.closings.log(misuse, peer, now);
     }
 
     /// How many connections were closed, by the reason's number.

@@ -35,7 +35,7 @@ const PACE: Duration = Duration::from_millis(5);
 
 const AT_ONCE: &str = "{ name: at-once, key: const:all, in_flight: 2 }";
 
-/// Handlers of an upstream that run at the same time. They run to their end, whoever hangs up.
+/// Handlers of an upstream that run at the same time. They run to their end, even if their client hangs up.
 #[derive(Clone, Default)]
 struct Work(Arc<Counts>);
 
@@ -314,7 +314,7 @@ fn an_upstream_that_never_answers_gives_the_permit_back_at_the_routes_timeout() 
 
 #[test]
 fn a_request_that_was_not_sent_gives_its_permit_back_at_once() {
-    // Nobody accepts there, and once the queue is full the kernel answers no further attempt.
+    // No connection is accepted there, and once the queue is full the kernel answers no further attempt.
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     socket.listen(0).unwrap();

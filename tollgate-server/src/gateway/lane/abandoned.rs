@@ -24,7 +24,7 @@ struct Rest {
     ticks: Arc<Ticks>,
 }
 
-/// The rest of an answer of which nobody wants any, or none that could be waited for.
+/// The rest of an answer, and whether its connection stays open; `None` if the answer has not begun or has no end.
 type Rested = Option<(Body, bool)>;
 
 impl Lane<'_> {
