@@ -287,6 +287,12 @@ pub(crate) fn plain() -> Vec<Spelling> {
     all
 }
 
+/// A plain spelling with an identity of its own, which spends nothing of the limits that the corpus is about.
+pub(crate) fn unlimited() -> Spelling {
+    const IDENTITY: &str = "UNLIMITED";
+    Spelling::get(PLAIN, Handler::Header, "/keys/header").identity(IDENTITY).field("X-Api-Key", IDENTITY)
+}
+
 fn paths(class: Class, handler: Handler, targets: &[&str]) -> Vec<Spelling> {
     targets.iter().map(|target| Spelling::get(class, handler, target)).collect()
 }

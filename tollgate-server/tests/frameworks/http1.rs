@@ -26,8 +26,15 @@ impl Client {
         {
             return Some(body);
         }
-        let stream = connect(self.address, self.timeout).ok()?;
-        self.exchange(BufReader::new(stream), &request, spelling.is_unambiguous()).ok()
+        let mut fresh = || {
+            let stream = connect(self.address, self.timeout)?;
+            self.exchange(BufReader::new(stream), &request, spelling.is_unambiguous())
+        };
+        match fresh() {
+            // On a busy machine a server may be late. One that waits for more of a malformed request is late again.
+            Err(error) if is_timeout(&error) => fresh().ok(),
+            answered => answered.ok(),
+        }
     }
 
     fn exchange(&mut self, mut stream: BufReader<TcpStream>, request: &[u8], keep: bool) -> io::Result<Vec<u8>> {
@@ -36,6 +43,10 @@ impl Client {
         self.kept = (keep && may_continue).then_some(stream);
         Ok(body)
     }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 pub(crate) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
