@@ -172,9 +172,12 @@ impl Exchange {
             ending.keep_record(Record::new(line, headers, &self.client, &site.proxies, (log, self.worker.number)));
         }
         let filter = HeaderFilter::new(&site, self.client.address.ip());
-        if let Err(failure) = headers::screen(request.headers_mut(), &filter) {
-            self.client.note_ambiguity(Ambiguity::UnderscoreHeader);
-            return Ok(self.refuse_malformed(request, failure, ending));
+        match headers::screen(request.headers_mut(), &filter) {
+            Ok(dropped) => self.worker.tally.note_dropped_headers(dropped),
+            Err(failure) => {
+                self.client.note_ambiguity(Ambiguity::UnderscoreHeader);
+                return Ok(self.refuse_malformed(request, failure, ending));
+            }
         }
         if let Err(failure) = legible(&request, &site) {
             return Ok(self.refuse_malformed(request, failure, ending));

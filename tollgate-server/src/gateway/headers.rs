@@ -15,7 +15,7 @@ use tollgate::rules::file::{Told, UnderscoreHeaders};
 
 use super::answer::Failure;
 use super::client::{Client, Scheme};
-use super::names::{self, Fate, HeaderFilter, Kind};
+use super::names::{self, DroppedHeaders, Fate, HeaderFilter, Kind};
 use super::request_id::RequestIds;
 use super::site::Site;
 
@@ -36,12 +36,17 @@ const MAX_ID_BYTES: usize = 128;
 const ADDED: usize = 8;
 
 /// Removes what the filter drops and what `Connection` names, before limits see the request: an upstream gets neither.
-pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Result<(), Failure> {
+/// Returns how many headers the filter has dropped.
+pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Result<DroppedHeaders, Failure> {
     let mut dropped: SmallVec<[HeaderName; 4]> = SmallVec::new();
+    let mut counts = DroppedHeaders::default();
     for name in headers.keys() {
         match filter.fate(name.as_str(), names::kind(name.as_str())) {
             Fate::Kept => {}
-            Fate::Dropped => dropped.push(name.clone()),
+            Fate::Dropped(reason) => {
+                counts.add(reason, u32::try_from(headers.get_all(name).iter().count()).unwrap_or(u32::MAX));
+                dropped.push(name.clone());
+            }
             Fate::Refused => return Err(Failure::UnderscoreHeader),
         }
     }
@@ -51,7 +56,7 @@ pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Resu
     for name in dropped {
         headers.remove(name);
     }
-    Ok(())
+    Ok(counts)
 }
 
 /// Removes the trailers of a request that no upstream may take for headers of its head.

@@ -339,6 +339,7 @@ impl<'a> Lane<'a> {
         }
         self.is_last = plain.is_last;
         self.client.request_began();
+        self.worker.tally.note_dropped_headers(plain.dropped);
         let mut ending = Ending::new(self.client);
         if let Some(log) = &site.log
             && let Some(uri) = plain.uri()

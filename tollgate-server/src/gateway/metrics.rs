@@ -63,6 +63,15 @@ impl Gateway {
             "Requests refused because two readers could understand them differently",
             framing.chain(reading).map(|(reason, count)| ([("reason", reason)], count)),
         )?;
+        let underscore = self.sum(|tally| tally.underscore_headers.value());
+        let forwarding = self.sum(|tally| tally.forwarding_headers.value());
+        page.counters(
+            "tollgate_request_headers_dropped",
+            "Request headers dropped because of an underscore, or because only trusted proxies may send them",
+            [("underscore", underscore), ("forwarding", forwarding)]
+                .into_iter()
+                .map(|(reason, count)| ([("reason", reason)], count)),
+        )?;
         let help = "Lines of the access log that were lost because they could not be written fast enough or at all";
         page.counter("tollgate_access_log_lost", help, self.lost.load(Relaxed))?;
         let abandoned = self.sum(|tally| tally.abandoned.load(Relaxed).into());

@@ -89,9 +89,35 @@ pub(super) struct HeaderFilter<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Kept,
-    Dropped,
+    Dropped(DropReason),
     /// The whole request is refused.
     Refused,
+}
+
+/// Why a header is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DropReason {
+    HopByHop,
+    Underscore,
+    /// It describes a client, and does not come from a trusted proxy.
+    Forwarding,
+}
+
+/// Headers of a request that were dropped, except for those that every proxy drops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct DroppedHeaders {
+    pub(super) underscore: u32,
+    pub(super) forwarding: u32,
+}
+
+impl DroppedHeaders {
+    pub(super) fn add(&mut self, reason: DropReason, headers: u32) {
+        match reason {
+            DropReason::HopByHop => {}
+            DropReason::Underscore => self.underscore += headers,
+            DropReason::Forwarding => self.forwarding += headers,
+        }
+    }
 }
 
 impl<'a> HeaderFilter<'a> {
@@ -109,13 +135,13 @@ impl<'a> HeaderFilter<'a> {
             Kind::Other | Kind::Forwarding | Kind::RateLimit if has_underscore(name) => match self.underscores {
                 UnderscoreHeaders::Keep if !reads_as_ours(name) => Fate::Kept,
                 UnderscoreHeaders::Refuse => Fate::Refused,
-                _ => Fate::Dropped,
+                _ => Fate::Dropped(DropReason::Underscore),
             },
-            Kind::HopByHop => Fate::Dropped,
+            Kind::HopByHop => Fate::Dropped(DropReason::HopByHop),
             Kind::Forwarded | Kind::XForwardedFor | Kind::XForwardedProto | Kind::XForwardedHost | Kind::Forwarding
                 if !self.is_trusted() =>
             {
-                Fate::Dropped
+                Fate::Dropped(DropReason::Forwarding)
             }
             _ => Fate::Kept,
         }
@@ -163,7 +189,7 @@ mod tests {
         for name in
             ["X-Forwarded-For", "forwarded", "x-forwarded-port", "X-Real-IP", "true-client-ip", "x-original-url"]
         {
-            assert_eq!((trusted(name), stranger(name)), (Fate::Kept, Fate::Dropped), "{name}");
+            assert_eq!((trusted(name), stranger(name)), (Fate::Kept, Fate::Dropped(DropReason::Forwarding)), "{name}");
         }
         for name in ["x-user-id", "host", "x-request-id", "connection", "content-length", "via"] {
             assert_eq!((trusted(name), stranger(name)), (Fate::Kept, Fate::Kept), "{name}");
@@ -172,9 +198,10 @@ mod tests {
 
     #[test]
     fn names_with_underscores_are_dropped_kept_or_refused_as_set() {
+        let dropped = Fate::Dropped(DropReason::Underscore);
         for (setting, other, ours) in [
-            (UnderscoreHeaders::Drop, Fate::Dropped, Fate::Dropped),
-            (UnderscoreHeaders::Keep, Fate::Kept, Fate::Dropped),
+            (UnderscoreHeaders::Drop, dropped, dropped),
+            (UnderscoreHeaders::Keep, Fate::Kept, dropped),
             (UnderscoreHeaders::Refuse, Fate::Refused, Fate::Refused),
         ] {
             for peer in [[10, 0, 0, 1], [192, 0, 2, 1]] {

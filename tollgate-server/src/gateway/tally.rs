@@ -17,6 +17,7 @@ pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
 use super::buffers::Buffers;
 use super::frames::{Closings, MISUSES, Misuse};
 use super::guard::Ambiguity;
+use super::names::DroppedHeaders;
 use super::ticks::Tick;
 use super::tls::{HANDSHAKE_FAILURES, HandshakeFailure};
 use crate::counter::Counter;
@@ -47,6 +48,10 @@ pub(super) struct Tally {
     ambiguous: [Counter; AMBIGUITIES.len()],
     /// By the reasons, in their order.
     unreadable: [Counter; Unreadable::REASONS.len()],
+    /// Headers of requests that were dropped because of an underscore in their name.
+    pub(super) underscore_headers: Counter,
+    /// Those that describe a client, from others than trusted proxies.
+    pub(super) forwarding_headers: Counter,
     /// By the reasons too.
     failed_handshakes: [Counter; HANDSHAKE_FAILURES.len()],
     /// Requests that no route serves.
@@ -89,6 +94,8 @@ impl Tally {
             turned_away_by_address: Counter::default(),
             ambiguous: Default::default(),
             unreadable: Default::default(),
+            underscore_headers: Counter::default(),
+            forwarding_headers: Counter::default(),
             failed_handshakes: Default::default(),
             unrouted: RouteTally::new(""),
             decisions: Decisions::default(),
@@ -127,6 +134,14 @@ impl Tally {
     pub(super) fn note_unreadable(&self, number: usize) {
         if let Some(counter) = self.unreadable.get(number) {
             counter.add(1);
+        }
+    }
+
+    /// Counts the headers of a request that were dropped.
+    pub(super) fn note_dropped_headers(&self, dropped: DroppedHeaders) {
+        if dropped != DroppedHeaders::default() {
+            self.underscore_headers.add(dropped.underscore.into());
+            self.forwarding_headers.add(dropped.forwarding.into());
         }
     }
 

@@ -197,6 +197,22 @@ fn forwarding_headers_pass_from_trusted_proxies_alone() {
 }
 
 #[test]
+fn dropped_headers_are_counted_by_reason_on_both_roads() {
+    let upstream = Raw::named("one");
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &[route], "")));
+    let sent = [("X_User", "1"), ("X_Forwarded_For", "1"), ("X-Real-IP", "1"), ("Keep-Alive", "1"), ("X-User", "1")];
+    for asked in heads(&gateway, &sent[..3]) {
+        assert!(!asked.head.is_empty());
+    }
+    // Headers of a connection are dropped by every proxy. HTTP/2 does not know them.
+    let lines: String = sent[3..].iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    told(&gateway, &lines);
+    gateway.await_metric(r#"tollgate_request_headers_dropped_total{reason="underscore"}"#, 6);
+    gateway.await_metric(r#"tollgate_request_headers_dropped_total{reason="forwarding"}"#, 3);
+}
+
+#[test]
 fn connection_option_does_not_remove_the_client_behind_a_trusted_proxy() {
     let upstream = Raw::named("one");
     let route = format!("{{ path: /**, upstream: {} }}", upstream.url());

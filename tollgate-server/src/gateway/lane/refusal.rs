@@ -44,6 +44,7 @@ impl Lane<'_> {
         let Some((message, bytes)) = self.refusal(plain, ruling, desk) else { return Ok(()) };
         let put = self.put(bytes, &[], context);
         tally.note_ruling_after(&mut desk.last_noted, ruling);
+        tally.note_dropped_headers(plain.dropped);
         let (status, nanos) = (Some(message.status), tally.nanos_since(began));
         match route {
             Some(number) => {

@@ -15,7 +15,7 @@ use super::super::client::Client;
 use super::super::exchange::Worker;
 use super::super::guard::Guard;
 use super::super::headers::{self, ByteKind, letters_digits_and};
-use super::super::names::{Fate, HeaderFilter, Kind, kind};
+use super::super::names::{DroppedHeaders, Fate, HeaderFilter, Kind, kind};
 use super::super::reuse::reads_body;
 use super::super::site::{Edits, Route, Site, Weighted};
 use super::text::{self, MAX_HEADERS};
@@ -35,6 +35,7 @@ pub(super) enum Read<'a> {
 pub(super) struct Lines<'a> {
     lines: SmallVec<[HeaderLine<'a>; 24]>,
     kinds: SmallVec<[Kind; 24]>,
+    dropped: DroppedHeaders,
 }
 
 impl<'a> Lines<'a> {
@@ -73,6 +74,8 @@ pub(super) struct Plain<'a> {
     /// Path and query.
     pub(super) target: &'a str,
     pub(super) headers: Seen<'a>,
+    /// Headers that neither limits nor the upstream get.
+    pub(super) dropped: DroppedHeaders,
     host: &'a [u8],
     body: &'a [u8],
     /// Whether the client wants the connection to end with the answer.
@@ -110,7 +113,8 @@ impl<'a> Plain<'a> {
         if body.len() as u64 != length {
             return Read::Other;
         }
-        Read::Whole(Self { bytes, method, target, headers: lines.seen(), host, body, is_last })
+        let dropped = lines.dropped;
+        Read::Whole(Self { bytes, method, target, headers: lines.seen(), dropped, host, body, is_last })
     }
 
     pub(super) fn body_bytes(&self) -> u64 {
@@ -274,7 +278,7 @@ fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>, filter: &Hea
         }
         match filter.fate(header.name, kind) {
             Fate::Kept => lines.push(header, kind),
-            Fate::Dropped => {}
+            Fate::Dropped(reason) => lines.dropped.add(reason, 1),
             // hyper's road refuses it.
             Fate::Refused => return None,
         }
