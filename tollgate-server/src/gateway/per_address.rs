@@ -16,9 +16,10 @@ const SHARDS: usize = 16;
 
 /// A quarter of all connections: no single client holds up the others, and an office or a mobile carrier behind one
 /// address has room.
-const SHARE: i64 = 4;
+const SHARE: u32 = 4;
 
-/// Fewer would cut off a load balancer that nobody named, where few connections are allowed in all.
+/// Fewer would cut off a load balancer that nobody named, where few connections are allowed in all. But one address never
+/// has more than half of them.
 const LEAST: u32 = 64;
 
 /// A flood is logged this often.
@@ -39,10 +40,11 @@ pub(super) struct PerAddress {
 impl PerAddress {
     /// For a gateway with that many connections in all.
     pub(super) fn new(max_connections: i64) -> Self {
-        let share = u32::try_from(max_connections / SHARE).unwrap_or(u32::MAX);
+        let connections = u32::try_from(max_connections).unwrap_or(u32::MAX);
+        let most = (connections / 2).max(1);
         Self {
             shards: Default::default(),
-            default: share.max(LEAST),
+            default: (connections / SHARE).max(LEAST).min(most),
             warns_from: AtomicU64::new(0),
             unlogged: AtomicU64::new(0),
         }

@@ -91,6 +91,7 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
         Standing::Refused(Refusal::KeyMissing { part }) => ("refuses", format!("the request has no {part}")),
         Standing::Refused(Refusal::TokenInvalid { error, .. }) => ("refuses", format!("token {}", error.code())),
         Standing::Refused(Refusal::Blocked) => ("refuses", "blocked".to_owned()),
+        Standing::Refused(Refusal::Unreadable(request)) => ("refuses", request.message.clone()),
         Standing::Counted { key, cost, decision, banned_for } => {
             let asked = format!("{}, cost {cost}", key_told(key));
             match (decision, banned_for) {
@@ -151,6 +152,9 @@ fn answer(explained: &Explained<'_>) -> String {
         (None, _) if explained.counts == Counts::Unknown => "Answer: passes, as far as anybody knows.".to_owned(),
         (None, None) => "Answer: passes; no limit counts it.".to_owned(),
         (None, Some(limit)) => format!("Answer: passes; {limit} has the least share left."),
+        (Some(Refusal::Unreadable(request)), _) => {
+            format!("Answer: 400 Bad Request, {}. {}", request.reason, request.message)
+        }
         (Some(_), limit) => {
             let status = overall.status.map(|status| status.to_string()).unwrap_or_default();
             let retry_after = overall.retry_after.map(|wait| format!(", Retry-After: {wait}")).unwrap_or_default();

@@ -57,6 +57,7 @@ impl<'a> Answer<'a> {
 pub(crate) fn reason(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::Limited => "limited",
+        Refusal::Unreadable(request) => request.reason,
         // The others go by the same word wherever they are told.
         other => other.code(),
     }

@@ -144,8 +144,11 @@ fn unguarded_reads(field: ExpressionField, compiled: Compiled, node: &Node, find
             ExpressionField::Cost => {
                 format!("write `{guard} ? … : COST` with the cost of such a request, or choose `when_error`")
             }
-            _ => format!(
-                "write `{guard} && …`, which is false for such a request, or `!({guard}) || …`, which is true for it"
+            ExpressionField::ExemptWhen => {
+                format!("write `{guard} && …` to keep that, or `!({guard}) || …` to exempt such a request")
+            }
+            ExpressionField::MatchWhen | ExpressionField::BlockedWhen => format!(
+                "write `!({guard}) || …` to keep that; with `{guard} && …` a client avoids the limit by leaving it out"
             ),
         };
         findings.warning(node.letter_at(offset), message, fix);
