@@ -57,6 +57,7 @@ pub use self::last::LastMessage;
 pub use self::policy::Policy;
 pub use self::refusal::{Refusal, UnreadableRequest};
 pub use self::template::Template;
+#[cfg(feature = "rules")]
 pub(crate) use self::token::Challenge;
 pub use self::token::TokenError;
 

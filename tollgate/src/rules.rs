@@ -46,6 +46,7 @@ pub use self::key_part::KeyPart;
 pub(crate) use self::key_part::Piece;
 pub use self::matching::Match;
 pub use self::networks::{InvalidNetwork, Networks};
+#[cfg(feature = "file")]
 pub(crate) use self::normal::ReadErrors;
 pub use self::normal::{
     CleanPath, EncodedSlash, PathCase, PathParameters, PathReading, PathReadings, Unreadable, check_host, check_method,

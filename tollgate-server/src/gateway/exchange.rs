@@ -264,7 +264,9 @@ impl Exchange {
         check_readable(request)?;
         headers::join_cookies(request.headers_mut());
         let path = CleanPath::new(request.uri().path())?;
-        if path.is_unchanged() {
+        // With a host before it, an empty path reads as `/` here and is sent as nothing.
+        let may_be_empty = request.uri().authority().is_some() && path.as_str() == "/";
+        if path.is_unchanged() && !may_be_empty {
             return Ok(site.find(&self.facts(request, None)));
         }
         let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();

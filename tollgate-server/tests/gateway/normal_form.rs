@@ -63,8 +63,11 @@ fn the_upstream_gets_the_path_that_limits_saw() {
         assert!(answer.text().starts_with(&format!("GET {forwarded} HTTP/1.1\r\n")), "{sent}: {}", answer.text());
     }
     // A target without a path asks for the root.
-    let answer = connection.ask(format!("GET http://{0}?y=1 HTTP/1.1\r\nHost: {0}\r\n\r\n", gateway.address));
-    assert!(answer.text().starts_with("GET /?y=1 HTTP/1.1\r\n"), "{}", answer.text());
+    for (rest, forwarded) in [("?y=1", "/?y=1"), ("", "/"), ("#y", "/"), ("#", "/"), ("#?q", "/"), ("/", "/")] {
+        let target = format!("http://{}{rest}", gateway.address);
+        let answer = connection.ask(format!("GET {target} HTTP/1.1\r\nHost: {}\r\n\r\n", gateway.address));
+        assert!(answer.text().starts_with(&format!("GET {forwarded} HTTP/1.1\r\n")), "{target}: {}", answer.text());
+    }
 }
 
 #[test]

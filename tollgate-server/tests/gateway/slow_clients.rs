@@ -206,7 +206,7 @@ fn a_body_that_is_too_long_is_413() {
 #[test]
 fn connections_beyond_the_bound_are_told_to_come_later() {
     let upstream = Raw::named("one");
-    let gateway = gateway("workers: 1\n  max_connections: 2", &upstream);
+    let gateway = gateway("workers: 1\n  max_connections: 2\n  max_connections_per_address: 2", &upstream);
     let mut held: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
     for connection in &mut held {
         assert_eq!(connection.get("/").status, 200);
@@ -229,7 +229,7 @@ fn connections_beyond_the_bound_are_told_to_come_later() {
 #[test]
 fn the_bound_of_connections_is_of_all_workers_together() {
     let upstream = Raw::named("one");
-    let gateway = gateway("workers: 4\n  max_connections: 6", &upstream);
+    let gateway = gateway("workers: 4\n  max_connections: 6\n  max_connections_per_address: 6", &upstream);
     let mut held: Vec<_> = (0..6).map(|_| gateway.connect()).collect();
     for connection in &mut held {
         assert_eq!(connection.get("/").status, 200);

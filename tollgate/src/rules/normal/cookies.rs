@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use http::header::COOKIE;
+use smallvec::SmallVec;
 
 use super::header::trimmed;
 use super::query::percent_decoded;
@@ -18,23 +19,71 @@ use crate::http::Headers;
 /// HTTP/2 may divide the header into several lines, so all are looked at.
 pub(in crate::rules) fn cookie<'a>(headers: Headers<'a>, name: &str, errors: &ReadErrors) -> Option<Cow<'a, [u8]>> {
     let pieces = headers.get_all(&COOKIE).flat_map(|line| line.split(|byte| *byte == b';'));
-    let values = pieces.flat_map(|piece| values(piece, name.as_bytes())).map(plain);
+    let values = pieces.flat_map(|piece| values(piece, name.as_bytes()));
     only(values, errors, || Unreadable::DuplicateCookie(name.into()))
 }
 
-/// The values of that name in what stands between two semicolons: of the pair itself, as a whole and up to a comma or a
-/// space behind which some parsers find another pair, and of such pairs.
-fn values<'a>(piece: &'a [u8], name: &[u8]) -> impl Iterator<Item = &'a [u8]> {
-    let of_name = move |text: &'a [u8]| pair(text).filter(|(given, _)| *given == name).map(|(_, value)| value);
+/// The values of that name in what stands between two semicolons: of the pair itself, as a whole and as far as parsers
+/// read it that divide at blanks and commas, and of the pairs that those find behind it.
+fn values<'a>(piece: &'a [u8], name: &[u8]) -> SmallVec<[Cow<'a, [u8]>; 2]> {
+    let mut found = SmallVec::new();
     let piece = trimmed(piece);
-    let itself = of_name(piece);
-    // The value of the pair itself may begin behind blanks.
-    let begins = piece.len() - itself.map_or(piece.len(), <[u8]>::len);
-    let parts = || piece[begins..].split(|byte| matches!(byte, b',' | b' ' | b'\t'));
-    // Those parsers end the value where the next pair begins.
-    let has_pair = || parts().skip(1).any(|part| part.contains(&b'='));
-    let shorter = itself.filter(|value| !value.starts_with(b"\"") && has_pair()).and_then(|_| parts().next());
-    itself.into_iter().chain(shorter).chain(parts().skip(1).filter_map(of_name))
+    let itself = pair(piece);
+    if let Some((_, value)) = itself.filter(|(given, _)| *given == name) {
+        found.push(plain(value));
+        found.extend(ended_early(value).map(plain));
+    }
+    let is_quoted = itself.is_some_and(|(_, value)| quoted_bytes(value) == Some(value.len()));
+    if !is_quoted && piece.iter().any(is_divider) {
+        let closed = close_up(piece);
+        let behind = closed.split(is_divider).skip(1).filter_map(pair).filter(|(given, _)| *given == name);
+        found.extend(behind.map(|(_, value)| Cow::Owned(plain(value).into_owned())));
+    }
+    found
+}
+
+fn is_divider(byte: &u8) -> bool {
+    matches!(byte, b',' | b' ' | b'\t')
+}
+
+/// The part of a value that parsers read which end it at a blank, behind its closing quote, or before another pair; `None`
+/// if that is all of it.
+fn ended_early(value: &[u8]) -> Option<&[u8]> {
+    if let Some(bytes) = quoted_bytes(value) {
+        return (bytes < value.len()).then(|| &value[..bytes]);
+    }
+    let end = value.iter().position(is_divider)?;
+    (value[end] != b',' || value[end..].contains(&b'=')).then(|| &value[..end])
+}
+
+/// How much of a value its quotes and what is between them take, if it begins with one.
+fn quoted_bytes(value: &[u8]) -> Option<usize> {
+    let inner = value.strip_prefix(b"\"")?;
+    let mut is_escaped = false;
+    let end = inner.iter().position(|byte| {
+        let ends = *byte == b'"' && !is_escaped;
+        is_escaped = *byte == b'\\' && !is_escaped;
+        ends
+    })?;
+    Some(end + 2)
+}
+
+/// The same without blanks around equals signs.
+fn close_up(piece: &[u8]) -> Vec<u8> {
+    let mut closed: Vec<u8> = Vec::with_capacity(piece.len());
+    for byte in piece {
+        match byte {
+            b'=' => {
+                while matches!(closed.last(), Some(b' ' | b'\t')) {
+                    closed.pop();
+                }
+                closed.push(b'=');
+            }
+            b' ' | b'\t' if closed.last() == Some(&b'=') => {}
+            _ => closed.push(*byte),
+        }
+    }
+    closed
 }
 
 fn pair(text: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -155,6 +204,11 @@ mod tests {
             "a=1, s=REAL",
             "a=1 s=REAL",
             "a=1,s=REAL",
+            "a=b s =REAL",
+            "a=b s= REAL",
+            "a=b, s =REAL",
+            "x s= REAL",
+            "a=b\ts\t=\tREAL",
             "s=\"REAL \"",
             "s=%20REAL",
             "a=s s=REAL",

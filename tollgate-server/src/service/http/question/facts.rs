@@ -44,6 +44,19 @@ struct Headers(HeaderMap);
 struct Descriptors(Vec<(String, String)>);
 
 impl RequestFacts {
+    /// What keeps the path from being one that a server gets. Services read such a text differently.
+    pub(super) fn path_problem(&self) -> Option<&'static str> {
+        let path = self.path.as_deref()?;
+        if path != "*" && !path.starts_with('/') {
+            return Some("does not begin with a slash; send the path of the URL, such as /api/users?page=2");
+        }
+        if path.contains('#') {
+            return Some("has a fragment; send it without `#` and the text behind it");
+        }
+        let is_blank = |byte: u8| byte.is_ascii_whitespace() || byte.is_ascii_control();
+        path.bytes().any(is_blank).then_some("has white space or control characters; encode or remove them")
+    }
+
     pub(super) fn ask(&self, gate: &Gate, cost: Option<u64>) -> Asking {
         let descriptors: Vec<(&str, &str)> = self.descriptors.iter().flat_map(|all| all.0.iter()).map(pair).collect();
         let target = self.path.as_deref().unwrap_or(PATH);
