@@ -65,6 +65,7 @@ pub(super) fn tollgate(task: &Task<'_>) -> String {
   listen: 127.0.0.1:{port}
   workers: 1
   max_connections: {CONNECTIONS}
+  max_connections_per_address: {CONNECTIONS}
   tell_upstreams: [x-forwarded, request-id]
   routes:
     - path: /**

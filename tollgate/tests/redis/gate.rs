@@ -292,14 +292,22 @@ limits:
     let rules = tollgate::rules::file::RuleFile::load(&path).unwrap().compile().unwrap();
     let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
     let gate = Gate::on_redis(rules, settings).await.unwrap();
-    let ask = async |number: u64| {
+    let ask_from = async |peer: [u8; 4], number: u64| {
         let claims = serde_json::json!({ "sub": number });
         let key = jsonwebtoken::EncodingKey::from_secret(b"another secret of at least thirty-two bytes");
         let token = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
         let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
         let headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, value)]);
-        gate.decide(&Facts::new("GET", "/").headers(&headers).peer([192, 0, 2, 1].into())).await
+        gate.decide(&Facts::new("GET", "/").headers(&headers).peer(peer.into())).await
     };
+    // A node remembers denials only once it hears of changes.
+    let mut tries = 100..3_000;
+    while ask_from([192, 0, 2, 2], tries.next().expect("the node remembers denials")).await.token()
+        != TokenStatus::NotRead
+    {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let ask = async |number: u64| ask_from([192, 0, 2, 1], number).await;
     assert!(ask(0).await.is_allowed());
     // The node knows of the denial at once, or after it was denied once.
     assert_eq!(ask(1).await.refusal(), Some(&Refusal::Limited));
