@@ -161,7 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_is_the_default_and_it_is_never_very_small() {
-        assert_eq!([1, 100, 1000, 500_000].map(|most| PerAddress::new(most).default), [64, 64, 250, 125_000]);
+    fn a_quarter_is_the_default_but_64_where_few_are_allowed_and_never_more_than_half() {
+        let defaults = [1, 100, 200, 1000, 500_000].map(|most| PerAddress::new(most).default);
+        assert_eq!(defaults, [1, 50, 64, 250, 125_000]);
     }
 }
