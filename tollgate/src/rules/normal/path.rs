@@ -20,7 +20,7 @@ use super::Unreadable;
 ///
 /// let path = CleanPath::new("/api%2flogin")?;
 /// let any = PathReading::default();
-/// assert_eq!(path.readings(any).as_slice(), ["/api/login", "/api%2Flogin"]);
+/// assert_eq!(path.clone().readings(any).as_slice(), ["/api/login", "/api%2Flogin"]);
 /// let decoded = PathReading { encoded_slash: EncodedSlash::Decode, ..any };
 /// assert_eq!(path.forwarded(decoded)?, "/api/login");
 /// # Ok::<(), tollgate::rules::Unreadable>(())
