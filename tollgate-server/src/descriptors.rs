@@ -1,6 +1,6 @@
 //! File descriptors: how many the process may open, and who gets them.
 //!
-//! A process without a free descriptor accepts nobody, not even whoever looks at its health. So each surface has a share,
+//! A process without a free descriptor accepts no connection, health checks included. So each surface has a share,
 //! and what upstreams, the store, logs and the runtime need is set aside before clients get the rest.
 
 use std::fmt;

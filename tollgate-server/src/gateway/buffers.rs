@@ -152,9 +152,9 @@ mod tests {
         let buffers = Buffers::new(Some(MOST as u64), &Arc::new(AtomicI64::new(10)));
         let own: Vec<AtomicI64> = (0..10).map(|_| AtomicI64::new(0)).collect();
         assert!(buffers.change(&own[0], 500).is_ok(), "half is for everybody");
-        assert!(buffers.change(&own[0], 1).is_err(), "whoever holds much does not grow");
+        assert!(buffers.change(&own[0], 1).is_err(), "a connection that holds much does not grow");
         for other in &own[1..] {
-            assert!(buffers.change(other, 50).is_ok(), "whoever holds little is served on");
+            assert!(buffers.change(other, 50).is_ok(), "one that holds little is served on");
             assert!(buffers.change(other, 1).is_err());
         }
         assert!(buffers.used() <= MOST);

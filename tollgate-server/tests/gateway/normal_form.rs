@@ -223,3 +223,14 @@ fn http_2_is_held_to_the_same_form() {
     });
     assert_eq!(upstream.requests(), 2);
 }
+
+#[test]
+fn unreadable_requests_do_not_ban_clients_that_share_a_key() {
+    let upstream = Raw::named("one");
+    let limit = "{ name: all, limit: 100, window: 1h, ban: { after: 1, within: 1m, for: 1h } }";
+    let gateway = gateway("", &upstream, &[limit]);
+    for _ in 0..3 {
+        assert_eq!(gateway.get("/%2e%2e/").status, 400);
+        assert_eq!(gateway.get("/").status, 200);
+    }
+}
