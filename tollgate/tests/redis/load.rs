@@ -5,29 +5,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tollgate::redis::RedisLimiter;
 use tollgate::{Decision, Source};
 
 /// Between two questions of one task: enough for 64 tasks to leave a core to the servers.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What two busy cores may add to a deadline: a task that is due waits for its turn.
-pub(crate) const SCHEDULING: Duration = Duration::from_millis(250);
-
 /// The longest that coming back may take: probes are a second apart at most, and servers take their time.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(8);
 
-/// Tasks that ask until told to end.
+/// Tasks that ask until the test ends them.
 pub(crate) struct Load {
     tasks: Vec<JoinHandle<Tally>>,
     shared: Arc<Shared>,
 }
 
-#[derive(Default)]
 struct Shared {
     ended: AtomicBool,
     admitted: AtomicU64,
+    /// How often each task has been answered.
+    answers: Box<[AtomicU64]>,
 }
 
 /// What the tasks were answered.
@@ -40,14 +38,14 @@ pub(crate) struct Tally {
     pub(crate) by_policy: u64,
     /// Denials that did not say when to come again.
     pub(crate) without_retry: u64,
-    pub(crate) slowest: Duration,
 }
 
 impl Load {
     /// So many tasks, each on the key that `key_of` names for it.
     pub(crate) fn begin(limiter: &RedisLimiter, tasks: usize, key_of: impl Fn(usize) -> String) -> Self {
-        let shared = Arc::new(Shared::default());
-        let run = |task| tokio::spawn(ask_on(limiter.clone(), key_of(task), shared.clone()));
+        let answers = (0..tasks).map(|_| AtomicU64::new(0)).collect();
+        let shared = Arc::new(Shared { ended: AtomicBool::new(false), admitted: AtomicU64::new(0), answers });
+        let run = |task| tokio::spawn(ask_on(limiter.clone(), key_of(task), task, shared.clone()));
         Self { tasks: (0..tasks).map(run).collect(), shared }
     }
 
@@ -56,22 +54,37 @@ impl Load {
         self.shared.admitted.load(Ordering::SeqCst)
     }
 
+    /// Waits until every task has been answered a question that it asked after this call. Called while the server is
+    /// gone, it shows that nobody waits for the server to come back.
+    pub(crate) async fn until_all_answered(&self) {
+        let counts = || self.shared.answers.iter().map(|count| count.load(Ordering::SeqCst));
+        let before: Vec<u64> = counts().collect();
+        let begin = Instant::now();
+        // The first answer may be to a question from before the call.
+        while counts().zip(&before).any(|(now, before)| now < before + 2) {
+            assert!(begin.elapsed() < RECOVERY, "a task waits for its answer");
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Ends the tasks, each of which still has to be answered.
     pub(crate) async fn end(self) -> Tally {
         self.shared.ended.store(true, Ordering::SeqCst);
         let mut all = Tally::default();
         for task in self.tasks {
-            all.add(&task.await.expect("no task panics"));
+            let tally = timeout(RECOVERY, task).await.expect("every question is answered");
+            all.add(&tally.expect("no task panics"));
         }
         all
     }
 }
 
-async fn ask_on(limiter: RedisLimiter, key: String, shared: Arc<Shared>) -> Tally {
+async fn ask_on(limiter: RedisLimiter, key: String, task: usize, shared: Arc<Shared>) -> Tally {
     let mut tally = Tally::default();
     while !shared.ended.load(Ordering::SeqCst) {
-        let begin = Instant::now();
         let decision = limiter.check(&key).await;
-        tally.count(&decision, begin.elapsed());
+        tally.count(&decision);
+        shared.answers[task].fetch_add(1, Ordering::SeqCst);
         if decision.is_allowed() {
             shared.admitted.fetch_add(1, Ordering::SeqCst);
         }
@@ -81,8 +94,7 @@ async fn ask_on(limiter: RedisLimiter, key: String, shared: Arc<Shared>) -> Tall
 }
 
 impl Tally {
-    fn count(&mut self, decision: &Decision, took: Duration) {
-        self.slowest = self.slowest.max(took);
+    fn count(&mut self, decision: &Decision) {
         self.admitted += u64::from(decision.is_allowed());
         self.without_retry += u64::from(!decision.is_allowed() && decision.retry_after().is_none());
         *match decision.source() {
@@ -101,7 +113,6 @@ impl Tally {
         self.by_local += other.by_local;
         self.by_policy += other.by_policy;
         self.without_retry += other.without_retry;
-        self.slowest = self.slowest.max(other.slowest);
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{DAY, FixedWindow, Hit, Limit, OnStoreFailure, Rate, SlidingWindowLog, Source, TokenBucket};
 
-use crate::load::{Load, RECOVERY, SCHEDULING, until};
+use crate::load::{Load, RECOVERY, until};
 use crate::servers::Cluster;
 
 const QUOTA: u64 = 1_000_000;
@@ -130,7 +130,6 @@ async fn a_node_that_is_lost_under_load_is_replaced() {
     }
     sleep(Duration::from_millis(300)).await;
     let tally = load.end().await;
-    assert!(tally.slowest <= TIMEOUT + SCHEDULING, "someone waited {:?}", tally.slowest);
     assert_eq!(tally.without_retry, 0, "{tally:?}");
     let mut left = 0;
     for task in 0..TASKS {
