@@ -42,10 +42,12 @@ pub(crate) struct Surfaces {
     pub(crate) has_admin: bool,
 }
 
-/// How many connections each surface may have.
+/// How many connections each surface may have, and how many there may be to upstreams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) gateway: i64,
+    /// From the gateway to upstreams, of all workers.
+    pub(crate) upstreams: usize,
     pub(crate) service: u32,
     pub(crate) admin: u32,
 }
@@ -89,19 +91,27 @@ pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFew> {
 
 fn share(allowed: u64, surfaces: Surfaces) -> Result<Plan, TooFew> {
     let (service, admin) = (listener(allowed, surfaces.has_service), listener(allowed, surfaces.has_admin));
-    let fits = allowed.saturating_sub(base(surfaces) + service + admin) * 8 / PER_EIGHT_CLIENTS;
+    let left = allowed.saturating_sub(base(surfaces) + service + admin);
+    let fits = left * 8 / PER_EIGHT_CLIENTS;
     let least = if surfaces.workers > 0 { LEAST } else { 0 };
     if fits < least || allowed < base(surfaces) + service + admin {
         return Err(TooFew { allowed, needed: needed(surfaces, least) });
     }
     let gateway = surfaces.max_connections.map_or(fits, |wanted| fits.min(u64::from(wanted)));
     let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-    Ok(Plan { gateway: i64::from(number(gateway)), service: number(service), admin: number(admin) })
+    // Clients that are not allowed leave their descriptors to upstreams.
+    let upstreams = usize::try_from(left.saturating_sub(of_clients(gateway))).unwrap_or(usize::MAX);
+    Ok(Plan { gateway: i64::from(number(gateway)), upstreams, service: number(service), admin: number(admin) })
 }
 
 /// What is set aside before anybody is served.
 fn base(surfaces: Surfaces) -> u64 {
     RESERVED + PER_WORKER * u64::try_from(surfaces.workers).unwrap_or(MOST)
+}
+
+/// The descriptors of clients, with those that receive a refusal, without upstreams.
+fn of_clients(clients: u64) -> u64 {
+    clients + clients.div_ceil(8)
 }
 
 /// The share of the decision service, or of the admin listener.
@@ -137,10 +147,13 @@ mod tests {
                     let surfaces = Surfaces { workers, has_admin, ..ALL };
                     let Ok(plan) = share(allowed, surfaces) else { continue };
                     let taken = base(surfaces)
-                        + plan.gateway.unsigned_abs() * PER_EIGHT_CLIENTS / 8
+                        + of_clients(plan.gateway.unsigned_abs())
+                        + u64::try_from(plan.upstreams).unwrap()
                         + u64::from(plan.service + plan.admin);
                     assert!(taken <= allowed, "{allowed} {surfaces:?} {plan:?}");
                     assert!(workers == 0 || plan.gateway >= LEAST as i64, "{allowed} {surfaces:?} {plan:?}");
+                    // A client that is refused takes an eighth of a descriptor, so one may be missing.
+                    assert!(plan.upstreams as i64 >= plan.gateway - 1, "{allowed} {surfaces:?} {plan:?}");
                 }
             }
         }
@@ -148,10 +161,10 @@ mod tests {
 
     #[test]
     fn few_descriptors_serve_few_clients_and_too_few_are_refused() {
-        assert_eq!(share(256, ALL), Ok(Plan { gateway: 52, service: 32, admin: 32 }));
-        assert_eq!(share(1024, ALL), Ok(Plan { gateway: 323, service: 128, admin: 128 }));
+        assert_eq!(share(256, ALL), Ok(Plan { gateway: 52, upstreams: 53, service: 32, admin: 32 }));
+        assert_eq!(share(1024, ALL), Ok(Plan { gateway: 323, upstreams: 324, service: 128, admin: 128 }));
         let ten = Surfaces { max_connections: Some(10), ..ALL };
-        assert_eq!(share(1024, ten), Ok(Plan { gateway: 10, service: 128, admin: 128 }));
+        assert_eq!(share(1024, ten), Ok(Plan { gateway: 10, upstreams: 676, service: 128, admin: 128 }));
         assert!(share(100, ALL).is_err());
     }
 

@@ -43,6 +43,7 @@ mod target;
 mod ticks;
 mod tls;
 mod upgrade;
+mod upstream_slots;
 mod upstream_tls;
 mod watch;
 mod wire;
@@ -70,7 +71,9 @@ use self::site::Site;
 pub(crate) use self::site::asked_of_upstreams;
 use self::tally::Tally;
 use self::ticks::Ticks;
+use self::upstream_slots::UpstreamSlots;
 use self::workers::{Ends, Running};
+use crate::descriptors::Plan;
 use crate::listening::CannotListen;
 use crate::notice;
 
@@ -95,6 +98,7 @@ pub(crate) struct Gateway {
     listen: Option<Address>,
     ticks: Arc<Ticks>,
     queued: Arc<AtomicU32>,
+    upstream_slots: Arc<UpstreamSlots>,
     /// Lines of the access log that were lost.
     lost: Arc<AtomicU64>,
     /// What ends it, while it runs.
@@ -146,8 +150,9 @@ impl Gateway {
         file: &Parsed,
         gate: &Gate,
         listen: Option<Address>,
-        max_connections: i64,
+        plan: Plan,
     ) -> Result<Self, StartError> {
+        let max_connections = plan.gateway;
         let rule = file.gateway.clone().unwrap_or_default();
         let workers = Self::workers(&rule);
         let lost = Arc::new(AtomicU64::new(0));
@@ -169,6 +174,7 @@ impl Gateway {
         let closings = Arc::new(Closings::default());
         let max_buffered = rule.max_buffered.map(|size| size.bytes());
         let buffers = Arc::new(Buffers::new(max_buffered, &connections));
+        let upstream_slots = Arc::new(UpstreamSlots::new(plan.upstreams, &connections));
         for number in 0..workers {
             let tally = Arc::new(Tally::new(&connections, &buffers, &closings));
             let worker = Worker {
@@ -181,16 +187,17 @@ impl Gateway {
                 queued: Arc::clone(&queued),
                 closing: Arc::clone(&closing),
                 per_address: Arc::clone(&per_address),
+                upstream_slots: Arc::clone(&upstream_slots),
             };
             running.push(Running::start(worker, ends.clone()).map_err(StartError::Runtime)?);
             tallies.push(tally);
         }
         let ports = ports::open(ports, Vec::new(), &running);
-        tokio::spawn(health::run(Arc::clone(&site), Arc::clone(&ticks)));
+        tokio::spawn(health::run(Arc::clone(&site), Arc::clone(&ticks), Arc::clone(&upstream_slots)));
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
         let ends = Mutex::new(Some(Endings { ports, serving, workers: running }));
-        Ok(Self { site, workers, tallies, listen, ticks, queued, lost, ends, closing })
+        Ok(Self { site, workers, tallies, listen, ticks, queued, upstream_slots, lost, ends, closing })
     }
 
     /// What keeps a rule file from being served, if something does: the files that it names for the gateway, or where it

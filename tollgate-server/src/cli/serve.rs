@@ -89,7 +89,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let (running, stopping) = watch::channel(());
     let mut surfaces = Served { told: Vec::new(), tasks: Vec::new(), stopping };
     let gateway = match &file.gateway {
-        Some(_) => Some(surfaces.gateway(&file, &gate, listen, plan.gateway).await?),
+        Some(_) => Some(surfaces.gateway(&file, &gate, listen, plan).await?),
         None => None,
     };
     if let Some(mut place) = http {
@@ -164,9 +164,9 @@ impl Served {
         file: &Parsed,
         gate: &Gate,
         listen: Option<Address>,
-        max_connections: i64,
+        plan: descriptors::Plan,
     ) -> Result<Arc<Gateway>, Error> {
-        let gateway = Gateway::start(file, gate, listen, max_connections).await.map_err(Error::Gateway)?;
+        let gateway = Gateway::start(file, gate, listen, plan).await.map_err(Error::Gateway)?;
         self.told
             .extend(gateway.addresses().into_iter().map(|(scheme, address)| format!("gateway {scheme}://{address}")));
         Ok(Arc::new(gateway))

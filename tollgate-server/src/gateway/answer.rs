@@ -30,6 +30,8 @@ pub(super) enum Failure {
     UpstreamTimeout,
     /// The gateway has no descriptors, ports or memory left for a connection. No upstream is to blame.
     Exhausted,
+    /// As many connections to upstreams are open as the gateway may have.
+    UpstreamConnections,
 }
 
 impl Failure {
@@ -46,6 +48,11 @@ impl Failure {
                 | Self::RefusedAnswerHead
                 | Self::UpstreamTimeout
         )
+    }
+
+    /// Returns whether the gateway lacks what a connection to an upstream takes.
+    pub(super) const fn is_gateways(self) -> bool {
+        matches!(self, Self::Exhausted | Self::UpstreamConnections)
     }
 
     /// Returns whether the head of the request is malformed.
@@ -65,7 +72,9 @@ impl Failure {
             Self::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyLate => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
-            Self::QueueFull | Self::Exhausted | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Self::QueueFull | Self::Exhausted | Self::UpstreamConnections | Self::Overloaded => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::CannotConnect
             | Self::BadCertificate
             | Self::Disconnected
@@ -113,6 +122,9 @@ impl Failure {
             }
             Self::Exhausted => {
                 r#"{"error":"gateway_exhausted","message":"The gateway has no resources left for this request. Try later."}"#
+            }
+            Self::UpstreamConnections => {
+                r#"{"error":"too_many_upstream_connections","message":"The gateway has too many connections to upstreams open: try later, or send fewer requests at the same time."}"#
             }
             Self::UpstreamTimeout => r#"{"error":"gateway_timeout","message":"The upstream did not answer in time."}"#,
         }

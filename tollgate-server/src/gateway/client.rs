@@ -183,6 +183,11 @@ impl Client {
         if self.is_http2 { PIECE_BYTES } else { usize::MAX }
     }
 
+    /// Returns the number of its requests under way.
+    pub(super) fn requests(&self) -> u32 {
+        self.watch.requests()
+    }
+
     pub(super) fn request_began(&self) {
         self.watch.request_began();
     }

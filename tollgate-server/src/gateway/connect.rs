@@ -3,17 +3,16 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustix::io::Errno;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::client::TlsStream;
 
+use super::client::Client;
 use super::dial;
 use super::exchange::Worker;
 use super::maybe_tls::MaybeTls;
@@ -22,6 +21,7 @@ use super::shared::{Seat, Sender, UNSAID};
 use super::site::Route;
 use super::target::{Speaks, Target};
 use super::ticks::Tick;
+use super::upstream_slots::{UpstreamIo, UpstreamSlot};
 use super::upstream_tls::TlsFault;
 use super::wire::{MAX_HEAD_BYTES, Wire};
 
@@ -63,6 +63,8 @@ pub(super) enum ConnectError {
     Tls(TlsFault),
     Http(hyper::Error),
     Timeout,
+    /// The gateway has none left of it.
+    Exhausted(Exhausted),
 }
 
 impl fmt::Display for ConnectError {
@@ -74,6 +76,7 @@ impl fmt::Display for ConnectError {
                 Some(source) => write!(out, "{error}: {source}"),
                 None => error.fmt(out),
             },
+            Self::Exhausted(exhausted) => exhausted.fmt(out),
             Self::Timeout => out.write_str("no connection within the connect_timeout of the route"),
         }
     }
@@ -84,6 +87,7 @@ impl ConnectError {
     pub(super) fn exhausted(&self) -> Option<Exhausted> {
         match self {
             Self::Io(error) => Exhausted::of(error),
+            Self::Exhausted(exhausted) => Some(*exhausted),
             Self::Tls(_) | Self::Http(_) | Self::Timeout => None,
         }
     }
@@ -92,6 +96,8 @@ impl ConnectError {
 /// What a connection takes and the gateway has none left of. The upstream has nothing to do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exhausted {
+    /// Slots for connections to upstreams.
+    UpstreamConnections,
     Descriptors,
     SystemDescriptors,
     LocalAddresses,
@@ -114,6 +120,10 @@ impl Exhausted {
 impl fmt::Display for Exhausted {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
+            Self::UpstreamConnections => {
+                "as many connections to upstreams are open as the limit of open files allows: raise it (LimitNOFILE=, \
+                 ulimit -n), or lower gateway.max_connections"
+            }
             Self::Descriptors => {
                 "the gateway has no file descriptors left: raise its limit of open files (LimitNOFILE=, ulimit -n), or \
                  lower gateway.max_connections"
@@ -147,14 +157,14 @@ impl From<hyper::Error> for ConnectError {
 /// A connection to an upstream: one that is shared and has room, or a new one.
 pub(super) async fn line(
     target: &Target,
-    worker: &Arc<Worker>,
+    (worker, client): (&Arc<Worker>, &Client),
     wants: Wants,
     route: &Route,
 ) -> Result<Line, ConnectError> {
     let within = route.connect_timeout;
     let seat = || target.shared(worker.number).seat(worker.ticks.now(), &route.reuse, &target.addresses);
     if wants == Wants::Upgrade && target.address.scheme == Speaks::Tls {
-        let opened = timeout(within, open(target, worker, wants));
+        let opened = timeout(within, open(target, (worker, client), wants));
         return opened.await.map_err(|_elapsed| ConnectError::Timeout)?;
     }
     if target.address.scheme != Speaks::Http1
@@ -167,7 +177,7 @@ pub(super) async fn line(
         // Whoever had the turn before may have opened it.
         match turn.as_ref().and_then(|_| seat()) {
             Some((sender, seat)) => Ok(Line::Shared(sender, seat)),
-            None => open(target, worker, wants).await,
+            None => open(target, (worker, client), wants).await,
         }
     };
     timeout(within, opened).await.map_err(|_elapsed| ConnectError::Timeout)?
@@ -179,17 +189,15 @@ pub(super) enum Dialled {
     Http2(UpstreamIo, IpAddr),
 }
 
-/// A connection to an upstream, with or without TLS.
-pub(super) type UpstreamIo = MaybeTls<TlsStream<TcpStream>>;
-
 /// Connects, and agrees on what is spoken.
-pub(super) async fn dial(target: &Target, now: Tick) -> Result<Dialled, ConnectError> {
-    dial_for(target, Wants::Answer, now).await
+pub(super) async fn dial(target: &Target, now: Tick, slot: UpstreamSlot) -> Result<Dialled, ConnectError> {
+    dial_for(target, Wants::Answer, now, slot).await
 }
 
-async fn dial_for(target: &Target, wants: Wants, now: Tick) -> Result<Dialled, ConnectError> {
+async fn dial_for(target: &Target, wants: Wants, now: Tick, slot: UpstreamSlot) -> Result<Dialled, ConnectError> {
     let addresses = target.addresses.to_try(now).await?;
-    let (tcp, reached) = dial::connect(&addresses, |failed| target.addresses.avoid(failed.ip(), now)).await?;
+    let avoid = |failed: SocketAddr| target.addresses.avoid(failed.ip(), now);
+    let (tcp, reached, slot) = dial::connect(&addresses, slot, avoid).await?;
     let ip = reached.ip();
     // Small requests must not wait for more to come.
     tcp.set_nodelay(true)?;
@@ -198,11 +206,11 @@ async fn dial_for(target: &Target, wants: Wants, now: Tick) -> Result<Dialled, C
             let connector = if wants == Wants::Upgrade { &tls.http1 } else { &tls.connector };
             let stream = Box::new(connector.connect(tls.name.clone(), tcp).await.map_err(not_agreed)?);
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-            let io = UpstreamIo::Tls(stream);
+            let io = UpstreamIo::new(MaybeTls::Tls(stream), slot);
             if is_http2 { Dialled::Http2(io, ip) } else { Dialled::Http1(io, ip) }
         }
-        (None, Speaks::Http2) => Dialled::Http2(UpstreamIo::Plain(tcp), ip),
-        (None, _) => Dialled::Http1(UpstreamIo::Plain(tcp), ip),
+        (None, Speaks::Http2) => Dialled::Http2(UpstreamIo::new(MaybeTls::Plain(tcp), slot), ip),
+        (None, _) => Dialled::Http1(UpstreamIo::new(MaybeTls::Plain(tcp), slot), ip),
     })
 }
 
@@ -210,9 +218,10 @@ fn not_agreed(error: io::Error) -> ConnectError {
     TlsFault::of_handshake(&error).map_or(ConnectError::Io(error), ConnectError::Tls)
 }
 
-async fn open(target: &Target, worker: &Arc<Worker>, wants: Wants) -> Result<Line, ConnectError> {
+async fn open(target: &Target, (worker, client): (&Arc<Worker>, &Client), wants: Wants) -> Result<Line, ConnectError> {
+    let slot = worker.take_upstream_slot(client).await?;
     let now = worker.ticks.now();
-    match dial_for(target, wants, now).await? {
+    match dial_for(target, wants, now, slot).await? {
         Dialled::Http1(io, ip) => {
             Ok(Line::Own(Wire::new(io, Usage::new(now, target.origin(ip)), Arc::clone(&worker.ticks)).await?))
         }

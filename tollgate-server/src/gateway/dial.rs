@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use super::connect::Exhausted;
+use super::upstream_slots::UpstreamSlot;
 
 /// How long an attempt has before the next address is tried beside it (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -20,16 +21,18 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 const MAX_ATTEMPTS: usize = 3;
 
 /// Connects to one of the addresses, tried in their order: the next one when an attempt fails, or has taken
-/// [`ATTEMPT_DELAY`]. The oldest of [`MAX_ATTEMPTS`] is dropped when the next one starts. Calls `on_failure` for each
+/// [`ATTEMPT_DELAY`]. The oldest is dropped when the next one starts, if there are [`MAX_ATTEMPTS`] or there is no slot for
+/// another. Calls `on_failure` for each
 /// address that failed, was dropped, or was overtaken by a later one, unless the gateway itself lacks something.
 pub(super) async fn connect(
     addresses: &[SocketAddr],
+    slot: UpstreamSlot,
     mut on_failure: impl FnMut(SocketAddr),
-) -> io::Result<(TcpStream, SocketAddr)> {
+) -> io::Result<(TcpStream, SocketAddr, UpstreamSlot)> {
     let mut attempts: VecDeque<Attempt> = VecDeque::with_capacity(MAX_ATTEMPTS);
     let mut rest = addresses.iter().copied();
     let mut error: Option<io::Error> = None;
-    attempts.extend(rest.next().map(Attempt::new));
+    attempts.extend(rest.next().map(|address| Attempt::new(address, slot)));
     if attempts.is_empty() {
         return Err(io::ErrorKind::AddrNotAvailable.into());
     }
@@ -43,21 +46,25 @@ pub(super) async fn connect(
         let finished = tokio::select! {
             finished = first_finished(&mut attempts) => finished,
             () = overtaken => {
-                if attempts.len() == MAX_ATTEMPTS
-                    && let Some(oldest) = attempts.pop_front()
-                {
+                let another = match attempts.front() {
+                    Some(oldest) if attempts.len() < MAX_ATTEMPTS => oldest.slot.another(),
+                    _ => None,
+                };
+                let slot = another.or_else(|| {
+                    let oldest = attempts.pop_front()?;
                     on_failure(oldest.address);
-                }
-                attempts.extend(rest.next().map(Attempt::new));
+                    Some(oldest.into_slot())
+                });
+                attempts.extend(rest.next().zip(slot).map(|(address, slot)| Attempt::new(address, slot)));
                 continue;
             }
         };
         match finished {
-            (at, address, Ok(tcp)) => {
+            (at, Attempt { address, slot, .. }, Ok(tcp)) => {
                 attempts.iter().take(at).for_each(|slower| on_failure(slower.address));
-                return Ok((tcp, address));
+                return Ok((tcp, address, slot));
             }
-            (_, address, Err(new)) => {
+            (_, Attempt { address, slot, .. }, Err(new)) => {
                 if !is_gateways_own(&new) {
                     on_failure(address);
                 }
@@ -65,7 +72,7 @@ pub(super) async fn connect(
                     Some(old) => more_telling(old, new),
                     None => new,
                 };
-                attempts.extend(rest.next().map(Attempt::new));
+                attempts.extend(rest.next().map(|address| Attempt::new(address, slot)));
                 if attempts.is_empty() {
                     return Err(telling);
                 }
@@ -79,22 +86,27 @@ pub(super) async fn connect(
 struct Attempt {
     address: SocketAddr,
     connecting: Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>,
+    slot: UpstreamSlot,
 }
 
 impl Attempt {
-    fn new(address: SocketAddr) -> Self {
-        Self { address, connecting: Box::pin(TcpStream::connect(address)) }
+    fn new(address: SocketAddr, slot: UpstreamSlot) -> Self {
+        Self { address, connecting: Box::pin(TcpStream::connect(address)), slot }
+    }
+
+    /// Ends the attempt.
+    fn into_slot(self) -> UpstreamSlot {
+        self.slot
     }
 }
 
-/// Waits for the first attempt that finishes, and removes it. Returns its position, its address and its result.
-async fn first_finished(attempts: &mut VecDeque<Attempt>) -> (usize, SocketAddr, io::Result<TcpStream>) {
+/// Waits for the first attempt that finishes, and removes it. Returns its position, itself and its result.
+async fn first_finished(attempts: &mut VecDeque<Attempt>) -> (usize, Attempt, io::Result<TcpStream>) {
     poll_fn(|context| {
         for at in 0..attempts.len() {
             if let Poll::Ready(result) = attempts[at].connecting.as_mut().poll(context) {
-                let address = attempts[at].address;
-                attempts.remove(at);
-                return Poll::Ready((at, address, result));
+                let Some(finished) = attempts.remove(at) else { continue };
+                return Poll::Ready((at, finished, result));
             }
         }
         Poll::Pending
@@ -157,7 +169,8 @@ mod tests {
         for dead in [vec![silent], vec![refusing], vec![silent, refusing], vec![refusing, silent]] {
             let addresses: Vec<SocketAddr> = dead.iter().copied().chain([good]).collect();
             let mut blamed = Vec::new();
-            let (_, reached) = connect(&addresses, |address| blamed.push(address)).await.expect("one is good");
+            let slot = UpstreamSlot::for_test(3);
+            let (_, reached, _) = connect(&addresses, slot, |address| blamed.push(address)).await.expect("one is good");
             assert_eq!(reached, good);
             blamed.sort_unstable();
             let mut dead = dead;
@@ -171,12 +184,26 @@ mod tests {
         let silent: Vec<_> = (0..5).map(|_| silent()).collect();
         let addresses: Vec<SocketAddr> = silent.iter().map(|(address, _)| *address).collect();
         let (sender, mut dropped) = tokio::sync::mpsc::unbounded_channel();
-        let connecting = connect(&addresses, |address| sender.send(address).expect("it is received"));
+        let connecting =
+            connect(&addresses, UpstreamSlot::for_test(3), |address| sender.send(address).expect("it is received"));
         let first = tokio::select! {
             _ = connecting => panic!("none answers"),
             first = async { [dropped.recv().await, dropped.recv().await] } => first,
         };
         assert_eq!(first, [Some(addresses[0]), Some(addresses[1])]);
+    }
+
+    #[tokio::test]
+    async fn one_attempt_at_a_time_is_under_way_without_further_slots() {
+        let silent: Vec<_> = (0..2).map(|_| silent()).collect();
+        let good = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let good = good.local_addr().expect("it is bound");
+        let addresses: Vec<SocketAddr> = silent.iter().map(|(address, _)| *address).chain([good]).collect();
+        let mut blamed = Vec::new();
+        let slot = UpstreamSlot::for_test(1);
+        let (_, reached, slot) = connect(&addresses, slot, |address| blamed.push(address)).await.expect("one is good");
+        assert_eq!((reached, blamed.as_slice()), (good, &addresses[..2]));
+        assert!(slot.is_held());
     }
 
     #[test]
@@ -196,14 +223,17 @@ mod tests {
     async fn first_address_is_used_if_it_answers() {
         let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port is free"));
         let addresses = listeners.each_ref().map(|listener| listener.local_addr().expect("it is bound"));
-        let (_, reached) = connect(&addresses, |address| panic!("{address} is good")).await.expect("both are good");
+        let slot = UpstreamSlot::for_test(3);
+        let blame = |address| panic!("{address} is good");
+        let (_, reached, _) = connect(&addresses, slot, blame).await.expect("both are good");
         assert_eq!(reached, addresses[0]);
     }
 
     #[tokio::test]
     async fn failure_of_all_addresses_is_the_upstreams_unless_the_gateway_lacks_something() {
         let (refusing, _bound) = refusing();
-        let error = connect(&[refusing, refusing], |_| {}).await.expect_err("nobody listens");
+        let connected = connect(&[refusing, refusing], UpstreamSlot::for_test(3), |_| {}).await;
+        let error = connected.err().expect("nobody listens");
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
         let of = |code: rustix::io::Errno| io::Error::from(code);
         let (refused, descriptors, no_way) = (

@@ -31,6 +31,7 @@ use super::answer::Failure;
 use super::body::{ToClient, ToUpstream};
 use super::buffers::HeldBytes;
 use super::client::Client;
+use super::connect::ConnectError;
 use super::guard::Ambiguity;
 use super::log::Record;
 use super::names::HeaderFilter;
@@ -39,6 +40,7 @@ use super::request_id::RequestIds;
 use super::site::{Leads, Route, Site, with_path};
 use super::tally::Tally;
 use super::ticks::Ticks;
+use super::upstream_slots::{Evicted, UpstreamSlot, UpstreamSlots};
 use super::{answer, echo, headers};
 
 /// What all exchanges of a worker share.
@@ -55,6 +57,23 @@ pub(super) struct Worker {
     pub(super) closing: Arc<AtomicBool>,
     /// Open connections by client address, of all workers.
     pub(super) per_address: Arc<PerAddress>,
+    pub(super) upstream_slots: Arc<UpstreamSlots>,
+}
+
+impl Worker {
+    /// Takes a slot for a connection to an upstream. Closes idle connections for it, first those of this worker.
+    pub(super) async fn take_upstream_slot(&self, client: &Client) -> Result<UpstreamSlot, ConnectError> {
+        self.upstream_slots.take(client.requests(), || self.evict_idle()).await
+    }
+
+    fn evict_idle(&self) -> Evicted {
+        let site = self.site.load();
+        let targets = || site.routes.iter().flat_map(Route::targets);
+        let workers = targets().next().map_or(0, |target| target.workers());
+        let own_first = (0..workers).map(|step| (self.number + step) % workers);
+        let evicted = own_first.flat_map(|worker| targets().map(move |target| target.evict_idle(worker)));
+        evicted.into_iter().find(|evicted| *evicted != Evicted::Nothing).unwrap_or(Evicted::Nothing)
+    }
 }
 
 /// Serves the requests of one connection.

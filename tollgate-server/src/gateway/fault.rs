@@ -40,6 +40,7 @@ impl Fault {
     /// What the request is told that met it.
     pub(super) fn failure(&self) -> Failure {
         match self {
+            Self::Unreached(ConnectError::Exhausted(Exhausted::UpstreamConnections)) => Failure::UpstreamConnections,
             Self::Unreached(error) if error.exhausted().is_some() => Failure::Exhausted,
             Self::Unreached(ConnectError::Timeout) => Failure::ConnectTimeout,
             Self::Unreached(ConnectError::Tls(fault)) if fault.is_certificates() => Failure::BadCertificate,

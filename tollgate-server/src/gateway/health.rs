@@ -20,10 +20,11 @@ use super::fault::Fault;
 use super::site::{Named, Outages, Site};
 use super::target::{Cause, Ejection, Target};
 use super::ticks::{Tick, Ticks, Wait};
+use super::upstream_slots::{UpstreamSlot, UpstreamSlots};
 use crate::notice;
 
 /// Checks the upstreams of a site until it is replaced; then those of the next. Ends with the gateway's runtime.
-pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>) {
+pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<UpstreamSlots>) {
     let mut outages = Outages::default();
     let mut exhaustion = Exhaustion::default();
     loop {
@@ -32,7 +33,10 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>) {
         let upstreams = now.upstreams();
         for upstream in &upstreams {
             match &upstream.check {
-                Some(rule) => _ = checks.spawn(check(upstream.clone(), rule.clone(), Arc::clone(&ticks))),
+                Some(rule) => {
+                    let shared = (Arc::clone(&ticks), Arc::clone(&slots));
+                    checks.spawn(check(upstream.clone(), rule.clone(), shared));
+                }
                 // What a check said of an upstream that is no longer checked would stay for ever.
                 None => upstream.target.set_well(true),
             }
@@ -91,12 +95,12 @@ fn tell_of_ejection(upstream: &Named, now: Tick) {
     }
 }
 
-async fn check(upstream: Named, rule: HealthCheckRule, ticks: Arc<Ticks>) {
+async fn check(upstream: Named, rule: HealthCheckRule, (ticks, slots): (Arc<Ticks>, Arc<UpstreamSlots>)) {
     let target = &upstream.target;
     let (mut is_well, mut in_a_row) = (target.is_checked_well(), 0);
     loop {
         let (within, was_ejected) = (rule.timeout.duration(), target.is_ejected(ticks.now()));
-        let answer = timeout(within, ask(target, rule.path.as_str(), ticks.now())).await;
+        let answer = timeout(within, ask(target, rule.path.as_str(), ticks.now(), slots.take_for_check())).await;
         let fault = answer.unwrap_or(Err(Fault::LateForCheck(within))).err();
         if let Some(exhausted) = fault.as_ref().and_then(Fault::exhausted) {
             // Says nothing of the upstream.
@@ -136,13 +140,13 @@ async fn check(upstream: Named, rule: HealthCheckRule, ticks: Arc<Ticks>) {
 }
 
 /// Whether it answers with 2xx or 3xx, on a connection of its own.
-async fn ask(target: &Target, path: &str, now: Tick) -> Result<(), Fault> {
+async fn ask(target: &Target, path: &str, now: Tick, slot: UpstreamSlot) -> Result<(), Fault> {
     let mut request = Request::new(ToUpstream::Nothing);
     if let Ok(uri) = path.parse() {
         *request.uri_mut() = uri;
     }
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("tollgate-health"));
-    let response = match connect::dial(target, now).await? {
+    let response = match connect::dial(target, now, slot).await? {
         Dialled::Http1(io, _) => {
             request.headers_mut().insert(HOST, target.host.clone());
             let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;

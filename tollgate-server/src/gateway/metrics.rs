@@ -77,6 +77,8 @@ impl Gateway {
         let abandoned = self.sum(|tally| tally.abandoned.load(Relaxed).into());
         let help = "Requests whose permit of an in_flight limit is held after their clients left";
         page.gauge("tollgate_abandoned_requests", help, i64::try_from(abandoned).unwrap_or(i64::MAX))?;
+        let to_upstreams = i64::try_from(self.upstream_slots.used()).unwrap_or(i64::MAX);
+        page.gauge("tollgate_upstream_connections", "Open connections to upstreams, idle ones included", to_upstreams)?;
         let queued = i64::from(self.queued.load(Relaxed));
         page.gauge("tollgate_queued_requests", "Requests that wait for their turn in the queue of a limit", queued)
     }

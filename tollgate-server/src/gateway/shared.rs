@@ -18,9 +18,10 @@ use tokio::time::sleep;
 
 use super::addresses::HostAddresses;
 use super::body::ToUpstream;
-use super::connect::{ConnectError, UpstreamIo};
+use super::connect::ConnectError;
 use super::reuse::{ReusePolicy, Usage};
 use super::ticks::{Tick, Wait};
+use super::upstream_slots::UpstreamIo;
 
 /// Requests that a connection carries at a time, whatever its upstream would take: many serve a connection with one
 /// thread. It is what most allow.
@@ -141,6 +142,13 @@ impl Shared {
         self.carriers().retain(|(sender, carrier)| {
             !sender.is_closed() && (std::mem::take(&mut is_first) || !carrier.is_left_over(now))
         });
+    }
+
+    /// Closes a connection without requests. Returns whether there was one.
+    pub(super) fn evict_idle(&self) -> bool {
+        let mut carriers = self.carriers();
+        let idle = carriers.iter().position(|(_, carrier)| carrier.requests.load(Relaxed) == 0);
+        idle.map(|at| carriers.remove(at)).is_some()
     }
 
     fn carriers(&self) -> MutexGuard<'_, Vec<(Sender, Arc<Carrier>)>> {

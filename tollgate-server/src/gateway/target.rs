@@ -18,6 +18,7 @@ use super::lane::Link;
 use super::reuse::{Origin, Repeatable, ReusePolicy};
 use super::shared::Shared;
 use super::ticks::{Tick, Wait};
+use super::upstream_slots::Evicted;
 use super::upstream_tls::UpstreamTls;
 use super::wire::Wire;
 
@@ -228,6 +229,28 @@ impl Target {
         if links.len() < MAX_IDLE {
             links.push(link);
         }
+    }
+
+    /// Returns the number of workers that have connections to it.
+    pub(super) fn workers(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Closes the connection of a worker that has been idle for longest, if one is idle.
+    pub(super) fn evict_idle(&self, worker: usize) -> Evicted {
+        let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if !links.is_empty() {
+            drop(links.remove(0));
+            return Evicted::Closed;
+        }
+        drop(links);
+        let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = idle.iter().position(|wire| wire.is_ready() || !wire.is_open()) {
+            drop(idle.remove(at));
+            return Evicted::Closing;
+        }
+        drop(idle);
+        if self.shared[worker].evict_idle() { Evicted::Closing } else { Evicted::Nothing }
     }
 
     /// Closes what the upstream has closed, and what has waited for too long, and resolves the host's name again while

@@ -69,6 +69,11 @@ impl Watch {
         }
     }
 
+    /// Returns the number of requests under way.
+    pub(super) fn requests(&self) -> u32 {
+        self.active.load(Relaxed)
+    }
+
     /// A head is whole.
     pub(super) fn request_began(&self) {
         self.in_head.store(false, Relaxed);

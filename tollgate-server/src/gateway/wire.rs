@@ -15,11 +15,11 @@ use tokio::time::{Instant, sleep};
 
 use super::addresses::HostAddresses;
 use super::body::ToUpstream;
-use super::connect::UpstreamIo;
 use super::headers::KEEP_ALIVE;
 use super::patience::Patience;
 use super::reuse::{ReusePolicy, Usage};
 use super::ticks::{TICK, Tick, Ticks, Wait};
+use super::upstream_slots::UpstreamIo;
 
 /// Answers have heads of a few hundred bytes; this bounds what an upstream can make us hold.
 pub(super) const MAX_HEAD_BYTES: u32 = 64 << 10;

@@ -3,9 +3,14 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
+use std::sync::{Arc, Barrier};
+
+use http::Request;
+
 use crate::client::Connection;
-use crate::common::{Process, RULES, folder_with};
-use crate::upstream::Raw;
+use crate::common::{Process, RULES, folder_with, wait_until};
+use crate::http2::{connect, whole};
+use crate::upstream::{Raw, full, runtime};
 
 fn rules(max_connections: &str, upstream: &str) -> String {
     format!(
@@ -14,6 +19,101 @@ fn rules(max_connections: &str, upstream: &str) -> String {
          service: {{ http: 127.0.0.1:0 }}\nadmin: {{ listen: 127.0.0.1:0 }}\n\
          limits: [{{ name: one, algorithm: fixed_window, limit: 1000000, window: 1h }}]\n"
     )
+}
+
+/// Three HTTP/2 clients ask for more connections to an upstream of HTTP/1 than the process may open files.
+#[test]
+fn many_streams_to_a_slow_upstream_leave_descriptors_to_everything_else() {
+    const MAX_UPSTREAM_CONNECTIONS: usize = 53;
+    let upstream = Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            if asked.head.starts_with("GET /slow") {
+                // Until the gateway closes the connection.
+                while conversation.more() {}
+                return;
+            }
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let folder = folder_with(&[(RULES, &rules("", &upstream.url()))]);
+    let process = Process::start_with_open_files(folder, 256, &["serve", "--config", RULES]);
+    let gateway = process.address_of("gateway");
+    let (answered, mut answers) = tokio::sync::mpsc::unbounded_channel();
+    let _clients = runtime().block_on(async {
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            let client = connect(gateway).await;
+            for _ in 0..100 {
+                let (mut client, answered) = (client.clone(), answered.clone());
+                let request = Request::get(format!("http://{gateway}/slow")).body(full("")).unwrap();
+                tokio::spawn(async move {
+                    if let Ok(response) = client.send_request(request).await {
+                        let retry_after = response.headers().get("retry-after").cloned();
+                        _ = answered.send((retry_after, whole(response).await));
+                    }
+                });
+            }
+            clients.push(client);
+        }
+        clients
+    });
+    for number in 0..300 - MAX_UPSTREAM_CONNECTIONS {
+        let answer = wait_until(|| answers.try_recv().ok());
+        let (retry_after, (status, body, _)) = answer.unwrap_or_else(|| panic!("answer {number}: {}", process.said()));
+        assert_eq!((status, retry_after.unwrap()), (503, "1".parse().unwrap()), "{body:?}");
+        assert!(body.starts_with(br#"{"error":"too_many_upstream_connections""#), "{body:?}");
+    }
+    assert!((20..=MAX_UPSTREAM_CONNECTIONS).contains(&upstream.accepted()), "{}", upstream.accepted());
+    // Plain, and not: slots are left for clients with few requests.
+    for road in ["", "TE: trailers\r\nConnection: te\r\n"] {
+        let mut client = Connection::to(gateway);
+        assert_eq!(client.ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{road}\r\n")).status, 200, "{road}");
+    }
+    let page = Connection::to(process.address_of("admin")).get("/metrics");
+    let page = page.text();
+    let value = |name: &str| page.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<usize>().ok());
+    let refused = value("tollgate_upstream_failures_total{route=\"/**\",kind=\"too_many_upstream_connections\"}");
+    assert!(refused.is_some_and(|refused| refused >= 300 - MAX_UPSTREAM_CONNECTIONS), "{page}");
+    assert!(value("tollgate_upstream_connections").is_some_and(|open| open <= MAX_UPSTREAM_CONNECTIONS), "{page}");
+    process.await_said("as many connections to upstreams are open as the limit of open files allows", 1);
+}
+
+/// Idle connections of one road make room for new ones of the other.
+#[test]
+fn idle_upstream_connections_are_closed_for_new_ones() {
+    const CLIENTS: usize = 40;
+    const ROADS: [&str; 2] = ["", "TE: trailers\r\nConnection: te\r\n"];
+    for (first, second) in [(0, 1), (1, 0)] {
+        // Answers once all clients have asked, so that each needs a connection.
+        let slow = || {
+            let barrier = Arc::new(Barrier::new(CLIENTS));
+            Raw::start(move |conversation| {
+                while conversation.request().is_some() {
+                    barrier.wait();
+                    conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+                }
+            })
+        };
+        let (one, two) = (slow(), slow());
+        let rules = rules("", &one.url()).replace(
+            "routes: [",
+            &format!("routes: [{{ path: /two, upstream: {}, upstream_connections: {{ idle: 1h }} }}, ", two.url()),
+        );
+        let rules = rules.replace("{ path: /**,", "{ path: /**, upstream_connections: { idle: 1h },");
+        let folder = folder_with(&[(RULES, &rules)]);
+        let process = Process::start_with_open_files(folder, 256, &["serve", "--config", RULES]);
+        let mut clients: Vec<_> = (0..CLIENTS).map(|_| Connection::to(process.address_of("gateway"))).collect();
+        for (path, road) in [("/one", ROADS[first]), ("/two", ROADS[second])] {
+            for client in &mut clients {
+                client.send(format!("GET {path} HTTP/1.1\r\nHost: h\r\n{road}\r\n"));
+            }
+            for client in &mut clients {
+                let answer = client.receive();
+                assert_eq!(answer.status, 200, "{path} {}: {}", answer.text(), process.said());
+            }
+        }
+        assert_eq!((one.accepted(), two.accepted()), (CLIENTS, CLIENTS));
+    }
 }
 
 /// Each of many clients is served or refused, none waits in vain, and the other listeners answer all the while.

@@ -204,7 +204,7 @@ impl Exchange {
         }
         let mut wire = match target.take_idle(worker, self.worker.ticks.now(), &route.reuse) {
             Some(wire) => wire,
-            None => match Box::pin(connect::line(target, &self.worker, wants, route)).await {
+            None => match Box::pin(connect::line(target, (&self.worker, &self.client), wants, route)).await {
                 Ok(Line::Own(wire)) => wire,
                 Ok(Line::Shared(sender, seat)) => {
                     held.seat = Some(seat);
@@ -393,10 +393,8 @@ fn is_switch(response: &Response<Incoming>) -> bool {
 
 /// The only upstream there is would fail again: it cannot be reached, and will not be a moment later.
 pub(in super::super) fn would_fail_again(failure: Failure, route: &Route) -> bool {
-    let is_unreached = matches!(
-        failure,
-        Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout | Failure::Exhausted
-    );
+    let is_unreached = matches!(failure, Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout)
+        || failure.is_gateways();
     is_unreached && !route.has_several()
 }
 

@@ -8,6 +8,7 @@ use tokio::net::TcpStream;
 use super::super::reuse::{Repeatable, ReusePolicy, Usage};
 use super::super::socket;
 use super::super::ticks::Tick;
+use super::super::upstream_slots::UpstreamSlot;
 
 /// A connection that takes one request after the other.
 pub(in super::super) struct Link {
@@ -19,11 +20,13 @@ pub(in super::super) struct Link {
     unsent: Vec<u8>,
     /// What has come of a head.
     pub(super) came: Vec<u8>,
+    /// Dropped after the socket is closed.
+    _slot: UpstreamSlot,
 }
 
 impl Link {
-    pub(super) fn new(tcp: TcpStream, usage: Usage) -> Self {
-        Self { tcp, has_read: true, usage, unsent: Vec::new(), came: Vec::new() }
+    pub(super) fn new((tcp, slot): (TcpStream, UpstreamSlot), usage: Usage) -> Self {
+        Self { tcp, has_read: true, usage, unsent: Vec::new(), came: Vec::new(), _slot: slot }
     }
 
     /// No request is under way. Returns whether it can take another one.

@@ -13,7 +13,8 @@ use tollgate::rules::file::Told;
 use super::super::abandoned::is_event_stream;
 use super::super::answer::{self, Failure};
 use super::super::body::Came;
-use super::super::connect::{self, ConnectError, Dialled, UpstreamIo};
+use super::super::client::Client;
+use super::super::connect::{self, ConnectError, Dialled};
 use super::super::exchange::{Ending, Held, Worker, would_fail_again};
 use super::super::fault::Fault;
 use super::super::headers::X_REQUEST_ID;
@@ -168,7 +169,7 @@ impl Lane<'_> {
                 Err(Stopped::Failed { fault, again }) => (fault, again),
             };
             let (failure, route) = (fault.failure(), passing.route());
-            if failure.is_upstreams() || failure == Failure::Exhausted {
+            if failure.is_upstreams() || failure.is_gateways() {
                 target.failed(&fault, &route.eject, self.worker.ticks.now());
             }
             if !again || passing.tried.len() > usize::from(route.retries) || would_fail_again(failure, route) {
@@ -210,9 +211,9 @@ impl Lane<'_> {
                 let found = self.take_link(target, passing);
                 let mut link = match found {
                     Some(link) => link,
-                    None => {
-                        Box::pin(self.unless_gone(dial(target, passing, self.worker))).await.ok_or(Stopped::Gone)??
-                    }
+                    None => Box::pin(self.unless_gone(dial(target, passing, (self.worker, self.client))))
+                        .await
+                        .ok_or(Stopped::Gone)??,
                 };
                 poll_fn(|context| Poll::Ready(self.send_again(&mut link, passing, context))).await?;
                 link
@@ -414,13 +415,19 @@ impl Lane<'_> {
     }
 }
 
-async fn dial(target: &Target, passing: &Passing, worker: &Worker) -> Result<Link, Stopped> {
+async fn dial(target: &Target, passing: &Passing, (worker, client): (&Worker, &Client)) -> Result<Link, Stopped> {
     let failed = |fault| Stopped::Failed { fault, again: true };
     let now = worker.ticks.now();
-    match timeout(passing.route().connect_timeout, connect::dial(target, now)).await {
-        Ok(Ok(Dialled::Http1(UpstreamIo::Plain(tcp), ip))) => Ok(Link::new(tcp, Usage::new(now, target.origin(ip)))),
-        Ok(Ok(_)) => Err(failed(Failure::CannotConnect.into())),
-        Ok(Err(error)) => Err(failed(error.into())),
-        Err(_elapsed) => Err(failed(ConnectError::Timeout.into())),
-    }
+    let dialled = async {
+        let slot = worker.take_upstream_slot(client).await?;
+        connect::dial(target, now, slot).await
+    };
+    let (io, ip) = match timeout(passing.route().connect_timeout, dialled).await {
+        Ok(Ok(Dialled::Http1(io, ip))) => (io, ip),
+        Ok(Ok(Dialled::Http2(..))) => return Err(failed(Failure::CannotConnect.into())),
+        Ok(Err(error)) => return Err(failed(error.into())),
+        Err(_elapsed) => return Err(failed(ConnectError::Timeout.into())),
+    };
+    let plain = io.into_plain().ok_or_else(|| failed(Failure::CannotConnect.into()))?;
+    Ok(Link::new(plain, Usage::new(now, target.origin(ip))))
 }

@@ -45,7 +45,7 @@ pub(in super::super) struct RouteTally {
 pub(in super::super) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "aborted"];
 
 /// What upstreams fail at, and how that is called.
-pub(in super::super) const FAILURES: [(Failure, &str); 9] = [
+pub(in super::super) const FAILURES: [(Failure, &str); 10] = [
     (Failure::CannotConnect, "cannot_connect"),
     (Failure::BadCertificate, "bad_certificate"),
     (Failure::ConnectTimeout, "connect_timeout"),
@@ -55,6 +55,7 @@ pub(in super::super) const FAILURES: [(Failure, &str); 9] = [
     (Failure::RefusedAnswerHead, "refused_answer_head"),
     (Failure::UpstreamTimeout, "timeout"),
     (Failure::Exhausted, "gateway_exhausted"),
+    (Failure::UpstreamConnections, "too_many_upstream_connections"),
 ];
 
 impl RouteTally {
