@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use crate::decision::{Outcome, Verdict};
 use crate::error::InvalidLimit;
+use crate::units::WallOffset;
 
 pub use fixed_window::FixedWindow;
 pub use leaky_bucket::LeakyBucket;
@@ -158,6 +159,17 @@ macro_rules! with_rules {
     };
 }
 pub(crate) use with_rules;
+
+impl Compiled {
+    /// Lets windows follow the wall clock that `offset` describes, where they are aligned to it.
+    pub(crate) fn follow_wall_clock(&mut self, offset: WallOffset) {
+        match self {
+            Self::ClockWindow(rules) => rules.wall = offset,
+            Self::Interval(rules) => rules.wall = offset,
+            _ => {}
+        }
+    }
+}
 
 impl Algorithm {
     pub(crate) fn compile(&self) -> Result<Compiled, InvalidLimit> {

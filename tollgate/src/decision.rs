@@ -15,7 +15,10 @@ pub struct Decision {
     pub(crate) limit: Option<LimitId>,
     pub(crate) quota: u64,
     pub(crate) cost: u64,
+    /// In the time of the limiter or store that decided, by which charges are given back.
     pub(crate) at: Timestamp,
+    /// How far the wall clock was ahead of that, in microseconds.
+    pub(crate) wall_offset: i64,
     pub(crate) asked: AskedBy,
     pub(crate) source: Source,
     pub(crate) verdict: Verdict,
@@ -155,10 +158,10 @@ impl Decision {
         self.cost
     }
 
-    /// When it was decided.
+    /// When it was decided, by the wall clock.
     #[must_use]
     pub fn at(&self) -> Timestamp {
-        self.at
+        self.at.offset_by(self.wall_offset)
     }
 }
 
@@ -213,7 +216,8 @@ impl Decision {
     /// The answer when no limit was asked: nothing stands in the way.
     pub(crate) fn without_limit(now: Timestamp) -> Self {
         let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
-        Self { limit: None, quota: u64::MAX, cost: 0, at: now, asked: AskedBy::Key, source: Source::Store, verdict }
+        let (asked, source) = (AskedBy::Key, Source::Store);
+        Self { limit: None, quota: u64::MAX, cost: 0, at: now, wall_offset: 0, asked, source, verdict }
     }
 
     /// The same told of another limit, whose ban it is: while that lasts, nothing is left of the limit.

@@ -58,7 +58,7 @@ mod units;
 mod wait;
 
 pub use algorithm::{Algorithm, Ban, FixedWindow, LeakyBucket, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
-pub use clock::ManualClock;
+pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Denied, Source};
 pub use error::InvalidLimit;
 #[cfg(feature = "file")]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::algorithm::{Algorithm, Ban, Compiled};
 use crate::error::InvalidLimit;
+use crate::units::WallOffset;
 
 /// The longest name: enough for people, and short enough for headers, metrics and Redis keys.
 const MAX_NAME: usize = 128;
@@ -146,6 +147,13 @@ impl Limit {
 
     pub(crate) fn compiled(&self) -> &Compiled {
         &self.0.compiled
+    }
+
+    /// Lets the windows of this limit follow the wall clock that `offset` describes, where they are aligned to it.
+    pub(crate) fn follow_wall_clock(&mut self, offset: &WallOffset) {
+        if matches!(self.compiled(), Compiled::ClockWindow(_) | Compiled::Interval(_)) {
+            Arc::make_mut(&mut self.0).compiled.follow_wall_clock(offset.clone());
+        }
     }
 
     /// Whether both count by the same algorithm under the same name, so that a key of one is a key of the other.

@@ -3,6 +3,8 @@
 #[cfg(feature = "rules")]
 mod asked;
 mod builder;
+#[cfg(test)]
+mod wall_clock_tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use smallvec::SmallVec;
 #[cfg(feature = "rules")]
 pub(crate) use self::asked::{FewAsked, only};
 pub use self::builder::LimiterBuilder;
-use crate::clock::Clock;
+use crate::clock::TimeSource;
 use crate::decision::{AskedBy, Decision, Denied};
 use crate::error::InvalidLimit;
 use crate::key::Key;
@@ -43,7 +45,7 @@ struct Inner {
     /// So many of them, the first ones, are asked for every key. The others are asked only by hits that name them.
     asked: usize,
     store: MemoryStore,
-    clock: Clock,
+    clock: TimeSource,
 }
 
 /// A question about one limit: this key, at this cost.
@@ -128,6 +130,8 @@ impl Limiter {
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
         let Checked { mut limits, asked } = limits.into().checked()?;
+        let wall_offset = inner.clock.wall_offset();
+        limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = inner.store.successor(&inner.limits, &mut limits)?;
         Ok(Self(Arc::new(Inner { limits: limits.into(), asked, store, clock: inner.clock.clone() })))
     }
@@ -147,14 +151,14 @@ impl Limiter {
             // The processor reads its counter once all that went before is done, so not after a cache miss.
             let now = self.now();
             let asked = Asked { limit: LimitId(0), fingerprint, cost };
-            return inner.store.decide_one(&inner.limits, asked, now);
+            return self.dated(inner.store.decide_one(&inner.limits, asked, now));
         }
         self.check_several(key.into(), cost)
     }
 
     #[inline(never)]
     fn check_several(&self, key: Key<'_>, cost: u64) -> Decision {
-        self.0.store.decide(&self.0.limits, &self.ask_all(key, cost), self.now())
+        self.dated(self.0.store.decide(&self.0.limits, &self.ask_all(key, cost), self.now()))
     }
 
     /// What is left for the key, taking nothing.
@@ -164,7 +168,7 @@ impl Limiter {
 
     /// What [`Limiter::check_n`] would say, taking nothing.
     pub(crate) fn look_n(&self, key: Key<'_>, cost: u64) -> Decision {
-        self.0.store.look(&self.0.limits, &self.ask_all(key, cost), self.now())
+        self.dated(self.0.store.look(&self.0.limits, &self.ask_all(key, cost), self.now()))
     }
 
     /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. No
@@ -190,7 +194,7 @@ impl Limiter {
 
     pub(crate) fn decide_asked(&self, asked: &[Asked]) -> Decision {
         let inner = &*self.0;
-        Decision { asked: AskedBy::Hits, ..inner.store.decide(&inner.limits, asked, self.now()) }
+        self.dated(Decision { asked: AskedBy::Hits, ..inner.store.decide(&inner.limits, asked, self.now()) })
     }
 
     fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
@@ -229,18 +233,18 @@ impl Limiter {
     ///
     /// Only what is still owed comes back, so that quota is never minted: a window gives back while the charge
     /// still counts in it; a bucket gives back what has not been refilled since; a queue gives back nothing,
-    /// because others were already told when to leave. Refund a decision once, and not after a
+    /// because others were already told when to leave. If the wall clock was stepped since, nothing comes back. Refund a decision once, and not after a
     /// [`reset`](Self::reset), which gave it back already.
     pub fn refund<'k>(&self, key: impl Into<Key<'k>>, decision: &Decision) {
         if decision.is_allowed() && decision.asked == AskedBy::Key {
-            self.give_back(&self.ask_all(key.into(), decision.cost()), decision.at());
+            self.give_back(&self.ask_all(key.into(), decision.cost()), decision);
         }
     }
 
     /// Gives back what an allowed decision on these hits took, as [`Limiter::refund`] does.
     pub fn refund_hits(&self, hits: &[Hit<'_>], decision: &Decision) {
         if decision.is_allowed() && decision.asked == AskedBy::Hits {
-            self.give_back(&self.ask_hits(hits), decision.at());
+            self.give_back(&self.ask_hits(hits), decision);
         }
     }
 
@@ -269,7 +273,7 @@ impl Limiter {
     ) -> Result<Reservation, Denied> {
         let now = self.now();
         let asked = self.ask_all(key.into(), estimate);
-        let decision = self.0.store.decide(&self.0.limits, &asked, now);
+        let decision = self.dated(self.0.store.decide(&self.0.limits, &asked, now));
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
@@ -292,7 +296,7 @@ impl Limiter {
         let Costs { charged, actual } = costs;
         if actual <= charged {
             let owed: AllAsked = asked.iter().map(|one| Asked { cost: charged - actual, ..*one }).collect();
-            self.give_back(&owed, decision.at());
+            self.give_back(&owed, decision);
             return Settlement::Settled;
         }
         let missing = asked.iter().map(|one| self.take_up_to(*one, actual - charged)).max();
@@ -316,11 +320,22 @@ impl Limiter {
         }
     }
 
-    fn give_back(&self, asked: &[Asked], charged_at: Timestamp) {
+    fn give_back(&self, asked: &[Asked], decision: &Decision) {
         let now = self.now();
-        for one in asked {
-            self.0.store.refund(&self.0.limits, *one, charged_at, now);
+        // The wall clock was stepped since: nobody knows in which windows the charge was made.
+        if decision.wall_offset != self.0.clock.wall_offset_micros() {
+            return;
         }
+        for one in asked {
+            self.0.store.refund(&self.0.limits, *one, decision.at, now);
+        }
+    }
+
+    /// Adds the wall clock's time to a decision of the store.
+    #[inline(always)]
+    fn dated(&self, mut decision: Decision) -> Decision {
+        decision.wall_offset = self.0.clock.wall_offset_micros();
+        decision
     }
 
     /// The limit of that name.

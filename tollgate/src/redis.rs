@@ -60,7 +60,7 @@ use self::script::{Ask, Question};
 #[cfg(feature = "rules")]
 pub(crate) use self::wanted::{TakeFrom, cost, only};
 use self::worker::{Job, Trips};
-use crate::clock::Clock;
+use crate::clock::TimeSource;
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source, Verdict};
 use crate::key::Key;
 use crate::limit::{Limit, LimitId, OnStoreFailure};
@@ -95,7 +95,7 @@ struct Shared {
     leases: Arc<Leases>,
     /// Whether we would hear of it if another process gave something back.
     hears: Arc<AtomicBool>,
-    clock: Clock,
+    clock: TimeSource,
     store_timeout: Duration,
     counts: Counts,
     _tasks: Tasks,
@@ -257,7 +257,7 @@ impl RedisLimiter {
         expires_after: Duration,
     ) -> Result<RedisReservation, Denied> {
         let wanted = self.want_all(key.into(), estimate);
-        let expires_at = self.0.shared.clock.now().saturating_add(expires_after);
+        let expires_at = self.0.shared.clock.now_with_gaps().saturating_add(expires_after);
         let decision = self.take(&wanted, estimate, AskedBy::Key, self.deadline()).await;
         if !decision.is_allowed() {
             return Err(Denied(decision));
@@ -273,7 +273,7 @@ impl RedisLimiter {
     /// When the store cannot be reached in time: then the estimate stands.
     pub async fn settle(&self, reservation: RedisReservation, actual: u64) -> Result<Settlement, StoreError> {
         let RedisReservation { limiter, mut wanted, decision, expires_at } = reservation;
-        if limiter.0.shared.clock.now() >= expires_at {
+        if limiter.0.shared.clock.now_with_gaps() >= expires_at {
             return Ok(Settlement::Expired);
         }
         let reserved = decision.cost();
@@ -378,7 +378,7 @@ impl RedisLimiter {
 
     async fn take_or_lease(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
         if wanted.is_empty() {
-            return Decision { asked: asked_by, ..Decision::without_limit(self.0.shared.clock.now()) };
+            return Decision { asked: asked_by, ..Decision::without_limit(self.0.shared.clock.wall()) };
         }
         let deadline = self.deadline();
         if let [one] = &*wanted
@@ -391,7 +391,8 @@ impl RedisLimiter {
         self.take(&wanted, cost, asked_by, deadline).await
     }
 
-    fn by_policy(&self, wanted: &AllWanted, now: Timestamp) -> Decision {
+    fn by_policy(&self, wanted: &AllWanted) -> Decision {
+        let now = self.0.shared.clock.wall();
         self.0.shared.counts.by_policy.fetch_add(1, Ordering::Relaxed);
         if let Some(denying) = wanted.iter().find(|one| self.policy(one) == OnStoreFailure::Deny) {
             let outcome = Outcome::Denied { retry_after: RETRY_A_FAILED_STORE };
@@ -422,7 +423,7 @@ impl RedisLimiter {
     async fn give_back(&self, wanted: &AllWanted, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
             Source::Store => {
-                let at = decision.at();
+                let at = decision.at;
                 return self.ask_each(wanted, |asks| Question::Refund(asks, at)).await;
             }
             Source::Local => {
@@ -437,12 +438,13 @@ impl RedisLimiter {
 
     fn decision(&self, one: &Wanted, verdict: Verdict, at: Timestamp, source: Source) -> Decision {
         let quota = self.0.limits[one.limit.index()].limit.quota();
-        Decision { limit: Some(one.limit), quota, cost: one.ask.cost, at, asked: AskedBy::Key, source, verdict }
+        let (limit, cost, asked) = (Some(one.limit), one.ask.cost, AskedBy::Key);
+        Decision { limit, quota, cost, at, wall_offset: 0, asked, source, verdict }
     }
 
     /// The answer to a limit of some other limiter: nothing passes by mistake.
     fn no_such_limit(&self, cost: u64) -> Decision {
-        Decision { cost, verdict: NEVER, asked: AskedBy::Hits, ..Decision::without_limit(self.0.shared.clock.now()) }
+        Decision { cost, verdict: NEVER, asked: AskedBy::Hits, ..Decision::without_limit(self.0.shared.clock.wall()) }
     }
 
     fn want_all(&self, key: Key<'_>, cost: u64) -> AllWanted {

@@ -26,10 +26,10 @@ impl Reservation {
         &self.decision
     }
 
-    /// When it is too late to settle.
+    /// When it is too late to settle, by the wall clock at the time of the reservation.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
-        self.expires_at
+        self.expires_at.offset_by(self.decision.wall_offset)
     }
 }
 

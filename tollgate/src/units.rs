@@ -3,6 +3,8 @@
 //! Microseconds since the Unix epoch stay below 2^53 until the year 2255, so the same numbers are exact in
 //! Rust and in the doubles of a Lua script. Nothing here reads a clock; see [`crate::clock`].
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 /// One second.
@@ -58,6 +60,38 @@ impl Timestamp {
     #[must_use]
     pub fn saturating_sub(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(whole_micros(span)))
+    }
+}
+
+impl Timestamp {
+    /// Returns this moment moved by `micros`, between the epoch and [`Timestamp::MAX`].
+    pub(crate) const fn offset_by(self, micros: i64) -> Self {
+        Self::from_micros(self.0.saturating_add_signed(micros))
+    }
+}
+
+/// Microseconds that the wall clock is ahead of a limiter's time.
+///
+/// The clock of a limiter sets it when the wall clock is stepped. Limits whose windows follow the wall clock read it:
+/// fixed windows of the clock and buckets that refill at intervals. Without a clock it is 0.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WallOffset(Option<Arc<AtomicI64>>);
+
+impl WallOffset {
+    /// Returns an offset of 0 that can be [set](Self::set). Clones share it.
+    pub(crate) fn adjustable() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self) -> i64 {
+        self.0.as_ref().map_or(0, |micros| micros.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set(&self, micros: i64) {
+        if let Some(offset) = &self.0 {
+            offset.store(micros, Ordering::Relaxed);
+        }
     }
 }
 

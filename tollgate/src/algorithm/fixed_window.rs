@@ -6,7 +6,7 @@ use super::packing::Pair;
 use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, never_fits};
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;
-use crate::units::{MINUTE, Timestamp};
+use crate::units::{MINUTE, Timestamp, WallOffset};
 
 /// At most so many units per window of time.
 ///
@@ -50,7 +50,8 @@ impl FixedWindow {
         let latest = Timestamp::MAX.as_micros();
         Ok(match self.align {
             Align::Clock => {
-                Compiled::ClockWindow(ClockWindow { limit, window, packing: Pair::new(latest / window + 1, limit) })
+                let (packing, wall) = (Pair::new(latest / window + 1, limit), WallOffset::default());
+                Compiled::ClockWindow(ClockWindow { limit, window, packing, wall })
             }
             Align::FirstRequest => {
                 Compiled::OpenedWindow(OpenedWindow { limit, window, packing: Pair::new(latest, limit) })
@@ -97,15 +98,24 @@ impl Count {
 /// Windows counted from the Unix epoch, so that every node agrees when one ends.
 ///
 /// A clock that steps back holds a key in the later window, at most the one after the current: jitter at a
-/// boundary never starts a window twice, and a long step back locks nobody out.
+/// boundary never starts a window twice, and a long step back locks nobody out. When the wall clock is stepped forward
+/// past the end of a window, that window ends: each such step admits at most one more quota.
 #[derive(Clone, Debug)]
 pub(crate) struct ClockWindow {
     pub(super) limit: u64,
     pub(super) window: u64,
     pub(super) packing: Pair,
+    /// How far the wall clock, which windows follow, is ahead of the times that the methods get.
+    pub(super) wall: WallOffset,
 }
 
 impl ClockWindow {
+    /// Returns a moment of the limiter's time in wall-clock time.
+    fn at_wall(&self, moment: u64) -> u64 {
+        Timestamp::from_micros(moment).offset_by(self.wall.get()).as_micros()
+    }
+
+    /// Returns the count at a wall-clock time, and whether the clock has stepped back by more than a window.
     fn count(&self, cells: &impl Cells, now: u64) -> (Count, bool) {
         let (window, units) = self.packing.load(cells);
         let current = now / self.window;
@@ -124,6 +134,7 @@ impl Rules for ClockWindow {
     }
 
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Count> {
+        let now = self.at_wall(now);
         let (count, stepped_back) = self.count(cells, now);
         let left = (count.window + 1) * self.window - now;
         let (verdict, edit) = count.judge(self.limit, left, cost);
@@ -132,8 +143,8 @@ impl Rules for ClockWindow {
 
     /// Only a charge of this window can be taken back: the others are forgotten already.
     fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Count> {
-        let (count, _) = self.count(cells, now);
-        if charge.at / self.window == count.window { count.give_back(charge.cost) } else { None }
+        let (count, _) = self.count(cells, self.at_wall(now));
+        if self.at_wall(charge.at) / self.window == count.window { count.give_back(charge.cost) } else { None }
     }
 
     fn apply(&self, cells: &impl Cells, edit: Count) {
@@ -141,7 +152,7 @@ impl Rules for ClockWindow {
     }
 
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
-        self.count(cells, now).0.units == 0
+        self.count(cells, self.at_wall(now)).0.units == 0
     }
 }
 

@@ -6,7 +6,7 @@ use super::packing::Pair;
 use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, meter, never_fits};
 use crate::error::InvalidLimit;
 use crate::rate::Rate;
-use crate::units::{Timestamp, whole_micros};
+use crate::units::{Timestamp, WallOffset, whole_micros};
 
 /// A bucket of tokens that refills at a steady rate; a request takes as many tokens as it costs.
 ///
@@ -86,13 +86,17 @@ impl From<TokenBucket> for Algorithm {
 /// node agrees when one ends.
 ///
 /// A clock that steps back holds the bucket in the later period, at most the one after the current: it neither
-/// sees a period end twice, nor waits for one that is far away.
+/// sees a period end twice, nor waits for one that is far away. When the wall clock is stepped, the ends of periods move
+/// with it by less than a period, so each step refills at most one portion early: the time that was stepped over never
+/// passed.
 #[derive(Clone, Debug)]
 pub(crate) struct Interval {
     pub(super) capacity: u64,
     pub(super) portion: u64,
     pub(super) period: u64,
     pub(super) packing: Pair,
+    /// How far the wall clock, at whose full periods the portions come, is ahead of the times that the methods get.
+    pub(super) wall: WallOffset,
 }
 
 #[derive(Clone, Copy)]
@@ -104,7 +108,18 @@ pub(crate) struct Spent {
 impl Interval {
     fn new(capacity: u64, portion: u64, period: u64) -> Self {
         let latest = Timestamp::MAX.as_micros() / period + 1;
-        Self { capacity, portion, period, packing: Pair::new(latest, capacity) }
+        Self { capacity, portion, period, packing: Pair::new(latest, capacity), wall: WallOffset::default() }
+    }
+
+    /// Returns a moment moved forward by less than a period, to where the wall clock's full periods are its own.
+    fn aligned(&self, moment: u64) -> u64 {
+        match self.wall.get() {
+            0 => moment,
+            ahead => {
+                let shift = i128::from(ahead).rem_euclid(i128::from(self.period)) as u64;
+                Timestamp::from_micros(moment.saturating_add(shift)).as_micros()
+            }
+        }
     }
 
     /// What is spent at `now`, and whether that differs from what is stored because the clock stepped back. More
@@ -140,6 +155,7 @@ impl Rules for Interval {
     }
 
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Spent> {
+        let now = self.aligned(now);
         let (spent, stepped_back) = self.spent(cells, now);
         let remaining = self.capacity.saturating_sub(spent.tokens);
         let reset_after = self.wait_for(spent, spent.tokens, now);
@@ -161,8 +177,9 @@ impl Rules for Interval {
         if now < charge.at {
             return None;
         }
-        let (spent, _) = self.spent(cells, now);
-        let came_back = self.portion.saturating_mul(spent.period.saturating_sub(charge.at / self.period));
+        let (spent, _) = self.spent(cells, self.aligned(now));
+        let charged_in = self.aligned(charge.at) / self.period;
+        let came_back = self.portion.saturating_mul(spent.period.saturating_sub(charged_in));
         let owed = charge.cost.saturating_sub(came_back).min(spent.tokens);
         (owed > 0).then_some(Spent { tokens: spent.tokens - owed, ..spent })
     }
@@ -174,6 +191,6 @@ impl Rules for Interval {
     /// By all that was spent, also under a larger capacity: others may share the table for whom that counts.
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
         let (period, tokens) = self.packing.load(cells);
-        self.spent_of(period, tokens, now).0.tokens == 0
+        self.spent_of(period, tokens, self.aligned(now)).0.tokens == 0
     }
 }

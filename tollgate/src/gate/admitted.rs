@@ -22,6 +22,7 @@ pub(crate) struct Admitted {
     state: Arc<State>,
     asked: Asked,
     at: Timestamp,
+    wall_offset: i64,
     remaining: u64,
     reset_after: u64,
 }
@@ -51,7 +52,8 @@ impl Gate {
         let (asked, decision) = decide(limiter, rule, peer);
         let Verdict { outcome, remaining, reset_after } = decision.verdict;
         if outcome == AT_ONCE {
-            return ByAddress::Admitted(Admitted { state, asked, at: decision.at, remaining, reset_after });
+            let Decision { at, wall_offset, .. } = decision;
+            return ByAddress::Admitted(Admitted { state, asked, at, wall_offset, remaining, reset_after });
         }
         ByAddress::Ruled(ruled(state, asked, decision))
     }
@@ -87,13 +89,14 @@ fn ruled(state: Arc<State>, asked: Asked, decision: Decision) -> Box<Ruling> {
 impl Admitted {
     #[inline(always)]
     fn decision(&self) -> Decision {
-        let Self { state, asked, at, remaining, reset_after } = self;
+        let Self { state, asked, at, wall_offset, remaining, reset_after } = self;
         let verdict = Verdict { outcome: AT_ONCE, remaining: *remaining, reset_after: *reset_after };
         Decision {
             limit: Some(asked.limit),
             quota: state.rules.policy(asked.limit).quota(),
             cost: asked.cost,
             at: *at,
+            wall_offset: *wall_offset,
             asked: AskedBy::Hits,
             source: Source::Store,
             verdict,

@@ -120,9 +120,10 @@ impl Store {
         }
     }
 
+    /// Returns the wall clock's time, as the limiter knows it.
     pub(super) fn now(&self) -> Timestamp {
         match self {
-            Self::Memory(limiter) => limiter.now(),
+            Self::Memory(limiter) => limiter.wall_now(),
             Self::Redis(limiter) => limiter.now(),
         }
     }

@@ -64,8 +64,9 @@ impl Store {
         Some(&self.0)
     }
 
+    /// Returns the wall clock's time, as the limiter knows it.
     pub(super) fn now(&self) -> Timestamp {
-        self.0.now()
+        self.0.wall_now()
     }
 
     pub(super) fn want_nothing(&self) -> Wanted {

@@ -160,7 +160,16 @@ mod tests {
             let at = Timestamp::from_secs(1_000);
             let reset_after = (reset_at_secs - 1_000) * 1_000_000;
             let verdict = Verdict { outcome, remaining, reset_after };
-            Decision { limit: None, quota: 1, cost: 1, at, asked: AskedBy::Hits, source: self.source, verdict }
+            Decision {
+                limit: None,
+                quota: 1,
+                cost: 1,
+                at,
+                wall_offset: 0,
+                asked: AskedBy::Hits,
+                source: self.source,
+                verdict,
+            }
         }
 
         /// Its message, by what was written before.

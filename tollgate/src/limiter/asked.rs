@@ -6,6 +6,7 @@ use super::{Hit, Limiter};
 use crate::decision::{AskedBy, Decision};
 use crate::limit::LimitId;
 use crate::store::memory::Asked;
+use crate::units::Timestamp;
 
 /// What the rules ask that a request meets. They travel with it, so there is no more room than most need.
 pub(crate) type FewAsked = SmallVec<[Asked; 3]>;
@@ -17,6 +18,11 @@ impl Limiter {
         Asked { limit: hit.limit, fingerprint: self.0.store.fingerprint(hit.key), cost: hit.cost }
     }
 
+    /// Returns the wall clock's time.
+    pub(crate) fn wall_now(&self) -> Timestamp {
+        self.now().offset_by(self.0.clock.wall_offset_micros())
+    }
+
     /// Decides one hit.
     #[cfg(feature = "tower")]
     #[inline(always)]
@@ -24,19 +30,19 @@ impl Limiter {
         // The processor reads its counter once all that went before is done, so not after a cache miss.
         let now = self.now();
         let inner = &*self.0;
-        Decision { asked: AskedBy::Hits, ..inner.store.decide_one(&inner.limits, asked, now) }
+        self.dated(Decision { asked: AskedBy::Hits, ..inner.store.decide_one(&inner.limits, asked, now) })
     }
 
     /// The denial, if one of the limits denies. Otherwise nothing has changed.
     pub(crate) fn refuse_asked(&self, asked: &[Asked]) -> Option<Decision> {
         let inner = &*self.0;
         let denied = inner.store.refuse(&inner.limits, asked, self.now())?;
-        Some(Decision { asked: AskedBy::Hits, ..denied })
+        Some(self.dated(Decision { asked: AskedBy::Hits, ..denied }))
     }
 
     /// What would be decided, taking nothing.
     pub(crate) fn look_asked(&self, asked: &[Asked]) -> Decision {
-        self.0.store.look(&self.0.limits, asked, self.now())
+        self.dated(self.0.store.look(&self.0.limits, asked, self.now()))
     }
 }
 

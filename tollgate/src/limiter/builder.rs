@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Inner, Limiter};
-use crate::clock::{Clock, ManualClock, SystemClock};
+use crate::clock::{Clock, TimeSource};
 use crate::error::InvalidLimit;
 use crate::limit::Limit;
 use crate::limit_set::{Checked, LimitSet};
@@ -19,7 +19,7 @@ const DEFAULT_MAX_MEMORY: usize = 512 << 20;
 pub struct LimiterBuilder {
     limits: LimitSet,
     max_memory: usize,
-    clock: Option<ManualClock>,
+    clock: Option<TimeSource>,
 }
 
 impl Default for LimiterBuilder {
@@ -58,8 +58,13 @@ impl LimiterBuilder {
         self
     }
 
-    /// Tells the time by hand.
-    pub fn clock(mut self, clock: ManualClock) -> Self {
+    /// Takes the time from `clock` instead of the system: see [`Clock`], and [`ManualClock`](crate::ManualClock) for
+    /// tests. Platforms without a system clock need one.
+    pub fn clock(self, clock: impl Clock + 'static) -> Self {
+        self.time_source(TimeSource::Custom(Arc::new(clock)))
+    }
+
+    pub(crate) fn time_source(mut self, clock: TimeSource) -> Self {
         self.clock = Some(clock);
         self
     }
@@ -69,11 +74,16 @@ impl LimiterBuilder {
     /// # Errors
     ///
     /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its
-    /// name and algorithm, or when the memory is too little for the first keys of each.
+    /// name and algorithm, or when the memory is too little for the first keys of each. On a platform without a system
+    /// clock, when no [`clock`](Self::clock) was set.
     pub fn build(self) -> Result<Limiter, InvalidLimit> {
         let Checked { mut limits, asked } = self.limits.checked()?;
+        let Some(clock) = self.clock.or_else(TimeSource::system) else {
+            return Err(InvalidLimit::new("clock", "this platform has no system clock".into(), "set one with `clock`"));
+        };
+        let wall_offset = clock.wall_offset();
+        limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = MemoryStore::new(&mut limits, self.max_memory)?;
-        let clock = self.clock.map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual);
         Ok(Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })))
     }
 }

@@ -29,13 +29,13 @@ impl RedisLimiter {
                 return Decision { asked: asked_by, ..denied.0 };
             }
         };
-        let asked = inner.shared.clock.now();
+        let asked = inner.shared.clock.now_with_gaps();
         let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
         let answer = self.ask_all(wanted, deadline).await;
-        let answered = inner.shared.clock.now();
+        let answered = inner.shared.clock.now_with_gaps();
         match answer.and_then(|answer| self.decided(wanted, &answer, &marks, (asked, answered))) {
             Ok(decision) => Decision { asked: asked_by, cost, ..decision },
-            Err(_) => Decision { asked: asked_by, cost, ..self.by_policy(wanted, asked) },
+            Err(_) => Decision { asked: asked_by, cost, ..self.by_policy(wanted) },
         }
     }
 
@@ -105,7 +105,7 @@ impl RedisLimiter {
             return Ok(asking);
         }
         loop {
-            let now = inner.shared.clock.now();
+            let now = inner.shared.clock.now_with_gaps();
             let (mut denied, mut wait, mut too_soon) = (None::<Decision>, None, 0);
             for one in wanted {
                 match inner.denials.known(&one.ask, now) {
@@ -143,7 +143,7 @@ impl RedisLimiter {
         if !inner.shared.hears.load(Ordering::Relaxed) {
             return None;
         }
-        let now = inner.shared.clock.now();
+        let now = inner.shared.clock.now_with_gaps();
         let denials = wanted.iter().filter_map(|one| {
             let (verdict, at) = inner.denials.certain(&one.ask, now)?;
             Some(self.decision(one, verdict, at, Source::DenialCache))

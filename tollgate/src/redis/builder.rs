@@ -15,7 +15,7 @@ use super::link::Link;
 use super::target::Target;
 use super::worker::{self, MAX_WAITING, PATIENCE, Trips};
 use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Shared, Tasks};
-use crate::clock::{Clock, ManualClock, SystemClock};
+use crate::clock::{Clock, TimeSource};
 use crate::limit::{Limit, OnStoreFailure};
 use crate::limit_set::{Checked, LimitSet};
 use crate::limiter::Limiter;
@@ -33,7 +33,7 @@ pub struct RedisLimiterBuilder {
     store_timeout: Duration,
     on_store_failure: OnStoreFailure,
     tls_ca: Option<Vec<u8>>,
-    clock: Option<ManualClock>,
+    clock: Option<TimeSource>,
     max_memory: Option<usize>,
     denial_cache: bool,
 }
@@ -88,9 +88,9 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Tells the time by hand instead of asking Redis, for tests and simulations.
-    pub fn clock(mut self, clock: ManualClock) -> Self {
-        self.clock = Some(clock);
+    /// Takes the time from `clock` instead of Redis, for tests and simulations. Denials are then not cached.
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = Some(TimeSource::Custom(Arc::new(clock)));
         self
     }
 
@@ -125,7 +125,7 @@ impl RedisLimiterBuilder {
         }
         let local = Limiter::builder().limits(self.limits.clone());
         let local = match &self.clock {
-            Some(clock) => local.clock(clock.clone()),
+            Some(clock) => local.time_source(clock.clone()),
             None => local,
         };
         let local = match self.max_memory {
@@ -134,6 +134,9 @@ impl RedisLimiterBuilder {
         };
         let local = local.build()?;
         let Checked { limits, asked } = self.limits.checked()?;
+        let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
+            return Err(ConnectError::new("this platform has no system clock; set one with `clock`".into()));
+        };
         if let Some(pem) = &self.tls_ca
             && !matches!(CertificateDer::pem_slice_iter(pem).next(), Some(Ok(_)))
         {
@@ -178,7 +181,7 @@ impl RedisLimiterBuilder {
                 all_denials,
                 leases,
                 hears,
-                clock: self.clock.map_or_else(|| Clock::System(SystemClock::new()), Clock::Manual),
+                clock,
                 store_timeout: self.store_timeout,
                 counts: Counts::default(),
                 _tasks: Tasks(tasks),

@@ -12,6 +12,7 @@ use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Consistency, Limit, LimitId};
 use crate::limit_set::{Checked, LimitSet};
+use crate::units::WallOffset;
 
 /// A limit, ready for Redis.
 pub(super) struct Prepared {
@@ -67,7 +68,9 @@ impl RedisLimiter {
 
 impl Prepared {
     /// A limit that was there before keeps its terms, so that what goes by them goes on.
-    pub(super) fn new(limit: Limit, before: &[&Self]) -> Self {
+    pub(super) fn new(mut limit: Limit, before: &[&Self]) -> Self {
+        // Redis's clock is the wall clock, also for limits that have been in a limiter in memory.
+        limit.follow_wall_clock(&WallOffset::default());
         let numbers = |limit: &Limit| (*limit.algorithm(), limit.consistency());
         let same = before.iter().find(|old| old.limit.is_namesake_of(&limit) && numbers(&old.limit) == numbers(&limit));
         if let Some(Self { prefix, terms, horizon, .. }) = same {

@@ -21,7 +21,7 @@ impl RedisLimiter {
         let quota = inner.limits[one.limit.index()].limit.quota();
         let (mut first_try, mut has_asked) = (true, false);
         loop {
-            let now = inner.shared.clock.now();
+            let now = inner.shared.clock.now_with_gaps();
             match inner.shared.leases.spend(&one.ask, quota, horizon, now, first_try) {
                 Next::Exact => return None,
                 Next::Spent { left, renew } => {
@@ -30,13 +30,13 @@ impl RedisLimiter {
                     }
                     inner.shared.counts.leased.fetch_add(1, Ordering::Relaxed);
                     let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: left, reset_after: 0 };
-                    return Some(self.decision(one, verdict, now, Source::Lease));
+                    return Some(self.decision(one, verdict, inner.shared.clock.wall(), Source::Lease));
                 }
                 Next::Dry { wait } => {
                     return Some(self.known_denial(one, now).unwrap_or_else(|| {
                         let outcome = Outcome::Denied { retry_after: wait };
                         let verdict = Verdict { outcome, remaining: 0, reset_after: wait };
-                        self.decision(one, verdict, now, Source::Lease)
+                        self.decision(one, verdict, inner.shared.clock.wall(), Source::Lease)
                     }));
                 }
                 Next::Renew(wish) => {
@@ -91,7 +91,7 @@ impl RedisLimiter {
 
 impl Shared {
     async fn return_slices(&self, all: bool) {
-        let leftovers = self.leases.sweep(self.clock.now(), all);
+        let leftovers = self.leases.sweep(self.clock.now_with_gaps(), all);
         let given_back = leftovers
             .into_iter()
             .map(|leftover| self.ask(Question::Refund(SmallVec::from_iter([leftover.ask]), leftover.at)));
@@ -114,10 +114,10 @@ struct Renewing {
 impl Renewing {
     async fn run(mut self) {
         let inner = &*self.limiter.0;
-        let (asked, choices) = (inner.shared.clock.now(), self.wish.choices());
+        let (asked, choices) = (inner.shared.clock.now_with_gaps(), self.wish.choices());
         let mark = inner.denials.mark(&self.ask.name);
         let Ok(answer) = self.limiter.ask(Question::Slice(self.ask.clone(), choices.clone())).await else { return };
-        let times = Times { asked, answered: inner.shared.clock.now(), mark };
+        let times = Times { asked, answered: inner.shared.clock.now_with_gaps(), mark };
         let Some(seen) = answer.seen.first() else { return };
         let Some(units) = (answer.taken as usize).checked_sub(1).and_then(|index| choices.get(index)) else {
             let least = Ask { cost: self.wish.least, ..self.ask.clone() };

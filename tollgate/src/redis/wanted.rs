@@ -15,10 +15,10 @@ pub(crate) enum TakeFrom {
 }
 
 impl RedisLimiter {
-    /// What this process's clock says.
+    /// Returns the wall clock's time, as this process knows it.
     #[cfg(feature = "rules")]
     pub(crate) fn now(&self) -> crate::units::Timestamp {
-        self.0.shared.clock.now()
+        self.0.shared.clock.wall()
     }
 
     /// The hits as they are asked. The limits are this limiter's own.

@@ -20,7 +20,7 @@ use super::breaker::Breaker;
 use super::link::{Link, RunError};
 use super::names;
 use super::script::{self, Answer, Batch, Question};
-use crate::clock::ManualClock;
+use crate::clock::TimeSource;
 
 /// Questions in one script call. More would save Redis little, make the others wait, and leave one side idle while
 /// the other works.
@@ -51,7 +51,7 @@ pub(super) struct Trips {
     pub(super) breaker: Breaker,
     pub(super) timeout: Duration,
     /// Stands in for Redis's time, for tests.
-    pub(super) clock: Option<ManualClock>,
+    pub(super) clock: Option<TimeSource>,
     pub(super) trips: AtomicU64,
     pub(super) asked: AtomicU64,
     /// Trips that found the script gone and are being made again. No other sets out meanwhile: it might find the
@@ -154,7 +154,7 @@ async fn trip(shared: &Trips, jobs: Vec<Job>) {
 }
 
 async fn decide(shared: &Trips, batch: &Batch) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
-    let now = shared.clock.as_ref().map(ManualClock::now);
+    let now = shared.clock.as_ref().map(TimeSource::now);
     let reply = match shared.link.run(&batch.command(now)).await {
         Err(RunError::NoScript) => {
             let _again = MadeAgain::begin(&shared.made_again);

@@ -327,7 +327,9 @@ impl MemoryStore {
     fn answer(&self, limits: &[Limit], asked: Asked, now: Timestamp, verdict: Verdict) -> Decision {
         let quota = limits.get(asked.limit.index()).map_or(0, Limit::quota);
         let Asked { limit, cost, .. } = asked;
-        Decision { limit: Some(limit), quota, cost, at: now, asked: AskedBy::Key, source: Source::Store, verdict }
+        let (asked, source) = (AskedBy::Key, Source::Store);
+        // The limiter knows the wall clock.
+        Decision { limit: Some(limit), quota, cost, at: now, wall_offset: 0, asked, source, verdict }
     }
 }
 
