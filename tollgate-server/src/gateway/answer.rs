@@ -60,6 +60,19 @@ impl Failure {
         matches!(self, Self::NoHost | Self::SeveralHosts | Self::BadTarget | Self::BadLength | Self::UnderscoreHeader)
     }
 
+    /// Returns the reason of a 400, as the answer and the access log have it.
+    pub(super) const fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::NoHost => Some("no_host"),
+            Self::SeveralHosts => Some("several_hosts"),
+            Self::BadTarget => Some("bad_target"),
+            Self::BadLength => Some("bad_length"),
+            Self::UnderscoreHeader => Some("underscore_header"),
+            Self::BodyBroken => Some("broken_body"),
+            _ => None,
+        }
+    }
+
     const fn status(self) -> StatusCode {
         match self {
             Self::NoHost
@@ -87,19 +100,25 @@ impl Failure {
 
     const fn body(self) -> &'static str {
         match self {
-            Self::NoHost => r#"{"error":"bad_request","message":"The request names no host."}"#,
-            Self::SeveralHosts => r#"{"error":"bad_request","message":"The request names several hosts."}"#,
+            Self::NoHost => r#"{"error":"bad_request","reason":"no_host","message":"The request names no host."}"#,
+            Self::SeveralHosts => {
+                r#"{"error":"bad_request","reason":"several_hosts","message":"The request names several hosts."}"#
+            }
             Self::BadLength => {
-                r#"{"error":"bad_request","message":"The request has duplicate or invalid Content-Length headers."}"#
+                r#"{"error":"bad_request","reason":"bad_length","message":"The request has duplicate or invalid Content-Length headers."}"#
             }
             Self::UnderscoreHeader => {
-                r#"{"error":"bad_request","message":"A header name has an underscore, which gateway.underscore_headers refuses: use hyphens."}"#
+                r#"{"error":"bad_request","reason":"underscore_header","message":"A header name has an underscore, which gateway.underscore_headers refuses: use hyphens."}"#
             }
-            Self::BadTarget => r#"{"error":"bad_request","message":"The request target is not a valid URI."}"#,
+            Self::BadTarget => {
+                r#"{"error":"bad_request","reason":"bad_target","message":"The request target is not a valid URI."}"#
+            }
             Self::Connect => r#"{"error":"method_not_allowed","message":"This is no forward proxy."}"#,
             Self::BodyTooLong => r#"{"error":"body_too_long","message":"The body is longer than is taken here."}"#,
             Self::BodyLate => r#"{"error":"request_timeout","message":"The body did not come in time."}"#,
-            Self::BodyBroken => r#"{"error":"bad_request","message":"The body is malformed or not all there."}"#,
+            Self::BodyBroken => {
+                r#"{"error":"bad_request","reason":"broken_body","message":"The body is malformed or not all there."}"#
+            }
             Self::NoRoute => r#"{"error":"no_route","message":"Nothing is served here."}"#,
             Self::Overloaded => {
                 r#"{"error":"overloaded","message":"Too many bodies wait to be read, more than gateway.max_buffered: try later."}"#

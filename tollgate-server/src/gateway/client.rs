@@ -1,7 +1,7 @@
 //! A client's connection, as everything that serves it sees it.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::frames::Misuse;
 use super::guard::Ambiguity;
 use super::io::MAX_READ_BYTES;
 use super::lane::Asked;
-use super::tally::Tally;
+use super::tally::{AMBIGUITIES, Tally};
 use super::ticks::{Tick, Ticks, Wait};
 use super::watch::{Looked, Waits, Watch};
 use super::{per_address, streams};
@@ -54,6 +54,8 @@ pub(super) struct Client {
     tally: Arc<Tally>,
     /// Bytes of bodies that are held for it.
     buffered: AtomicI64,
+    /// The number of the reason for which it was refused as ambiguous, from 1 on.
+    ambiguity: AtomicUsize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +110,7 @@ impl Client {
             ticks,
             tally,
             buffered: AtomicI64::new(0),
+            ambiguity: AtomicUsize::new(0),
         }
     }
 
@@ -265,6 +268,14 @@ impl Client {
 
     pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
         self.tally.note_ambiguity(ambiguity);
+        let number = AMBIGUITIES.iter().position(|(one, _)| *one == ambiguity);
+        self.ambiguity.store(number.map_or(0, |number| number + 1), Relaxed);
+    }
+
+    /// Returns why its bytes were refused as ambiguous, if they were.
+    pub(super) fn ambiguity(&self) -> Option<&'static str> {
+        let number = self.ambiguity.load(Relaxed).checked_sub(1)?;
+        AMBIGUITIES.get(number).map(|(_, reason)| *reason)
     }
 }
 

@@ -205,6 +205,9 @@ fn answered_by_hyper(error: &hyper::Error) -> Option<StatusCode> {
     })
 }
 
+/// The reason in the access log for a head that is not HTTP.
+const MALFORMED: &str = "malformed";
+
 /// Counts and logs a request whose head nobody could read.
 fn note_unread(status: StatusCode, client: &Client, worker: &Worker) {
     worker.tally.note_unread(status);
@@ -214,7 +217,11 @@ fn note_unread(status: StatusCode, client: &Client, worker: &Worker) {
         worker.strike(&client.sends(Facts::new("", "/")));
     }
     if let Some(log) = &site.log {
-        let record = Record::unread(client.address.ip().to_canonical(), (log, worker.number));
+        let mut record = Record::unread(client.address.ip().to_canonical(), (log, worker.number));
+        let reason = client.ambiguity().or((status == StatusCode::BAD_REQUEST).then_some(MALFORMED));
+        if let Some(reason) = reason {
+            record.note_reason(reason);
+        }
         record.write(&Over { status: Some(status), sent_bytes: 0, is_broken: false, nanos: 0, route: None });
     }
 }

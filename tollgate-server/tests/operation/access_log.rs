@@ -125,19 +125,22 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
     let [longer, longest] = [70_000, 140_000].map(|length| "x".repeat(length));
     // Only hyper's words tell the last two apart: whoever updates it is to notice where they change.
     let refused = [
-        ("GET /hello HTTP/1.1\nhost: a\r\n\r\n".to_owned(), 400),
-        ("GET /hello HTTP/9.9\r\nhost: a\r\n\r\n".to_owned(), 400),
-        ("nonsense\r\n\r\n".to_owned(), 400),
-        (format!("GET /hello HTTP/1.1\r\nhost: a\r\n{}\r\n", "x: y\r\n".repeat(200)), 431),
-        (format!("GET /{longer} HTTP/1.1\r\nhost: a\r\n\r\n"), 414),
+        ("GET /hello HTTP/1.1\nhost: a\r\n\r\n".to_owned(), 400, Some("bare_lf")),
+        ("GET /hello HTTP/9.9\r\nhost: a\r\n\r\n".to_owned(), 400, Some("malformed")),
+        ("nonsense\r\n\r\n".to_owned(), 400, Some("malformed")),
+        (format!("GET /hello HTTP/1.1\r\nhost: a\r\n{}\r\n", "x: y\r\n".repeat(200)), 431, None),
+        (format!("GET /{longer} HTTP/1.1\r\nhost: a\r\n\r\n"), 414, None),
     ];
     let rules_of_long_heads = rules(FILE, upstream(HELLO)).replace("workers: 2", "workers: 2\n  max_head: 128KiB");
     let gateway = Gateway::start(&rules_of_long_heads);
-    for (number, (request, status)) in refused.iter().enumerate() {
+    for (number, (request, status, reason)) in refused.iter().enumerate() {
         assert_eq!(gateway.send(request).status, *status, "{request:?}");
         let lines = gateway.await_lines(&gateway.path("access.log"), number + 1);
-        let wanted =
+        let mut wanted =
             json!({ "client": "127.0.0.1", "status": status, "sent_bytes": 0, "duration_ms": 0.0, "decision": "none" });
+        if let Some(reason) = reason {
+            wanted["reason"] = json!(reason);
+        }
         // Workers write by turns.
         let is_it = |line: &String| {
             let mut line = parsed(line);
@@ -162,6 +165,38 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
     combined.send("nonsense\r\n\r\n");
     let line = &combined.await_lines(&combined.stdout(), 1)[0];
     assert!(line.ends_with(r#" +0000] "-" 400 0 "-" "-" - none 0.000000"#), "{line}");
+}
+
+/// The reason in the log is the one that the client and the metrics get.
+#[test]
+fn reason_of_a_400_is_logged() {
+    let shared = "limits:\n  - { name: by-header, key: 'header:x-user', limit: 9, window: 1h }\n";
+    let rules = rules(FILE, upstream(HELLO)).replace("limits:\n", shared);
+    let gateway = Gateway::start(&rules.replace("workers: 2", "workers: 1\n  underscore_headers: refuse"));
+    let cases = [
+        ("GET /shop/%2e%2e/x HTTP/1.1\r\nhost: a\r\n", "dot_segment"),
+        ("post /shop/x HTTP/1.1\r\nhost: a\r\n", "method_case"),
+        ("GET /shop/x HTTP/1.1\r\nhost: a b\r\n", "invalid_host"),
+        ("GET /shop/x HTTP/1.1\r\n", "no_host"),
+        ("GET /shop/x HTTP/1.1\r\nhost: a\r\nhost: b\r\n", "several_hosts"),
+        ("GET /shop/x HTTP/1.1\r\nhost: a\r\nx_user: 1\r\n", "underscore_header"),
+        ("GET /shop/x HTTP/1.1\r\nhost: a\r\nx-user: 1\r\nx-user: 2\r\n", "duplicate_header"),
+    ];
+    for (number, (head, reason)) in cases.iter().enumerate() {
+        let answer = gateway.send(format!("{head}connection: close\r\n\r\n"));
+        assert_eq!(answer.status, 400, "{head}");
+        assert_eq!(parsed(&answer.text)["reason"], json!(reason), "{}", answer.text);
+        let lines = gateway.await_lines(&gateway.path("access.log"), number + 1);
+        let line = parsed(&lines[number]);
+        assert_eq!((&line["status"], &line["reason"]), (&json!(400), &json!(reason)), "{line}");
+    }
+    let chunked = "POST /shop/x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n";
+    assert_eq!(gateway.send(chunked).status, 400);
+    let lines = gateway.await_lines(&gateway.path("access.log"), cases.len() + 1);
+    assert_eq!(parsed(&lines[cases.len()])["reason"], json!("bad_chunk"));
+    assert_eq!(gateway.get("/hello").status, 200);
+    let lines = gateway.await_lines(&gateway.path("access.log"), cases.len() + 2);
+    assert_eq!(parsed(&lines[cases.len() + 1]).get("reason"), None);
 }
 
 #[test]

@@ -150,6 +150,22 @@ fn facts_of_the_wrong_kind() {
 }
 
 #[test]
+fn ambiguous_method() {
+    assert_invalid(
+        r#"{"request":{"method":"post"}}"#,
+        "`request.method` is a registered method in another case; send it in upper case, such as POST",
+    );
+    assert_invalid(
+        r#"[{"request":{"method":"purge"}},{"request":{"method":"Delete"}}]"#,
+        "`[1].request.method` is a registered method in another case; send it in upper case, such as POST",
+    );
+    assert_invalid(
+        r#"{"request":{"method":"GET","path":"*"}}"#,
+        "`request.method` has to be OPTIONS where the path is `*`; send OPTIONS, or another path",
+    );
+}
+
+#[test]
 fn too_many_headers() {
     let headers = (0..101).map(|index| (format!("x-{index}"), json!("1"))).collect::<serde_json::Map<_, _>>();
     let (error, message) = refused(&json!({"request": {"headers": headers}}).to_string());

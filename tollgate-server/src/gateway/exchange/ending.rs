@@ -137,6 +137,13 @@ impl Ending {
         }
     }
 
+    /// The gateway refuses the request as malformed or ambiguous.
+    pub(in super::super) fn note_reason(&mut self, reason: &'static str) {
+        if let Some(record) = &mut self.record {
+            record.note_reason(reason);
+        }
+    }
+
     pub(in super::super) fn note_id(&mut self, id: Option<&HeaderValue>) {
         if let (Some(record), Some(id)) = (&mut self.record, id) {
             record.note_id(id);
@@ -152,10 +159,12 @@ impl Ending {
 
     /// The upstream that the request was tried at last did not answer, or not to the end.
     pub(in super::super) fn note_fault(&mut self, fault: &Fault) {
-        if let Some(record) = &mut self.record
-            && (fault.is_upstreams() || fault.exhausted().is_some())
-        {
+        let Some(record) = &mut self.record else { return };
+        if fault.is_upstreams() || fault.exhausted().is_some() {
             record.note_fault(fault);
+        }
+        if let Some(reason) = fault.failure().reason() {
+            record.note_reason(self.client.ambiguity().unwrap_or(reason));
         }
     }
 

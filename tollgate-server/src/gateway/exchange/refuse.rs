@@ -43,8 +43,9 @@ impl Exchange {
         &self,
         request: Request<Incoming>,
         problem: &Unreadable,
-        ending: Ending,
+        mut ending: Ending,
     ) -> Response<ToClient> {
+        ending.note_reason(problem.reason());
         self.worker.tally.note_unreadable(problem.number());
         self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
         self.drain(request.into_body());
@@ -56,8 +57,11 @@ impl Exchange {
         &self,
         request: Request<Incoming>,
         failure: Failure,
-        ending: Ending,
+        mut ending: Ending,
     ) -> Response<ToClient> {
+        if let Some(reason) = failure.reason() {
+            ending.note_reason(reason);
+        }
         if failure.is_malformed_request() {
             self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
         }

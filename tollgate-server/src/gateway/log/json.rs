@@ -29,6 +29,7 @@ pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, over
     }
     header(line, "limit", record.limit.as_deref().map(str::as_bytes));
     text(line, "decision", record.decision().as_bytes());
+    header(line, "reason", record.reason.map(str::as_bytes));
     header(line, "token", record.token.map(|error| error.code().as_bytes()));
     if !record.delay.is_zero() {
         let micros = record.delay.as_micros();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::header::{HOST, REFERER, USER_AGENT};
 use http::{HeaderValue, Method, StatusCode, Uri, Version};
 use tollgate::Ruling;
-use tollgate::http::{Headers, TokenError};
+use tollgate::http::{Headers, Refusal, TokenError};
 use tollgate::rules::{Facts, TrustedProxies};
 
 use super::super::client::Client;
@@ -31,6 +31,8 @@ pub(in super::super) struct Record {
     pub(super) referer: Option<HeaderValue>,
     pub(super) limit: Option<Box<str>>,
     outcome: Option<Outcome>,
+    /// Why the gateway refused it as malformed or ambiguous.
+    pub(super) reason: Option<&'static str>,
     /// Why its token failed, if a rule read one.
     pub(super) token: Option<TokenError>,
     pub(super) delay: Duration,
@@ -90,6 +92,7 @@ impl Record {
             referer: None,
             limit: None,
             outcome: None,
+            reason: None,
             token: None,
             delay: Duration::ZERO,
             id: None,
@@ -98,7 +101,14 @@ impl Record {
         }
     }
 
+    pub(in super::super) fn note_reason(&mut self, reason: &'static str) {
+        self.reason = Some(reason);
+    }
+
     pub(in super::super) fn note_ruling(&mut self, ruling: &Ruling) {
+        if let Some(Refusal::Unreadable(request)) = ruling.refusal() {
+            self.reason = Some(request.reason);
+        }
         self.token = ruling.token().error();
         if let Some(limit) = ruling.limit() {
             (self.limit, self.outcome) = (Some(limit.into()), Some(Outcome::of(ruling)));

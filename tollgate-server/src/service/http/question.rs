@@ -89,9 +89,10 @@ impl Question {
         let refuse = |field: &str, problem: &str| Err(invalid_question(format!("`{}{field}` {problem}", place())));
         let cost = self.cost.as_ref().map(|cost| cost.0);
         let (limit, key) = match (&self.limit, &self.key, &self.request) {
-            (None, None, Some(Object(facts))) => match facts.path_problem() {
-                Some(problem) => return refuse("request.path", problem),
-                None => return Ok(Understood::Request { facts, cost }),
+            (None, None, Some(Object(facts))) => match (facts.path_problem(), facts.method_problem()) {
+                (Some(problem), _) => return refuse("request.path", problem),
+                (None, Some(problem)) => return refuse("request.method", problem),
+                (None, None) => return Ok(Understood::Request { facts, cost }),
             },
             (Some(limit), key, None) => (limit, key),
             (None, Some(_), None) => return refuse("limit", "is missing; send it with `key`"),

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
-use tollgate::rules::Facts;
+use tollgate::rules::{Facts, Unreadable, check_method};
 use tollgate::{Asking, Gate};
 
 use super::super::refusal::quoted;
@@ -55,6 +55,17 @@ impl RequestFacts {
         }
         let is_blank = |byte: u8| byte.is_ascii_whitespace() || byte.is_ascii_control();
         path.bytes().any(is_blank).then_some("has white space or control characters; encode or remove them")
+    }
+
+    /// Returns why the method is ambiguous, if it is. Some services read `post` as `POST`.
+    pub(super) fn method_problem(&self) -> Option<&'static str> {
+        let target = self.path.as_deref().unwrap_or(PATH);
+        match check_method(self.method.as_deref().unwrap_or(METHOD), target).err()? {
+            Unreadable::AsteriskTarget => {
+                Some("has to be OPTIONS where the path is `*`; send OPTIONS, or another path")
+            }
+            _ => Some("is a registered method in another case; send it in upper case, such as POST"),
+        }
     }
 
     pub(super) fn ask(&self, gate: &Gate, cost: Option<u64>) -> Asking {
