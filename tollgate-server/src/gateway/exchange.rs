@@ -18,7 +18,8 @@ use std::task::{Context, Poll};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST};
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::uri::PathAndQuery;
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
 use tollgate::rules::{CleanPath, Facts, Unreadable, check_host, check_method, is_padded};
@@ -194,7 +195,7 @@ impl Exchange {
         match headers::screen(request.headers_mut(), &filter) {
             Ok(dropped) => self.worker.tally.note_dropped_headers(dropped),
             Err(failure) => {
-                self.client.note_ambiguity(Ambiguity::UnderscoreHeader);
+                self.worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
                 return Ok(self.refuse_malformed(request, failure, ending));
             }
         }
@@ -283,9 +284,7 @@ impl Exchange {
         check_readable(request)?;
         headers::join_cookies(request.headers_mut());
         let path = CleanPath::new(request.uri().path())?;
-        // With a host before it, an empty path reads as `/` here and is sent as nothing.
-        let may_be_empty = request.uri().authority().is_some() && path.as_str() == "/";
-        if path.is_unchanged() && !may_be_empty {
+        if path.is_unchanged() && !has_empty_path(request.uri()) {
             return Ok(site.find(&self.facts(request, None)));
         }
         let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
@@ -383,6 +382,15 @@ fn legible(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
         return Err(Failure::BodyTooLong);
     }
     Ok(())
+}
+
+/// Returns whether a target has no path. [`Uri::path`] is `/` then, but nothing would be sent.
+fn has_empty_path(uri: &Uri) -> bool {
+    uri.path_and_query().is_none_or(|target| match target.as_str() {
+        // What this text does not show, the comparison with a target does.
+        "/" => *target != PathAndQuery::from_static("/"),
+        text => !text.starts_with(['/', '*']),
+    })
 }
 
 /// Whether everything beside the path has one reading.
