@@ -41,8 +41,6 @@ pub use self::in_flight::Place;
 #[cfg(feature = "file")]
 pub use self::opening::OpenError;
 pub use self::ruling::Ruling;
-#[cfg(feature = "tower")]
-pub(crate) use self::store::Elsewhere;
 use self::store::Store;
 use crate::error::InvalidLimit;
 use crate::limiter::{Limiter, LimiterBuilder};

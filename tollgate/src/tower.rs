@@ -23,6 +23,9 @@
 //! drops the connection.
 
 mod body;
+mod decision;
+#[cfg(feature = "axum")]
+mod extract;
 #[cfg(feature = "axum")]
 mod for_axum;
 mod future;
@@ -39,6 +42,9 @@ mod service;
 mod tunnel;
 
 pub use self::body::ResponseBody;
+pub use self::decision::LimitDecision;
+#[cfg(feature = "axum")]
+pub use self::extract::NoLimitDecision;
 #[cfg(feature = "axum")]
 pub use self::for_axum::{AxumRateLimit, AxumRateLimitLayer, AxumResponseFuture};
 pub use self::future::ResponseFuture;

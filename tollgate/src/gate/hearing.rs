@@ -3,6 +3,9 @@
 //! The cost of a request is taken when it comes in, so that requests at the same time cannot pass a limit together;
 //! the answer says what it should have been.
 
+#[cfg(feature = "tower")]
+use std::task::{Context, Waker};
+
 use http::{HeaderMap, StatusCode};
 
 use super::Ruling;
@@ -65,6 +68,20 @@ impl Ruling {
             }
         }
         worst
+    }
+
+    /// Gives back all that a request took which never reached its service. In memory that is done when this returns.
+    /// On Redis a task does it, because the caller is being dropped and cannot wait.
+    #[cfg(feature = "tower")]
+    pub(crate) fn refund_detached(self) {
+        let mut refund = Box::pin(async move { self.refund().await });
+        let is_pending = refund.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+        #[cfg(feature = "redis")]
+        if is_pending && let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(refund);
+        }
+        #[cfg(not(feature = "redis"))]
+        debug_assert!(!is_pending, "a store in memory never waits");
     }
 
     /// The rules that only watch and want to know the answer, with what they took.

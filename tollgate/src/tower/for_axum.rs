@@ -64,7 +64,7 @@ where
 
     #[inline]
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.0.inner.poll_ready(context)
+        self.0.poll_inner(context)
     }
 
     #[inline]

@@ -1,6 +1,8 @@
 //! The way of a request through the layer: asked, perhaps held, let in, and settled.
 
+use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
@@ -8,8 +10,8 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::body::Outgoing;
+use super::layer::Limits;
 use super::on::Tunnel;
-use super::service::refusal;
 use super::{ActualCost, ResponseBody};
 use crate::gate::{Admitted, Ruling};
 
@@ -30,7 +32,7 @@ pin_project! {
         Refused { response: Option<Response<B>> },
         // What most requests are.
         Inside { #[pin] future: F, kept: Option<Kept> },
-        // A store that is elsewhere, a queue that holds, a cost to settle.
+        // A store that is elsewhere, a queue that holds, a service that is not ready, a cost to settle.
         Longer { way: Pin<Box<dyn Future<Output = Answer<B, E>> + Send>> },
     }
 }
@@ -86,11 +88,12 @@ impl<F, B, E> Stage<F, B, E> {
         Self::Inside { future, kept: Some(Kept::Ruling(ruling)) }
     }
 
-    /// Waits for the ruling, and holds the request as long as it says.
+    /// Waits for the decision of a store that is elsewhere.
     pub(super) fn longer<S, Q, R>(
         ruling: impl Future<Output = Ruling> + Send + 'static,
-        mut inner: S,
-        mut request: Request<Q>,
+        limits: Arc<Limits>,
+        inner: S,
+        request: Request<Q>,
     ) -> Self
     where
         S: Service<Request<Q>, Response = Response<R>, Error = E, Future = F> + Send + 'static,
@@ -101,17 +104,24 @@ impl<F, B, E> Stage<F, B, E> {
     {
         let way = Box::pin(async move {
             let ruling = ruling.await;
-            if let Some(refused) = refusal::<_, R, B>(&ruling, &request) {
+            if let Some(refused) = limits.refusal::<_, R, B>(&ruling, &request) {
                 return Ok(refused);
             }
-            if !ruling.delay().is_zero() {
-                tokio::time::sleep(ruling.delay()).await;
-            }
-            let tunnel = if ruling.has_place() { Tunnel::before(&mut request) } else { None };
-            let response = inner.call(request).await?;
-            Ok(answered(ruling, response, tunnel).await)
+            serve(ruling, limits, inner, request).await
         });
         Self::Longer { way }
+    }
+
+    /// Holds an admitted request until its delay is over and the service is ready.
+    pub(super) fn admitted_later<S, Q, R>(ruling: Ruling, limits: Arc<Limits>, inner: S, request: Request<Q>) -> Self
+    where
+        S: Service<Request<Q>, Response = Response<R>, Error = E, Future = F> + Send + 'static,
+        F: Future<Output = Result<Response<R>, E>> + Send,
+        Q: Send + 'static,
+        R: Send + 'static,
+        B: Outgoing<R> + 'static,
+    {
+        Self::Longer { way: Box::pin(serve(ruling, limits, inner, request)) }
     }
 
     #[inline]
@@ -151,6 +161,47 @@ impl<F, B, E> Stage<F, B, E> {
                 }
                 answer
             }
+        }
+    }
+}
+
+/// Calls the service with an admitted request, once its delay is over and the service is ready.
+async fn serve<S, Q, R, B>(
+    ruling: Ruling,
+    limits: Arc<Limits>,
+    mut inner: S,
+    mut request: Request<Q>,
+) -> Answer<B, S::Error>
+where
+    S: Service<Request<Q>, Response = Response<R>>,
+    B: Outgoing<R>,
+{
+    let delay = ruling.delay();
+    let unserved = Unserved(Some(ruling));
+    if !delay.is_zero() {
+        tokio::time::sleep(delay).await;
+    }
+    poll_fn(|context| inner.poll_ready(context)).await?;
+    let ruling = unserved.into_ruling();
+    limits.leave_decision(&ruling, &mut request);
+    let tunnel = if ruling.has_place() { Tunnel::before(&mut request) } else { None };
+    let response = inner.call(request).await?;
+    Ok(answered(ruling, response, tunnel).await)
+}
+
+/// A request that was admitted, before the service is called with it. If it is dropped, what it took is given back.
+struct Unserved(Option<Ruling>);
+
+impl Unserved {
+    fn into_ruling(mut self) -> Ruling {
+        self.0.take().expect("only taken here and when it is dropped")
+    }
+}
+
+impl Drop for Unserved {
+    fn drop(&mut self) {
+        if let Some(ruling) = self.0.take() {
+            ruling.refund_detached();
         }
     }
 }

@@ -3,17 +3,24 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::Extensions;
+use bytes::Bytes;
+use http::{Extensions, Response};
 use tower_layer::Layer;
 
 use super::{RateLimit, on};
 use crate::error::InvalidLimit;
-use crate::gate::Gate;
+use crate::gate::{Gate, Ruling};
 use crate::limit::Limit;
-use crate::rules::{Finders, KeyPart, Request, Rule, RuleSet};
+use crate::rules::{Facts, Finders, KeyPart, Request, Rule, RuleSet};
 
 /// Finds the address of a connection's other end among the extensions of a request.
 type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
+
+/// Observes the decision about a request.
+type OnDecision = Arc<dyn Fn(&Ruling, &Facts<'_>) + Send + Sync>;
+
+/// Makes the response to a refused request out of the usual one.
+type RefuseWith = Arc<dyn Fn(&Ruling, &Facts<'_>, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
 
 /// Puts rate limits around a service.
 ///
@@ -34,6 +41,10 @@ pub(super) struct Limits {
     pub(super) gate: Gate,
     /// Where to look for the address, if it is not where it usually is.
     find_peer: Option<FindPeer>,
+    pub(super) on_decision: Option<OnDecision>,
+    pub(super) refuse_with: Option<RefuseWith>,
+    /// Whether the decision is put into the extensions of the request.
+    pub(super) share_decision: bool,
 }
 
 impl Limits {
@@ -56,7 +67,8 @@ impl Limits {
 impl RateLimitLayer {
     /// The rules of a gate. Keep a clone of the gate to replace its rules while the service runs.
     pub fn new(gate: Gate) -> Self {
-        Self(Arc::new(Limits { gate, find_peer: None }))
+        let limits = Limits { gate, find_peer: None, on_decision: None, refuse_with: None, share_decision: false };
+        Self(Arc::new(limits))
     }
 
     /// One limit for each client address; IPv6 by /64.
@@ -104,6 +116,73 @@ impl RateLimitLayer {
         self
     }
 
+    /// Puts the decision about each request that a limit applies to into the request's extensions, as a
+    /// [`LimitDecision`](super::LimitDecision), before the service is called. Handlers read from it what is left.
+    ///
+    /// It costs an allocation per request, so it is off by default.
+    pub fn share_decision(mut self) -> Self {
+        Arc::make_mut(&mut self.0).share_decision = true;
+        self
+    }
+
+    /// Calls a closure with the decision about every request, allowed or refused, and with what is known of the request:
+    /// for metrics and logs. It runs before the service is called, on the thread that serves the request, so it must not
+    /// block.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    ///
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::{Limit, Rate, TokenBucket};
+    ///
+    /// let refused = Arc::new(AtomicU64::new(0));
+    /// let counter = Arc::clone(&refused);
+    /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
+    /// let layer = RateLimitLayer::per_ip(per_client)?.on_decision(move |ruling, request| {
+    ///     if let Some(reason) = ruling.refusal() {
+    ///         counter.fetch_add(1, Ordering::Relaxed);
+    ///         eprintln!("{} {} refused: {}", request.method(), request.path(), reason.code());
+    ///     }
+    /// });
+    /// # let _ = layer;
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    pub fn on_decision(mut self, observe: impl Fn(&Ruling, &Facts<'_>) + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.0).on_decision = Some(Arc::new(observe));
+        self
+    }
+
+    /// Makes the response to each refused request. The closure gets the decision, what is known of the request, and the
+    /// response that would be sent otherwise, with its status, `Retry-After` and rate limit headers: change it, or return
+    /// another.
+    ///
+    /// gRPC requests are not affected: their refusals are statuses of gRPC.
+    ///
+    /// ```
+    /// use http::header::CONTENT_TYPE;
+    /// use http::{HeaderValue, Response};
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::{Limit, Rate, TokenBucket};
+    ///
+    /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
+    /// let layer = RateLimitLayer::per_ip(per_client)?.refuse_with(|ruling, _request, usual| {
+    ///     let (mut head, _) = usual.into_parts();
+    ///     head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html"));
+    ///     let limit = ruling.limit().unwrap_or("this server");
+    ///     Response::from_parts(head, format!("<h1>Slow down</h1><p>Limited by {limit}.</p>").into())
+    /// });
+    /// # let _ = layer;
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    pub fn refuse_with(
+        mut self,
+        respond: impl Fn(&Ruling, &Facts<'_>, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> Self {
+        Arc::make_mut(&mut self.0).refuse_with = Some(Arc::new(respond));
+        self
+    }
+
     /// The same for axum's routers: the bodies of answers stay of axum's own type. It changes nothing that a client could
     /// see, and saves the box that axum puts around the body of every answer otherwise. Call it last. It stands directly
     /// around a router, a route or other services whose bodies are axum's; around what changes bodies, such as a layer that
@@ -135,7 +214,7 @@ impl<S> Layer<S> for RateLimitLayer {
     type Service = RateLimit<S>;
 
     fn layer(&self, inner: S) -> RateLimit<S> {
-        RateLimit { inner, limits: self.0.clone() }
+        RateLimit::new(inner, Arc::clone(&self.0))
     }
 }
 

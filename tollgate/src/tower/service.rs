@@ -14,15 +14,27 @@ use super::future::Stage;
 use super::layer::Limits;
 use super::on::Tunnel;
 use super::{ResponseBody, ResponseFuture};
-use crate::gate::{ByAddress, Elsewhere, Ruling, Told};
+use crate::gate::{ByAddress, Ruling, Told};
 use crate::http::is_grpc;
 use crate::rules::Facts;
 
 /// A service with rate limits around it; see [`RateLimitLayer`](super::RateLimitLayer).
-#[derive(Clone)]
+///
+/// It is always ready, unless the service inside has failed. A request that is denied is answered at once, even while the
+/// service inside has no room; a request that is admitted waits for it. If the caller drops the request while it waits,
+/// or the service fails instead, the request gets back what it took from its limits.
 pub struct RateLimit<S> {
-    pub(super) inner: S,
-    pub(super) limits: Arc<Limits>,
+    inner: S,
+    /// Whether `inner` has reported that it is ready, and has not been called since.
+    inner_ready: bool,
+    limits: Arc<Limits>,
+}
+
+impl<S: Clone> Clone for RateLimit<S> {
+    /// Readiness belongs to one instance: a clone of a service that is ready may not be.
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), inner_ready: false, limits: Arc::clone(&self.limits) }
+    }
 }
 
 /// What a request really cost, for a handler that knows it only afterwards: left among the extensions of its
@@ -60,36 +72,44 @@ impl ActualCost {
     }
 }
 
-impl<S> RateLimit<S> {
+impl Limits {
+    /// What the rules and the closures of the layer may look at.
     #[inline]
-    fn ask<B>(&self, ruling: &mut Ruling, request: &Request<B>) -> Option<Elsewhere> {
+    fn facts<'a, B>(&'a self, request: &'a Request<B>) -> Facts<'a> {
         let uri = request.uri();
         // `CONNECT` has no path.
         let path = if uri.path().is_empty() { "/" } else { uri.path() };
-        let mut facts = Facts::of_parts(request.method().as_str(), path, uri.query())
+        let facts = Facts::of_parts(request.method().as_str(), path, uri.query())
             .headers(request.headers())
             .extensions(request.extensions())
-            .finders(self.limits.finders());
-        if let Some(host) = uri.host() {
-            facts = facts.host(host);
+            .finders(self.finders());
+        match uri.host() {
+            Some(host) => facts.host(host),
+            None => facts,
         }
-        ruling.ask(&facts)
+    }
+
+    /// Reports the decision, and returns the response to a request that is refused.
+    #[inline]
+    pub(super) fn refusal<Q, R, B: Outgoing<R>>(&self, ruling: &Ruling, request: &Request<Q>) -> Option<Response<B>> {
+        if let Some(on_decision) = &self.on_decision {
+            on_decision(ruling, &self.facts(request));
+        }
+        if ruling.is_allowed() { None } else { refusal_to(self, ruling, request) }
     }
 }
 
-/// The refusal that a ruling is, in the form that the client of this request understands.
-#[inline]
-pub(super) fn refusal<Q, R, B: Outgoing<R>>(ruling: &Ruling, request: &Request<Q>) -> Option<Response<B>> {
-    if ruling.is_allowed() { None } else { refusal_to(ruling, request) }
-}
-
+/// The refusal in the form that the client of this request understands.
 #[cold]
 #[inline(never)]
-fn refusal_to<Q, R, B: Outgoing<R>>(ruling: &Ruling, request: &Request<Q>) -> Option<Response<B>> {
+fn refusal_to<Q, R, B: Outgoing<R>>(limits: &Limits, ruling: &Ruling, request: &Request<Q>) -> Option<Response<B>> {
     if is_grpc(request.headers()) {
         return ruling.grpc_response().map(|response| response.map(|()| B::refusal(Bytes::new())));
     }
     let mut response = ruling.response(request.headers())?;
+    if let Some(refuse_with) = &limits.refuse_with {
+        response = refuse_with(ruling, &limits.facts(request), response);
+    }
     // Not every server takes the body from an answer to HEAD; its length is told all the same.
     if request.method() == Method::HEAD {
         let length = std::mem::take(response.body_mut()).len();
@@ -111,7 +131,7 @@ where
     type Future = ResponseFuture<S::Future, R, S::Error>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
+        self.poll_inner(context)
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
@@ -120,9 +140,26 @@ where
 }
 
 impl<S> RateLimit<S> {
-    /// Lets a request in, or not.
+    pub(super) fn new(inner: S, limits: Arc<Limits>) -> Self {
+        Self { inner, inner_ready: false, limits }
+    }
+
+    /// Notes whether the service inside is ready. Whoever is denied does not need it, so nobody waits for it here.
     #[inline]
-    pub(super) fn enter<Q, R, B>(&mut self, request: Request<Q>) -> Stage<S::Future, B, S::Error>
+    pub(super) fn poll_inner<Q>(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>>
+    where
+        S: Service<Request<Q>>,
+    {
+        if let Poll::Ready(ready) = self.inner.poll_ready(context) {
+            ready?;
+            self.inner_ready = true;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Decides about a request, and calls the service inside if that may be done at once.
+    #[inline]
+    pub(super) fn enter<Q, R, B>(&mut self, mut request: Request<Q>) -> Stage<S::Future, B, S::Error>
     where
         S: Service<Request<Q>, Response = Response<R>> + Clone + Send + 'static,
         S::Future: Send,
@@ -131,29 +168,46 @@ impl<S> RateLimit<S> {
         B: Outgoing<R> + 'static,
     {
         let ruling = match self.limits.gate.ask_by_address(|| self.limits.peer(request.extensions())) {
-            ByAddress::Admitted(admitted) => return Stage::admitted(self.inner.call(request), admitted),
+            ByAddress::Admitted(admitted) if self.inner_ready && self.limits.needs_no_ruling() => {
+                return Stage::admitted(self.call_ready(request), admitted);
+            }
+            ByAddress::Admitted(admitted) => admitted.into_ruling(),
             ByAddress::Ruled(ruling) => ruling,
             ByAddress::Unasked(unasked) => {
                 let mut ruling = unasked.ruling();
-                if let Some(elsewhere) = self.ask(&mut ruling, &request) {
-                    return Stage::longer(ruling.elsewhere(elsewhere), self.take_ready(), request);
+                if let Some(elsewhere) = ruling.ask(&self.limits.facts(&request)) {
+                    let (inner, limits) = (self.take_inner(), Arc::clone(&self.limits));
+                    return Stage::longer(ruling.elsewhere(elsewhere), limits, inner, request);
                 }
                 ruling
             }
         };
-        if let Some(refused) = refusal::<_, R, _>(&ruling, &request) {
+        if let Some(refused) = self.limits.refusal::<_, R, _>(&ruling, &request) {
             return Stage::refused(refused);
         }
-        if !ruling.delay().is_zero() || ruling.has_place() && Tunnel::is_wanted(request.extensions()) {
-            return Stage::longer(std::future::ready(*ruling), self.take_ready(), request);
+        let wants_tunnel = ruling.has_place() && Tunnel::is_wanted(request.extensions());
+        if !self.inner_ready || !ruling.delay().is_zero() || wants_tunnel {
+            let (inner, limits) = (self.take_inner(), Arc::clone(&self.limits));
+            return Stage::admitted_later(*ruling, limits, inner, request);
         }
-        Stage::inside(self.inner.call(request), ruling)
+        self.limits.leave_decision(&ruling, &mut request);
+        Stage::inside(self.call_ready(request), ruling)
+    }
+
+    #[inline]
+    fn call_ready<Q>(&mut self, request: Request<Q>) -> S::Future
+    where
+        S: Service<Request<Q>>,
+    {
+        self.inner_ready = false;
+        self.inner.call(request)
     }
 }
 
 impl<S: Clone> RateLimit<S> {
-    /// The service that was ready. A clone of it, which may not be, takes its place.
-    fn take_ready(&mut self) -> S {
+    /// The service that was polled. A clone, which has to be polled itself, takes its place.
+    fn take_inner(&mut self) -> S {
+        self.inner_ready = false;
         let clone = self.inner.clone();
         std::mem::replace(&mut self.inner, clone)
     }

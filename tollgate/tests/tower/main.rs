@@ -8,6 +8,8 @@ mod changes;
 #[cfg(feature = "axum")]
 mod connect_info;
 #[cfg(feature = "axum")]
+mod decisions;
+#[cfg(feature = "axum")]
 mod for_axum;
 mod grpc;
 mod hearing;

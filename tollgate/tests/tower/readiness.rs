@@ -1,19 +1,22 @@
-//! The layer calls a service only when it was ready, and never with a request that is denied.
+//! The layer calls a service only when it is ready, and a denied request does not wait for that.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::poll_immediate;
 use http::{Request, Response};
 use http_body_util::Full;
-use tollgate::rules::Rule;
+use tollgate::rules::{KeyPart, Rule};
 use tollgate::tower::{RateLimit, RateLimitLayer};
 use tollgate::{LeakyBucket, Limit, Rate};
+use tower::layer::layer_fn;
 use tower::{Layer, Service, ServiceExt};
 
+use super::server::{Server, layer};
 use super::{gate, per_minute};
 
 /// A service of which every clone has to be made ready before it is called, as the contract of tower says.
@@ -77,34 +80,129 @@ async fn it_is_so_for_a_request_that_is_held_too() {
     assert_eq!(strict.calls.load(Ordering::Relaxed), 3);
 }
 
-/// A service that has no room until it is told.
-#[derive(Clone)]
-struct Busy(Arc<tokio::sync::Semaphore>);
+/// Room for so many calls of a service, and those who wait for more.
+#[derive(Clone, Default)]
+struct Room(Arc<Mutex<(usize, Vec<Waker>)>>);
 
-impl Service<Request<()>> for Busy {
-    type Response = Response<Full<Bytes>>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        if self.0.available_permits() == 0 { Poll::Pending } else { Poll::Ready(Ok(())) }
+impl Room {
+    fn add(&self, calls: usize) {
+        let mut room = self.0.lock().unwrap();
+        room.0 += calls;
+        room.1.drain(..).for_each(Waker::wake);
     }
 
-    fn call(&mut self, _: Request<()>) -> Self::Future {
-        std::future::ready(Ok(Response::default()))
+    fn poll_take(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut room = self.0.lock().unwrap();
+        match room.0.checked_sub(1) {
+            Some(left) => {
+                room.0 = left;
+                Poll::Ready(())
+            }
+            None => {
+                room.1.push(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// A service that is ready only while there is room for another call.
+#[derive(Default)]
+struct Busy<S = Strict> {
+    room: Room,
+    has_room: bool,
+    inner: S,
+}
+
+impl<S: Clone> Clone for Busy<S> {
+    fn clone(&self) -> Self {
+        Self { room: self.room.clone(), has_room: false, inner: self.inner.clone() }
+    }
+}
+
+impl<S: Service<Request<Q>>, Q> Service<Request<Q>> for Busy<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        if !self.has_room {
+            ready!(self.room.poll_take(context));
+            self.has_room = true;
+        }
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Q>) -> S::Future {
+        assert!(std::mem::take(&mut self.has_room), "called without being ready");
+        self.inner.call(request)
     }
 }
 
 #[tokio::test]
-async fn a_service_without_room_is_waited_for_and_nothing_is_spent_meanwhile() {
-    let room = Arc::new(tokio::sync::Semaphore::new(0));
+async fn a_denied_request_does_not_wait_for_a_service_without_room() {
+    let busy = Busy::<Strict>::default();
     let (gate, _) = gate([per_minute("all", 1)]);
-    let mut service = RateLimitLayer::new(gate.clone()).layer(Busy(room.clone()));
-    let waiting = futures_util::future::poll_immediate(service.ready()).await;
-    assert!(waiting.is_none());
-    room.add_permits(1);
-    assert_eq!(ask(&mut service).await, 200);
+    let mut service = RateLimitLayer::new(gate).layer(busy.clone());
+    let admitted = tokio::spawn(service.ready().await.unwrap().call(Request::new(())));
     assert_eq!(ask(&mut service).await, 429);
+    assert!(!admitted.is_finished());
+    busy.room.add(1);
+    assert_eq!(admitted.await.unwrap().unwrap().status(), 200);
+    assert_eq!(ask(&mut service).await, 429);
+}
+
+#[tokio::test]
+async fn a_request_that_never_reaches_the_service_gets_back_what_it_took() {
+    let by_address = per_minute("all", 1).key(KeyPart::ip());
+    let at_once = Rule::in_flight("at-once", 1).unwrap();
+    for rules in [vec![per_minute("all", 1)], vec![by_address], vec![per_minute("all", 2), at_once]] {
+        let busy = Busy::<Strict>::default();
+        let (gate, _) = gate(rules);
+        let address = |_: &http::Extensions| Some([192, 0, 2, 7].into());
+        let mut service = RateLimitLayer::new(gate).peer_address(address).layer(busy.clone());
+        for _ in 0..3 {
+            let mut waiting = service.ready().await.unwrap().call(Request::new(()));
+            assert!(poll_immediate(&mut waiting).await.is_none());
+            assert_eq!(ask(&mut service).await, 429);
+        }
+        busy.room.add(1);
+        assert_eq!(ask(&mut service).await, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_fails_before_it_is_called_gives_back_what_the_request_took() {
+    let (gate, _) = gate([per_minute("all", 1)]);
+    let busy = Busy { room: Room::default(), has_room: false, inner: Broken };
+    let mut service = RateLimitLayer::new(gate.clone()).layer(busy.clone());
+    let waiting = service.ready().await.unwrap().call(Request::new(()));
+    busy.room.add(1);
+    assert_eq!(waiting.await.err(), Some(OutOfOrder));
+    let mut service = RateLimitLayer::new(gate).layer(Strict::default());
+    assert_eq!(ask(&mut service).await, 200);
+}
+
+/// The same in a server of axum's, which waits until its layers are ready before each request.
+#[tokio::test]
+async fn a_denied_client_gets_its_answer_while_an_admitted_one_waits() {
+    let (gate, _) = gate([per_minute("all", 1)]);
+    let (decided, mut decisions) = tokio::sync::mpsc::unbounded_channel();
+    let limits = layer(&gate).on_decision(move |ruling, _| decided.send(ruling.is_allowed()).unwrap());
+    let room = Room::default();
+    let inside = room.clone();
+    let busy = layer_fn(move |inner| Busy { room: inside.clone(), has_room: false, inner });
+    let app = axum::Router::new().route("/", axum::routing::get(async || "hello")).layer((limits, busy));
+    let server = Arc::new(Server::serving(app).await);
+    let admitted = {
+        let server = server.clone();
+        tokio::spawn(async move { server.get("/", &[]).await.status })
+    };
+    assert_eq!(decisions.recv().await, Some(true));
+    let denied = tokio::time::timeout(Duration::from_secs(30), server.get("/", &[])).await.unwrap();
+    assert_eq!(denied.status, 429);
+    room.add(1);
+    assert_eq!(admitted.await.unwrap(), 200);
 }
 
 /// A service that is broken.

@@ -1,0 +1,90 @@
+//! The decision about a request, as its handler sees it.
+
+use std::ops::Deref;
+
+use http::Request;
+
+use super::layer::Limits;
+use crate::decision::Decision;
+use crate::gate::Ruling;
+use crate::rules::RuleSet;
+
+/// The decision about a request, in the extensions of the request: see
+/// [`RateLimitLayer::share_decision`](super::RateLimitLayer::share_decision).
+///
+/// It dereferences to the [`Decision`], so a handler reads [`remaining`](Decision::remaining) or
+/// [`reset_after`](Decision::reset_after) from it. With the feature `axum` it is an extractor. Use
+/// `Option<LimitDecision>` where some requests meet no limit.
+///
+/// ```
+/// # #[cfg(feature = "axum")]
+/// # fn example() -> Result<axum::Router, tollgate::InvalidLimit> {
+/// use axum::Router;
+/// use axum::routing::get;
+/// use tollgate::tower::{LimitDecision, RateLimitLayer};
+/// use tollgate::{Limit, Rate, TokenBucket};
+///
+/// async fn left(decision: LimitDecision) -> String {
+///     format!("{} of {} left by {}", decision.remaining(), decision.quota(), decision.limit_name())
+/// }
+///
+/// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
+/// let limits = RateLimitLayer::per_ip(per_client)?.share_decision().for_axum();
+/// let app = Router::new().route("/", get(left)).layer(limits);
+/// # Ok(app)
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct LimitDecision {
+    rules: RuleSet,
+    decision: Decision,
+}
+
+impl LimitDecision {
+    fn of(ruling: &Ruling) -> Option<Self> {
+        let decision = *ruling.decision()?;
+        decision.limit()?;
+        Some(Self { rules: ruling.rules().clone(), decision })
+    }
+
+    /// The name of the limit that decided: of several, the one with the least share of its quota left.
+    #[must_use]
+    pub fn limit_name(&self) -> &str {
+        self.decision.limit().map_or("", |limit| self.rules.name(self.rules.owner(limit)))
+    }
+}
+
+impl Deref for LimitDecision {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        &self.decision
+    }
+}
+
+impl std::fmt::Debug for LimitDecision {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("LimitDecision")
+            .field("limit_name", &self.limit_name())
+            .field("decision", &self.decision)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Limits {
+    /// Puts the decision into the extensions of a request, if it is to be shared.
+    #[inline]
+    pub(super) fn leave_decision<B>(&self, ruling: &Ruling, request: &mut Request<B>) {
+        if self.share_decision
+            && let Some(decision) = LimitDecision::of(ruling)
+        {
+            request.extensions_mut().insert(decision);
+        }
+    }
+
+    /// Whether nothing is done with a decision but to enforce it.
+    #[inline]
+    pub(super) fn needs_no_ruling(&self) -> bool {
+        self.on_decision.is_none() && !self.share_decision
+    }
+}
