@@ -16,6 +16,8 @@ mod meter;
 mod packing;
 #[cfg(feature = "redis")]
 pub(crate) mod portable;
+#[cfg(feature = "http")]
+pub(crate) mod refill;
 pub(crate) mod sliding_window_counter;
 pub(crate) mod sliding_window_log;
 pub(crate) mod spill;

@@ -418,3 +418,38 @@ fn each_side_is_told_what_was_spoken_with_the_other() {
     assert_eq!(refused.status, 405);
     assert!(refused.header("allow").is_some_and(|allow| allow.contains("GET") && !allow.contains("CONNECT")));
 }
+
+/// Requests and refusals on both roads of the gateway, over HTTP/1.1 and HTTP/2.
+#[test]
+fn every_answer_lists_the_policies_that_matched() {
+    let upstream = Raw::named("one");
+    let limit = |name: &str, most: u32, key: &str| {
+        format!(
+            "{{ name: {name}, key: '{key}', algorithm: fixed_window, align: first_request, limit: {most}, window: 1h }}"
+        )
+    };
+    let limits = format!("{}, {}", limit("per-user", 2, "header:x-user-id"), limit("everyone", 3, "const:all"));
+    let routes =
+        ["{ path: /own, respond: { body: ok } }".to_owned(), format!("{{ path: /**, upstream: {} }}", upstream.url())];
+    let listed = r#""per-user";q=2;w=3600, "everyone";q=3;w=3600"#;
+    for path in ["/", "/own"] {
+        let gateway = Gateway::start(&site("", &routes, &limits));
+        let mut connection = gateway.connect();
+        let mut statuses = Vec::new();
+        for user in ["ann", "ann", "ann", "bob", "bob"] {
+            let answer = connection.get_as(user, path);
+            assert_eq!(answer.header("ratelimit-policy"), Some(listed));
+            statuses.push(answer.status);
+        }
+        assert_eq!(statuses, [200, 200, 429, 200, 429]);
+        let gateway = Gateway::start(&site("", &routes, &limits));
+        runtime().block_on(async {
+            let mut sender = connect(gateway.address).await;
+            for user in ["ann", "ann", "ann", "bob", "bob"] {
+                let request = get(&gateway, path).header("x-user-id", user).body(full("")).unwrap();
+                let response = sender.send_request(request).await.unwrap();
+                assert_eq!(response.headers()["ratelimit-policy"], listed, "{}", response.status());
+            }
+        });
+    }
+}

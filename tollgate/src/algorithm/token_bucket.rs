@@ -65,6 +65,15 @@ impl TokenBucket {
         }
     }
 
+    #[cfg(feature = "http")]
+    pub(super) fn refill(&self) -> super::refill::Refill {
+        let (units, micros) = (self.refill.count(), whole_micros(self.refill.period()));
+        match self.mode {
+            Refill::Smooth => super::refill::Refill::Smooth { units, micros },
+            Refill::Interval => super::refill::Refill::Portions { units, micros },
+        }
+    }
+
     pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {
         let capacity = checked::quota("capacity", self.capacity)?;
         let (count, period) = checked::rate("refill", self.refill)?;

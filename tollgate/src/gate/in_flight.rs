@@ -50,6 +50,9 @@ pub(super) struct WantedPlace {
 /// Of most requests none, of the others one.
 pub(super) type WantedPlaces = SmallVec<[WantedPlace; 2]>;
 
+/// The limits of requests in flight that a request matched.
+pub(super) type InFlightLimits = SmallVec<[LimitId; 2]>;
+
 /// The places that a request has taken, and what rules that only watch say of it.
 pub(super) struct TakenPlaces {
     pub(super) place: Place,
@@ -158,7 +161,7 @@ pub(super) fn ask(ruling: &mut Ruling, mut posed: Box<Posed>, facts: &Facts<'_>)
     match take_wanted(&ruling.state, &mut posed, facts) {
         Ok(()) => store::ask(ruling, Some(posed)),
         Err(full) => {
-            ruling.full(full);
+            ruling.full(full, posed.in_flight);
             None
         }
     }
@@ -168,7 +171,11 @@ pub(super) fn ask(ruling: &mut Ruling, mut posed: Box<Posed>, facts: &Facts<'_>)
 pub(super) fn take_wanted(state: &State, posed: &mut Posed, facts: &Facts<'_>) -> Result<(), Decision> {
     let wanted = std::mem::take(&mut posed.places);
     // Nobody would tell when it ends.
-    if wanted.is_empty() || facts.is_served_elsewhere() {
+    if facts.is_served_elsewhere() {
+        posed.in_flight.clear();
+        return Ok(());
+    }
+    if wanted.is_empty() {
         return Ok(());
     }
     let TakenPlaces { place, watched } = take(state, &wanted)?;

@@ -60,7 +60,7 @@ fn gather(
     if let Some(posed) = &mut posed
         && let Err(full) = in_flight::take_wanted(state, posed, request.facts())
     {
-        ruling.full(full);
+        ruling.full(full, std::mem::take(&mut posed.in_flight));
         return Gathered::Refused;
     }
     Gathered::Open(posed)

@@ -1,6 +1,6 @@
 //! A request's questions to the store.
 
-use super::in_flight::{InFlight, Place, TakenPlaces, WantedPlaces};
+use super::in_flight::{InFlight, InFlightLimits, Place, TakenPlaces, WantedPlaces};
 use super::store::{Store, Wanted};
 use super::{Ruling, State};
 use crate::decision::{Decision, Source};
@@ -21,6 +21,8 @@ pub(super) struct Posed {
     pub(super) watched: Watched,
     /// Places among the requests in flight, of the few rules that have such a limit.
     pub(super) places: WantedPlaces,
+    /// The limits of these that are enforced.
+    pub(super) in_flight: InFlightLimits,
     pub(super) taken: Option<TakenPlaces>,
 }
 
@@ -34,6 +36,8 @@ pub(super) struct Beside {
     pub(super) watching: Vec<(u32, Wanted)>,
     /// Its place among the requests in flight.
     pub(super) place: Option<Place>,
+    /// The enforced limits of requests in flight that it matched.
+    pub(super) in_flight: InFlightLimits,
 }
 
 /// Who chose the limit, the key and the cost.
@@ -88,6 +92,9 @@ impl<'s> Posing<'s> {
     fn add_beside(&mut self, finding: &Finding, key: Key<'_>) {
         let beside = self.beside.get_or_insert_default();
         if finding.is_place {
+            if finding.mode == Mode::Enforced {
+                beside.in_flight.push(finding.limit);
+            }
             return beside.places.push(self.in_flight.want(finding, key));
         }
         let mut watching = self.store.want_nothing();
@@ -133,7 +140,7 @@ impl Posed {
     /// What the ruling needs beside the answers of the store. Who is denied gives back its place.
     #[inline(never)]
     pub(super) fn beside(self, state: &State, decision: &Decision) -> Option<Box<Beside>> {
-        let Self { watching, mut watched, taken, .. } = self;
+        let Self { watching, mut watched, in_flight, taken, .. } = self;
         if watched.is_empty() && taken.is_none() {
             return None;
         }
@@ -143,7 +150,7 @@ impl Posed {
         });
         let place = place.filter(|_| decision.is_allowed());
         let watching = if state.rules.hear_answers() { watching } else { Vec::new() };
-        Some(Box::new(Beside { refused_by: None, watched, watching, place }))
+        Some(Box::new(Beside { refused_by: None, watched, watching, place, in_flight }))
     }
 }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use smallvec::SmallVec;
 
-use super::in_flight::{self, Place};
+use super::in_flight::{self, InFlightLimits, Place};
 use super::posed::{AskedBy, Beside, Posed, Posing};
 use super::store::{self, Elsewhere, Wanted};
 use super::{Gate, State, phases};
@@ -19,6 +19,12 @@ use crate::limit::LimitId;
 use crate::limiter::Hit;
 use crate::reservation::Settlement;
 use crate::rules::{Facts, Met, Refused, RuleSet, TokenStatus};
+
+/// Policies that an answer lists.
+type Policies<'a> = SmallVec<[&'a Policy; 4]>;
+
+/// The most policies that an answer lists, the first ones: a head of an answer has a bound, whatever the number of rules.
+const MAX_POLICIES: usize = 32;
 
 /// What is ruled about a request: whether it may pass, by which rule, and what the client is to be told.
 #[must_use = "a ruling that nobody looks at limits nothing"]
@@ -75,9 +81,10 @@ impl Ruling {
     }
 
     /// As many as may are in flight.
-    pub(super) fn full(&mut self, decision: Decision) {
+    pub(super) fn full(&mut self, decision: Decision, in_flight: InFlightLimits) {
         self.refusal = Some(Refusal::Limited);
         self.decision = Some(decision);
+        self.beside = Some(Box::new(Beside { in_flight, ..Beside::default() }));
     }
 
     /// Asks about a request. It is `Some` if that has to be asked elsewhere: see [`elsewhere`](Self::elsewhere).
@@ -233,18 +240,29 @@ impl Ruling {
         Some(self.state.rules.policy(limit))
     }
 
+    /// The policies of all enforced rules that the request matched, in the order of the rules and those of requests in
+    /// flight last. They depend on what matched alone, not on what was decided, so the list stays the same from answer
+    /// to answer.
+    fn matched_policies(&self) -> Policies<'_> {
+        let rules = &self.state.rules;
+        let is_ban = |limit: LimitId| rules.have_bans() && rules.ban(rules.owner(limit)) == Some(limit);
+        let rates = self.wanted.costs().map(|(limit, _)| limit).filter(|limit| !is_ban(*limit));
+        let in_flight = self.beside.iter().flat_map(|beside| beside.in_flight.iter().copied());
+        rates.chain(in_flight).take(MAX_POLICIES).map(|limit| rules.policy(limit)).collect()
+    }
+
     /// Adds what the client is to know of its limits to the headers of an answer. Stricter ones that are there
     /// already stay.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         if let (Some(policy), Some(decision)) = (self.policy(), &self.decision) {
-            policy.merge(decision, headers);
+            policy.merge_listing(decision, &self.matched_policies(), headers);
         }
     }
 
-    fn answer(&self) -> Option<Answer<'_>> {
+    fn answer<'a>(&'a self, matched: &'a [&'a Policy]) -> Option<Answer<'a>> {
         let mut answer = Answer::new(self.refusal.as_ref()?).challenge(self.state.rules.challenge());
         if let Some(policy) = self.policy() {
-            answer = answer.limit(policy);
+            answer = answer.limit(policy).matched(matched);
         }
         if let Some(decision) = &self.decision {
             answer = answer.decision(decision);
@@ -256,14 +274,14 @@ impl Ruling {
     /// HTTP/1.1, behind what `out` has.
     pub fn write_header_lines(&self, out: &mut Vec<u8>) {
         if let (Some(policy), Some(decision)) = (self.policy(), &self.decision) {
-            policy.write_lines(decision, out);
+            policy.write_lines_listing(decision, &self.matched_policies(), out);
         }
     }
 
     /// The whole answer to a request with these headers, if it was refused.
     #[must_use]
     pub fn response<'h>(&self, request: impl Into<Headers<'h>>) -> Option<Response<Bytes>> {
-        self.answer().map(|answer| answer.response(self.state.rules.body(), request))
+        self.answer(&self.matched_policies()).map(|answer| answer.response(self.state.rules.body(), request))
     }
 
     /// The same as a message of HTTP/1.1; see [`Answer::write_message`].
@@ -273,7 +291,8 @@ impl Ruling {
         more: &[u8],
         out: &mut Vec<u8>,
     ) -> Option<Message> {
-        self.answer().map(|answer| answer.write_message(self.state.rules.body(), request, more, out))
+        self.answer(&self.matched_policies())
+            .map(|answer| answer.write_message(self.state.rules.body(), request, more, out))
     }
 
     /// The same, written only if it is not what was written last; see [`Answer::message_after`].
@@ -283,13 +302,14 @@ impl Ruling {
         request: impl Into<Headers<'h>>,
         more: &[u8],
     ) -> Option<(Message, &'l [u8])> {
-        self.answer().map(|answer| answer.message_after(last, self.state.rules.body(), request, more))
+        self.answer(&self.matched_policies())
+            .map(|answer| answer.message_after(last, self.state.rules.body(), request, more))
     }
 
     /// The whole answer to a gRPC request, if it was refused: there is only a head.
     #[must_use]
     pub fn grpc_response(&self) -> Option<Response<()>> {
-        self.answer().map(|answer| answer.grpc())
+        self.answer(&self.matched_policies()).map(|answer| answer.grpc())
     }
 
     /// The rules that it was ruled by.

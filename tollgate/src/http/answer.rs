@@ -35,6 +35,8 @@ const BESIDE: usize = 5;
 pub struct Answer<'a> {
     pub(super) refusal: &'a Refusal,
     pub(super) policy: Option<&'a Policy>,
+    /// The policies that the request matched, if there are others than `policy`.
+    matched: Option<&'a [&'a Policy]>,
     pub(super) decision: Option<&'a Decision>,
     challenge: Option<&'a Challenge>,
 }
@@ -52,12 +54,24 @@ pub struct Message {
 impl<'a> Answer<'a> {
     /// An answer that says why.
     pub fn new(refusal: &'a Refusal) -> Self {
-        Self { refusal, policy: None, decision: None, challenge: None }
+        Self { refusal, policy: None, matched: None, decision: None, challenge: None }
     }
 
     /// Names the limit that refuses.
     pub fn limit(self, policy: &'a Policy) -> Self {
         Self { policy: Some(policy), ..self }
+    }
+
+    /// Names all policies that the request matched, for `RateLimit-Policy`.
+    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "several limits come with rules"))]
+    pub(crate) fn matched(self, policies: &'a [&'a Policy]) -> Self {
+        Self { matched: Some(policies), ..self }
+    }
+
+    /// Runs a function with the policy that refuses and the list of those that matched.
+    pub(super) fn with_policies<T>(&self, read: impl FnOnce(&'a Policy, &[&Policy]) -> T) -> Option<T> {
+        let policy = self.policy?;
+        Some(read(policy, self.matched.unwrap_or(&[policy])))
     }
 
     /// Tells what is left, and when it is worth to try again.
@@ -128,7 +142,7 @@ impl<'a> Answer<'a> {
         out: &mut Vec<u8>,
         mut placed: impl FnMut(usize, Number),
     ) -> Option<Message> {
-        let (Refusal::Limited, Some(policy), Some(decision)) = (self.refusal, self.policy, self.decision) else {
+        let (Refusal::Limited, Some(_), Some(decision)) = (self.refusal, self.policy, self.decision) else {
             return None;
         };
         let mut digits = itoa::Buffer::new();
@@ -136,7 +150,7 @@ impl<'a> Answer<'a> {
         let parts = body.limited(seconds, request)?;
         let body_bytes = parts.iter().map(|part| part.len()).sum();
         put(out, &[LIMITED]);
-        policy.write_left_lines(decision, out, &mut placed);
+        self.with_policies(|policy, matched| policy.write_left_lines(decision, matched, out, &mut placed));
         put(out, &["retry-after: "]);
         placed(out.len(), Number::ResetIn);
         put(out, &[seconds, "\r\ncontent-length: ", itoa::Buffer::new().format(body_bytes), "\r\n"]);
@@ -155,8 +169,8 @@ impl<'a> Answer<'a> {
     /// What is left, and when to try again.
     pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
         let by_limit = matches!(self.refusal, Refusal::Limited | Refusal::Banned { .. });
-        if let (Some(policy), Some(decision), true) = (self.policy, self.decision, by_limit) {
-            policy.write_left(decision, headers);
+        if let (Some(decision), true) = (self.decision, by_limit) {
+            self.with_policies(|policy, matched| policy.write_left(decision, matched, headers));
         }
         if let Some(seconds) = self.wait_secs() {
             set_number(headers, &RETRY_AFTER, seconds);

@@ -3,6 +3,8 @@
 //! Who is refused in a flood is told the same over and over, but for the seconds that go by. What a message depends on
 //! is a few numbers, and putting those in their places costs far less than writing it.
 
+use smallvec::SmallVec;
+
 use super::answer::{Answer, Message};
 use super::body::Body;
 use super::headers::Headers;
@@ -23,6 +25,8 @@ pub struct LastMessage {
     more: Vec<u8>,
     /// Where its numbers are, and which they are.
     places: Vec<(usize, Figure)>,
+    /// The policies that it lists, by their serial numbers.
+    policies: SmallVec<[u64; 8]>,
     /// `None` if it cannot be told of another refusal whether its message is the same.
     written: Option<(Told, Message)>,
 }
@@ -50,7 +54,7 @@ impl From<Number> for Figure {
         match number {
             Number::Remaining | Number::SmallRemaining => Self::Remaining,
             Number::ResetAt => Self::ResetAtSecs,
-            Number::ResetIn | Number::SmallResetIn => Self::WaitSecs,
+            Number::ResetIn | Number::SmallResetIn | Number::SmallMoreIn => Self::WaitSecs,
         }
     }
 }
@@ -66,12 +70,18 @@ impl Answer<'_> {
     ) -> (Message, &'l [u8]) {
         let request = request.into();
         let told = self.told(body, request);
-        let again = told.filter(|_| *more == *last.more).and_then(|told| last.tell(told));
+        let again = told.filter(|_| *more == *last.more && self.lists(&last.policies)).and_then(|told| last.tell(told));
         let message = again.unwrap_or_else(|| last.write(self, told, body, request, more));
         (message, &last.bytes)
     }
 
-    /// What the message depends on beside what goes among its headers; `None` if that is more than a few numbers.
+    /// Whether it lists the policies with these serial numbers.
+    fn lists(&self, policies: &[u64]) -> bool {
+        self.with_policies(|_, matched| matched.iter().map(|policy| policy.serial()).eq(policies.iter().copied()))
+            .unwrap_or(policies.is_empty())
+    }
+
+    /// What the message depends on beside its policies and what goes among its headers; `None` if that is more than a few numbers.
     fn told(&self, body: &Body, request: Headers<'_>) -> Option<Told> {
         let (Refusal::Limited, Some(policy), Some(decision)) = (self.refusal, self.policy, self.decision) else {
             return None;
@@ -116,7 +126,7 @@ impl LastMessage {
         request: Headers<'_>,
         more: &[u8],
     ) -> Message {
-        let Self { bytes, more: kept, places, written } = self;
+        let Self { bytes, more: kept, places, policies, written } = self;
         bytes.clear();
         bytes.shrink_to(KEPT_BYTES);
         places.clear();
@@ -126,6 +136,8 @@ impl LastMessage {
             let placed = |at, number: Number| places.push((at, number.into()));
             if let Some(message) = answer.write_limited(body, request, more, bytes, placed) {
                 kept.extend_from_slice(more);
+                policies.clear();
+                answer.with_policies(|_, matched| policies.extend(matched.iter().map(|policy| policy.serial())));
                 *written = Some((told, message));
                 return message;
             }
@@ -145,6 +157,8 @@ mod tests {
     #[derive(Clone, Debug)]
     struct Case {
         policy: Policy,
+        /// Other policies that the request matched.
+        others: Vec<Policy>,
         figures: [u64; 3],
         source: Source,
         refusal: Refusal,
@@ -172,10 +186,15 @@ mod tests {
             }
         }
 
+        fn matched(&self) -> Vec<&Policy> {
+            std::iter::once(&self.policy).chain(&self.others).collect()
+        }
+
         /// Its message, by what was written before.
         fn after(&self, last: &mut LastMessage) -> (Message, Vec<u8>) {
             let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
-            let answer = Answer::new(&self.refusal).limit(&self.policy).decision(&decision);
+            let matched = self.matched();
+            let answer = Answer::new(&self.refusal).limit(&self.policy).matched(&matched).decision(&decision);
             let (message, bytes) = answer.message_after(last, &self.body, &[line][..], self.more.as_bytes());
             (message, bytes.to_vec())
         }
@@ -183,7 +202,8 @@ mod tests {
         /// Its message, by itself.
         fn alone(&self) -> (Message, Vec<u8>) {
             let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
-            let answer = Answer::new(&self.refusal).limit(&self.policy).decision(&decision);
+            let matched = self.matched();
+            let answer = Answer::new(&self.refusal).limit(&self.policy).matched(&matched).decision(&decision);
             let mut out = Vec::new();
             let message = answer.write_message(&self.body, &[line][..], self.more.as_bytes(), &mut out);
             (message, out)
@@ -197,6 +217,7 @@ mod tests {
     fn base() -> Case {
         Case {
             policy: policy("a", 5, Families::default()),
+            others: Vec::new(),
             figures: [3, 2_000, 45],
             source: Source::Store,
             refusal: Refusal::Limited,
@@ -228,6 +249,9 @@ mod tests {
         let policies = policies.into_iter().chain(families.map(|chosen| policy("a", 5, chosen.into_iter().collect())));
         cases.extend(policies.map(|policy| Case { policy, ..base.clone() }));
         let template = Body::template("wait {{retry_after}}", "text/plain").unwrap();
+        let others = ["b", "c"].map(|name| policy(name, 5, Families::default()));
+        let lists = [others[..1].to_vec(), others[1..].to_vec(), others.to_vec()];
+        cases.extend(lists.map(|others| Case { others, ..base.clone() }));
         cases.extend([
             Case { more: "x: z\r\n", ..base.clone() },
             Case { more: "", ..base.clone() },

@@ -1,6 +1,6 @@
 //! The headers of a limit as text, of which only the numbers are missing.
 
-use super::policy::{MAX_INTEGER, reset_at_seconds, reset_seconds};
+use super::policy::{MAX_INTEGER, Policy, reset_at_seconds, reset_seconds};
 use crate::decision::Decision;
 
 /// Text in which numbers have their places.
@@ -23,6 +23,8 @@ pub(super) enum Number {
     /// As structured fields can have it.
     SmallRemaining,
     SmallResetIn,
+    /// `t` of `RateLimit`.
+    SmallMoreIn,
 }
 
 impl Prepared {
@@ -38,7 +40,13 @@ impl Prepared {
 
     /// Writes it behind what `out` has. Where in that each number begins is `placed`.
     #[inline]
-    pub(super) fn write(&self, decision: &Decision, out: &mut Vec<u8>, mut placed: impl FnMut(usize, Number)) {
+    pub(super) fn write(
+        &self,
+        policy: &Policy,
+        decision: &Decision,
+        out: &mut Vec<u8>,
+        mut placed: impl FnMut(usize, Number),
+    ) {
         const MAX_DIGITS: usize = 20;
         out.reserve(self.text.len() + MAX_DIGITS * self.numbers.len());
         let (mut from, mut digits) = (0, itoa::Buffer::new());
@@ -51,6 +59,7 @@ impl Prepared {
                 Number::ResetIn => reset_seconds(decision),
                 Number::SmallRemaining => decision.remaining().min(MAX_INTEGER),
                 Number::SmallResetIn => reset_seconds(decision).min(MAX_INTEGER),
+                Number::SmallMoreIn => policy.more_seconds(decision).min(MAX_INTEGER),
             };
             out.extend_from_slice(digits.format(number).as_bytes());
             from = *to;

@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ::http::header::RETRY_AFTER;
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::families::{Families, HeaderFamily};
 use super::lines::{Number, Prepared};
 use super::upstream::{self, Offer};
 use super::{seconds, wait_seconds};
+use crate::algorithm::refill::Refill;
 use crate::decision::{Decision, Source};
 use crate::limit::Limit;
 
@@ -29,6 +31,9 @@ pub(super) static POLICY: HeaderName = HeaderName::from_static("ratelimit-policy
 /// does it once, and while there is little in it.
 const AFTERWARDS: usize = 1;
 
+/// What stands between two items of a list.
+const BETWEEN_POLICIES: &[u8] = b", ";
+
 /// The largest integer of a structured field, fifteen digits (RFC 9651, section 3.3.1).
 pub(super) const MAX_INTEGER: u64 = 999_999_999_999_999;
 
@@ -43,17 +48,21 @@ pub struct Policy {
     name: Box<str>,
     ascii_name: Box<str>,
     quota: u64,
+    /// How its quota comes back.
+    refill: Refill,
     limit: HeaderValue,
     legacy: bool,
     draft6: bool,
     /// How many fields an answer gets.
     fields: usize,
-    /// `RateLimit-Policy`, in the form of the newest family that has it.
+    /// Its item of `RateLimit-Policy`, in the form of the newest family that has it.
     policy: Option<HeaderValue>,
     /// `RateLimit`, likewise.
     combined: Option<Combined>,
-    /// All of it as text.
-    lines: Prepared,
+    /// `X-RateLimit-*` as text.
+    legacy_lines: Prepared,
+    /// `RateLimit*` as text, but for `RateLimit-Policy`.
+    standard_lines: Prepared,
 }
 
 /// `RateLimit`, but for its two numbers.
@@ -61,6 +70,8 @@ pub struct Policy {
 struct Combined {
     before_remaining: Box<str>,
     before_reset: &'static str,
+    /// Which time follows.
+    until: Number,
 }
 
 impl Policy {
@@ -73,7 +84,9 @@ impl Policy {
     pub fn new(limit: &Limit, families: Families) -> Self {
         let (quota, window) = (limit.quota(), wait_seconds(limit.window()));
         let old_policy = Some(format!("{quota};w={window}"));
-        Self::of(limit.name(), quota, families, old_policy, &format!("w={window}"))
+        let mut policy = Self::of(limit.name(), quota, families, old_policy, &format!("w={window}"));
+        policy.refill = Refill::of(limit.algorithm());
+        policy
     }
 
     /// The headers of a limit of so many requests at the same time. It has no window, and the older drafts have no words
@@ -87,31 +100,31 @@ impl Policy {
         let ascii_name = ascii(limit_name);
         let (policy, combined) = if families.has(HeaderFamily::Ietf) {
             let name = quoted(&ascii_name);
-            let combined = Combined { before_remaining: format!("{name};r=").into(), before_reset: ";t=" };
+            let before_remaining = format!("{name};r=").into();
+            let combined = Combined { before_remaining, before_reset: ";t=", until: Number::SmallMoreIn };
             (Some(format!("{name};q={quota};{unit}")), Some(combined))
         } else if families.has(HeaderFamily::Draft7) {
             let before_remaining = format!("limit={quota}, remaining=").into();
-            (old_policy, Some(Combined { before_remaining, before_reset: ", reset=" }))
+            let until = Number::SmallResetIn;
+            (old_policy, Some(Combined { before_remaining, before_reset: ", reset=", until }))
         } else {
             (old_policy.filter(|_| families.has(HeaderFamily::Draft6)), None)
         };
         let (legacy, draft6) = (families.has(HeaderFamily::Legacy), families.has(HeaderFamily::Draft6));
         let fields = [3 * usize::from(legacy), 3 * usize::from(draft6), policy.iter().len(), combined.iter().len()];
-        let mut lines = Prepared::default();
+        let (mut legacy_lines, mut lines) = (Prepared::default(), Prepared::default());
         if legacy {
-            lines.text(&format!("x-ratelimit-limit: {quota}\r\nx-ratelimit-remaining: ")).number(Number::Remaining);
-            lines.text("\r\nx-ratelimit-reset: ").number(Number::ResetAt).text("\r\n");
-        }
-        if let Some(policy) = &policy {
-            lines.text(&format!("ratelimit-policy: {policy}\r\n"));
+            let limit = format!("x-ratelimit-limit: {quota}\r\nx-ratelimit-remaining: ");
+            legacy_lines.text(&limit).number(Number::Remaining);
+            legacy_lines.text("\r\nx-ratelimit-reset: ").number(Number::ResetAt).text("\r\n");
         }
         if draft6 {
             lines.text(&format!("ratelimit-limit: {quota}\r\nratelimit-remaining: ")).number(Number::Remaining);
             lines.text("\r\nratelimit-reset: ").number(Number::ResetIn).text("\r\n");
         }
-        if let Some(Combined { before_remaining, before_reset }) = &combined {
+        if let Some(Combined { before_remaining, before_reset, until }) = &combined {
             lines.text(&format!("ratelimit: {before_remaining}")).number(Number::SmallRemaining);
-            lines.text(before_reset).number(Number::SmallResetIn).text("\r\n");
+            lines.text(before_reset).number(*until).text("\r\n");
         }
         let policy = policy.map(|text| HeaderValue::try_from(text).expect("names are made printable ASCII"));
         static MADE: AtomicU64 = AtomicU64::new(0);
@@ -120,13 +133,15 @@ impl Policy {
             name: limit_name.into(),
             ascii_name: ascii_name.into(),
             quota,
+            refill: Refill::AtOnce,
             limit: HeaderValue::from(quota),
             legacy,
             draft6,
             fields: fields.into_iter().sum(),
             policy,
             combined,
-            lines,
+            legacy_lines,
+            standard_lines: lines,
         }
     }
 
@@ -156,12 +171,32 @@ impl Policy {
         self.fields
     }
 
+    /// `t` of `RateLimit`: until then no more than what remains can be used, because then more becomes available; for a
+    /// denial, when a retry is worth it.
+    ///
+    /// Draft 10 defines it as the time until additional quota becomes available, draft 11 as the window within which the
+    /// available quota may be used. This satisfies both, and `Retry-After` never ends before it.
+    pub(super) fn more_seconds(&self, decision: &Decision) -> u64 {
+        match decision.retry_after() {
+            Some(wait) => wait_seconds(wait),
+            None => self.refill.more_after(decision).div_ceil(1_000_000),
+        }
+    }
+
+    /// The time in `RateLimit`, or in `RateLimit-Reset` where there is no `RateLimit`.
+    fn standard_seconds(&self, decision: &Decision) -> u64 {
+        match &self.combined {
+            Some(Combined { until: Number::SmallMoreIn, .. }) => self.more_seconds(decision),
+            _ => reset_seconds(decision),
+        }
+    }
+
     /// Writes what is left, over any such headers there are; and for a denial that waiting helps, `Retry-After`.
     ///
     /// When the store failed and its limit denies for that, nobody knows what is left, so only `Retry-After` is
     /// written.
     pub fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
-        self.write_left(decision, headers);
+        self.write_left(decision, &[self], headers);
         if let Some(wait) = decision.retry_after() {
             set_number(headers, &RETRY_AFTER, wait_seconds(wait));
         }
@@ -172,17 +207,23 @@ impl Policy {
         decision.is_allowed() || decision.source() != Source::Policy
     }
 
-    /// Writes what is left, without `Retry-After`.
-    pub(super) fn write_left(&self, decision: &Decision, headers: &mut HeaderMap) {
+    /// Writes what is left, without `Retry-After`. `matched` are the policies that `RateLimit-Policy` lists.
+    pub(super) fn write_left(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
         if Self::tells_left(decision) && headers.try_reserve(self.fields).is_ok() {
-            self.write_new(decision, headers);
+            self.write_new(decision, matched, headers);
         }
     }
 
     /// The same as lines of HTTP/1.1.
-    pub(super) fn write_left_lines(&self, decision: &Decision, out: &mut Vec<u8>, placed: impl FnMut(usize, Number)) {
+    pub(super) fn write_left_lines(
+        &self,
+        decision: &Decision,
+        matched: &[&Self],
+        out: &mut Vec<u8>,
+        placed: impl FnMut(usize, Number),
+    ) {
         if Self::tells_left(decision) {
-            self.lines.write(decision, out, placed);
+            self.write_all_lines(decision, matched, out, placed);
         }
     }
 
@@ -193,11 +234,16 @@ impl Policy {
     /// less remaining wins, and of two with the same the one that resets later. Headers that make no sense are
     /// written over, those of families that were not chosen are left alone.
     pub fn merge(&self, decision: &Decision, headers: &mut HeaderMap) {
+        self.merge_listing(decision, &[self], headers);
+    }
+
+    /// The same for a request that matched several policies, all of which `RateLimit-Policy` lists.
+    pub(crate) fn merge_listing(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
         if self.fields == 0 || headers.try_reserve(self.fields + AFTERWARDS).is_err() {
             return;
         }
         if !upstream::says_anything(headers) {
-            return self.write_new(decision, headers);
+            return self.write_new(decision, matched, headers);
         }
         let ours = Offer { remaining: decision.remaining(), reset_secs: reset_seconds(decision) };
         if self.legacy && !upstream::legacy(headers, decision.at()).is_some_and(|theirs| theirs.is_stricter_than(ours))
@@ -207,11 +253,12 @@ impl Policy {
         if !self.has_standard() {
             return;
         }
+        let ours = Offer { reset_secs: self.standard_seconds(decision), ..ours };
         match upstream::standard(headers) {
             Some(theirs) if theirs.is_stricter_than(ours) => {}
             _ => {
                 upstream::remove_standard(headers);
-                self.write_standard(decision, headers);
+                self.write_standard(decision, matched, headers);
             }
         }
     }
@@ -222,13 +269,39 @@ impl Policy {
 
     /// Writes what is left as lines of HTTP/1.1, to the head of an answer that says nothing of limits yet.
     pub fn write_lines(&self, decision: &Decision, out: &mut Vec<u8>) {
-        self.lines.write(decision, out, |_, _| {});
+        self.write_lines_listing(decision, &[self], out);
     }
 
-    fn write_new(&self, decision: &Decision, headers: &mut HeaderMap) {
+    /// The same for a request that matched several policies, all of which `RateLimit-Policy` lists.
+    pub(crate) fn write_lines_listing(&self, decision: &Decision, matched: &[&Self], out: &mut Vec<u8>) {
+        self.write_all_lines(decision, matched, out, |_, _| {});
+    }
+
+    #[inline]
+    fn write_all_lines(
+        &self,
+        decision: &Decision,
+        matched: &[&Self],
+        out: &mut Vec<u8>,
+        mut placed: impl FnMut(usize, Number),
+    ) {
+        self.legacy_lines.write(self, decision, out, &mut placed);
+        let mut before: &[u8] = b"ratelimit-policy: ";
+        for policy in matched.iter().filter_map(|policy| policy.policy.as_ref()) {
+            out.extend_from_slice(before);
+            out.extend_from_slice(policy.as_bytes());
+            before = BETWEEN_POLICIES;
+        }
+        if before == BETWEEN_POLICIES {
+            out.extend_from_slice(b"\r\n");
+        }
+        self.standard_lines.write(self, decision, out, placed);
+    }
+
+    fn write_new(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
         self.write_legacy(decision, headers);
         if self.has_standard() {
-            self.write_standard(decision, headers);
+            self.write_standard(decision, matched, headers);
         }
     }
 
@@ -240,15 +313,14 @@ impl Policy {
         }
     }
 
-    fn write_standard(&self, decision: &Decision, headers: &mut HeaderMap) {
-        let reset_secs = reset_seconds(decision);
-        if let Some(policy) = &self.policy {
-            headers.insert(&POLICY, policy.clone());
+    fn write_standard(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
+        if let Some(policies) = listed(matched) {
+            headers.insert(&POLICY, policies);
         }
         if self.draft6 {
             headers.insert(&LIMIT, self.limit.clone());
             set_number(headers, &REMAINING, decision.remaining());
-            set_number(headers, &RESET, reset_secs);
+            set_number(headers, &RESET, reset_seconds(decision));
         }
         if let Some(combined) = &self.combined {
             let (mut remaining, mut reset) = (itoa::Buffer::new(), itoa::Buffer::new());
@@ -256,7 +328,7 @@ impl Policy {
                 &*combined.before_remaining,
                 remaining.format(decision.remaining().min(MAX_INTEGER)),
                 combined.before_reset,
-                reset.format(reset_secs.min(MAX_INTEGER)),
+                reset.format(self.standard_seconds(decision).min(MAX_INTEGER)),
             ]
             .concat();
             if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
@@ -266,11 +338,20 @@ impl Policy {
     }
 }
 
-/// What the drafts call reset or `t`: for a denial the time to wait, for others the time until all is back.
-///
-/// Drafts 06 and 07 want the moment of `Retry-After` here, and the later ones one that is not after it. Draft 11
-/// reads it as the time in which a client can use no more than what remains: a denied client gets more once it may
-/// retry, and one that was allowed spends no more than it may if it makes the rest last until all is back.
+/// `RateLimit-Policy`: the items of all policies that have one.
+fn listed(matched: &[&Policy]) -> Option<HeaderValue> {
+    if let [only] = matched {
+        return only.policy.clone();
+    }
+    let items: SmallVec<[&[u8]; 8]> =
+        matched.iter().filter_map(|policy| Some(policy.policy.as_ref()?.as_bytes())).collect();
+    if items.is_empty() {
+        return None;
+    }
+    HeaderValue::from_maybe_shared(Bytes::from(items.join(BETWEEN_POLICIES))).ok()
+}
+
+/// What drafts 06 and 07 call reset: for a denial the time to wait, for others the time until the quota is full again.
 pub(super) fn reset_seconds(decision: &Decision) -> u64 {
     decision.retry_after().map_or_else(|| seconds(decision.reset_after()), wait_seconds)
 }

@@ -8,6 +8,7 @@ mod in_flight;
 mod keys;
 mod lists;
 mod plans;
+mod policies;
 mod scenarios;
 mod settling;
 

@@ -29,9 +29,7 @@ fn is_whole(answer: &Answer) -> bool {
     let remaining = answer.header("x-ratelimit-remaining").and_then(|left| left.parse::<u64>().ok());
     let policy = answer.header("ratelimit-policy");
     let is_ample = (limit, policy) == (Some("1000000"), Some(r#""per-user";q=1000000;w=60"#));
-    let is_strict = [("5", r#""per-user";q=5;w=60"#), ("50", r#""second";q=50;w=60"#)]
-        .map(|(limit, policy)| (Some(limit), Some(policy)))
-        .contains(&(limit, policy));
+    let is_strict = matches!(limit, Some("5" | "50")) && policy == Some(r#""per-user";q=5;w=60, "second";q=50;w=60"#);
     match answer.status {
         200 => (is_ample || is_strict) && answer.body == "hello" && remaining.is_some(),
         429 => is_strict && remaining == Some(0) && answer.header("retry-after").is_some(),

@@ -1,0 +1,98 @@
+//! When more of a quota becomes available, worked out from an answer instead of the state.
+//!
+//! Answers carry the time until the whole quota is back, which decisions get for nothing. The time until the next unit is
+//! a division away from it, and only some clients are told it, so it is not made for every decision.
+
+use super::{Algorithm, mul_div};
+use crate::decision::Decision;
+
+/// How the quota of a limit comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refill {
+    /// Unit by unit, at a steady rate: so many units in so many microseconds.
+    Smooth { units: u64, micros: u64 },
+    /// In portions, one at the end of each period.
+    Portions { units: u64, micros: u64 },
+    /// All of it at one moment.
+    AtOnce,
+    /// As what was spent leaves a sliding window of that many microseconds.
+    Sliding { window: u64 },
+}
+
+impl Refill {
+    pub(crate) fn of(algorithm: &Algorithm) -> Self {
+        match algorithm {
+            Algorithm::TokenBucket(spec) => spec.refill(),
+            Algorithm::LeakyBucket(spec) => spec.refill(),
+            Algorithm::FixedWindow(_) | Algorithm::Ban(_) => Self::AtOnce,
+            Algorithm::SlidingWindowLog(_) | Algorithm::SlidingWindowCounter(_) => {
+                Self::Sliding { window: crate::units::whole_micros(algorithm.window()) }
+            }
+        }
+    }
+
+    /// Returns the time in microseconds until more than `decision.remaining()` is available, or for a sliding window a
+    /// time within which no more than that should be used. It is exact, but for a bucket it may be a microsecond late.
+    pub(crate) fn more_after(self, decision: &Decision) -> u64 {
+        let spent = decision.quota().saturating_sub(decision.remaining());
+        let full_after = decision.verdict.reset_after;
+        // What comes back after the next unit or portion.
+        let later = match self {
+            Self::Smooth { units, micros } => mul_div(spent.saturating_sub(1), micros, units),
+            Self::Portions { units, micros } => spent.div_ceil(units).saturating_sub(1).saturating_mul(micros),
+            Self::AtOnce => 0,
+            Self::Sliding { window } => return full_after.min(window),
+        };
+        full_after.saturating_sub(later)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{FixedWindow, LeakyBucket, Limit, Limiter, ManualClock, Rate, Timestamp, TokenBucket};
+
+    fn algorithms() -> impl Strategy<Value = Algorithm> {
+        let numbers = (1_u64..50, 1_u64..40, 1_u64..5_000);
+        (0..4, numbers).prop_map(|(kind, (quota, count, millis))| {
+            let rate = Rate::new(count, Duration::from_millis(millis));
+            match kind {
+                0 => TokenBucket::new(quota, rate).into(),
+                1 => TokenBucket::new(quota, rate).interval().into(),
+                2 => LeakyBucket::new(quota, rate).into(),
+                _ => FixedWindow::new(quota, Duration::from_millis(millis)).into(),
+            }
+        })
+    }
+
+    proptest! {
+        /// The next unit is there after that time and not a moment before, by what the limiter itself says of it.
+        #[test]
+        fn more_is_available_then_and_not_before(
+            algorithm in algorithms(),
+            requests in prop::collection::vec((0_u64..2_000_000, 1_u64..6), 1..20),
+        ) {
+            let refill = Refill::of(&algorithm);
+            let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+            let limit = Limit::new("limit", algorithm).unwrap();
+            let quota = limit.quota();
+            let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build().unwrap();
+            for (micros, cost) in requests {
+                clock.advance(Duration::from_micros(micros));
+                let decision = limiter.check_n("key", cost);
+                if !decision.is_allowed() || decision.remaining() == quota {
+                    continue;
+                }
+                // It is denied, and so takes nothing.
+                let exact = limiter.check_n("key", decision.remaining() + 1).retry_after().unwrap();
+                let exact = u64::try_from(exact.as_micros()).unwrap();
+                let derived = refill.more_after(&decision);
+                prop_assert!(derived == exact || derived == exact + 1, "{derived} instead of {exact}");
+            }
+        }
+    }
+}
