@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 use tollgate::rules::file::UnderscoreHeaders;
 
 use super::answer::Failure;
-use super::buffers::{HeldBytes, Overloaded};
+use super::buffers::{HeldBytes, Overloaded, STEP_BYTES};
 use super::client::Client;
 use super::exchange::Ending;
 use super::headers;
@@ -87,8 +87,8 @@ impl ToUpstream {
     }
 
     /// Takes over what was held of it before.
-    pub(super) fn holding(mut self, held: HeldBytes) -> Self {
-        if let Self::Sent(sent) = &mut self {
+    pub(super) fn holding(mut self, held: Option<HeldBytes>) -> Self {
+        if let (Self::Sent(sent), Some(held)) = (&mut self, held) {
             sent.held = held;
         }
         self
@@ -225,8 +225,7 @@ impl ToClient {
     }
 
     pub(super) fn upstream(body: Incoming, ending: Ending) -> Self {
-        let held = Some(ending.held_bytes());
-        Self { kind: Kind::Upstream(body), rest: Bytes::new(), held, stall: None, ending }
+        Self { kind: Kind::Upstream(body), rest: Bytes::new(), held: None, stall: None, ending }
     }
 
     /// Takes away what was written here, for an answer that has no body: how long it was, if there was any.
@@ -244,8 +243,12 @@ impl ToClient {
 impl ToClient {
     /// Counts what is held of the answer: what is not given yet, and what waits to be written to the client.
     fn hold(&mut self) -> Result<(), Cut> {
-        let Some(held) = &mut self.held else { return Ok(()) };
-        held.set(self.rest.len() + self.ending.unwritten_bytes()).map_err(|Overloaded| {
+        let bytes = self.rest.len() + self.ending.unwritten_bytes();
+        if matches!(self.kind, Kind::Written) || self.held.is_none() && bytes < STEP_BYTES {
+            return Ok(());
+        }
+        let held = self.held.get_or_insert_with(|| self.ending.held_bytes());
+        held.set(bytes).map_err(|Overloaded| {
             self.ending.note_cut();
             Cut::Overloaded
         })

@@ -5,7 +5,8 @@
 //! of the other half is refused: a connection that holds much does not grow, and one that holds little is served on. The
 //! total never exceeds the bound.
 //!
-//! Where it cannot be known how much a library holds, the most that it may hold is counted.
+//! Where it cannot be known how much a library holds, the most that it may hold is counted. A body counts in steps of
+//! [`STEP_BYTES`], so that short ones, which are most, do not make workers share a counter.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,9 @@ use super::client::Client;
 
 /// Where the system does not say how much memory there is.
 const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
+
+/// Bodies count in whole steps. A request takes more memory than this for itself, so the rest does not matter.
+pub(super) const STEP_BYTES: usize = 4 << 10;
 
 /// The bytes that are held, of all workers.
 #[derive(Debug)]
@@ -88,7 +92,7 @@ impl HeldBytes {
 
     /// Changes how many there are; an error if there is no room, and then nothing is changed.
     pub(super) fn set(&mut self, bytes: usize) -> Result<(), Overloaded> {
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX / 4);
+        let bytes = i64::try_from(bytes - bytes % STEP_BYTES).unwrap_or(i64::MAX / 4);
         if bytes == self.bytes {
             return Ok(());
         }

@@ -119,7 +119,8 @@ impl Service<Request<Incoming>> for Exchange {
                 Answering::OnTheWay(Box::pin(async move {
                     let response = match asking {
                         Asking::Done(ruling) => this.pass(ruling, passing).await,
-                        Asking::Waiting(ruling) => this.ruled(ruling.await, passing).await,
+                        // In a box: with a store elsewhere the way is longer, and the others need not have room for it.
+                        Asking::Waiting(ruling) => Box::pin(this.ruled(ruling, passing)).await,
                     };
                     this.finish(response, form)
                 }))
@@ -237,7 +238,8 @@ impl Exchange {
     }
 
     /// A store elsewhere has answered.
-    async fn ruled(&self, ruling: Ruling, mut passing: Passing) -> Response<ToClient> {
+    async fn ruled(&self, ruling: impl Future<Output = Ruling>, mut passing: Passing) -> Response<ToClient> {
+        let ruling = ruling.await;
         passing.ending.note_ruling(&ruling);
         if !ruling.is_allowed() {
             return self.refuse(passing.request, &ruling, passing.ending);
@@ -250,8 +252,9 @@ impl Exchange {
         let Passing { request, site, route, mut ending } = passing;
         ending.keep_place(ruling.take_place());
         // Until an upstream reads it, as much of the body may come as the client may send ahead.
-        let mut held = HeldBytes::none(&self.client);
-        if !request.body().is_end_stream() && held.set(self.client.upload_bytes(request.body())).is_err() {
+        let mut held = (!request.body().is_end_stream()).then(|| HeldBytes::none(&self.client));
+        let upload_bytes = self.client.upload_bytes(request.body());
+        if held.as_mut().is_some_and(|held| held.set(upload_bytes).is_err()) {
             _ = Box::pin(ruling.refund()).await;
             return self.fail(request.into_body(), Failure::Overloaded, ending);
         }
@@ -265,7 +268,7 @@ impl Exchange {
             return self.tell_limits(&ruling, self.fail(request.into_body(), Failure::NoRoute, ending)).await;
         };
         match &route.leads {
-            Leads::Upstreams(_) => self.forward((request, held), (&site, route), ruling, ending).await,
+            Leads::Upstreams(_) => self.forward((request, held), (&site, route), &ruling, ending).await,
             Leads::Respond(written) => {
                 self.drain(request.into_body());
                 let response = written.response().map(|text| ToClient::written(text, ending));

@@ -40,8 +40,11 @@ const ADDED: usize = 8;
 pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Result<DroppedHeaders, Failure> {
     let mut dropped: SmallVec<[HeaderName; 4]> = SmallVec::new();
     let mut counts = DroppedHeaders::default();
+    let mut has_connection = false;
     for name in headers.keys() {
-        match filter.fate(name.as_str(), names::kind(name.as_str())) {
+        let kind = names::kind(name.as_str());
+        has_connection |= kind == Kind::Connection;
+        match filter.fate(name.as_str(), kind) {
             Fate::Kept => {}
             Fate::Dropped(reason) => {
                 counts.add(reason, u32::try_from(headers.get_all(name).iter().count()).unwrap_or(u32::MAX));
@@ -50,7 +53,7 @@ pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Resu
             Fate::Refused => return Err(Failure::UnderscoreHeader),
         }
     }
-    if headers.contains_key(CONNECTION) {
+    if has_connection {
         dropped.extend(named_by_connection(headers).filter(|name| !outlives_connection_option(name)));
     }
     for name in dropped {

@@ -45,9 +45,9 @@ enum Tried {
 impl Exchange {
     pub(super) async fn forward(
         &self,
-        (mut request, held): (Request<Incoming>, HeldBytes),
+        (mut request, held): (Request<Incoming>, Option<HeldBytes>),
         (site, route): (&Arc<Site>, &Route),
-        ruling: Ruling,
+        ruling: &Ruling,
         mut ending: Ending,
     ) -> Response<ToClient> {
         let upgrading = headers::upgrade_wanted(&request).then(|| hyper::upgrade::on(&mut request));
@@ -64,7 +64,7 @@ impl Exchange {
                 let mut response = answer::failed(fault.failure()).map(|text| ToClient::written(text, ending));
                 route.response_edits.apply(response.headers_mut());
                 self.echo_id(id, &mut response);
-                return self.tell_limits(&ruling, response).await;
+                return self.tell_limits(ruling, response).await;
             }
         };
         if abandoned::has_event_stream(answered.headers()) {
@@ -95,7 +95,7 @@ impl Exchange {
         };
         let mut response = Response::from_parts(parts, body);
         self.echo_id(id, &mut response);
-        self.tell_limits(&ruling, response).await
+        self.tell_limits(ruling, response).await
     }
 
     fn echo_id(&self, id: Option<HeaderValue>, response: &mut Response<ToClient>) {
@@ -242,7 +242,7 @@ impl Exchange {
                 });
                 let sent = PermittedRequest::new(sending, (held, place), patience, &self.worker.tally);
                 let answer;
-                (answer, held) = match self.await_permitted(sent, ending).await {
+                (answer, held) = match Box::pin(self.await_permitted(sent, ending)).await {
                     Ok(answered) => answered,
                     Err(failure) => return Tried::Failed(failure.into()),
                 };
