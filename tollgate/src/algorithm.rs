@@ -93,6 +93,12 @@ pub(crate) trait Rules {
     /// How many words a key needs.
     fn words(&self) -> usize;
 
+    /// How many high bits of a state of one word are always 0, so that a store can keep a tag there. A state with such
+    /// bits never has all the others set. 0 for states of several words.
+    fn free_bits(&self) -> u32 {
+        0
+    }
+
     /// Whether the words mean nothing unless the key is held still while they are read.
     fn must_lock(&self) -> bool {
         false

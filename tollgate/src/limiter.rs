@@ -105,10 +105,10 @@ impl Limiter {
     ///
     /// | | |
     /// |---|---|
-    /// | bucket | as far as you like, at rates of up to 2048 units in their shortest terms |
+    /// | bucket | as far as you like, at rates of up to 512 units in their shortest terms |
     /// | fixed window of the clock, refill in portions | a minute: 2^32; a second: 2^31 |
-    /// | fixed window from the first request | 2047, and from there on 2^32 |
-    /// | counter of one segment | a minute: 2^18, and from there on 2^32 |
+    /// | fixed window from the first request | 511, and from there on 2^32 |
+    /// | counter of one segment | a minute: 2^17, and from there on 2^32 |
     /// | counter of several segments, log | to the next power of two less one; a log of up to 16 not at all |
     ///
     /// Give back what a decision took through the limiter that made it: another one may have other limits.

@@ -133,6 +133,10 @@ impl Rules for ClockWindow {
         self.packing.words()
     }
 
+    fn free_bits(&self) -> u32 {
+        self.packing.free_bits()
+    }
+
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Count> {
         let now = self.at_wall(now);
         let (count, stepped_back) = self.count(cells, now);
@@ -183,6 +187,10 @@ impl Rules for OpenedWindow {
 
     fn words(&self) -> usize {
         self.packing.words()
+    }
+
+    fn free_bits(&self) -> u32 {
+        self.packing.free_bits()
     }
 
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Count> {

@@ -183,6 +183,10 @@ impl<D: Debt> Rules for Meter<D> {
         self.packing.words()
     }
 
+    fn free_bits(&self) -> u32 {
+        self.packing.free_bits()
+    }
+
     #[inline(always)]
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Moment> {
         let rest = self.load(cells);

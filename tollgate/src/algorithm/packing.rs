@@ -1,30 +1,46 @@
 //! Numbers in as few words as they need.
 
-use super::Cells;
+use super::{Cells, MAX_QUOTA};
 
 /// How many bits it takes to write every number up to `max`.
 pub(super) fn bits_for(max: u64) -> u32 {
     u64::BITS - max.leading_zeros()
 }
 
+/// The high bits that a state of one word leaves to the store, where there is room for them: see
+/// [`Rules::free_bits`](super::Rules::free_bits).
+pub(super) const FREE_BITS: u32 = 2;
+
 /// Two numbers: in one word where they fit, else in two.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
     /// The width of the second number when both share a word.
     low_bits: Option<u32>,
+    /// The high bits of that word that neither number uses.
+    free_bits: u32,
 }
 
 impl Pair {
-    /// The second number gets all the bits that the first leaves it, so that it can grow when a limit is changed.
+    /// The second number gets all the bits that the first and the store leave it, so that it can grow when a limit is
+    /// changed. The first number never has all of its bits set, so no state is a word of ones.
     pub(super) fn new(max_first: u64, max_second: u64) -> Self {
-        let left = u64::BITS - bits_for(max_first);
-        Self { low_bits: (bits_for(max_second) <= left).then_some(left) }
+        let left = u64::BITS - bits_for(max_first + 1);
+        let Some(spare) = left.checked_sub(bits_for(max_second)) else {
+            return Self { low_bits: None, free_bits: 0 };
+        };
+        // No number that grows needs more than a quota does.
+        let low_bits = (left - spare.min(FREE_BITS)).min(bits_for(MAX_QUOTA));
+        Self { low_bits: Some(low_bits), free_bits: left - low_bits }
     }
 
     /// A word each, whatever they are.
     #[cfg(feature = "redis")]
     pub(super) const fn of_two_words() -> Self {
-        Self { low_bits: None }
+        Self { low_bits: None, free_bits: 0 }
+    }
+
+    pub(super) fn free_bits(self) -> u32 {
+        self.free_bits
     }
 
     /// Whether a second number up to this one can be kept.
@@ -114,6 +130,21 @@ mod tests {
                 prop_assert_eq!(cells.borrow()[bit / 64] >> (bit % 64) & 1, before, "bit {}", bit);
             }
         }
+    }
+
+    #[test]
+    fn a_pair_leaves_bits_to_the_store_where_there_is_room() {
+        let layout = |max_first, max_second| {
+            let pair = Pair::new(max_first, max_second);
+            (pair.low_bits, pair.free_bits)
+        };
+        assert_eq!(layout(1 << 52, 100), (Some(9), 2));
+        assert_eq!(layout(1 << 52, 1023), (Some(10), 1));
+        assert_eq!(layout(1 << 52, 2047), (Some(11), 0));
+        assert_eq!(layout(1 << 52, 2048), (None, 0));
+        // The largest first number is not all ones.
+        assert_eq!(layout((1 << 53) - 1, 1), (Some(8), 2));
+        assert_eq!(layout(1 << 26, 1), (Some(33), 4));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::packing::{bits_for, read_bits, write_bits};
+use super::packing::{FREE_BITS, bits_for, read_bits, write_bits};
 use super::{
     Algorithm, Cells, Charge, Compiled, MAX_QUOTA, Rules, Step, allowed, checked, denied, div_ceil, mul_div, never_fits,
 };
@@ -112,11 +112,15 @@ struct Place {
 impl Counter {
     pub(super) fn new(limit: u64, window: u64, segments: u32) -> Self {
         let (counts, segments) = (segments + 1, u64::from(segments));
-        let index_bits = bits_for(mul_div(Timestamp::MAX.as_micros(), segments, window) + 1);
+        // One more than the largest index, so that no state is a word of ones.
+        let index_bits = bits_for(mul_div(Timestamp::MAX.as_micros(), segments, window) + 2);
         // The counts share what is left of the words they need anyway, so that they can grow when the limit is
         // changed.
-        let words = (index_bits + counts * bits_for(limit)).div_ceil(u64::BITS);
-        let count_bits = ((words * u64::BITS - index_bits) / counts).min(bits_for(MAX_QUOTA));
+        let needs = index_bits + counts * bits_for(limit);
+        let words = needs.div_ceil(u64::BITS);
+        let spare = words * u64::BITS - needs;
+        let free_bits = if words == 1 { spare.min(FREE_BITS) } else { 0 };
+        let count_bits = ((words * u64::BITS - free_bits - index_bits) / counts).min(bits_for(MAX_QUOTA));
         Self { limit, window, segments, index_bits, count_bits }
     }
 
@@ -206,6 +210,11 @@ impl Rules for Counter {
     fn words(&self) -> usize {
         let bits = self.index_bits as usize + self.count_bits as usize * (self.segments as usize + 1);
         bits.div_ceil(64)
+    }
+
+    fn free_bits(&self) -> u32 {
+        let counts = self.segments as u32 + 1;
+        u64::BITS.saturating_sub(self.index_bits + counts * self.count_bits)
     }
 
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Move> {

@@ -142,6 +142,10 @@ impl Rules for Strikes {
         self.packing.words()
     }
 
+    fn free_bits(&self) -> u32 {
+        self.packing.free_bits()
+    }
+
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Struck> {
         let (struck, stepped_back) = self.struck(cells, now);
         let edit = stepped_back.then_some(struck);

@@ -84,4 +84,8 @@ impl Compiled {
     pub(crate) fn words(&self) -> usize {
         super::with_rules!(self, rules => rules.words())
     }
+
+    pub(crate) fn free_bits(&self) -> u32 {
+        super::with_rules!(self, rules => rules.free_bits())
+    }
 }

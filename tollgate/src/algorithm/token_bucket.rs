@@ -163,6 +163,10 @@ impl Rules for Interval {
         self.packing.words()
     }
 
+    fn free_bits(&self) -> u32 {
+        self.packing.free_bits()
+    }
+
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Spent> {
         let now = self.aligned(now);
         let (spent, stepped_back) = self.spent(cells, now);

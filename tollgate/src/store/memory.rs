@@ -5,7 +5,7 @@
 //! 64-bit fingerprint, keyed with a secret of the process: nobody outside can aim at a collision, and among ten
 //! million keys of a limit the chance that any two share a fingerprint is about 3 in a million (n² / 2^65).
 //!
-//! One limit is decided by one compare-and-swap. Several are decided with all their buckets held for the few
+//! One limit is decided by one compare-and-swap. Several are decided with all their words but one sealed for the few
 //! nanoseconds it takes, so that a request takes from all of them or from none, and others see nothing between.
 
 mod bucket;
@@ -19,23 +19,25 @@ mod split;
 mod table;
 mod tables;
 mod together;
+mod word;
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use self::bucket::{Busy, Slot, hold_unchanged, pause, unchanged};
-use self::holds::Holds;
-use self::newcomer::Seat;
+use self::bucket::{Busy, hold_unchanged, pause, unchanged};
+use self::holds::{Holds, Seat};
 use self::table::{Found, Table};
 use self::tables::Seated;
+use self::word::{Copied, Lent};
 use crate::algorithm::{Charge, Compiled, Rules, Step, with_rules};
 use crate::budget::Budget;
 use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
+use crate::sync::Ordering;
 use crate::units::Timestamp;
 
 pub(crate) struct MemoryStore {
@@ -266,7 +268,7 @@ impl MemoryStore {
         for (one, seat, passes) in &mut seats {
             let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
             let verdict = with_rules!(limit.compiled(), rules => {
-                rules.decide(&table.cells(*seat), now.as_micros(), one.cost).verdict
+                rules.decide(&holds.cells(table, *seat), now.as_micros(), one.cost).verdict
             });
             *passes = verdict.is_allowed();
             let decision = self.answer(limits, *one, now, verdict);
@@ -277,7 +279,8 @@ impl MemoryStore {
             if all_pass || !passes {
                 let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
                 with_rules!(limit.compiled(), rules => {
-                    if let Some(edit) = rules.decide(&table.cells(*seat), now.as_micros(), one.cost).edit {
+                    let step = rules.decide(&holds.cells(table, *seat), now.as_micros(), one.cost);
+                    if let Some(edit) = step.edit {
                         table.apply(rules, &mut holds, *seat, edit, now.as_micros());
                     }
                 });
@@ -374,17 +377,17 @@ impl Table {
         mode: Mode,
         claim_first: &mut bool,
     ) -> Option<Verdict> {
+        if self.layout.tags != 0 {
+            return self.decide_word(rules, self.place(found), now, cost, mode);
+        }
         let Found { bucket, slot, header } = found;
         let cells = self.slot(bucket, slot);
         if *claim_first {
-            let held = hold_unchanged(bucket, header)?;
+            let mut held = hold_unchanged(bucket, header)?;
             let Step { verdict, edit } = rules.decide(&cells, now, cost);
-            match edit.filter(|_| mode.writes(&verdict)) {
-                Some(edit) => {
-                    rules.apply(&cells, edit);
-                    held.release();
-                }
-                None => held.release_unchanged(),
+            if let Some(edit) = edit.filter(|_| mode.writes(&verdict)) {
+                held.mark_written();
+                rules.apply(&cells, edit);
             }
             return Some(verdict);
         }
@@ -393,9 +396,9 @@ impl Table {
             None => unchanged(bucket, header).then_some(verdict),
             Some(edit) => {
                 *claim_first = true;
-                let held = hold_unchanged(bucket, header)?;
+                let mut held = hold_unchanged(bucket, header)?;
+                held.mark_written();
                 rules.apply(&cells, edit);
-                held.release();
                 Some(verdict)
             }
         }
@@ -425,7 +428,7 @@ impl Table {
     fn seat_and_take<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64) -> Result<Verdict, Busy> {
         let mut holds = Holds::default();
         let seat = self.hold_seat(rules, &mut holds, fingerprint, now)?;
-        let Step { verdict, edit } = rules.decide(&self.cells(seat), now, cost);
+        let Step { verdict, edit } = rules.decide(&holds.cells(self, seat), now, cost);
         if let Some(edit) = edit {
             self.apply(rules, &mut holds, seat, edit, now);
         }
@@ -433,15 +436,39 @@ impl Table {
     }
 
     /// Changes the words of a key that has a seat.
-    fn change(&self, fingerprint: u64, change: impl Fn(&Slot<'_>)) {
+    fn change(&self, fingerprint: u64, change: impl Fn(&Lent<'_, '_>)) {
         let mut attempts = 0;
         while let Some(found) = self.find(fingerprint) {
-            if let Some(held) = hold_unchanged(found.bucket, found.header) {
-                change(&self.slot(found.bucket, found.slot));
-                held.release();
+            let is_changed = match self.layout.tags {
+                0 => self.change_held(found, &change),
+                _ => self.change_word(found, &change),
+            };
+            if is_changed {
                 return;
             }
             attempts = pause(attempts);
         }
+    }
+
+    fn change_held(&self, found: Found<'_>, change: impl Fn(&Lent<'_, '_>)) -> bool {
+        let Some(mut held) = hold_unchanged(found.bucket, found.header) else {
+            return false;
+        };
+        held.mark_written();
+        change(&Lent::Words(self.slot(found.bucket, found.slot)));
+        true
+    }
+
+    /// Sealed rather than replaced: what is given back to a key that has just got the slot would be minted.
+    fn change_word(&self, found: Found<'_>, change: impl Fn(&Lent<'_, '_>)) -> bool {
+        let (place, tags) = (self.place(found), self.layout.tags);
+        let old = place.word.load(Ordering::Relaxed);
+        let copied = Copied::new(old & !tags, &self.spill);
+        change(&Lent::Copy(&copied));
+        let is_sealed = place.seal(old);
+        if is_sealed {
+            place.unseal(old & tags | copied.state.get());
+        }
+        is_sealed
     }
 }

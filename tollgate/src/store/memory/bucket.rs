@@ -1,11 +1,13 @@
-//! One bucket: how it is laid out, and the protocol by which threads share it.
+//! One bucket: how it is laid out, and the lock in its header.
 //!
 //! A bucket is a pair of cache lines, or a few: a header, then slots of a fingerprint and the words of its key,
-//! and at the end the words that keys without a slot share. The header holds a version and a lock. A decision
-//! reads a bucket without writing to it, computes, and then takes the lock by replacing exactly the header it
-//! read, so that one compare-and-swap both proves that nothing changed meanwhile and claims the bucket; a
-//! handful of stores later it is free again. A denial writes nothing at all, so a flood of them shares the
-//! cache line.
+//! and at the end the words that keys without a slot share. The header holds a lock and a version.
+//!
+//! A key whose state is one word is decided by replacing that word: see `word.rs`. The header is only read. A key whose
+//! state is longer is decided under the lock: a decision reads the bucket without writing to it, computes, and then
+//! takes the lock by replacing exactly the header it read, so that one compare-and-swap both proves that nothing
+//! changed meanwhile and claims the bucket. Fingerprints change under the lock only. A denial writes nothing at all, so
+//! a flood of them shares the cache line.
 
 use crate::algorithm::Cells;
 use crate::algorithm::spill::Spill;
@@ -17,7 +19,11 @@ pub(super) const LOCKED: u64 = 1;
 pub(super) const PASSED_BY: u64 = 1 << 1;
 const LEVEL_SHIFT: u32 = 2;
 const LEVEL_MASK: u64 = 0x3f << LEVEL_SHIFT;
-const VERSION: u64 = 1 << 8;
+/// Counts how often the tag of one of the slots has started again from 0.
+const LAP: u64 = 1 << 8;
+const LAP_MASK: u64 = (VERSION - 1) & !(LAP - 1);
+/// Counts the holders that wrote to the bucket.
+const VERSION: u64 = 1 << 28;
 
 /// The fingerprint of an empty slot.
 pub(super) const EMPTY: u64 = 0;
@@ -29,7 +35,7 @@ const SPINS: u32 = 16;
 const LONGEST_SPIN: u32 = 8;
 /// How often to look again at a bucket that someone holds while holding others oneself. Then let go of all and
 /// start over: two who wait for each other would wait forever.
-const PATIENCE: u32 = if cfg!(loom) { 1 } else { 256 };
+pub(super) const PATIENCE: u32 = if cfg!(loom) { 1 } else { 256 };
 
 /// How buckets are laid out, all sizes in words.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +49,8 @@ pub(super) struct Layout {
     step: usize,
     /// Buckets at the start, and buckets in a block, the reach of a run, as a power of two.
     pub(super) block_bits: u32,
+    /// The bits of a word in which slots have their tags. 0 if keys are decided under the lock of their bucket.
+    pub(super) tags: u64,
 }
 
 impl Layout {
@@ -50,13 +58,8 @@ impl Layout {
     pub(super) const SHORT_STRIDE: usize = if cfg!(loom) { 6 } else { 16 };
     pub(super) const SHORT_SLOTS: usize = (Self::SHORT_STRIDE - 2) / 2;
 
-    /// Whether keys have one word, and buckets the usual size.
-    #[inline(always)]
-    pub(super) fn is_short(self) -> bool {
-        self.words == 1 && self.stride == Self::SHORT_STRIDE
-    }
-
-    pub(super) fn new(words: usize) -> Self {
+    /// For keys of so many words. If it is one word, its `free_bits` high bits are the slot's tag.
+    pub(super) fn new(words: usize, free_bits: u32) -> Self {
         // Five slots or more keep overflow rare; a stride that is a power of two keeps buckets on lines. One
         // key's words have no fingerprint: strangers share them.
         let needs = 1 + words + 5 * (1 + words);
@@ -64,7 +67,12 @@ impl Layout {
         // 64 buckets make a full block rare; very long states make do with fewer, for half a megabyte a limit.
         let block = ((1 << 16) / stride).clamp(4, 64);
         let slots = (stride - 1 - words) / (1 + words);
-        Self { words, slots, stride, step: if words == 1 { 2 } else { 1 }, block_bits: block.ilog2() }
+        let step = if words == 1 { 2 } else { 1 };
+        Self { words, slots, stride, step, block_bits: block.ilog2(), tags: Self::tags(words, free_bits) }
+    }
+
+    fn tags(words: usize, free_bits: u32) -> u64 {
+        if words == 1 { !(u64::MAX >> free_bits) } else { 0 }
     }
 
     /// Buckets in a block.
@@ -77,9 +85,10 @@ impl Layout {
     }
 
     #[cfg(all(test, loom))]
-    pub(super) fn tiny(words: usize, slots: usize, block_bits: u32) -> Self {
+    pub(super) fn tiny(words: usize, slots: usize, block_bits: u32, free_bits: u32) -> Self {
         let stride = 1 + words + slots * (1 + words);
-        Self { words, slots, stride, step: if words == 1 { 2 } else { 1 }, block_bits }
+        let step = if words == 1 { 2 } else { 1 };
+        Self { words, slots, stride, step, block_bits, tags: Self::tags(words, free_bits) }
     }
 }
 
@@ -148,6 +157,11 @@ impl<'a> Slot<'a> {
     pub(super) fn new(words: &'a [AtomicU64], spill: &'a Spill) -> Self {
         Self { words, spill }
     }
+
+    /// The only word of a key that has one, with the tag of its slot.
+    pub(super) fn word(&self) -> u64 {
+        self.words[0].load(Ordering::Relaxed)
+    }
 }
 
 impl Cells for Slot<'_> {
@@ -166,10 +180,11 @@ impl Cells for Slot<'_> {
     }
 }
 
-/// A bucket that is held, and what its header will be when it is let go.
+/// A bucket that is held, and what its header will be when it is let go: when this is dropped.
 pub(super) struct Held<'a> {
     pub(super) bucket: Bucket<'a>,
     header: u64,
+    written: bool,
 }
 
 /// Why to let go of everything and start over.
@@ -201,27 +216,22 @@ pub(super) fn unchanged_header(word: &AtomicU64, header: u64) -> bool {
 /// Holds a bucket if it is still as it was when its header was read.
 #[inline]
 pub(super) fn hold_unchanged(bucket: Bucket<'_>, header: u64) -> Option<Held<'_>> {
-    hold_header(bucket.header(), header).then_some(Held { bucket, header })
+    // Not `then_some`: a `Held` that is made and dropped lets go of what another thread holds.
+    hold_header(bucket.header(), header).then(|| Held { bucket, header, written: false })
 }
 
 #[inline(always)]
-pub(super) fn hold_header(word: &AtomicU64, header: u64) -> bool {
+fn hold_header(word: &AtomicU64, header: u64) -> bool {
     let swapped = word.compare_exchange(header, header | LOCKED, Ordering::Acquire, Ordering::Relaxed);
     // Whoever reads a word written from here on must find the header changed.
     fence(Ordering::Release);
     swapped.is_ok()
 }
 
-/// Lets go of a bucket that was written to.
+/// Whether no slot's tag has started again from 0 between two headers of one bucket.
 #[inline(always)]
-pub(super) fn release_header(word: &AtomicU64, header: u64) {
-    word.store(header.wrapping_add(VERSION), Ordering::Release);
-}
-
-/// Lets go of a bucket that was not: readers need not look again.
-#[inline(always)]
-pub(super) fn release_header_unchanged(word: &AtomicU64, header: u64) {
-    word.store(header, Ordering::Release);
+pub(super) fn is_same_lap(one: u64, other: u64) -> bool {
+    (one ^ other) & LAP_MASK == 0
 }
 
 /// The header of a bucket that may be held by someone who waits for us: gives up rather than wait forever.
@@ -245,6 +255,18 @@ impl Held<'_> {
         level_of(self.header)
     }
 
+    /// Readers of this bucket will have to look again.
+    pub(super) fn mark_written(&mut self) {
+        self.written = true;
+    }
+
+    /// To be called before a tag that starts again from 0 is written.
+    pub(super) fn start_lap(&mut self) {
+        self.header = self.header & !LAP_MASK | self.header.wrapping_add(LAP) & LAP_MASK;
+        self.written = true;
+        self.bucket.header().store(self.header | LOCKED, Ordering::Release);
+    }
+
     pub(super) fn mark_passed_by(&mut self) {
         self.header |= PASSED_BY;
     }
@@ -256,16 +278,14 @@ impl Held<'_> {
     pub(super) fn set_level(&mut self, level: u32) {
         self.header = self.header & !LEVEL_MASK | u64::from(level) << LEVEL_SHIFT;
     }
+}
 
-    /// Lets go of a bucket that was written to.
+impl Drop for Held<'_> {
     #[inline]
-    pub(super) fn release(self) {
-        release_header(self.bucket.header(), self.header);
-    }
-
-    /// Lets go of a bucket that was not: readers need not look again.
-    pub(super) fn release_unchanged(self) {
-        release_header_unchanged(self.bucket.header(), self.header);
+    fn drop(&mut self) {
+        // Readers of a bucket that was not written to need not look again.
+        let version = if self.written { VERSION } else { 0 };
+        self.bucket.header().store(self.header.wrapping_add(version), Ordering::Release);
     }
 }
 

@@ -2,52 +2,113 @@
 
 use smallvec::SmallVec;
 
-use super::bucket::{Bucket, Busy, Held, header_patiently, hold_unchanged};
+use super::bucket::{Bucket, Busy, EMPTY, Held, LOCKED, header_patiently, hold_unchanged};
 use super::table::Table;
+use super::word::{Lent, SEAL, Sealed};
+use crate::sync::Ordering;
 
-/// Buckets that are held. All are let go when this is dropped, the last one first.
-#[derive(Default)]
-pub(super) struct Holds<'a> {
-    held: SmallVec<[Hold<'a>; 8]>,
-    /// Slots that were given to keys which have not spent anything yet, so that they look free.
-    given: SmallVec<[(Bucket<'a>, usize); 8]>,
+/// A slot, or the shared words, of a bucket that is held.
+#[derive(Clone, Copy)]
+pub(super) struct Seat<'a> {
+    pub(super) bucket: Bucket<'a>,
+    pub(super) slot: usize,
+    /// Where its bucket is among those held.
+    held: usize,
+    /// Where its seal is, if it has one word that others decide by.
+    sealed: Option<usize>,
 }
 
-struct Hold<'a> {
-    bucket: Held<'a>,
-    written: bool,
+impl Seat<'_> {
+    pub(super) fn is(self, other: Seat<'_>) -> bool {
+        self.bucket.is(other.bucket) && self.slot == other.slot
+    }
+}
+
+/// Buckets that are held, and words in them that are sealed. When this is dropped, the words are written, and then the
+/// buckets are let go, the last one first.
+#[derive(Default)]
+pub(super) struct Holds<'a> {
+    sealed: SmallVec<[Sealed<'a>; 8]>,
+    held: SmallVec<[Held<'a>; 8]>,
+    /// Slots that were given to keys which have not spent anything yet, so that they look free.
+    given: SmallVec<[(Bucket<'a>, usize); 8]>,
 }
 
 impl<'a> Holds<'a> {
     /// Holds a bucket, unless it is held already.
     pub(super) fn hold(&mut self, bucket: Bucket<'a>) -> Result<&mut Held<'a>, Busy> {
-        let index = match self.position(bucket) {
-            Some(index) => index,
-            None => {
-                let held = hold_unchanged(bucket, header_patiently(bucket)?).ok_or(Busy::Held)?;
-                self.held.push(Hold { bucket: held, written: false });
-                self.held.len() - 1
-            }
-        };
-        Ok(&mut self.held[index].bucket)
+        let index = self.hold_index(bucket)?;
+        Ok(&mut self.held[index])
+    }
+
+    fn hold_index(&mut self, bucket: Bucket<'a>) -> Result<usize, Busy> {
+        if let Some(index) = self.position(bucket) {
+            return Ok(index);
+        }
+        self.held.push(hold_unchanged(bucket, header_patiently(bucket)?).ok_or(Busy::Held)?);
+        Ok(self.held.len() - 1)
     }
 
     /// Holds the home bucket of a key.
     pub(super) fn hold_home(&mut self, table: &'a Table, fingerprint: u64) -> Result<Bucket<'a>, Busy> {
         let mut bucket = table.probable_home(fingerprint);
         loop {
-            let already = self.position(bucket).map(|index| self.held[index].bucket.header());
+            let already = self.position(bucket).map(|index| self.held[index].header());
             let header = already.map_or_else(|| header_patiently(bucket), Ok)?;
             match table.led_on(bucket, header, fingerprint) {
                 Some(next) => bucket = next,
                 None if already.is_some() => return Ok(bucket),
                 None => {
-                    let held = hold_unchanged(bucket, header).ok_or(Busy::Held)?;
-                    self.held.push(Hold { bucket: held, written: false });
+                    self.held.push(hold_unchanged(bucket, header).ok_or(Busy::Held)?);
                     return Ok(bucket);
                 }
             }
         }
+    }
+
+    /// Keeps others from changing a slot: its bucket is held, and a word that is decided without the lock is sealed.
+    pub(super) fn seat(&mut self, table: &'a Table, bucket: Bucket<'a>, slot: usize) -> Result<Seat<'a>, Busy> {
+        let held = self.hold_index(bucket)?;
+        let tags = table.layout.tags;
+        if tags == 0 || slot == table.layout.slots {
+            return Ok(Seat { bucket, slot, held, sealed: None });
+        }
+        let word = &bucket.words_of(slot, table.layout)[0];
+        let ours = || self.sealed.iter().position(|sealed| sealed.is_of(word));
+        let index = match Some(word.load(Ordering::Relaxed)).filter(|word| *word == SEAL).and_then(|_| ours()) {
+            Some(index) => index,
+            None => {
+                self.sealed.push(Sealed::new(word, tags, &table.spill)?);
+                self.sealed.len() - 1
+            }
+        };
+        Ok(Seat { bucket, slot, held, sealed: Some(index) })
+    }
+
+    /// Lets others change the slot again, if it is the last that was sealed.
+    pub(super) fn unseat(&mut self, seat: Seat<'a>) {
+        if seat.sealed.is_some_and(|index| index + 1 == self.sealed.len()) {
+            self.sealed.pop();
+        }
+    }
+
+    /// The words of a seat.
+    pub(super) fn cells(&self, table: &'a Table, seat: Seat<'a>) -> Lent<'_, 'a> {
+        match seat.sealed {
+            Some(index) => Lent::Copy(self.sealed[index].cells()),
+            None => Lent::Words(table.slot(seat.bucket, seat.slot)),
+        }
+    }
+
+    /// Gives a seat to another key, or to none.
+    pub(super) fn hand_over(&mut self, table: &'a Table, seat: Seat<'a>, fingerprint: u64) {
+        let held = &mut self.held[seat.held];
+        held.mark_written();
+        // An empty slot has no decisions on their way to it.
+        if let Some(sealed) = seat.sealed.filter(|_| seat.bucket.fingerprint(seat.slot) != EMPTY) {
+            self.sealed[sealed].hand_over(held, table.layout.tags);
+        }
+        seat.bucket.set_fingerprint(seat.slot, fingerprint);
     }
 
     /// Keeps a slot for the key that it was given to, as long as anything is held.
@@ -62,23 +123,20 @@ impl<'a> Holds<'a> {
     /// Readers of this bucket will have to look again.
     pub(super) fn write(&mut self, bucket: Bucket<'a>) {
         if let Some(index) = self.position(bucket) {
-            self.held[index].written = true;
+            self.held[index].mark_written();
         }
     }
 
     fn position(&self, bucket: Bucket<'_>) -> Option<usize> {
-        self.held.iter().position(|hold| hold.bucket.bucket.is(bucket))
+        // Most buckets that are asked for are held by nobody.
+        let is_locked = bucket.header().load(Ordering::Relaxed) & LOCKED != 0;
+        is_locked.then(|| self.held.iter().position(|held| held.bucket.is(bucket))).flatten()
     }
 }
 
 impl Drop for Holds<'_> {
     fn drop(&mut self) {
-        while let Some(hold) = self.held.pop() {
-            if hold.written {
-                hold.bucket.release();
-            } else {
-                hold.bucket.release_unchanged();
-            }
-        }
+        self.sealed.clear();
+        while self.held.pop().is_some() {}
     }
 }

@@ -11,30 +11,14 @@
 //! - the table does not grow.
 
 use super::bucket::{Bucket, Busy, EMPTY, Slot, pause, unchanged};
-use super::holds::Holds;
+use super::holds::{Holds, Seat};
 use super::table::Table;
+use super::word::{Copied, SEAL};
 use crate::algorithm::Rules;
 use crate::decision::Verdict;
 use crate::sync::Ordering;
 
-/// A slot, or the shared words, of a bucket that is held.
-#[derive(Clone, Copy)]
-pub(super) struct Seat<'a> {
-    pub(super) bucket: Bucket<'a>,
-    pub(super) slot: usize,
-}
-
-impl Seat<'_> {
-    pub(super) fn is(self, other: Seat<'_>) -> bool {
-        self.bucket.is(other.bucket) && self.slot == other.slot
-    }
-}
-
 impl Table {
-    pub(super) fn cells<'a>(&'a self, seat: Seat<'a>) -> Slot<'a> {
-        self.slot(seat.bucket, seat.slot)
-    }
-
     /// Changes what is at a held seat.
     pub(super) fn apply<'a, R: Rules>(
         &'a self,
@@ -44,12 +28,15 @@ impl Table {
         edit: R::Edit,
         now: u64,
     ) {
-        let cells = self.cells(seat);
+        // A word that decisions replace by itself is known by its value, and the others by the header.
+        if self.layout.tags == 0 || seat.slot == self.layout.slots {
+            holds.write(seat.bucket);
+        }
+        let cells = holds.cells(self, seat);
         rules.apply(&cells, edit);
         if seat.slot == self.layout.slots {
             rules.shared(&cells, now);
         }
-        holds.write(seat.bucket);
     }
 
     /// The words that the strangers of a bucket share. At rest unless the table is overfull.
@@ -93,15 +80,16 @@ impl Table {
         match self.free_seat(rules, holds, home, now)? {
             Some(seat) => {
                 self.clear_seat(rules, holds, seat);
-                seat.bucket.set_fingerprint(seat.slot, fingerprint);
-                rules.inherit(&self.cells(seat), &self.shared(home));
-                rules.shared(&self.cells(seat), now);
+                holds.hand_over(self, seat, fingerprint);
+                let cells = holds.cells(self, seat);
+                rules.inherit(&cells, &self.shared(home));
+                rules.shared(&cells, now);
                 holds.give(seat.bucket, seat.slot);
                 Ok(seat)
             }
             // The caller makes room before it tries again.
             None if self.can_grow() => Err(Busy::Crowded),
-            None => Ok(Seat { bucket: home, slot: self.layout.slots }),
+            None => holds.seat(self, home, self.layout.slots),
         }
     }
 
@@ -116,7 +104,7 @@ impl Table {
         for _ in 0..self.run() {
             let passed_by = holds.hold(bucket)?.is_passed_by();
             if let Some(slot) = self.slot_of(bucket, fingerprint) {
-                return Ok(Some(Seat { bucket, slot }));
+                return holds.seat(self, bucket, slot).map(Some);
             }
             if !passed_by {
                 break;
@@ -138,18 +126,23 @@ impl Table {
         let mut bucket = home;
         for _ in 0..self.run() {
             holds.hold(bucket)?;
-            let free = self.free_slots(rules, bucket, now).filter(|slot| !holds.is_given(bucket, *slot));
             // One of a key at rest rather than an empty one: the table grows by the empty ones it uses up.
-            if let Some(slot) = free.max_by_key(|slot| bucket.fingerprint(*slot) != EMPTY) {
-                self.mark_passed_by(holds, home, bucket)?;
-                return Ok(Some(Seat { bucket, slot }));
+            loop {
+                let free = self.free_slots(rules, bucket, now).filter(|slot| !holds.is_given(bucket, *slot));
+                let Some(slot) = free.max_by_key(|slot| bucket.fingerprint(*slot) != EMPTY) else {
+                    break;
+                };
+                if let Some(seat) = self.seat_if_free(rules, holds, bucket, slot, now)? {
+                    self.mark_passed_by(holds, home, bucket)?;
+                    return Ok(Some(seat));
+                }
             }
             bucket = self.next_in_run(bucket);
         }
         Ok(None)
     }
 
-    /// The slots of a held bucket that nobody needs.
+    /// The slots of a held bucket that nobody needs. A decision that began earlier may still spend from a key at rest.
     pub(super) fn free_slots<'a, R: Rules>(
         &'a self,
         rules: &'a R,
@@ -157,7 +150,36 @@ impl Table {
         now: u64,
     ) -> impl Iterator<Item = usize> + 'a {
         (0..self.layout.slots)
-            .filter(move |slot| bucket.fingerprint(*slot) == EMPTY || rules.is_idle(&self.slot(bucket, *slot), now))
+            .filter(move |slot| bucket.fingerprint(*slot) == EMPTY || self.looks_idle(rules, bucket, *slot, now))
+    }
+
+    /// Whether the key of a slot is at rest, unless it changes just now.
+    pub(super) fn looks_idle<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> bool {
+        let cells = self.slot(bucket, slot);
+        match self.layout.tags {
+            0 => rules.is_idle(&cells, now),
+            tags => {
+                let word = cells.word();
+                word != SEAL && rules.is_idle(&Copied::new(word & !tags, &self.spill), now)
+            }
+        }
+    }
+
+    /// Takes a slot that was free a moment ago.
+    pub(super) fn seat_if_free<'a, R: Rules>(
+        &'a self,
+        rules: &R,
+        holds: &mut Holds<'a>,
+        bucket: Bucket<'a>,
+        slot: usize,
+        now: u64,
+    ) -> Result<Option<Seat<'a>>, Busy> {
+        let seat = holds.seat(self, bucket, slot)?;
+        let is_free = bucket.fingerprint(slot) == EMPTY || rules.is_idle(&holds.cells(self, seat), now);
+        if !is_free {
+            holds.unseat(seat);
+        }
+        Ok(is_free.then_some(seat))
     }
 
     /// Puts a free slot to rest for the key that is about to have it.
@@ -165,7 +187,7 @@ impl Table {
         if seat.bucket.fingerprint(seat.slot) == EMPTY {
             self.occupied.fetch_add(1, Ordering::Relaxed);
         } else {
-            rules.clear(&self.cells(seat));
+            rules.clear(&holds.cells(self, seat));
         }
         holds.write(seat.bucket);
     }

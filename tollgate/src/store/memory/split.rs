@@ -3,8 +3,7 @@
 use smallvec::SmallVec;
 
 use super::bucket::{Bucket, Busy, EMPTY};
-use super::holds::Holds;
-use super::newcomer::Seat;
+use super::holds::{Holds, Seat};
 use super::table::Table;
 use crate::algorithm::{Cells, Rules};
 use crate::sync::Ordering;
@@ -27,12 +26,12 @@ impl Table {
         let freed = movers.len();
         for (from, to) in movers.into_iter().zip(seats) {
             self.clear_seat(rules, &mut holds, to);
-            let (old, new) = (self.cells(from), self.cells(to));
+            let (old, new) = (holds.cells(self, from), holds.cells(self, to));
             for index in 0..rules.words() {
                 new.set(index, old.get(index));
                 old.set(index, 0);
             }
-            to.bucket.set_fingerprint(to.slot, from.bucket.fingerprint(from.slot));
+            holds.hand_over(self, to, from.bucket.fingerprint(from.slot));
             self.leave(&mut holds, from);
             self.mark_passed_by(&mut holds, high, to.bucket)?;
         }
@@ -62,12 +61,18 @@ impl Table {
                 if fingerprint == EMPTY || self.home_at(fingerprint, level) != low.index {
                     continue;
                 }
-                let seat = Seat { bucket, slot };
-                if rules.is_idle(&self.cells(seat), now) {
-                    rules.clear(&self.cells(seat));
+                let moves = self.home_at(fingerprint, level + 1) != low.index;
+                if !moves && !self.looks_idle(rules, bucket, slot, now) {
+                    continue;
+                }
+                let seat = holds.seat(self, bucket, slot)?;
+                if rules.is_idle(&holds.cells(self, seat), now) {
+                    rules.clear(&holds.cells(self, seat));
                     self.leave(holds, seat);
-                } else if self.home_at(fingerprint, level + 1) != low.index {
+                } else if moves {
                     movers.push(seat);
+                } else {
+                    holds.unseat(seat);
                 }
             }
             if !passed_by {
@@ -91,8 +96,12 @@ impl Table {
         let mut bucket = high;
         for _ in 0..self.run() {
             holds.hold(bucket)?;
-            let wanted = count - seats.len();
-            seats.extend(self.free_slots(rules, bucket, now).take(wanted).map(|slot| Seat { bucket, slot }));
+            for slot in self.free_slots(rules, bucket, now) {
+                if seats.len() == count {
+                    return Ok(seats);
+                }
+                seats.extend(self.seat_if_free(rules, holds, bucket, slot, now)?);
+            }
             if seats.len() == count {
                 return Ok(seats);
             }
@@ -102,8 +111,7 @@ impl Table {
     }
 
     fn leave<'a>(&'a self, holds: &mut Holds<'a>, seat: Seat<'a>) {
-        seat.bucket.set_fingerprint(seat.slot, EMPTY);
-        holds.write(seat.bucket);
+        holds.hand_over(self, seat, EMPTY);
         self.occupied.fetch_sub(1, Ordering::Relaxed);
     }
 }

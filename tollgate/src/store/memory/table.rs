@@ -13,6 +13,7 @@
 use std::sync::OnceLock;
 
 use super::bucket::{Bucket, LOCKED, Layout, PASSED_BY, Slot, level_of, pause, unchanged};
+use super::word::Place;
 use crate::algorithm::spill::Spill;
 use crate::budget::{Budget, Words};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -92,6 +93,12 @@ impl Table {
             .get()
             .map_or(&[][..], |words| words.run(offset * self.layout.stride(), self.layout.stride()));
         Bucket::new(index, words, self.layout)
+    }
+
+    /// The word of a key that was found, if it has one.
+    pub(super) fn place<'a>(&'a self, found: Found<'a>) -> Place<'a> {
+        let Found { bucket, slot, header } = found;
+        Place { header_word: bucket.header(), header, word: &bucket.words_of(slot, self.layout)[0] }
     }
 
     /// The words of a slot, or past the last slot the shared ones.

@@ -33,7 +33,8 @@ pub(super) fn choose(
         let (limit, table) = match chosen.table_for(&limits[index]) {
             Some(found) => found,
             None => {
-                let layout = Layout::new(limits[index].compiled().words());
+                let compiled = limits[index].compiled();
+                let layout = Layout::new(compiled.words(), compiled.free_bits());
                 first_words += Table::first_words(layout);
                 let table = (first_words * size_of::<u64>() <= budget.max())
                     .then(|| Table::new(layout, budget.clone()))
