@@ -43,6 +43,7 @@ mod refusal;
 mod template;
 mod token;
 mod upstream;
+mod values;
 
 use std::time::Duration;
 

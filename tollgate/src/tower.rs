@@ -18,6 +18,15 @@
 //! A denied request never reaches the service inside. What the client is told is in [`crate::http`]; gRPC clients
 //! get a status `RESOURCE_EXHAUSTED` with retry information.
 //!
+//! The layer can do more than deny:
+//!
+//! - [`share_decision`](RateLimitLayer::share_decision): handlers see what is left, as a [`LimitDecision`].
+//! - [`on_decision`](RateLimitLayer::on_decision): a closure sees every decision, for metrics and logs.
+//! - [`refuse_with`](RateLimitLayer::refuse_with): a closure makes the response to refused requests.
+//!
+//! A denied request is answered at once, even while the service inside is not ready. An admitted request waits for the
+//! service, and gets back what it took from its limits if it is dropped before the service is called.
+//!
 //! A request that a limit on requests in flight counts holds its permit until the body of its answer is over. With the
 //! feature `axum`, a WebSocket, or another connection that a handler takes over from hyper, holds it until the handler
 //! drops the connection.

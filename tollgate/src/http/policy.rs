@@ -1,18 +1,17 @@
 //! A limit as clients see it: the headers that tell what is left of it.
 //!
 //! The quota and the window do not change, so their headers are made once, when rules are loaded. Only what is
-//! left and when it comes back is formatted for each answer, with one small allocation for each value.
+//! left and when it comes back is formatted for each answer, with one small allocation for all of it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ::http::header::RETRY_AFTER;
 use ::http::{HeaderMap, HeaderName, HeaderValue};
-use bytes::Bytes;
-use smallvec::SmallVec;
 
 use super::families::{Families, HeaderFamily};
 use super::lines::{Number, Prepared};
 use super::upstream::{self, Offer};
+use super::values::{End, Texts};
 use super::{seconds, wait_seconds};
 use crate::algorithm::refill::Refill;
 use crate::decision::{Decision, Source};
@@ -209,8 +208,8 @@ impl Policy {
 
     /// Writes what is left, without `Retry-After`. `matched` are the policies that `RateLimit-Policy` lists.
     pub(super) fn write_left(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
-        if Self::tells_left(decision) && headers.try_reserve(self.fields).is_ok() {
-            self.write_new(decision, matched, headers);
+        if self.fields > 0 && Self::tells_left(decision) && headers.try_reserve(self.fields).is_ok() {
+            self.write_kinds(Kinds::ALL, decision, matched, headers);
         }
     }
 
@@ -243,24 +242,17 @@ impl Policy {
             return;
         }
         if !upstream::says_anything(headers) {
-            return self.write_new(decision, matched, headers);
+            return self.write_kinds(Kinds::ALL, decision, matched, headers);
         }
         let ours = Offer { remaining: decision.remaining(), reset_secs: reset_seconds(decision) };
-        if self.legacy && !upstream::legacy(headers, decision.at()).is_some_and(|theirs| theirs.is_stricter_than(ours))
-        {
-            self.write_legacy(decision, headers);
-        }
-        if !self.has_standard() {
-            return;
-        }
+        let theirs = upstream::legacy(headers, decision.at());
+        let legacy = !theirs.is_some_and(|theirs| theirs.is_stricter_than(ours));
         let ours = Offer { reset_secs: self.standard_seconds(decision), ..ours };
-        match upstream::standard(headers) {
-            Some(theirs) if theirs.is_stricter_than(ours) => {}
-            _ => {
-                upstream::remove_standard(headers);
-                self.write_standard(decision, matched, headers);
-            }
+        let standard = !upstream::standard(headers).is_some_and(|theirs| theirs.is_stricter_than(ours));
+        if standard && self.has_standard() {
+            upstream::remove_standard(headers);
         }
+        self.write_kinds(Kinds { legacy, standard }, decision, matched, headers);
     }
 
     fn has_standard(&self) -> bool {
@@ -298,57 +290,77 @@ impl Policy {
         self.standard_lines.write(self, decision, out, placed);
     }
 
-    fn write_new(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
-        self.write_legacy(decision, headers);
-        if self.has_standard() {
-            self.write_standard(decision, matched, headers);
-        }
-    }
-
-    fn write_legacy(&self, decision: &Decision, headers: &mut HeaderMap) {
-        if self.legacy {
+    /// Writes the headers of these kinds, where they are chosen. All that has to be written for this answer alone shares one
+    /// allocation.
+    fn write_kinds(&self, kinds: Kinds, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
+        let legacy = self.legacy && kinds.legacy;
+        let draft6 = self.draft6 && kinds.standard;
+        let combined = self.combined.as_ref().filter(|_| kinds.standard);
+        let mut texts = Texts::default();
+        let remaining = (legacy || draft6).then(|| texts.number(decision.remaining()).end());
+        let reset_at = legacy.then(|| texts.number(reset_at_seconds(decision)).end());
+        let policies = match matched {
+            [_] => None,
+            several => push_policies(several, &mut texts),
+        };
+        let reset_in = draft6.then(|| texts.number(reset_seconds(decision)).end());
+        let combined = combined.map(|combined| {
+            texts.push(combined.before_remaining.as_bytes()).number(decision.remaining().min(MAX_INTEGER));
+            texts.push(combined.before_reset.as_bytes()).number(self.standard_seconds(decision).min(MAX_INTEGER)).end()
+        });
+        let mut texts = texts.share();
+        let mut take = |end: Option<End>| texts.take(end?);
+        let mut remaining = take(remaining);
+        if legacy {
             headers.insert(&X_LIMIT, self.limit.clone());
-            set_number(headers, &X_REMAINING, decision.remaining());
-            set_number(headers, &X_RESET, reset_at_seconds(decision));
+            insert(headers, &X_REMAINING, if draft6 { remaining.clone() } else { remaining.take() });
+            insert(headers, &X_RESET, take(reset_at));
         }
-    }
-
-    fn write_standard(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
-        if let Some(policies) = listed(matched) {
-            headers.insert(&POLICY, policies);
+        if kinds.standard && self.has_standard() {
+            let policies = match matched {
+                [only] => only.policy.clone(),
+                _ => take(policies),
+            };
+            insert(headers, &POLICY, policies);
         }
-        if self.draft6 {
+        if draft6 {
             headers.insert(&LIMIT, self.limit.clone());
-            set_number(headers, &REMAINING, decision.remaining());
-            set_number(headers, &RESET, reset_seconds(decision));
+            insert(headers, &REMAINING, remaining);
+            insert(headers, &RESET, take(reset_in));
         }
-        if let Some(combined) = &self.combined {
-            let (mut remaining, mut reset) = (itoa::Buffer::new(), itoa::Buffer::new());
-            let text = [
-                &*combined.before_remaining,
-                remaining.format(decision.remaining().min(MAX_INTEGER)),
-                combined.before_reset,
-                reset.format(self.standard_seconds(decision).min(MAX_INTEGER)),
-            ]
-            .concat();
-            if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
-                headers.insert(&RATELIMIT, value);
-            }
-        }
+        insert(headers, &RATELIMIT, take(combined));
     }
 }
 
-/// `RateLimit-Policy`: the items of all policies that have one.
-fn listed(matched: &[&Policy]) -> Option<HeaderValue> {
-    if let [only] = matched {
-        return only.policy.clone();
+/// Kinds of headers that are judged apart where an upstream has its own.
+#[derive(Clone, Copy)]
+struct Kinds {
+    /// `X-RateLimit-*`.
+    legacy: bool,
+    /// `RateLimit*`.
+    standard: bool,
+}
+
+impl Kinds {
+    const ALL: Self = Self { legacy: true, standard: true };
+}
+
+fn insert(headers: &mut HeaderMap, name: &'static HeaderName, value: Option<HeaderValue>) {
+    if let Some(value) = value {
+        headers.insert(name, value);
     }
-    let items: SmallVec<[&[u8]; 8]> =
-        matched.iter().filter_map(|policy| Some(policy.policy.as_ref()?.as_bytes())).collect();
-    if items.is_empty() {
-        return None;
+}
+
+/// Puts together `RateLimit-Policy`, of the items of all policies that have one.
+fn push_policies(matched: &[&Policy], texts: &mut Texts) -> Option<End> {
+    let mut end = None;
+    for policy in matched.iter().filter_map(|policy| policy.policy.as_ref()) {
+        if end.is_some() {
+            texts.push(BETWEEN_POLICIES);
+        }
+        end = Some(texts.push(policy.as_bytes()).end());
     }
-    HeaderValue::from_maybe_shared(Bytes::from(items.join(BETWEEN_POLICIES))).ok()
+    end
 }
 
 /// What drafts 06 and 07 call reset: for a denial the time to wait, for others the time until the quota is full again.
