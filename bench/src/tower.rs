@@ -48,29 +48,34 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         table.row([whole.name.to_owned(), format!("{:.0}", whole.median()), format!("{:.0}", added.median())]);
     }
     table.print();
-    conclude(&added, rounds)
+    conclude(&times[0], &added, rounds)
 }
 
 /// Ratios are of what the layers add, so that the handler does not draw them nearer to 1. The first is of the headers
 /// that both can write, `X-RateLimit-*`, of which tollgate's are three and tower_governor's two; the second of what each
-/// is with its headers as tollgate has them by default.
-fn conclude(added: &[Times], rounds: Rounds) -> anyhow::Result<()> {
+/// is with its headers as tollgate has them by default. The last compares three limits to the handler alone.
+fn conclude(handler: &Times, added: &[Times], rounds: Rounds) -> anyhow::Result<()> {
     let of = |name: &str| added.iter().find(|times| times.name == name).context("a contender is missing");
     let ratios = [
         ("layer1_vs_tower_governor", LAYER1_LEGACY, GOVERNOR_HEADERS),
         ("layer1_default_vs_tower_governor", LAYER1, GOVERNOR_HEADERS),
         ("layer1_plain_vs_tower_governor_plain", LAYER1_PLAIN, GOVERNOR),
+        // The same under the name that goes with `layer1_default_vs_tower_governor`.
+        ("layer1_bare_vs_tower_governor", LAYER1_PLAIN, GOVERNOR),
     ];
     let mut results = Results::default();
     results.quantity("layer3_ns", of(LAYER3)?.median());
     results.quantity("layer1_ns", of(LAYER1)?.median());
-    let title = "What one limit adds, over what tower_governor's adds: like with like, the default, no headers";
+    let title = "What a layer adds, over what tower_governor's adds, or over the handler";
     let mut table = Table::new(title, ["", "ratio"]);
     for (name, ours, theirs) in ratios {
         let ratio = of(ours)?.ratio_to(of(theirs)?);
         table.row([format!("{ours} / {theirs}"), ratio.to_string()]);
         results.ratio(name, ratio.median);
     }
+    let ratio = of(LAYER3)?.ratio_to(handler);
+    table.row([format!("{LAYER3} / {}", handler.name), ratio.to_string()]);
+    results.ratio("layer3_vs_handler", ratio.median);
     table.print();
     results.quantity("rules1000_ns", rules::many(rounds)?);
     report::note("");
