@@ -12,7 +12,7 @@ use tonic_types::StatusExt;
 
 fn rules() -> Result<RuleSet, Box<dyn std::error::Error>> {
     // To rules, a call is a request for `/package.Service/Method`, and metadata are headers.
-    let checks = Match::everything().path("/grpc.health.v1.Health/Check".parse()?);
+    let checks = Match::everything().path("/grpc.health.v1.Health/Check");
     let limit = Limit::new("checks", FixedWindow::new(2, MINUTE).from_first_request())?;
     Ok(RuleSet::builder().rule(Rule::new(limit).matching(checks).key(KeyPart::ip())).build()?)
 }

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use axum::http::header::HOST;
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderValue};
 use tollgate::rules::{Facts, KeyPart, Match, Rule, RuleSet};
 use tollgate::{Gate, Hit, Limit, Limiter, Rate, TokenBucket};
 
@@ -117,8 +117,8 @@ impl Contender {
         for number in 0..count {
             let matching = match (number, meeting) {
                 (0, Meeting::Rules) => Match::everything(),
-                _ if number <= count / 2 => Match::everything().path(format!("/api/r{number}/**").parse()?),
-                _ => Match::everything().host(format!("h{}.example.com", number - count / 2).parse()?),
+                _ if number <= count / 2 => Match::everything().path(format!("/api/r{number}/**")),
+                _ => Match::everything().host(format!("h{}.example.com", number - count / 2)),
             };
             rules = rules.rule(Rule::new(limit(&format!("rule-{number}"))?).matching(matching).key(user()));
         }
@@ -193,7 +193,7 @@ impl Asked {
 const USER: &str = "x-user-id";
 
 fn user() -> KeyPart {
-    KeyPart::header(HeaderName::from_static(USER))
+    KeyPart::header(USER)
 }
 
 /// A burst that no run spends, of which one unit comes back per second.

@@ -1,5 +1,6 @@
 //! What a limit can be refused for. Being denied is a decision, not an error; see [`crate::Decision`].
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// A limit, rate or limiter that cannot be built: the field that is wrong, what is wrong with it, and the fix.
@@ -8,12 +9,12 @@ pub struct InvalidLimit {
     limit: Option<String>,
     field: &'static str,
     problem: String,
-    fix: &'static str,
+    fix: Cow<'static, str>,
 }
 
 impl InvalidLimit {
-    pub(crate) fn new(field: &'static str, problem: String, fix: &'static str) -> Self {
-        Self { limit: None, field, problem, fix }
+    pub(crate) fn new(field: &'static str, problem: String, fix: impl Into<Cow<'static, str>>) -> Self {
+        Self { limit: None, field, problem, fix: fix.into() }
     }
 
     pub(crate) fn of_limit(mut self, name: &str) -> Self {
@@ -35,8 +36,8 @@ impl InvalidLimit {
 
     /// What to do about it.
     #[must_use]
-    pub fn fix(&self) -> &'static str {
-        self.fix
+    pub fn fix(&self) -> &str {
+        &self.fix
     }
 }
 
@@ -50,3 +51,9 @@ impl fmt::Display for InvalidLimit {
 }
 
 impl std::error::Error for InvalidLimit {}
+
+impl From<std::convert::Infallible> for InvalidLimit {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}

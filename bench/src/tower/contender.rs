@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{HeaderName, StatusCode};
+use axum::http::StatusCode;
 use axum::routing::get;
 use futures_util::FutureExt;
 use tollgate::http::Families;
@@ -75,8 +75,8 @@ fn bare() -> anyhow::Result<Contender> {
 
 /// For everybody, for each user, and for each user on that endpoint.
 fn three_limits() -> anyhow::Result<Contender> {
-    let user = || KeyPart::header(HeaderName::from_static("x-user-id"));
-    let items = Match::everything().path("/api/items/*".parse()?).method("GET");
+    let user = || KeyPart::header("x-user-id");
+    let items = Match::everything().path("/api/items/*").method("GET");
     let rules = RuleSet::builder()
         .rule(Rule::new(limit("global")?))
         .rule(Rule::new(limit("per-user")?).key(user()))

@@ -29,6 +29,15 @@ pub enum Body {
     Template(Template),
 }
 
+/// A plain text of the user's own; see [`Body::template`].
+impl TryFrom<&str> for Body {
+    type Error = InvalidAnswer;
+
+    fn try_from(text: &str) -> Result<Self, InvalidAnswer> {
+        Self::template(text, "text/plain; charset=utf-8")
+    }
+}
+
 #[derive(Serialize)]
 struct Json<'a> {
     error: &'a str,

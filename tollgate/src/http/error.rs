@@ -46,6 +46,12 @@ impl fmt::Display for InvalidAnswer {
 
 impl std::error::Error for InvalidAnswer {}
 
+impl From<InvalidAnswer> for crate::InvalidLimit {
+    fn from(InvalidAnswer { field, problem, fix }: InvalidAnswer) -> Self {
+        Self::new(field, problem, fix)
+    }
+}
+
 /// A wrong text as an error shows it: cut short, and without characters that would disturb a terminal.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(MAX_SHOWN).map(|letter| if letter.is_control() { ' ' } else { letter }).collect()

@@ -10,10 +10,20 @@ use super::certificate::CertificateField;
 use super::ip_group::{GroupText, IpGroup};
 use super::normal::{cookies, header};
 use super::{CleanPath, PathReading, Request};
+use crate::error::InvalidLimit;
 
 /// One part of the key that a rule counts by.
 #[derive(Clone)]
 pub struct KeyPart(pub(super) Source);
+
+/// Reads the name of a header in a field of a rule.
+pub(super) fn header_name(field: &'static str, name: &str) -> Result<HeaderName, InvalidLimit> {
+    HeaderName::from_bytes(name.as_bytes()).map_err(|_| {
+        let shown: String = name.chars().take(80).collect();
+        let problem = format!("`{}` is not the name of a header", shown.escape_debug());
+        InvalidLimit::new(field, problem, "use letters, digits and hyphens, as in x-api-key")
+    })
+}
 
 /// Makes a part of a key.
 type Custom = Arc<dyn Fn(&Request<'_>) -> Option<String> + Send + Sync>;
@@ -22,6 +32,8 @@ type Custom = Arc<dyn Fn(&Request<'_>) -> Option<String> + Send + Sync>;
 pub(super) enum Source {
     Ip(IpGroup),
     Header(HeaderName),
+    /// A header whose name cannot be one: the set of rules is not built.
+    Invalid(InvalidLimit),
     Cookie(Box<str>),
     Query(Box<str>),
     Path,
@@ -48,10 +60,30 @@ impl KeyPart {
         IpGroup::of_prefix(bits).map(|group| Self(Source::Ip(group)))
     }
 
-    /// The value of a header. An empty one is as good as missing.
+    /// The value of a header. An empty one is as good as missing. A name that cannot be one is reported by
+    /// [`RuleSetBuilder::build`](super::RuleSetBuilder::build).
+    ///
+    /// ```
+    /// use tollgate::rules::{KeyPart, Rule, RuleSet};
+    /// use tollgate::{FixedWindow, Limit, MINUTE};
+    ///
+    /// let limit = || Limit::new("per-key", FixedWindow::new(10, MINUTE));
+    /// assert!(RuleSet::builder().rule(Rule::new(limit()?).key(KeyPart::header("x-api-key"))).build().is_ok());
+    /// let error = RuleSet::builder().rule(Rule::new(limit()?).key(KeyPart::header("x api key"))).build().unwrap_err();
+    /// assert_eq!(error.problem(), "`x api key` is not the name of a header");
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
     #[must_use]
-    pub fn header(name: HeaderName) -> Self {
-        Self(Source::Header(name))
+    pub fn header(name: impl AsRef<str>) -> Self {
+        Self(header_name("key", name.as_ref()).map_or_else(Source::Invalid, Source::Header))
+    }
+
+    /// Returns why it cannot be part of a key, if it cannot.
+    pub(super) fn problem(&self) -> Option<&InvalidLimit> {
+        match &self.0 {
+            Source::Invalid(problem) => Some(problem),
+            _ => None,
+        }
     }
 
     /// The value of a cookie.
@@ -165,6 +197,7 @@ impl KeyPart {
             // An address is never empty, and its text is long enough to be made where it stays.
             Source::Ip(group) => return request.client().map(|client| Piece::Short(group.text(client))),
             Source::Header(name) => request.header(name)?,
+            Source::Invalid(_) => return None,
             Source::Cookie(name) => return Piece::of_bytes(request.cookie(name)?).unless_empty(),
             Source::Query(name) => return Piece::of(request.query(name)?).unless_empty(),
             Source::Path => request.path().as_bytes(),
@@ -189,6 +222,7 @@ impl fmt::Display for KeyPart {
             Source::Ip(group) if *group == IpGroup::DEFAULT => out.write_str("ip"),
             Source::Ip(group) => write!(out, "ip/{}", group.bits()),
             Source::Header(name) => write!(out, "header:{name}"),
+            Source::Invalid(problem) => write!(out, "{problem}"),
             Source::Cookie(name) => write!(out, "cookie:{name}"),
             Source::Query(name) => write!(out, "query:{name}"),
             Source::Path => out.write_str("path"),

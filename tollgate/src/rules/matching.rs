@@ -10,8 +10,10 @@ use smallvec::SmallVec;
 use super::Request;
 use super::host::HostGlob;
 use super::index::Place;
+use super::key_part::header_name;
 use super::normal::header::trimmed;
 use super::path::{PathGlob, wildcard};
+use crate::error::InvalidLimit;
 
 /// A condition that is code: a closure, or an expression of a rule file.
 pub(super) type Condition = Arc<dyn Fn(&Request<'_>) -> bool + Send + Sync>;
@@ -22,9 +24,12 @@ pub(super) type Condition = Arc<dyn Fn(&Request<'_>) -> bool + Send + Sync>;
 /// ```
 /// use tollgate::rules::Match;
 ///
-/// let expensive = Match::everything().path("/api/expensive/**".parse()?).method("POST");
-/// # Ok::<(), tollgate::rules::InvalidGlob>(())
+/// let expensive = Match::everything().path("/api/expensive/**").method("POST");
+/// let partners = Match::everything().host("*.partners.example.com").header("x-tier", "gold*");
 /// ```
+///
+/// Texts that cannot be a path, a host or the name of a header are reported by
+/// [`RuleSetBuilder::build`](super::RuleSetBuilder::build) and [`Routes::new`](super::Routes::new).
 #[derive(Clone, Default)]
 #[must_use]
 pub struct Match {
@@ -34,6 +39,8 @@ pub struct Match {
     pub(super) headers: Vec<(HeaderName, Box<str>)>,
     pub(super) domain: Option<Box<str>>,
     pub(super) conditions: Vec<(Box<str>, Condition)>,
+    /// The first text that cannot be what it was given for.
+    problem: Option<Box<InvalidLimit>>,
 }
 
 impl Match {
@@ -42,9 +49,10 @@ impl Match {
         Self::default()
     }
 
-    /// Requests for this path, or for another that was named.
-    pub fn path(mut self, glob: PathGlob) -> Self {
-        self.paths.push(glob);
+    /// Requests for this path, or for another that was named: a glob such as `/api/**`.
+    pub fn path(mut self, glob: impl AsRef<str>) -> Self {
+        let glob = self.checked(glob.as_ref().parse::<PathGlob>().map_err(|error| error.of_field("path")));
+        self.paths.extend(glob);
         self
     }
 
@@ -54,16 +62,28 @@ impl Match {
         self
     }
 
-    /// Requests to this host, or to another that was named.
-    pub fn host(mut self, glob: HostGlob) -> Self {
-        self.hosts.push(glob);
+    /// Requests to this host, or to another that was named: a name, or `*.` and a name.
+    pub fn host(mut self, glob: impl AsRef<str>) -> Self {
+        let glob = self.checked(glob.as_ref().parse::<HostGlob>().map_err(|error| error.of_field("host")));
+        self.hosts.extend(glob);
         self
     }
 
     /// Requests with a header of this value, in which `*` stands for anything.
-    pub fn header(mut self, name: HeaderName, value: &str) -> Self {
-        self.headers.push((name, value.into()));
+    pub fn header(mut self, name: impl AsRef<str>, value: &str) -> Self {
+        let name = self.checked(header_name("headers", name.as_ref()));
+        self.headers.extend(name.map(|name| (name, value.into())));
         self
+    }
+
+    /// Keeps the first problem: a match without one of its texts must not be used, because it matches more.
+    fn checked<T>(&mut self, read: Result<T, InvalidLimit>) -> Option<T> {
+        read.map_err(|problem| self.problem.get_or_insert_with(|| Box::new(problem))).ok()
+    }
+
+    /// Returns why it cannot be used, if it cannot.
+    pub(super) fn problem(&self) -> Option<&InvalidLimit> {
+        self.problem.as_deref()
     }
 
     /// Requests of this domain, which a client of a decision service names.

@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::normal::path::{has_upper_case, spell_glob};
 use super::normal::{CleanPath, PathCase, PathReading};
+use crate::error::InvalidLimit;
 
 /// A glob of more bytes than this is longer than any path that servers accept in practice.
 const MAX_BYTES: usize = 2048;
@@ -47,6 +48,12 @@ pub struct InvalidGlob {
 impl InvalidGlob {
     pub(super) fn new(text: &str, problem: &'static str) -> Self {
         Self { text: text.chars().take(80).collect(), problem }
+    }
+
+    /// Returns it as the error of a rule whose field has this text.
+    pub(super) fn of_field(&self, field: &'static str) -> InvalidLimit {
+        let (problem, fix) = self.problem.split_once("; ").unwrap_or((self.problem, "write it another way"));
+        InvalidLimit::new(field, format!("`{}` {problem}", self.text), fix)
     }
 }
 

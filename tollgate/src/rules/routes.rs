@@ -12,19 +12,20 @@ use super::index::{Index, Indexed, Place};
 use super::matching::Known;
 use super::path::{PathGlob, Segment};
 use super::{Facts, Match, PathReading, Request};
+use crate::error::InvalidLimit;
 
 /// Routes, in the order of how specific they are.
 ///
 /// ```
 /// use tollgate::rules::{Facts, Match, Routes};
 ///
-/// let all = Match::everything().path("/**".parse()?);
-/// let users = Match::everything().path("/users/*".parse()?);
-/// let me = Match::everything().path("/users/me".parse()?);
-/// let routes = Routes::new([all, users, me]);
+/// let all = Match::everything().path("/**");
+/// let users = Match::everything().path("/users/*");
+/// let me = Match::everything().path("/users/me");
+/// let routes = Routes::new([all, users, me])?;
 /// assert_eq!(routes.find(&Facts::new("GET", "/users/me")), Some(2));
 /// assert_eq!(routes.find(&Facts::new("GET", "/users/42?full=1")), Some(1));
-/// # Ok::<(), tollgate::rules::InvalidGlob>(())
+/// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct Routes {
@@ -45,10 +46,16 @@ struct Entry {
 
 impl Routes {
     /// Routes by what they match; they are numbered in the order in which they come.
-    #[must_use]
-    pub fn new(routes: impl IntoIterator<Item = Match>) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// When one of them has a text that cannot be a path, a host or the name of a header.
+    pub fn new(routes: impl IntoIterator<Item = Match>) -> Result<Self, InvalidLimit> {
         let mut entries: Vec<(Match, usize)> = Vec::new();
         for (number, route) in routes.into_iter().enumerate() {
+            if let Some(problem) = route.problem() {
+                return Err(problem.clone());
+            }
             entries.extend(route.taken_apart().into_iter().map(|one| (one, number)));
         }
         // Stable, so that equals stay in their order.
@@ -61,7 +68,7 @@ impl Routes {
             Entry { matching, known, number }
         };
         let entries = entries.into_iter().zip(index.places()).map(entry).collect();
-        Self { entries, index, nobody: TrustedProxies::default() }
+        Ok(Self { entries, index, nobody: TrustedProxies::default() })
     }
 
     /// The number of the route that serves a request.
@@ -127,19 +134,19 @@ mod tests {
         let mut route = Match::everything();
         for word in text.split(' ') {
             route = match word.chars().next() {
-                Some('/') => route.path(word.parse().unwrap()),
-                Some('x') => route.header(word.parse().unwrap(), "*"),
+                Some('/') => route.path(word),
+                Some('x') => route.header(word, "*"),
                 Some(letter) if letter.is_ascii_uppercase() => route.method(word),
-                _ => route.host(word.parse().unwrap()),
+                _ => route.host(word),
             };
         }
         route
     }
 
     fn found<'t>(routes: &[&'t str], facts: &Facts<'_>) -> Option<&'t str> {
-        let found = Routes::new(routes.iter().map(|text| route(text))).find(facts);
+        let found = Routes::new(routes.iter().map(|text| route(text))).unwrap().find(facts);
         // The order of the file means nothing among routes that are not equals.
-        let turned = Routes::new(routes.iter().rev().map(|text| route(text))).find(facts);
+        let turned = Routes::new(routes.iter().rev().map(|text| route(text))).unwrap().find(facts);
         assert_eq!(found, turned.map(|number| routes.len() - 1 - number));
         found.map(|number| routes[number])
     }

@@ -7,6 +7,7 @@ use http::HeaderName;
 
 use super::answers::{Answers, Hearing};
 use super::expression_errors::ErrorCount;
+use super::key_part::header_name;
 use super::matching::Condition;
 use super::{KeyPart, Match, Networks, PathReading, Request};
 use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
@@ -20,7 +21,7 @@ use crate::limit::{Limit, check_name};
 /// use tollgate::{FixedWindow, Limit, MINUTE};
 ///
 /// let rule = Rule::new(Limit::new("search", FixedWindow::new(10, MINUTE))?)
-///     .matching(Match::everything().path("/search/**".parse()?))
+///     .matching(Match::everything().path("/search/**"))
 ///     .key(KeyPart::ip());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -43,6 +44,8 @@ pub struct Rule {
     pub(super) expression_errors: Vec<ErrorCount>,
     /// What its expressions read a token for. Its key and plan are looked at when the set is built.
     pub(super) expressions_read_token: TokenUse,
+    /// Why a name that was given cannot be one.
+    problem: Option<InvalidLimit>,
 }
 
 /// What a rule reads the claims of a token for. The later ones include the earlier ones.
@@ -118,6 +121,8 @@ pub struct Cost(pub(super) CostSource);
 pub(super) enum CostSource {
     Constant(u64),
     Header(HeaderName),
+    /// A header whose name cannot be one: the set of rules is not built.
+    Invalid(InvalidLimit),
     Custom(CostOf),
     /// An expression of a rule file, and the cost of a request for which it fails: the whole quota if `None`.
     Expression(CostOf, Option<u64>),
@@ -133,8 +138,8 @@ impl Cost {
     /// The number in a header. If it is missing, no number or 0, the request takes one unit: what a client sends
     /// must not make its request free.
     #[must_use]
-    pub const fn header(name: HeaderName) -> Self {
-        Self(CostSource::Header(name))
+    pub fn header(name: impl AsRef<str>) -> Self {
+        Self(header_name("cost", name.as_ref()).map_or_else(CostSource::Invalid, CostSource::Header))
     }
 
     /// What a closure says; one unit where it says nothing.
@@ -164,6 +169,7 @@ impl Cost {
                 let units = request.header(name).and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
                 units.unwrap_or(1).max(1)
             }
+            CostSource::Invalid(_) => 1,
             CostSource::Custom(cost) => request.most_of_readings(|| cost(request).unwrap_or(1)),
             CostSource::Expression(cost, when_error) => {
                 let quota = OnceCell::new();
@@ -305,6 +311,7 @@ impl Rule {
             hearing: Hearing::default(),
             expressions_read_token: TokenUse::Never,
             expression_errors: Vec::new(),
+            problem: None,
         }
     }
 
@@ -321,6 +328,16 @@ impl Rule {
             Bound::Rate(limit) => limit.name(),
             Bound::InFlight { name, .. } => name,
         }
+    }
+
+    /// Returns the first text that cannot be what it was given for.
+    pub(super) fn problem(&self) -> Option<&InvalidLimit> {
+        let cost = match &self.cost.0 {
+            CostSource::Invalid(problem) => Some(problem),
+            _ => None,
+        };
+        let parts = self.key.iter().chain(&self.plan).filter_map(KeyPart::problem);
+        self.matching.problem().into_iter().chain(parts).chain(cost).chain(&self.problem).next()
     }
 
     pub(super) fn is_in_flight(&self) -> bool {
@@ -428,8 +445,11 @@ impl Rule {
 
     /// A request really costs the whole number in that header of its *answer*: what was taken for it is brought to
     /// that. Where there is no such number, the cost stays what it was.
-    pub fn settle_by(mut self, header: HeaderName) -> Self {
-        self.hearing.settle_by = Some(header);
+    pub fn settle_by(mut self, header: impl AsRef<str>) -> Self {
+        match header_name("settle", header.as_ref()) {
+            Ok(name) => self.hearing.settle_by = Some(name),
+            Err(problem) => self.problem = Some(problem),
+        }
         self
     }
 }

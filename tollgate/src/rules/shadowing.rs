@@ -173,10 +173,10 @@ mod tests {
     fn found(routes: &[&str]) -> Vec<(usize, usize)> {
         let route = |text: &&str| {
             text.split(' ').fold(Match::everything(), |route, word| match word.split_once('=') {
-                Some((name, value)) => route.header(name.parse().unwrap(), value),
-                None if word.starts_with('/') => route.path(word.parse().unwrap()),
+                Some((name, value)) => route.header(name, value),
+                None if word.starts_with('/') => route.path(word),
                 None if word.chars().all(char::is_uppercase) => route.method(word),
-                None => route.host(word.parse().unwrap()),
+                None => route.host(word),
             })
         };
         let routes: Vec<Match> = routes.iter().map(route).collect();

@@ -2,14 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use http::HeaderName;
 use tollgate::rules::{Facts, KeyPart, Rule};
 use tollgate::{FixedWindow, Gate, HOUR, Limit, MINUTE, Rate, TokenBucket};
 
 use super::{ask, gate, headers, remaining, rule_set};
 
 fn per_user(limit: u64) -> Rule {
-    let key = KeyPart::header(HeaderName::from_static("x-user-id"));
+    let key = KeyPart::header("x-user-id");
     Rule::new(Limit::new("per-user", FixedWindow::new(limit, MINUTE)).unwrap()).key(key)
 }
 
@@ -41,7 +40,7 @@ fn other_rules_beside_a_limit_do_not_touch_its_counts() {
 fn a_limit_of_another_window_starts_anew() {
     let (gate, _) = gate([per_user(10)]);
     let _ = ask(&gate, "GET", "/", &ANN);
-    let key = KeyPart::header(HeaderName::from_static("x-user-id"));
+    let key = KeyPart::header("x-user-id");
     let hourly = Rule::new(Limit::new("per-user", FixedWindow::new(10, HOUR)).unwrap()).key(key);
     gate.replace(rule_set([hourly])).unwrap();
     assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 9);

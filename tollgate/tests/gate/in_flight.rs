@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use http::{HeaderMap, HeaderName};
+use http::HeaderMap;
 use tollgate::http::Refusal;
 use tollgate::rules::{Cost, Facts, KeyPart, Listing, Match, Mode, Rule, RuleSet};
 use tollgate::{Asking, Ban, FixedWindow, Gate, Limit, MINUTE, Place, Ruling, Standing};
@@ -10,7 +10,7 @@ use tollgate::{Asking, Ban, FixedWindow, Gate, Limit, MINUTE, Place, Ruling, Sta
 use super::{ask, gate, headers, remaining, rule_set};
 
 fn per_user(most: u64) -> Rule {
-    Rule::in_flight("at-once", most).unwrap().key(KeyPart::header(HeaderName::from_static("x-user-id")))
+    Rule::in_flight("at-once", most).unwrap().key(KeyPart::header("x-user-id"))
 }
 
 fn rate(limit: u64) -> Rule {
@@ -109,10 +109,7 @@ fn who_is_admitted_is_told_of_its_rate() {
 
 #[test]
 fn plans_and_single_keys_have_numbers_of_their_own() {
-    let rule = per_user(1)
-        .plan(KeyPart::header(HeaderName::from_static("x-plan")))
-        .plan_in_flight("gold", 3)
-        .key_in_flight(&["vip"], 5);
+    let rule = per_user(1).plan(KeyPart::header("x-plan")).plan_in_flight("gold", 3).key_in_flight(&["vip"], 5);
     let (gate, _) = gate([rule]);
     let most = |user: &str, plan: &str| {
         let mut held = Vec::new();
@@ -205,7 +202,7 @@ fn what_only_a_rate_has_is_refused() {
     );
     for rule in [
         per_user(1).cost(Cost::constant(2)),
-        per_user(1).settle_by(HeaderName::from_static("x-cost")),
+        per_user(1).settle_by("x-cost"),
         per_user(1).plan_limit("gold", FixedWindow::new(1, MINUTE)),
         per_user(1).plan_in_flight("gold", 0),
         rate(1).plan_in_flight("gold", 5),

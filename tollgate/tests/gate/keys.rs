@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use http::HeaderName;
 use tollgate::http::Refusal;
 use tollgate::rules::{Facts, KeyPart, Missing, Rule, RuleSet, TrustedProxies};
 use tollgate::{FixedWindow, Gate, Limit, MINUTE};
@@ -34,7 +33,7 @@ fn every_part_is_found_where_it_is() {
         .peer("192.0.2.7".parse().unwrap())
         .route("users")
         .descriptors(&descriptors);
-    let header = KeyPart::header(HeaderName::from_static("x-user-id"));
+    let header = KeyPart::header("x-user-id");
     for (part, text) in [
         (KeyPart::ip(), "192.0.2.7"),
         (header, "ann"),
@@ -82,7 +81,7 @@ fn a_forged_address_is_believed_from_nobody_unless_it_is_trusted() {
 
 #[test]
 fn who_lacks_the_key_is_skipped_or_refused_as_the_rule_says() {
-    let part = || KeyPart::header(HeaderName::from_static("x-api-key"));
+    let part = || KeyPart::header("x-api-key");
     let (skipping, _) = gate([once().key(part()).missing(Missing::Skip)]);
     for _ in 0..3 {
         assert!(ask(&skipping, "GET", "/", &[]).is_allowed());
@@ -145,7 +144,7 @@ fn paths_that_mean_the_same_are_one_key() {
 
 #[test]
 fn bytes_that_are_no_text_are_keys_as_well() {
-    let (gate, _) = gate([once().key(KeyPart::header(HeaderName::from_static("x-user-id")))]);
+    let (gate, _) = gate([once().key(KeyPart::header("x-user-id"))]);
     let asked = |bytes: &[u8]| {
         let mut headers = http::HeaderMap::new();
         headers.insert("x-user-id", http::HeaderValue::from_bytes(bytes).unwrap());
@@ -161,4 +160,27 @@ fn a_host_is_one_key_however_it_is_written() {
     for same in ["API.example.com", "api.example.com.", "api.example.com:80", "api.example.com.:80"] {
         assert!(!ask(&gate, "GET", "/", &[("host", same)]).is_allowed(), "{same}");
     }
+}
+
+#[test]
+fn texts_that_cannot_be_what_they_are_given_for_are_reported_when_rules_are_built() {
+    use tollgate::rules::{Cost, Match, Routes};
+
+    let api = || Match::everything();
+    for (rule, problem) in [
+        (once().matching(api().path("api/**")), "`api/**` does not begin with a slash"),
+        (once().matching(api().host("https://example.com")), "`https://example.com` is a URL"),
+        (once().matching(api().header("x tier", "gold")), "`x tier` is not the name of a header"),
+        (once().key(KeyPart::header("")), "`` is not the name of a header"),
+        (once().plan(KeyPart::header("x\nplan")), "`x\\nplan` is not the name of a header"),
+        (once().cost(Cost::header("x:cost")), "`x:cost` is not the name of a header"),
+        (once().settle_by("x cost"), "`x cost` is not the name of a header"),
+    ] {
+        let error = tollgate::rules::RuleSet::builder().rule(rule).build().unwrap_err();
+        assert_eq!(error.problem(), problem);
+        assert!(error.to_string().starts_with("limit `once`: "), "{error}");
+    }
+    assert!(Routes::new([api().path("/api/**"), api().path("api")]).is_err());
+    let error = tollgate::rules::RuleSet::builder().body("Wait {{retry}} s").build().unwrap_err();
+    assert_eq!(error.field(), "template");
 }

@@ -1,6 +1,5 @@
 //! Who is exempt, blocked, only watched, or banned.
 
-use http::HeaderName;
 use tollgate::http::Refusal;
 use tollgate::rules::{Facts, KeyPart, Listing, Missing, Mode, Networks, Rule};
 use tollgate::{Ban, FixedWindow, HOUR, Limit, MINUTE, SECOND};
@@ -8,7 +7,7 @@ use tollgate::{Ban, FixedWindow, HOUR, Limit, MINUTE, SECOND};
 use super::{ask, gate, headers, remaining};
 
 fn per_user(limit: u64) -> Rule {
-    let key = KeyPart::header(HeaderName::from_static("x-user-id"));
+    let key = KeyPart::header("x-user-id");
     Rule::new(Limit::new("per-user", FixedWindow::new(limit, MINUTE)).unwrap()).key(key)
 }
 

@@ -1,19 +1,18 @@
 //! Numbers of one's own, and costs.
 
-use http::HeaderName;
 use tollgate::rules::{Cost, KeyPart, Rule};
 use tollgate::{FixedWindow, Limit, MINUTE, Rate, TokenBucket};
 
 use super::{ask, gate, remaining};
 
 fn per_user() -> Rule {
-    let key = KeyPart::header(HeaderName::from_static("x-user-id"));
+    let key = KeyPart::header("x-user-id");
     Rule::new(Limit::new("per-user", FixedWindow::new(10, MINUTE)).unwrap()).key(key)
 }
 
 fn tiered() -> Rule {
     per_user()
-        .plan(KeyPart::header(HeaderName::from_static("x-plan")))
+        .plan(KeyPart::header("x-plan"))
         .plan_limit("gold", FixedWindow::new(1000, MINUTE))
         .plan_limit("trial", FixedWindow::new(3, MINUTE))
         .key_limit(&["vip"], FixedWindow::new(5000, MINUTE))
@@ -54,7 +53,7 @@ fn an_override_must_be_of_the_same_algorithm_and_make_sense() {
 
 #[test]
 fn a_request_costs_what_its_rule_says() {
-    let header = Cost::header(HeaderName::from_static("x-cost"));
+    let header = Cost::header("x-cost");
     let (gate, _) = gate([per_user().cost(header)]);
     let spent =
         |user: &str, cost: &str| 10 - remaining(&ask(&gate, "GET", "/", &[("x-user-id", user), ("x-cost", cost)]));

@@ -1,6 +1,5 @@
 //! What the documents that the product comes from describe.
 
-use http::HeaderName;
 use tollgate::rules::{KeyPart, Match, Rule};
 use tollgate::{FixedWindow, Limit, MINUTE};
 
@@ -11,12 +10,12 @@ fn per_minute(name: &str, limit: u64) -> Rule {
 }
 
 fn user() -> KeyPart {
-    KeyPart::header(HeaderName::from_static("x-user-id"))
+    KeyPart::header("x-user-id")
 }
 
 #[test]
 fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() {
-    let endpoint = Match::everything().path("/api/expensive".parse().unwrap());
+    let endpoint = Match::everything().path("/api/expensive");
     let (gate, _) = gate([
         per_minute("global", 10_000),
         per_minute("user", 100).key(user()),
@@ -38,7 +37,7 @@ fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() {
 
 #[test]
 fn search_has_a_limit_of_its_own_beside_the_general_one() {
-    let search = Match::everything().path("/search/**".parse().unwrap());
+    let search = Match::everything().path("/search/**");
     let (gate, _) =
         gate([per_minute("general", 100).key(user()), per_minute("search", 10).matching(search).key(user())]);
     let ann = [("x-user-id", "ann")];

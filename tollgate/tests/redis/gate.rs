@@ -16,7 +16,7 @@ use tollgate::{
 };
 
 fn user() -> KeyPart {
-    KeyPart::header(HeaderName::from_static("x-user-id"))
+    KeyPart::header("x-user-id")
 }
 
 fn hourly(name: &str, limit: u64) -> Rule {
@@ -46,7 +46,7 @@ fn remaining(ruling: &Ruling) -> u64 {
 async fn two_gates_share_limits_and_a_denial_takes_nothing_from_the_others() {
     let server = RedisServer::start();
     let rules = || {
-        let endpoint = Match::everything().path("/api/expensive".parse().unwrap());
+        let endpoint = Match::everything().path("/api/expensive");
         [
             hourly("global", 10_000),
             hourly("user", 100).key(user()),
@@ -165,10 +165,7 @@ async fn without_its_store_a_gate_answers_by_policy() {
     let mut server = RedisServer::start();
     let deny = Limit::new("deny", FixedWindow::new(5, HOUR)).unwrap().with_on_store_failure(OnStoreFailure::Deny);
     let settings = RedisLimiter::builder(server.url());
-    let rules = rule_set([
-        Rule::new(deny).matching(Match::everything().path("/deny".parse().unwrap())),
-        hourly("local", 2).key(user()),
-    ]);
+    let rules = rule_set([Rule::new(deny).matching(Match::everything().path("/deny")), hourly("local", 2).key(user())]);
     let gate = Gate::on_redis(rules, settings).await.unwrap();
     server.kill();
     let refused = ask(&gate, "/deny", "ann").await;
@@ -241,7 +238,7 @@ async fn answers_settle_limits_on_redis_and_places_are_each_gate_s_own() {
         let leased = Limit::new("leased", FixedWindow::new(1000, HOUR)).unwrap().with_consistency(Consistency::Leased);
         [
             hourly("failures", 10).count(Answers::failures()),
-            Rule::new(leased).cost(Cost::constant(100)).settle_by(HeaderName::from_static("x-cost")),
+            Rule::new(leased).cost(Cost::constant(100)).settle_by("x-cost"),
             Rule::in_flight("at-once", 1).unwrap().key(user()),
         ]
     };

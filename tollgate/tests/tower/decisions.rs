@@ -47,7 +47,7 @@ async fn a_handler_sees_what_is_left_of_a_limit_by_address() {
 
 #[tokio::test]
 async fn a_request_that_meets_no_limit_has_no_decision() {
-    let only = Match::everything().path("/limited".parse().unwrap());
+    let only = Match::everything().path("/limited");
     let (gate, _) = gate([per_minute("some", 3).matching(only)]);
     let app = Router::new()
         .route("/limited", get(maybe_left))

@@ -24,7 +24,6 @@ mod settling;
 #[cfg(feature = "axum")]
 mod websockets;
 
-use http::HeaderName;
 use tollgate::rules::{KeyPart, Rule, RuleSet, RuleSetBuilder};
 use tollgate::{FixedWindow, Gate, Limit, Limiter, MINUTE, ManualClock, Timestamp};
 
@@ -47,5 +46,5 @@ fn per_minute(name: &str, limit: u64) -> Rule {
 }
 
 fn user() -> KeyPart {
-    KeyPart::header(HeaderName::from_static("x-user-id"))
+    KeyPart::header("x-user-id")
 }

@@ -46,7 +46,7 @@ fn of(rule: Rule) -> RuleSetBuilder {
 
 /// The same with a rule that is for nobody, so that the index has to be asked.
 fn the_long_way(rules: RuleSetBuilder) -> RuleSetBuilder {
-    rules.rule(per_minute("nobody", 1).matching(Match::everything().path("/nobody".parse().unwrap())))
+    rules.rule(per_minute("nobody", 1).matching(Match::everything().path("/nobody")))
 }
 
 async fn ask(gate: &Gate, (peer, forwarded_for, uri): (&str, &str, &str), cost: Option<ActualCost>) -> Answer {
@@ -102,9 +102,9 @@ async fn every_kind_of_rule_by_address_tells_the_same_both_ways() {
         ("failures", of(per_client(1).count(Answers::failures()))),
         ("two parts", of(per_client(2).key(KeyPart::method()))),
         ("proxies", of(per_client(2)).trusted_proxies(proxies)),
-        ("one path", of(per_client(1).matching(Match::everything().path("/login".parse().unwrap())))),
-        ("every path", of(per_client(1).matching(Match::everything().path("/**".parse().unwrap())))),
-        ("one host", of(per_client(1).matching(Match::everything().host("api.example.com".parse().unwrap())))),
+        ("one path", of(per_client(1).matching(Match::everything().path("/login")))),
+        ("every path", of(per_client(1).matching(Match::everything().path("/**")))),
+        ("one host", of(per_client(1).matching(Match::everything().host("api.example.com")))),
         ("one method", of(per_client(1).matching(Match::everything().method("POST")))),
         ("in flight", of(Rule::in_flight("per-client", 1).unwrap().key(KeyPart::ip()))),
     ];

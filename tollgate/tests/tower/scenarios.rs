@@ -7,7 +7,7 @@ use super::{gate, per_minute, user};
 
 #[tokio::test]
 async fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() {
-    let endpoint = Match::everything().path("/api/expensive".parse().unwrap());
+    let endpoint = Match::everything().path("/api/expensive");
     let (gate, _) = gate([
         per_minute("global", 10_000),
         per_minute("user", 100).key(user()),
@@ -35,7 +35,7 @@ async fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() 
 
 #[tokio::test]
 async fn search_has_a_limit_of_its_own_beside_the_general_one() {
-    let search = Match::everything().path("/search/**".parse().unwrap());
+    let search = Match::everything().path("/search/**");
     let (gate, _) =
         gate([per_minute("general", 100).key(user()), per_minute("search", 10).matching(search).key(user())]);
     let server = Server::with(&gate).await;

@@ -76,7 +76,14 @@ impl Parsed {
                 }
             }
         }
-        if findings.refused() { Err(findings.told(&self.name, &self.source)) } else { Ok(Routes::new(matches)) }
+        if findings.refused() {
+            Err(findings.told(&self.name, &self.source))
+        } else {
+            Routes::new(matches).map_err(|refused| {
+                findings.error(self.root.at, refused.problem().to_owned(), refused.fix().to_owned());
+                findings.told(&self.name, &self.source)
+            })
+        }
     }
 }
 
@@ -237,13 +244,13 @@ fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Ru
 pub(super) fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
     let mut matching = Match::everything();
     for glob in rule.path.iter().flatten() {
-        matching = matching.path(glob.as_str().parse().map_err(disagreed)?);
+        matching = matching.path(glob.as_str());
     }
     for method in rule.methods.iter().flatten() {
         matching = matching.method(method.as_str());
     }
     for glob in rule.hosts.iter().flatten() {
-        matching = matching.host(glob.as_str().parse().map_err(disagreed)?);
+        matching = matching.host(glob.as_str());
     }
     for (name, value) in rule.headers() {
         matching = matching.header(header(&name)?, value);

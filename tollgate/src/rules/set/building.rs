@@ -31,6 +31,8 @@ pub struct RuleSetBuilder {
     families: Families,
     body: Body,
     challenge: Option<Challenge>,
+    /// Why the body cannot be sent.
+    problem: Option<InvalidLimit>,
 }
 
 impl RuleSetBuilder {
@@ -58,9 +60,19 @@ impl RuleSetBuilder {
         self
     }
 
-    /// What refusals say.
-    pub fn body(mut self, body: Body) -> Self {
-        self.body = body;
+    /// What refusals say: a [`Body`], or a plain text with placeholders, as in [`Template`](crate::http::Template).
+    ///
+    /// ```
+    /// use tollgate::rules::RuleSet;
+    ///
+    /// assert!(RuleSet::builder().body("Too many requests. Try again in {{retry_after}} s.").build().is_ok());
+    /// assert!(RuleSet::builder().body("Try again in {{retry}} s.").build().is_err());
+    /// ```
+    pub fn body(mut self, body: impl TryInto<Body, Error: Into<InvalidLimit>>) -> Self {
+        match body.try_into() {
+            Ok(body) => self.body = body,
+            Err(problem) => self.problem = Some(problem.into()),
+        }
         self
     }
 
@@ -82,7 +94,7 @@ impl RuleSetBuilder {
     ///
     /// # Errors
     ///
-    /// When a rule cannot be: an override that is not of its limit's algorithm or has numbers that make no sense,
+    /// When a rule cannot be: a text that is not a path, a host, the name of a header or a body, an override that is not of its limit's algorithm or has numbers that make no sense,
     /// a ban likewise, a key of too many parts, two limits of one name, or too many of anything.
     pub fn build(mut self) -> Result<RuleSet, InvalidLimit> {
         if self.rules.len() > MAX_RULES {
@@ -90,6 +102,13 @@ impl RuleSetBuilder {
             return Err(InvalidLimit::new("limits", problem, "count by key rather than by rule"));
         }
         check_names(&self.rules)?;
+        if let Some(problem) = self.problem {
+            return Err(problem);
+        }
+        let refused = |rule: &Rule| Some(rule.problem()?.clone().of_limit(rule.name()));
+        if let Some(problem) = self.rules.iter().find_map(refused) {
+            return Err(problem);
+        }
         self.rules.iter_mut().for_each(|rule| rule.normalize_listed_keys(self.path_reading));
         let mut compiling = Compiling::default();
         // Of a rule that bounds what is in flight, the id is known once all limits of the store have theirs.
