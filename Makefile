@@ -3,7 +3,7 @@
 # Redis and the frameworks.
 
 .PHONY: run test install-redis install-frameworks test-library test-workspace test-frameworks test-loom test-examples \
-	test-fuzz lint lint-workspace lint-examples lint-fuzz fuzz install-cargo-fuzz bench
+	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench
 
 run:
 	cargo run --release -- serve
@@ -25,7 +25,7 @@ test-frameworks: install-frameworks
 
 # Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
 # none of them and with all.
-FEATURES := tokio http rules file tower axum redis
+FEATURES := tokio uuid http rules file tower axum redis
 
 test-library:
 	cargo test -p tollgate --no-default-features
@@ -49,12 +49,21 @@ test-examples:
 test-fuzz:
 	cargo test --manifest-path fuzz/Cargo.toml --target-dir target
 
-lint: lint-workspace lint-examples lint-fuzz
+lint: lint-workspace lint-wasm lint-examples lint-fuzz
 
 lint-workspace:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --exclude bench --no-deps --all-features
+
+# The library without features builds where there is no operating system.
+lint-wasm: install-wasm-target
+	cargo clippy -p tollgate --no-default-features --target $(WASM_TARGET) -- -D warnings
+
+WASM_TARGET := wasm32-unknown-unknown
+
+install-wasm-target:
+	rustup target list --installed | grep -qx $(WASM_TARGET) || rustup target add $(WASM_TARGET)
 
 lint-examples:
 	cargo fmt --manifest-path examples/Cargo.toml --check

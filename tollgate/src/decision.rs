@@ -10,7 +10,6 @@ use crate::units::Timestamp;
 /// When several limits were asked, the decision speaks of the one that denied, or else of the one with the
 /// least share of its quota left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a decision that nobody looks at limits nothing"]
 pub struct Decision {
     pub(crate) limit: Option<LimitId>,
     pub(crate) quota: u64,
@@ -24,8 +23,8 @@ pub struct Decision {
     pub(crate) verdict: Verdict,
 }
 
-/// A decision that is an error to whoever wanted to go on: of [`Limiter::reserve`](crate::Limiter::reserve), and
-/// of waits that would be too long.
+/// A denial as an error: of [`Decision::into_result`], of [`Limiter::reserve`](crate::Limiter::reserve), and of waits
+/// that would be too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied(pub(crate) Decision);
 
@@ -39,11 +38,13 @@ impl Denied {
 impl std::fmt::Display for Denied {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.verdict.outcome {
-            Outcome::Allowed { .. } => write!(out, "rate limited: its turn comes only after {:?}", self.0.delay()),
-            Outcome::Denied { retry_after } => {
-                write!(out, "rate limited: the same passes after {:?}", Duration::from_micros(retry_after))
+            Outcome::Allowed { .. } => {
+                write!(out, "rate limited: the turn in the queue comes after {:?}, which is too late", self.0.delay())
             }
-            Outcome::NeverFits => out.write_str("rate limited: the cost is above the whole quota, so no wait helps"),
+            Outcome::Denied { retry_after } => {
+                write!(out, "rate limited: retry after {:?}", Duration::from_micros(retry_after))
+            }
+            Outcome::NeverFits => out.write_str("rate limited: the cost exceeds the whole quota; ask for less"),
         }
     }
 }
@@ -99,6 +100,29 @@ impl Decision {
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.verdict.is_allowed()
+    }
+
+    /// Returns the decision if the request may pass, and the denial as an error if not, for use with `?`.
+    ///
+    /// ```
+    /// use tollgate::{Denied, Limiter};
+    ///
+    /// fn send(limiter: &Limiter, user: u64) -> Result<(), Denied> {
+    ///     limiter.check(user).into_result()?;
+    ///     // … send it …
+    ///     Ok(())
+    /// }
+    /// # use tollgate::{FixedWindow, Limit, MINUTE};
+    /// # let limiter = Limiter::new(Limit::new("per-user", FixedWindow::new(1, MINUTE)).unwrap());
+    /// # assert!(send(&limiter, 42).is_ok());
+    /// assert_eq!(send(&limiter, 42).unwrap_err().decision().remaining(), 0);
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the request is denied.
+    pub fn into_result(self) -> Result<Self, Denied> {
+        if self.is_allowed() { Ok(self) } else { Err(Denied(self)) }
     }
 
     /// The limit that decided; `None` when no limit was asked. [`Limiter::limit`](crate::Limiter::limit) tells

@@ -72,3 +72,5 @@ pub use limiter::{Hit, Limiter, LimiterBuilder};
 pub use rate::Rate;
 pub use reservation::{Reservation, Settlement};
 pub use units::{DAY, HOUR, MAX_SPAN, MIN_SPAN, MINUTE, SECOND, Timestamp};
+#[cfg(feature = "tokio")]
+pub use wait::Wait;

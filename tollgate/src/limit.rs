@@ -145,6 +145,12 @@ impl Limit {
         &self.0.algorithm
     }
 
+    /// Returns whether requests can be admitted with a delay.
+    #[cfg(feature = "redis")]
+    pub(crate) fn queues(&self) -> bool {
+        matches!(self.algorithm(), Algorithm::LeakyBucket(bucket) if bucket.queues())
+    }
+
     pub(crate) fn compiled(&self) -> &Compiled {
         &self.0.compiled
     }

@@ -78,6 +78,7 @@ type AllAsked = SmallVec<[Asked; 8]>;
 
 impl Limiter {
     /// A limiter with one limit, a memory of 512 MiB at most and the system's clock.
+    #[cfg(not(all(target_family = "wasm", target_os = "unknown")))]
     #[must_use]
     pub fn new(limit: Limit) -> Self {
         let built = Self::builder().limit(limit).build();
@@ -138,12 +139,14 @@ impl Limiter {
 
     /// Takes one unit of the key from every limit, or from none.
     #[inline]
+    #[must_use = "a decision that is not looked at limits nothing"]
     pub fn check<'k>(&self, key: impl Into<Key<'k>>) -> Decision {
         self.check_n(key, 1)
     }
 
     /// Takes `cost` units of the key from every limit, or from none.
     #[inline]
+    #[must_use = "a decision that is not looked at limits nothing"]
     pub fn check_n<'k>(&self, key: impl Into<Key<'k>>, cost: u64) -> Decision {
         let inner = &*self.0;
         if let [_] = &*inner.limits {
@@ -162,6 +165,7 @@ impl Limiter {
     }
 
     /// What is left for the key, taking nothing.
+    #[must_use]
     pub fn peek<'k>(&self, key: impl Into<Key<'k>>) -> Decision {
         self.look_n(key.into(), 0)
     }
@@ -188,6 +192,7 @@ impl Limiter {
     /// assert_eq!(decision.remaining(), 40);
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
+    #[must_use = "a decision that is not looked at limits nothing"]
     pub fn decide_now(&self, hits: &[Hit<'_>]) -> Decision {
         self.decide_asked(&self.ask_hits(hits))
     }

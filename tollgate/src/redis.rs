@@ -171,11 +171,13 @@ impl RedisLimiter {
     }
 
     /// Takes one unit of the key from every limit, or from none.
+    #[must_use = "a decision that is not looked at limits nothing"]
     pub async fn check<'k>(&self, key: impl Into<Key<'k>>) -> Decision {
         self.check_n(key, 1).await
     }
 
     /// Takes `cost` units of the key from every limit, or from none.
+    #[must_use = "a decision that is not looked at limits nothing"]
     pub async fn check_n<'k>(&self, key: impl Into<Key<'k>>, cost: u64) -> Decision {
         let wanted = self.want_all(key.into(), cost);
         self.take_or_lease(wanted, cost, AskedBy::Key).await
@@ -183,6 +185,7 @@ impl RedisLimiter {
 
     /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. One
     /// trip to Redis, however many they are.
+    #[must_use = "a decision that is not looked at limits nothing"]
     pub async fn decide(&self, hits: &[Hit<'_>]) -> Decision {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
         match self.want_hits(hits) {

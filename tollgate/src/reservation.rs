@@ -22,6 +22,7 @@ pub struct Reservation {
 
 impl Reservation {
     /// The decision that took the estimate.
+    #[must_use]
     pub fn decision(&self) -> &Decision {
         &self.decision
     }

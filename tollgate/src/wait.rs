@@ -1,5 +1,6 @@
 //! Waiting for quota on a tokio runtime.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -7,17 +8,82 @@ use tokio::time::Instant;
 use crate::decision::{Decision, Denied};
 use crate::key::Key;
 use crate::limiter::Limiter;
+#[cfg(feature = "redis")]
+use crate::redis::RedisLimiter;
+
+/// What to wait for, and for how long: see [`Limiter::until_ready`]. A [`Duration`] is a wait for one unit.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::{Limit, Limiter, Rate, TokenBucket, Wait};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::new(Limit::new("tokens", TokenBucket::new(1000, Rate::per_second(100)))?);
+/// let wait = Wait::at_most(Duration::from_secs(30)).cost(250).jitter(Duration::from_millis(20));
+/// limiter.until_ready("ann", wait).await?;
+/// assert_eq!(limiter.peek("ann").remaining(), 750);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Wait {
+    max: Duration,
+    cost: u64,
+    jitter: Duration,
+}
+
+impl Wait {
+    /// Waits for one unit, for `max` at most.
+    pub const fn at_most(max: Duration) -> Self {
+        Self { max, cost: 1, jitter: Duration::ZERO }
+    }
+
+    /// Waits for `cost` units.
+    pub const fn cost(self, cost: u64) -> Self {
+        Self { cost, ..self }
+    }
+
+    /// Adds a random time of up to `max` to each wait for quota, so that callers that wait for the same quota do not all
+    /// ask at the same moment. It never makes a wait longer than its maximum. Turns in a queue differ by themselves and
+    /// get none.
+    pub const fn jitter(self, max: Duration) -> Self {
+        Self { jitter: max, ..self }
+    }
+}
+
+impl From<Duration> for Wait {
+    fn from(max: Duration) -> Self {
+        Self::at_most(max)
+    }
+}
 
 impl Limiter {
-    /// Takes one unit of the key from every limit, waiting for it if need be, but not longer than `max_wait`.
+    /// Takes units of the key from every limit, one unless [`Wait::cost`] says otherwise, and waits for them if need be.
     ///
-    /// A leaky bucket that queues gives each caller its turn, first in first out. With the other algorithms
-    /// whoever asks first when quota comes back gets it.
+    /// A leaky bucket that queues gives each caller its turn, first in first out. With the other algorithms, the caller
+    /// that asks first when quota comes back gets it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::{Limit, Limiter, Rate, TokenBucket};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::new(Limit::new("calls", TokenBucket::new(1, Rate::per_second(100)))?);
+    /// for _ in 0..3 {
+    ///     limiter.until_ready("ann", Duration::from_secs(10)).await?;
+    ///     // … call …
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
     /// The decision that stands in the way, at once, when it would come too late to wait for: a denial, or a
-    /// turn in a queue further off than `max_wait`. Nothing is taken then, unless another caller took the turn
+    /// turn in a queue further off than the maximum. Nothing is taken then, unless another caller took the turn
     /// that was seen, and left a later one.
     ///
     /// # Cancellation
@@ -27,24 +93,126 @@ impl Limiter {
     pub async fn until_ready<'k>(
         &self,
         key: impl Into<Key<'k>> + Send,
-        max_wait: Duration,
+        wait: impl Into<Wait> + Send,
     ) -> Result<Decision, Denied> {
-        let key = key.into();
-        // A wait that is longer than clocks can tell is a wait without end.
-        let deadline = Instant::now().checked_add(max_wait);
-        let in_time = |wait: &Duration| deadline.is_none_or(|deadline| *wait <= deadline - Instant::now());
+        let (key, waiting) = (key.into(), Waiting::start(wait.into()));
         loop {
             // A turn in a queue cannot be given back, so look before taking one.
-            let ahead = self.look_n(key, 1);
-            let decision = if ahead.is_allowed() && in_time(&ahead.delay()) { self.check(key) } else { ahead };
-            let wait = if decision.is_allowed() { Some(decision.delay()) } else { decision.retry_after() };
-            let Some(wait) = wait.filter(in_time) else {
-                return Err(Denied(decision));
-            };
-            tokio::time::sleep(wait).await;
-            if decision.is_allowed() {
+            let ahead = self.look_n(key, waiting.cost);
+            let decision = if waiting.is_soon(&ahead) { self.check_n(key, waiting.cost) } else { ahead };
+            if waiting.sleep_after(&decision).await? {
                 return Ok(decision);
             }
         }
+    }
+}
+
+#[cfg(feature = "redis")]
+impl RedisLimiter {
+    /// Takes units of the key from every limit, one unless [`Wait::cost`] says otherwise, and waits for them if need be,
+    /// as [`Limiter::until_ready`] does. While Redis fails, limits answer by their failure policy, and a denial by it is
+    /// waited for like any other.
+    ///
+    /// ```no_run
+    /// # async fn example(limiter: tollgate::redis::RedisLimiter) -> Result<(), tollgate::Denied> {
+    /// use std::time::Duration;
+    /// use tollgate::Wait;
+    ///
+    /// limiter.until_ready(42, Wait::at_most(Duration::from_secs(10)).cost(5)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The decision that stands in the way, at once, when it would come too late to wait for.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropped while it waits for quota, it has taken nothing. Dropped while Redis is asked, or while it waits for its
+    /// turn in a queue, what it asked for may stay taken.
+    pub async fn until_ready<'k>(
+        &self,
+        key: impl Into<Key<'k>> + Send,
+        wait: impl Into<Wait> + Send,
+    ) -> Result<Decision, Denied> {
+        let (key, waiting) = (key.into(), Waiting::start(wait.into()));
+        let has_queue = self.limits().iter().any(crate::limit::Limit::queues);
+        loop {
+            // A turn in a queue cannot be given back, so look before taking one. Without a queue that is a trip too many.
+            let ahead = if has_queue { self.look_n(key, waiting.cost).await.ok() } else { None };
+            let decision = match ahead {
+                Some(ahead) if !waiting.is_soon(&ahead) => ahead,
+                _ => self.check_n(key, waiting.cost).await,
+            };
+            if waiting.sleep_after(&decision).await? {
+                return Ok(decision);
+            }
+        }
+    }
+}
+
+/// A wait that has begun.
+struct Waiting {
+    cost: u64,
+    jitter: Duration,
+    /// `None` if that is later than clocks go.
+    deadline: Option<Instant>,
+}
+
+impl Waiting {
+    fn start(wait: Wait) -> Self {
+        Self { cost: wait.cost, jitter: wait.jitter, deadline: Instant::now().checked_add(wait.max) }
+    }
+
+    /// Returns the time left until the deadline.
+    fn left(&self) -> Duration {
+        self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Returns whether the request may pass, with its turn before the deadline.
+    fn is_soon(&self, decision: &Decision) -> bool {
+        decision.is_allowed() && decision.delay() <= self.left()
+    }
+
+    /// Sleeps until the request's turn, and returns true; or until the request is worth another try, and returns false.
+    async fn sleep_after(&self, decision: &Decision) -> Result<bool, Denied> {
+        let left = self.left();
+        let wait = if decision.is_allowed() { Some(decision.delay()) } else { decision.retry_after() };
+        let Some(wait) = wait.filter(|wait| *wait <= left) else {
+            return Err(Denied(*decision));
+        };
+        let jitter = if decision.is_allowed() { Duration::ZERO } else { random_below(self.jitter) };
+        tokio::time::sleep(wait.saturating_add(jitter).min(left)).await;
+        Ok(decision.is_allowed())
+    }
+}
+
+/// Returns a random time from zero to `max`.
+fn random_below(max: Duration) -> Duration {
+    if max.is_zero() {
+        return max;
+    }
+    // Every state of the standard library's maps has other keys, drawn from the system's randomness.
+    let share = RandomState::new().hash_one(0) >> 32;
+    let nanos = max.as_nanos().saturating_mul(share.into()) >> 32;
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_spreads_over_all_of_its_range() {
+        let max = Duration::from_millis(100);
+        let drawn: Vec<Duration> = (0..1000).map(|_| random_below(max)).collect();
+        assert!(drawn.iter().all(|time| *time <= max));
+        for tenth in 0..10 {
+            let range = max * tenth / 10..max * (tenth + 1) / 10;
+            assert!(drawn.iter().any(|time| range.contains(time)), "none of {range:?}");
+        }
+        assert_eq!(random_below(Duration::ZERO), Duration::ZERO);
+        assert!(random_below(Duration::MAX) < Duration::MAX);
     }
 }

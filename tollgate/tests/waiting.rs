@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use tollgate::{FixedWindow, HOUR, LeakyBucket, Limit, Limiter, ManualClock, Rate, Timestamp, TokenBucket};
+use tokio::time::Instant;
+use tollgate::{
+    FixedWindow, HOUR, LeakyBucket, Limit, Limiter, ManualClock, Rate, SECOND, Timestamp, TokenBucket, Wait,
+};
 
 fn limiter(algorithm: impl Into<tollgate::Algorithm>) -> Limiter {
     Limiter::new(Limit::new("waiting", algorithm).expect("a valid limit"))
@@ -14,6 +17,58 @@ fn still(algorithm: impl Into<tollgate::Algorithm>) -> Limiter {
     let limit = Limit::new("waiting", algorithm).expect("a valid limit");
     let clock = ManualClock::at(Timestamp::from_secs(1));
     Limiter::builder().limit(limit).clock(clock).build().expect("a valid limiter")
+}
+
+/// A limiter that has the runtime's time, which tests with a paused runtime wait for without waiting.
+fn on_runtime_time(algorithm: impl Into<tollgate::Algorithm>) -> Limiter {
+    let limit = Limit::new("waiting", algorithm).expect("a valid limit");
+    let start = Instant::now();
+    let clock = move || Timestamp::from_secs(1).saturating_add(start.elapsed());
+    Limiter::builder().limit(limit).clock(clock).build().expect("a valid limiter")
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_for_as_many_units_as_are_asked_for() {
+    let limiter = on_runtime_time(TokenBucket::new(5, Rate::per_second(1)));
+    let start = Instant::now();
+    limiter.until_ready("ann", Wait::at_most(HOUR).cost(5)).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    let decision = limiter.until_ready("ann", Wait::at_most(HOUR).cost(3)).await.unwrap();
+    assert_eq!((decision.cost(), decision.remaining(), start.elapsed().as_secs()), (3, 0, 3));
+    let denied = limiter.until_ready("ann", Wait::at_most(2 * SECOND).cost(3)).await.unwrap_err();
+    assert_eq!(denied.decision().retry_after(), Some(3 * SECOND));
+    assert!(limiter.until_ready("ann", Wait::at_most(HOUR).cost(6)).await.is_err(), "more than there ever is");
+    assert_eq!(start.elapsed().as_secs(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn jitter_comes_on_top_of_the_wait_and_within_its_maximum() {
+    let limiter = on_runtime_time(TokenBucket::new(1, Rate::per_second(1)));
+    let mut waits = Vec::new();
+    for user in 0..50 {
+        assert!(limiter.check(user).is_allowed());
+        let start = Instant::now();
+        limiter.until_ready(user, Wait::at_most(HOUR).jitter(10 * SECOND)).await.unwrap();
+        waits.push(start.elapsed());
+    }
+    assert!(waits.iter().all(|wait| (SECOND..=SECOND * 11 + SECOND / 100).contains(wait)), "{waits:?}");
+    assert!(waits.iter().any(|wait| wait.abs_diff(waits[0]) > SECOND), "all alike: {waits:?}");
+    for user in 100..120 {
+        assert!(limiter.check(user).is_allowed());
+        let start = Instant::now();
+        limiter.until_ready(user, Wait::at_most(2 * SECOND).jitter(HOUR)).await.unwrap();
+        assert!(start.elapsed() <= 2 * SECOND + SECOND / 100, "{:?}", start.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn turns_in_a_queue_get_no_jitter() {
+    let limiter = on_runtime_time(LeakyBucket::new(3, Rate::per_second(1)).queue(HOUR));
+    let start = Instant::now();
+    for _ in 0..3 {
+        limiter.until_ready("ann", Wait::at_most(HOUR).jitter(HOUR)).await.unwrap();
+    }
+    assert_eq!(start.elapsed().as_secs(), 2);
 }
 
 #[tokio::test]

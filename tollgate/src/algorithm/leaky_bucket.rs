@@ -45,6 +45,12 @@ impl LeakyBucket {
         Self { overflow: Overflow::Queue { max_wait }, ..self }
     }
 
+    /// Returns whether what does not fit at once waits its turn.
+    #[cfg(feature = "redis")]
+    pub(crate) fn queues(&self) -> bool {
+        matches!(self.overflow, Overflow::Queue { .. })
+    }
+
     /// How long a full bucket takes to run empty.
     pub(super) fn window(&self) -> Duration {
         checked::full_refill_time(self.capacity, self.leak)

@@ -20,11 +20,12 @@ pub struct LimiterBuilder {
     limits: LimitSet,
     max_memory: usize,
     clock: Option<TimeSource>,
+    hash_seed: Option<[u64; 4]>,
 }
 
 impl Default for LimiterBuilder {
     fn default() -> Self {
-        Self { limits: LimitSet::new(), max_memory: DEFAULT_MAX_MEMORY, clock: None }
+        Self { limits: LimitSet::new(), max_memory: DEFAULT_MAX_MEMORY, clock: None, hash_seed: None }
     }
 }
 
@@ -69,21 +70,51 @@ impl LimiterBuilder {
         self
     }
 
+    /// Hashes keys with this secret instead of a random one.
+    ///
+    /// Needed on platforms without a source of randomness, such as `wasm32-unknown-unknown`: draw it there from the
+    /// host. Whoever knows the secret can find keys that share a count.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, Limiter, ManualClock, MINUTE, Timestamp};
+    ///
+    /// # let (random, host_clock) = ([1, 2, 3, 4], ManualClock::at(Timestamp::EPOCH));
+    /// let limiter = Limiter::builder()
+    ///     .limit(Limit::new("per-user", FixedWindow::new(10, MINUTE))?)
+    ///     .clock(host_clock)
+    ///     .hash_seed(random)
+    ///     .build()?;
+    /// # assert!(limiter.check("ann").is_allowed());
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    pub fn hash_seed(mut self, secret: [u64; 4]) -> Self {
+        self.hash_seed = Some(secret);
+        self
+    }
+
     /// The limiter.
     ///
     /// # Errors
     ///
     /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its
     /// name and algorithm, or when the memory is too little for the first keys of each. On a platform without a system
-    /// clock, when no [`clock`](Self::clock) was set.
+    /// clock or without randomness, when no [`clock`](Self::clock) or no [`hash_seed`](Self::hash_seed) was set.
     pub fn build(self) -> Result<Limiter, InvalidLimit> {
         let Checked { mut limits, asked } = self.limits.checked()?;
         let Some(clock) = self.clock.or_else(TimeSource::system) else {
             return Err(InvalidLimit::new("clock", "this platform has no system clock".into(), "set one with `clock`"));
         };
+        if self.hash_seed.is_none() && cfg!(all(target_family = "wasm", target_os = "unknown")) {
+            let problem = "this platform has no source of randomness".into();
+            return Err(InvalidLimit::new("hash_seed", problem, "set one with `hash_seed`"));
+        }
         let wall_offset = clock.wall_offset();
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = MemoryStore::new(&mut limits, self.max_memory)?;
+        let store = match self.hash_seed {
+            Some(secret) => store.with_secret(secret),
+            None => store,
+        };
         Ok(Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })))
     }
 }

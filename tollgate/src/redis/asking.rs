@@ -14,6 +14,7 @@ use super::script::{Answer, Ask, Asks, Question, Seen};
 use super::worker::{Job, MAX_KEYS};
 use super::{AllWanted, NEVER, RedisLimiter, Shared, StoreError, names};
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source};
+use crate::key::Key;
 use crate::units::Timestamp;
 
 /// What was given back before each was asked.
@@ -151,6 +152,11 @@ impl RedisLimiter {
         let denied = denials.reduce(Decision::foremost)?;
         inner.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
         Some(Decision { asked: AskedBy::Hits, ..denied })
+    }
+
+    /// Returns what [`check_n`](Self::check_n) would, and takes nothing.
+    pub(crate) async fn look_n(&self, key: Key<'_>, cost: u64) -> Result<Decision, StoreError> {
+        self.look(&self.want_all(key, cost)).await
     }
 
     pub(super) async fn look(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {

@@ -86,6 +86,11 @@ impl MemoryStore {
         Ok(Self { first: tables.first().cloned(), tables, secret: ahash::RandomState::new(), budget })
     }
 
+    /// Hashes keys with this secret instead of a random one. For a store that has no keys yet.
+    pub(crate) fn with_secret(self, [first, second, third, fourth]: [u64; 4]) -> Self {
+        Self { secret: ahash::RandomState::with_seeds(first, second, third, fourth), ..self }
+    }
+
     /// A store for other limits that knows the same keys, within the same memory. Limits whose words mean the same as
     /// before act on the same tables as this store does.
     pub(crate) fn successor(&self, before: &[Limit], limits: &mut [Limit]) -> Result<Self, InvalidLimit> {

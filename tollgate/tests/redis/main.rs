@@ -13,3 +13,4 @@ mod servers;
 mod topologies;
 mod traces;
 mod variants;
+mod waiting;
