@@ -8,6 +8,7 @@
 //! writes them back, and how it keeps that atomic is its own affair. An algorithm must therefore answer on any
 //! words at all, torn ones too, with any answer but a panic: the store throws such an answer away.
 
+pub(crate) mod conversion;
 pub(crate) mod fixed_window;
 pub(crate) mod leaky_bucket;
 #[cfg(feature = "redis")]

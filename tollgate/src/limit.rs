@@ -168,10 +168,16 @@ impl Limit {
         kind(self) == kind(other) && self.name() == other.name()
     }
 
-    /// The same limit, its keys laid out as those of an older one of its name, if their words mean the same to it.
-    pub(crate) fn laid_out_as(&self, old: &Self) -> Option<Self> {
-        let compiled = self.is_namesake_of(old).then(|| self.compiled().laid_out_as(old.compiled()))??;
-        Some(Self(Arc::new(Inner { compiled, ..(*self.0).clone() })))
+    /// Whether a key of one is a key of the other: both are limits of one name, or bans of one name. Their algorithms
+    /// may differ, if one was changed to the other.
+    pub(crate) fn is_related_to(&self, other: &Self) -> bool {
+        let is_ban = |limit: &Self| matches!(limit.algorithm(), Algorithm::Ban(_));
+        is_ban(self) == is_ban(other) && self.name() == other.name()
+    }
+
+    /// The same limit with its numbers prepared in another way.
+    pub(crate) fn with_compiled(&self, compiled: Compiled) -> Self {
+        Self(Arc::new(Inner { compiled, ..(*self.0).clone() }))
     }
 }
 

@@ -48,9 +48,12 @@ impl LimitSet {
     /// Adds other numbers for a limit that is in the set, under its name and with its algorithm: for a plan, or for a
     /// single key. Only hits ask for it, by the id that [`beside`](crate::Limiter::beside) tells.
     ///
-    /// What a key has spent counts in all variants of a limit that count by the same window, or that are buckets
-    /// (which, if they refill in portions, must be of the same rate). A variant of another window counts for itself
-    /// in memory; on Redis there is one count for all, which is brought to the window that is asked for.
+    /// What a key has spent counts in all variants of a limit, in units, whatever their windows and rates are: it is
+    /// converted to the numbers that ask, as [`Limiter::with_limits`] describes. A client that alternates between
+    /// two variants gets no more than either allows. While its state is that of another variant with another window, the
+    /// `retry_after` of a denial may be too short: the charges may still count there.
+    ///
+    /// [`Limiter::with_limits`]: crate::Limiter::with_limits
     pub fn variant(mut self, limit: Limit) -> Self {
         self.beside.push(limit);
         self

@@ -93,24 +93,21 @@ impl Limiter {
     /// A limiter with other limits that goes on where this one is: the same keys, clock and memory. This one works on
     /// as before, and both count together, so that they can be exchanged while requests are decided.
     ///
-    /// A limit keeps its counts if its name and algorithm stay the same, the window of one that has windows (with its
-    /// segments, its alignment and what it counts), and the period of one that refills in portions. Its new numbers
-    /// then apply at once to keys that are in use:
+    /// What a key has spent stays spent, in units, under the new numbers, whatever was changed: quota, rate, window,
+    /// segments or algorithm. It is converted when the key is next used:
     ///
-    /// - Of a bucket, the time at which it is full again survives, at most the time that the new bucket takes to fill.
-    /// - Of a window, what was spent in it survives, also if it is more than the new limit: then nothing is left.
+    /// - Of a bucket, what is owed survives, and comes back at the new rate.
+    /// - Of a window, its count survives and counts in the new window that contains the moment of the change. A window
+    ///   that a key's first request opened keeps its opening, if it is still open by the new length.
+    /// - Entries of a log keep their moments, and the segments of a counter theirs.
+    /// - Between algorithms, all that counts by the old one counts as spent at the moment of the change.
     ///
-    /// Other limits start anew, and so do those that are raised so far that a key needs more words than it has. A limit
-    /// that is lowered always keeps its counts. What limits had that are gone is given up with the last limiter that
-    /// had them. How far each can be raised:
+    /// A key that has spent more than the new quota has nothing left until enough has come back. So a change never
+    /// admits more: `docs/algorithms.md` has the exact bound. A limit that is removed and comes back under its name
+    /// before its keys are at rest finds them as they were. Limits of other names start anew.
     ///
-    /// | | |
-    /// |---|---|
-    /// | bucket | as far as you like, at rates of up to 512 units in their shortest terms |
-    /// | fixed window of the clock, refill in portions | a minute: 2^32; a second: 2^31 |
-    /// | fixed window from the first request | 511, and from there on 2^32 |
-    /// | counter of one segment | a minute: 2^17, and from there on 2^32 |
-    /// | counter of several segments, log | to the next power of two less one; a log of up to 16 not at all |
+    /// The state of a former configuration takes memory, within the bound, until all of its keys are at rest. After
+    /// many changes in a row it is converted at once, which takes about a microsecond for each key.
     ///
     /// Give back what a decision took through the limiter that made it: another one may have other limits.
     ///
@@ -133,7 +130,7 @@ impl Limiter {
         let Checked { mut limits, asked } = limits.into().checked()?;
         let wall_offset = inner.clock.wall_offset();
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
-        let store = inner.store.successor(&inner.limits, &mut limits)?;
+        let store = inner.store.successor(&mut limits, self.now())?;
         Ok(Self(Arc::new(Inner { limits: limits.into(), asked, store, clock: inner.clock.clone() })))
     }
 
@@ -369,6 +366,13 @@ impl Limiter {
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
         &self.0.limits[..self.0.asked]
+    }
+
+    /// The largest quota that a limit has or had under this name, and the configurations that its keys may have been
+    /// counted by.
+    #[cfg(feature = "redis")]
+    pub(crate) fn configurations(&self, limit: LimitId) -> (u64, Vec<crate::algorithm::Compiled>) {
+        self.0.store.family(limit).map(crate::store::memory::Family::configurations).unwrap_or_default()
     }
 
     /// Bytes taken for keys so far, of those allowed.

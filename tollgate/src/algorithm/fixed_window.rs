@@ -69,8 +69,8 @@ impl From<FixedWindow> for Algorithm {
 /// The units counted in one window, which is told by its index or by its start.
 #[derive(Clone, Copy)]
 pub(crate) struct Count {
-    window: u64,
-    units: u64,
+    pub(super) window: u64,
+    pub(super) units: u64,
 }
 
 impl Count {
@@ -111,12 +111,12 @@ pub(crate) struct ClockWindow {
 
 impl ClockWindow {
     /// Returns a moment of the limiter's time in wall-clock time.
-    fn at_wall(&self, moment: u64) -> u64 {
+    pub(super) fn at_wall(&self, moment: u64) -> u64 {
         Timestamp::from_micros(moment).offset_by(self.wall.get()).as_micros()
     }
 
     /// Returns the count at a wall-clock time, and whether the clock has stepped back by more than a window.
-    fn count(&self, cells: &impl Cells, now: u64) -> (Count, bool) {
+    pub(super) fn count(&self, cells: &impl Cells, now: u64) -> (Count, bool) {
         let (window, units) = self.packing.load(cells);
         let current = now / self.window;
         if window < current {
@@ -172,7 +172,7 @@ pub(crate) struct OpenedWindow {
 }
 
 impl OpenedWindow {
-    fn count(&self, cells: &impl Cells, now: u64) -> (Count, bool) {
+    pub(super) fn count(&self, cells: &impl Cells, now: u64) -> (Count, bool) {
         let (opened, units) = self.packing.load(cells);
         let open = units > 0 && now < opened.saturating_add(self.window);
         if !open {

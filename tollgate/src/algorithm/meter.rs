@@ -8,11 +8,14 @@
 //! the moment is kept in whole microseconds and in `n`-ths of one, debts are counted in `n`-ths, and nothing is
 //! ever rounded. Only answers are, up to the microsecond at which they become true.
 //!
-//! A clock that steps back makes a debt look larger than the bucket, and so does a bucket that was made smaller. It
-//! is taken for a full bucket, from that moment on: nothing is minted, and nobody waits longer than one full refill.
+//! A debt may exceed the capacity: it was made under a larger one, of a variant of the limit or before a reload, and
+//! stays until the rate has paid it off. A clock that steps back makes a debt look larger than the largest capacity
+//! that the key's state has seen. Such a debt is cut to that capacity, from that moment on: nothing is minted, and
+//! nobody waits longer than one refill of it.
 
 use std::ops::{Add, Sub};
 
+use super::conversion::Fit;
 use super::packing::Pair;
 use super::{Cells, Charge, Compiled, Rules, Step, div, div_ceil};
 use crate::decision::{Outcome, Verdict};
@@ -27,6 +30,8 @@ pub(crate) struct Meter<D> {
     pub(super) micros: u64,
     /// The debt of a full bucket, in `units`-ths of a microsecond.
     pub(super) full: D,
+    /// The largest debt that any configuration of the limit can have made. A larger one is the clock's doing.
+    pub(super) most: D,
     /// What one unit adds to the moment of rest.
     step: Moment,
     /// In a queue, how long a request may be held.
@@ -109,44 +114,72 @@ pub(crate) struct Moment {
 /// The numbers have been checked: all positive, and a full bucket is paid off within `MAX_SPAN`.
 pub(super) fn compile(capacity: u64, count: u64, period: u64, max_wait: Option<u64>) -> Compiled {
     let common = gcd(count, period);
-    let (units, micros) = (count / common, period / common);
-    // A debt and the cost that is added to it are each at most a full bucket.
-    match capacity.checked_mul(micros).filter(|full| *full <= u64::MAX / 2) {
-        Some(full) => Compiled::Meter(Meter::new(capacity, units, micros, full, max_wait)),
-        None => {
-            let full = u128::from(capacity) * u128::from(micros);
-            Compiled::WideMeter(Meter::new(capacity, units, micros, full, max_wait))
-        }
+    compile_reduced(Reduced { capacity, units: count / common, micros: period / common, max_wait }, capacity)
+}
+
+/// The numbers of a bucket, its rate reduced.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reduced {
+    pub(super) capacity: u64,
+    pub(super) units: u64,
+    pub(super) micros: u64,
+    pub(super) max_wait: Option<u64>,
+}
+
+/// A bucket whose keys may owe up to `ceiling` units, though never for longer than any window lasts.
+pub(super) fn compile_reduced(numbers: Reduced, ceiling: u64) -> Compiled {
+    let Reduced { capacity, units, micros, .. } = numbers;
+    let full = u128::from(capacity) * u128::from(micros);
+    let longest = MAX_SPAN.as_micros() * u128::from(units);
+    let most = (u128::from(ceiling) * u128::from(micros)).min(longest).max(full);
+    // A debt and the cost that is added to it are each at most the largest debt.
+    match (u64::try_from(full), u64::try_from(most)) {
+        (Ok(full), Ok(most)) if most <= u64::MAX / 2 => Compiled::Meter(Meter::new(numbers, full, most)),
+        _ => Compiled::WideMeter(Meter::new(numbers, full, most)),
     }
 }
 
 impl<D: Debt> Meter<D> {
-    fn new(capacity: u64, units: u64, micros: u64, full: D, max_wait: Option<u64>) -> Self {
+    fn new(numbers: Reduced, full: D, most: D) -> Self {
+        let Reduced { capacity, units, micros, max_wait } = numbers;
         let latest = Timestamp::MAX.as_micros() + MAX_SPAN.as_micros() as u64;
         let step = Moment { micros: micros / units, parts: micros % units };
-        Self { capacity, units, micros, full, step, max_wait, packing: Pair::new(latest, units - 1) }
+        let packing = Pair::new(latest, units - 1);
+        Self { capacity, units, micros, full, most, step, max_wait, packing }
     }
 
-    /// The moment of rest. Parts that this rate does not know are from before it was changed: they are taken for a
-    /// whole microsecond.
+    pub(super) fn numbers(&self) -> Reduced {
+        Reduced { capacity: self.capacity, units: self.units, micros: self.micros, max_wait: self.max_wait }
+    }
+
+    /// The debt at `now`, in `units`-ths of a microsecond.
+    pub(super) fn debt_at(&self, cells: &impl Cells, now: u64) -> u128 {
+        self.debt(self.load(cells), now).0.wide()
+    }
+
+    /// Charges a key at rest with a debt at `now`. There is no room for more than the largest debt.
+    pub(super) fn set_debt(&self, cells: &impl Cells, debt: u128, now: u64) -> Fit {
+        let most = self.most.wide();
+        if debt > 0 {
+            self.apply(cells, self.moment_of(debt.min(most), now));
+        }
+        Fit::of(debt <= most)
+    }
+
     #[inline(always)]
     fn load(&self, cells: &impl Cells) -> Moment {
         let (micros, parts) = self.packing.load(cells);
-        if parts >= self.units {
-            return Moment { micros: micros + 1, parts: 0 };
-        }
         Moment { micros, parts }
     }
 
-    /// The debt at `now`, and whether it had to be cut to a full bucket, because the clock has stepped back or the
-    /// bucket was larger when the debt was made.
+    /// The debt at `now`, and whether it had to be cut because the clock has stepped back.
     #[inline(always)]
     fn debt(&self, rest: Moment, now: u64) -> (D, bool) {
         if rest.micros < now {
             return (D::ZERO, false);
         }
         let debt = D::product(rest.micros - now, self.units).plus(rest.parts);
-        if debt > self.full { (self.full, true) } else { (debt, false) }
+        if debt > self.most { (self.most, true) } else { (debt, false) }
     }
 
     fn moment_of(&self, debt: u128, now: u64) -> Moment {
@@ -171,6 +204,7 @@ impl<D: Debt> Meter<D> {
     fn remaining(&self, debt: D) -> u64 {
         match self.max_wait {
             Some(max_wait) if debt.div_ceil(self.units) > max_wait => 0,
+            _ if debt >= self.full => 0,
             _ => (self.full - debt).div(self.micros),
         }
     }

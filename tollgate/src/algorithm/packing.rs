@@ -1,5 +1,6 @@
 //! Numbers in as few words as they need.
 
+use super::conversion::Fit;
 use super::{Cells, MAX_QUOTA};
 
 /// How many bits it takes to write every number up to `max`.
@@ -70,6 +71,15 @@ impl Pair {
                 cells.set(1, second);
             }
         }
+    }
+}
+
+impl Pair {
+    /// Stores two numbers, or the largest second number that there is room for.
+    pub(super) fn store_at_most(self, cells: &impl Cells, first: u64, second: u64) -> Fit {
+        let most = self.low_bits.map_or(u64::MAX, |bits| (1_u64 << bits) - 1);
+        self.store(cells, first, second.min(most));
+        Fit::of(second <= most)
     }
 }
 

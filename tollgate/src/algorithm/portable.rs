@@ -47,9 +47,10 @@ mod kind {
 const NONE: i64 = -1;
 
 impl Compiled {
-    /// The kind and the numbers of the algorithm, in the order in which the script reads them.
-    pub(crate) fn parameters(&self) -> SmallVec<[i64; 5]> {
-        let (kind, numbers): (u64, SmallVec<[i64; 4]>) = match self {
+    /// Returns the kind and the numbers of the algorithm, in the order in which the script reads them. The last is the
+    /// most units that a key can have spent under any configuration of the limit.
+    pub(crate) fn parameters(&self, ceiling: u64) -> SmallVec<[i64; 9]> {
+        let (kind, numbers): (u64, SmallVec<[i64; 9]>) = match self {
             Self::Meter(meter) => (kind::METER, meter_numbers(meter)),
             Self::WideMeter(meter) => (kind::METER, meter_numbers(meter)),
             Self::Interval(rules) => {
@@ -68,7 +69,7 @@ impl Compiled {
                 (kind::STRIKES, smallvec![rules.after as i64, rules.within as i64, rules.lasts as i64])
             }
         };
-        std::iter::once(kind as i64).chain(numbers).collect()
+        std::iter::once(kind as i64).chain(numbers).chain([ceiling as i64]).collect()
     }
 
     /// Of a bucket, in how many parts of a microsecond it counts.
@@ -108,18 +109,6 @@ impl Compiled {
         }
     }
 
-    /// What is to be given back, for the script: it may be more than the limit holds by now.
-    pub(crate) fn portable_charge(&self, cost: u64) -> PortableCost {
-        let (units, micros) = match self {
-            Self::Meter(meter) => (meter.units, meter.micros),
-            Self::WideMeter(meter) => (meter.units, meter.micros),
-            _ => return PortableCost(cost.min(MAX_QUOTA), 0),
-        };
-        let (micros, parts) = divided(u128::from(cost.min(MAX_QUOTA)) * u128::from(micros), units);
-        // Longer than any bucket takes to fill, and still exact for the script.
-        if micros > LATEST { PortableCost(LATEST, 0) } else { PortableCost(micros, parts) }
-    }
-
     /// The same limit with room for whatever a store may hold: also what was spent under higher numbers.
     pub(crate) fn with_room(&self) -> Self {
         match self {
@@ -148,8 +137,8 @@ impl Compiled {
         })
     }
 
-    /// The words of a state. It may be from before the limit was changed, with other numbers or another window: it is
-    /// brought to the windows of this limit, and cut to what any limit can mean, as the script does.
+    /// The words of a state, which the script has converted to the numbers of this limit. It is cut to what any limit
+    /// can mean: a store can hold anything.
     fn restored(&self, state: &[u64], now: u64) -> Restored {
         let number = |index: usize| state.get(index).copied().unwrap_or(0);
         let (first, second) = (number(0), number(1));
@@ -173,7 +162,7 @@ impl Compiled {
             Self::Strikes(rules) => rules.packing.store(&words, first.min(LATEST), second),
             Self::Counter(rules) => {
                 for age in 0..=rules.segments {
-                    rules.set_count(&words, age, number(age as usize + 1).min(MAX_QUOTA));
+                    rules.set_count(&words, age, number(age as usize + 1).min(2 * MAX_QUOTA));
                 }
                 let segment = |at: u64| super::mul_div(at, rules.segments, rules.window);
                 rules.set_segment(&words, ahead(segment(first), segment(now)));
@@ -196,9 +185,15 @@ fn parts(parts: u64, units: u64) -> u64 {
     if parts >= units { 0 } else { parts }
 }
 
-fn meter_numbers(meter: &Meter<impl Debt>) -> SmallVec<[i64; 4]> {
+fn meter_numbers(meter: &Meter<impl Debt>) -> SmallVec<[i64; 9]> {
     let (micros, parts) = divided(meter.full.wide(), meter.units);
-    smallvec![meter.units as i64, micros as i64, parts as i64, meter.max_wait.map_or(NONE, |wait| wait as i64)]
+    let (most_micros, most_parts) = divided(meter.most.wide(), meter.units);
+    let max_wait = meter.max_wait.map_or(NONE, |wait| wait as i64);
+    [meter.units, micros, parts]
+        .map(|number| number as i64)
+        .into_iter()
+        .chain([max_wait, meter.micros as i64, most_micros as i64, most_parts as i64])
+        .collect()
 }
 
 fn meter_cost(meter: &Meter<impl Debt>, cost: u64) -> PortableCost {

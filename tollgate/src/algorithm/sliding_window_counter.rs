@@ -104,19 +104,24 @@ pub(crate) struct Move {
 
 /// Where a moment lies: its segment, and how far into it, in `segments`-ths of a microsecond.
 #[derive(Clone, Copy)]
-struct Place {
-    segment: u64,
-    elapsed: u64,
+pub(super) struct Place {
+    pub(super) segment: u64,
+    pub(super) elapsed: u64,
 }
 
 impl Counter {
     pub(super) fn new(limit: u64, window: u64, segments: u32) -> Self {
+        Self::with_ceiling(limit, window, segments, limit)
+    }
+
+    /// A counter whose counts have room for `ceiling` units.
+    pub(super) fn with_ceiling(limit: u64, window: u64, segments: u32, ceiling: u64) -> Self {
         let (counts, segments) = (segments + 1, u64::from(segments));
         // One more than the largest index, so that no state is a word of ones.
         let index_bits = bits_for(mul_div(Timestamp::MAX.as_micros(), segments, window) + 2);
         // The counts share what is left of the words they need anyway, so that they can grow when the limit is
         // changed.
-        let needs = index_bits + counts * bits_for(limit);
+        let needs = index_bits + counts * bits_for(ceiling.max(limit));
         let words = needs.div_ceil(u64::BITS);
         let spare = words * u64::BITS - needs;
         let free_bits = if words == 1 { spare.min(FREE_BITS) } else { 0 };
@@ -124,9 +129,18 @@ impl Counter {
         Self { limit, window, segments, index_bits, count_bits }
     }
 
-    fn place(&self, now: u64) -> Place {
+    pub(super) fn place(&self, now: u64) -> Place {
         let ticks = now * self.segments;
         Place { segment: ticks / self.window, elapsed: ticks % self.window }
+    }
+
+    /// The first microsecond of a segment.
+    pub(super) fn start_of(&self, segment: u64) -> u64 {
+        div_ceil(u128::from(segment) * u128::from(self.window), self.segments)
+    }
+
+    pub(super) fn segments_between(&self, earlier: u64, later: u64) -> u64 {
+        self.place(later).segment.saturating_sub(self.place(earlier).segment)
     }
 
     fn stored_segment(&self, cells: &impl Cells) -> u64 {
@@ -134,7 +148,7 @@ impl Counter {
     }
 
     /// The stored count of the segment that was `age` segments old when the state was written.
-    fn stored(&self, cells: &impl Cells, age: u64) -> u64 {
+    pub(super) fn stored(&self, cells: &impl Cells, age: u64) -> u64 {
         if age > self.segments {
             return 0;
         }
@@ -152,7 +166,7 @@ impl Counter {
     }
 
     /// Where to judge from, and how many segments that is after the state was written.
-    fn judged_from(&self, cells: &impl Cells, now: u64) -> (Place, u64, bool) {
+    pub(super) fn judged_from(&self, cells: &impl Cells, now: u64) -> (Place, u64, bool) {
         let place = self.place(now);
         let stored = self.stored_segment(cells);
         if stored <= place.segment {
@@ -163,12 +177,12 @@ impl Counter {
     }
 
     /// The count of the segments that lie wholly inside the window, once `passed` segments have gone by.
-    fn inside(&self, cells: &impl Cells, passed: u64) -> u64 {
+    pub(super) fn inside(&self, cells: &impl Cells, passed: u64) -> u64 {
         (0..self.segments.saturating_sub(passed)).map(|age| self.stored(cells, age)).sum()
     }
 
     /// The count of the segment that is leaving the window, once `passed` segments have gone by.
-    fn leaving(&self, cells: &impl Cells, passed: u64) -> u64 {
+    pub(super) fn leaving(&self, cells: &impl Cells, passed: u64) -> u64 {
         self.segments.checked_sub(passed).map_or(0, |age| self.stored(cells, age))
     }
 

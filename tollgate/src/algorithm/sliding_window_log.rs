@@ -1,5 +1,6 @@
 //! Sliding window log: exact at every instant, because every admitted request is remembered for a window.
 
+mod conversion;
 mod inline;
 mod list;
 
@@ -76,6 +77,8 @@ pub(crate) struct Log {
     pub(super) limit: u64,
     pub(super) window: u64,
     pub(super) counted: Counted,
+    /// The most units that any configuration of the limit counts. More make no difference to any of them.
+    pub(super) ceiling: u64,
     layout: Layout,
 }
 
@@ -185,19 +188,23 @@ impl<C: Cells> Reading<'_, C> {
 
 impl Log {
     pub(super) fn new(limit: u64, window: u64, counted: Counted) -> Self {
-        let list = limit > inline::MAX as u64;
-        let inline = if list { INLINE_IN_LONG } else { limit as usize };
-        let layout = Layout { time_bits: bits_for(window), unit_bits: bits_for(limit), inline, list };
-        Self { limit, window, counted, layout }
+        Self::with_ceiling(limit, window, counted, limit)
     }
 
-    /// The same limit in the layout of an older one, if that can hold it. A lower limit always fits: entries of more
-    /// units than it allows are full beyond it, and leave as they would have.
+    /// A log that has room for `ceiling` units.
+    pub(super) fn with_ceiling(limit: u64, window: u64, counted: Counted, ceiling: u64) -> Self {
+        let ceiling = ceiling.max(limit);
+        let list = ceiling > inline::MAX as u64;
+        let inline = if list { INLINE_IN_LONG } else { ceiling as usize };
+        let layout = Layout { time_bits: bits_for(window), unit_bits: bits_for(ceiling), inline, list };
+        Self { limit, window, counted, ceiling, layout }
+    }
+
+    /// Returns the same limit in the layout of an older one of the same window, if that has room for it.
     pub(super) fn laid_out_as(&self, old: &Self) -> Option<Self> {
         let Layout { unit_bits, inline, list, .. } = old.layout;
-        let same = self.window == old.window && self.counted == old.counted;
-        let fits = bits_for(self.limit) <= unit_bits && (list || self.limit <= inline as u64);
-        (same && fits).then(|| Self { layout: old.layout, ..self.clone() })
+        let fits = bits_for(self.ceiling) <= unit_bits && (list || self.ceiling <= inline as u64);
+        fits.then(|| Self { layout: old.layout, ..self.clone() })
     }
 
     fn entry_bits(&self) -> u32 {
@@ -242,7 +249,7 @@ impl Log {
                 return true;
             }
             left -= entry.units.min(left);
-            if left >= self.limit {
+            if left >= self.ceiling {
                 (wait.trim, wait.trimmed) = (wait.trim + 1, wait.trimmed + entry.units);
             }
             if left + cost <= self.limit {
@@ -253,13 +260,15 @@ impl Log {
         wait
     }
 
-    /// Adds an entry to a log of so many units, and says how many it has then.
-    fn add(&self, cells: &impl Cells, head: &mut Head, list: &mut List, total: u64, entry: Entry) -> u64 {
+    /// Adds an entry to a log of `total` units, and returns how many it has then. Entries that become one have at most
+    /// `most` units, unless one of them has more already.
+    fn add(&self, cells: &impl Cells, head: &mut Head, list: &mut List, total: u64, entry: Entry, most: u64) -> u64 {
+        let sum = |before: u64| (before + entry.units).min(most.max(before)).min(self.most_units());
         if head.len > 0 && head.newest == entry.at {
             let newest = self.inline_entry(cells, head.len - 1, head.newest);
             if newest.at == entry.at {
-                // Of one moment, units past the limit make no difference, and the bits end there.
-                let units = (newest.units + entry.units).min(self.limit);
+                // Of one moment, units past every limit make no difference, and the bits end there.
+                let units = sum(newest.units);
                 self.set_inline_entry(cells, head.len - 1, Entry { units, ..entry });
                 return total - newest.units + units;
             }
@@ -275,7 +284,7 @@ impl Log {
             merged = (0..head.len).map(|index| self.inline_entry(cells, index, head.newest).units).sum();
             head.len = 0;
         }
-        let units = (merged + entry.units).min(self.limit);
+        let units = sum(merged);
         self.set_inline_entry(cells, head.len, Entry { units, ..entry });
         (head.len, head.newest) = (head.len + 1, entry.at);
         total.saturating_sub(merged) + units
@@ -283,7 +292,7 @@ impl Log {
 }
 
 /// How long a denied request has to wait, if any entry's leaving helps it; and how many of the oldest entries
-/// can never matter again, because the log is full beyond its limit without them.
+/// can never matter again, because the log is full beyond every limit without them.
 struct Wait {
     retry_after: Option<u64>,
     trim: u64,
@@ -362,11 +371,11 @@ impl Rules for Log {
                 if forget > 0 {
                     self.remove_inline(cells, &mut head, 0, forget as usize);
                 }
-                units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add);
+                units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add, self.ceiling);
             }
             Edit::Collapse { now, add } => {
                 list.release(cells.spill());
-                units = (units + add).min(self.limit);
+                units = (units + add).min(self.ceiling.max(units)).min(self.most_units());
                 (head.len, head.newest) = (1, now);
                 self.set_inline_entry(cells, 0, Entry { at: now, units });
             }
@@ -391,7 +400,7 @@ impl Rules for Log {
     /// The newcomer starts with one entry for all that was spent.
     fn inherit(&self, cells: &impl Cells, from: &impl Cells) {
         let log = self.read(from);
-        let (newest, units) = (log.head.newest, log.units().min(self.limit));
+        let (newest, units) = (log.head.newest, log.units().min(self.ceiling));
         self.set_inline_entry(cells, 0, Entry { at: newest, units });
         self.set_head(cells, Head { newest, len: usize::from(units > 0), units });
         self.write_list(cells, List::without_chunks(units));

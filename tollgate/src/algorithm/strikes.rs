@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use super::conversion::Fit;
 use super::packing::Pair;
 use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied};
 use crate::decision::Verdict;
@@ -112,6 +113,17 @@ impl Strikes {
             return (Struck { since: now, marks: Marks(0) }, false);
         }
         (Struck { since: since.min(now), marks }, since > now)
+    }
+
+    /// A ban began at a known moment. Strikes count as struck now, unless the new period would not be over yet.
+    pub(super) fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+        let (struck, _) = old.struck(from, now);
+        let Struck { since, marks } = struck;
+        if marks.0 == 0 {
+            return Fit::Whole;
+        }
+        let is_open = marks.is_ban() || now < since.saturating_add(self.within);
+        self.packing.store_at_most(into, if is_open { since } else { now }, marks.0)
     }
 
     fn span(&self, marks: Marks) -> u64 {

@@ -1,34 +1,75 @@
-//! What becomes of the state of keys when the numbers of a limit change while it is in use.
+//! Which configurations of a limit can share the words of its keys.
 //!
-//! The words of a key mean the same to two limits that count by the same windows, or that are both buckets, whatever
-//! their quotas are. Where the words also have room for the new numbers, the new limit takes on the layout of the old
-//! one and both act on the same words. Elsewhere a new limit starts anew: to convert words that others are changing
-//! would lose what they change.
+//! Two configurations share words if every word means the same number of units to both, at every moment: windows and
+//! logs of the same length, buckets of the same rate, whatever the quotas are. Where the words also have room for the
+//! new numbers, the new configuration adopts the layout of the old one. Elsewhere a key is converted: see
+//! `conversion.rs`.
 
 use super::packing::{Pair, bits_for};
-use super::{Compiled, Rules, sliding_window_counter::Counter};
+use super::sliding_window_counter::Counter;
+use super::sliding_window_log::Log;
+use super::{Compiled, Rules, meter};
+use crate::units::{MAX_SPAN, Timestamp};
+
+/// What the numbers of a state mean, apart from the quota: see [`Compiled::meaning`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Meaning {
+    kind: Option<Kind>,
+    first: u64,
+    second: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Bucket = 1,
+    Interval = 2,
+    ClockWindow = 3,
+    OpenedWindow = 4,
+    Log = 5,
+    Counter = 6,
+    Strikes = 7,
+    Queue = 8,
+}
+
+#[cfg(feature = "redis")]
+impl Meaning {
+    /// Returns the signature of a state, as the script writes it.
+    pub(crate) fn signature(self) -> String {
+        let Self { kind, first, second } = self;
+        let kind = kind.map_or(0, |kind| kind as u8);
+        match kind {
+            1 => format!("1:{first}:{second}"),
+            8 => format!("1:{first}:{second}:1"),
+            3..=5 => format!("{kind}:{first}"),
+            _ => format!("{kind}:{first}:{second}"),
+        }
+    }
+}
 
 impl Compiled {
-    /// The same limit in the layout of an older one, if the words that the older one wrote mean the same to it.
+    /// Returns the same limit in the layout of an older one, if the words that the older one wrote mean the same to it
+    /// and have room for `ceiling` units.
     ///
-    /// Which of the five algorithms it is does not show here: both buckets are meters.
-    pub(crate) fn laid_out_as(&self, old: &Self) -> Option<Self> {
-        if let (Some(old), Some(largest)) = (old.meter_packing(), self.largest_part()) {
-            return old.holds(largest).then(|| self.with_packing(old));
+    /// Token buckets and leaky buckets of the same rate are the same here: both are meters.
+    pub(crate) fn laid_out_as(&self, old: &Self, ceiling: u64) -> Option<Self> {
+        if self.meaning() != old.meaning() {
+            return None;
         }
         match (self, old) {
-            (Self::Interval(new), Self::Interval(old)) if new.period == old.period => {
-                old.packing.holds(new.capacity).then(|| self.with_packing(old.packing))
+            (Self::Meter(_) | Self::WideMeter(_), _) => Some(self.clone()),
+            (Self::Interval(new), Self::Interval(old)) => {
+                old.packing.holds(ceiling.max(new.capacity)).then(|| self.with_packing(old.packing))
             }
-            (Self::ClockWindow(new), Self::ClockWindow(old)) if new.window == old.window => {
-                old.packing.holds(new.limit).then(|| self.with_packing(old.packing))
+            (Self::ClockWindow(new), Self::ClockWindow(old)) => {
+                old.packing.holds(ceiling.max(new.limit)).then(|| self.with_packing(old.packing))
             }
-            (Self::OpenedWindow(new), Self::OpenedWindow(old)) if new.window == old.window => {
-                old.packing.holds(new.limit).then(|| self.with_packing(old.packing))
+            (Self::OpenedWindow(new), Self::OpenedWindow(old)) => {
+                old.packing.holds(ceiling.max(new.limit)).then(|| self.with_packing(old.packing))
             }
-            (Self::Counter(new), Self::Counter(old)) if (new.window, new.segments) == (old.window, old.segments) => {
+            (Self::Counter(new), Self::Counter(old)) => {
                 let Counter { index_bits, count_bits, .. } = *old;
-                let fits = bits_for(new.limit) <= count_bits;
+                let fits = bits_for(ceiling.max(new.limit)) <= count_bits;
                 fits.then(|| Self::Counter(Counter { index_bits, count_bits, ..new.clone() }))
             }
             (Self::Log(new), Self::Log(old)) => new.laid_out_as(old).map(Self::Log),
@@ -39,29 +80,90 @@ impl Compiled {
         }
     }
 
-    /// Whether two limits may have one table at the same time: a key that is at rest by one of them may be forgotten,
-    /// so it has to be at rest by the other.
-    pub(crate) fn rests_like(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Interval(one), Self::Interval(other)) => one.portion == other.portion,
-            (Self::Strikes(one), Self::Strikes(other)) => (one.within, one.lasts) == (other.within, other.lasts),
-            _ => true,
+    /// Returns the same limit for keys that may have spent up to `ceiling` units, under other numbers. Their words have
+    /// room for it, and a bucket can tell such a debt from a clock that has stepped back.
+    pub(crate) fn with_ceiling(&self, ceiling: u64) -> Self {
+        if let Some(numbers) = self.bucket() {
+            return meter::compile_reduced(numbers, ceiling.max(numbers.capacity));
+        }
+        let latest = Timestamp::MAX.as_micros();
+        match self {
+            Self::Interval(rules) if !rules.packing.holds(ceiling) => {
+                self.with_packing(Pair::new(latest / rules.period + 1, ceiling))
+            }
+            Self::ClockWindow(rules) if !rules.packing.holds(ceiling) => {
+                self.with_packing(Pair::new(latest / rules.window + 1, ceiling))
+            }
+            Self::OpenedWindow(rules) if !rules.packing.holds(ceiling) => self.with_packing(Pair::new(latest, ceiling)),
+            Self::Log(rules) => Self::Log(Log::with_ceiling(rules.limit, rules.window, rules.counted, ceiling)),
+            Self::Counter(rules) => {
+                let segments = u32::try_from(rules.segments).unwrap_or(u32::MAX);
+                Self::Counter(Counter::with_ceiling(rules.limit, rules.window, segments, ceiling))
+            }
+            _ => self.clone(),
         }
     }
 
-    fn meter_packing(&self) -> Option<Pair> {
-        match self {
-            Self::Meter(meter) => Some(meter.packing),
-            Self::WideMeter(meter) => Some(meter.packing),
-            _ => None,
+    /// Returns the same limit in its own layout once a larger `ceiling` is known.
+    pub(crate) fn raised_to(&self, ceiling: u64) -> Self {
+        match self.bucket() {
+            Some(numbers) => meter::compile_reduced(numbers, ceiling.max(numbers.capacity)),
+            None => self.clone(),
         }
     }
 
-    /// Of a meter, the largest part of a microsecond that it tells.
-    fn largest_part(&self) -> Option<u64> {
+    /// Returns how long after its last charge a key is at rest, if it has spent at most `ceiling` units.
+    pub(crate) fn settles_within(&self, ceiling: u64) -> u64 {
         match self {
-            Self::Meter(meter) => Some(meter.units - 1),
-            Self::WideMeter(meter) => Some(meter.units - 1),
+            Self::Meter(_) | Self::WideMeter(_) => {
+                let Some(numbers) = self.bucket() else { return 0 };
+                let owed = u128::from(ceiling.max(numbers.capacity)) * u128::from(numbers.micros);
+                let span = owed.div_ceil(u128::from(numbers.units)).min(MAX_SPAN.as_micros());
+                u64::try_from(span).unwrap_or(u64::MAX)
+            }
+            Self::Interval(rules) => {
+                let periods = ceiling.max(rules.capacity).div_ceil(rules.portion);
+                periods.saturating_add(2).saturating_mul(rules.period)
+            }
+            // A clock that steps back holds a key in the next window or segment.
+            Self::ClockWindow(rules) => rules.window.saturating_mul(2),
+            Self::Counter(rules) => rules.window.saturating_mul(3),
+            Self::OpenedWindow(rules) => rules.window,
+            Self::Log(rules) => rules.window.saturating_mul(2),
+            Self::Strikes(rules) => rules.within.max(rules.lasts),
+        }
+    }
+
+    /// Whether the limit gives out places in a queue.
+    pub(crate) fn is_queue(&self) -> bool {
+        self.bucket().is_some_and(|numbers| numbers.max_wait.is_some())
+    }
+
+    /// Returns what the numbers of a state mean: two limits with the same meaning count the same units in it. On
+    /// Redis it is the signature of a state.
+    pub(crate) fn meaning(&self) -> Meaning {
+        let (kind, first, second) = match self {
+            Self::Meter(_) | Self::WideMeter(_) => {
+                let Some(numbers) = self.bucket() else { return Meaning::default() };
+                // A place in a queue is not given back, so queues are kept apart.
+                let kind = if numbers.max_wait.is_some() { Kind::Queue } else { Kind::Bucket };
+                (kind, numbers.units, numbers.micros)
+            }
+            Self::Interval(rules) => (Kind::Interval, rules.portion, rules.period),
+            Self::ClockWindow(rules) => (Kind::ClockWindow, rules.window, 0),
+            Self::OpenedWindow(rules) => (Kind::OpenedWindow, rules.window, 0),
+            Self::Log(rules) => (Kind::Log, rules.window, 0),
+            Self::Counter(rules) => (Kind::Counter, rules.window, rules.segments),
+            Self::Strikes(rules) => (Kind::Strikes, rules.within, rules.lasts),
+        };
+        Meaning { kind: Some(kind), first, second }
+    }
+
+    /// Returns the numbers of a smooth bucket.
+    pub(super) fn bucket(&self) -> Option<meter::Reduced> {
+        match self {
+            Self::Meter(meter) => Some(meter.numbers()),
+            Self::WideMeter(meter) => Some(meter.numbers()),
             _ => None,
         }
     }

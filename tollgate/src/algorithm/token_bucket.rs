@@ -110,8 +110,8 @@ pub(crate) struct Interval {
 
 #[derive(Clone, Copy)]
 pub(crate) struct Spent {
-    period: u64,
-    tokens: u64,
+    pub(super) period: u64,
+    pub(super) tokens: u64,
 }
 
 impl Interval {
@@ -121,7 +121,7 @@ impl Interval {
     }
 
     /// Returns a moment moved forward by less than a period, to where the wall clock's full periods are its own.
-    fn aligned(&self, moment: u64) -> u64 {
+    pub(super) fn aligned(&self, moment: u64) -> u64 {
         match self.wall.get() {
             0 => moment,
             ahead => {
@@ -131,14 +131,10 @@ impl Interval {
         }
     }
 
-    /// What is spent at `now`, and whether that differs from what is stored because the clock stepped back. More
-    /// than the capacity was spent when that was larger: it counts as all there is.
-    fn spent(&self, cells: &impl Cells, now: u64) -> (Spent, bool) {
+    /// What is spent at `now`, and whether that differs from what is stored because the clock stepped back. It may
+    /// exceed the capacity, if that was larger before.
+    pub(super) fn spent(&self, cells: &impl Cells, now: u64) -> (Spent, bool) {
         let (period, tokens) = self.packing.load(cells);
-        self.spent_of(period, tokens.min(self.capacity), now)
-    }
-
-    fn spent_of(&self, period: u64, tokens: u64, now: u64) -> (Spent, bool) {
         let current = now / self.period;
         if period <= current {
             let refilled = self.portion.saturating_mul(current - period);
@@ -177,7 +173,7 @@ impl Rules for Interval {
             return Step { verdict: never_fits(remaining, reset_after), edit };
         }
         if cost > remaining {
-            let retry_after = self.wait_for(spent, cost - remaining, now);
+            let retry_after = self.wait_for(spent, spent.tokens + cost - self.capacity, now);
             return Step { verdict: denied(retry_after, remaining, reset_after), edit };
         }
         let after = Spent { tokens: spent.tokens + cost, ..spent };
@@ -201,9 +197,7 @@ impl Rules for Interval {
         self.packing.store(cells, edit.period, edit.tokens);
     }
 
-    /// By all that was spent, also under a larger capacity: others may share the table for whom that counts.
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
-        let (period, tokens) = self.packing.load(cells);
-        self.spent_of(period, tokens, self.aligned(now)).0.tokens == 0
+        self.spent(cells, self.aligned(now)).0.tokens == 0
     }
 }

@@ -14,31 +14,44 @@ end
 local keys = KEYS
 local values = redis.call('MGET', unpack(keys))
 local out, size, failed = { now, 0 }, 2, nil
--- Of keys that are asked for more than once: the state so far, to be written at the end.
+-- Of each key the state so far; of keys that are asked for more than once, which are to be written at the end.
 local A, B, changed = {}, {}, nil
 local once = #q == 6 * #keys
 
 local ceil, format, set = math.ceil, string.format, redis.pcall
+
+-- States of other terms are converted by `decide.lua`, which is called instead when this answers 0. Nothing has been
+-- written by then.
+local absent, signatures = {}, {}
+for at = 3, #q, 6 do
+  local p, k = limits[q[at]], q[at + 1]
+  p.signature = p.signature or format(p[5] >= 0 and '1:%d:%d:1' or '1:%d:%d', p[2], p[6])
+  if signatures[k] and signatures[k] ~= p.signature then return 0 end
+  signatures[k] = p.signature
+  local value = values[k]
+  if value then
+    local signature, a, most, b = value:match('^([%d:]+) (%x+) (%d+) ?(%d*)$')
+    if signature ~= p.signature or tonumber(most) > p[9] then return 0 end
+    A[k], B[k] = tonumber(a, 16), tonumber(b) or 0
+    if A[k] >= 9007199254740992 then return 0 end
+  elseif not A[k] then
+    A[k], B[k] = 0, 0
+    absent[#absent + 1] = keys[k]
+  end
+end
+if #absent > 0 and redis.call('EXISTS', unpack(absent)) > 0 then return 0 end
 
 local function fail(k, why)
   failed = failed or {}
   failed[k] = why
 end
 
-local function save(k, a, b)
+local function save(k, p, a, b)
   -- Written as integers here: Redis would write numbers as fractions of 17 digits, which takes longer.
   local ttl = injected and '3600000' or format('%d', ceil((a - now) / 1000) + 1)
-  local value = b > 0 and format('%d %d', a, b) or format('%d', a)
-  local reply
-  if values[k] then
-    reply = set('SET', keys[k], value, 'PX', ttl)
-  else
-    -- What is there and was not read is not ours.
-    reply = set('SET', keys[k], value, 'PX', ttl, 'NX')
-  end
-  if not reply then
-    fail(k, 'holds something else')
-  elseif reply.err then
+  local value = format(b > 0 and '%s %x %d %d' or '%s %x %d', p.signature, a, p[9], b)
+  local reply = set('SET', keys[k], value, 'PX', ttl)
+  if reply.err then
     -- A replica can decide nothing, and has written nothing.
     if reply.err:find('READONLY', 1, true) then error(reply) end
     fail(k, reply.err)
@@ -49,31 +62,14 @@ for at = 3, #q, 6 do
   local p, k, cost, parts = limits[q[at]], q[at + 1], q[at + 2], q[at + 3]
   local units, full, full_parts, max_wait = p[2], p[3], p[4], p[5]
   local a, b = A[k], B[k]
-  if not a then
-    local value = values[k]
-    a, b = 0, 0
-    if value then
-      a = tonumber(value)
-      if not a then
-        local first, second = value:match('^(%d+) (%d+)$')
-        a, b = tonumber(first), tonumber(second)
-      end
-      if not a or not b or a < 0 or a >= 9007199254740992 or a % 1 ~= 0 then
-        fail(k, 'holds something else')
-        a, b = 0, 0
-      end
-    end
-  end
-  -- From before the rate was changed, or of a variant of the limit.
-  if b >= units then a, b = a + 1, 0 end
   size = size + 1
   local seen, seen_parts, debt = a, b, a - now
   -- Whether the state changes.
   local changes = false
   if debt < 0 then
     debt, b = 0, 0
-  elseif debt > full or (debt == full and b > full_parts) then
-    debt, b, changes = full, full_parts, true
+  elseif debt > p[7] or (debt == p[7] and b > p[8]) then
+    debt, b, changes = p[7], p[8], true
   end
   local micros, sum = debt + cost, b + parts
   if sum >= units then
@@ -93,10 +89,10 @@ for at = 3, #q, 6 do
     A[k], B[k] = a, b
     if changes then
       changed = changed or {}
-      changed[k] = true
+      changed[k] = p
     end
-  elseif changes and not (failed and failed[k]) then
-    save(k, a, b)
+  elseif changes then
+    save(k, p, a, b)
   end
   if units > 1 then
     size = size + 1
@@ -105,8 +101,8 @@ for at = 3, #q, 6 do
 end
 
 if changed then
-  for k in pairs(changed) do
-    if not (failed and failed[k]) then save(k, A[k], B[k]) end
+  for k, p in pairs(changed) do
+    save(k, p, A[k], B[k])
   end
 end
 if not failed then return out end

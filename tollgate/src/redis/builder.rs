@@ -187,7 +187,7 @@ impl RedisLimiterBuilder {
                 _tasks: Tasks(tasks),
             }
         });
-        let limits = limits.into_iter().map(|limit| Prepared::new(limit, &[])).collect();
+        let limits = Prepared::all(limits, &[], &local);
         Ok(RedisLimiter(Arc::new(Inner { limits, asked, local, denials, shared })))
     }
 }

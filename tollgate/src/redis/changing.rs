@@ -1,6 +1,6 @@
 //! Limits that change while they are in use: what a limiter with other limits goes on with.
 //!
-//! State on Redis needs no changing: it is kept by name and algorithm, and read by the numbers that ask. What a process
+//! State on Redis says under which numbers it was written, and the script converts it for those that ask. What a process
 //! keeps for itself goes by terms, the numbers as Redis is told them: a limit that did not change keeps its terms.
 
 use std::collections::{HashMap, HashSet};
@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use super::script::{Ask, Terms};
 use super::{Inner, RedisLimiter, Wanted, names};
+use crate::algorithm::{Algorithm, Compiled};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Consistency, Limit, LimitId};
-use crate::limit_set::{Checked, LimitSet};
+use crate::limit_set::{self, Checked, LimitSet};
+use crate::limiter::Limiter;
 use crate::units::WallOffset;
 
 /// A limit, ready for Redis.
@@ -19,6 +21,10 @@ pub(super) struct Prepared {
     pub(super) limit: Limit,
     prefix: String,
     terms: Arc<Terms>,
+    /// The largest quota that the limit has or had, in any of its variants.
+    ceiling: u64,
+    /// The other terms that the limit has or had, the latest first.
+    siblings: Arc<[Arc<Terms>]>,
     /// How long a slice of it lives, if it is leased.
     pub(super) horizon: Option<u64>,
 }
@@ -27,12 +33,9 @@ impl RedisLimiter {
     /// A limiter with other limits that goes on where this one is: on the same connections, and with the same keys.
     /// This one works on as before, and both count together, so that they can be exchanged while requests are decided.
     ///
-    /// The new numbers apply from the next decision on. State on Redis is kept by the name and the algorithm of a
-    /// limit, and read by the numbers that ask:
-    ///
-    /// - Of a bucket, the time at which it is full again survives, at most the time that the new bucket takes to fill.
-    /// - Of a window, what was spent in it survives, also if it is more than the new limit: then nothing is left. If
-    ///   its length was changed, it counts in that of the new windows in which it began.
+    /// The new numbers apply from the next decision on. State on Redis is kept by the name of a limit and converted to
+    /// the numbers that ask, as [`Limiter::with_limits`](crate::Limiter::with_limits) describes: what a key has spent
+    /// stays spent, in units.
     ///
     /// Denials that were remembered are not used by the new limiter. Slices of limits that did not change are spent on;
     /// those of others are given back. Give back what a decision took through the limiter that made it.
@@ -46,18 +49,7 @@ impl RedisLimiter {
         let limits = limits.into();
         let local = inner.local.with_limits(limits.clone())?;
         let Checked { limits, asked } = limits.checked()?;
-        let mut before: HashMap<&str, Vec<&Prepared>> = HashMap::new();
-        for prepared in &inner.limits {
-            before.entry(prepared.limit.name()).or_default().push(prepared);
-        }
-        let named = |limit: &Limit| before.get(limit.name()).map_or(&[][..], Vec::as_slice);
-        let limits: Box<[Prepared]> = limits
-            .into_iter()
-            .map(|limit| {
-                let before = named(&limit);
-                Prepared::new(limit, before)
-            })
-            .collect();
+        let limits = Prepared::all(limits, &inner.limits, &local);
         let shared = inner.shared.clone();
         let kept: HashSet<*const Terms> = limits.iter().map(|prepared| Arc::as_ptr(&prepared.terms)).collect();
         shared.leases.withdraw_unless(|terms| kept.contains(&Arc::as_ptr(terms)));
@@ -66,28 +58,74 @@ impl RedisLimiter {
     }
 }
 
+/// What Redis counts a limit by, and how long a slice of it lives if it is leased.
+fn stored(limit: &Limit) -> (Compiled, Option<u64>) {
+    let leased = match limit.consistency() {
+        Consistency::Leased => limit.compiled().leased(),
+        Consistency::Exact => None,
+    };
+    match leased {
+        Some(leased) => (leased.stored, Some(leased.horizon)),
+        None => (limit.compiled().clone(), None),
+    }
+}
+
+/// Sets of numbers of one limit that are remembered: more than a rule file has plans, and than are in use at once.
+const MAX_SIBLINGS: usize = 16;
+
 impl Prepared {
-    /// A limit that was there before keeps its terms, so that what goes by them goes on.
-    pub(super) fn new(mut limit: Limit, before: &[&Self]) -> Self {
+    /// Prepares limits that take the place of others. The limiter for when Redis fails knows what they were before.
+    pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], local: &Limiter) -> Box<[Self]> {
         // Redis's clock is the wall clock, also for limits that have been in a limiter in memory.
-        limit.follow_wall_clock(&WallOffset::default());
-        let numbers = |limit: &Limit| (*limit.algorithm(), limit.consistency());
-        let same = before.iter().find(|old| old.limit.is_namesake_of(&limit) && numbers(&old.limit) == numbers(&limit));
-        if let Some(Self { prefix, terms, horizon, .. }) = same {
-            return Self { prefix: prefix.clone(), terms: terms.clone(), horizon: *horizon, limit };
+        limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&WallOffset::default()));
+        let mut by_name: HashMap<&str, Vec<&Self>> = HashMap::new();
+        for prepared in before {
+            by_name.entry(prepared.limit.name()).or_default().push(prepared);
         }
-        let leased = match limit.consistency() {
-            Consistency::Leased => limit.compiled().leased(),
-            Consistency::Exact => None,
+        let related_before = |limit: &Limit| {
+            let named = by_name.get(limit.name()).into_iter().flatten().copied();
+            named.filter(|old| old.limit.is_related_to(limit)).collect::<Vec<&Self>>()
         };
-        let (terms, horizon) = match leased {
-            Some(leased) => (Terms::new(&leased.stored), Some(leased.horizon)),
-            None => (Terms::new(limit.compiled()), None),
-        };
-        Self { prefix: names::prefix(&limit), terms: Arc::new(terms), horizon, limit }
+        let mut variants: HashMap<(&str, bool), Vec<String>> = HashMap::new();
+        let family = |limit: &'_ Limit| matches!(limit.algorithm(), Algorithm::Ban(_));
+        let stored: Vec<(Compiled, Option<u64>)> = limits.iter().map(stored).collect();
+        for (limit, (compiled, _)) in limits.iter().zip(&stored) {
+            let signatures = variants.entry((limit.name(), family(limit))).or_default();
+            let signature = compiled.meaning().signature();
+            if !signatures.contains(&signature) {
+                signatures.push(signature);
+            }
+        }
+        let ids = limit_set::ids(0..limits.len());
+        let prepared = ids.zip(&limits).zip(stored).map(|((id, limit), (compiled, horizon))| {
+            let signatures = variants.get(&(limit.name(), family(limit))).map_or(&[][..], Vec::as_slice);
+            let signatures = if signatures.len() > 1 { format!(" {} ", signatures.join(" ")) } else { String::new() };
+            let (before, (ceiling, configurations)) = (related_before(limit), local.configurations(id));
+            let numbers = |limit: &Limit| (*limit.algorithm(), limit.consistency());
+            // A limit that was there before keeps its terms, so that what goes by them goes on.
+            let same = before.iter().find(|old| {
+                let is_same = old.ceiling == ceiling && old.terms.has_variants(&signatures);
+                is_same && numbers(&old.limit) == numbers(limit)
+            });
+            let terms =
+                same.map_or_else(|| Arc::new(Terms::new(&compiled, ceiling, &signatures)), |old| old.terms.clone());
+            let mut siblings: Vec<Arc<Terms>> = Vec::new();
+            let then = before.iter().flat_map(|old| std::iter::once(&old.terms).chain(old.siblings.iter())).cloned();
+            let known = configurations.iter().map(|other| Arc::new(Terms::new(other, ceiling, "")));
+            for other in known.chain(then) {
+                let is_known = siblings.iter().chain([&terms]).any(|known| known.signature() == other.signature());
+                if !is_known && siblings.len() < MAX_SIBLINGS {
+                    siblings.push(other);
+                }
+            }
+            let prefix = names::prefix(limit);
+            Self { limit: limit.clone(), prefix, terms, ceiling, siblings: siblings.into(), horizon }
+        });
+        prepared.collect()
     }
 
     pub(super) fn want(&self, limit: LimitId, key: Key<'_>, cost: u64) -> Wanted {
-        Wanted { limit, ask: Ask { terms: self.terms.clone(), name: names::name(&self.prefix, key), cost } }
+        let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
+        Wanted { limit, ask: Ask { terms, siblings, name: names::name(&self.prefix, key), cost } }
     }
 }

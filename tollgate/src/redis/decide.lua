@@ -21,8 +21,16 @@ local values = call('MGET', unpack(KEYS))
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
 local TAKE, LOOK, REFUND, RESET, SLICE = 0, 1, 2, 3, 4
 
--- The first two numbers of each key's state, the counts of a counter, and when it may be forgotten.
-local A, B, C, ends, dirty = {}, {}, {}, {}, {}
+-- Of each key: the first two numbers of its state, the counts of a counter, the most units that a bucket's debt can
+-- have, and the terms under which all of these were written. When the state may be forgotten, and which terms wait to
+-- be written.
+local A, B, C, K, terms, ends, dirty = {}, {}, {}, {}, {}, {}, {}
+-- The entries of a log that was converted and is not written yet.
+local entries = {}
+-- Copies that have no room for all that was spent. They are full, and must not replace the state.
+local cut = {}
+-- Keys that are lists of ours.
+local lists = {}
 local failed = {}
 
 local function fail(k, why)
@@ -35,6 +43,48 @@ local function is_count(n)
   return n and n >= 0 and n < 9007199254740992 and n % 1 == 0
 end
 
+-- Terms tell what the numbers of a state mean, by a signature: the kind and the numbers that count units in time.
+-- Quotas are no part of it: they do not change what was spent.
+local function signature(p)
+  local kind = p[1]
+  if kind == METER then return format(p[5] >= 0 and '1:%d:%d:1' or '1:%d:%d', p[2], p[6]) end
+  if kind == CLOCK or kind == OPENED or kind == LOG then return format('%d:%d', kind, p[3]) end
+  return format('%d:%d:%d', kind, p[3], p[4])
+end
+
+local known = {}
+for index = 1, #limits do
+  local p = limits[index]
+  if type(p[#p]) == 'string' then p.variants = table.remove(p) end
+  p.signature = signature(p)
+  known[p.signature] = known[p.signature] or p
+end
+
+-- Terms from a signature: what a limit says, but for its quota.
+local function terms_of(text)
+  if known[text] then return known[text] end
+  local kind, x, y, queue = text:match('^(%d):(%d+):?(%d*)(:?1?)$')
+  kind, x, y = tonumber(kind), tonumber(x), tonumber(y)
+  local p
+  if not kind or x == 0 or y == 0 or not is_count(x) then
+    return nil
+  elseif kind == METER and is_count(y) then
+    p = { kind, x, 0, 0, queue == ':1' and 0 or -1, y, 0, 0, 0 }
+  elseif (kind == CLOCK or kind == OPENED or kind == LOG) and not y then
+    p = { kind, 0, x, 0, 0 }
+  elseif (kind == INTERVAL or kind == COUNTER or kind == STRIKES) and is_count(y) then
+    p = { kind, 0, x, y }
+  else
+    return nil
+  end
+  p.signature = text
+  known[text] = p
+  return p
+end
+
+-- The terms of a key that has spent nothing.
+local REST = {}
+
 local function try(k, ...)
   local reply = pcall_redis(...)
   if type(reply) == 'table' and reply.err then
@@ -46,62 +96,79 @@ local function try(k, ...)
   return reply
 end
 
--- What is no string reads as absent.
-local function check_absent(k)
-  if try(k, 'EXISTS', KEYS[k]) == 1 then fail(k, 'holds something else') end
+local function spoil(k)
+  fail(k, 'holds something else')
+  A[k], B[k], terms[k] = 0, 0, REST
 end
 
-local function load_pair(k)
-  local value = values[k]
-  if not value then check_absent(k) end
-  local a, b = 0, 0
-  if value then
-    a, b = tonumber(value), 0
-    if not a then
-      local first, second = value:match('^(%d+) (%d+)$')
-      a, b = tonumber(first), tonumber(second)
-    end
-    if not is_count(a) or not is_count(b) then
-      fail(k, 'holds something else')
-      a, b = 0, 0
-    end
-  end
-  A[k], B[k] = a, b
-end
-
--- The most that any limit counts to.
-local MOST = 4294967296
-
--- Counts for so many segments. Of a limit that had more, the oldest are one.
-local function fit_counts(counts, segments)
-  local fitted = { segments = segments }
+local function zeros(segments)
+  local counts = { segments = segments }
   for age = 0, segments do
-    fitted[age] = min(counts[age] or 0, MOST)
+    counts[age] = 0
   end
-  for age = segments + 1, counts.segments do
-    fitted[segments] = min(fitted[segments] + counts[age], MOST)
-  end
-  return fitted
+  return counts
 end
 
-local function load_counter(k, segments)
-  local counts, seen = {}, -1
+local function load_counter(k, p, text)
+  local counts, seen = { segments = p[4] }, -1
+  for word in text:gmatch('%d+') do
+    local n = tonumber(word)
+    if not is_count(n) then return spoil(k) end
+    if seen < 0 then A[k] = n else counts[seen] = n end
+    seen = seen + 1
+  end
+  if seen ~= p[4] + 1 then return spoil(k) end
+  C[k], terms[k] = counts, p
+end
+
+-- A state is its signature and its numbers; that of a log is a list which ends with the sum and the signature.
+local function load(k)
+  A[k], B[k], K[k], terms[k] = 0, 0, 0, REST
   local value = values[k]
-  if not value then check_absent(k) end
-  A[k] = 0
-  if value then
-    for word in value:gmatch('%d+') do
-      local n = tonumber(word)
-      if seen < 0 then A[k] = n else counts[seen] = n end
-      seen = seen + 1
-    end
-    if seen < 1 or not is_count(A[k]) or value:find('[^%d ]') then
-      fail(k, 'holds something else')
-      A[k] = 0
+  if not value then
+    local tail = pcall_redis('LRANGE', KEYS[k], -1, -1)
+    if tail.err then return spoil(k) end
+    if not tail[1] then return end
+    local text = tail[1]:match('^=%d+ ([%d:]+)$')
+    local p = text and terms_of(text)
+    if not p or p[1] ~= LOG then return spoil(k) end
+    terms[k], lists[k] = p, true
+    return
+  end
+  local text, numbers = value:match('^([%d:]+) ([%x ]+)$')
+  local p = text and terms_of(text)
+  if not p or p[1] == LOG then return spoil(k) end
+  if p[1] == COUNTER then return load_counter(k, p, numbers) end
+  local a, b, most
+  if p[1] == METER then
+    -- The moment is in hexadecimal: buckets are what there is most of, and so they take 16 bytes less.
+    a, most, b = numbers:match('^(%x+) (%d+) ?(%d*)$')
+    a, most, b = tonumber(a or '', 16), tonumber(most), tonumber(b) or 0
+  else
+    a, b = numbers:match('^(%d+) (%d+)$')
+    a, b, most = tonumber(a), tonumber(b), 0
+  end
+  if not is_count(a) or not is_count(b) or not is_count(most) then return spoil(k) end
+  A[k], B[k], K[k], terms[k] = a, b, most, p
+end
+
+-- The quotient of a * b by c and its remainder, exactly, for numbers below 2^51 (a: 2^53) and a quotient below 2^53.
+local function muldiv(a, b, c)
+  local product = a * b
+  if product < 9007199254740992 then
+    local rest = product % c
+    return (product - rest) / c, rest
+  end
+  local b_rest = b % c
+  local b_whole, quotient, rest = (b - b_rest) / c, 0, 0
+  for bit = 52, 0, -1 do
+    quotient, rest = quotient * 2, rest * 2
+    if floor(a / 2 ^ bit) % 2 == 1 then quotient, rest = quotient + b_whole, rest + b_rest end
+    while rest >= c do
+      quotient, rest = quotient + 1, rest - c
     end
   end
-  counts.segments = seen - 1
-  C[k] = fit_counts(counts, segments)
+  return quotient, rest
 end
 
 -- Whether a * b < c * d, exactly, for a and c up to 2^33 and b and d up to 2^51.
@@ -159,16 +226,24 @@ end
 -- Each judges a cost: whether it passes, and the state to write, if any.
 local judge, give_back = {}, {}
 
--- A state may be from before the limit was changed, or of a variant of it: whatever it says is cut to what the limit
--- can mean. Windows and periods are told by when they begin, and are those of the limit in which that moment lies, so
--- that a changed window neither locks a key out nor finds more than it holds.
+-- Windows and periods are told by when they begin.
+
+local MAX_SPAN = 1125899906842624
+
+-- The largest debt that a key can have which has owed up to so many units. A larger one is the clock's doing.
+local function most_of(units, p)
+  if units <= p[9] then return p[7], p[8] end
+  if units * p[6] / p[2] > 4503599627370496 then return MAX_SPAN, 0 end
+  local micros, parts = muldiv(units, p[6], p[2])
+  if micros >= MAX_SPAN then return MAX_SPAN, 0 end
+  return micros, parts
+end
 
 local function meter_now(k, p)
   local a, b = A[k], B[k]
-  if b >= p[2] then a, b = a + 1, 0 end
   if a < now then return now, 0, false end
-  local debt = a - now
-  if debt > p[3] or (debt == p[3] and b > p[4]) then return now + p[3], p[4], true end
+  local debt, most, most_parts = a - now, most_of(K[k], p)
+  if debt > most or (debt == most and b > most_parts) then return now + most, most_parts, true end
   return a, b, false
 end
 
@@ -198,7 +273,7 @@ end
 
 local function interval_now(k, p)
   local current = now - now % p[4]
-  local period, tokens = A[k] - A[k] % p[4], min(B[k], p[2])
+  local period, tokens = A[k] - A[k] % p[4], B[k]
   if period <= current then return current, max(tokens - p[3] * ((current - period) / p[4]), 0), false end
   return min(period, current + p[4]), tokens, period > current + p[4]
 end
@@ -351,6 +426,12 @@ end
 
 -- Visits entries from the oldest on until told to stop.
 local function visit_log(k, visit)
+  if entries[k] then
+    for index = 1, #entries[k] do
+      if not visit(entries[k][index][1], entries[k][index][2]) then return end
+    end
+    return
+  end
   local from = 0
   while true do
     local chunk = try(k, 'LRANGE', KEYS[k], from, from + CHUNK - 1)
@@ -368,13 +449,18 @@ end
 
 -- The units of all entries and the newest moment; no units is an empty log.
 local function log_now(k)
-  if values[k] then
-    fail(k, 'holds something else')
-    return 0, 0, 0
+  if entries[k] then
+    local total, last = 0, nil
+    for index = 1, #entries[k] do
+      last = entries[k][index]
+      total = total + last[2]
+    end
+    if not last then return 0, 0, 0 end
+    return total, last[1], last[2], true
   end
   local tail = try(k, 'LRANGE', KEYS[k], -2, -1)
   if not tail or #tail == 0 then return 0, 0, 0 end
-  local total = tail[2] and tonumber(tail[2]:match('^=(%d+)$'))
+  local total = tail[2] and tonumber(tail[2]:match('^=(%d+) '))
   local newest, last_units = read_entry(tail[1])
   if not total or not newest then
     fail(k, 'holds something else')
@@ -386,13 +472,13 @@ end
 
 -- Whether it passes, what to write, and the answer: outcome (1 passes, 0 waits, 2 never), remaining, retry, reset.
 judge[LOG] = function(k, p, cost)
-  local limit, window, counts_denied = p[2], p[3], p[4] == 1
+  local limit, window, counts_denied, ceiling = p[2], p[3], p[4] == 1, p[5]
   local total, newest, last_units, exists = log_now(k)
   if newest > now + window then
     local units = min(total, limit)
     local remaining = limit - units
     local counts = cost <= remaining or (counts_denied and cost <= limit)
-    local edit = { collapse = true, add = counts and cost or 0, total = total, limit = limit, ends = now + window }
+    local edit = { collapse = true, add = counts and cost or 0, total = total, ceiling = ceiling, ends = now + window }
     if cost > limit then return false, edit, { 2, remaining, 0, window } end
     if cost <= remaining then return true, edit, { 1, remaining - cost, 0, window } end
     return false, edit, { 0, counts and 0 or remaining, window, window }
@@ -413,7 +499,7 @@ judge[LOG] = function(k, p, cost)
   local until_gone = held + window - now
   local edit = {
     forget = expired, total = units, at = held, add = cost, exists = exists, newest = newest,
-    last_units = last_units, limit = limit, ends = held + window,
+    last_units = last_units, ceiling = ceiling, ends = held + window,
   }
   if cost > 0 and cost <= remaining then return true, edit, { 1, remaining - cost, 0, until_gone } end
   local reset_after = 0
@@ -436,7 +522,7 @@ judge[LOG] = function(k, p, cost)
       seen = seen + 1
       if seen <= expired then return true end
       left = max(left - entry_units, 0)
-      if left >= limit then
+      if left >= ceiling then
         trim, trimmed = trim + 1, trimmed + entry_units
         if at == newest then edit.newest = 0 end
       end
@@ -451,13 +537,13 @@ judge[LOG] = function(k, p, cost)
   return false, edit, { 0, max(limit - units - cost, 0), retry, until_gone }
 end
 
-local function write_log(k, edit)
-  local key = KEYS[k]
+local function write_log(k, p, edit)
+  local key, sum = KEYS[k], '=%.0f ' .. p.signature
   local ttl = format('%d', injected and 3600000 or ceil((edit.ends - now) / 1000) + 1)
   if edit.collapse then
-    local total = min(edit.total + edit.add, edit.limit)
+    local total = min(edit.total + edit.add, max(edit.ceiling, edit.total))
     if not try(k, 'DEL', key) then return end
-    if not try(k, 'RPUSH', key, entry_text(now, total), format('=%.0f', total)) then return end
+    if not try(k, 'RPUSH', key, entry_text(now, total), format(sum, total)) then return end
     try(k, 'PEXPIRE', key, ttl)
     return
   end
@@ -469,7 +555,7 @@ local function write_log(k, edit)
   end
   local total, added = edit.total, nil
   if edit.exists and edit.newest == edit.at and (edit.forget >= 0) then
-    local units = min(edit.last_units + edit.add, edit.limit)
+    local units = min(edit.last_units + edit.add, max(edit.ceiling, edit.last_units))
     total = total - edit.last_units + units
     added = try(k, 'LSET', key, -2, entry_text(edit.at, units))
   elseif edit.exists then
@@ -480,12 +566,12 @@ local function write_log(k, edit)
     added = try(k, 'RPUSH', key, entry_text(edit.at, edit.add), '=0')
   end
   if added then
-    try(k, 'LSET', key, -1, format('=%.0f', total))
+    try(k, 'LSET', key, -1, format(sum, total))
     try(k, 'PEXPIRE', key, ttl)
   end
 end
 
-local function give_back_log(k, cost, charged_at)
+local function give_back_log(k, p, cost, charged_at)
   local total = log_now(k)
   if total == 0 then return end
   local index, found, left = -2, nil, nil
@@ -509,7 +595,7 @@ local function give_back_log(k, cost, charged_at)
   end
   local given = min(cost, left)
   if given > 0 and try(k, 'LSET', KEYS[k], found, entry_text(charged_at, left - given)) then
-    try(k, 'LSET', KEYS[k], -1, format('=%.0f', total - given))
+    try(k, 'LSET', KEYS[k], -1, format('=%.0f ' .. p.signature, total - given))
   end
 end
 
@@ -518,25 +604,269 @@ local function tell_others(k)
   pcall_redis('PUBLISH', 'rate_limit:changed', KEYS[k])
 end
 
-local function prepare(k, p)
-  if p[1] == COUNTER then
-    if not C[k] then
-      load_counter(k, p[4])
-    elseif C[k].segments ~= p[4] then
-      C[k] = fit_counts(C[k], p[4])
-    end
-  elseif p[1] ~= LOG and not A[k] then
-    load_pair(k)
+-- Conversion of a state to other terms: `algorithm/conversion.rs`, number by number.
+
+-- The units that are owed under these terms, and the rest of one in parts of p[6].
+local function owed(k, p, most_units)
+  local a, b = A[k], B[k]
+  if a < now then return 0, 0 end
+  local debt, most, most_parts = a - now, most_of(most_units, p)
+  if debt > most or (debt == most and b > most_parts) then debt, b = most, most_parts end
+  local units, rest = muldiv(debt, p[2], p[6])
+  rest = rest + b
+  if rest >= p[6] then
+    local below = rest % p[6]
+    units, rest = units + (rest - below) / p[6], below
+  end
+  return units, rest
+end
+
+local function set_debt(v, p, units, rest, whole)
+  if units == 0 and rest == 0 then return end
+  local micros, parts = MAX_SPAN + 1, 0
+  if units * p[6] / p[2] <= 4503599627370496 then
+    micros, parts = muldiv(units, p[6], p[2])
+    local more, remainder = muldiv(rest, p[6], whole)
+    if remainder > 0 then more = more + 1 end
+    local below = more % p[2]
+    micros, parts = micros + (more - below) / p[2], parts + below
+    if parts >= p[2] then micros, parts = micros + 1, parts - p[2] end
+  end
+  local most, most_parts = most_of(K[v], p)
+  if micros > most or (micros == most and parts > most_parts) then
+    micros, parts, cut[v] = most, most_parts, true
+  end
+  A[v], B[v] = now + micros, parts
+end
+
+-- Each tells when units can have been spent at the latest, and how many count.
+local spent = {}
+
+spent[METER] = function(k, p, most_units)
+  local units, rest = owed(k, p, most_units)
+  return now, rest > 0 and units + 1 or units
+end
+
+spent[INTERVAL] = function(k, p)
+  local period, tokens = interval_now(k, p)
+  return max(now, period), tokens
+end
+
+spent[CLOCK] = function(k, p)
+  local window, units = clock_now(k, p)
+  return max(now, window), units
+end
+
+spent[OPENED] = function(k, p)
+  local _, units = opened_now(k, p)
+  return now, units
+end
+
+spent[LOG] = function(k, p)
+  local total, newest = log_now(k)
+  if total == 0 or newest > now + p[3] then return now, total end
+  local held, gone = max(newest, now), 0
+  if newest + p[3] <= held then return held, 0 end
+  visit_log(k, function(at, units)
+    if at + p[3] > held then return false end
+    gone = gone + units
+    return true
+  end)
+  return held, max(total - gone, 0)
+end
+
+spent[COUNTER] = function(k, p)
+  local window, segments = p[3], p[4]
+  local segment, elapsed, passed = counter_now(k, p)
+  local counts, inside = C[k], 0
+  for age = 0, segments - passed - 1 do
+    inside = inside + counts[age]
+  end
+  local leaving = passed <= segments and counts[segments - passed] or 0
+  local share, rest = muldiv(leaving, window - elapsed, window)
+  return max(now, start_of(segment, window, segments)), inside + share + (rest > 0 and 1 or 0)
+end
+
+-- Strikes and limits have different names.
+spent[STRIKES] = function() return now, 0 end
+
+-- Charges the copy, which is at rest, with units that were spent at a moment.
+local function charge(v, p, at, units)
+  local kind = p[1]
+  if units == 0 then return end
+  if kind == METER then
+    set_debt(v, p, units, 0, 1)
+  elseif kind == INTERVAL then
+    local most = max(p[2], p[3] * floor(MAX_SPAN / p[4]))
+    A[v], B[v], cut[v] = at - at % p[4], min(units, most), units > most
+  elseif kind == CLOCK then
+    A[v], B[v] = at - at % p[3], units
+  elseif kind == OPENED then
+    A[v], B[v] = at, units
+  elseif kind == LOG then
+    entries[v] = { { at, units } }
+  elseif kind == COUNTER then
+    A[v], C[v][0] = start_of(place(at, p[3], p[4]), p[3], p[4]), units
   end
 end
 
-local function write(k, p, edit)
+local function convert_log(k, old, v, p)
+  local total, newest = log_now(k)
+  if total == 0 or newest > now + old[3] then return charge(v, p, now, total) end
+  local held, window, kept = max(newest, now), min(old[3], p[3]), {}
+  visit_log(k, function(at, units)
+    if units > 0 and at + window > held then kept[#kept + 1] = { at, units } end
+    return true
+  end)
+  entries[v] = kept
+end
+
+-- The units of a segment count as spent at its last moment, or now if that is earlier.
+local function convert_counter(k, old, v, p)
+  local segment, _, passed = counter_now(k, old)
+  local latest = max(now, start_of(segment, old[3], old[4]))
+  local current = place(latest, p[3], p[4])
+  for age = passed, old[4] do
+    local units = C[k][age - passed]
+    if units > 0 and segment >= age then
+      local at = min(latest, start_of(segment - age + 1, old[3], old[4]) - 1)
+      local new_age = current - place(at, p[3], p[4])
+      if new_age <= p[4] then
+        A[v], C[v][new_age] = start_of(current, p[3], p[4]), C[v][new_age] + units
+      end
+    end
+  end
+end
+
+local function convert(k, old, v, p)
+  local kind = p[1]
+  A[v], B[v], K[v], C[v], entries[v] = 0, 0, 0, nil, nil
+  if kind == METER then K[v] = max(K[k] or 0, p[9]) end
+  if kind == COUNTER then C[v] = zeros(p[4]) end
+  if kind == LOG then entries[v] = {} end
+  if kind == METER and old[1] == METER then
+    local units, rest = owed(k, old, K[v])
+    set_debt(v, p, units, rest, old[6])
+  elseif kind ~= old[1] then
+    local at, units = spent[old[1]](k, old, max(K[k] or 0, p[#p]))
+    charge(v, p, at, units)
+  elseif kind == OPENED then
+    local opened, units = opened_now(k, old)
+    charge(v, p, now < opened + p[3] and opened or now, units)
+  elseif kind == LOG then
+    convert_log(k, old, v, p)
+  elseif kind == COUNTER then
+    convert_counter(k, old, v, p)
+  elseif kind == STRIKES then
+    local since, marks = strikes_now(k, old)
+    if marks > 0 then
+      A[v], B[v] = (marks % 2 == 1 or now < since + p[3]) and since or now, marks
+    end
+  else
+    charge(v, p, spent[kind](k, old))
+  end
+end
+
+-- Where to read the state of a key under these terms: where it is, or in a copy.
+local copies = 0
+
+local function prepare(k, p)
+  if not terms[k] then load(k) end
+  if terms[k] == REST then
+    A[k], B[k], K[k], terms[k] = 0, 0, 0, p
+    C[k] = p[1] == COUNTER and zeros(p[4]) or nil
+    return k
+  end
+  if terms[k].signature == p.signature then return k end
+  copies = copies - 1
+  convert(k, terms[k], copies, p)
+  return copies
+end
+
+-- Of units charged at a moment, the most that can still count under terms other than those of the state.
+local function still_counts(p, held, units, at)
+  local kind = p[1]
+  if p.signature == held.signature then return units end
+  if now < at then return 0 end
+  if kind == METER then
+    if (now - at) * p[2] / p[6] > 2 * units + 2 then return 0 end
+    return max(units - (muldiv(now - at, p[2], p[6])), 0)
+  elseif kind == INTERVAL then
+    return max(units - ((now - now % p[4]) - (at - at % p[4])) / p[4] * p[3], 0)
+  end
+  local counts
+  if kind == CLOCK then
+    counts = now - now % p[3] == at - at % p[3]
+  elseif kind == COUNTER then
+    counts = place(now, p[3], p[4]) - place(at, p[3], p[4]) <= p[4]
+  else
+    counts = now - at < p[3]
+  end
+  return counts and units or 0
+end
+
+-- Writes a log that was converted.
+local function write_entries(k, p, copy)
+  if not try(k, 'DEL', KEYS[k]) then return end
+  values[k], dirty[k], lists[k] = false, nil, true
+  local log, total, words = entries[copy], 0, {}
+  for index = 1, #log do
+    total = total + log[index][2]
+    words[#words + 1] = entry_text(log[index][1], log[index][2])
+    if #words == 1000 or index == #log then
+      if not try(k, 'RPUSH', KEYS[k], unpack(words)) then return end
+      words = {}
+    end
+  end
+  if #log > 0 then try(k, 'RPUSH', KEYS[k], format('=%.0f ' .. p.signature, total)) end
+end
+
+local function write(k, p, edit, from)
+  if cut[from] then return end
   if p[1] == LOG then
-    write_log(k, edit)
+    if from ~= k then write_entries(k, p, from) end
+    if not failed[k] then write_log(k, p, edit) end
+    lists[k] = true
   else
     if p[1] == COUNTER then A[k], C[k] = edit[1], edit[2] else A[k], B[k] = edit[1], edit[2] end
+    if p[1] == METER then K[k] = max(K[k] or 0, p[9]) end
     ends[k], dirty[k] = edit[3], p
   end
+  terms[k] = p
+end
+
+-- Replaces the state by the converted copy when a request was denied, so that its wait is that of the new terms. Not
+-- between variants of one limit: a client that alternates between them would have its charges dated to now each time.
+local function move(k, p, from, cost)
+  if from == k or cost == 0 or failed[k] or cut[from] then return end
+  if p.variants and p.variants:find(' ' .. terms[k].signature .. ' ', 1, true) then
+    -- A clock that has stepped back is noted, so that the key does not wait for it to catch up.
+    local _, edit = judge[terms[k][1]](k, terms[k], 0, 0)
+    if edit then write(k, terms[k], edit, k) end
+    return
+  end
+  if p[1] == LOG then
+    local log = entries[from]
+    write_entries(k, p, from)
+    if #log > 0 and not failed[k] then
+      local ttl = injected and 3600000 or max(ceil((log[#log][1] + p[3] - now) / 1000), 0) + 1
+      try(k, 'PEXPIRE', KEYS[k], format('%d', ttl))
+    end
+  else
+    A[k], B[k], C[k], K[k] = A[from], B[from], C[from], K[from]
+    local last = A[k] + 1
+    if p[1] == INTERVAL then
+      last = A[k] + ceil(B[k] / p[3]) * p[4]
+    elseif p[1] == CLOCK or p[1] == OPENED then
+      last = A[k] + p[3]
+    elseif p[1] == COUNTER then
+      last = start_of(place(A[k], p[3], p[4]) + p[4] + 1, p[3], p[4])
+    elseif p[1] == STRIKES then
+      last = A[k] + max(p[3], p[4])
+    end
+    ends[k], dirty[k] = last, p
+  end
+  terms[k] = p
 end
 
 local out = { now, 0 }
@@ -565,20 +895,24 @@ while q[at] do
   if op == TAKE and hits == 1 then
     -- Most requests: no tables are made for one hit.
     local p, k = limits[q[at]], q[at + 1]
-    prepare(k, p)
-    local pass, edit, answer = judge[p[1]](k, p, q[at + 2], q[at + 3])
-    tell(k, p, answer)
-    if edit and not failed[k] then write(k, p, edit) end
+    local from = prepare(k, p)
+    local pass, edit, answer = judge[p[1]](from, p, q[at + 2], q[at + 3])
+    tell(from, p, answer)
+    if edit and not failed[k] then
+      write(k, p, edit, from)
+    elseif not pass then
+      move(k, p, from, q[at + 2] + q[at + 3])
+    end
     out[verdict_at] = pass and 1 or 0
     at = at + 4
   elseif op == TAKE or op == LOOK then
-    local all, edits, passes = true, {}, {}
+    local all, edits, passes, froms = true, {}, {}, {}
     for hit = 1, hits do
       local p, k = limits[q[at]], q[at + 1]
-      prepare(k, p)
-      local pass, edit, answer = judge[p[1]](k, p, q[at + 2], q[at + 3])
-      tell(k, p, answer)
-      edits[hit], passes[hit] = edit or false, pass
+      local from = prepare(k, p)
+      local pass, edit, answer = judge[p[1]](from, p, q[at + 2], q[at + 3])
+      tell(from, p, answer)
+      edits[hit], passes[hit], froms[hit] = edit or false, pass, from
       if not pass or failed[k] then all = false end
       at = at + 4
     end
@@ -588,22 +922,26 @@ while q[at] do
         local p, k = limits[q[first]], q[first + 1]
         -- What asks for nothing writes nothing, unless it is denied.
         local takes = all and q[first + 2] + q[first + 3] > 0
-        if edits[hit] and (takes or not passes[hit]) and not failed[k] then write(k, p, edits[hit]) end
+        if edits[hit] and (takes or not passes[hit]) and not failed[k] then
+          write(k, p, edits[hit], froms[hit])
+        elseif not passes[hit] then
+          move(k, p, froms[hit], q[first + 2] + q[first + 3])
+        end
       end
     end
     out[verdict_at] = all and 1 or 0
   elseif op == SLICE then
     -- One hit with several costs to try, the largest first.
     local p, k, taken = limits[q[at]], q[at + 1], 0
-    prepare(k, p)
+    local from = prepare(k, p)
     local answer
     for choice = 1, hits do
       local pass, edit
-      pass, edit, answer = judge[p[1]](k, p, q[at + 2 * choice], q[at + 2 * choice + 1])
+      pass, edit, answer = judge[p[1]](from, p, q[at + 2 * choice], q[at + 2 * choice + 1])
       if (pass and not failed[k]) or choice == hits then
-        tell(k, p, answer)
+        tell(from, p, answer)
         if pass and not failed[k] then taken = choice end
-        if edit and not failed[k] then write(k, p, edit) end
+        if edit and not failed[k] then write(k, p, edit, from) end
         break
       end
     end
@@ -611,32 +949,46 @@ while q[at] do
     at = at + 2 + 2 * hits
   elseif op == REFUND then
     for hit = 1, hits do
-      local p, k = limits[q[at]], q[at + 1]
-      prepare(k, p)
-      if not failed[k] then
-        if p[1] == LOG then
-          give_back_log(k, q[at + 2], q[at + 4])
+      local p, k, units, charged_at, others = limits[q[at]], q[at + 1], q[at + 2], q[at + 3], q[at + 4]
+      if not terms[k] then load(k) end
+      local held = terms[k]
+      if held ~= REST and not failed[k] and not (p[1] == METER and p[5] >= 0) then
+        -- The terms that ask, where they are not those of the state, and all others that may have counted it.
+        local all = units
+        units = still_counts(p, held, all, charged_at)
+        for other = 1, others do
+          units = min(units, still_counts(limits[q[at + 4 + other]], held, all, charged_at))
+        end
+        if units > 0 and held[1] == LOG then
+          give_back_log(k, held, units, charged_at)
           tell_others(k)
-        else
-          local edit = give_back[p[1]](k, p, q[at + 2], q[at + 3], q[at + 4])
+        elseif units > 0 then
+          local cost, parts = units, 0
+          if held[1] == METER then
+            -- Longer than any bucket takes to fill is all the same.
+            if units * held[6] / held[2] > 4503599627370496 then
+              cost = 4503599627370496
+            else
+              cost, parts = muldiv(units, held[6], held[2])
+            end
+          end
+          local edit = give_back[held[1]](k, held, cost, parts, charged_at)
           if edit then
-            write(k, p, edit)
+            write(k, held, edit, k)
             tell_others(k)
           end
         end
       end
-      at = at + 5
+      at = at + 5 + others
     end
     out[verdict_at] = 1
   else
     for hit = 1, hits do
-      local p, k = limits[q[at]], q[at + 1]
-      prepare(k, p)
-      if p[1] == LOG then log_now(k) end
+      local k = q[at + 1]
+      if not terms[k] then load(k) end
       if not failed[k] then
         if try(k, 'DEL', KEYS[k]) == 1 or dirty[k] then tell_others(k) end
-        values[k], A[k], B[k], dirty[k] = false, 0, 0, nil
-        if p[1] == COUNTER then load_counter(k, p[4]) end
+        values[k], terms[k], dirty[k], lists[k] = false, REST, nil, nil
       end
       at = at + 2
     end
@@ -648,15 +1000,15 @@ for k, p in pairs(dirty) do
   if not failed[k] then
     local value
     if p[1] == COUNTER then
-      value = format('%.0f ', A[k]) .. table.concat(C[k], ' ', 0, C[k].segments)
-    elseif B[k] == 0 then
-      value = format('%d', A[k])
+      value = format('%s %.0f ', p.signature, A[k]) .. table.concat(C[k], ' ', 0, C[k].segments)
+    elseif p[1] == METER then
+      value = format(B[k] > 0 and '%s %x %d %d' or '%s %x %d', p.signature, A[k], K[k], B[k])
     else
-      value = format('%d %d', A[k], B[k])
+      value = format('%s %d %d', p.signature, A[k], B[k])
     end
     local ttl = format('%d', injected and 3600000 or max(ceil((ends[k] - now) / 1000), 0) + 1)
     local reply
-    if values[k] then
+    if values[k] or lists[k] then
       reply = try(k, 'SET', KEYS[k], value, 'PX', ttl)
     else
       -- What is there and was not read is not ours.

@@ -1,4 +1,5 @@
-//! What keys are called on Redis: `rate_limit:<algorithm>:{<limit name>|<key>}`.
+//! What keys are called on Redis: `rate_limit:{<limit name>|<key>}`, or `rate_limit:ban:{…}` for a ban. The algorithm is
+//! no part of the name, so that what was spent counts when it is changed.
 //!
 //! The braces are the hash tag, so that all that belongs to one key of a limit is in one slot of a cluster. Key
 //! material from outside can neither end the tag nor spell another limit's key: braces, bars and per cents are
@@ -53,15 +54,8 @@ pub(super) fn name(prefix: &str, key: Key<'_>) -> Arc<[u8]> {
 pub(super) fn prefix(limit: &Limit) -> String {
     let mut name = SmallVec::new();
     escape(limit.name().as_bytes(), &mut name);
-    let algorithm = match limit.algorithm() {
-        Algorithm::TokenBucket(_) => "token_bucket",
-        Algorithm::LeakyBucket(_) => "leaky_bucket",
-        Algorithm::FixedWindow(_) => "fixed_window",
-        Algorithm::SlidingWindowLog(_) => "sliding_window_log",
-        Algorithm::SlidingWindowCounter(_) => "sliding_window_counter",
-        Algorithm::Ban(_) => "ban",
-    };
-    format!("rate_limit:{algorithm}:{{{}|", String::from_utf8_lossy(&name))
+    let kind = if matches!(limit.algorithm(), Algorithm::Ban(_)) { "ban:" } else { "" };
+    format!("rate_limit:{kind}{{{}|", String::from_utf8_lossy(&name))
 }
 
 /// The slot of a cluster that a name is in.
@@ -104,21 +98,21 @@ mod tests {
 
     #[test]
     fn a_plain_key_reads_as_it_is_written() {
-        assert_eq!(named("per-user", "ann".into()), b"rate_limit:fixed_window:{per-user|ann}");
-        assert_eq!(named("l", Key::parts(&["ann", "/search"])), b"rate_limit:fixed_window:{l|ann|/search}");
+        assert_eq!(named("per-user", "ann".into()), b"rate_limit:{per-user|ann}");
+        assert_eq!(named("l", Key::parts(&["ann", "/search"])), b"rate_limit:{l|ann|/search}");
     }
 
     #[test]
     fn nothing_breaks_out_of_the_tag() {
-        assert_eq!(named("l", "a}b{c|d%".into()), b"rate_limit:fixed_window:{l|a%7Db%7Bc%7Cd%25}");
-        assert_eq!(named("l", b"\0\n \xff".into()), b"rate_limit:fixed_window:{l|\0\n \xff}");
+        assert_eq!(named("l", "a}b{c|d%".into()), b"rate_limit:{l|a%7Db%7Bc%7Cd%25}");
+        assert_eq!(named("l", b"\0\n \xff".into()), b"rate_limit:{l|\0\n \xff}");
     }
 
     #[test]
     fn a_long_key_is_hashed() {
         let (one, other) = ("x".repeat(64 << 10), "x".repeat((64 << 10) + 1));
         let name = named("l", (&one).into());
-        assert_eq!(name.len(), "rate_limit:fixed_window:{l|%#}".len() + 64);
+        assert_eq!(name.len(), "rate_limit:{l|%#}".len() + 64);
         assert_ne!(name, named("l", (&other).into()));
     }
 

@@ -7,8 +7,8 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use super::StoreError;
-use crate::algorithm::Compiled;
 use crate::algorithm::portable::Shape;
+use crate::algorithm::{Compiled, MAX_QUOTA};
 use crate::decision::{Outcome, Verdict};
 use crate::units::Timestamp;
 
@@ -41,13 +41,27 @@ pub(super) fn probe() -> redis::Cmd {
 #[derive(Debug)]
 pub(super) struct Terms {
     pub(super) compiled: Compiled,
-    parameters: SmallVec<[i64; 5]>,
+    parameters: SmallVec<[i64; 9]>,
+    /// The signatures of the limit's variants, with spaces around each; empty if there are none of another meaning.
+    variants: String,
     shape: Shape,
 }
 
 impl Terms {
-    pub(super) fn new(compiled: &Compiled) -> Self {
-        Self { parameters: compiled.parameters(), shape: compiled.shape(), compiled: compiled.with_room() }
+    /// A limit whose keys may have spent up to `ceiling` units, under other numbers.
+    pub(super) fn new(compiled: &Compiled, ceiling: u64, variants: &str) -> Self {
+        let compiled = compiled.with_ceiling(ceiling);
+        let (parameters, shape) = (compiled.parameters(ceiling), compiled.shape());
+        Self { parameters, variants: variants.to_owned(), shape, compiled: compiled.with_room() }
+    }
+
+    pub(super) fn signature(&self) -> String {
+        self.compiled.meaning().signature()
+    }
+
+    /// Whether the terms tell the script the same, for variants of these signatures.
+    pub(super) fn has_variants(&self, signatures: &str) -> bool {
+        self.variants == signatures
     }
 
     /// Whether a denial changes nothing, so that it stays true for a while.
@@ -60,6 +74,8 @@ impl Terms {
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub(super) terms: Arc<Terms>,
+    /// Other terms of the limit, under which what is charged now may be counted before it is given back.
+    pub(super) siblings: Arc<[Arc<Terms>]>,
     pub(super) name: Arc<[u8]>,
     pub(super) cost: u64,
 }
@@ -187,8 +203,10 @@ impl Batch {
                     self.asked.extend(cost(ask.cost));
                 }
                 Question::Refund(_, at) => {
-                    let charge = ask.terms.compiled.portable_charge(ask.cost);
-                    self.asked.extend([charge.0, charge.1, at.as_micros()]);
+                    let siblings = ask.siblings.iter().map(|terms| self.index_of_terms(terms));
+                    let siblings: SmallVec<[u64; 8]> = siblings.collect();
+                    self.asked.extend([ask.cost.min(MAX_QUOTA), at.as_micros(), siblings.len() as u64]);
+                    self.asked.extend(siblings);
                 }
                 Question::Slice(_, costs) => {
                     expected.shapes.push(ask.terms.shape);
@@ -217,6 +235,14 @@ impl Batch {
             self.terms.len() - 1
         });
         index as u64 + 1
+    }
+
+    /// Whether the reply says that the script for buckets cannot decide this, because a state was written under other
+    /// terms. From then on the command is that of the script that can.
+    pub(super) fn is_for_the_other(&mut self, reply: &Value) -> bool {
+        let is_for_the_other = !self.mixed && matches!(reply, Value::Int(_));
+        self.mixed |= is_for_the_other;
+        is_for_the_other
     }
 
     /// The command. `now` stands in for Redis's own time, for tests.
@@ -249,9 +275,12 @@ impl Batch {
         let _ = rmp::encode::write_uint(&mut blob, now.map_or(0, |now| now.as_micros().max(1)));
         array(&mut blob, self.terms.len());
         for terms in &self.terms {
-            array(&mut blob, terms.parameters.len());
+            array(&mut blob, terms.parameters.len() + usize::from(!terms.variants.is_empty()));
             for number in &terms.parameters {
                 let _ = rmp::encode::write_sint(&mut blob, *number);
+            }
+            if !terms.variants.is_empty() {
+                let _ = rmp::encode::write_str(&mut blob, &terms.variants);
             }
         }
         array(&mut blob, self.asked.len());

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use redis::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
@@ -21,6 +22,7 @@ use super::link::{Link, RunError};
 use super::names;
 use super::script::{self, Answer, Batch, Question};
 use crate::clock::TimeSource;
+use crate::units::Timestamp;
 
 /// Questions in one script call. More would save Redis little, make the others wait, and leave one side idle while
 /// the other works.
@@ -128,7 +130,7 @@ async fn trip(shared: &Trips, jobs: Vec<Job>) {
         batch.add(&job.question);
     }
     let began = Instant::now();
-    let outcome = match timeout(shared.timeout, decide(shared, &batch)).await {
+    let outcome = match timeout(shared.timeout, decide(shared, &mut batch)).await {
         Ok(outcome) => outcome,
         Err(_) => {
             shared.link.give_up(began).await;
@@ -153,16 +155,24 @@ async fn trip(shared: &Trips, jobs: Vec<Job>) {
     }
 }
 
-async fn decide(shared: &Trips, batch: &Batch) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+async fn decide(shared: &Trips, batch: &mut Batch) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
     let now = shared.clock.as_ref().map(TimeSource::now);
-    let reply = match shared.link.run(&batch.command(now)).await {
+    let mut reply = call(shared, batch, now).await?;
+    if batch.is_for_the_other(&reply) {
+        let _again = MadeAgain::begin(&shared.made_again);
+        reply = call(shared, batch, now).await?;
+    }
+    batch.answers(reply)
+}
+
+async fn call(shared: &Trips, batch: &Batch, now: Option<Timestamp>) -> Result<Value, StoreError> {
+    match shared.link.run(&batch.command(now)).await {
         Err(RunError::NoScript) => {
             let _again = MadeAgain::begin(&shared.made_again);
-            shared.link.run(&batch.command_in_full(now)).await?
+            Ok(shared.link.run(&batch.command_in_full(now)).await?)
         }
-        other => other?,
-    };
-    batch.answers(reply)
+        other => Ok(other?),
+    }
 }
 
 impl Trips {

@@ -1,7 +1,8 @@
 //! The embedded store: every key of every limit in this process's memory, within a bound.
 //!
 //! Each limit has a table, and shares it at most with limits of its name to which the words mean the same: its
-//! variants, and what it was before its numbers were changed. A key is known by a
+//! variants, and what it was before its numbers were changed. Limits of its name to which they mean something else have
+//! other tables, and keys are converted on their way from one to the other: see `family.rs`. A key is known by a
 //! 64-bit fingerprint, keyed with a secret of the process: nobody outside can aim at a collision, and among ten
 //! million keys of a limit the chance that any two share a fingerprint is about 3 in a million (n² / 2^65).
 //!
@@ -9,6 +10,7 @@
 //! nanoseconds it takes, so that a request takes from all of them or from none, and others see nothing between.
 
 mod bucket;
+mod family;
 mod growth;
 mod holds;
 #[cfg(all(test, loom))]
@@ -27,9 +29,11 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use self::bucket::{Busy, hold_unchanged, pause, unchanged};
+pub(crate) use self::family::Family;
+use self::family::{Kin, Members, Usage};
 use self::holds::{Holds, Seat};
 use self::table::{Found, Table};
-use self::tables::Seated;
+use self::tables::{Chosen, Families};
 use self::word::{Copied, Lent};
 use crate::algorithm::{Charge, Compiled, Rules, Step, with_rules};
 use crate::budget::Budget;
@@ -45,6 +49,11 @@ pub(crate) struct MemoryStore {
     tables: Box<[Arc<Table>]>,
     /// The first of them, one step nearer: most limiters have no other.
     first: Option<Arc<Table>>,
+    /// The family of each, in the same order.
+    kin: Box<[Arc<Family>]>,
+    /// Keeps the tables in use.
+    _usages: Box<[Arc<Usage>]>,
+    families: Arc<Families>,
     secret: ahash::RandomState,
     budget: Budget,
 }
@@ -79,11 +88,11 @@ impl Mode {
 }
 
 impl MemoryStore {
-    /// A store for these limits. Where several share a table they take on its layout.
+    /// A store for these limits. Where several share a table they adopt its layout.
     pub(crate) fn new(limits: &mut [Limit], max_bytes: usize) -> Result<Self, InvalidLimit> {
-        let budget = Budget::new(max_bytes);
-        let tables = tables::choose(limits, None, &budget)?;
-        Ok(Self { first: tables.first().cloned(), tables, secret: ahash::RandomState::new(), budget })
+        let (budget, families) = (Budget::new(max_bytes), Arc::new(Families::default()));
+        let chosen = tables::choose(limits, &families, &budget, Timestamp::EPOCH.as_micros())?;
+        Ok(Self::of(chosen, families, ahash::RandomState::new(), budget))
     }
 
     /// Hashes keys with this secret instead of a random one. For a store that has no keys yet.
@@ -91,13 +100,22 @@ impl MemoryStore {
         Self { secret: ahash::RandomState::with_seeds(first, second, third, fourth), ..self }
     }
 
-    /// A store for other limits that knows the same keys, within the same memory. Limits whose words mean the same as
-    /// before act on the same tables as this store does.
-    pub(crate) fn successor(&self, before: &[Limit], limits: &mut [Limit]) -> Result<Self, InvalidLimit> {
-        let before = Seated { limits: before, tables: &self.tables };
-        let tables = tables::choose(limits, Some(before), &self.budget)?;
-        let first = tables.first().cloned();
-        Ok(Self { first, tables, secret: self.secret.clone(), budget: self.budget.clone() })
+    /// A store for other limits that knows the same keys, within the same memory. Both act on the same state, whatever
+    /// the numbers of each limit are.
+    pub(crate) fn successor(&self, limits: &mut [Limit], now: Timestamp) -> Result<Self, InvalidLimit> {
+        let chosen = tables::choose(limits, &self.families, &self.budget, now.as_micros())?;
+        Ok(Self::of(chosen, self.families.clone(), self.secret.clone(), self.budget.clone()))
+    }
+
+    fn of(chosen: Chosen, families: Arc<Families>, secret: ahash::RandomState, budget: Budget) -> Self {
+        let Chosen { tables, families: kin, usages } = chosen;
+        Self { first: tables.first().cloned(), tables, kin, _usages: usages, families, secret, budget }
+    }
+
+    /// The family of a limit.
+    #[cfg(feature = "redis")]
+    pub(crate) fn family(&self, limit: LimitId) -> Option<&Family> {
+        self.kin.get(limit.index()).map(|family| &**family)
     }
 
     pub(crate) fn memory_used(&self) -> usize {
@@ -252,17 +270,19 @@ impl MemoryStore {
 
     /// Holds every key's seat, then takes from all of them or from none.
     fn take_all(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Result<Decision, (Asked, Busy)> {
+        let members: SmallVec<[Option<Arc<Members>>; 8]> =
+            asked.iter().map(|one| self.kin.get(one.limit.index())?.if_several()).collect();
         let mut holds = Holds::default();
         // With whether each may take what it asks for.
         let mut seats: SmallVec<[(Asked, Seat<'_>, bool); 8]> = SmallVec::new();
-        for one in asked {
-            let (Some(table), Some(limit)) = (self.tables.get(one.limit.index()), limits.get(one.limit.index())) else {
+        for (one, members) in asked.iter().zip(&members) {
+            let Some(kin) = self.kin(limits, one.limit) else {
                 return Ok(self.answer(limits, *one, now, NO_SUCH_LIMIT));
             };
-            let seat = with_rules!(limit.compiled(), rules => {
-                table.hold_seat(rules, &mut holds, one.fingerprint, now.as_micros())
-            });
-            let seat = seat.map_err(|busy| (*one, busy))?;
+            let seat = kin.hold_seat(&mut holds, members.as_ref(), one.fingerprint, now.as_micros());
+            let Some(seat) = seat.map_err(|busy| (*one, busy))? else {
+                return Ok(self.answer(limits, *one, now, family::NO_ROOM));
+            };
             // The same key twice, or two keys that share a seat, ask for their sum.
             match seats.iter_mut().find(|(_, other, _)| other.is(seat)) {
                 Some((same, ..)) => same.cost = same.cost.saturating_add(one.cost),
@@ -297,32 +317,44 @@ impl MemoryStore {
     /// Gives back what a decision took, as far as it still weighs on the key.
     pub(crate) fn refund(&self, limits: &[Limit], asked: Asked, charged_at: Timestamp, now: Timestamp) {
         let charge = Charge { at: charged_at.as_micros(), cost: asked.cost };
-        self.with_table(limits, asked.limit, |table, limit| {
-            with_rules!(limit.compiled(), rules => {
-                table.change(asked.fingerprint, |cells| {
-                    if let Some(edit) = rules.refund(cells, now.as_micros(), charge) {
-                        rules.apply(cells, edit);
-                    }
-                });
+        let Some(kin) = self.kin(limits, asked.limit) else { return };
+        if !kin.family.is_alone() {
+            return family::insist(kin.family, |members| {
+                kin.among(members).refund(members, asked.fingerprint, charge, now.as_micros())
+            });
+        }
+        with_rules!(kin.rules, rules => {
+            kin.table.change(asked.fingerprint, |cells| {
+                if let Some(edit) = rules.refund(cells, now.as_micros(), charge) {
+                    rules.apply(cells, edit);
+                }
             });
         });
     }
 
     /// Puts a key to rest.
     pub(crate) fn reset(&self, limits: &[Limit], limit: LimitId, fingerprint: u64) {
-        self.with_table(limits, limit, |table, limit| {
-            with_rules!(limit.compiled(), rules => table.change(fingerprint, |cells| rules.clear(cells)));
-        });
+        let Some(kin) = self.kin(limits, limit) else { return };
+        if !kin.family.is_alone() {
+            return family::insist(kin.family, |members| kin.among(members).reset(members, fingerprint));
+        }
+        with_rules!(kin.rules, rules => kin.table.change(fingerprint, |cells| rules.clear(cells)));
     }
 
     #[inline(never)]
     fn ask(&self, limits: &[Limit], asked: Asked, now: Timestamp, mode: Mode) -> Verdict {
-        let index = asked.limit.index();
-        let (Some(table), Some(limit)) = (self.tables.get(index), limits.get(index)) else {
+        let Some(kin) = self.kin(limits, asked.limit) else {
             return NO_SUCH_LIMIT;
         };
         let now = now.as_micros();
-        with_rules!(limit.compiled(), rules => table.decide(rules, asked, now, mode))
+        with_rules!(kin.rules, rules => kin.table.decide(rules, Some(kin), asked, now, mode))
+    }
+
+    #[inline]
+    fn kin<'a>(&'a self, limits: &'a [Limit], limit: LimitId) -> Option<Kin<'a>> {
+        let index = limit.index();
+        let (table, family, limit) = (self.tables.get(index)?, self.kin.get(index)?, limits.get(index)?);
+        Some(Kin { family, table, rules: limit.compiled(), tables: &self.tables })
     }
 
     fn with_table(&self, limits: &[Limit], limit: LimitId, then: impl FnOnce(&Table, &Limit)) {
@@ -345,25 +377,32 @@ impl MemoryStore {
 const NO_SUCH_LIMIT: Verdict = Verdict { outcome: Outcome::NeverFits, remaining: 0, reset_after: 0 };
 
 impl Table {
+    /// Decides on a key. `kin` is what else there is of the limit, if anything.
     #[inline(always)]
-    fn decide<R: Rules>(&self, rules: &R, asked: Asked, now: u64, mode: Mode) -> Verdict {
+    fn decide<R: Rules>(&self, rules: &R, kin: Option<Kin<'_>>, asked: Asked, now: u64, mode: Mode) -> Verdict {
         match self.decide_quickly(rules, asked.fingerprint, now, asked.cost, mode) {
             Some(verdict) => verdict,
-            None => self.decide_slowly(rules, asked, now, mode),
+            None => self.decide_slowly(rules, kin, asked, now, mode),
         }
     }
 
-    fn decide_slowly<R: Rules>(&self, rules: &R, asked: Asked, now: u64, mode: Mode) -> Verdict {
+    fn decide_slowly<R: Rules>(&self, rules: &R, kin: Option<Kin<'_>>, asked: Asked, now: u64, mode: Mode) -> Verdict {
         let Asked { fingerprint, cost, .. } = asked;
         let mut sought = self.find(fingerprint);
         let mut attempts = 0;
         // Who has lost a race to write claims first and computes then, so as not to lose the next one as well.
         let mut claim_first = rules.must_lock();
         loop {
-            let Some(found) = sought else {
-                return self.decide_stranger(rules, fingerprint, now, cost, mode);
+            let decided = match (sought, kin) {
+                (Some(found), _) => self.decide_found(rules, found, now, cost, mode, &mut claim_first),
+                (None, Some(kin)) if !kin.family.is_alone() => {
+                    let decided = family::decide(kin, asked, now, mode);
+                    self.grow_if_crowded(rules, now);
+                    decided
+                }
+                (None, kin) => self.decide_stranger(rules, kin, fingerprint, now, cost, mode),
             };
-            if let Some(verdict) = self.decide_found(rules, found, now, cost, mode, &mut claim_first) {
+            if let Some(verdict) = decided {
                 return verdict;
             }
             attempts = pause(attempts);
@@ -409,29 +448,51 @@ impl Table {
         }
     }
 
+    /// Decides on a key that has no seat; `None` if there are other tables meanwhile where it may have one.
     #[cold]
     #[inline(never)]
-    fn decide_stranger<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64, mode: Mode) -> Verdict {
+    fn decide_stranger<R: Rules>(
+        &self,
+        rules: &R,
+        kin: Option<Kin<'_>>,
+        fingerprint: u64,
+        now: u64,
+        cost: u64,
+        mode: Mode,
+    ) -> Option<Verdict> {
         let mut attempts = 0;
-        loop {
+        while kin.is_none_or(|kin| kin.family.is_alone()) {
             let verdict = self.look_at_stranger(rules, fingerprint, now, cost);
             if mode != Mode::Take || cost == 0 || !verdict.is_allowed() {
-                return verdict;
+                return Some(verdict);
             }
-            match self.seat_and_take(rules, fingerprint, now, cost) {
+            match self.seat_and_take(rules, kin, fingerprint, now, cost) {
                 Ok(verdict) => {
                     self.grow_if_crowded(rules, now);
-                    return verdict;
+                    return Some(verdict);
                 }
                 Err(Busy::Crowded) => self.make_room(rules, fingerprint, now),
                 Err(Busy::Held) => {}
             }
             attempts = pause(attempts);
         }
+        None
     }
 
-    fn seat_and_take<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64) -> Result<Verdict, Busy> {
+    fn seat_and_take<R: Rules>(
+        &self,
+        rules: &R,
+        kin: Option<Kin<'_>>,
+        fingerprint: u64,
+        now: u64,
+        cost: u64,
+    ) -> Result<Verdict, Busy> {
         let mut holds = Holds::default();
+        holds.hold_home(self, fingerprint)?;
+        // Now that the home is held, nobody adds the key to another table.
+        if kin.is_some_and(|kin| !kin.family.is_alone()) {
+            return Err(Busy::Held);
+        }
         let seat = self.hold_seat(rules, &mut holds, fingerprint, now)?;
         let Step { verdict, edit } = rules.decide(&holds.cells(self, seat), now, cost);
         if let Some(edit) = edit {

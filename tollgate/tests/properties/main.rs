@@ -4,6 +4,7 @@
 mod common;
 
 mod bounds;
+mod changes;
 mod clock_steps;
 mod crowded;
 mod drift;

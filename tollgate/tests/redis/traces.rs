@@ -1,5 +1,5 @@
-//! The same random traces through memory and through Redis, with the time told by hand and limits whose numbers change
-//! on the way: every answer agrees to the microsecond.
+//! The same random traces through memory and through Redis, with the time told by hand and limits whose numbers and
+//! algorithms change on the way: every answer agrees to the microsecond.
 
 use std::time::Duration;
 
@@ -39,6 +39,10 @@ enum Op {
     Change {
         percent: u64,
         faster: u64,
+    },
+    /// Changes everything: algorithms, windows, segments and numbers.
+    Exchange {
+        plans: Vec<Plan>,
     },
     Forward(u64),
     Back(u64),
@@ -136,6 +140,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0..KEYS.len()).prop_map(|key| Op::Reset { key }),
         1 => (prop_oneof![Just(100_u64), 1_u64..=100], 1_u64..4)
             .prop_map(|(percent, faster)| Op::Change { percent, faster }),
+        2 => proptest::collection::vec(plans(), 2).prop_map(|plans| Op::Exchange { plans }),
         5 => gap().prop_map(Op::Forward),
         1 => gap().prop_map(Op::Back),
     ];
@@ -185,6 +190,8 @@ async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
         costs.iter().enumerate().map(|(index, cost)| Hit::new(ids[index % ids.len()], KEYS[0]).cost(*cost)).collect()
     };
     let mut allowed: Vec<(Asked, Decision, Decision)> = Vec::new();
+    // Tables of limits that nobody has any more are forgotten once their keys are at rest, too.
+    let mut kept = Vec::new();
     for (step, op) in ops.into_iter().enumerate() {
         match op {
             Op::Check { key, cost } => {
@@ -229,8 +236,17 @@ async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
             Op::Change { percent, faster } => {
                 let changed: Vec<Plan> = plans.iter().map(|plan| plan.changed(percent, faster)).collect();
                 let changed = self::limits(&changed);
+                kept.push((memories.clone(), shared.clone()));
                 memories = memories.map(|memory| memory.with_limits(changed.clone()).expect("valid limits"));
                 shared = shared.with_limits(changed).expect("valid limits");
+            }
+            Op::Exchange { plans: others } => {
+                let changed = self::limits(&others[..limits.len()]);
+                if changed.len() == limits.len() {
+                    kept.push((memories.clone(), shared.clone()));
+                    memories = memories.map(|memory| memory.with_limits(changed.clone()).expect("valid limits"));
+                    shared = shared.with_limits(changed).expect("valid limits");
+                }
             }
             Op::Forward(gap) => now += gap,
             Op::Back(gap) => now -= gap,

@@ -16,21 +16,9 @@ impl Variant {
         Limit::new(self.name, self.algorithm).expect("the numbers are within the bounds")
     }
 
-    /// What its keys are called on Redis, but for the limit and the key.
-    pub(crate) fn algorithm_name(&self) -> &'static str {
-        match self.algorithm {
-            Algorithm::TokenBucket(_) => "token_bucket",
-            Algorithm::LeakyBucket(_) => "leaky_bucket",
-            Algorithm::FixedWindow(_) => "fixed_window",
-            Algorithm::SlidingWindowLog(_) => "sliding_window_log",
-            Algorithm::SlidingWindowCounter(_) => "sliding_window_counter",
-            _ => panic!("an algorithm that this suite does not know"),
-        }
-    }
-
     /// Where a plain key of it is kept.
     pub(crate) fn name_of(&self, key: &str) -> String {
-        format!("rate_limit:{}:{{{}|{key}}}", self.algorithm_name(), self.name)
+        format!("rate_limit:{{{}|{key}}}", self.name)
     }
 
     /// Whether those already told when to leave keep what is given back from being of use.

@@ -8,6 +8,8 @@ use super::{Entry, Log};
 const LEN_BITS: u32 = 5;
 /// The units of a log that has no list: at most two limits' worth, where denied requests count.
 const UNIT_BITS: u32 = 6;
+/// The most units that a log without a list has room for.
+pub(super) const MAX_UNITS: u64 = (1 << UNIT_BITS) - 1;
 /// The most entries that are kept inline.
 pub(super) const MAX: usize = 16;
 

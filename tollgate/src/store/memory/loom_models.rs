@@ -64,7 +64,7 @@ impl Model {
     fn check(&self, fingerprint: u64) -> Verdict {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
         let asked = Asked { limit: LimitId(0), fingerprint, cost: 1 };
-        self.table.decide(rules, asked, NOW, Mode::Take)
+        self.table.decide(rules, None, asked, NOW, Mode::Take)
     }
 
     fn takes(&self, fingerprint: u64) -> u64 {
@@ -74,7 +74,7 @@ impl Model {
     fn left(&self, fingerprint: u64) -> u64 {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
         let asked = Asked { limit: LimitId(0), fingerprint, cost: 0 };
-        self.table.decide(rules, asked, NOW, Mode::Look).remaining
+        self.table.decide(rules, None, asked, NOW, Mode::Look).remaining
     }
 
     /// What taking one unit of a key would be, by the short way for several.
@@ -288,7 +288,7 @@ fn loom_nobody_sees_half_of_a_state() {
             mode: Mode,
         ) -> Verdict {
             let asked = Asked { limit: LimitId(0), fingerprint: 8, cost };
-            table.decide(rules, asked, NOW, mode)
+            table.decide(rules, None, asked, NOW, mode)
         }
         ask(&table, rules, (1 << 31) - 1, Mode::Take);
         let (other, same) = (table.clone(), limit.clone());

@@ -94,7 +94,7 @@ impl Table {
     }
 
     /// The seat a key has already. Its home is held, so it cannot get one meanwhile.
-    fn seat_in_run<'a>(
+    pub(super) fn seat_in_run<'a>(
         &'a self,
         holds: &mut Holds<'a>,
         home: Bucket<'a>,
@@ -116,7 +116,7 @@ impl Table {
 
     /// A slot that is empty or whose key is at rest, the nearest to home. The buckets passed by on the way are
     /// marked.
-    fn free_seat<'a, R: Rules>(
+    pub(super) fn free_seat<'a, R: Rules>(
         &'a self,
         rules: &R,
         holds: &mut Holds<'a>,

@@ -110,7 +110,7 @@ impl Table {
         Err(Busy::Held)
     }
 
-    fn leave<'a>(&'a self, holds: &mut Holds<'a>, seat: Seat<'a>) {
+    pub(super) fn leave<'a>(&'a self, holds: &mut Holds<'a>, seat: Seat<'a>) {
         holds.hand_over(self, seat, EMPTY);
         self.occupied.fetch_sub(1, Ordering::Relaxed);
     }

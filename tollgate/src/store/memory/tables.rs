@@ -1,51 +1,111 @@
-//! Which table each limit gets: one of its own, one that a limit of its name had before, or one that it shares with
-//! its variants.
+//! Which table each limit gets: one that a configuration of the same meaning has or had, or a new one in its family.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::bucket::Layout;
+use super::bucket::{Busy, EMPTY, Layout, pause};
+use super::family::{Family, Kin, Member, Members, Usage};
+use super::holds::Holds;
 use super::table::Table;
+use crate::algorithm::{Algorithm, Compiled};
 use crate::budget::Budget;
 use crate::error::InvalidLimit;
 use crate::limit::Limit;
+use crate::sync::Mutex;
 
-/// Limits, and the table of each.
-pub(super) struct Seated<'a> {
-    pub(super) limits: &'a [Limit],
-    pub(super) tables: &'a [Arc<Table>],
+/// Tables of one limit. When a reload needs more, those that are not used any more are emptied into the newest: a key
+/// that is not found is looked for in all of them.
+const MAX_TABLES: usize = 8;
+/// Configurations of one limit that are remembered for refunds: more than a rule file has plans.
+const MAX_CONFIGURATIONS: usize = 16;
+
+/// The families of all limits that a store and those before it have had.
+#[derive(Default)]
+pub(crate) struct Families(Mutex<HashMap<Name, Arc<Family>>>);
+
+/// A limit and a ban may have the same name.
+type Name = (String, bool);
+
+fn name_of(limit: &Limit) -> Name {
+    (limit.name().to_owned(), matches!(limit.algorithm(), Algorithm::Ban(_)))
 }
 
-/// Chooses a table for every limit. A limit that shares one takes on the layout of the others in it.
+/// What a store has of each limit, in their order.
+pub(super) struct Chosen {
+    pub(super) tables: Box<[Arc<Table>]>,
+    pub(super) families: Box<[Arc<Family>]>,
+    pub(super) usages: Box<[Arc<Usage>]>,
+}
+
+/// A family, and the members that it will have.
+struct Draft {
+    family: Arc<Family>,
+    members: Members,
+}
+
+/// Chooses a table for every limit. A limit that shares one adopts the layout of the others in it. If it fails, nothing
+/// has changed.
 pub(super) fn choose(
     limits: &mut [Limit],
-    before: Option<Seated<'_>>,
+    families: &Families,
     budget: &Budget,
-) -> Result<Box<[Arc<Table>]>, InvalidLimit> {
-    let mut chosen = Choices::new(before);
-    let mut tables: Vec<Option<Arc<Table>>> = vec![None; limits.len()];
+    now: u64,
+) -> Result<Chosen, InvalidLimit> {
+    let mut known = families.0.lock();
+    let mut drafts: HashMap<Name, Draft> = HashMap::new();
+    for limit in &*limits {
+        let name = name_of(limit);
+        let draft = drafts.entry(name.clone()).or_insert_with(|| {
+            let family = known.get(&name).cloned().unwrap_or_else(|| Arc::new(Family::new()));
+            let members = Members::clone(&family.members());
+            Draft { family, members }
+        });
+        draft.members.ceiling = draft.members.ceiling.max(limit.quota());
+    }
+    for Draft { members, .. } in drafts.values_mut() {
+        members.retire(now);
+        let ceiling = members.ceiling;
+        members.tables.iter_mut().for_each(|member| member.rules = member.rules.raised_to(ceiling));
+    }
+    let mut chosen: Vec<Option<(Arc<Table>, Arc<Family>, Arc<Usage>)>> = vec![None; limits.len()];
     // The largest quota first: what has room for it has room for its variants.
     let mut order: Vec<usize> = (0..limits.len()).collect();
     order.sort_by_key(|index| Reverse(limits[*index].quota()));
-    let mut first_words = 0;
+    let (mut first_words, count) = (0, limits.len());
     for index in order {
-        let (limit, table) = match chosen.table_for(&limits[index]) {
-            Some(found) => found,
+        let Some(Draft { family, members }) = drafts.get_mut(&name_of(&limits[index])) else { continue };
+        let compiled = limits[index].compiled().with_ceiling(members.ceiling);
+        let (compiled, table, usage) = match members.shared_by(&compiled) {
+            Some(shared) => shared,
             None => {
-                let compiled = limits[index].compiled();
                 let layout = Layout::new(compiled.words(), compiled.free_bits());
                 first_words += Table::first_words(layout);
                 let table = (first_words * size_of::<u64>() <= budget.max())
                     .then(|| Table::new(layout, budget.clone()))
                     .flatten();
-                (limits[index].clone(), Arc::new(table.ok_or_else(|| too_little(budget, limits.len()))?))
+                let table = Arc::new(table.ok_or_else(|| too_little(budget, count))?);
+                members.add(&compiled, table)
             }
         };
-        chosen.add(&limit, &table);
-        (limits[index], tables[index]) = (limit, Some(table));
+        members.remember(&compiled);
+        limits[index] = limits[index].with_compiled(compiled);
+        chosen[index] = Some((table, family.clone(), usage));
     }
-    Ok(tables.into_iter().flatten().collect())
+    for (name, Draft { family, members }) in drafts {
+        family.set(members);
+        merge_retired(&family, now);
+        known.insert(name, family);
+    }
+    // Limits that are gone stay known while their keys may come back.
+    known.retain(|_, family| {
+        family.drop_retired(now);
+        !family.members().tables.is_empty()
+    });
+    let (tables, rest): (Vec<_>, Vec<_>) =
+        chosen.into_iter().flatten().map(|(table, family, usage)| (table, (family, usage))).unzip();
+    let (families, usages): (Vec<_>, Vec<_>) = rest.into_iter().unzip();
+    Ok(Chosen { tables: tables.into(), families: families.into(), usages: usages.into() })
 }
 
 fn too_little(budget: &Budget, limits: usize) -> InvalidLimit {
@@ -53,48 +113,77 @@ fn too_little(budget: &Budget, limits: usize) -> InvalidLimit {
     InvalidLimit::new("max_memory", problem, "allow more memory or use fewer limits")
 }
 
-/// The tables that there are, by the name of their limits.
-struct Choices {
-    by_name: HashMap<String, Vec<Choice>>,
-}
-
-struct Choice {
-    table: Arc<Table>,
-    /// A limit with the layout of the table.
-    laid_out: Limit,
-    /// Those that have it now.
-    limits: Vec<Limit>,
-}
-
-impl Choices {
-    fn new(before: Option<Seated<'_>>) -> Self {
-        let mut choices = Self { by_name: HashMap::new() };
-        for (limit, table) in before.into_iter().flat_map(|before| before.limits.iter().zip(before.tables)) {
-            choices.choice(limit, table);
-        }
-        choices
-    }
-
-    fn choice(&mut self, limit: &Limit, table: &Arc<Table>) -> &mut Choice {
-        let named = self.by_name.entry(limit.name().to_owned()).or_default();
-        let known = named.iter().position(|choice| Arc::ptr_eq(&choice.table, table));
-        let index = known.unwrap_or_else(|| {
-            named.push(Choice { table: table.clone(), laid_out: limit.clone(), limits: Vec::new() });
-            named.len() - 1
-        });
-        &mut named[index]
-    }
-
-    fn add(&mut self, limit: &Limit, table: &Arc<Table>) {
-        self.choice(limit, table).limits.push(limit.clone());
-    }
-
-    /// The limit in the layout of a table that is there, and the table.
-    fn table_for(&self, limit: &Limit) -> Option<(Limit, Arc<Table>)> {
-        self.by_name.get(limit.name())?.iter().find_map(|choice| {
-            let limit = limit.laid_out_as(&choice.laid_out)?;
-            let rests_alike = choice.limits.iter().all(|other| limit.compiled().rests_like(other.compiled()));
-            rests_alike.then(|| (limit, choice.table.clone()))
+impl Members {
+    /// A table whose words mean the same, and the configuration in its layout.
+    fn shared_by(&mut self, compiled: &Compiled) -> Option<(Compiled, Arc<Table>, Arc<Usage>)> {
+        let ceiling = self.ceiling;
+        self.tables.iter_mut().find_map(|member| {
+            let compiled = compiled.laid_out_as(&member.rules, ceiling)?;
+            let usage = member.usage.upgrade().unwrap_or_else(|| Arc::new(Usage));
+            (member.usage, member.retired_at) = (Arc::downgrade(&usage), None);
+            Some((compiled, member.table.clone(), usage))
         })
+    }
+
+    fn add(&mut self, compiled: &Compiled, table: Arc<Table>) -> (Compiled, Arc<Table>, Arc<Usage>) {
+        let usage = Arc::new(Usage);
+        let member =
+            Member { table: table.clone(), rules: compiled.clone(), usage: Arc::downgrade(&usage), retired_at: None };
+        self.tables.push(member);
+        (compiled.clone(), table, usage)
+    }
+
+    fn remember(&mut self, compiled: &Compiled) {
+        self.configurations.retain(|known| known.meaning() != compiled.meaning());
+        self.configurations.insert(0, compiled.clone());
+        self.configurations.truncate(MAX_CONFIGURATIONS);
+    }
+}
+
+/// Empties tables that no store uses any more into the newest one, if there are too many of them.
+fn merge_retired(family: &Family, now: u64) {
+    loop {
+        let members = family.members();
+        let oldest = members.tables.iter().position(|member| member.usage.strong_count() == 0);
+        let (Some(oldest), Some(newest)) = (oldest, members.tables.last()) else { return };
+        if members.tables.len() <= MAX_TABLES || oldest + 1 == members.tables.len() {
+            return;
+        }
+        let kin = Kin { family, table: &newest.table, rules: &newest.rules, tables: &[] };
+        let keys = members.tables[oldest].table.keys();
+        if !keys.into_iter().all(|fingerprint| move_key(kin, &members, fingerprint, now)) {
+            // There is no room: the table stays until its keys are at rest.
+            return;
+        }
+        let mut left = Members::clone(&members);
+        left.tables.remove(oldest);
+        family.set(left);
+    }
+}
+
+fn move_key<'a>(kin: Kin<'a>, members: &'a Arc<Members>, fingerprint: u64, now: u64) -> bool {
+    let mut attempts = 0;
+    loop {
+        let mut holds = Holds::default();
+        match kin.hold_seat(&mut holds, Some(members), fingerprint, now) {
+            Ok(seat) => return seat.is_some(),
+            Err(busy) => {
+                drop(holds);
+                if let Busy::Crowded = busy {
+                    kin.make_room(fingerprint, now);
+                }
+            }
+        }
+        attempts = pause(attempts);
+    }
+}
+
+impl Table {
+    /// The fingerprints of all keys that have a slot. Nobody adds any.
+    fn keys(&self) -> Vec<u64> {
+        let (level, split) = self.extent();
+        let buckets = (0..self.buckets_at(level) + split).map(|index| self.bucket(index));
+        let fingerprints = buckets.flat_map(|bucket| (0..self.layout.slots).map(move |slot| bucket.fingerprint(slot)));
+        fingerprints.filter(|fingerprint| *fingerprint != EMPTY).collect()
     }
 }

@@ -1,0 +1,239 @@
+//! Conversion of a key's state from one configuration of a limit to another.
+//!
+//! A rule file is reloaded, or a request belongs to another plan: the same key is now judged by other numbers, perhaps
+//! by another algorithm. What the key has spent stays spent, in units:
+//!
+//! - Charges whose time the state knows keep it, and count for as long as the new configuration counts them. These are
+//!   the entries of a log, the segments of a counter and the opening of a window that the new configuration has open too.
+//! - All other charges count as made at the moment of the conversion, the latest that they can have been made. Between
+//!   different algorithms that is all that the old configuration counts at that moment.
+//! - Nothing is cut to the new quota. A key that has spent more than it waits until enough has come back.
+//! - A key at rest converts to a key at rest.
+//!
+//! So a conversion never lowers what a key has spent, except by charges that the new configuration would have forgotten
+//! by now had it been in force all along. The bound that follows is in `docs/algorithms.md`.
+//!
+//! Deliberately not here: where a store keeps the key, and that nobody changes the old state meanwhile.
+
+use super::fixed_window::{ClockWindow, OpenedWindow};
+use super::sliding_window_counter::Counter;
+use super::token_bucket::Interval;
+use super::{Cells, Charge, Compiled};
+use crate::units::MAX_SPAN;
+
+/// Units that count at a moment, and the latest moment at which they can have been spent: now, unless the clock has
+/// stepped back since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spent {
+    pub(crate) at: u64,
+    pub(crate) units: u64,
+}
+
+/// Whether the new words have room for all that the key has spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Fit {
+    Whole,
+    /// The state is full beyond its limit, but less than was spent. A store must not replace the old state by it.
+    Cut,
+}
+
+impl Fit {
+    pub(super) fn of(whole: bool) -> Self {
+        if whole { Self::Whole } else { Self::Cut }
+    }
+
+    pub(super) fn and(self, other: Self) -> Self {
+        Self::of(self == Self::Whole && other == Self::Whole)
+    }
+}
+
+impl Compiled {
+    /// Converts the state of a key of `old` to this configuration. The words of `into` are at rest.
+    pub(crate) fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+        if let (Some(new), Some(bucket)) = (self.bucket(), old.bucket()) {
+            // Whole units, and the rest of one as parts of the new rate, rounded up.
+            let (debt, micros) = (old.debt_at(from, now), u128::from(bucket.micros));
+            let (units, rest) = (debt / micros, debt % micros);
+            let debt = units * u128::from(new.micros) + (rest * u128::from(new.micros)).div_ceil(micros);
+            return self.set_debt(into, debt, now);
+        }
+        match (self, old) {
+            (Self::OpenedWindow(new), Self::OpenedWindow(old)) => new.convert(into, old, from, now),
+            (Self::Log(new), Self::Log(old)) => new.convert(into, old, from, now),
+            (Self::Counter(new), Self::Counter(old)) => new.convert(into, old, from, now),
+            (Self::Strikes(new), Self::Strikes(old)) => new.convert(into, old, from, now),
+            _ => self.charge(into, old.spent(from, now), now),
+        }
+    }
+
+    /// Returns what the state counts at `now`.
+    pub(crate) fn spent(&self, cells: &impl Cells, now: u64) -> Spent {
+        match self {
+            Self::Meter(_) | Self::WideMeter(_) => {
+                let micros = self.bucket().map_or(1, |bucket| u128::from(bucket.micros));
+                let units = self.debt_at(cells, now).div_ceil(micros);
+                Spent { at: now, units: u64::try_from(units).unwrap_or(u64::MAX) }
+            }
+            Self::Interval(rules) => rules.spent_at(cells, now),
+            Self::ClockWindow(rules) => rules.spent_at(cells, now),
+            Self::OpenedWindow(rules) => rules.spent_at(cells, now),
+            Self::Log(rules) => rules.spent_at(cells, now),
+            Self::Counter(rules) => rules.spent_at(cells, now),
+            // A ban and a limit have nothing in common.
+            Self::Strikes(_) => Spent { at: now, units: 0 },
+        }
+    }
+
+    /// Charges a key at rest with what it has spent elsewhere.
+    pub(crate) fn charge(&self, cells: &impl Cells, spent: Spent, now: u64) -> Fit {
+        if spent.units == 0 {
+            return Fit::Whole;
+        }
+        match self {
+            Self::Meter(rules) => rules.set_debt(cells, u128::from(spent.units) * u128::from(rules.micros), now),
+            Self::WideMeter(rules) => rules.set_debt(cells, u128::from(spent.units) * u128::from(rules.micros), now),
+            Self::Interval(rules) => rules.charge(cells, spent),
+            Self::ClockWindow(rules) => rules.charge(cells, spent),
+            Self::OpenedWindow(rules) => rules.charge(cells, spent),
+            Self::Log(rules) => rules.charge(cells, spent),
+            Self::Counter(rules) => rules.charge(cells, spent),
+            Self::Strikes(_) => Fit::Whole,
+        }
+    }
+
+    /// Returns the most of a charge that can still count at `now`, whatever the key did since. A refund must not
+    /// exceed it under any configuration that may have counted the charge meanwhile.
+    pub(crate) fn still_counts(&self, charge: Charge, now: u64) -> u64 {
+        let Charge { at, cost } = charge;
+        let Some(passed) = now.checked_sub(at) else { return 0 };
+        let all_if = |counts: bool| if counts { cost } else { 0 };
+        match self {
+            Self::Meter(_) | Self::WideMeter(_) => {
+                let Some(bucket) = self.bucket() else { return 0 };
+                let paid = u128::from(passed) * u128::from(bucket.units) / u128::from(bucket.micros);
+                cost.saturating_sub(u64::try_from(paid).unwrap_or(u64::MAX))
+            }
+            Self::Interval(rules) => {
+                let periods = (rules.aligned(now) / rules.period).saturating_sub(rules.aligned(at) / rules.period);
+                cost.saturating_sub(periods.saturating_mul(rules.portion))
+            }
+            Self::ClockWindow(rules) => all_if(rules.at_wall(now) / rules.window == rules.at_wall(at) / rules.window),
+            Self::OpenedWindow(rules) => all_if(passed < rules.window),
+            Self::Log(rules) => all_if(passed < rules.window),
+            Self::Counter(rules) => all_if(rules.segments_between(at, now) <= rules.segments),
+            Self::Strikes(rules) => all_if(passed < rules.within),
+        }
+    }
+
+    fn debt_at(&self, cells: &impl Cells, now: u64) -> u128 {
+        match self {
+            Self::Meter(rules) => rules.debt_at(cells, now),
+            Self::WideMeter(rules) => rules.debt_at(cells, now),
+            _ => 0,
+        }
+    }
+
+    fn set_debt(&self, cells: &impl Cells, debt: u128, now: u64) -> Fit {
+        match self {
+            Self::Meter(rules) => rules.set_debt(cells, debt, now),
+            Self::WideMeter(rules) => rules.set_debt(cells, debt, now),
+            _ => Fit::Whole,
+        }
+    }
+}
+
+impl Interval {
+    fn spent_at(&self, cells: &impl Cells, now: u64) -> Spent {
+        let aligned = self.aligned(now);
+        let (spent, _) = self.spent(cells, aligned);
+        let ahead = (spent.period * self.period).saturating_sub(aligned);
+        Spent { at: now + ahead, units: spent.tokens }
+    }
+
+    /// There is no room for more than comes back in the longest window.
+    fn charge(&self, cells: &impl Cells, spent: Spent) -> Fit {
+        let longest = (MAX_SPAN.as_micros() as u64 / self.period).saturating_mul(self.portion);
+        let units = spent.units.min(longest.max(self.capacity));
+        self.packing
+            .store_at_most(cells, self.aligned(spent.at) / self.period, units)
+            .and(Fit::of(units == spent.units))
+    }
+}
+
+impl ClockWindow {
+    fn spent_at(&self, cells: &impl Cells, now: u64) -> Spent {
+        let wall = self.at_wall(now);
+        let (count, _) = self.count(cells, wall);
+        let ahead = (count.window * self.window).saturating_sub(wall);
+        Spent { at: now + ahead, units: count.units }
+    }
+
+    fn charge(&self, cells: &impl Cells, spent: Spent) -> Fit {
+        self.packing.store_at_most(cells, self.at_wall(spent.at) / self.window, spent.units)
+    }
+}
+
+impl OpenedWindow {
+    fn spent_at(&self, cells: &impl Cells, now: u64) -> Spent {
+        Spent { at: now, units: self.count(cells, now).0.units }
+    }
+
+    fn charge(&self, cells: &impl Cells, spent: Spent) -> Fit {
+        self.packing.store_at_most(cells, spent.at, spent.units)
+    }
+
+    fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+        let (count, _) = old.count(from, now);
+        let is_open = now < count.window.saturating_add(self.window);
+        let at = if is_open { count.window } else { now };
+        if count.units == 0 { Fit::Whole } else { self.charge(into, Spent { at, units: count.units }) }
+    }
+}
+
+impl Counter {
+    fn spent_at(&self, cells: &impl Cells, now: u64) -> Spent {
+        let (place, passed, _) = self.judged_from(cells, now);
+        let share = u128::from(self.leaving(cells, passed)) * u128::from(self.window - place.elapsed);
+        let units = self.inside(cells, passed) + super::div_ceil(share, self.window);
+        Spent { at: now.max(self.start_of(place.segment)), units }
+    }
+
+    fn charge(&self, cells: &impl Cells, spent: Spent) -> Fit {
+        self.set_segment(cells, self.place(spent.at).segment);
+        self.add_to_count(cells, 0, spent.units)
+    }
+
+    /// The units of a segment count as spent at its last moment, or now if that is earlier.
+    fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+        let (place, passed, _) = old.judged_from(from, now);
+        let latest = now.max(old.start_of(place.segment));
+        let current = self.place(latest).segment;
+        let mut fit = Fit::Whole;
+        let mut any = false;
+        for age in passed..=old.segments {
+            let units = old.stored(from, age - passed);
+            let Some(segment) = place.segment.checked_sub(age).filter(|_| units > 0) else { continue };
+            let at = latest.min(old.start_of(segment + 1) - 1);
+            let age = current - self.place(at).segment;
+            if age <= self.segments {
+                any = true;
+                fit = fit.and(self.add_to_count(into, age, units));
+            }
+        }
+        if any {
+            self.set_segment(into, current);
+        }
+        fit
+    }
+
+    fn add_to_count(&self, cells: &impl Cells, age: u64, units: u64) -> Fit {
+        let sum = self.stored(cells, age).saturating_add(units);
+        let most = 1_u64.unbounded_shl(self.count_bits).wrapping_sub(1);
+        self.set_count(cells, age, sum.min(most));
+        Fit::of(sum <= most)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,505 @@
+//! The tables of one limit: one for each meaning that the words of its keys have or had.
+//!
+//! Variants of a limit may count by other windows or rates, and a reload may change either. Words that mean different
+//! things cannot be in one table, so a limit is a family of tables, and a key has a slot in at most one of them. A
+//! decision that finds the key in the table of its own configuration looks no further: that is the fast path, and it
+//! does not know of families. A decision that does not find it there holds the home buckets of the key in all tables of
+//! the family. If the key has a slot in another table, its state is converted.
+//!
+//! A decision that charges the key moves it. A denial moves it too, so that the wait it tells is that of the new
+//! configuration, unless both are variants of one limit: a client that alternates between two plans would otherwise
+//! have its charges dated to now again and again, and never see them expire. Such a denial judges a copy.
+//!
+//! Every key is added with all of its home buckets held, and tables are added to a family before anyone uses them. So
+//! if the list of tables is still the same once the buckets are held, no other thread adds the key elsewhere.
+//!
+//! Keys without a slot share words of their home bucket, in each table apart. Whoever has no slot in any table is judged
+//! by the sum of what all these words say.
+//!
+//! If a key cannot be moved, because the table is full or has no room for what the key has spent, it is denied: it keeps
+//! its state where it is.
+
+use std::sync::{Arc, Weak};
+
+use smallvec::{SmallVec, smallvec};
+
+use super::bucket::{Bucket, Busy, pause};
+use super::holds::{Holds, Seat};
+use super::table::Table;
+use super::{Asked, Mode};
+use crate::algorithm::conversion::{Fit, Spent};
+use crate::algorithm::spill::Spill;
+use crate::algorithm::{Cells, Charge, Compiled, Rules, Step, with_rules};
+use crate::decision::{Outcome, Verdict};
+use crate::sync::{AtomicBool, Mutex, Ordering};
+
+/// All tables of a limit. Stores that were made from one another share it.
+pub(crate) struct Family {
+    members: Mutex<Arc<Members>>,
+    /// Whether there is more than one table. What is read with a bucket held is true until the bucket is let go, as
+    /// far as that bucket's keys are concerned.
+    has_several: AtomicBool,
+}
+
+/// The tables at one time. Replaced as a whole.
+#[derive(Clone, Default)]
+pub(super) struct Members {
+    pub(super) tables: Vec<Member>,
+    /// Configurations that the limit has or had, one of each meaning, the latest first.
+    pub(super) configurations: Vec<Compiled>,
+    /// The largest quota among them.
+    pub(super) ceiling: u64,
+}
+
+#[derive(Clone)]
+pub(super) struct Member {
+    pub(super) table: Arc<Table>,
+    /// A configuration by which the table's words are read.
+    pub(super) rules: Compiled,
+    /// Gone once no store uses the table.
+    pub(super) usage: Weak<Usage>,
+    /// When that was noticed.
+    pub(super) retired_at: Option<u64>,
+}
+
+/// Held by every store that uses a table.
+pub(crate) struct Usage;
+
+/// A configuration, its table, and the family of that.
+#[derive(Clone, Copy)]
+pub(super) struct Kin<'a> {
+    pub(super) family: &'a Family,
+    pub(super) table: &'a Table,
+    pub(super) rules: &'a Compiled,
+    /// The tables of all limits of the store, among them those of variants.
+    pub(super) tables: &'a [Arc<Table>],
+}
+
+/// Where a key was found, with its buckets held.
+enum Place<'a> {
+    Here(Seat<'a>),
+    There(&'a Member, Seat<'a>),
+    Nowhere,
+}
+
+impl Family {
+    pub(super) fn new() -> Self {
+        Self { members: Mutex::new(Arc::default()), has_several: AtomicBool::new(false) }
+    }
+
+    #[inline]
+    pub(super) fn is_alone(&self) -> bool {
+        !self.has_several.load(Ordering::Acquire)
+    }
+
+    pub(super) fn members(&self) -> Arc<Members> {
+        self.members.lock().clone()
+    }
+
+    /// The largest quota that the limit has or had, and its configurations.
+    #[cfg(feature = "redis")]
+    pub(crate) fn configurations(&self) -> (u64, Vec<Compiled>) {
+        let members = self.members();
+        (members.ceiling, members.configurations.clone())
+    }
+
+    pub(super) fn set(&self, members: Members) {
+        let mut current = self.members.lock();
+        self.has_several.store(members.tables.len() > 1, Ordering::Release);
+        *current = Arc::new(members);
+    }
+
+    /// The members, if there are several tables.
+    pub(super) fn if_several(&self) -> Option<Arc<Members>> {
+        (!self.is_alone()).then(|| self.members())
+    }
+
+    fn is_still(&self, members: &Arc<Members>) -> bool {
+        Arc::ptr_eq(&self.members.lock(), members)
+    }
+
+    /// Drops tables that no store uses and that hold nothing any more.
+    pub(super) fn drop_retired(&self, now: u64) {
+        let mut current = self.members.lock();
+        if !current.changes_at(now) {
+            return;
+        }
+        let mut members = Members::clone(&current);
+        members.retire(now);
+        self.has_several.store(members.tables.len() > 1, Ordering::Release);
+        *current = Arc::new(members);
+    }
+}
+
+impl Members {
+    /// Whether a table is not used any more since the last look, or can be dropped.
+    fn changes_at(&self, now: u64) -> bool {
+        self.tables.iter().any(|member| {
+            let is_used = member.usage.strong_count() > 0;
+            match member.retired_at {
+                None => !is_used,
+                Some(since) => is_used || now >= since.saturating_add(member.rules.settles_within(self.ceiling)),
+            }
+        })
+    }
+
+    /// Notes which tables are not used any more, and drops those of them in which every key has come to rest.
+    pub(super) fn retire(&mut self, now: u64) {
+        let ceiling = self.ceiling;
+        self.tables.retain_mut(|member| {
+            if member.usage.strong_count() > 0 {
+                member.retired_at = None;
+                return true;
+            }
+            let since = *member.retired_at.get_or_insert(now);
+            now < since.saturating_add(member.rules.settles_within(ceiling))
+        });
+    }
+}
+
+impl<'a> Kin<'a> {
+    /// The same for as long as these members are there too.
+    pub(super) fn among<'b>(self, _: &'b Arc<Members>) -> Kin<'b>
+    where
+        'a: 'b,
+    {
+        self
+    }
+
+    /// Decides on a key that has no slot in its own table. `None`: it has one now, or someone else was in the way.
+    pub(super) fn decide(self, members: &'a Arc<Members>, asked: Asked, now: u64, mode: Mode) -> Option<Verdict> {
+        let mut holds = Holds::default();
+        match self.decide_held(&mut holds, members, asked, now, mode) {
+            Ok(verdict) => verdict,
+            Err(Busy::Held) => None,
+            Err(Busy::Crowded) => {
+                drop(holds);
+                self.make_room(asked.fingerprint, now);
+                None
+            }
+        }
+    }
+
+    pub(super) fn make_room(self, fingerprint: u64, now: u64) {
+        with_rules!(self.rules, rules => self.table.make_room(rules, fingerprint, now));
+    }
+
+    fn decide_held(
+        self,
+        holds: &mut Holds<'a>,
+        members: &'a Arc<Members>,
+        asked: Asked,
+        now: u64,
+        mode: Mode,
+    ) -> Result<Option<Verdict>, Busy> {
+        let Asked { fingerprint, cost, .. } = asked;
+        let place = self.find(holds, members, fingerprint)?;
+        if let Place::Here(_) = place {
+            return Ok(None);
+        }
+        let (copy, fit) = self.copy(holds, members, &place, fingerprint, now)?;
+        let verdict = with_rules!(self.rules, rules => {
+            let Step { verdict, edit } = rules.decide(&copy, now, cost);
+            let edit = edit.filter(|_| mode.writes(&verdict));
+            let is_denied = !verdict.is_allowed() && mode != Mode::Look && cost > 0;
+            if edit.is_none() && !(is_denied && self.is_replaced_by_this(&place)) {
+                if is_denied {
+                    note_step_back(holds, &place, now);
+                }
+                return Ok(Some(verdict));
+            }
+            let seat = match fit {
+                Fit::Whole => self.seat(holds, members, &place, fingerprint, now)?,
+                Fit::Cut => None,
+            };
+            let Some(seat) = seat else { return Ok(Some(without_room(&verdict))) };
+            copy.hand_to(&holds.cells(self.table, seat));
+            if let Some(edit) = edit {
+                self.table.apply(rules, holds, seat, edit, now);
+            }
+            verdict
+        });
+        self.leave(holds, place);
+        Ok(Some(verdict))
+    }
+
+    /// Whether the key is in the table of a configuration that is not a variant beside this one.
+    fn is_replaced_by_this(self, place: &Place<'a>) -> bool {
+        match place {
+            Place::There(member, _) => !self.tables.iter().any(|table| Arc::ptr_eq(table, &member.table)),
+            Place::Here(_) | Place::Nowhere => false,
+        }
+    }
+
+    /// Holds the slot of a key in its own table, and gives it one if it has none. `None` if there is none to be had:
+    /// then the key must be denied. Without `members`, the table is the only one.
+    pub(super) fn hold_seat(
+        self,
+        holds: &mut Holds<'a>,
+        members: Option<&'a Arc<Members>>,
+        fingerprint: u64,
+        now: u64,
+    ) -> Result<Option<Seat<'a>>, Busy> {
+        let Some(members) = members else {
+            holds.hold_home(self.table, fingerprint)?;
+            if !self.family.is_alone() {
+                return Err(Busy::Held);
+            }
+            return with_rules!(self.rules, rules => self.table.hold_seat(rules, holds, fingerprint, now)).map(Some);
+        };
+        let place = self.find(holds, members, fingerprint)?;
+        if let Place::Here(seat) = place {
+            return Ok(Some(seat));
+        }
+        let (copy, fit) = self.copy(holds, members, &place, fingerprint, now)?;
+        let seat = match fit {
+            Fit::Whole => self.seat(holds, members, &place, fingerprint, now)?,
+            Fit::Cut => None,
+        };
+        if let Some(seat) = seat {
+            copy.hand_to(&holds.cells(self.table, seat));
+            self.leave(holds, place);
+        }
+        Ok(seat)
+    }
+
+    /// Gives back a charge, wherever the key is.
+    pub(super) fn refund(
+        self,
+        members: &'a Arc<Members>,
+        fingerprint: u64,
+        charge: Charge,
+        now: u64,
+    ) -> Result<(), Busy> {
+        let mut holds = Holds::default();
+        let (table, held, seat) = match self.find(&mut holds, members, fingerprint)? {
+            Place::Here(seat) => (self.table, self.rules, seat),
+            Place::There(member, seat) => (&*member.table, &member.rules, seat),
+            Place::Nowhere => return Ok(()),
+        };
+        let others = members.configurations.iter().chain([self.rules]);
+        let others = others.filter(|other| other.meaning() != held.meaning());
+        let cost = others.map(|other| other.still_counts(charge, now)).fold(charge.cost, u64::min);
+        if cost == 0 || self.rules.is_queue() {
+            return Ok(());
+        }
+        with_rules!(held, rules => {
+            let edit = rules.refund(&holds.cells(table, seat), now, Charge { cost, ..charge });
+            if let Some(edit) = edit {
+                table.apply(rules, &mut holds, seat, edit, now);
+            }
+        });
+        Ok(())
+    }
+
+    /// Puts a key to rest, wherever it is.
+    pub(super) fn reset(self, members: &'a Arc<Members>, fingerprint: u64) -> Result<(), Busy> {
+        let mut holds = Holds::default();
+        let (table, rules, seat) = match self.find(&mut holds, members, fingerprint)? {
+            Place::Here(seat) => (self.table, self.rules, seat),
+            Place::There(member, seat) => (&*member.table, &member.rules, seat),
+            Place::Nowhere => return Ok(()),
+        };
+        holds.write(seat.bucket);
+        with_rules!(rules, rules => rules.clear(&holds.cells(table, seat)));
+        Ok(())
+    }
+
+    /// Holds the home buckets of a key in all tables, and finds out where it is.
+    fn find(self, holds: &mut Holds<'a>, members: &'a Arc<Members>, fingerprint: u64) -> Result<Place<'a>, Busy> {
+        for member in &members.tables {
+            holds.hold_home(&member.table, fingerprint)?;
+        }
+        let home = holds.hold_home(self.table, fingerprint)?;
+        if !self.family.is_still(members) {
+            return Err(Busy::Held);
+        }
+        if let Some(seat) = self.table.seat_in_run(holds, home, fingerprint)? {
+            holds.give(seat.bucket, seat.slot);
+            return Ok(Place::Here(seat));
+        }
+        for member in self.others(members) {
+            let home = holds.hold_home(&member.table, fingerprint)?;
+            if let Some(seat) = member.table.seat_in_run(holds, home, fingerprint)? {
+                holds.give(seat.bucket, seat.slot);
+                return Ok(Place::There(member, seat));
+            }
+        }
+        Ok(Place::Nowhere)
+    }
+
+    fn others(self, members: &'a Arc<Members>) -> impl Iterator<Item = &'a Member> {
+        members.tables.iter().filter(move |member| !std::ptr::eq(&*member.table, self.table))
+    }
+
+    /// A copy of the state of a key, converted to this configuration.
+    fn copy(
+        self,
+        holds: &mut Holds<'a>,
+        members: &'a Arc<Members>,
+        place: &Place<'a>,
+        fingerprint: u64,
+        now: u64,
+    ) -> Result<(Converted<'a>, Fit), Busy> {
+        let copy = Converted::of(self.rules, &self.table.spill);
+        match place {
+            Place::There(member, seat) => {
+                let fit = self.rules.convert(&copy, &member.rules, &holds.cells(&member.table, *seat), now);
+                Ok((copy, fit))
+            }
+            Place::Here(_) | Place::Nowhere => {
+                let home = holds.hold_home(self.table, fingerprint)?;
+                let shared = self.table.shared(home);
+                let elsewhere = self.shared_elsewhere(holds, members, fingerprint, now)?;
+                if elsewhere.units == 0 {
+                    with_rules!(self.rules, rules => {
+                        rules.inherit(&copy, &shared);
+                        rules.shared(&copy, now);
+                    });
+                    return Ok((copy, Fit::Whole));
+                }
+                let here = self.rules.spent(&shared, now);
+                let units = here.units.saturating_add(elsewhere.units);
+                let fit = self.rules.charge(&copy, Spent { at: here.at.max(elsewhere.at), units }, now);
+                Ok((copy, fit))
+            }
+        }
+    }
+
+    /// What keys without a slot have spent in the other tables.
+    fn shared_elsewhere(
+        self,
+        holds: &mut Holds<'a>,
+        members: &'a Arc<Members>,
+        fingerprint: u64,
+        now: u64,
+    ) -> Result<Spent, Busy> {
+        let mut sum = Spent { at: now, units: 0 };
+        for member in self.others(members) {
+            let home = holds.hold_home(&member.table, fingerprint)?;
+            let spent = member.rules.spent(&member.table.shared(home), now);
+            sum = Spent { at: sum.at.max(spent.at), units: sum.units.saturating_add(spent.units) };
+        }
+        Ok(sum)
+    }
+
+    /// A slot for a key that has none in its own table, which the caller fills. `None` if there is none to be had.
+    fn seat(
+        self,
+        holds: &mut Holds<'a>,
+        members: &'a Arc<Members>,
+        place: &Place<'a>,
+        fingerprint: u64,
+        now: u64,
+    ) -> Result<Option<Seat<'a>>, Busy> {
+        let home: Bucket<'a> = holds.hold_home(self.table, fingerprint)?;
+        with_rules!(self.rules, rules => {
+            if let Some(seat) = self.table.free_seat(rules, holds, home, now)? {
+                self.table.clear_seat(rules, holds, seat);
+                holds.hand_over(self.table, seat, fingerprint);
+                holds.give(seat.bucket, seat.slot);
+                return Ok(Some(seat));
+            }
+        });
+        if self.table.can_grow() {
+            return Err(Busy::Crowded);
+        }
+        // The shared words count for a key only if it has nothing anywhere else.
+        let is_alone =
+            matches!(place, Place::Nowhere) && self.shared_elsewhere(holds, members, fingerprint, now)?.units == 0;
+        is_alone.then(|| holds.seat(self.table, home, self.table.layout.slots)).transpose()
+    }
+
+    /// Takes the key out of the table that it was found in.
+    fn leave(self, holds: &mut Holds<'a>, place: Place<'a>) {
+        if let Place::There(member, seat) = place {
+            with_rules!(&member.rules, rules => rules.clear(&holds.cells(&member.table, seat)));
+            member.table.leave(holds, seat);
+        }
+    }
+}
+
+/// Notes that the clock has stepped back where the state is, so that the key does not wait for it to catch up.
+fn note_step_back<'a>(holds: &mut Holds<'a>, place: &Place<'a>, now: u64) {
+    if let Place::There(member, seat) = place {
+        with_rules!(&member.rules, rules => {
+            if let Some(edit) = rules.decide(&holds.cells(&member.table, *seat), now, 0).edit {
+                member.table.apply(rules, holds, *seat, edit, now);
+            }
+        });
+    }
+}
+
+/// The denial of a key for which there is no room, among several that are asked together.
+pub(super) const NO_ROOM: Verdict =
+    Verdict { outcome: Outcome::Denied { retry_after: 1_000_000 }, remaining: 0, reset_after: 1_000_000 };
+
+/// The denial of a key that would pass, but for which there is no room.
+fn without_room(verdict: &Verdict) -> Verdict {
+    match verdict.outcome {
+        Outcome::Allowed { .. } => {
+            let retry_after = verdict.reset_after.max(1);
+            Verdict { outcome: Outcome::Denied { retry_after }, remaining: 0, reset_after: verdict.reset_after }
+        }
+        _ => *verdict,
+    }
+}
+
+/// Decides on a key that its own table does not have. `None`: it has to be looked for again.
+#[cold]
+#[inline(never)]
+pub(super) fn decide(kin: Kin<'_>, asked: Asked, now: u64, mode: Mode) -> Option<Verdict> {
+    kin.family.drop_retired(now);
+    let members = kin.family.members();
+    kin.among(&members).decide(&members, asked, now, mode)
+}
+
+/// Repeats what others may be in the way of.
+pub(super) fn insist(family: &Family, mut attempt: impl FnMut(&Arc<Members>) -> Result<(), Busy>) {
+    let mut attempts = 0;
+    while attempt(&family.members()).is_err() {
+        attempts = pause(attempts);
+    }
+}
+
+/// Words of a key that are not in a table. Chunks that they own are given back, unless the words are handed on.
+struct Converted<'a> {
+    words: SmallVec<[std::cell::Cell<u64>; 8]>,
+    rules: &'a Compiled,
+    spill: &'a Spill,
+}
+
+impl<'a> Converted<'a> {
+    fn of(rules: &'a Compiled, spill: &'a Spill) -> Self {
+        Self { words: smallvec![std::cell::Cell::new(0); rules.words()], rules, spill }
+    }
+
+    /// Hands the words on to a slot.
+    fn hand_to(&self, slot: &impl Cells) {
+        for (index, word) in self.words.iter().enumerate() {
+            slot.set(index, word.replace(0));
+        }
+    }
+}
+
+impl Drop for Converted<'_> {
+    fn drop(&mut self) {
+        if self.words.iter().any(|word| word.get() != 0) {
+            with_rules!(self.rules, rules => rules.clear(&*self));
+        }
+    }
+}
+
+impl Cells for Converted<'_> {
+    fn get(&self, index: usize) -> u64 {
+        self.words[index].get()
+    }
+
+    fn set(&self, index: usize, word: u64) {
+        self.words[index].set(word);
+    }
+
+    fn spill(&self) -> &Spill {
+        self.spill
+    }
+}
