@@ -180,11 +180,11 @@ mod tests {
         let slots = slots(8, 2);
         let mut held = Vec::new();
         for _ in 0..4 {
-            held.push(slots.take(3, || Evicted::Nothing).await.ok().expect("half is for every client"));
+            held.push(slots.take(3, || Evicted::Nothing).await.expect("half is for every client"));
         }
         assert!(slots.take(3, || Evicted::Nothing).await.is_err(), "its share is 2");
         for _ in 0..4 {
-            held.push(slots.take(2, || Evicted::Nothing).await.ok().expect("the rest is for clients within theirs"));
+            held.push(slots.take(2, || Evicted::Nothing).await.expect("the rest is for clients within theirs"));
         }
         assert!(slots.take(1, || Evicted::Nothing).await.is_err());
         assert_eq!(slots.used(), 8);
@@ -195,11 +195,11 @@ mod tests {
     #[tokio::test]
     async fn idle_connection_is_closed_for_a_request() {
         let slots = slots(1, 1);
-        let mut idle = Some(slots.take(1, || Evicted::Nothing).await.ok().expect("it is free"));
+        let mut idle = Some(slots.take(1, || Evicted::Nothing).await.expect("it is free"));
         let evict = || idle.take().map_or(Evicted::Nothing, |_| Evicted::Closed);
         let taken = slots.take(1, evict).await;
         assert!(taken.is_ok_and(|slot| slot.is_held()));
-        let held = slots.take(1, || Evicted::Nothing).await.ok().expect("it is free again");
+        let held = slots.take(1, || Evicted::Nothing).await.expect("it is free again");
         assert!(!slots.take_for_check().is_held() && held.another().is_none());
     }
 }
