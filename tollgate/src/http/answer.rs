@@ -63,7 +63,7 @@ impl<'a> Answer<'a> {
     }
 
     /// Names all policies that the request matched, for `RateLimit-Policy`.
-    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "several limits come with rules"))]
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "several limits come with rules"))]
     pub(crate) fn matched(self, policies: &'a [&'a Policy]) -> Self {
         Self { matched: Some(policies), ..self }
     }

@@ -3,15 +3,17 @@
 //! The quota and the window do not change, so their headers are made once, when rules are loaded. Only what is
 //! left and when it comes back is formatted for each answer, with one small allocation for all of it.
 
+mod map;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ::http::header::RETRY_AFTER;
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 
+use self::map::Kinds;
 use super::families::{Families, HeaderFamily};
 use super::lines::{Number, Prepared};
 use super::upstream::{self, Offer};
-use super::values::{End, Texts};
 use super::{seconds, wait_seconds};
 use crate::algorithm::refill::Refill;
 use crate::decision::{Decision, Source};
@@ -58,6 +60,8 @@ pub struct Policy {
     policy: Option<HeaderValue>,
     /// `RateLimit`, likewise.
     combined: Option<Combined>,
+    /// All of its headers, where they do not fit into the map that a response usually has.
+    prepared: Option<HeaderMap>,
     /// `X-RateLimit-*` as text.
     legacy_lines: Prepared,
     /// `RateLimit*` as text, but for `RateLimit-Policy`.
@@ -127,7 +131,7 @@ impl Policy {
         }
         let policy = policy.map(|text| HeaderValue::try_from(text).expect("names are made printable ASCII"));
         static MADE: AtomicU64 = AtomicU64::new(0);
-        Self {
+        let mut made = Self {
             serial: MADE.fetch_add(1, Ordering::Relaxed),
             name: limit_name.into(),
             ascii_name: ascii_name.into(),
@@ -139,9 +143,12 @@ impl Policy {
             fields: fields.into_iter().sum(),
             policy,
             combined,
+            prepared: None,
             legacy_lines,
             standard_lines: lines,
-        }
+        };
+        made.prepare();
+        made
     }
 
     /// The name of the limit.
@@ -238,10 +245,17 @@ impl Policy {
 
     /// The same for a request that matched several policies, all of which `RateLimit-Policy` lists.
     pub(crate) fn merge_listing(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
-        if self.fields == 0 || headers.try_reserve(self.fields + AFTERWARDS).is_err() {
+        if self.fields == 0 {
             return;
         }
-        if !upstream::says_anything(headers) {
+        let is_first = !upstream::says_anything(headers);
+        if is_first && self.replace_map(decision, matched, headers) {
+            return;
+        }
+        if headers.try_reserve(self.fields + AFTERWARDS).is_err() {
+            return;
+        }
+        if is_first {
             return self.write_kinds(Kinds::ALL, decision, matched, headers);
         }
         let ours = Offer { remaining: decision.remaining(), reset_secs: reset_seconds(decision) };
@@ -289,78 +303,6 @@ impl Policy {
         }
         self.standard_lines.write(self, decision, out, placed);
     }
-
-    /// Writes the headers of these kinds, where they are chosen. All that has to be written for this answer alone shares one
-    /// allocation.
-    fn write_kinds(&self, kinds: Kinds, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
-        let legacy = self.legacy && kinds.legacy;
-        let draft6 = self.draft6 && kinds.standard;
-        let combined = self.combined.as_ref().filter(|_| kinds.standard);
-        let mut texts = Texts::default();
-        let remaining = (legacy || draft6).then(|| texts.number(decision.remaining()).end());
-        let reset_at = legacy.then(|| texts.number(reset_at_seconds(decision)).end());
-        let policies = match matched {
-            [_] => None,
-            several => push_policies(several, &mut texts),
-        };
-        let reset_in = draft6.then(|| texts.number(reset_seconds(decision)).end());
-        let combined = combined.map(|combined| {
-            texts.push(combined.before_remaining.as_bytes()).number(decision.remaining().min(MAX_INTEGER));
-            texts.push(combined.before_reset.as_bytes()).number(self.standard_seconds(decision).min(MAX_INTEGER)).end()
-        });
-        let mut texts = texts.share();
-        let mut take = |end: Option<End>| texts.take(end?);
-        let mut remaining = take(remaining);
-        if legacy {
-            headers.insert(&X_LIMIT, self.limit.clone());
-            insert(headers, &X_REMAINING, if draft6 { remaining.clone() } else { remaining.take() });
-            insert(headers, &X_RESET, take(reset_at));
-        }
-        if kinds.standard && self.has_standard() {
-            let policies = match matched {
-                [only] => only.policy.clone(),
-                _ => take(policies),
-            };
-            insert(headers, &POLICY, policies);
-        }
-        if draft6 {
-            headers.insert(&LIMIT, self.limit.clone());
-            insert(headers, &REMAINING, remaining);
-            insert(headers, &RESET, take(reset_in));
-        }
-        insert(headers, &RATELIMIT, take(combined));
-    }
-}
-
-/// Kinds of headers that are judged apart where an upstream has its own.
-#[derive(Clone, Copy)]
-struct Kinds {
-    /// `X-RateLimit-*`.
-    legacy: bool,
-    /// `RateLimit*`.
-    standard: bool,
-}
-
-impl Kinds {
-    const ALL: Self = Self { legacy: true, standard: true };
-}
-
-fn insert(headers: &mut HeaderMap, name: &'static HeaderName, value: Option<HeaderValue>) {
-    if let Some(value) = value {
-        headers.insert(name, value);
-    }
-}
-
-/// Puts together `RateLimit-Policy`, of the items of all policies that have one.
-fn push_policies(matched: &[&Policy], texts: &mut Texts) -> Option<End> {
-    let mut end = None;
-    for policy in matched.iter().filter_map(|policy| policy.policy.as_ref()) {
-        if end.is_some() {
-            texts.push(BETWEEN_POLICIES);
-        }
-        end = Some(texts.push(policy.as_bytes()).end());
-    }
-    end
 }
 
 /// What drafts 06 and 07 call reset: for a denial the time to wait, for others the time until the quota is full again.

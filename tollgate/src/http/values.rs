@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 /// The texts of several values, while they are put together. There is room for those of nearly all answers, several
 /// policies with names of usual length included. Longer ones take an allocation more.
 #[derive(Default)]
-pub(super) struct Texts(SmallVec<[u8; 232]>);
+pub(super) struct Texts(SmallVec<[u8; 152]>);
 
 /// Where the text of a value ends. Values are taken in the order in which their texts were put together.
 #[derive(Clone, Copy)]

@@ -1,0 +1,221 @@
+//! The headers of a limit in a map.
+
+use ::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use ::http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::{
+    BETWEEN_POLICIES, LIMIT, MAX_INTEGER, POLICY, Policy, RATELIMIT, REMAINING, RESET, X_LIMIT, X_REMAINING, X_RESET,
+    reset_at_seconds, reset_seconds,
+};
+use crate::decision::Decision;
+use crate::http::values::{End, Texts};
+
+/// The headers that most responses have when they come from a service, or get from its server.
+const OTHERS: [HeaderName; 2] = [CONTENT_TYPE, CONTENT_LENGTH];
+
+/// Headers that a map has room for which was made for one. More of them make it grow.
+const SMALL_MAP: usize = 6;
+
+impl Policy {
+    /// Writes the headers of these kinds, where they are chosen.
+    pub(super) fn write_kinds(&self, kinds: Kinds, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
+        self.for_each(kinds, decision, matched, |name, value| {
+            if let Some(value) = value.into_value() {
+                headers.insert(name, value);
+            }
+        });
+    }
+
+    /// Puts the few headers of a response into a copy of the prepared map, which costs less than to grow its own map and to
+    /// hash each name. Returns `false` and changes nothing where that does not apply.
+    pub(super) fn replace_map(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) -> bool {
+        let Some(prepared) = &self.prepared else { return false };
+        if headers.len() > OTHERS.len() || headers.keys_len() < headers.len() || matched.is_empty() {
+            return false;
+        }
+        let mut map = prepared.clone();
+        let (mut slots, mut is_complete) = (map.values_mut(), true);
+        self.for_each(Kinds::ALL, decision, matched, |_, value| match (slots.next(), value) {
+            (Some(_), Value::Prepared(_)) => {}
+            (Some(slot), Value::New(Some(value))) => *slot = value,
+            _ => is_complete = false,
+        });
+        if !is_complete {
+            return false;
+        }
+        let mut absent = OTHERS.map(Some);
+        for (name, value) in std::mem::replace(headers, map) {
+            let Some(name) = name else { continue };
+            absent.iter_mut().filter(|other| other.as_ref() == Some(&name)).for_each(|other| *other = None);
+            headers.insert(name, value);
+        }
+        for name in absent.into_iter().flatten() {
+            headers.remove(name);
+        }
+        true
+    }
+
+    /// Calls a function with each header of these kinds, in the order of the prepared map. All that has to be written for
+    /// this answer alone shares one allocation.
+    #[inline]
+    fn for_each(
+        &self,
+        kinds: Kinds,
+        decision: &Decision,
+        matched: &[&Self],
+        mut write: impl FnMut(&'static HeaderName, Value<'_>),
+    ) {
+        let legacy = self.legacy && kinds.legacy;
+        let draft6 = self.draft6 && kinds.standard;
+        let combined = self.combined.as_ref().filter(|_| kinds.standard);
+        let mut texts = Texts::default();
+        let remaining = (legacy || draft6).then(|| texts.number(decision.remaining()).end());
+        let reset_at = legacy.then(|| texts.number(reset_at_seconds(decision)).end());
+        let policies = match matched {
+            [_] => None,
+            several => push_policies(several, &mut texts),
+        };
+        let reset_in = draft6.then(|| texts.number(reset_seconds(decision)).end());
+        let combined = combined.map(|combined| {
+            texts.push(combined.before_remaining.as_bytes()).number(decision.remaining().min(MAX_INTEGER));
+            texts.push(combined.before_reset.as_bytes()).number(self.standard_seconds(decision).min(MAX_INTEGER)).end()
+        });
+        let mut texts = texts.share();
+        let mut take = |end: Option<End>| texts.take(end?);
+        let mut remaining = take(remaining);
+        if legacy {
+            write(&X_LIMIT, Value::Prepared(&self.limit));
+            write(&X_REMAINING, Value::New(if draft6 { remaining.clone() } else { remaining.take() }));
+            write(&X_RESET, Value::New(take(reset_at)));
+        }
+        if kinds.standard && self.has_standard() {
+            let policies = match matched {
+                [only] if std::ptr::eq(*only, self) => self.policy.as_ref().map_or(Value::New(None), Value::Prepared),
+                [only] => Value::New(only.policy.clone()),
+                _ => Value::New(take(policies)),
+            };
+            write(&POLICY, policies);
+        }
+        if draft6 {
+            write(&LIMIT, Value::Prepared(&self.limit));
+            write(&REMAINING, Value::New(remaining));
+            write(&RESET, Value::New(take(reset_in)));
+        }
+        if combined.is_some() {
+            write(&RATELIMIT, Value::New(take(combined)));
+        }
+    }
+
+    /// A map with all headers of this policy, and room for those that most responses have.
+    pub(super) fn prepare(&mut self) {
+        if self.fields + OTHERS.len() <= SMALL_MAP || self.policy.is_none() {
+            return;
+        }
+        let mut map = HeaderMap::with_capacity(self.fields + OTHERS.len());
+        let names = [
+            (self.legacy, &[&X_LIMIT, &X_REMAINING, &X_RESET][..]),
+            (self.has_standard(), &[&POLICY]),
+            (self.draft6, &[&LIMIT, &REMAINING, &RESET]),
+            (self.combined.is_some(), &[&RATELIMIT]),
+        ];
+        for name in names.into_iter().filter(|(is_written, _)| *is_written).flat_map(|(_, names)| names) {
+            let value = match *name {
+                name if *name == X_LIMIT || *name == LIMIT => Some(&self.limit),
+                name if *name == POLICY => self.policy.as_ref(),
+                _ => None,
+            };
+            map.insert(*name, value.cloned().unwrap_or_else(|| HeaderValue::from_static("")));
+        }
+        for name in OTHERS {
+            map.insert(name, HeaderValue::from_static(""));
+        }
+        self.prepared = Some(map);
+    }
+}
+
+/// The value of a header.
+enum Value<'a> {
+    /// The same for every answer.
+    Prepared(&'a HeaderValue),
+    /// Written for this answer.
+    New(Option<HeaderValue>),
+}
+
+impl Value<'_> {
+    fn into_value(self) -> Option<HeaderValue> {
+        match self {
+            Self::Prepared(value) => Some(value.clone()),
+            Self::New(value) => value,
+        }
+    }
+}
+
+/// Kinds of headers that are judged apart where an upstream has its own.
+#[derive(Clone, Copy)]
+pub(super) struct Kinds {
+    /// `X-RateLimit-*`.
+    pub(super) legacy: bool,
+    /// `RateLimit*`.
+    pub(super) standard: bool,
+}
+
+impl Kinds {
+    pub(super) const ALL: Self = Self { legacy: true, standard: true };
+}
+
+/// Puts together `RateLimit-Policy`, of the items of all policies that have one.
+fn push_policies(matched: &[&Policy], texts: &mut Texts) -> Option<End> {
+    let mut end = None;
+    for policy in matched.iter().filter_map(|policy| policy.policy.as_ref()) {
+        if end.is_some() {
+            texts.push(BETWEEN_POLICIES);
+        }
+        end = Some(texts.push(policy.as_bytes()).end());
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::{Families, HeaderFamily};
+    use crate::{FixedWindow, Limit, Limiter, MINUTE};
+
+    #[test]
+    fn a_copied_map_has_what_a_grown_one_has() {
+        let responses: [&[(&str, &str)]; 7] = [
+            &[],
+            &[("content-type", "text/plain")],
+            &[("content-length", "5")],
+            &[("content-type", "text/plain"), ("content-length", "5")],
+            &[("location", "/"), ("x-limit", "1")],
+            &[("set-cookie", "a"), ("set-cookie", "b")],
+            &[("a", "1"), ("b", "2"), ("c", "3"), ("content-type", "text/plain")],
+        ];
+        for set in 0..16 {
+            let chosen = HeaderFamily::ALL.into_iter().enumerate().filter(|(bit, _)| set >> bit & 1 == 1);
+            let families: Families = chosen.map(|(_, family)| family).collect();
+            let limits = ["first", "second"].map(|name| Limit::new(name, FixedWindow::new(5, MINUTE)).unwrap());
+            let [first, second] = [&limits[0], &limits[1]].map(|limit| Policy::new(limit, families));
+            let decision = Limiter::new(limits[0].clone()).check("key");
+            for response in responses {
+                for matched in [&[&first][..], &[&first, &second], &[&second, &first]] {
+                    let given = || -> HeaderMap {
+                        let header = |(name, value): &(&'static str, &'static str)| {
+                            (HeaderName::from_static(name), HeaderValue::from_static(value))
+                        };
+                        let mut map = HeaderMap::new();
+                        for (name, value) in response.iter().map(header) {
+                            map.append(name, value);
+                        }
+                        map
+                    };
+                    let (mut merged, mut grown) = (given(), given());
+                    first.merge_listing(&decision, matched, &mut merged);
+                    first.write_kinds(Kinds::ALL, &decision, matched, &mut grown);
+                    assert_eq!(merged, grown);
+                }
+            }
+        }
+    }
+}
