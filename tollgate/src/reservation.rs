@@ -45,6 +45,8 @@ pub enum Settlement {
         /// Units that were spent but not charged.
         missing: u64,
     },
+    /// It was settled before, and that stands.
+    AlreadySettled,
     /// It came too late: the estimate stands.
     Expired,
     /// The store could not be reached in time: the estimate stands.
@@ -63,8 +65,9 @@ impl Settlement {
     /// Of two limits that were settled, the one that is further from what it should be.
     pub(crate) fn worse(self, other: Self) -> Self {
         let weight = |settlement: &Self| match settlement {
-            Self::Settled => 0,
-            Self::Short { missing } => *missing,
+            Self::AlreadySettled => 0,
+            Self::Settled => 1,
+            Self::Short { missing } => missing.saturating_add(1),
             Self::Expired | Self::Unreachable => u64::MAX,
         };
         if weight(&other) > weight(&self) { other } else { self }

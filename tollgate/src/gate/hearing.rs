@@ -6,6 +6,8 @@
 #[cfg(feature = "tower")]
 use std::task::{Context, Waker};
 
+use std::sync::atomic::Ordering;
+
 use http::{HeaderMap, StatusCode};
 
 use super::Ruling;
@@ -39,8 +41,8 @@ impl Ruling {
     /// ([`Rule::settle_by`](crate::rules::Rule::settle_by)), the rest is given back, or what was too little is taken
     /// as far as there is any.
     ///
-    /// To be told once, and not beside [`settle`](Self::settle) or [`refund`](Self::refund). If it never is, what was
-    /// taken stays taken. In memory it never waits.
+    /// Each limit is settled once, by this, [`settle`](Self::settle) or [`refund`](Self::refund), whichever comes first. If
+    /// none of them is called, what was taken stays taken. In memory it never waits.
     pub async fn hear_answer(&self, status: StatusCode, headers: &HeaderMap) -> Settlement {
         self.hear(status, headers, None).await
     }
@@ -62,9 +64,10 @@ impl Ruling {
             concerned.then_some(told.units)
         };
         let mut worst = self.settle_each(|asked, rule| heard(rule).or_else(|| told(asked, rule))).await;
-        for (rule, decision, wanted) in self.watching() {
+        for (number, (rule, decision, wanted)) in (self.wanted.costs().count()..).zip(self.watching()) {
             if let Some(actual) = heard(rule) {
-                worst = worst.worse(self.settle_watching(wanted, decision, actual).await);
+                let settled = self.settle_limits((wanted, number), decision, |_| Some(actual)).await;
+                worst = worst.worse(settled.unwrap_or(Settlement::Settled));
             }
         }
         worst
@@ -92,10 +95,34 @@ impl Ruling {
             .filter(|(_, decision, _)| decision.is_allowed())
     }
 
-    async fn settle_watching(&self, wanted: &Wanted, decision: &Decision, actual: u64) -> Settlement {
-        let mut worst = Settlement::Settled;
-        for (_, charged) in wanted.costs() {
-            worst = worst.worse(self.state.store.settle(wanted, decision, Costs { charged, actual }).await);
+    /// Brings what a decision took from each limit to what it should have been, once. `None` leaves a limit as it is, and
+    /// is returned if all are left. `first` is the number of the first of these limits among all of the request.
+    async fn settle_limits(
+        &self,
+        (wanted, first): (&Wanted, usize),
+        decision: &Decision,
+        actual: impl Fn(u32) -> Option<u64>,
+    ) -> Option<Settlement> {
+        let rules = &self.state.rules;
+        let bit = |index: usize| 1_u32 << index.min(31);
+        let to_settle = || {
+            (first..).zip(wanted.costs()).filter_map(|(index, (limit, charged))| {
+                let rule = rules.owner(limit);
+                // A ban takes nothing, so it has nothing to give back.
+                let actual = if rules.ban(rule) == Some(limit) { None } else { actual(rule) };
+                Some((bit(index), limit, Costs { charged, actual: actual? }))
+            })
+        };
+        // Claimed before any is settled, so that of two that settle at the same time one finds nothing to do.
+        let claimed = to_settle().fold(0, |bits, (bit, ..)| bits | bit);
+        let before = self.settled.fetch_or(claimed, Ordering::Relaxed);
+        let mut worst: Option<Settlement> = None;
+        for (bit, limit, costs) in to_settle() {
+            let settled = match before & bit {
+                0 => self.state.store.settle(&wanted.only(limit, costs.charged), decision, costs).await,
+                _ => Settlement::AlreadySettled,
+            };
+            worst = Some(worst.map_or(settled, |worst| worst.worse(settled)));
         }
         worst
     }
@@ -110,19 +137,7 @@ impl Ruling {
         let Some(decision) = self.decision.as_ref().filter(|decision| decision.is_allowed()) else {
             return Settlement::Settled;
         };
-        let mut worst = Settlement::Settled;
-        for (limit, charged) in self.wanted.costs() {
-            let rule = self.state.rules.owner(limit);
-            // A ban takes nothing, so it has nothing to give back.
-            if self.state.rules.ban(rule) == Some(limit) {
-                continue;
-            }
-            if let Some(actual) = actual(self.asked, rule) {
-                let one = self.wanted.only(limit, charged);
-                let settled = self.state.store.settle(&one, decision, Costs { charged, actual }).await;
-                worst = worst.worse(settled);
-            }
-        }
-        worst
+        let actual = |rule| actual(self.asked, rule);
+        self.settle_limits((&self.wanted, 0), decision, actual).await.unwrap_or(Settlement::Settled)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -40,6 +41,8 @@ pub struct Ruling {
     pub(super) beside: Option<Box<Beside>>,
     pub(super) token: TokenStatus,
     pub(super) signatures_verified: u8,
+    /// A bit for each limit that was settled: what a limit took is given back once. Limits after the 31st share a bit.
+    pub(super) settled: AtomicU32,
 }
 
 impl Ruling {
@@ -163,6 +166,7 @@ impl Ruling {
             beside: None,
             token: TokenStatus::NotRead,
             signatures_verified: 0,
+            settled: AtomicU32::new(0),
         }
     }
 
@@ -321,6 +325,10 @@ impl Ruling {
     /// Brings the request to its actual cost, once that is known: in every rule whose cost was more than one unit or
     /// not a constant, gives back what was too much, as far as it still weighs on the key, or takes what was too
     /// little, as far as there is any.
+    ///
+    /// Each limit can be settled once, by this or by [`settle_limit`](Self::settle_limit), [`refund`](Self::refund) or
+    /// [`hear_answer`](Self::hear_answer). What comes later changes nothing: [`Settlement::AlreadySettled`]. Of more than 31
+    /// limits of a request, those after the 31st are settled together.
     pub async fn settle(&self, actual: u64) -> Settlement {
         self.settle_each(|asked, rule| self.is_estimate(asked, rule).then_some(actual)).await
     }

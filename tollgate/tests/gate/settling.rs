@@ -53,3 +53,37 @@ async fn one_limit_can_be_settled_by_its_name() {
     assert_eq!(ruling.settle_limit("requests", 3).await, Settlement::Settled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (500, 7));
 }
+
+#[tokio::test]
+async fn what_was_settled_once_is_not_given_back_again() {
+    let gate = tokens_and_requests();
+    let first = ask(&gate, "POST", "/", &[]);
+    let ruling = ask(&gate, "POST", "/", &[]);
+    assert!(first.is_allowed());
+    assert_eq!(ruling.settle(120).await, Settlement::Settled);
+    assert_eq!(ruling.settle(0).await, Settlement::AlreadySettled);
+    assert_eq!(ruling.settle_limit("tokens", 0).await, Settlement::AlreadySettled);
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (380, 8));
+    // The other limit was not settled yet.
+    assert_eq!(ruling.refund().await, Settlement::Settled);
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (380, 9));
+    assert_eq!(ruling.refund().await, Settlement::AlreadySettled);
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (380, 9));
+}
+
+#[tokio::test]
+async fn many_that_settle_one_request_give_back_once() {
+    let gate = tokens_and_requests();
+    let other = ask(&gate, "POST", "/", &[]);
+    let ruling = std::sync::Arc::new(ask(&gate, "POST", "/", &[]));
+    let tasks = [(); 8].map(|()| {
+        let ruling = ruling.clone();
+        tokio::spawn(async move { ruling.refund().await })
+    });
+    let mut settled = Vec::new();
+    for task in tasks {
+        settled.push(task.await.unwrap());
+    }
+    assert!(settled.contains(&Settlement::Settled) && other.is_allowed());
+    assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (500, 9));
+}

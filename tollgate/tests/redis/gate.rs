@@ -119,6 +119,8 @@ async fn costs_are_settled_on_the_store() {
     let gate = gate(&server, [tokens.cost(Cost::constant(500))]).await;
     let ruling = ask(&gate, "/", "ann").await;
     assert_eq!(ruling.settle(120).await, Settlement::Settled);
+    assert_eq!(ruling.settle(0).await, Settlement::AlreadySettled);
+    assert_eq!(ruling.refund().await, Settlement::AlreadySettled);
     let ruling = ask(&gate, "/", "ann").await;
     assert_eq!(remaining(&ruling), 380);
     assert_eq!(ruling.settle(2000).await, Settlement::Short { missing: 1120 });
