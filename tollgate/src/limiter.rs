@@ -381,6 +381,30 @@ impl Limiter {
         self.0.store.memory_used()
     }
 
+    /// Counts the keys of a limit that have spent something that is not back yet. Keys of its variants count too; keys
+    /// for which there was no memory do not.
+    ///
+    /// It visits the whole table of the limit, some milliseconds for a million keys. While other threads decide, it is
+    /// an estimate.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, Limiter, ManualClock, MINUTE, Timestamp};
+    ///
+    /// let clock = ManualClock::at(Timestamp::EPOCH);
+    /// let limit = Limit::new("per-user", FixedWindow::new(10, MINUTE))?;
+    /// let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build()?;
+    /// let per_user = limiter.id("per-user").unwrap();
+    /// assert!(limiter.check("ann").is_allowed() && limiter.check("bob").is_allowed());
+    /// assert_eq!(limiter.live_keys(per_user), 2);
+    /// clock.advance(MINUTE);
+    /// assert_eq!(limiter.live_keys(per_user), 0);
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    #[must_use]
+    pub fn live_keys(&self, limit: LimitId) -> usize {
+        self.0.store.live_keys(&self.0.limits, limit, self.now())
+    }
+
     #[inline(always)]
     pub(crate) fn now(&self) -> Timestamp {
         self.0.clock.now()

@@ -230,3 +230,38 @@ fn a_long_log_without_memory_forgets_all_of_it_in_the_end() {
     assert_eq!(limiter.peek("key").remaining(), 20);
     assert!(limiter.check_n("key", 20).is_allowed());
 }
+
+#[test]
+fn live_keys_are_those_that_have_something_to_get_back() {
+    use tollgate::{HOUR, LeakyBucket, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
+
+    let algorithms: [Algorithm; 6] = [
+        TokenBucket::new(10, Rate::per_second(1)).into(),
+        LeakyBucket::new(10, Rate::per_second(1)).into(),
+        FixedWindow::new(10, SECOND).into(),
+        SlidingWindowLog::new(10, SECOND).into(),
+        SlidingWindowLog::new(100, SECOND).into(),
+        SlidingWindowCounter::new(10, SECOND).into(),
+    ];
+    for algorithm in algorithms {
+        let clock = ManualClock::at(Timestamp::from_micros(START_US));
+        let limiter = Limiter::builder()
+            .limit(Limit::new("one", algorithm).unwrap())
+            .limit(Limit::new("other", FixedWindow::new(10, HOUR)).unwrap())
+            .clock(clock.clone())
+            .build()
+            .unwrap();
+        let (one, other) = (limiter.id("one").unwrap(), limiter.id("other").unwrap());
+        let live = || (limiter.live_keys(one), limiter.live_keys(other));
+        assert_eq!(live(), (0, 0), "{algorithm:?}");
+        for key in 0..10_000 {
+            assert!(limiter.check(key).is_allowed());
+            assert!(limiter.peek(key + 1_000_000).is_allowed());
+        }
+        assert_eq!(live(), (10_000, 10_000), "{algorithm:?}");
+        limiter.reset(0);
+        assert_eq!(live(), (9_999, 9_999), "{algorithm:?}");
+        clock.advance(2 * SECOND);
+        assert_eq!(live(), (0, 9_999), "{algorithm:?}");
+    }
+}

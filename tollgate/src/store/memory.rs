@@ -122,6 +122,15 @@ impl MemoryStore {
         self.budget.used()
     }
 
+    /// Counts the keys of a limit that are not at rest.
+    pub(crate) fn live_keys(&self, limits: &[Limit], limit: LimitId, now: Timestamp) -> usize {
+        let mut live = 0;
+        self.with_table(limits, limit, |table, limit| {
+            live = with_rules!(limit.compiled(), rules => table.live_keys(rules, now.as_micros()));
+        });
+        live
+    }
+
     #[inline(always)]
     pub(crate) fn fingerprint(&self, key: Key<'_>) -> u64 {
         let mut hasher = self.secret.build_hasher();
