@@ -57,10 +57,21 @@ impl<'a> Headers<'a> {
 
     /// The first value of that name. Where there is a map, it is found by the name's hash, which is ready.
     #[must_use]
+    #[inline]
     pub fn get_named(&self, name: &HeaderName) -> Option<&'a [u8]> {
         match self {
             Self::Map(map) => map.get(name).map(HeaderValue::as_bytes),
             Self::Lines(_) => self.get(name.as_str()),
+        }
+    }
+
+    /// Returns whether it is known that no name has several values. Lines would have to be searched for that.
+    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "rules ask for it"))]
+    #[inline]
+    pub(crate) fn has_no_repeats(&self) -> bool {
+        match self {
+            Self::Map(map) => map.len() == map.keys_len(),
+            Self::Lines(_) => false,
         }
     }
 

@@ -224,9 +224,9 @@ impl<'a> Facts<'a> {
         Some(host.strip_suffix('.').unwrap_or(host))
     }
 
-    /// Whether the host was given beside the headers.
-    pub(super) fn has_own_host(&self) -> bool {
-        self.host.is_some()
+    /// The host that was given beside the headers.
+    pub(super) fn own_host(&self) -> Option<&'a str> {
+        self.host
     }
 
     /// The name of the route.

@@ -4,14 +4,13 @@
 //! stands where fewer others do. What an index finds is only a candidate: what it was found by fits, but for the case of
 //! a path's letters, and its other conditions are asked then.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
 use super::host::{HostGlob, lower};
 use super::normal::host::MAX_HOST_BYTES;
-use super::normal::path::has_upper_case;
+use super::normal::path::Readings;
 use super::path::{PathGlob, Segment, first_segment, wildcard};
 
 /// Numbers of rules, ascending. A request rarely meets more.
@@ -93,18 +92,19 @@ impl Index {
         !self.paths.nodes.is_empty()
     }
 
-    /// The rules that a request with any of these readings of its path, and this host, may meet. Neither is asked for
+    /// The rules that a request with these readings of its path, and this host, may meet. Neither is asked for
     /// unless there are rules by it.
-    pub(super) fn candidates<'r>(
+    pub(super) fn candidates<'r, 'p: 'r>(
         &self,
-        paths: impl FnOnce() -> &'r [Cow<'r, str>],
+        paths: impl FnOnce() -> Option<&'r Readings<'p>>,
         host: impl FnOnce() -> Option<&'r str>,
     ) -> Candidates {
         let mut found = Candidates::from_slice(&self.always);
         if let Some(root) = self.paths.nodes.first() {
-            for path in paths() {
+            let readings = paths();
+            for path in readings.map_or(&[][..], Readings::as_slice) {
                 let lower: SmallVec<[u8; 256]>;
-                let path = if has_upper_case(path) {
+                let path = if readings.is_some_and(Readings::has_upper_case) {
                     lower = path.bytes().map(|byte| byte.to_ascii_lowercase()).collect();
                     // Only ASCII letters were changed, so it is as valid as it was.
                     std::str::from_utf8(&lower).unwrap_or(path)
@@ -277,7 +277,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::rules::PathCase;
+    use crate::rules::{PathCase, PathReading};
+
+    fn readings(path: &str) -> Readings<'_> {
+        Readings::new(path, PathReading::default()).unwrap()
+    }
 
     fn segment() -> impl Strategy<Value = String> {
         prop_oneof![3 => "[abA]{1,2}", 1 => Just("*".to_owned()), 1 => "[ab]\\*", 1 => Just("**".to_owned())]
@@ -304,8 +308,8 @@ mod tests {
             let indexed: Vec<Indexed<'_>> =
                 rules.iter().map(|(paths, hosts)| Indexed { paths, hosts }).collect();
             let index = Index::new(&indexed);
-            let readings = [Cow::Borrowed(path.as_str())];
-            let found = index.candidates(|| &readings, || Some(&host));
+            let readings = readings(&path);
+            let found = index.candidates(|| Some(&readings), || Some(&host));
             prop_assert!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
             for (number, (paths, hosts)) in (0..).zip(&rules) {
                 let on_path = paths.is_empty() || paths.iter().any(|glob| glob.matches(&path));
@@ -332,11 +336,11 @@ mod tests {
         let indexed: Vec<_> = (0..100).map(|_| Indexed { paths: &globs, hosts: &[] }).collect();
         let index = Index::new(&indexed);
         let path = format!("{}/r7", "/a".repeat(30_000));
-        let readings = [Cow::Borrowed(path.as_str())];
+        let readings = readings(&path);
         let mut found = Candidates::new();
         index.paths.visit(&index.paths.nodes[0], &path, &mut Walk { found: &mut found, passed: SmallVec::new() });
         assert_eq!(found.len(), 200);
-        assert_eq!(index.candidates(|| &readings, || None).len(), 100);
+        assert_eq!(index.candidates(|| Some(&readings), || None).len(), 100);
     }
 
     #[test]
@@ -345,11 +349,10 @@ mod tests {
         let hosts: Vec<[HostGlob; 1]> = (0..1000).map(|n| [format!("h{n}.example.com").parse().unwrap()]).collect();
         let same: [PathGlob; 1] = ["/api/**".parse().unwrap()];
         let by_path: Vec<_> = paths.iter().map(|paths| Indexed { paths, hosts: &[] }).collect();
-        assert_eq!(Index::new(&by_path).candidates(|| &[Cow::Borrowed("/api/r7/x")], || None).as_slice(), [7]);
+        let path = readings("/api/r7/x");
+        assert_eq!(Index::new(&by_path).candidates(|| Some(&path), || None).as_slice(), [7]);
         let by_host: Vec<_> = hosts.iter().map(|hosts| Indexed { paths: &same, hosts }).collect();
-        assert_eq!(
-            Index::new(&by_host).candidates(|| &[Cow::Borrowed("/api/x")], || Some("H7.example.com")).as_slice(),
-            [7]
-        );
+        let path = readings("/api/x");
+        assert_eq!(Index::new(&by_host).candidates(|| Some(&path), || Some("H7.example.com")).as_slice(), [7]);
     }
 }

@@ -153,11 +153,13 @@ impl ReadErrors {
         self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&self) -> Option<Unreadable> {
-        if !self.is_some.load(Relaxed) {
-            return None;
-        }
+        if self.is_some.load(Relaxed) { self.take_noted() } else { None }
+    }
+
+    #[cold]
+    fn take_noted(&self) -> Option<Unreadable> {
         self.is_some.store(false, Relaxed);
         self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -9,8 +9,8 @@ use http::HeaderName;
 use serde_json::{Map, Value};
 
 use super::client::TrustedProxies;
-use super::normal::path::has_upper_case;
-use super::normal::{CleanPath, PathCase, PathReading, PathReadings, ReadErrors, Unreadable};
+use super::normal::path::Readings;
+use super::normal::{PathCase, PathReading, ReadErrors, Unreadable};
 use super::normal::{cookies, header, host, query};
 use super::{Facts, FailedExpressions, claims};
 use crate::http::TokenError;
@@ -57,18 +57,24 @@ impl TokenStatus {
 pub struct Request<'a> {
     facts: &'a Facts<'a>,
     path_reading: PathReading,
-    readings: OnceCell<Result<PathReadings<'a>, Unreadable>>,
+    readings: OnceCell<Result<Readings<'a>, Unreadable>>,
     /// The reading that [`path`](Self::path) returns.
     current: Cell<usize>,
     errors: ReadErrors,
     proxies: &'a TrustedProxies,
     tokens: Option<&'a Tokens>,
     client: OnceCell<Option<IpAddr>>,
-    token: OnceCell<Option<Token>>,
+    token: OnceCell<ReadToken>,
     /// Where expressions that fail are recorded, if the request is only explained.
     failed: Option<&'a FailedExpressions>,
-    /// Why the token cannot be read in one way.
-    token_problem: OnceCell<Unreadable>,
+}
+
+/// The token of a request, once it was read.
+struct ReadToken {
+    /// `None` if the rules know no tokens.
+    token: Option<Token>,
+    /// Why it cannot be read in one way.
+    problem: Option<Unreadable>,
 }
 
 impl<'a> Request<'a> {
@@ -88,7 +94,6 @@ impl<'a> Request<'a> {
             tokens,
             client: OnceCell::new(),
             token: OnceCell::new(),
-            token_problem: OnceCell::new(),
             failed: None,
         }
     }
@@ -117,6 +122,7 @@ impl<'a> Request<'a> {
     /// Returns the value of a header without the white space around it. A request with several differing values is
     /// refused.
     #[must_use]
+    #[inline]
     pub fn header(&self, name: &HeaderName) -> Option<&'a [u8]> {
         header::header(self.facts.all_headers()?, name, &self.errors)
     }
@@ -153,16 +159,13 @@ impl<'a> Request<'a> {
     }
 
     fn token(&self) -> Option<&Token> {
-        let token = self.token.get_or_init(|| {
+        let ReadToken { token, problem } = self.token.get_or_init(|| {
             let errors = ReadErrors::default();
             let token = self.tokens.map(|tokens| tokens(self.facts, &errors));
-            if let Some(problem) = errors.take() {
-                _ = self.token_problem.set(problem);
-            }
-            token
+            ReadToken { token, problem: errors.take() }
         });
         // Every rule that reads the token has to know.
-        if let Some(problem) = self.token_problem.get() {
+        if let Some(problem) = problem {
             self.errors.note(problem.clone());
         }
         token.as_ref()
@@ -171,16 +174,20 @@ impl<'a> Request<'a> {
     /// Whether its token was read, and what came of it. It is not read for this.
     #[must_use]
     pub fn token_status(&self) -> TokenStatus {
-        match self.token.get() {
-            Some(Some(Token { claims: Ok(_), .. })) => TokenStatus::Valid,
-            Some(Some(Token { claims: Err(error), .. })) => TokenStatus::Invalid(*error),
-            Some(None) | None => TokenStatus::NotRead,
+        match self.verified_token() {
+            Some(Token { claims: Ok(_), .. }) => TokenStatus::Valid,
+            Some(Token { claims: Err(error), .. }) => TokenStatus::Invalid(*error),
+            None => TokenStatus::NotRead,
         }
     }
 
     /// How many signatures were verified for it.
     pub(crate) fn signatures_verified(&self) -> u8 {
-        self.token.get().and_then(Option::as_ref).map_or(0, |token| token.signatures)
+        self.verified_token().map_or(0, |token| token.signatures)
+    }
+
+    fn verified_token(&self) -> Option<&Token> {
+        self.token.get()?.token.as_ref()
     }
 
     /// A claim as text: a string as it is, a number or a truth value as it is written. A name with dots looks
@@ -193,21 +200,20 @@ impl<'a> Request<'a> {
 
 /// Readings and errors.
 impl<'a> Request<'a> {
-    /// The readings of the path. One that cannot be read safely has none, which is a problem.
-    pub(super) fn path_readings(&self) -> &[Cow<'a, str>] {
-        let readings = self.readings.get_or_init(|| {
-            let path = CleanPath::new(self.facts.path())?;
-            // Who forwards the clean path has resolved them. Others serve the path as it was sent, and may read it so.
-            if path.has_resolved_dots() {
-                return Err(Unreadable::DotSegment);
+    /// The readings of the path. That a path cannot be read safely is a problem.
+    pub(super) fn readings(&self) -> Option<&Readings<'a>> {
+        match self.readings.get_or_init(|| Readings::new(self.facts.path(), self.path_reading)) {
+            Ok(readings) => Some(readings),
+            Err(problem) => {
+                self.errors.note(problem.clone());
+                None
             }
-            path.forwarded(self.path_reading)?;
-            Ok(path.readings(self.path_reading))
-        });
-        readings.as_deref().unwrap_or_else(|problem| {
-            self.errors.note(problem.clone());
-            &[]
-        })
+        }
+    }
+
+    /// The same as a list, which is empty if the path cannot be read safely.
+    pub(super) fn path_readings(&self) -> &[Cow<'a, str>] {
+        self.readings().map_or(&[], Readings::as_slice)
     }
 
     pub(super) fn path_case(&self) -> PathCase {
@@ -216,7 +222,7 @@ impl<'a> Request<'a> {
 
     /// Returns whether the path has letters whose case counts and is not the usual one.
     pub(super) fn has_upper_case_path(&self) -> bool {
-        self.path_reading.case == PathCase::Sensitive && self.path_readings().iter().any(|path| has_upper_case(path))
+        self.readings().is_some_and(Readings::has_upper_case)
     }
 
     /// Returns whether a condition holds for any reading of the path.
@@ -242,7 +248,8 @@ impl<'a> Request<'a> {
 
     /// Asks about every reading but the first. A condition that has not looked at the path needs no other.
     fn other_readings(&self, holds: &impl Fn() -> bool) -> impl Iterator<Item = bool> {
-        let count = self.readings.get().and_then(|readings| readings.as_ref().ok()).map_or(1, PathReadings::len);
+        let count =
+            self.readings.get().and_then(|readings| readings.as_ref().ok()).map_or(1, |all| all.as_slice().len());
         (1..count).map(move |number| {
             self.current.set(number);
             let held = holds();

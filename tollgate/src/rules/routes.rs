@@ -83,7 +83,7 @@ impl Routes {
         let found = match self.index.all_always() {
             Some(_) => self.entries.iter().find(serves),
             None => {
-                let candidates = self.index.candidates(|| request.path_readings(), || request.host());
+                let candidates = self.index.candidates(|| request.readings(), || request.host());
                 candidates.into_iter().map(|number| &self.entries[number as usize]).find(serves)
             }
         };

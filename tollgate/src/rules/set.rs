@@ -173,7 +173,8 @@ impl RuleSet {
                 all
             }
             None => {
-                (candidates, case) = self.candidates(request)?;
+                candidates = self.candidates(request);
+                case = self.check_candidates(request)?;
                 &*candidates
             }
         };
@@ -212,18 +213,22 @@ impl RuleSet {
                     continue;
                 }
             }
-            self.find_by(number, request, exceptions, &mut found)?;
+            self.find_one(number, request, Shortcut { known: Known::Everything, exceptions }, &mut found)?;
         }
         Ok(())
     }
 
-    /// The rules that a request may meet.
-    fn candidates(&self, request: &Request<'_>) -> Result<(Candidates, Case), (Option<u32>, Refused)> {
-        let found = self.0.index.candidates(|| request.path_readings(), || request.host());
+    /// The rules that a request may meet; [`check_candidates`](Self::check_candidates) comes next.
+    fn candidates(&self, request: &Request<'_>) -> Candidates {
+        self.0.index.candidates(|| request.readings(), || request.host())
+    }
+
+    /// Refuses a request whose path or host cannot be read, if a rule needed it to be found.
+    fn check_candidates(&self, request: &Request<'_>) -> Result<Case, (Option<u32>, Refused)> {
         let is_unusual = self.0.index.has_paths() && request.has_upper_case_path();
         match request.errors().take() {
             Some(problem) if self.enforces_by_path_or_host() => Err((None, Refused::Unreadable(problem))),
-            _ => Ok((found, if is_unusual { Case::Unknown } else { Case::Known })),
+            _ => Ok(if is_unusual { Case::Unknown } else { Case::Known }),
         }
     }
 
@@ -243,26 +248,20 @@ impl RuleSet {
         }
     }
 
-    /// Whether the request meets a rule whose conditions it fits.
+    /// Whether the request meets one rule.
     #[inline(never)]
-    fn find_by(
+    fn find_one(
         &self,
         number: u32,
         request: &Request<'_>,
-        exceptions: Exceptions,
+        shortcut: Shortcut,
         found: &mut dyn FnMut(&Finding, Key<'_>),
     ) -> Result<(), (Option<u32>, Refused)> {
         let mut pieces = Pieces::new();
-        let met = self.meet_by(number, request, &mut pieces, Shortcut { known: Known::Everything, exceptions });
+        let met = self.meet_by(number, request, &mut pieces, shortcut);
         self.0.rules[number as usize].check_read(number, request)?;
         match met {
-            Met::Hit(finding) => match &pieces[..] {
-                [one] => found(&finding, Key::from(one.as_bytes())),
-                several => {
-                    let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
-                    found(&finding, Key::byte_parts(&parts));
-                }
-            },
+            Met::Hit(finding) => with_key(&pieces, |key| found(&finding, key)),
             Met::Refused(number, refused) => return Err((Some(number), refused)),
             Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => {}
         }
@@ -362,13 +361,8 @@ impl RuleSet {
             let is_of_connection = !key.is_empty() && key.iter().all(KeyPart::is_of_connection);
             let (Some(ban), true) = (compiled.ban, is_concerned && is_of_connection) else { continue };
             let pieces: Option<Pieces<'_>> = key.iter().map(|part| part.of(request)).collect();
-            match pieces.as_deref() {
-                Some([one]) => found(ban, Key::from(one.as_bytes())),
-                Some(several) => {
-                    let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
-                    found(ban, Key::byte_parts(&parts));
-                }
-                None => {}
+            if let Some(pieces) = pieces {
+                with_key(&pieces, |key| found(ban, key));
             }
         }
     }
@@ -557,6 +551,17 @@ impl RuleSet {
     }
 }
 
+/// Makes the key of its pieces.
+fn with_key(pieces: &[Piece<'_>], found: impl FnOnce(Key<'_>)) {
+    match pieces {
+        [one] => found(Key::from(one.as_bytes())),
+        several => {
+            let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
+            found(Key::byte_parts(&parts));
+        }
+    }
+}
+
 impl Compiled {
     fn shortcut(&self, place: Place) -> Shortcut {
         let rule = &self.rule;
@@ -574,11 +579,19 @@ impl Compiled {
 
     /// Refuses a request if this rule looked at something that cannot be read in one way. A rule that only watches
     /// refuses nothing.
-    #[inline]
+    #[inline(always)]
     fn check_read(&self, number: u32, request: &Request<'_>) -> Result<(), (Option<u32>, Refused)> {
         match request.errors().take() {
-            Some(problem) if self.rule.mode == Mode::Enforced => Err((Some(number), Refused::Unreadable(problem))),
-            _ => Ok(()),
+            None => Ok(()),
+            Some(problem) => self.check_problem(number, problem),
+        }
+    }
+
+    #[cold]
+    fn check_problem(&self, number: u32, problem: Unreadable) -> Result<(), (Option<u32>, Refused)> {
+        match self.rule.mode {
+            Mode::Enforced => Err((Some(number), Refused::Unreadable(problem))),
+            Mode::Shadow | Mode::Disabled => Ok(()),
         }
     }
 

@@ -11,8 +11,9 @@ use crate::http::Headers;
 
 /// Returns the value of a header without the white space around it. Several differing values are a problem, but for
 /// cookies, which HTTP/2 may send in several lines (RFC 9113, 8.2.3).
+#[inline]
 pub(in crate::rules) fn header<'a>(headers: Headers<'a>, name: &HeaderName, errors: &ReadErrors) -> Option<&'a [u8]> {
-    if *name == COOKIE {
+    if headers.has_no_repeats() || *name == COOKIE {
         return headers.get_named(name).map(trimmed);
     }
     only(headers.get_all(name).map(trimmed), errors, || Unreadable::DuplicateHeader(name.as_str().into()))
@@ -27,12 +28,17 @@ pub fn is_padded(value: &[u8]) -> bool {
 }
 
 /// A value without white space around it.
+#[inline]
 pub(in crate::rules) fn trimmed(value: &[u8]) -> &[u8] {
-    // What nearly every value is: neither end can begin or end anything that is trimmed.
-    if let (Some(b'!'..=b'~'), Some(b'!'..=b'~')) = (value.first(), value.last()) {
-        return value;
+    match value {
+        // What nearly every value is: neither end can begin or end anything that is trimmed.
+        [b'!'..=b'~'] | [b'!'..=b'~', .., b'!'..=b'~'] => value,
+        _ => trim(value),
     }
-    let mut value = value;
+}
+
+#[inline(never)]
+fn trim(mut value: &[u8]) -> &[u8] {
     loop {
         if let Some((blank, rest)) = value.split_first_chunk()
             && is_wide_blank(*blank)
@@ -112,6 +118,7 @@ mod tests {
         assert_eq!(read(&["a"]), (Some(b"a".to_vec()), None));
         assert_eq!(read(&["a", " a\t"]), (Some(b"a".to_vec()), None));
         assert_eq!(read(&["a", "b"]), (Some(b"a".to_vec()), Some(Unreadable::DuplicateHeader("x-key".into()))));
+        assert_eq!(read(&["a", "a", "b"]), (Some(b"a".to_vec()), Some(Unreadable::DuplicateHeader("x-key".into()))));
         assert_eq!(read(&[]), (None, None));
     }
 }

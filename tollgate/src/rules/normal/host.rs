@@ -2,7 +2,8 @@
 
 use http::header::HOST;
 
-use super::{ReadErrors, Unreadable};
+use super::{ReadErrors, Unreadable, only};
+use crate::http::Headers;
 use crate::rules::Facts;
 
 /// The longest name that DNS has.
@@ -17,37 +18,46 @@ pub(in crate::rules) const MAX_HOST_BYTES: usize = 253;
 ///
 /// If it is anything else.
 pub fn check_host(host: &[u8]) -> Result<(), Unreadable> {
-    if is_host(host) { Ok(()) } else { Err(Unreadable::InvalidHost) }
+    host_name(host).map(drop).ok_or(Unreadable::InvalidHost)
 }
 
 /// Returns the host of a request without its port and without the dot that may end it. One that is invalid, or that
 /// differs from another, is a problem.
 pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Option<&'a str> {
-    let lines = facts.all_headers().filter(|_| !facts.has_own_host());
-    if let Some(lines) = lines {
-        let mut hosts = lines.get_all(&HOST);
-        let first = hosts.next()?;
-        if hosts.any(|other| other != first) || check_host(first).is_err() {
+    let given = match facts.own_host() {
+        Some(host) => host.as_bytes(),
+        None => only_host(facts.all_headers()?, errors)?,
+    };
+    match host_name(given) {
+        Some(name) => std::str::from_utf8(name).ok(),
+        None => {
             errors.note(Unreadable::InvalidHost);
+            facts.host_name()
         }
     }
-    let host = facts.host_name()?;
-    if let Err(problem) = check_host(host.as_bytes()) {
-        errors.note(problem);
-    }
-    Some(host)
 }
 
-fn is_host(host: &[u8]) -> bool {
+/// The `Host` line. Differing ones are a problem.
+fn only_host<'a>(headers: Headers<'a>, errors: &ReadErrors) -> Option<&'a [u8]> {
+    if headers.has_no_repeats() {
+        return headers.get_named(&HOST);
+    }
+    only(headers.get_all(&HOST), errors, || Unreadable::InvalidHost)
+}
+
+/// Returns a host without its port and without the dot that may end it; `None` if it is invalid.
+fn host_name(host: &[u8]) -> Option<&[u8]> {
     if let [b'[', rest @ ..] = host {
-        let Some(end) = rest.iter().position(|byte| *byte == b']') else { return false };
+        let end = rest.iter().position(|byte| *byte == b']')?;
         let address = std::str::from_utf8(&rest[..end]).ok().and_then(|text| text.parse::<std::net::Ipv6Addr>().ok());
-        return address.is_some() && is_port(&rest[end + 1..]);
+        let (name, port) = host.split_at(end + 2);
+        return (address.is_some() && is_port(port)).then_some(name);
     }
     let name_bytes = host.iter().position(|byte| !IN_NAMES[usize::from(*byte)]).unwrap_or(host.len());
     let (name, port) = host.split_at(name_bytes);
     let name = name.strip_suffix(b".").unwrap_or(name);
-    !name.is_empty() && name.len() <= MAX_HOST_BYTES && !matches!(name, [b'.', ..] | [.., b'.']) && is_port(port)
+    let is_name = !name.is_empty() && name.len() <= MAX_HOST_BYTES && !matches!(name, [b'.', ..] | [.., b'.']);
+    (is_name && is_port(port)).then_some(name)
 }
 
 /// Whether it is nothing, or a colon with at most a port behind it.

@@ -106,7 +106,7 @@ impl<'a> CleanPath<'a> {
     ///
     /// When it cannot be read safely.
     pub fn new(path: &'a str) -> Result<Self, Unreadable> {
-        if is_plain(path) {
+        if plain(path).is_some() {
             return Ok(Self {
                 text: Cow::Borrowed(path),
                 has_encoded_slash: false,
@@ -128,11 +128,6 @@ impl<'a> CleanPath<'a> {
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
         matches!(self.text, Cow::Borrowed(_)) && !self.has_encoded_slash && !self.has_parameters
-    }
-
-    /// Whether `.` or `..` segments were resolved.
-    pub(in crate::rules) fn has_resolved_dots(&self) -> bool {
-        self.has_resolved_dots
     }
 
     /// Returns the path that a service of that reading gets.
@@ -206,7 +201,50 @@ impl<'a> CleanPath<'a> {
     }
 }
 
-fn folded(path: Cow<'_, str>, case: PathCase) -> Cow<'_, str> {
+/// The readings of a request's path, for rules.
+#[derive(Debug)]
+pub(in crate::rules) struct Readings<'a> {
+    list: PathReadings<'a>,
+    has_upper_case: bool,
+}
+
+impl<'a> Readings<'a> {
+    /// Reads a path that the service gets as it was sent.
+    pub(in crate::rules) fn new(path: &'a str, reading: PathReading) -> Result<Self, Unreadable> {
+        match plain(path) {
+            Some(Plain { has_upper_case }) if !has_upper_case || reading.case == PathCase::Sensitive => {
+                let list = SmallVec::from_buf([without_end(Cow::Borrowed(path))]);
+                Ok(Self { list, has_upper_case })
+            }
+            _ => Self::of_other(path, reading),
+        }
+    }
+
+    #[inline(never)]
+    fn of_other(path: &'a str, reading: PathReading) -> Result<Self, Unreadable> {
+        let path = CleanPath::new(path)?;
+        // Who forwards the clean path has resolved them. Others serve the path as it was sent, and may read it so.
+        if path.has_resolved_dots {
+            return Err(Unreadable::DotSegment);
+        }
+        path.forwarded(reading)?;
+        let list = path.readings(reading);
+        let has_upper_case = list.iter().any(|path| has_upper_case(path));
+        Ok(Self { list, has_upper_case })
+    }
+
+    pub(in crate::rules) fn as_slice(&self) -> &[Cow<'a, str>] {
+        &self.list
+    }
+
+    /// Returns whether any of them has a letter of upper case.
+    pub(in crate::rules) fn has_upper_case(&self) -> bool {
+        self.has_upper_case
+    }
+}
+
+/// Returns a path as a service reads it that treats case so.
+pub(in crate::rules) fn folded(path: Cow<'_, str>, case: PathCase) -> Cow<'_, str> {
     match case {
         PathCase::Insensitive if has_upper_case(&path) => Cow::Owned(path.to_ascii_lowercase()),
         _ => path,
@@ -229,17 +267,24 @@ fn without_end(path: Cow<'_, str>) -> Cow<'_, str> {
     }
 }
 
-/// Whether a path is clean already and has one reading. A table, because every byte of every request is looked up.
-fn is_plain(path: &str) -> bool {
-    let mut before = 0;
+/// What is known of a path that is clean already and has one reading.
+struct Plain {
+    has_upper_case: bool,
+}
+
+/// Returns whether a path is plain. Every byte of every request is looked at, so that is done once, without branches.
+fn plain(path: &str) -> Option<Plain> {
+    let (mut seen, mut pairs, mut before) = (0, 0, 0);
+    for byte in path.bytes() {
+        let class = CLASSES[usize::from(byte)];
+        seen |= class;
+        // A slash, and behind it a slash or a dot.
+        pairs |= before << 1 & class;
+        before = class;
+    }
     // `*` alone is not a path, but the target of a request about the server itself.
-    path == "*"
-        || (path.starts_with('/')
-            && path.bytes().all(|byte| {
-                let is_odd = !IN_PLAIN_PATHS[usize::from(byte)] || (before == b'/' && matches!(byte, b'/' | b'.'));
-                before = byte;
-                !is_odd
-            }))
+    let is_plain = seen & ODD == 0 && pairs & SLASH_OR_DOT == 0 && path.starts_with('/');
+    (is_plain || path == "*").then_some(Plain { has_upper_case: seen & UPPER_CASE != 0 })
 }
 
 fn clean(path: &str) -> Result<CleanPath<'_>, Unreadable> {
@@ -364,14 +409,28 @@ const fn stands_for_itself(byte: u8) -> bool {
         || matches!(byte, b'+' | b',' | b'=' | b':' | b'@')
 }
 
-static IN_PLAIN_PATHS: [bool; 256] = {
-    let mut plain = [false; 256];
+/// A byte that no plain path has.
+const ODD: u8 = 1;
+const UPPER_CASE: u8 = 1 << 1;
+const SLASH: u8 = 1 << 2;
+const SLASH_OR_DOT: u8 = SLASH << 1;
+
+/// Of each byte, what it is to [`plain`].
+static CLASSES: [u8; 256] = {
+    let mut classes = [0; 256];
     let mut byte = 0;
-    while byte < plain.len() {
-        plain[byte] = byte == b'/' as usize || stands_for_itself(byte as u8);
+    while byte < classes.len() {
+        let letter = byte as u8;
+        classes[byte] = match letter {
+            b'/' => SLASH | SLASH_OR_DOT,
+            b'.' => SLASH_OR_DOT,
+            b'A'..=b'Z' => UPPER_CASE,
+            _ if stands_for_itself(letter) => 0,
+            _ => ODD,
+        };
         byte += 1;
     }
-    plain
+    classes
 };
 
 /// Spells a segment of a glob, whose stars stay. Control characters and backslashes are escaped: no request that is

@@ -4,12 +4,9 @@
 //! asked in two phases: first the rules that read no token, and the block lists that need none; then, unless one of them
 //! refuses, the rules that read claims.
 
-use smallvec::SmallVec;
-
-use super::{Compiled, Finding, MAX_KEY_PARTS, Met, Mode, Pieces, Refused, RuleSet, Shortcut};
+use super::{Compiled, Finding, Mode, Refused, RuleSet, Shortcut};
 use crate::key::Key;
 use crate::rules::Request;
-use crate::rules::key_part::Piece;
 use crate::rules::rule::TokenUse;
 
 /// The rules that are asked together.
@@ -88,7 +85,8 @@ impl RuleSet {
         request: &Request<'_>,
         found: &mut dyn FnMut(&Finding, Key<'_>),
     ) -> Result<(), (Option<u32>, Refused)> {
-        let (candidates, case) = self.candidates(request)?;
+        let candidates = self.candidates(request);
+        let case = self.check_candidates(request)?;
         for number in candidates {
             let shortcut = self.shortcut(number, case);
             match (self.0.phases.early[number as usize], phase) {
@@ -108,35 +106,133 @@ impl RuleSet {
         Ok(())
     }
 
-    fn find_one(
-        &self,
-        number: u32,
-        request: &Request<'_>,
-        shortcut: Shortcut,
-        found: &mut dyn FnMut(&Finding, Key<'_>),
-    ) -> Result<(), (Option<u32>, Refused)> {
-        let mut pieces = Pieces::new();
-        let met = self.meet_by(number, request, &mut pieces, shortcut);
-        self.0.rules[number as usize].check_read(number, request)?;
-        match met {
-            Met::Hit(finding) => match &pieces[..] {
-                [one] => found(&finding, Key::from(one.as_bytes())),
-                several => {
-                    let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
-                    found(&finding, Key::byte_parts(&parts));
-                }
-            },
-            Met::Refused(number, refused) => return Err((Some(number), refused)),
-            Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => {}
-        }
-        Ok(())
-    }
-
     /// Whether the block list of a rule names the request by anything but its key.
     fn blocks(&self, number: u32, request: &Request<'_>, Shortcut { known, .. }: Shortcut) -> bool {
         let rule = &self.0.rules[number as usize].rule;
         rule.matching.first_miss(request, known).is_none()
             && !rule.exempt.lists_every_reading(request)
             && rule.blocked.lists(request)
+    }
+}
+
+#[cfg(feature = "file")]
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::{HeaderMap, HeaderName, HeaderValue};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::http::TokenError;
+    use crate::rules::request::Token;
+    use crate::rules::set::{Met, Pieces};
+    use crate::rules::{Facts, KeyPart, Listing, Match, Missing, Networks, Rule};
+    use crate::{FixedWindow, Limit, MINUTE};
+
+    /// What a rule of the property is made of. Numbers are taken modulo the choices that there are.
+    #[derive(Clone, Debug)]
+    struct Choice {
+        key: u8,
+        matching: u8,
+        missing: u8,
+        mode: u8,
+        lists: u8,
+    }
+
+    fn choice() -> impl Strategy<Value = Choice> {
+        (0..5_u8, 0..5_u8, 0..3_u8, 0..6_u8, 0..5_u8).prop_map(|(key, matching, missing, mode, lists)| Choice {
+            key,
+            matching,
+            missing,
+            mode,
+            lists,
+        })
+    }
+
+    fn rule(number: usize, choice: &Choice) -> Rule {
+        let limit = Limit::new(format!("rule-{number}"), FixedWindow::new(5, MINUTE)).unwrap();
+        let (user, header) = (KeyPart::jwt("sub"), KeyPart::header(HeaderName::from_static("x-a")));
+        let mut rule = Rule::new(limit);
+        rule = match choice.key {
+            0 => rule,
+            1 => rule.key(header),
+            2 => rule.key(user),
+            3 => rule.key(user).key(header),
+            _ => rule.key(KeyPart::ip()),
+        };
+        let matching = match choice.matching {
+            0 | 1 => Match::everything(),
+            2 => Match::everything().path("/a/**".parse().unwrap()),
+            3 => Match::everything().host("h.example".parse().unwrap()),
+            _ => {
+                rule.expressions_read_token = TokenUse::Matching;
+                Match::everything().when(|request| request.claim("sub").is_some_and(|sub| sub == "ann"))
+            }
+        };
+        rule = rule.matching(matching);
+        rule = rule.missing([Missing::Skip, Missing::Deny, Missing::Anonymous][usize::from(choice.missing)]);
+        rule = rule.mode([Mode::Enforced, Mode::Shadow, Mode::Disabled][usize::from(choice.mode.saturating_sub(3))]);
+        let here = || Listing::nobody().networks(Networks::parse(["192.0.2.1"]).unwrap());
+        let key: &[&str] = if choice.key == 3 { &["ann", "1"] } else { &["ann"] };
+        match choice.lists {
+            0 => rule.blocked(here()),
+            1 => rule.exempt(here()),
+            2 if choice.key > 0 => rule.blocked(Listing::nobody().key(key)),
+            3 if choice.key > 0 => rule.exempt(Listing::nobody().key(key)),
+            _ => rule,
+        }
+    }
+
+    type Hits = Vec<(u32, crate::limit::LimitId, u64, String)>;
+
+    fn adding(hits: &mut Hits) -> impl FnMut(&Finding, Key<'_>) {
+        |finding, key| hits.push((finding.rule, finding.limit, finding.cost, format!("{key:?}")))
+    }
+
+    proptest! {
+        #[test]
+        fn two_phases_find_what_one_finds(
+            choices in prop::collection::vec(choice(), 1..6),
+            sub in prop::option::of("ann|bob"),
+            values in prop::collection::vec("[12]", 0..3),
+            (path, host, here) in ("/a/x|/b|/A/x|/a%2Fx|/a/%0a", "h\\.example|i\\.example", any::<bool>()),
+        ) {
+            let claims = move |_: &Facts<'_>, _: &crate::rules::ReadErrors| Token {
+                claims: sub.clone().map(|sub| Arc::new(serde_json::Map::from_iter([("sub".to_owned(), sub.into())])))
+                    .ok_or(TokenError::Missing),
+                signatures: 0,
+            };
+            let rules = choices.iter().enumerate().map(|(number, choice)| rule(number, choice));
+            let builder = rules.fold(RuleSet::builder().tokens(Arc::new(claims)), crate::rules::RuleSetBuilder::rule);
+            let rules = builder.build().unwrap();
+            prop_assume!(rules.read_tokens());
+            let mut headers = HeaderMap::new();
+            for value in &values {
+                headers.append("x-a", HeaderValue::from_str(value).unwrap());
+            }
+            let peer = if here { [192, 0, 2, 1] } else { [192, 0, 2, 2] };
+            let facts = Facts::new("GET", &path).host(&host).headers(&headers).peer(peer.into());
+
+            let (mut at_once, mut in_two) = (Hits::new(), Hits::new());
+            let one = rules.find(&rules.request(&facts), adding(&mut at_once));
+            let request = rules.request(&facts);
+            let phases = [Phase::WithoutToken, Phase::WithToken];
+            let two = phases.iter().try_for_each(|phase| rules.find_in(*phase, &request, &mut adding(&mut in_two)));
+            match (one, two) {
+                (Ok(()), Ok(())) => {
+                    in_two.sort_unstable_by_key(|hit| hit.0);
+                    prop_assert_eq!(at_once, in_two);
+                }
+                // Several rules may refuse it. Whichever speaks says what it says when it is asked alone.
+                (Err(_), Err((Some(number), refused))) => {
+                    let request = rules.request(&facts);
+                    let met = rules.meet(number, &request, &mut Pieces::new());
+                    prop_assert!(matches!(met, Met::Refused(_, alone) if alone == refused));
+                }
+                (Err((None, one)), Err((None, two))) => prop_assert_eq!(one, two),
+                (one, two) => prop_assert!(false, "{:?} at once, {:?} in two phases", one, two),
+            }
+        }
     }
 }
