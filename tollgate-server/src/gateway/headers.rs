@@ -4,10 +4,7 @@ use std::io::Write as _;
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRANSFER_ENCODING, UPGRADE, VIA,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, TE, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
@@ -24,7 +21,6 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(super) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// How we are called in `Via` of a message that came as HTTP/1.1.
 pub(super) const OUR_VIA: &str = "1.1 tollgate";
@@ -103,7 +99,8 @@ fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> 
 /// Takes away what is only between two neighbours.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     // One look at each name is cheaper than a lookup of each that may be there.
-    let mut found: SmallVec<[HeaderName; 4]> = headers.keys().filter(|name| is_hop_by_hop(name)).cloned().collect();
+    let mut found: SmallVec<[HeaderName; 4]> =
+        headers.keys().filter(|name| names::kind(name.as_str()).is_hop_by_hop()).cloned().collect();
     if found.is_empty() {
         return;
     }
@@ -117,18 +114,6 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if wants_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-}
-
-fn is_hop_by_hop(name: &HeaderName) -> bool {
-    *name == CONNECTION
-        || *name == TRANSFER_ENCODING
-        || *name == TE
-        || *name == UPGRADE
-        || *name == EXPECT
-        || *name == PROXY_AUTHENTICATE
-        || *name == PROXY_AUTHORIZATION
-        || *name == KEEP_ALIVE
-        || *name == PROXY_CONNECTION
 }
 
 fn lists(value: &HeaderValue, word: &str) -> bool {

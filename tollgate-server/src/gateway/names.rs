@@ -41,6 +41,13 @@ pub(super) enum Kind {
     RateLimit,
 }
 
+impl Kind {
+    /// Whether it is only between two neighbours.
+    pub(super) fn is_hop_by_hop(self) -> bool {
+        matches!(self, Self::HopByHop | Self::Connection | Self::Special | Self::TransferEncoding)
+    }
+}
+
 /// The kinds of names, by their length: most lengths have one or none.
 pub(super) fn kind(name: &str) -> Kind {
     let is = |wanted: &str| name.eq_ignore_ascii_case(wanted);

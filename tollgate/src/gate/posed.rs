@@ -111,20 +111,19 @@ impl<'s> Posing<'s> {
     }
 }
 
-/// Asks a store that answers at once.
+/// Asks a store that answers at once: the rules that are enforced, unless they are known to deny, those that only watch,
+/// and the strike that a denial is.
 #[inline(always)]
-pub(super) fn decide_now(ruling: &Ruling, posed: Option<&mut Posed>, decide: impl Fn(&Wanted) -> Decision) -> Decision {
-    finish_now(ruling, posed, decide(&ruling.wanted), decide)
-}
-
-/// Asks the rest of a store that answers at once: the rules that only watch, and the strike that a denial is.
-#[inline(always)]
-pub(super) fn finish_now(
+pub(super) fn decide_now(
     ruling: &Ruling,
     posed: Option<&mut Posed>,
-    mut decision: Decision,
+    denied: Option<Decision>,
     decide: impl Fn(&Wanted) -> Decision,
 ) -> Decision {
+    let mut decision = match denied {
+        Some(denied) => denied,
+        None => decide(&ruling.wanted),
+    };
     if let Some(posed) = posed {
         posed.watched = posed.watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect();
     }

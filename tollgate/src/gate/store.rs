@@ -4,7 +4,7 @@ use std::pin::Pin;
 
 use futures_util::future::{join, join_all};
 
-use super::posed::{Posed, decide_now, finish_now, strike, struck};
+use super::posed::{Posed, decide_now, strike, struck};
 use super::{Gate, Ruling};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
@@ -186,52 +186,40 @@ pub(crate) struct Elsewhere {
 
 /// Asks all that a request asks, unless that has to be asked elsewhere.
 #[inline(always)]
-pub(super) fn ask(ruling: &mut Ruling, mut posed: Option<Box<Posed>>) -> Option<Elsewhere> {
-    match &ruling.state.store {
-        Store::Memory(limiter) => {
-            let decision = decide_now(ruling, posed.as_deref_mut(), |wanted| match wanted {
-                Wanted::Memory(asked) => limiter.decide_asked(asked),
-                Wanted::Redis(_) => limiter.decide_asked(&[]),
-            });
-            ruling.decided(posed, decision);
-            None
-        }
-        Store::Redis(limiter) => {
-            let watches = posed.as_ref().is_some_and(|posed| !posed.watching.is_empty());
-            if watches || ruling.wanted.costs().next().is_some() {
-                return Some(Elsewhere { posed, limiter: limiter.clone(), denied: None });
-            }
-            let unlimited = Decision::without_limit(limiter.now());
-            ruling.decided(posed, unlimited);
-            None
-        }
-    }
+pub(super) fn ask(ruling: &mut Ruling, posed: Option<Box<Posed>>) -> Option<Elsewhere> {
+    ask_unless_known(ruling, posed, None)
 }
 
 /// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are asked, and the key is struck.
-pub(super) fn ask_after_denial(
-    ruling: &mut Ruling,
-    mut posed: Option<Box<Posed>>,
-    denied: Decision,
-) -> Option<Elsewhere> {
-    match &ruling.state.store {
+pub(super) fn ask_after_denial(ruling: &mut Ruling, posed: Option<Box<Posed>>, denied: Decision) -> Option<Elsewhere> {
+    ask_unless_known(ruling, posed, Some(denied))
+}
+
+/// Asks all that is not known already: `denied` is the decision of the rules that are enforced.
+#[inline(always)]
+fn ask_unless_known(ruling: &mut Ruling, mut posed: Option<Box<Posed>>, denied: Option<Decision>) -> Option<Elsewhere> {
+    let decision = match &ruling.state.store {
         Store::Memory(limiter) => {
-            let decision = finish_now(ruling, posed.as_deref_mut(), denied, |wanted| match wanted {
+            let decide = |wanted: &Wanted| match wanted {
                 Wanted::Memory(asked) => limiter.decide_asked(asked),
                 Wanted::Redis(_) => limiter.decide_asked(&[]),
-            });
-            ruling.decided(posed, decision);
-            None
+            };
+            decide_now(ruling, posed.as_deref_mut(), denied, decide)
         }
         Store::Redis(limiter) => {
             let watches = posed.as_ref().is_some_and(|posed| !posed.watching.is_empty());
-            if watches || strike(ruling, &denied).is_some() {
-                return Some(Elsewhere { posed, limiter: limiter.clone(), denied: Some(denied) });
+            let asks = match &denied {
+                Some(denied) => strike(ruling, denied).is_some(),
+                None => ruling.wanted.costs().next().is_some(),
+            };
+            if watches || asks {
+                return Some(Elsewhere { posed, limiter: limiter.clone(), denied });
             }
-            ruling.decided(posed, denied);
-            None
+            denied.unwrap_or_else(|| Decision::without_limit(limiter.now()))
         }
-    }
+    };
+    ruling.decided(posed, decision);
+    None
 }
 
 pub(super) fn ask_elsewhere(ruling: Ruling, what: Elsewhere) -> Pin<Box<dyn Future<Output = Ruling> + Send>> {

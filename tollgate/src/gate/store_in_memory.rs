@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 
 use super::Ruling;
-use super::posed::{Posed, decide_now, finish_now};
+use super::posed::{Posed, decide_now};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -100,21 +100,19 @@ pub(crate) type Elsewhere = Infallible;
 
 /// Asks all that a request asks.
 #[inline(always)]
-pub(super) fn ask(ruling: &mut Ruling, mut posed: Option<Box<Posed>>) -> Option<Elsewhere> {
-    let decide = |wanted: &Wanted| ruling.state.store.0.decide_asked(&wanted.0);
-    let decision = decide_now(ruling, posed.as_deref_mut(), decide);
-    ruling.decided(posed, decision);
-    None
+pub(super) fn ask(ruling: &mut Ruling, posed: Option<Box<Posed>>) -> Option<Elsewhere> {
+    ask_unless_known(ruling, posed, None)
 }
 
 /// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are asked, and the key is struck.
-pub(super) fn ask_after_denial(
-    ruling: &mut Ruling,
-    mut posed: Option<Box<Posed>>,
-    denied: Decision,
-) -> Option<Elsewhere> {
+pub(super) fn ask_after_denial(ruling: &mut Ruling, posed: Option<Box<Posed>>, denied: Decision) -> Option<Elsewhere> {
+    ask_unless_known(ruling, posed, Some(denied))
+}
+
+#[inline(always)]
+fn ask_unless_known(ruling: &mut Ruling, mut posed: Option<Box<Posed>>, denied: Option<Decision>) -> Option<Elsewhere> {
     let decide = |wanted: &Wanted| ruling.state.store.0.decide_asked(&wanted.0);
-    let decision = finish_now(ruling, posed.as_deref_mut(), denied, decide);
+    let decision = decide_now(ruling, posed.as_deref_mut(), denied, decide);
     ruling.decided(posed, decision);
     None
 }

@@ -117,7 +117,7 @@ impl<'a> Head<'a> {
         let (mut has_date, mut of_limits) = (edits.puts(&DATE), None);
         for (line, kind) in lines.iter() {
             let passes = match kind {
-                Kind::HopByHop | Kind::Connection | Kind::Special | Kind::TransferEncoding => false,
+                kind if kind.is_hop_by_hop() => false,
                 Kind::XRequestId => id.is_none(),
                 Kind::ContentLength => self.status != StatusCode::NO_CONTENT,
                 _ => true,
