@@ -118,6 +118,32 @@ fn paths_are_changed_without_regard_to_case_where_routes_are_found_so() {
 }
 
 #[test]
+fn a_route_that_ignores_case_is_found_in_any_case() {
+    let upstream = Raw::named("one");
+    let url = upstream.url();
+    let routes = [
+        format!("{{ path: /api/**, paths: {{ case: insensitive }}, strip_prefix: /api, upstream: {url} }}"),
+        format!("{{ path: /exact/**, strip_prefix: /exact, upstream: {url} }}"),
+        format!("{{ path: /**, upstream: {url} }}"),
+    ];
+    let limits = "{ name: api, match: { path: /api/once }, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
+    let gateway = Gateway::start(&site("", &routes, limits));
+    // `TE` is nothing for the lane.
+    for road in ["", "TE: trailers\r\n"] {
+        for (asked, wanted) in
+            [("/api/X", "/X"), ("/API/X?y", "/X?y"), ("/Api", "/"), ("/EXACT/X", "/EXACT/X"), ("/exact/X", "/X")]
+        {
+            let answer = gateway.connect().ask(format!("GET {asked} HTTP/1.1\r\nHost: h\r\n{road}\r\n"));
+            assert_eq!(line(&answer), format!("GET {wanted} HTTP/1.1"), "{asked} {road}");
+        }
+    }
+    // All cases of a path share its limits.
+    let statuses: Vec<_> =
+        ["/api/once", "/API/once", "/Api/ONCE"].map(|path| gateway.connect().get(path).status).into_iter().collect();
+    assert_eq!(statuses, [200, 429, 429]);
+}
+
+#[test]
 fn each_upstream_of_a_route_has_the_path_of_its_own_url() {
     let [one, two] = ["one", "two"].map(Raw::named);
     // Two of them share an address, and so their connections.

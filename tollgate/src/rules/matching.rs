@@ -11,7 +11,9 @@ use super::Request;
 use super::host::HostGlob;
 use super::index::Place;
 use super::key_part::header_name;
+use super::normal::PathCase;
 use super::normal::header::trimmed;
+use super::normal::path::folded;
 use super::path::{PathGlob, wildcard};
 use crate::error::InvalidLimit;
 
@@ -34,6 +36,8 @@ pub(super) type Condition = Arc<dyn Fn(&Request<'_>) -> bool + Send + Sync>;
 #[must_use]
 pub struct Match {
     pub(super) paths: Vec<PathGlob>,
+    /// Whether the paths match in any case, even where requests are read with regard to it.
+    pub(super) ignores_path_case: bool,
     pub(super) methods: SmallVec<[Box<str>; 2]>,
     pub(super) hosts: Vec<HostGlob>,
     pub(super) headers: Vec<(HeaderName, Box<str>)>,
@@ -53,6 +57,12 @@ impl Match {
     pub fn path(mut self, glob: impl AsRef<str>) -> Self {
         let glob = self.checked(glob.as_ref().parse::<PathGlob>().map_err(|error| error.of_field("path")));
         self.paths.extend(glob);
+        self
+    }
+
+    /// Matches the paths that were named without regard to case.
+    pub fn ignoring_path_case(mut self) -> Self {
+        self.ignores_path_case = true;
         self
     }
 
@@ -157,9 +167,14 @@ impl Match {
     fn first_miss_beyond(&self, request: &Request<'_>, known: Known) -> Option<Miss<'_>> {
         let facts = request.facts();
         let is_off_path = || {
-            let case = request.path_case();
+            let fits = |path: &str, case| self.paths.iter().any(|glob| glob.matches_reading(path, case));
             let mut readings = request.path_readings().iter();
-            !readings.any(|path| self.paths.iter().any(|glob| glob.matches_reading(path, case)))
+            !readings.any(|path| match request.path_case() {
+                PathCase::Sensitive if self.ignores_path_case => {
+                    fits(&folded(Cow::Borrowed(path), PathCase::Insensitive), PathCase::Insensitive)
+                }
+                case => fits(path, case),
+            })
         };
         if known != Known::Path && !self.paths.is_empty() && is_off_path() {
             return Some(Miss::Path(&self.paths));
@@ -232,6 +247,7 @@ impl std::fmt::Debug for Match {
         let conditions: Vec<&str> = self.conditions.iter().map(|(text, _)| &**text).collect();
         out.debug_struct("Match")
             .field("paths", &self.paths)
+            .field("ignores_path_case", &self.ignores_path_case)
             .field("methods", &self.methods)
             .field("hosts", &self.hosts)
             .field("headers", &self.headers)

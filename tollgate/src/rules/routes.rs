@@ -189,6 +189,23 @@ mod tests {
     }
 
     #[test]
+    fn a_route_that_ignores_case_is_found_in_any_case() {
+        let routes = Routes::new([
+            route("/**"),
+            route("/Api/** /v*/x").ignoring_path_case(),
+            route("/api/exact"),
+            route("h.example /own/**").ignoring_path_case(),
+        ]);
+        let found = |path: &str, host: &str| routes.find(&Facts::new("GET", path).host(host));
+        for path in ["/api/x", "/API/x", "/Api", "/V1/X", "/v1/x", "/api/EXACT"] {
+            assert_eq!(found(path, "h"), Some(1), "{path}");
+        }
+        assert_eq!(found("/api/exact", "h"), Some(2));
+        assert_eq!(found("/APIS/x", "h"), Some(0));
+        assert_eq!((found("/OWN/a", "h.example"), found("/own/A", "h.example")), (Some(3), Some(3)));
+    }
+
+    #[test]
     fn a_request_that_no_route_matches_has_none() {
         assert_eq!(found(&["/a/**", "b.example /b"], &Facts::new("GET", "/b").host("c.example")), None);
         assert_eq!(found(&[], &Facts::new("GET", "/")), None);

@@ -91,8 +91,12 @@ fn covers(one: &Part, other: &Part, steps: &mut Steps) -> bool {
     if !steps.take(1) {
         return false;
     }
+    // One that tells `/API` from `/api` leaves the other case to one that does not.
+    let covers_case = one.matching.ignores_path_case
+        || !other.matching.ignores_path_case
+        || one.path.iter().all(|segment| matches!(segment, Segment::One | Segment::Any));
     let path = one.matching.paths.is_empty()
-        || (!other.matching.paths.is_empty() && covers_path(&one.path, &other.path, steps));
+        || (!other.matching.paths.is_empty() && covers_case && covers_path(&one.path, &other.path, steps));
     let (one, other) = (&one.matching, &other.matching);
     let host = match (one.hosts.first(), other.hosts.first()) {
         (None, _) => true,
@@ -194,6 +198,15 @@ mod tests {
         assert_eq!(found(&["h /a h.example", "GET h /a"]), []);
         assert_eq!(found(&["h GET POST /**", "h i GET /**"]), []);
         assert_eq!(found(&["h i GET POST /**", "h i GET /**"]), [(1, 0)]);
+    }
+
+    #[test]
+    fn a_route_that_ignores_case_is_left_the_other_case() {
+        let route = |path: &str| Match::everything().path(path.parse().unwrap());
+        let count = |routes: &[Match]| shadowed(routes).len();
+        assert_eq!(count(&[route("/a/**"), route("/a/**").ignoring_path_case()]), 0);
+        assert_eq!(count(&[route("/a/**").ignoring_path_case(), route("/a/**")]), 1);
+        assert_eq!(count(&[route("/**"), route("/**").ignoring_path_case()]), 1);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::node::Node;
 use super::problem::Findings;
 use super::types::{
     BodyName, BodyRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule,
-    LimitRule, ListRule, MatchRule, Missing as MissingName, OverrideRule, StatusRule,
+    LimitRule, ListRule, MatchRule, Missing as MissingName, OverrideRule, RouteRule, StatusRule,
 };
 use super::{HeaderName, Parsed, Problems, RuleFile, TokenSource};
 use crate::Ban;
@@ -24,8 +24,8 @@ use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
 use crate::rules::rule::TokenUse;
 use crate::rules::{
-    Answers, Cost, ExpressionField, KeyPart, Listing, Match, Missing, Mode, Networks, PathReading, Request, Routes,
-    Rule, RuleSet, TrustedProxies, jwt,
+    Answers, Cost, ExpressionField, KeyPart, Listing, Match, Missing, Mode, Networks, PathCase, PathReading, Request,
+    Routes, Rule, RuleSet, TrustedProxies, jwt,
 };
 
 impl Parsed {
@@ -67,7 +67,7 @@ impl Parsed {
         let rules = self.rules.gateway.iter().flat_map(|gateway| &gateway.routes);
         let mut matches = Vec::new();
         for (index, rule) in rules.enumerate() {
-            match matching(&rule.matches()) {
+            match route_matching(rule) {
                 Ok(one) => matches.push(one),
                 Err(refused) => {
                     let routes = self.root.get("gateway").and_then(|gateway| gateway.get("routes"));
@@ -241,7 +241,14 @@ fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Ru
 }
 
 /// Everything of a match but its expression, which routes do not have.
-pub(super) fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
+/// Which requests a route is for. Where its upstreams ignore the case of paths, so does its own path; the setting of the
+/// gateway applies to all requests, before there is a route.
+pub(super) fn route_matching(rule: &RouteRule) -> Result<Match, RefusedRule> {
+    let matching = matching(&rule.matches())?;
+    Ok(if rule.paths.case == Some(PathCase::Insensitive) { matching.ignoring_path_case() } else { matching })
+}
+
+fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
     let mut matching = Match::everything();
     for glob in rule.path.iter().flatten() {
         matching = matching.path(glob.as_str());

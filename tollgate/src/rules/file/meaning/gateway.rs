@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::Seen;
 use crate::rules::Match;
-use crate::rules::file::compile::matching;
+use crate::rules::file::compile::route_matching;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{GatewayRule, HeaderEdits, RouteRule, Told, UpstreamRule};
@@ -105,7 +105,7 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
 
 /// Routes that others keep every request from. One that is the same as another is an error, told above.
 fn shadows(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
-    let matches: Option<Vec<Match>> = gateway.routes.iter().map(|route| matching(&route.matches()).ok()).collect();
+    let matches: Option<Vec<Match>> = gateway.routes.iter().map(|route| route_matching(route).ok()).collect();
     for Shadowed { route, by } in shadowed(&matches.unwrap_or_default()) {
         let at = |index: usize| node.get("routes").map_or(node.at, |routes| routes.item(index).value_at("path"));
         let Position { line, column } = at(by);
