@@ -267,3 +267,28 @@ fn a_disabled_limit_is_checked_but_counts_nothing() {
     assert!(ask(&gate, "GET /?x=1", &[], "192.0.2.1").is_allowed());
     assert_eq!(ask(&gate, "GET /?x=1", &[], "192.0.2.1").refusal(), Some(&Refusal::Limited));
 }
+
+/// What `validate` suggests for `rate=10r/s burst=5` of nginx, with and without `nodelay`, admits what nginx admits: six of
+/// many at once, and each of those that wait 100 ms after the other.
+#[test]
+fn the_suggestions_for_words_of_nginx_admit_what_nginx_admits() {
+    let decisions = |numbers: &str| -> Vec<Option<u128>> {
+        let text = format!("limits: [{{ name: a, {numbers} }}]");
+        let rules = RuleFile::parse("tollgate.yaml", &text).unwrap().compile().unwrap();
+        let clock = tollgate::ManualClock::at(tollgate::Timestamp::from_secs(1_700_000_000));
+        let gate = Gate::with_limiter(rules, tollgate::Limiter::builder().clock(clock)).unwrap();
+        let ask = |_| ask(&gate, "GET /", &[], "192.0.2.1");
+        (0..8).map(ask).map(|ruling| ruling.is_allowed().then(|| ruling.delay().as_millis())).collect()
+    };
+    let at_once = "algorithm: token_bucket, capacity: 6, refill: 10/s";
+    assert_eq!(decisions(at_once), [[Some(0); 6].as_slice(), &[None; 2]].concat());
+    let waiting = "algorithm: leaky_bucket, capacity: 6, leak: 10/s, overflow: queue, max_wait: 500ms";
+    let delays = [0, 100, 200, 300, 400, 500].map(Some);
+    assert_eq!(decisions(waiting), [delays.as_slice(), &[None; 2]].concat());
+    for (words, numbers) in [("burst: 5", waiting), ("burst: 5, nodelay: true", at_once)] {
+        let text = format!("limits: [{{ name: a, rate: 10r/s, {words} }}]");
+        let problems = RuleFile::parse("tollgate.yaml", &text).unwrap_err();
+        let fix = problems.iter().next().unwrap().fix().to_owned();
+        assert!(numbers.split(", ").all(|number| fix.contains(&format!("`{number}`"))), "{fix}");
+    }
+}

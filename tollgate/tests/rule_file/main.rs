@@ -9,5 +9,6 @@ mod good;
 mod hostile;
 mod messages;
 mod normal_form;
+mod phases;
 mod schema;
 mod tokens;

@@ -62,7 +62,7 @@ pub(crate) const SHAPES: [&str; 46] = [
 ];
 
 /// What people type who come from another rate limiter, and what a fix must not change.
-pub(crate) const MIGRANTS: [&str; 41] = [
+pub(crate) const MIGRANTS: [&str; 75] = [
     // In the wrong place.
     "limits:\n  - name: a\n    keys: ip\n",
     "limits:\n  - name: a\n    when: 'request.path == \"/\"'\n",
@@ -110,6 +110,47 @@ pub(crate) const MIGRANTS: [&str; 41] = [
     // The rest.
     "limits:\n  - name: a\n    match: { when: true }\n",
     "limits:\n  - name: a\n    enabled: \"false\"\n    comment: old\n",
+    // A rate in place of a number.
+    "limits:\n  - name: a\n    limit: 10r/s\n",
+    "limits:\n  - name: a\n    limit: 100/minute\n",
+    "limits:\n  - name: a\n    limit: 5 per 30s\n",
+    "limits:\n  - name: a\n    algorithm: token_bucket\n    capacity: 10/s\n",
+    // GCRA with the numbers of a window.
+    "limits:\n  - name: a\n    algorithm: gcra\n    limit: 100\n    window: 1m\n",
+    "limits:\n  - name: a\n    algorithm: GCRA\n    limit: 100\n",
+    "limits:\n  - name: a\n    algorithm: gcra\n    limit: 5\n    window: 30s\n",
+    "limits:\n  - name: a\n    algorithm: token_bucket\n    limit: 100\n    window: 1m\n",
+    "limits:\n  - name: a\n    algorithm: leaky_bucket\n    capacity: 100\n    window: 1h\n",
+    // nginx.
+    "limits:\n  - name: a\n    rate: 10r/s\n",
+    "limits:\n  - name: a\n    rate: 10r/s\n    burst: 5\n",
+    "limits:\n  - name: a\n    rate: 30r/m\n    burst: 20\n    nodelay: true\n",
+    // Traefik and Go.
+    "limits:\n  - name: a\n    average: 100\n    burst: 50\n",
+    // express-rate-limit, and other libraries.
+    "limits:\n  - name: a\n    windowMs: 900000\n    max: 100\n    keyGenerator: (req) => req.ip\n",
+    "limits:\n  - name: a\n    standardHeaders: true\n    legacyHeaders: false\n",
+    "limits:\n  - name: a\n    skipSuccessfulRequests: true\n    message: slow down\n",
+    "limits:\n  - name: a\n    skipFailedRequests: true\n    statusCode: 429\n",
+    "limits:\n  - name: a\n    points: 5\n    duration: 1\n    blockDuration: 60\n",
+    "limits:\n  - name: a\n    passOnStoreError: true\n    store: redis\n",
+    "limits:\n  - name: a\n    minute: 5\n    policy: local\n",
+    "limits:\n  - name: a\n    max_tokens: 10\n    tokens_per_fill: 10\n    fill_interval: 60s\n",
+    // Paths of routers, and regular expressions.
+    "limits: [{ name: a, match: { path: /api/:id } }]\n",
+    "limits: [{ name: a, match: { path: \"/files/:path*\" } }]\n",
+    "limits: [{ name: a, match: { path: /users/<id> } }]\n",
+    "limits: [{ name: a, match: { path: ^/api } }]\n",
+    "limits: [{ name: a, match: { path: ^/api/v1$ } }]\n",
+    "limits: [{ name: a, match: { path: .* } }]\n",
+    "limits: [{ name: a, match: { path: /api/.* } }]\n",
+    "limits: [{ name: a, match: { path: '/users/\\d+' } }]\n",
+    "limits: [{ name: a, match: { path: '/users/[0-9]+' } }]\n",
+    "limits: [{ name: a, match: { path: '/(a|b)/c' } }]\n",
+    // Classes of statuses where only statuses count.
+    "gateway: { routes: [{ path: /, upstream: http://h, eject: { statuses: 5xx } }] }\n",
+    "gateway: { routes: [{ path: /, upstream: http://h, eject: { statuses: [5xx] } }] }\n",
+    "gateway: { routes: [{ path: /, upstream: http://h, eject: { statuses: 503 } }] }\n",
 ];
 
 /// What is no YAML, or not the YAML that we read.

@@ -8,6 +8,8 @@ mod words;
 
 use serde_json::Value;
 
+use self::other_limiters::Beside;
+pub(super) use self::other_limiters::rate_text;
 use self::words::{expected, listed, quoted, wrong_type};
 use super::forms::{self, Misfit};
 use super::node::{Entry, Kind, Map, Node, ScalarValue};
@@ -72,13 +74,14 @@ impl<'s> Shape<'s, '_> {
 
     fn map(&mut self, map: Map, at: Position, schema: &'s Value) -> Option<Map> {
         let mut kept = Map::default();
+        let beside = Beside::of(&map);
         for Entry { key, key_at, value } in map.entries {
             if self.findings.is_full() {
                 return None;
             }
             let Some(schema_of_value) = property(schema, &key) else {
                 if !is_ignored(schema, &key) {
-                    kept.lost.extend(self.unknown_key(&key, (key_at, &value), schema));
+                    kept.lost.extend(self.unknown_key(&key, (key_at, &value), &beside, schema));
                 }
                 continue;
             };
@@ -86,6 +89,12 @@ impl<'s> Shape<'s, '_> {
                 && let Err(Misfit { problem, fix }) = text(&key, names, &[], &key)
             {
                 self.findings.error(key_at, problem, fix);
+                continue;
+            }
+            if let Some(fix) = other_limiters::algorithm(&key, &value, &beside) {
+                let problem = format!("`{}` is no value of `{key}`", shown(beside.get(&key).unwrap_or_default()));
+                self.findings.error(value.at, problem, fix);
+                kept.lost.push(key);
                 continue;
             }
             match self.node(value, schema_of_value, &key) {
@@ -109,9 +118,15 @@ impl<'s> Shape<'s, '_> {
     }
 
     /// Reports a key that the schema does not have, and returns the one that was probably meant.
-    fn unknown_key(&mut self, key: &str, (at, value): (Position, &Node), schema: &'s Value) -> Option<String> {
+    fn unknown_key(
+        &mut self,
+        key: &str,
+        (at, value): (Position, &Node),
+        beside: &Beside,
+        schema: &'s Value,
+    ) -> Option<String> {
         let problem = format!("unknown key `{}`", shown(key));
-        if let Some(known) = other_limiters::key(key, value, schema) {
+        if let Some(known) = other_limiters::key(key, value, beside, schema) {
             self.findings.error(at, problem, known.fix);
             return known.ours.map(str::to_owned);
         }

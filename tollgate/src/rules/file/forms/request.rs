@@ -1,5 +1,7 @@
 //! What a request is matched by: globs of paths and hosts, methods, names of headers.
 
+mod foreign;
+
 use super::super::problem::shown;
 use super::net::is_host_name;
 use super::{Form, Misfit, nearest};
@@ -31,6 +33,12 @@ impl Form for PathGlob {
 
     fn read(text: &str) -> Result<Self, Misfit> {
         let misfit = |problem: &str, fix: String| Misfit::new(format!("path `{}` {problem}", shown(text)), fix);
+        if let Some(fix) = foreign::regex(text) {
+            return Err(misfit("looks like a regular expression, and a path is a glob", fix));
+        }
+        if let Some(fix) = foreign::parameters(text) {
+            return Err(misfit("has a parameter of a router in it, and a path is a glob", fix));
+        }
         if !text.starts_with('/') {
             let fix = format!("begin it with a slash: /{}", shown(text));
             return Err(misfit("matches no request: every path begins with `/`", fix));

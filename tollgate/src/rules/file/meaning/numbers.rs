@@ -6,6 +6,7 @@ use super::in_flight;
 use crate::algorithm::MAX_QUOTA;
 use crate::rules::file::node::{Kind, Node};
 use crate::rules::file::problem::{Findings, Position, shown};
+use crate::rules::file::shape::rate_text;
 use crate::rules::file::types::{AlgorithmName, BanRule, ComputedCost, CostRule, LimitRule, Overflow, OverrideRule};
 use crate::units::{MAX_SPAN, MIN_SPAN};
 
@@ -82,10 +83,31 @@ fn foreign(algorithm: AlgorithmName, limit: &Node, place: &Node, findings: &mut 
             (owners, ours) if key == "limit" || key == "capacity" => {
                 format!("write `{ours}` for {}, or use `algorithm: {owners}`", algorithm.as_str())
             }
-            (owners, _) => format!("use `algorithm: {owners}`, or remove it"),
+            (owners, _) => match rate_of_window(algorithm, key, limit) {
+                Some(rate) => format!("write {rate} in its place, or use `algorithm: {owners}`"),
+                None => format!("use `algorithm: {owners}`, or remove it"),
+            },
         };
         findings.error(entry.key_at, message, fix);
     }
+}
+
+/// The rate of a bucket that was given a window: without it, the limit would have the default rate.
+fn rate_of_window(algorithm: AlgorithmName, key: &str, limit: &Node) -> Option<String> {
+    let rate = match algorithm {
+        AlgorithmName::TokenBucket => "refill",
+        AlgorithmName::LeakyBucket => "leak",
+        _ => return None,
+    };
+    if key != "window" || limit.mentions(rate) {
+        return None;
+    }
+    let text = |key: &str| match &limit.get(key)?.kind {
+        Kind::Scalar(scalar) => Some(scalar.text.as_str()),
+        _ => None,
+    };
+    let count = text("limit").or_else(|| text("capacity"))?.parse().ok()?;
+    rate_text(count, text("window")?).map(|value| format!("`{rate}: {value}`"))
 }
 
 fn queue(rule: &LimitRule, node: &Node, findings: &mut Findings) {

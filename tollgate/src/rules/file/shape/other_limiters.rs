@@ -3,16 +3,38 @@
 //! Somebody who comes from nginx, Envoy, Kong or a library types its words first. A guess by spelling would mislead, so
 //! each of them has a sentence that leads to the same meaning here, or that asks which meaning is wanted.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
+use crate::Rate;
 use crate::rules::file::forms;
-use crate::rules::file::node::{Kind, Node, ScalarValue};
+use crate::rules::file::node::{Kind, Map, Node, ScalarValue};
 use crate::rules::file::problem::shown;
 
 /// A key of another rate limiter: the sentence that leads to ours, and the key of ours that it stands for.
 pub(super) struct Known {
     pub(super) fix: String,
     pub(super) ours: Option<&'static str>,
+}
+
+/// The single values of a map: what a number means may depend on what stands beside it.
+pub(super) struct Beside(Vec<(String, String)>);
+
+impl Beside {
+    pub(super) fn of(map: &Map) -> Self {
+        let scalars =
+            map.entries.iter().filter_map(|entry| Some((word_of(&entry.key), scalar(&entry.value)?.to_owned())));
+        Self(scalars.collect())
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
+        self.0.iter().find(|(name, _)| name == key).map(|(_, text)| text.as_str())
+    }
+
+    fn number(&self, keys: &[&str]) -> Option<u64> {
+        keys.iter().find_map(|key| self.get(key)?.parse().ok())
+    }
 }
 
 /// A part of the file whose keys have look-alikes elsewhere.
@@ -36,9 +58,9 @@ impl Section {
 }
 
 /// Returns what is known of a key that the schema does not have.
-pub(super) fn key(key: &str, value: &Node, schema: &Value) -> Option<Known> {
+pub(super) fn key(key: &str, value: &Node, beside: &Beside, schema: &Value) -> Option<Known> {
     let known = |ours, fix: String| Some(Known { fix, ours });
-    let word = key.to_ascii_lowercase().replace('-', "_");
+    let word = word_of(key);
     match (Section::of(schema)?, word.as_str()) {
         (Section::File, "rules" | "rate_limit" | "rate_limits" | "ratelimit" | "ratelimits" | "quotas") => {
             known(Some("limits"), "write `limits`".into())
@@ -46,12 +68,12 @@ pub(super) fn key(key: &str, value: &Node, schema: &Value) -> Option<Known> {
         (Section::Tls, "cert" | "certificate" | "cert_file" | "key" | "key_file") => {
             known(Some("certificates"), "write `certificates: { cert: FILE, key: FILE }`".into())
         }
-        (Section::Limit, word) => limit(word, value),
+        (Section::Limit, word) => limit(word, value, beside).or_else(|| library(word, value)),
         _ => None,
     }
 }
 
-fn limit(word: &str, value: &Node) -> Option<Known> {
+fn limit(word: &str, value: &Node, beside: &Beside) -> Option<Known> {
     let known = |ours, fix: String| Some(Known { fix, ours: Some(ours) });
     match word {
         "keys" => known(
@@ -88,22 +110,8 @@ fn limit(word: &str, value: &Node) -> Option<Known> {
         "user" | "user_id" | "token" => {
             known("key", "write where the request names it, such as `key: header:x-user-id` or `key: jwt:sub`".into())
         }
-        "rate" | "rps" | "average" => {
-            let rate = rate_of(value).unwrap_or_else(|| "10/s".into());
-            known(
-                "refill",
-                format!(
-                    "write `algorithm: token_bucket` with `refill: {rate}` and `capacity` for bursts, or `limit` and \
-                     `window`"
-                ),
-            )
-        }
-        "burst" | "burst_size" | "nodelay" => known(
-            "capacity",
-            "write `algorithm: token_bucket` with `capacity`: nginx's `burst=5 nodelay` is `capacity: 6`, because nginx \
-             admits one request beside the burst"
-                .into(),
-        ),
+        "rate" | "rps" | "average" => known("refill", bucket(beside)),
+        "burst" | "burst_size" | "nodelay" => known("capacity", bucket(beside)),
         "delay" => known(
             "max_wait",
             "write `algorithm: leaky_bucket` with `overflow: queue` and `max_wait`, which lets requests wait".into(),
@@ -115,10 +123,15 @@ fn limit(word: &str, value: &Node) -> Option<Known> {
         "unit" | "per" | "period" | "interval" | "duration" | "time_window" | "seconds" | "window_ms" | "windowms" => {
             known("window", format!("write `window`, {}", window_of(word, value)))
         }
-        "gcra" => known("algorithm", "write `algorithm: token_bucket`: GCRA is a token bucket".into()),
+        "gcra" => known("algorithm", gcra(beside)),
         "token_bucket" | "leaky_bucket" | "fixed_window" | "sliding_window_log" | "sliding_window_counter" => {
             known("algorithm", format!("write `algorithm: {word}`, and its numbers beside it"))
         }
+        // Kong's.
+        "policy" if matches!(scalar(value), Some("local" | "cluster" | "redis")) => Some(Known {
+            fix: "write `store` at the top of the file: `memory`, or `redis://HOST:6379` to share counts".into(),
+            ours: None,
+        }),
         "type" | "strategy" | "policy" => known("algorithm", "write `algorithm`, such as `algorithm: token_bucket`".into()),
         "uri" | "url" | "location" | "endpoint" | "paths" => known("match", "write `match: { path: … }`".into()),
         "method" => known(
@@ -148,13 +161,158 @@ fn limit(word: &str, value: &Node) -> Option<Known> {
     }
 }
 
+/// Words of libraries for Node, Python and Go, and of Kong and Envoy.
+fn library(word: &str, value: &Node) -> Option<Known> {
+    let known = |ours, fix: String| Some(Known { fix, ours: Some(ours) });
+    let elsewhere = |fix: &str| Some(Known { fix: fix.into(), ours: None });
+    match word {
+        "keygenerator" | "key_generator" | "key_func" | "keyfunc" | "key_prefix" | "keyprefix" => known(
+            "key",
+            "write what the function returns, such as `key: ip`, `key: header:x-user-id` or `key: [ip, path]`".into(),
+        ),
+        "skipsuccessfulrequests" | "skip_successful_requests" => {
+            known("count", "write `count: failures`: answers of status 400 and above spend the limit".into())
+        }
+        "skipfailedrequests" | "skip_failed_requests" => {
+            known("count", "write `count: successes`: answers of a status below 400 spend the limit".into())
+        }
+        "standardheaders" | "legacyheaders" | "draft_polli_ratelimit_headers" | "headers" | "hide_client_headers" => {
+            elsewhere("write `headers: [ietf]` or `headers: [legacy]` at the top of the file, for all limits")
+        }
+        "message" | "handler" | "error_message" | "response" => {
+            elsewhere("write `body` at the top of the file: `json`, `problem` or a template, for all limits")
+        }
+        "statuscode" | "status_code" | "error_code" | "limit_req_status" => {
+            elsewhere("remove it: a request beyond a limit gets 429, and one that is `blocked` gets 403")
+        }
+        "passonstoreerror" | "pass_on_store_error" | "fault_tolerant" | "swallow_errors" => {
+            elsewhere("write `on_store_failure: allow` at the top of the file; the default counts in memory meanwhile")
+        }
+        "store" | "redis" | "storage_uri" => elsewhere("write `store: redis://HOST:6379` at the top of the file"),
+        "blockduration" | "block_duration" => {
+            let lasts = integer_of(value).map_or_else(|| "10m".into(), |seconds| format!("{seconds}s"));
+            known("ban", format!("write `ban: {{ after: 1, within: 1m, for: {lasts} }}`, which bans a key that was denied"))
+        }
+        "max_tokens" => known("capacity", "write `algorithm: token_bucket` with `capacity`".into()),
+        "tokens_per_fill" | "fill_interval" => known(
+            "refill",
+            "write `algorithm: token_bucket` with `refill`: 10 tokens per fill in an interval of 30s are `refill: 10/30s`"
+                .into(),
+        ),
+        "second" | "minute" | "hour" | "day" => {
+            let number = integer_of(value).unwrap_or_else(|| "10".into());
+            known("limit", format!("write `limit: {number}` and `window: 1{}`", &word[..1]))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the fix for a value of `algorithm` whose numbers would not be those of ours.
+pub(super) fn algorithm(key: &str, value: &Node, beside: &Beside) -> Option<String> {
+    let is_gcra = key == "algorithm" && matches!(word_of(scalar(value)?).as_str(), "gcra" | "generic_cell_rate");
+    is_gcra.then(|| gcra(beside))
+}
+
+/// GCRA in our words, with the numbers that stand beside it.
+fn gcra(beside: &Beside) -> String {
+    let why = "GCRA is a token bucket";
+    let limit = beside.number(&["limit", "max", "requests"]);
+    let rate = limit.zip(beside.get("window")).and_then(|(limit, window)| rate_text(limit, window));
+    match (limit, rate) {
+        (Some(limit), Some(rate)) => format!(
+            "write `algorithm: token_bucket`, `capacity: {limit}` and `refill: {rate}` in place of `limit` and `window`: {why}"
+        ),
+        (Some(limit), None) => {
+            format!("write `algorithm: token_bucket`, `capacity: {limit}` and its rate in `refill`: {why}")
+        }
+        (None, _) => format!("write `algorithm: token_bucket`, with `capacity` and `refill`: {why}"),
+    }
+}
+
+/// So much per window as a rate; `None` if a rate cannot have such a window.
+pub(in crate::rules::file) fn rate_text(count: u64, window: &str) -> Option<String> {
+    let unit = window.strip_prefix('1').filter(|unit| unit.starts_with(|letter: char| letter.is_ascii_alphabetic()));
+    let text = format!("{count}/{}", unit.unwrap_or(window));
+    text.parse::<Rate>().is_ok().then_some(text)
+}
+
+/// A rate and a burst in our words. nginx's burst is one less than the capacity, and waits unless `nodelay` is given.
+fn bucket(beside: &Beside) -> String {
+    let given = ["rate", "rps", "average"].iter().find_map(|key| beside.get(key));
+    let rate = given.and_then(rate_of);
+    let burst = beside.number(&["burst", "burst_size"]);
+    let waits = match beside.get("nodelay") {
+        Some("false") => true,
+        Some(_) => false,
+        None => burst.is_some_and(|burst| burst > 0),
+    };
+    let is_nginx = given.is_some_and(|text| text.contains("r/")) || beside.get("nodelay").is_some();
+    let (Some(rate), true) = (&rate, is_nginx) else {
+        let refill = rate.unwrap_or_else(|| "10/s".into());
+        return match burst {
+            Some(burst) => format!(
+                "write `algorithm: token_bucket` with `refill: {refill}` and `capacity: {burst}`; nginx's `burst={burst} \
+                 nodelay` is `capacity: {}`, because nginx admits one request beside the burst",
+                burst.saturating_add(1)
+            ),
+            None => format!(
+                "write `algorithm: token_bucket` with `refill: {refill}` and `capacity` for bursts, or `limit` and `window`"
+            ),
+        };
+    };
+    let capacity = burst.unwrap_or(0).saturating_add(1);
+    match rate.parse::<Rate>() {
+        Ok(parsed) if waits => format!(
+            "write `algorithm: leaky_bucket`, `capacity: {capacity}`, `leak: {rate}`, `overflow: queue` and `max_wait: {}`: \
+             nginx delays the requests of a burst unless it has `nodelay`, and admits one beside the burst",
+            wait_text(parsed, capacity - 1)
+        ),
+        _ => format!(
+            "write `algorithm: token_bucket`, `capacity: {capacity}` and `refill: {rate}`: nginx admits one request beside \
+             the burst"
+        ),
+    }
+}
+
+/// The time in which a rate lets that many pass, rounded up to milliseconds.
+fn wait_text(rate: Rate, units: u64) -> String {
+    let millis = rate.period().as_millis().saturating_mul(u128::from(units)).div_ceil(u128::from(rate.count()).max(1));
+    let wait = Duration::from_millis(millis.try_into().unwrap_or(u64::MAX));
+    if wait.subsec_millis() == 0 { format!("{}s", wait.as_secs()) } else { format!("{}ms", wait.as_millis()) }
+}
+
+/// A rate where a number should stand.
+pub(super) struct WrittenRate {
+    /// The rate as we write it.
+    pub(super) rate: String,
+    pub(super) count: String,
+    /// The time that the count is for.
+    pub(super) window: String,
+}
+
+pub(super) fn written_rate(text: &str) -> Option<WrittenRate> {
+    let rate = rate_of(text).filter(|_| !text.bytes().all(|byte| byte.is_ascii_digit()))?;
+    let (count, per) = rate.split_once('/')?;
+    let digits = per.len() - per.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
+    let (number, unit) = per.split_at(digits);
+    let unit = match unit.trim() {
+        "sec" | "second" => "s",
+        "min" | "minute" => "m",
+        "hour" => "h",
+        "day" => "d",
+        unit => unit,
+    };
+    let is_whole = count.bytes().all(|byte| byte.is_ascii_digit());
+    let window = format!("{}{unit}", if number.is_empty() { "1" } else { number });
+    is_whole.then(|| WrittenRate { count: count.to_owned(), window, rate: rate.clone() })
+}
+
 /// Returns the sentence for a word that is not one of those listed for a key.
 pub(super) fn word(key: &str, word: &str) -> Option<&'static str> {
     if key != "algorithm" {
         return None;
     }
-    match word.to_ascii_lowercase().replace(['-', ' '], "_").as_str() {
-        "gcra" | "generic_cell_rate" => Some("write token_bucket: GCRA is a token bucket"),
+    match word_of(word).as_str() {
         "token" | "tokens" | "tokenbucket" | "bucket" => Some("write token_bucket"),
         "leaky" | "leakybucket" | "limit_req" => Some(
             "write leaky_bucket; nginx's `limit_req` with `nodelay` is a token_bucket with a capacity of burst + 1",
@@ -183,11 +341,20 @@ fn integer_of(value: &Node) -> Option<String> {
     scalar(value).filter(|text| text.len() <= 10 && text.bytes().all(|byte| byte.is_ascii_digit())).map(str::to_owned)
 }
 
-/// A rate as we write it: nginx has `10r/s`.
-fn rate_of(value: &Node) -> Option<String> {
-    let text = scalar(value)?.replacen("r/", "/", 1);
+/// A rate as we write it: nginx has `10r/s`, and some have a number for each second.
+fn rate_of(text: &str) -> Option<String> {
+    let is_number = !text.is_empty() && text.len() <= 10 && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number {
+        return Some(format!("{text}/s"));
+    }
+    let text: String = text.replacen("r/", "/", 1).replacen(" per ", "/", 1).split_whitespace().collect();
     let is_rate = forms::by_format("rate").is_some_and(|form| (form.check)(&text).is_ok());
     is_rate.then(|| shown(&text))
+}
+
+/// A word however it is written.
+fn word_of(text: &str) -> String {
+    text.to_ascii_lowercase().replace(['-', ' '], "_")
 }
 
 fn window_of(word: &str, value: &Node) -> String {

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::other_limiters::{WrittenRate, written_rate};
 use crate::rules::file::forms::{self, Misfit};
 use crate::rules::file::node::{Kind, Scalar, ScalarValue};
 use crate::rules::file::problem::shown;
@@ -20,6 +21,14 @@ pub(super) fn wrong_type(name: &str, kind: &Kind, choices: &[&Value]) -> Misfit 
             problem: format!("`match` must be {takes}, not `{path}`"),
             fix: format!("write `match: {{ path: {path} }}`"),
         };
+    }
+    if name.ends_with("statuses") {
+        example = "statuses from 500 to 599, each by itself, such as [502, 503, 504]".into();
+    }
+    if let Kind::Scalar(scalar) = kind
+        && let Some(fix) = rate_for_number(name, &scalar.text)
+    {
+        return Misfit { problem: format!("`{name}` must be {takes}, not `{}`", shown(&scalar.text)), fix };
     }
     let name = quoted(name);
     let Kind::Scalar(scalar) = kind else {
@@ -47,6 +56,23 @@ pub(super) fn without(name: &str) -> Option<&'static str> {
         "methods" => Some("without `methods`, all methods match"),
         "hosts" => Some("without `hosts`, all hosts match"),
         "path" => Some("without `path`, all paths match"),
+        _ => None,
+    }
+}
+
+/// Returns the fix for a rate in the place of a quota.
+fn rate_for_number(name: &str, text: &str) -> Option<String> {
+    let WrittenRate { rate, count, window } = written_rate(text)?;
+    match name {
+        "limit" if text.contains("r/") => Some(format!(
+            "write `limit: {count}` and `window: {window}`; nginx's `rate` without `burst` is `algorithm: \
+             token_bucket`, `capacity: 1` and `refill: {rate}`"
+        )),
+        "limit" => Some(format!("write `limit: {count}` and `window: {window}`")),
+        "capacity" => Some(format!(
+            "write the rate as `refill: {rate}`, or `leak: {rate}` for a leaky bucket, and in `capacity` how many requests \
+             may come at once"
+        )),
         _ => None,
     }
 }
@@ -93,8 +119,11 @@ fn meant(scalar: &Scalar, choices: &[&Value]) -> Option<String> {
         };
     }
     if let Some(list) = takes("array") {
-        let of_maps = list.get("items").is_some_and(|items| items.get("$ref").is_some());
-        return (!of_maps).then(|| format!("write [{text}]"));
+        let items = list.get("items");
+        let of_maps = items.is_some_and(|items| items.get("$ref").is_some());
+        let of_numbers = items.is_some_and(|items| super::takes(items, "integer"));
+        let fits = !of_numbers || matches!(scalar.value, ScalarValue::Integer(_));
+        return (!of_maps && fits).then(|| format!("write [{text}]"));
     }
     None
 }
