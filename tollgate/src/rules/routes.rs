@@ -195,7 +195,8 @@ mod tests {
             route("/Api/** /v*/x").ignoring_path_case(),
             route("/api/exact"),
             route("h.example /own/**").ignoring_path_case(),
-        ]);
+        ])
+        .expect("the routes are valid");
         let found = |path: &str, host: &str| routes.find(&Facts::new("GET", path).host(host));
         for path in ["/api/x", "/API/x", "/Api", "/V1/X", "/v1/x", "/api/EXACT"] {
             assert_eq!(found(path, "h"), Some(1), "{path}");

@@ -163,7 +163,7 @@ mod tests {
         };
         let matching = match choice.matching {
             0 | 1 => Match::everything(),
-            2 => Match::everything().path("/a/**".parse().unwrap()),
+            2 => Match::everything().path("/a/**"),
             3 => Match::everything().host("h.example".parse().unwrap()),
             _ => {
                 rule.expressions_read_token = TokenUse::Matching;
