@@ -164,7 +164,7 @@ mod tests {
         let matching = match choice.matching {
             0 | 1 => Match::everything(),
             2 => Match::everything().path("/a/**"),
-            3 => Match::everything().host("h.example".parse().unwrap()),
+            3 => Match::everything().host("h.example"),
             _ => {
                 rule.expressions_read_token = TokenUse::Matching;
                 Match::everything().when(|request| request.claim("sub").is_some_and(|sub| sub == "ann"))
