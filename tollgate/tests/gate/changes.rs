@@ -37,13 +37,13 @@ fn other_rules_beside_a_limit_do_not_touch_its_counts() {
 }
 
 #[test]
-fn a_limit_of_another_window_starts_anew() {
+fn a_limit_of_another_window_keeps_what_was_spent() {
     let (gate, _) = gate([per_user(10)]);
     let _ = ask(&gate, "GET", "/", &ANN);
     let key = KeyPart::header("x-user-id");
     let hourly = Rule::new(Limit::new("per-user", FixedWindow::new(10, HOUR)).unwrap()).key(key);
     gate.replace(rule_set([hourly])).unwrap();
-    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 9);
+    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 8);
 }
 
 #[test]
