@@ -170,6 +170,7 @@ impl Limit {
 
     /// Whether a key of one is a key of the other: both are limits of one name, or bans of one name. Their algorithms
     /// may differ, if one was changed to the other.
+    #[cfg(feature = "redis")]
     pub(crate) fn is_related_to(&self, other: &Self) -> bool {
         let is_ban = |limit: &Self| matches!(limit.algorithm(), Algorithm::Ban(_));
         is_ban(self) == is_ban(other) && self.name() == other.name()

@@ -38,6 +38,9 @@ pub(super) struct Chosen {
     pub(super) usages: Box<[Arc<Usage>]>,
 }
 
+/// The family of a table, and the usage of its limit.
+type Owner = (Arc<Family>, Arc<Usage>);
+
 /// A family, and the members that it will have.
 struct Draft {
     family: Arc<Family>,
@@ -68,7 +71,7 @@ pub(super) fn choose(
         let ceiling = members.ceiling;
         members.tables.iter_mut().for_each(|member| member.rules = member.rules.raised_to(ceiling));
     }
-    let mut chosen: Vec<Option<(Arc<Table>, Arc<Family>, Arc<Usage>)>> = vec![None; limits.len()];
+    let mut tables: Vec<Option<(Arc<Table>, Owner)>> = vec![None; limits.len()];
     // The largest quota first: what has room for it has room for its variants.
     let mut order: Vec<usize> = (0..limits.len()).collect();
     order.sort_by_key(|index| Reverse(limits[*index].quota()));
@@ -90,7 +93,7 @@ pub(super) fn choose(
         };
         members.remember(&compiled);
         limits[index] = limits[index].with_compiled(compiled);
-        chosen[index] = Some((table, family.clone(), usage));
+        tables[index] = Some((table, (family.clone(), usage)));
     }
     for (name, Draft { family, members }) in drafts {
         family.set(members);
@@ -102,9 +105,8 @@ pub(super) fn choose(
         family.drop_retired(now);
         !family.members().tables.is_empty()
     });
-    let (tables, rest): (Vec<_>, Vec<_>) =
-        chosen.into_iter().flatten().map(|(table, family, usage)| (table, (family, usage))).unzip();
-    let (families, usages): (Vec<_>, Vec<_>) = rest.into_iter().unzip();
+    let (tables, owners): (Vec<_>, Vec<Owner>) = tables.into_iter().flatten().unzip();
+    let (families, usages): (Vec<_>, Vec<_>) = owners.into_iter().unzip();
     Ok(Chosen { tables: tables.into(), families: families.into(), usages: usages.into() })
 }
 
