@@ -43,7 +43,7 @@ pub(super) struct Client {
     is_trusted_proxy: bool,
     pub(super) waits: Waits,
     /// Its place among the connections of its address, for as long as anything of it is there.
-    _entered: Option<Arc<per_address::Counted>>,
+    entered: Option<Arc<per_address::Counted>>,
     watch: Watch,
     resets: Resets,
     upgraded: AtomicBool,
@@ -74,7 +74,6 @@ impl Scheme {
 }
 
 /// What a connection is made with.
-#[derive(Clone)]
 pub(super) struct Arrival {
     pub(super) address: SocketAddr,
     pub(super) is_trusted_proxy: bool,
@@ -101,7 +100,7 @@ impl Client {
             is_http2,
             is_trusted_proxy,
             waits,
-            _entered: entered,
+            entered,
             watch,
             resets: Resets::default(),
             upgraded: AtomicBool::new(false),
@@ -112,6 +111,20 @@ impl Client {
             buffered: AtomicI64::new(0),
             ambiguity: AtomicUsize::new(0),
         }
+    }
+
+    /// The same client, that turned out to speak HTTP/2.
+    pub(super) fn over_http2(&self) -> Self {
+        let arrival = Arrival {
+            address: self.address,
+            is_trusted_proxy: self.is_trusted_proxy,
+            scheme: self.scheme,
+            certificate: self.certificate.clone(),
+            max_head: self.max_head,
+            waits: self.waits,
+            entered: self.entered.clone(),
+        };
+        Self::new(arrival, true, Arc::clone(&self.ticks), Arc::clone(&self.tally))
     }
 
     /// A request as it comes from this client.

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tollgate::rules::Facts;
+use tollgate::rules::{Certificate, Facts};
 
 use super::client::{Arrival, Client, LINGER, Scheme};
 use super::exchange::{Exchange, Worker};
@@ -30,6 +30,7 @@ use super::streams::Streams;
 use super::ticks::TICK;
 use super::tls::{self, HandshakeFailure};
 use super::watch::Looked;
+use super::workers::Counted;
 use crate::service::proxy_protocol;
 
 /// What a client that speaks HTTP/2 without having agreed on it says first. No request of HTTP/1 begins so.
@@ -80,68 +81,95 @@ impl Stop {
     }
 }
 
-/// Serves a connection until the client, a deadline or the gateway ends it.
+/// A connection whose requests come next.
+struct Begun {
+    stream: Stream,
+    peer: SocketAddr,
+    entered: Option<per_address::Counted>,
+    scheme: Scheme,
+    certificate: Option<Certificate>,
+    is_http2: bool,
+}
+
+/// Serves a connection until the client, a deadline or the gateway ends it. `_counted` is dropped last.
+///
+/// Most connections are idle most of the time, and each holds all that this function holds at its largest. So what is rare
+/// or short has its room for as long as it takes.
 pub(super) async fn serve(
-    mut tcp: TcpStream,
-    (mut peer, mut entered): (SocketAddr, Option<per_address::Counted>),
+    _counted: Counted,
+    tcp: TcpStream,
+    (peer, entered): (SocketAddr, Option<per_address::Counted>),
     begins: Arc<Begins>,
     worker: Arc<Worker>,
     stop: Arc<Stop>,
 ) -> io::Result<()> {
-    let site = worker.site.load_full();
-    let patience = site.waits.head.duration();
-    if begins.proxy_protocol
-        && let Some(caller) = Box::pin(timeout(patience, proxy_protocol::read(&mut tcp))).await?.map_err(unusable)?
-    {
-        peer = caller;
-    }
-    if begins.proxy_protocol {
-        entered = worker.enter(peer.ip())?;
-    }
-    let mut certificate = None;
-    let (stream, scheme, is_http2) = match &begins.tls {
-        None => (Stream::Plain(tcp), Scheme::Http, false),
-        Some(tls) => {
-            let accepted = Box::pin(timeout(patience, accept(tcp, tls))).await;
-            let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
-            let note = |error: &io::Error| worker.tally.note_failed_handshake(HandshakeFailure::of(error));
-            let tls = match accepted.inspect_err(note)? {
-                Accepted::Tls(tls) => tls,
-                Accepted::PlainHttp(tcp) => {
-                    worker.tally.note_failed_handshake(HandshakeFailure::PlainHttp);
-                    return Box::pin(tls::tell_to_speak_tls(tcp)).await;
-                }
-            };
-            let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-            certificate = tls::shown_by_client(tls.get_ref().1);
-            (Stream::Tls(tls), Scheme::Https, is_http2)
-        }
-    };
-    let (max_head, waits) = (site.max_head, site.waits);
-    let is_trusted_proxy = site.proxies.trusts(peer.ip());
-    drop(site);
-    let entered = entered.map(Arc::new);
-    let arrival = Arrival { address: peer, is_trusted_proxy, scheme, certificate, max_head, waits, entered };
-    let client = |is_http2| {
-        Arc::new(Client::new(arrival.clone(), is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)))
-    };
-    let (client, left) = if is_http2 {
-        (client(true), Left { stream, first: Bytes::new(), is_http2, is_fresh: true })
+    let begun = if begins.proxy_protocol || begins.tls.is_some() {
+        Box::pin(begin(tcp, (peer, entered), begins, &worker)).await?
     } else {
-        let plain = client(false);
-        match lane::serve(stream, &plain, &worker, &stop).await? {
-            Some(left) if left.is_http2 => (client(true), left),
-            Some(left) if left.is_fresh && scheme == Scheme::Http && tls::is_hello(&left.first) => {
-                worker.tally.note_failed_handshake(HandshakeFailure::TlsHello);
-                return Ok(());
-            }
-            Some(left) => (plain, left),
-            None => return Ok(()),
-        }
+        let (stream, scheme) = (Stream::Plain(tcp), Scheme::Http);
+        Some(Begun { stream, peer, entered, scheme, certificate: None, is_http2: false })
     };
+    let Some(Begun { stream, peer, entered, scheme, certificate, is_http2 }) = begun else { return Ok(()) };
+    let client = Arc::new(client(&worker, (peer, entered), (scheme, certificate), is_http2));
+    let left = if is_http2 {
+        Left { stream, first: Bytes::new(), is_http2, is_fresh: true }
+    } else {
+        let Some(left) = lane::serve(stream, &client, &worker, &stop).await? else { return Ok(()) };
+        left
+    };
+    if left.is_fresh && !left.is_http2 && client.scheme == Scheme::Http && tls::is_hello(&left.first) {
+        worker.tally.note_failed_handshake(HandshakeFailure::TlsHello);
+        return Ok(());
+    }
+    let client = if left.is_http2 && !client.is_http2 { Arc::new(client.over_http2()) } else { client };
     // Few connections need all of this, and most have no room for it.
     Box::pin(serve_by_hyper(left, client, worker, stop)).await;
     Ok(())
+}
+
+/// Reads what comes before requests: who the client is, and the handshake of TLS. `None` if the connection is over.
+async fn begin(
+    mut tcp: TcpStream,
+    (mut peer, mut entered): (SocketAddr, Option<per_address::Counted>),
+    begins: Arc<Begins>,
+    worker: &Worker,
+) -> io::Result<Option<Begun>> {
+    let patience = worker.site.load().waits.head.duration();
+    if begins.proxy_protocol {
+        let caller = timeout(patience, proxy_protocol::read(&mut tcp)).await?.map_err(unusable)?;
+        peer = caller.unwrap_or(peer);
+        entered = worker.enter(peer.ip())?;
+    }
+    let Some(tls) = &begins.tls else {
+        let (stream, scheme) = (Stream::Plain(tcp), Scheme::Http);
+        return Ok(Some(Begun { stream, peer, entered, scheme, certificate: None, is_http2: false }));
+    };
+    let accepted = timeout(patience, accept(tcp, tls)).await;
+    let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
+    let note = |error: &io::Error| worker.tally.note_failed_handshake(HandshakeFailure::of(error));
+    let tls = match accepted.inspect_err(note)? {
+        Accepted::Tls(tls) => tls,
+        Accepted::PlainHttp(tcp) => {
+            worker.tally.note_failed_handshake(HandshakeFailure::PlainHttp);
+            return tls::tell_to_speak_tls(tcp).await.map(|()| None);
+        }
+    };
+    let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+    let certificate = tls::shown_by_client(tls.get_ref().1);
+    Ok(Some(Begun { stream: Stream::Tls(tls), peer, entered, scheme: Scheme::Https, certificate, is_http2 }))
+}
+
+fn client(
+    worker: &Worker,
+    (address, entered): (SocketAddr, Option<per_address::Counted>),
+    (scheme, certificate): (Scheme, Option<Certificate>),
+    is_http2: bool,
+) -> Client {
+    let site = worker.site.load();
+    let (max_head, waits, is_trusted_proxy) = (site.max_head, site.waits, site.proxies.trusts(address.ip()));
+    let entered = entered.map(Arc::new);
+    let arrival = Arrival { address, is_trusted_proxy, scheme, certificate, max_head, waits, entered };
+    Client::new(arrival, is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally))
 }
 
 /// How a connection begins where TLS is spoken.

@@ -57,7 +57,8 @@ pub(super) struct Target {
     /// For each worker its own, so that no connection is handed from one to another.
     idle: Box<[Mutex<Vec<Wire>>]>,
     /// The same for the lane.
-    links: Box<[Mutex<Vec<Link>>]>,
+    #[expect(clippy::vec_box, reason = "every request takes one and gives it back")]
+    links: Box<[Mutex<Vec<Box<Link>>>]>,
     shared: Box<[Shared]>,
     /// Whoever opens a connection that is to be shared; others wait for it.
     opening: Box<[AsyncMutex<()>]>,
@@ -211,7 +212,7 @@ impl Target {
         now: Tick,
         policy: &ReusePolicy,
         repeatable: Repeatable,
-    ) -> Option<Link> {
+    ) -> Option<Box<Link>> {
         let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
         // The one used last is the least likely to be closed by now.
         let mut last = std::iter::from_fn(|| links.pop());
@@ -221,7 +222,7 @@ impl Target {
         })
     }
 
-    pub(super) fn keep_link(&self, worker: usize, mut link: Link, now: Tick, policy: &ReusePolicy) {
+    pub(super) fn keep_link(&self, worker: usize, mut link: Box<Link>, now: Tick, policy: &ReusePolicy) {
         if !link.rests(now, policy) || !link.usage.is_current(&self.addresses) {
             return;
         }

@@ -276,11 +276,8 @@ impl Accepting {
         // An answer is one small write; waiting to fill a packet would only delay it.
         _ = tcp.set_nodelay(true);
         let (worker, stop) = (Arc::clone(&self.worker), Arc::clone(&self.stop));
-        // Made in the task: handed to it, it would take its room twice.
-        tokio::spawn(async move {
-            _ = connection::serve(tcp, (peer, entered), begins, worker, stop).await;
-            drop(counted);
-        });
+        // Not from within a block: what it takes along would have its room twice.
+        tokio::spawn(connection::serve(counted, tcp, (peer, entered), begins, worker, stop));
     }
 }
 

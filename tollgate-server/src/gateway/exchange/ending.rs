@@ -85,7 +85,7 @@ impl Held {
     }
 
     /// Keeps a connection of the lane for the next request.
-    pub(in super::super) fn keep_link(&self, link: Link, now: Tick) {
+    pub(in super::super) fn keep_link(&self, link: Box<Link>, now: Tick) {
         self.target.keep_link(self.worker, link, now, &self.reuse);
     }
 }

@@ -18,7 +18,7 @@ use super::scratch::{Scratch, scratch};
 
 /// What a client has left behind: the answer on its way, and the permit.
 struct Rest {
-    link: Link,
+    link: Box<Link>,
     is_head: bool,
     abandoned: Abandoned,
     ticks: Arc<Ticks>,
@@ -30,7 +30,7 @@ type Rested = Option<(Body, bool)>;
 impl Lane<'_> {
     /// The client has left a request that an upstream works on. If it has a permit, that is held until the upstream is
     /// done; or else closing the connection ends it.
-    pub(super) fn abandon(&self, link: Link, begun: Rested, passing: &mut Passing) {
+    pub(super) fn abandon(&self, link: Box<Link>, begun: Rested, passing: &mut Passing) {
         let Some(abandoned) = passing.ending.abandon() else { return };
         let ticks = Arc::clone(&self.worker.ticks);
         let left = u32::try_from(self.deadline.saturating_sub(ticks.now())).unwrap_or(u32::MAX);

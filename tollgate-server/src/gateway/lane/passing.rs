@@ -42,8 +42,9 @@ pub(super) struct Passing {
     tried: SmallVec<[usize; 4]>,
     /// The upstream that it is at, and the connection that it was sent on.
     target: Option<Arc<Target>>,
-    link: Option<Link>,
-    /// The rest of an answer whose client left while its head was written.
+    link: Option<Box<Link>>,
+    /// The rest of an answer that has begun, and whether its connection stays open. Kept here and not in the task, where
+    /// it would take its room for as long as the client is connected.
     begun: Option<(Body, bool)>,
     /// It cannot be asked of any upstream.
     failed: Option<Failure>,
@@ -141,7 +142,7 @@ impl Lane<'_> {
         });
     }
 
-    fn take_link(&self, target: &Target, passing: &Passing) -> Option<Link> {
+    fn take_link(&self, target: &Target, passing: &Passing) -> Option<Box<Link>> {
         let repeatable = if passing.may_repeat { Repeatable::Yes } else { Repeatable::No };
         target.take_link(self.worker.number, self.worker.ticks.now(), &passing.route().reuse, repeatable)
     }
@@ -207,42 +208,37 @@ impl Lane<'_> {
     async fn ask(&mut self, target: &Arc<Target>, passing: &mut Passing) -> Result<(), Stopped> {
         let mut link = match passing.link.take() {
             Some(link) => link,
-            None => {
-                let found = self.take_link(target, passing);
-                let mut link = match found {
-                    Some(link) => link,
-                    None => Box::pin(self.unless_gone(dial(target, passing, (self.worker, self.client))))
-                        .await
-                        .ok_or(Stopped::Gone)??,
-                };
-                poll_fn(|context| Poll::Ready(self.send_again(&mut link, passing, context))).await?;
-                link
-            }
+            None => Box::pin(self.reach(target, passing)).await?,
         };
         if passing.has_odd_body {
             link.usage.end();
         }
         self.expect_within(passing.route().timeout);
-        let begun = poll_fn(|context| self.poll_answer(target, &mut link, passing, context)).await;
-        let (mut body, mut stays_open) = match begun {
-            Err(Stopped::Gone) => {
-                let begun = passing.begun.take();
-                self.abandon(link, begun, passing);
-                return Err(Stopped::Gone);
-            }
-            begun => begun?,
-        };
-        let ended = poll_fn(|context| self.poll_body(&mut link, (&mut body, &mut stays_open), passing, context)).await;
-        if let Err(Stopped::Gone) = ended {
-            self.abandon(link, Some((body, stays_open)), passing);
-            return ended;
+        let carried = poll_fn(|context| self.poll_carry(target, &mut link, passing, context)).await;
+        let begun = passing.begun.take();
+        if let Err(Stopped::Gone) = carried {
+            self.abandon(link, begun, passing);
+            return carried;
         }
-        ended?;
+        carried?;
         passing.ending.upstream_came(Came::All);
-        if stays_open {
+        if let Some((_, true)) = begun {
             target.keep_link(self.worker.number, link, self.worker.ticks.now(), &passing.route().reuse);
         }
         Ok(())
+    }
+
+    /// Sends a request on another connection, or on a new one.
+    async fn reach(&mut self, target: &Arc<Target>, passing: &mut Passing) -> Result<Box<Link>, Stopped> {
+        let mut link = match self.take_link(target, passing) {
+            Some(link) => link,
+            None => {
+                let dialled = dial(target, passing, (self.worker, self.client));
+                Box::new(self.unless_gone(dialled).await.ok_or(Stopped::Gone)??)
+            }
+        };
+        poll_fn(|context| Poll::Ready(self.send_again(&mut link, passing, context))).await?;
+        Ok(link)
     }
 
     /// Sends a request that was read before.
@@ -260,6 +256,20 @@ impl Lane<'_> {
         link.send(&desk.out, context).map_err(not_sent)
     }
 
+    /// Ready when the client has all of the answer.
+    fn poll_carry(
+        &mut self,
+        target: &Target,
+        link: &mut Link,
+        passing: &mut Passing,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Stopped>> {
+        if passing.begun.is_none() {
+            ready!(self.poll_answer(target, link, passing, context))?;
+        }
+        self.poll_body(link, passing, context)
+    }
+
     /// Ready when the client has the head of the answer, and what came of its body with it.
     fn poll_answer(
         &mut self,
@@ -267,7 +277,7 @@ impl Lane<'_> {
         link: &mut Link,
         passing: &mut Passing,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(Body, bool), Stopped>> {
+    ) -> Poll<Result<(), Stopped>> {
         // A new connection to the only upstream has no excuse: what was asked may be what ended it.
         let may_repeat = passing.may_repeat && (link.usage.is_used() || passing.route().has_several());
         let broken =
@@ -324,7 +334,7 @@ impl Lane<'_> {
         desk: &mut Desk,
         passing: &mut Passing,
         context: &mut Context<'_>,
-    ) -> Result<(Body, bool), Stopped> {
+    ) -> Result<(), Stopped> {
         let Desk { out, date, .. } = desk;
         self.is_last |= self.worker.is_closing();
         out.clear();
@@ -350,22 +360,19 @@ impl Lane<'_> {
             }
             _ => self.put(out, &[], context),
         };
-        let stays_open = head.stays_open && taken == rest.len();
-        if put.is_err() {
-            passing.begun = Some((head.body, stays_open));
-            return Err(Stopped::Gone);
-        }
-        Ok((head.body, stays_open))
+        passing.begun = Some((head.body, head.stays_open && taken == rest.len()));
+        put.map_err(|_gone| Stopped::Gone)
     }
 
-    /// Ready when the client has all of the answer.
+    /// Ready when the client has the rest of an answer that has begun.
     fn poll_body(
         &mut self,
         link: &mut Link,
-        (body, stays_open): (&mut Body, &mut bool),
         passing: &mut Passing,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Stopped>> {
+        let Passing { site, route, ending, begun, .. } = passing;
+        let Some((body, stays_open)) = begun else { return Poll::Ready(Err(Stopped::Over)) };
         loop {
             if ready!(self.poll_sent(context)).is_err() {
                 return Poll::Ready(Err(Stopped::Gone));
@@ -386,11 +393,11 @@ impl Lane<'_> {
                     }
                     drop(scratch);
                     ready!(self.poll_late(context));
-                    passing.ending.upstream_broke(&Fault::Stalled);
+                    ending.upstream_broke(&Fault::Stalled);
                     return Poll::Ready(Err(Stopped::Over));
                 }
             };
-            self.expect_within(passing.route().timeout);
+            self.expect_within(site.routes[*route].timeout);
             desk.out.clear();
             let took = match read {
                 Ok(0) => body.end(&mut desk.out).map(|()| (0, 0)),
@@ -400,10 +407,10 @@ impl Lane<'_> {
                 Err(_) => Err(BadBody),
             };
             let Ok((taken, content)) = took else {
-                passing.ending.upstream_broke(&Failure::Disconnected.into());
+                ending.upstream_broke(&Failure::Disconnected.into());
                 return Poll::Ready(Err(Stopped::Over));
             };
-            passing.ending.note_sent(content);
+            ending.note_sent(content);
             let put = match body {
                 Body::Length(_) => self.put(&input[..taken], &[], context),
                 _ => self.put(&desk.out, &[], context),
