@@ -1,4 +1,4 @@
-//! What ten thousand idle connections make a contender hold. The kernel's buffers are not in it: they are the same for
+//! What ten thousand idle connections make a contender hold, or as many as the open files allow. The kernel's buffers are not in it: they are the same for
 //! all.
 
 use std::time::Duration;
@@ -12,9 +12,13 @@ use super::contender::{Contender, SMALL_BYTES, TOLLGATE};
 use super::load::USERS;
 use super::probe::Connection;
 use crate::clock;
-use crate::report::{Results, Table};
+use crate::report::{self, Results, Table};
 
 const IDLE: usize = 10_000;
+/// Fewer would measure what a server allocates at once rather than what a connection takes.
+const LEAST_IDLE: usize = 1_000;
+/// What tollgate sets aside for 8 clients: a descriptor for each, another for its upstream, and one for a refusal.
+const FILES_PER_EIGHT: u64 = 17;
 /// For everything else that is open.
 const OTHER_FILES: u64 = 1_000;
 /// What is given back after a request is given back by then.
@@ -27,18 +31,29 @@ struct Resident {
 }
 
 pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    let idle = idle_connections();
+    if idle < IDLE {
+        report::note(format_args!(
+            "{idle} idle connections instead of {IDLE}: tollgate takes no more with the files that it may open; raise the \
+             hard limit to {}",
+            files_for(IDLE)
+        ));
+    }
     let header = ["", "at first MB", "at last MB", "growth MB", "KB per connection"];
-    let mut table = Table::new(format!("Memory: from none to {IDLE} idle keep-alive connections"), header);
+    let mut table = Table::new(format!("Memory: from none to {idle} idle keep-alive connections"), header);
     for product in bench.products() {
         let contender = bench.start(product, Limits::One, Protocol::Http1)?;
-        let resident = measure(&contender).with_context(|| format!("idle connections to {}", contender.name))?;
+        let resident = measure(&contender, idle).with_context(|| format!("idle connections to {}", contender.name))?;
         let growth_kb = resident.after_kb as f64 - resident.before_kb as f64;
         let mb = |kb: f64| format!("{:.1}", kb / 1024.0);
-        let each = format!("{:.2}", growth_kb / IDLE as f64);
+        let each = format!("{:.2}", growth_kb / idle as f64);
         let (first, last) = (mb(resident.before_kb as f64), mb(resident.after_kb as f64));
         table.row([contender.name.to_owned(), first, last, mb(growth_kb), each]);
         if contender.name == TOLLGATE {
-            results.quantity("memory_10k_connections_mb", growth_kb / 1024.0);
+            results.quantity("memory_connection_bytes", growth_kb * 1024.0 / idle as f64);
+            if idle == IDLE {
+                results.quantity("memory_10k_connections_mb", growth_kb / 1024.0);
+            }
         }
     }
     table.print();
@@ -47,23 +62,35 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
 
 /// Files that may be open, here and in every process started after this.
 pub(super) fn raise_open_files() -> anyhow::Result<()> {
-    let needed = IDLE as u64 + OTHER_FILES;
-    let limit = getrlimit(Resource::Nofile);
-    let maximum = limit.maximum.unwrap_or(u64::MAX);
-    ensure!(maximum >= needed, "{maximum} files may be open; use `ulimit -Hn {needed}` or more, or leave out `memory`");
-    if limit.current.is_some_and(|current| current < needed) {
-        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
-    }
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let needed = files_for(LEAST_IDLE);
+    ensure!(
+        idle_connections() >= LEAST_IDLE,
+        "{} files may be open: raise the hard limit to {needed} or more (`ulimit -Hn`), or leave out `memory`",
+        maximum.unwrap_or(u64::MAX)
+    );
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
     Ok(())
 }
 
+/// As many as tollgate takes with the files that it may open.
+fn idle_connections() -> usize {
+    let files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX).saturating_sub(OTHER_FILES);
+    usize::try_from(files.saturating_mul(8) / FILES_PER_EIGHT).unwrap_or(usize::MAX).min(IDLE)
+}
+
+/// The files that a process has to be allowed for this many connections.
+fn files_for(connections: usize) -> u64 {
+    (connections as u64 * FILES_PER_EIGHT).div_ceil(8) + OTHER_FILES
+}
+
 /// The first request is not counted: what a server makes once, it does not make for a connection.
-fn measure(contender: &Contender) -> anyhow::Result<Resident> {
+fn measure(contender: &Contender, idle: usize) -> anyhow::Result<Resident> {
     ask(&mut Connection::open(contender.server.address)?, 0)?;
     clock::pause(SETTLING);
     let before_kb = contender.server.resident_kb()?;
-    let mut connections = Vec::with_capacity(IDLE);
-    for number in 0..IDLE {
+    let mut connections = Vec::with_capacity(idle);
+    for number in 0..idle {
         let mut connection = Connection::open(contender.server.address)?;
         ask(&mut connection, number).with_context(|| format!("connection {number}"))?;
         connections.push(connection);
