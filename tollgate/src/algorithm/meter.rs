@@ -14,6 +14,8 @@
 //! nobody waits longer than one refill of it.
 
 use std::ops::{Add, Sub};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::conversion::Fit;
 use super::packing::Pair;
@@ -32,6 +34,8 @@ pub(crate) struct Meter<D> {
     pub(super) full: D,
     /// The largest debt that any configuration of the limit can have made. A larger one is the clock's doing.
     pub(super) most: D,
+    /// The largest quota of the limit as of now: a reload may have raised it since `most` was computed.
+    ceiling: Option<Arc<AtomicU64>>,
     /// What one unit adds to the moment of rest.
     step: Moment,
     by_units: Divisor,
@@ -44,6 +48,8 @@ pub(crate) struct Meter<D> {
 /// What debts are counted in: 64 bits where they fit, as nearly all do, else 128.
 pub(crate) trait Debt: Copy + Ord + Add<Output = Self> + Sub<Output = Self> {
     const ZERO: Self;
+    /// A debt to which the cost of a request can still be added.
+    const LARGEST: Self;
 
     /// The product, or if it does not fit, more than any bucket holds.
     fn product(a: u64, b: u64) -> Self;
@@ -78,6 +84,7 @@ impl Divisor {
 
 impl Debt for u64 {
     const ZERO: Self = 0;
+    const LARGEST: Self = Self::MAX / 2;
 
     #[inline(always)]
     fn product(a: u64, b: u64) -> Self {
@@ -108,6 +115,7 @@ impl Debt for u64 {
 
 impl Debt for u128 {
     const ZERO: Self = 0;
+    const LARGEST: Self = Self::MAX / 2;
 
     fn product(a: u64, b: u64) -> Self {
         Self::from(a) * Self::from(b)
@@ -160,7 +168,7 @@ pub(super) fn compile_reduced(numbers: Reduced, ceiling: u64) -> Compiled {
     let most = (u128::from(ceiling) * u128::from(micros)).min(longest).max(full);
     // A debt and the cost that is added to it are each at most the largest debt.
     match (u64::try_from(full), u64::try_from(most)) {
-        (Ok(full), Ok(most)) if most <= u64::MAX / 2 => Compiled::Meter(Meter::new(numbers, full, most)),
+        (Ok(full), Ok(most)) if most <= u64::LARGEST => Compiled::Meter(Meter::new(numbers, full, most)),
         _ => Compiled::WideMeter(Meter::new(numbers, full, most)),
     }
 }
@@ -172,7 +180,26 @@ impl<D: Debt> Meter<D> {
         let step = Moment { micros: micros / units, parts: micros % units };
         let (by_units, by_micros) = (Divisor::new(units), Divisor::new(micros));
         let packing = Pair::new(latest, units - 1);
-        Self { capacity, units, micros, full, most, step, by_units, by_micros, max_wait, packing }
+        Self { capacity, units, micros, full, most, ceiling: None, step, by_units, by_micros, max_wait, packing }
+    }
+
+    pub(super) fn watch_ceiling(&mut self, ceiling: Arc<AtomicU64>) {
+        self.ceiling = Some(ceiling);
+    }
+
+    /// The largest debt that any configuration of the limit can have made by now.
+    fn most_now(&self) -> D {
+        let ceiling = self.ceiling.as_ref().map_or(0, |ceiling| ceiling.load(Ordering::Acquire));
+        let longest = D::product(MAX_SPAN.as_micros() as u64, self.units);
+        D::product(ceiling, self.micros).min(longest).min(D::LARGEST).max(self.most)
+    }
+
+    /// A debt that is larger than those that were known, or than any: then the clock has stepped back.
+    #[cold]
+    #[inline(never)]
+    fn large_debt(&self, debt: D) -> (D, bool) {
+        let most = self.most_now();
+        if debt > most { (most, true) } else { (debt, false) }
     }
 
     pub(super) fn numbers(&self) -> Reduced {
@@ -186,7 +213,7 @@ impl<D: Debt> Meter<D> {
 
     /// Charges a key at rest with a debt at `now`. There is no room for more than the largest debt.
     pub(super) fn set_debt(&self, cells: &impl Cells, debt: u128, now: u64) -> Fit {
-        let most = self.most.wide();
+        let most = self.most_now().wide();
         if debt > 0 {
             self.apply(cells, self.moment_of(debt.min(most), now));
         }
@@ -206,7 +233,7 @@ impl<D: Debt> Meter<D> {
             return (D::ZERO, false);
         }
         let debt = D::product(rest.micros - now, self.units).plus(rest.parts);
-        if debt > self.most { (self.most, true) } else { (debt, false) }
+        if debt > self.most { self.large_debt(debt) } else { (debt, false) }
     }
 
     fn moment_of(&self, debt: u128, now: u64) -> Moment {

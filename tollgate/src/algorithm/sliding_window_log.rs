@@ -4,6 +4,8 @@ mod conversion;
 mod inline;
 mod list;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use self::inline::Head;
@@ -79,6 +81,8 @@ pub(crate) struct Log {
     pub(super) counted: Counted,
     /// The most units that any configuration of the limit counts. More make no difference to any of them.
     pub(super) ceiling: u64,
+    /// The same as of now: a reload may have raised it.
+    raised: Option<Arc<AtomicU64>>,
     layout: Layout,
 }
 
@@ -197,7 +201,15 @@ impl Log {
         let list = ceiling > inline::MAX as u64;
         let inline = if list { INLINE_IN_LONG } else { ceiling as usize };
         let layout = Layout { time_bits: bits_for(window), unit_bits: bits_for(ceiling), inline, list };
-        Self { limit, window, counted, ceiling, layout }
+        Self { limit, window, counted, ceiling, raised: None, layout }
+    }
+
+    pub(super) fn watch_ceiling(&mut self, ceiling: Arc<AtomicU64>) {
+        self.raised = Some(ceiling);
+    }
+
+    fn ceiling_now(&self) -> u64 {
+        self.raised.as_ref().map_or(0, |raised| raised.load(Ordering::Acquire)).max(self.ceiling)
     }
 
     /// Returns the same limit in the layout of an older one of the same window, if that has room for it.
@@ -241,6 +253,7 @@ impl Log {
 
     /// How long a request has to wait that is denied in a log of `total` units, its own included if it counts.
     fn wait(&self, log: &Reading<'_, impl Cells>, expired: u64, total: u64, cost: u64, now: u64) -> Wait {
+        let ceiling = self.ceiling_now();
         let (mut seen, mut left) = (0, total);
         let mut wait = Wait { retry_after: None, trim: 0, trimmed: 0 };
         log.visit(|entry| {
@@ -249,7 +262,7 @@ impl Log {
                 return true;
             }
             left -= entry.units.min(left);
-            if left >= self.ceiling {
+            if left >= ceiling {
                 (wait.trim, wait.trimmed) = (wait.trim + 1, wait.trimmed + entry.units);
             }
             if left + cost <= self.limit {
@@ -371,11 +384,11 @@ impl Rules for Log {
                 if forget > 0 {
                     self.remove_inline(cells, &mut head, 0, forget as usize);
                 }
-                units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add, self.ceiling);
+                units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add, self.ceiling_now());
             }
             Edit::Collapse { now, add } => {
                 list.release(cells.spill());
-                units = (units + add).min(self.ceiling.max(units)).min(self.most_units());
+                units = (units + add).min(self.ceiling_now().max(units)).min(self.most_units());
                 (head.len, head.newest) = (1, now);
                 self.set_inline_entry(cells, 0, Entry { at: now, units });
             }
@@ -400,7 +413,7 @@ impl Rules for Log {
     /// The newcomer starts with one entry for all that was spent.
     fn inherit(&self, cells: &impl Cells, from: &impl Cells) {
         let log = self.read(from);
-        let (newest, units) = (log.head.newest, log.units().min(self.ceiling));
+        let (newest, units) = (log.head.newest, log.units().min(self.ceiling_now()).min(self.most_units()));
         self.set_inline_entry(cells, 0, Entry { at: newest, units });
         self.set_head(cells, Head { newest, len: usize::from(units > 0), units });
         self.write_list(cells, List::without_chunks(units));

@@ -5,6 +5,9 @@
 //! new numbers, the new configuration adopts the layout of the old one. Elsewhere a key is converted: see
 //! `conversion.rs`.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
 use super::packing::{Pair, bits_for};
 use super::sliding_window_counter::Counter;
 use super::sliding_window_log::Log;
@@ -102,6 +105,18 @@ impl Compiled {
             }
             _ => self.clone(),
         }
+    }
+
+    /// Returns the same limit with an eye on the largest quota that its name has, which later reloads may raise while
+    /// this limit is still in use: a bucket must not take a debt under those for a clock that has stepped back, nor a log drop what counts for them.
+    pub(crate) fn watching_ceiling(mut self, ceiling: &Arc<AtomicU64>) -> Self {
+        match &mut self {
+            Self::Meter(rules) => rules.watch_ceiling(ceiling.clone()),
+            Self::WideMeter(rules) => rules.watch_ceiling(ceiling.clone()),
+            Self::Log(rules) => rules.watch_ceiling(ceiling.clone()),
+            _ => {}
+        }
+        self
     }
 
     /// Returns the same limit in its own layout once a larger `ceiling` is known.

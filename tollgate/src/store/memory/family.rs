@@ -39,6 +39,8 @@ pub(crate) struct Family {
     /// Whether there is more than one table. What is read with a bucket held is true until the bucket is let go, as
     /// far as that bucket's keys are concerned.
     has_several: AtomicBool,
+    /// The largest quota that the limit has or had, for buckets of stores that were made before it was raised.
+    pub(super) ceiling: Arc<std::sync::atomic::AtomicU64>,
 }
 
 /// The tables at one time. Replaced as a whole.
@@ -84,7 +86,7 @@ enum Place<'a> {
 
 impl Family {
     pub(super) fn new() -> Self {
-        Self { members: Mutex::new(Arc::default()), has_several: AtomicBool::new(false) }
+        Self { members: Mutex::new(Arc::default()), has_several: AtomicBool::new(false), ceiling: Arc::default() }
     }
 
     #[inline]
@@ -104,6 +106,7 @@ impl Family {
     }
 
     pub(super) fn set(&self, members: Members) {
+        self.ceiling.fetch_max(members.ceiling, Ordering::AcqRel);
         let mut current = self.members.lock();
         self.has_several.store(members.tables.len() > 1, Ordering::Release);
         *current = Arc::new(members);

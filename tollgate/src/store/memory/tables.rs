@@ -91,6 +91,7 @@ pub(super) fn choose(
                 members.add(&compiled, table)
             }
         };
+        let compiled = compiled.watching_ceiling(&family.ceiling);
         members.remember(&compiled);
         limits[index] = limits[index].with_compiled(compiled);
         tables[index] = Some((table, (family.clone(), usage)));
