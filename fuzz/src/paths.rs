@@ -43,7 +43,7 @@ fn read(text: &str) -> Option<PathGlob> {
 
 /// A rule for each glob, and one for everything behind them; each counts by path.
 fn gate(globs: &[PathGlob]) -> Gate {
-    let matches = globs.iter().map(|glob| Match::everything().path(glob.clone())).chain([Match::everything()]);
+    let matches = globs.iter().map(|glob| Match::everything().path(glob.to_string())).chain([Match::everything()]);
     let rules = matches.enumerate().try_fold(RuleSet::builder(), |rules, (number, matching)| {
         let limit = Limit::new(format!("limit-{number}"), FixedWindow::new(100, MINUTE))?;
         Ok::<_, InvalidLimit>(rules.rule(Rule::new(limit).matching(matching).key(KeyPart::path())))
