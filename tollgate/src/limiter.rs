@@ -235,7 +235,8 @@ impl Limiter {
     ///
     /// Only what is still owed comes back, so that quota is never minted: a window gives back while the charge
     /// still counts in it; a bucket gives back what has not been refilled since; a queue gives back nothing,
-    /// because others were already told when to leave. If the wall clock was stepped since, nothing comes back. Refund a decision once, and not after a
+    /// because later requests were already given their delays. If the wall clock was stepped since, nothing comes
+    /// back. Refund a decision once, and not after a
     /// [`reset`](Self::reset), which gave it back already.
     pub fn refund<'k>(&self, key: impl Into<Key<'k>>, decision: &Decision) {
         if decision.is_allowed() && decision.asked == AskedBy::Key {

@@ -1,7 +1,7 @@
 //! When more of a quota becomes available, worked out from an answer instead of the state.
 //!
 //! Answers carry the time until the whole quota is back, which decisions get for nothing. The time until the next unit is
-//! a division away from it, and only some clients are told it, so it is not made for every decision.
+//! a division away from it, and only some answers carry it, so it is not computed for every decision.
 
 use super::{Algorithm, mul_div};
 use crate::decision::Decision;
@@ -9,7 +9,7 @@ use crate::decision::Decision;
 /// How the quota of a limit comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refill {
-    /// Unit by unit, at a steady rate: so many units in so many microseconds.
+    /// Unit by unit, at a steady rate of units per microseconds.
     Smooth { units: u64, micros: u64 },
     /// In portions, one at the end of each period.
     Portions { units: u64, micros: u64 },

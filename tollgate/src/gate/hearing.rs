@@ -95,7 +95,7 @@ impl Ruling {
             .filter(|(_, decision, _)| decision.is_allowed())
     }
 
-    /// Brings what a decision took from each limit to what it should have been, once. `None` leaves a limit as it is, and
+    /// Brings what a decision took from each limit to what it should have been, once. `None` leaves a limit unchanged, and
     /// is returned if all are left. `first` is the number of the first of these limits among all of the request.
     async fn settle_limits(
         &self,

@@ -73,7 +73,7 @@ impl LimiterBuilder {
     /// Hashes keys with this secret instead of a random one.
     ///
     /// Needed on platforms without a source of randomness, such as `wasm32-unknown-unknown`: draw it there from the
-    /// host. Whoever knows the secret can find keys that share a count.
+    /// host. Anyone who knows the secret can find keys that share a count.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, ManualClock, MINUTE, Timestamp};

@@ -226,11 +226,11 @@ end
 -- Each judges a cost: whether it passes, and the state to write, if any.
 local judge, give_back = {}, {}
 
--- Windows and periods are told by when they begin.
+-- Windows and periods are identified by their start.
 
 local MAX_SPAN = 1125899906842624
 
--- The largest debt that a key can have which has owed up to so many units. A larger one is the clock's doing.
+-- The largest debt of a key that has owed at most this many units. A larger one means that the clock stepped back.
 local function most_of(units, p)
   if units <= p[9] then return p[7], p[8] end
   if units * p[6] / p[2] > 4503599627370496 then return MAX_SPAN, 0 end
