@@ -69,7 +69,9 @@ for at = 3, #q, 6 do
   if debt < 0 then
     debt, b = 0, 0
   elseif debt > p[7] or (debt == p[7] and b > p[8]) then
+    -- The clock has stepped back: the debt that is left is what is told.
     debt, b, changes = p[7], p[8], true
+    seen, seen_parts = now + debt, b
   end
   local micros, sum = debt + cost, b + parts
   if sum >= units then

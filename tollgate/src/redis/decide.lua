@@ -21,9 +21,9 @@ local values = call('MGET', unpack(KEYS))
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
 local TAKE, LOOK, REFUND, RESET, SLICE = 0, 1, 2, 3, 4
 
--- Of each key: the first two numbers of its state, the counts of a counter, the most units that a bucket's debt can
--- have, and the terms under which all of these were written. When the state may be forgotten, and which terms wait to
--- be written.
+-- Of each key: the first two numbers of its state, the counts of a counter, the largest quota (in units) of the limits
+-- that wrote a bucket or a log which counts denials, and the terms under which all of these were written. When the state
+-- may be forgotten, and which terms wait to be written.
 local A, B, C, K, terms, ends, dirty = {}, {}, {}, {}, {}, {}, {}
 -- The entries of a log that was converted and is not written yet.
 local entries = {}
@@ -129,10 +129,11 @@ local function load(k)
     local tail = pcall_redis('LRANGE', KEYS[k], -1, -1)
     if tail.err then return spoil(k) end
     if not tail[1] then return end
-    local text = tail[1]:match('^=%d+ ([%d:]+)$')
+    local text, most = tail[1]:match('^=%d+ ([%d:]+) ?(%d*)$')
     local p = text and terms_of(text)
-    if not p or p[1] ~= LOG then return spoil(k) end
-    terms[k], lists[k] = p, true
+    most = tonumber(most) or 0
+    if not p or p[1] ~= LOG or not is_count(most) then return spoil(k) end
+    terms[k], lists[k], K[k] = p, true, most
     return
   end
   local text, numbers = value:match('^([%d:]+) ([%x ]+)$')
@@ -470,9 +471,17 @@ local function log_now(k)
   return total, newest, last_units, true
 end
 
+-- The last element of a log: the units of all, the signature, and the largest quota of those that count denials. A limit
+-- with a lower quota must not forget what counts for another.
+local function log_sum(k, p, total)
+  local most = K[k] or 0
+  if most > 0 then return format('=%.0f %s %d', total, p.signature, most) end
+  return format('=%.0f %s', total, p.signature)
+end
+
 -- Whether it passes, what to write, and the answer: outcome (1 passes, 0 waits, 2 never), remaining, retry, reset.
 judge[LOG] = function(k, p, cost)
-  local limit, window, counts_denied, ceiling = p[2], p[3], p[4] == 1, p[5]
+  local limit, window, counts_denied, ceiling = p[2], p[3], p[4] == 1, max(p[5], K[k] or 0)
   local total, newest, last_units, exists = log_now(k)
   if newest > now + window then
     local units = min(total, limit)
@@ -538,12 +547,13 @@ judge[LOG] = function(k, p, cost)
 end
 
 local function write_log(k, p, edit)
-  local key, sum = KEYS[k], '=%.0f ' .. p.signature
+  local key = KEYS[k]
+  if p[4] == 1 then K[k] = max(K[k] or 0, edit.ceiling) end
   local ttl = format('%d', injected and 3600000 or ceil((edit.ends - now) / 1000) + 1)
   if edit.collapse then
     local total = min(edit.total + edit.add, max(edit.ceiling, edit.total))
     if not try(k, 'DEL', key) then return end
-    if not try(k, 'RPUSH', key, entry_text(now, total), format(sum, total)) then return end
+    if not try(k, 'RPUSH', key, entry_text(now, total), log_sum(k, p, total)) then return end
     try(k, 'PEXPIRE', key, ttl)
     return
   end
@@ -566,7 +576,7 @@ local function write_log(k, p, edit)
     added = try(k, 'RPUSH', key, entry_text(edit.at, edit.add), '=0')
   end
   if added then
-    try(k, 'LSET', key, -1, format(sum, total))
+    try(k, 'LSET', key, -1, log_sum(k, p, total))
     try(k, 'PEXPIRE', key, ttl)
   end
 end
@@ -595,7 +605,7 @@ local function give_back_log(k, p, cost, charged_at)
   end
   local given = min(cost, left)
   if given > 0 and try(k, 'LSET', KEYS[k], found, entry_text(charged_at, left - given)) then
-    try(k, 'LSET', KEYS[k], -1, format('=%.0f ' .. p.signature, total - given))
+    try(k, 'LSET', KEYS[k], -1, log_sum(k, p, total - given))
   end
 end
 
@@ -743,7 +753,7 @@ local function convert(k, old, v, p)
   A[v], B[v], K[v], C[v], entries[v] = 0, 0, 0, nil, nil
   if kind == METER then K[v] = max(K[k] or 0, p[9]) end
   if kind == COUNTER then C[v] = zeros(p[4]) end
-  if kind == LOG then entries[v] = {} end
+  if kind == LOG then entries[v], K[v] = {}, max(K[k] or 0, p[4] == 1 and p[5] or 0) end
   if kind == METER and old[1] == METER then
     local units, rest = owed(k, old, K[v])
     set_debt(v, p, units, rest, old[6])
@@ -808,7 +818,7 @@ end
 -- Writes a log that was converted.
 local function write_entries(k, p, copy)
   if not try(k, 'DEL', KEYS[k]) then return end
-  values[k], dirty[k], lists[k] = false, nil, true
+  values[k], dirty[k], lists[k], K[k] = false, nil, true, K[copy]
   local log, total, words = entries[copy], 0, {}
   for index = 1, #log do
     total = total + log[index][2]
@@ -818,7 +828,7 @@ local function write_entries(k, p, copy)
       words = {}
     end
   end
-  if #log > 0 then try(k, 'RPUSH', KEYS[k], format('=%.0f ' .. p.signature, total)) end
+  if #log > 0 then try(k, 'RPUSH', KEYS[k], log_sum(k, p, total)) end
 end
 
 local function write(k, p, edit, from)
@@ -880,9 +890,13 @@ local function tell(k, p, answer)
   elseif p[1] == COUNTER then
     out[size] = format('%.0f ', A[k]) .. table.concat(C[k], ' ', 0, p[4])
   else
-    out[size] = A[k]
+    local a, b = A[k], B[k]
+    if p[1] == METER and a >= now then
+      a, b = meter_now(k, p)
+    end
+    out[size] = a
     size = size + 1
-    out[size] = B[k]
+    out[size] = b
   end
 end
 

@@ -50,9 +50,11 @@ pub(super) struct Terms {
 impl Terms {
     /// A limit whose keys may have spent up to `ceiling` units, under other numbers.
     pub(super) fn new(compiled: &Compiled, ceiling: u64, variants: &str) -> Self {
-        let compiled = compiled.with_ceiling(ceiling);
-        let (parameters, shape) = (compiled.parameters(ceiling), compiled.shape());
-        Self { parameters, variants: variants.to_owned(), shape, compiled: compiled.with_room() }
+        let parameters = compiled.with_ceiling(ceiling).parameters(ceiling);
+        // The script has cut what a clock that stepped back has left. Other nodes may have raised the quota since, so
+        // that what it reports is never cut again.
+        let compiled = compiled.with_ceiling(MAX_QUOTA).with_room();
+        Self { parameters, variants: variants.to_owned(), shape: compiled.shape(), compiled }
     }
 
     pub(super) fn signature(&self) -> String {

@@ -255,6 +255,75 @@ async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
     }
 }
 
+/// What one of two nodes does.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Check { raised: bool, cost: u64 },
+    Peek { raised: bool },
+    Forward(u64),
+}
+
+fn turns() -> impl Strategy<Value = Vec<Turn>> {
+    let cost = prop_oneof![3 => Just(1_u64), 3 => 1_u64..=40, 1 => 0_u64..=350];
+    let turn = prop_oneof![
+        6 => (any::<bool>(), cost).prop_map(|(raised, cost)| Turn::Check { raised, cost }),
+        2 => any::<bool>().prop_map(|raised| Turn::Peek { raised }),
+        2 => prop_oneof![1_u64..2_000, 1_u64..2_000_000].prop_map(Turn::Forward),
+    ];
+    proptest::collection::vec(turn, 1..40)
+}
+
+/// Two nodes, one of which has not heard yet that a quota was raised. In memory both are handles of one limiter.
+async fn agree_across_nodes(server: &RedisServer, plan: Plan, percent: u64, turns: Vec<Turn>) {
+    let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
+    let mut now = 1_700_000_000_000_000;
+    let clock = ManualClock::at(Timestamp::from_micros(now));
+    let (low, high) = (limits(&[plan.changed(percent, 1)]), limits(&[plan]));
+    if low.is_empty() || high.is_empty() {
+        return;
+    }
+    // Raised first, so that memory has room for all and converts nothing.
+    let memory = Limiter::builder().limits(high.clone()).clock(clock.clone()).build().expect("limits are valid");
+    let memories = [memory.with_limits(low.clone()).expect("limits are valid"), memory];
+    let node = async |limits: Vec<Limit>| {
+        let builder = RedisLimiter::builder(server.url()).limits(limits).clock(clock.clone());
+        builder.store_timeout(Duration::from_secs(10)).connect().await.expect("connects")
+    };
+    let nodes = [node(low).await, node(high).await];
+    // From its first charge on, the state carries the raised quota.
+    assert_eq!(memories[1].check("ann"), nodes[1].check("ann").await);
+    for (step, turn) in turns.into_iter().enumerate() {
+        match turn {
+            Turn::Check { raised, cost } => {
+                let which = usize::from(raised);
+                let (here, there) = (memories[which].check_n("ann", cost), nodes[which].check_n("ann", cost).await);
+                assert_eq!(here, there, "step {step}: {turn:?}");
+            }
+            Turn::Peek { raised } => {
+                let which = usize::from(raised);
+                let there = nodes[which].peek("ann").await.expect("answers");
+                assert_eq!(memories[which].peek("ann"), there, "step {step}: {turn:?}");
+            }
+            Turn::Forward(gap) => now += gap,
+        }
+        clock.set(Timestamp::from_micros(now));
+    }
+}
+
+#[test]
+fn a_node_with_old_rules_keeps_what_was_spent_under_a_raised_quota() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = RedisServer::start();
+    let mut runner = TestRunner::new(Config { cases: TRACES / 2, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&(plans(), 1_u64..100, turns()), |(plan, percent, turns)| {
+        runtime.block_on(agree_across_nodes(&server, plan, percent, turns));
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
 /// Two limits have the same share left, and one of them is asked for nothing.
 #[test]
 fn of_equals_the_first_that_was_asked_speaks_on_both() {
