@@ -22,7 +22,8 @@ use super::ticks::Wait;
 /// What a client sends, as an upstream gets it.
 pub(super) enum ToUpstream {
     Nothing,
-    Sent(Sent),
+    /// In a box: a connection to an upstream allocates room for 32 requests at once.
+    Sent(Box<Sent>),
 }
 
 /// A body that a client sends.
@@ -74,7 +75,7 @@ impl ToUpstream {
         if body.is_end_stream() {
             return Self::Nothing;
         }
-        Self::Sent(Sent {
+        Self::Sent(Box::new(Sent {
             most_held: client.upload_bytes(&body),
             body,
             client: Arc::clone(client),
@@ -83,7 +84,7 @@ impl ToUpstream {
             held: HeldBytes::none(client),
             upstream: None,
             late: None,
-        })
+        }))
     }
 
     /// Takes over what was held of it before.

@@ -4,6 +4,8 @@
 //! at another upstream has been counted once.
 
 mod ending;
+#[cfg(test)]
+mod footprint;
 mod forward;
 mod refuse;
 

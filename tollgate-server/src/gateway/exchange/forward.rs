@@ -54,6 +54,7 @@ impl Exchange {
         let id = self.prepare(&mut request, site, route, upgrading.is_some());
         let sent = |body| ToUpstream::new(body, &self.client, site.max_body).with_underscores(site.underscores);
         let request = request.map(sent).map(|body| body.holding(held));
+        let id = id.map(|id| kept(&id, request.body()));
         ending.note_id(id.as_ref());
         let wants = if upgrading.is_some() { Wants::Upgrade } else { Wants::Answer };
         let answered = self.try_upstreams(request, route, wants, &mut ending).await;
@@ -138,7 +139,7 @@ impl Exchange {
     ) -> Result<(Response<Incoming>, Held), Fault> {
         let tally = route.tally(self.worker.number);
         // A try over HTTP/2 makes it a part of the target.
-        let host = request.headers().get(HOST).cloned();
+        let host = request.headers().get(HOST).map(|host| kept(host, request.body()));
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
         // What comes back from one upstream has its path already, and the next has another.
         let asked = route.changes_paths().then(|| request.uri().clone());
@@ -385,6 +386,17 @@ impl Exchange {
         let silence = Silence { ticks: Arc::clone(&self.worker.ticks), longest: self.worker.site.load().upgraded };
         tokio::spawn(upgrade::relay(client, upstream, (held, place, counted), silence));
     }
+}
+
+/// Returns a value to be kept until the request is answered.
+fn kept(value: &HeaderValue, body: &ToUpstream) -> HeaderValue {
+    if body.is_nothing() { value.clone() } else { copied(value) }
+}
+
+/// Copies a value. All values of a request share the buffer that its head was read into, and an upload may take long: the
+/// buffer is freed once the head is forwarded.
+pub(super) fn copied(value: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_invalid| value.clone())
 }
 
 fn is_switch(response: &Response<Incoming>) -> bool {
