@@ -21,7 +21,7 @@ use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::{self, Checked, LimitSet};
 use crate::reservation::{Costs, Reservation, Settlement};
-use crate::store::memory::{Asked, MemoryStore};
+use crate::store::memory::{Asked, MemoryStore, Positions};
 use crate::units::Timestamp;
 
 /// Decides requests by one limit or by several, in this process's memory.
@@ -200,27 +200,22 @@ impl Limiter {
     }
 
     fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
-        let mut all = AllAsked::new();
+        let store = &self.0.store;
+        let (mut all, mut positions) = (AllAsked::new(), Positions::default());
         for hit in hits {
-            let fingerprint = self.0.store.fingerprint(hit.key);
+            let fingerprint = store.fingerprint(hit.key);
             // The same key twice asks for the sum.
-            let same = |one: &&mut Asked| one.fingerprint == fingerprint && self.is_one_bucket(one.limit, hit.limit);
-            match all.iter_mut().find(same) {
-                Some(same) => same.cost = same.cost.saturating_add(hit.cost),
-                None => all.push(Asked { limit: hit.limit, fingerprint, cost: hit.cost }),
+            let is_same =
+                |one: &Asked| one.fingerprint == fingerprint && store.identity(one.limit) == store.identity(hit.limit);
+            match positions.of(&all, is_same, || (fingerprint, store.identity(hit.limit))) {
+                Some(same) => all[same].cost = all[same].cost.saturating_add(hit.cost),
+                None => {
+                    all.push(Asked { limit: hit.limit, fingerprint, cost: hit.cost });
+                    positions.added(&all, |one| (one.fingerprint, store.identity(one.limit)));
+                }
             }
         }
         all
-    }
-
-    /// Whether a key of one is a key of the other: the same limit, or variants of one.
-    fn is_one_bucket(&self, one: LimitId, other: LimitId) -> bool {
-        let Inner { limits, asked, .. } = &*self.0;
-        let are_variants = || match (limits.get(one.index()), limits.get(other.index())) {
-            (Some(one), Some(other)) => one.is_namesake_of(other),
-            _ => false,
-        };
-        one == other || (one.index().max(other.index()) >= *asked && are_variants())
     }
 
     /// Forgets all that the key has spent.

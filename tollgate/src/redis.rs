@@ -58,7 +58,7 @@ use self::leases::Leases;
 pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
 use self::script::{Ask, Question};
 #[cfg(feature = "rules")]
-pub(crate) use self::wanted::{TakeFrom, cost, only};
+pub(crate) use self::wanted::{TakeFrom, cost, nth, only};
 use self::worker::{Job, Trips};
 use crate::clock::TimeSource;
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source, Verdict};
@@ -66,6 +66,7 @@ use crate::key::Key;
 use crate::limit::{Limit, LimitId, OnStoreFailure};
 use crate::limiter::{Hit, Limiter};
 use crate::reservation::Settlement;
+use crate::store::memory::Positions;
 use crate::units::Timestamp;
 
 /// Decides requests by limits whose keys are on Redis, shared with every other process that has the same limits.
@@ -457,14 +458,18 @@ impl RedisLimiter {
 
     /// `None` when a limit is not of this limiter.
     fn want_hits(&self, hits: &[Hit<'_>]) -> Option<AllWanted> {
-        let mut all = AllWanted::new();
+        let (mut all, mut positions) = (AllWanted::new(), Positions::default());
         for hit in hits {
             let (limit, key, cost) = hit.parts();
             let wanted = self.0.limits.get(limit.index())?.want(limit, key, cost);
             // The same key twice asks for the sum.
-            match all.iter_mut().find(|other| other.ask.name == wanted.ask.name) {
-                Some(same) => same.ask.cost = same.ask.cost.saturating_add(cost),
-                None => all.push(wanted),
+            let is_same = |other: &Wanted| other.ask.name == wanted.ask.name;
+            match positions.of(&all, is_same, || wanted.ask.name.clone()) {
+                Some(same) => all[same].ask.cost = all[same].ask.cost.saturating_add(cost),
+                None => {
+                    all.push(wanted);
+                    positions.added(&all, |one| one.ask.name.clone());
+                }
             }
         }
         Some(all)

@@ -188,6 +188,21 @@ fn two_keys_of_one_limit_in_one_request_pay_each_for_itself() {
 }
 
 #[test]
+fn keys_that_occur_twice_among_many_hits_pay_twice() {
+    let limit = |name: &str| Limit::new(name, FixedWindow::new(1000, MINUTE)).unwrap();
+    let limiter = Limiter::builder().limit(limit("one")).limit(limit("other")).build().unwrap();
+    let ids = ["one", "other"].map(|name| limiter.id(name).unwrap());
+    let keys: Vec<String> = (0..100).map(|number| number.to_string()).collect();
+    let hits = || keys.iter().flat_map(|key| ids.map(|id| Hit::new(id, key.as_str())));
+    let twice: Vec<Hit<'_>> = hits().chain(hits()).collect();
+    let decision = limiter.decide_now(&twice);
+    assert!(decision.is_allowed());
+    assert!(hits().all(|hit| limiter.decide_now(&[hit.cost(0)]).remaining() == 998));
+    limiter.refund_hits(&twice, &decision);
+    assert!(hits().all(|hit| limiter.decide_now(&[hit.cost(0)]).remaining() == 1000));
+}
+
+#[test]
 fn the_same_key_twice_in_one_request_pays_twice() {
     let limiter = Limiter::new(Limit::new("twice", FixedWindow::new(3, MINUTE)).expect("a valid limit"));
     let id = limiter.id("twice").expect("it has that name");

@@ -6,9 +6,10 @@
 #[cfg(feature = "tower")]
 use std::task::{Context, Waker};
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::{HeaderMap, StatusCode};
+use smallvec::SmallVec;
 
 use super::Ruling;
 use super::posed::AskedBy;
@@ -64,7 +65,7 @@ impl Ruling {
             concerned.then_some(told.units)
         };
         let mut worst = self.settle_each(|asked, rule| heard(rule).or_else(|| told(asked, rule))).await;
-        for (number, (rule, decision, wanted)) in (self.wanted.costs().count()..).zip(self.watching()) {
+        for (number, (rule, decision, wanted)) in (self.wanted.len()..).zip(self.watching()) {
             if let Some(actual) = heard(rule) {
                 let settled = self.settle_limits((wanted, number), decision, |_| Some(actual)).await;
                 worst = worst.worse(settled.unwrap_or(Settlement::Settled));
@@ -89,9 +90,9 @@ impl Ruling {
 
     /// The rules that only watch and want to know the answer, with what they took.
     fn watching(&self) -> impl Iterator<Item = (u32, &Decision, &Wanted)> {
-        let of_rule = |number: u32| self.all_watched().iter().find(move |(rule, _)| *rule == number);
-        let all = self.beside.iter().flat_map(|beside| &beside.watching);
-        all.filter_map(move |(rule, wanted)| Some((*rule, &of_rule(*rule)?.1, wanted)))
+        // Decisions are in the order of what was asked; those on requests in flight come after them.
+        let all = self.beside.iter().flat_map(|beside| beside.watching.iter().zip(&beside.watched));
+        all.map(|((rule, wanted), (_, decision))| (*rule, decision, wanted))
             .filter(|(_, decision, _)| decision.is_allowed())
     }
 
@@ -104,27 +105,44 @@ impl Ruling {
         actual: impl Fn(u32) -> Option<u64>,
     ) -> Option<Settlement> {
         let rules = &self.state.rules;
-        let bit = |index: usize| 1_u32 << index.min(31);
-        let to_settle = || {
-            (first..).zip(wanted.costs()).filter_map(|(index, (limit, charged))| {
+        // Claimed before any is settled, so that of two that settle at the same time one finds nothing to do.
+        let to_settle: SmallVec<[(usize, Costs, bool); 4]> = (0..)
+            .zip(wanted.costs())
+            .filter_map(|(index, (limit, charged))| {
                 let rule = rules.owner(limit);
                 // A ban takes nothing, so it has nothing to give back.
                 let actual = if rules.ban(rule) == Some(limit) { None } else { actual(rule) };
-                Some((bit(index), limit, Costs { charged, actual: actual? }))
+                Some((index, Costs { charged, actual: actual? }, self.claim_settlement(first + index)))
             })
-        };
-        // Claimed before any is settled, so that of two that settle at the same time one finds nothing to do.
-        let claimed = to_settle().fold(0, |bits, (bit, ..)| bits | bit);
-        let before = self.settled.fetch_or(claimed, Ordering::Relaxed);
+            .collect();
         let mut worst: Option<Settlement> = None;
-        for (bit, limit, costs) in to_settle() {
-            let settled = match before & bit {
-                0 => self.state.store.settle(&wanted.only(limit, costs.charged), decision, costs).await,
-                _ => Settlement::AlreadySettled,
+        for (index, costs, is_ours) in to_settle {
+            let settled = match is_ours {
+                true => self.state.store.settle(&wanted.nth(index, costs.charged), decision, costs).await,
+                false => Settlement::AlreadySettled,
             };
             worst = Some(worst.map_or(settled, |worst| worst.worse(settled)));
         }
         worst
+    }
+
+    /// Makes room to note which of these limits are settled, where the ruling itself has too little.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn track_settlements_of(&mut self, limits: usize) {
+        let words = limits.div_ceil(u32::BITS as usize) - 1;
+        self.beside.get_or_insert_default().settled = (0..words).map(|_| AtomicU32::new(0)).collect();
+    }
+
+    /// Returns true to the first caller alone, who settles the limit of that number.
+    fn claim_settlement(&self, number: usize) -> bool {
+        let bits = u32::BITS as usize;
+        let word = match (number / bits).checked_sub(1) {
+            None => Some(&self.settled),
+            Some(further) => self.beside.as_ref().and_then(|beside| beside.settled.get(further)),
+        };
+        let bit = 1 << (number % bits);
+        word.is_some_and(|word| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
     }
 
     /// Whether the cost of a rule was an estimate.

@@ -1,5 +1,7 @@
 //! A request's questions to the store.
 
+use std::sync::atomic::AtomicU32;
+
 use super::in_flight::{InFlight, InFlightLimits, Place, TakenPlaces, WantedPlaces};
 use super::store::{Store, Wanted};
 use super::{Ruling, State};
@@ -38,6 +40,8 @@ pub(super) struct Beside {
     pub(super) place: Option<Place>,
     /// The enforced limits of requests in flight that it matched.
     pub(super) in_flight: InFlightLimits,
+    /// A bit for each limit after the first 32 that was settled.
+    pub(super) settled: Box<[AtomicU32]>,
 }
 
 /// Who chose the limit, the key and the cost.
@@ -149,7 +153,7 @@ impl Posed {
         });
         let place = place.filter(|_| decision.is_allowed());
         let watching = if state.rules.hear_answers() { watching } else { Vec::new() };
-        Some(Box::new(Beside { refused_by: None, watched, watching, place, in_flight }))
+        Some(Box::new(Beside { watched, watching, place, in_flight, ..Beside::default() }))
     }
 }
 

@@ -41,7 +41,7 @@ pub struct Ruling {
     pub(super) beside: Option<Box<Beside>>,
     pub(super) token: TokenStatus,
     pub(super) signatures_verified: u8,
-    /// A bit for each limit that was settled: what a limit took is given back once. Limits after the 31st share a bit.
+    /// A bit for each of the first 32 limits that was settled, so that each is settled once. [`Beside`] has the others.
     pub(super) settled: AtomicU32,
 }
 
@@ -51,6 +51,10 @@ impl Ruling {
     #[inline(always)]
     pub(super) fn decided(&mut self, posed: Option<Box<Posed>>, decision: Decision) {
         self.beside = posed.and_then(|posed| posed.beside(&self.state, &decision));
+        let limits = self.wanted.len() + self.beside.as_ref().map_or(0, |beside| beside.watching.len());
+        if limits > u32::BITS as usize {
+            self.track_settlements_of(limits);
+        }
         if let Some(limit) = decision.limit() {
             self.decision = Some(decision);
             self.refusal = Refusal::of(&decision);
@@ -327,8 +331,7 @@ impl Ruling {
     /// little, as far as there is any.
     ///
     /// Each limit can be settled once, by this or by [`settle_limit`](Self::settle_limit), [`refund`](Self::refund) or
-    /// [`hear_answer`](Self::hear_answer). What comes later changes nothing: [`Settlement::AlreadySettled`]. Of more than 31
-    /// limits of a request, those after the 31st are settled together.
+    /// [`hear_answer`](Self::hear_answer). What comes later changes nothing: [`Settlement::AlreadySettled`].
     pub async fn settle(&self, actual: u64) -> Settlement {
         self.settle_each(|asked, rule| self.is_estimate(asked, rule).then_some(actual)).await
     }

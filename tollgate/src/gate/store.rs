@@ -13,7 +13,6 @@ use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder, TakeFrom};
 use crate::reservation::{Costs, Settlement};
 use crate::rules::RuleSet;
-#[cfg(feature = "tower")]
 use crate::store::memory::Asked;
 use crate::units::Timestamp;
 
@@ -36,6 +35,24 @@ impl Wanted {
         match self {
             Self::Memory(asked) => Self::Memory(crate::limiter::only(asked, limit, cost)),
             Self::Redis(wanted) => Self::Redis(Box::new(crate::redis::only(wanted, limit, cost))),
+        }
+    }
+
+    /// The hit of that position alone, at another cost.
+    pub(super) fn nth(&self, index: usize, cost: u64) -> Self {
+        match self {
+            Self::Memory(asked) => {
+                Self::Memory(asked.get(index).map(|one| Asked { cost, ..*one }).into_iter().collect())
+            }
+            Self::Redis(wanted) => Self::Redis(Box::new(crate::redis::nth(wanted, index, cost))),
+        }
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Memory(asked) => asked.len(),
+            Self::Redis(wanted) => wanted.len(),
         }
     }
 

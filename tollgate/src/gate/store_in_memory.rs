@@ -11,7 +11,6 @@ use crate::limit::LimitId;
 use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::reservation::{Costs, Settlement};
 use crate::rules::RuleSet;
-#[cfg(feature = "tower")]
 use crate::store::memory::Asked;
 use crate::units::Timestamp;
 
@@ -25,6 +24,16 @@ impl Wanted {
     /// One of its limits alone, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         Self(crate::limiter::only(&self.0, limit, cost))
+    }
+
+    /// The hit of that position alone, at another cost.
+    pub(super) fn nth(&self, index: usize, cost: u64) -> Self {
+        Self(self.0.get(index).map(|one| Asked { cost, ..*one }).into_iter().collect())
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// Its limits, each with the cost that is asked of it.

@@ -76,6 +76,15 @@ pub(crate) fn only(wanted: &AllWanted, limit: LimitId, cost: u64) -> AllWanted {
     .collect()
 }
 
+/// The hit of that position alone, at another cost.
+pub(crate) fn nth(wanted: &AllWanted, index: usize, cost: u64) -> AllWanted {
+    wanted
+        .get(index)
+        .map(|one| Wanted { limit: one.limit, ask: super::Ask { cost, ..one.ask.clone() } })
+        .into_iter()
+        .collect()
+}
+
 /// The limit that is asked, and the cost.
 #[cfg(feature = "rules")]
 pub(crate) fn cost(wanted: &Wanted) -> (LimitId, u64) {

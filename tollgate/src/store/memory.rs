@@ -16,6 +16,7 @@ mod holds;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod newcomer;
+mod positions;
 mod quick;
 mod split;
 mod table;
@@ -32,6 +33,7 @@ use self::bucket::{Busy, hold_unchanged, pause, unchanged};
 pub(crate) use self::family::Family;
 use self::family::{Kin, Members, Usage};
 use self::holds::{Holds, Seat};
+pub(crate) use self::positions::Positions;
 use self::table::{Found, Table};
 use self::tables::{Chosen, Families};
 use self::word::{Copied, Lent};
@@ -110,6 +112,12 @@ impl MemoryStore {
     fn of(chosen: Chosen, families: Arc<Families>, secret: ahash::RandomState, budget: Budget) -> Self {
         let Chosen { tables, families: kin, usages } = chosen;
         Self { first: tables.first().cloned(), tables, kin, _usages: usages, families, secret, budget }
+    }
+
+    /// Returns what two limits have in common if a key of one is a key of the other: variants of one limit. A limit of some
+    /// other limiter is like no other.
+    pub(crate) fn identity(&self, limit: LimitId) -> Result<usize, LimitId> {
+        self.kin.get(limit.index()).map(|family| Arc::as_ptr(family).addr()).ok_or(limit)
     }
 
     /// The family of a limit.
@@ -284,6 +292,7 @@ impl MemoryStore {
         let mut holds = Holds::default();
         // With whether each may take what it asks for.
         let mut seats: SmallVec<[(Asked, Seat<'_>, bool); 8]> = SmallVec::new();
+        let mut positions = Positions::default();
         for (one, members) in asked.iter().zip(&members) {
             let Some(kin) = self.kin(limits, one.limit) else {
                 return Ok(self.answer(limits, *one, now, NO_SUCH_LIMIT));
@@ -293,9 +302,12 @@ impl MemoryStore {
                 return Ok(self.answer(limits, *one, now, family::NO_ROOM));
             };
             // The same key twice, or two keys that share a seat, ask for their sum.
-            match seats.iter_mut().find(|(_, other, _)| other.is(seat)) {
-                Some((same, ..)) => same.cost = same.cost.saturating_add(one.cost),
-                None => seats.push((*one, seat, false)),
+            match positions.of(&seats, |(_, other, _)| other.is(seat), || seat.address()) {
+                Some(same) => seats[same].0.cost = seats[same].0.cost.saturating_add(one.cost),
+                None => {
+                    seats.push((*one, seat, false));
+                    positions.added(&seats, |(_, seat, _)| seat.address());
+                }
             }
         }
         let mut foremost = None::<Decision>;

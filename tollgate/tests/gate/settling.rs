@@ -1,6 +1,6 @@
 //! Costs that are known only afterwards.
 
-use tollgate::rules::{Cost, Facts, Rule};
+use tollgate::rules::{Answers, Cost, Facts, Mode, Rule};
 use tollgate::{Gate, Limit, MINUTE, Settlement, SlidingWindowLog};
 
 use super::{ask, gate, remaining};
@@ -86,4 +86,41 @@ async fn many_that_settle_one_request_give_back_once() {
     }
     assert!(settled.contains(&Settlement::Settled) && other.is_allowed());
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (500, 9));
+}
+
+#[tokio::test]
+async fn every_limit_of_a_request_with_many_is_settled_once() {
+    let log =
+        |number: u32| Rule::new(Limit::new(format!("limit-{number}"), SlidingWindowLog::new(10, MINUTE)).unwrap());
+    let gate = gate((0..100).map(log)).0;
+    let ruling = ask(&gate, "GET", "/", &[]);
+    for number in [31, 32, 63, 64, 99] {
+        let name = format!("limit-{number}");
+        assert_eq!(left(&gate, &name), 9, "{name}");
+        assert_eq!(ruling.settle_limit(&name, 0).await, Settlement::Settled, "{name}");
+        assert_eq!(ruling.settle_limit(&name, 0).await, Settlement::AlreadySettled, "{name}");
+    }
+    assert_eq!(ruling.refund().await, Settlement::Settled);
+    assert_eq!(ruling.refund().await, Settlement::AlreadySettled);
+    assert!((0..100).all(|number| left(&gate, &format!("limit-{number}")) == 10));
+}
+
+#[tokio::test]
+async fn limits_in_shadow_mode_are_settled_once_however_many_they_are() {
+    let log = |number: u32| {
+        let limit = Limit::new(format!("limit-{number}"), SlidingWindowLog::new(10, MINUTE)).unwrap();
+        let mode = if number < 20 { Mode::Enforced } else { Mode::Shadow };
+        Rule::new(limit).count(Answers::failures()).mode(mode)
+    };
+    let gate = gate((0..80).map(log)).0;
+    let other = ask(&gate, "GET", "/", &[]);
+    let ruling = ask(&gate, "GET", "/", &[]);
+    for _ in 0..2 {
+        _ = ruling.hear_answer(http::StatusCode::OK, &http::HeaderMap::new()).await;
+    }
+    let looked = ask(&gate, "GET", "/", &[]);
+    assert!(other.is_allowed() && looked.watched().count() == 60);
+    // One of `other`, one of `looked`: `ruling` has given back its own, and nothing else.
+    assert!(looked.watched().all(|(_, decision)| decision.remaining() == 8));
+    assert_eq!(remaining(&looked), 8);
 }

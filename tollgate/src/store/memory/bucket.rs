@@ -132,6 +132,11 @@ impl<'a> Bucket<'a> {
         std::ptr::eq(self.words, other.words)
     }
 
+    /// Differs from that of every other bucket of every table.
+    pub(super) fn address(self) -> usize {
+        self.words.as_ptr().addr()
+    }
+
     #[inline]
     pub(super) fn header(self) -> &'a AtomicU64 {
         &self.words[0]

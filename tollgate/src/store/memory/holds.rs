@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::bucket::{Bucket, Busy, EMPTY, Held, LOCKED, header_patiently, hold_unchanged};
+use super::positions::Positions;
 use super::table::Table;
 use super::word::{Lent, SEAL, Sealed};
 use crate::sync::Ordering;
@@ -22,6 +23,11 @@ impl Seat<'_> {
     pub(super) fn is(self, other: Seat<'_>) -> bool {
         self.bucket.is(other.bucket) && self.slot == other.slot
     }
+
+    /// Differs from that of every other slot.
+    pub(super) fn address(self) -> (usize, usize) {
+        (self.bucket.address(), self.slot)
+    }
 }
 
 /// Buckets that are held, and words in them that are sealed. When this is dropped, the words are written, and then the
@@ -30,8 +36,11 @@ impl Seat<'_> {
 pub(super) struct Holds<'a> {
     sealed: SmallVec<[Sealed<'a>; 8]>,
     held: SmallVec<[Held<'a>; 8]>,
-    /// Slots that were given to keys which have not spent anything yet, so that they look free.
-    given: SmallVec<[(Bucket<'a>, usize); 8]>,
+    /// Where each of these buckets is among them, by its address.
+    positions: Positions<usize>,
+    /// For each of these buckets, a bit for each slot that was given to a key. Such a key may have spent nothing yet, and
+    /// its slot then looks free.
+    given: SmallVec<[u64; 8]>,
 }
 
 impl<'a> Holds<'a> {
@@ -45,8 +54,14 @@ impl<'a> Holds<'a> {
         if let Some(index) = self.position(bucket) {
             return Ok(index);
         }
-        self.held.push(hold_unchanged(bucket, header_patiently(bucket)?).ok_or(Busy::Held)?);
+        self.add(hold_unchanged(bucket, header_patiently(bucket)?).ok_or(Busy::Held)?);
         Ok(self.held.len() - 1)
+    }
+
+    fn add(&mut self, held: Held<'a>) {
+        self.held.push(held);
+        self.given.push(0);
+        self.positions.added(&self.held, |held| held.bucket.address());
     }
 
     /// Holds the home bucket of a key.
@@ -59,7 +74,7 @@ impl<'a> Holds<'a> {
                 Some(next) => bucket = next,
                 None if already.is_some() => return Ok(bucket),
                 None => {
-                    self.held.push(hold_unchanged(bucket, header).ok_or(Busy::Held)?);
+                    self.add(hold_unchanged(bucket, header).ok_or(Busy::Held)?);
                     return Ok(bucket);
                 }
             }
@@ -74,7 +89,7 @@ impl<'a> Holds<'a> {
             return Ok(Seat { bucket, slot, held, sealed: None });
         }
         let word = &bucket.words_of(slot, table.layout)[0];
-        let ours = || self.sealed.iter().position(|sealed| sealed.is_of(word));
+        let ours = || self.sealed.iter().rposition(|sealed| sealed.is_of(word));
         let index = match Some(word.load(Ordering::Relaxed)).filter(|word| *word == SEAL).and_then(|_| ours()) {
             Some(index) => index,
             None => {
@@ -113,11 +128,13 @@ impl<'a> Holds<'a> {
 
     /// Keeps a slot for the key that it was given to, as long as anything is held.
     pub(super) fn give(&mut self, bucket: Bucket<'a>, slot: usize) {
-        self.given.push((bucket, slot));
+        if let Some(index) = self.position(bucket) {
+            self.given[index] |= 1 << slot;
+        }
     }
 
     pub(super) fn is_given(&self, bucket: Bucket<'_>, slot: usize) -> bool {
-        self.given.iter().any(|(other, taken)| other.is(bucket) && *taken == slot)
+        self.position(bucket).is_some_and(|index| self.given[index] & 1 << slot != 0)
     }
 
     /// Readers of this bucket will have to look again.
@@ -130,7 +147,8 @@ impl<'a> Holds<'a> {
     fn position(&self, bucket: Bucket<'_>) -> Option<usize> {
         // Most buckets that are asked for are held by nobody.
         let is_locked = bucket.header().load(Ordering::Relaxed) & LOCKED != 0;
-        is_locked.then(|| self.held.iter().position(|held| held.bucket.is(bucket))).flatten()
+        let is_it = |held: &Held<'_>| held.bucket.is(bucket);
+        is_locked.then(|| self.positions.of(&self.held, is_it, || bucket.address())).flatten()
     }
 }
 
