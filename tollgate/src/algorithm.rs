@@ -17,6 +17,7 @@ mod meter;
 mod packing;
 #[cfg(feature = "redis")]
 pub(crate) mod portable;
+pub(crate) mod record;
 #[cfg(feature = "http")]
 pub(crate) mod refill;
 pub(crate) mod sliding_window_counter;

@@ -19,6 +19,7 @@ mod opening;
 mod phases;
 mod posed;
 mod ruling;
+mod snapshot;
 #[cfg(feature = "redis")]
 mod store;
 #[cfg(not(feature = "redis"))]

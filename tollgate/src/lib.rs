@@ -68,7 +68,7 @@ pub use gate::{Asker, Asking, Explanation, Gate, Place, RuleExplained, Ruling, S
 pub use key::Key;
 pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
 pub use limit_set::LimitSet;
-pub use limiter::{Hit, Limiter, LimiterBuilder};
+pub use limiter::{Hit, Limiter, LimiterBuilder, RestoreError, Restored};
 pub use rate::Rate;
 pub use reservation::{Reservation, Settlement};
 pub use units::{DAY, HOUR, MAX_SPAN, MIN_SPAN, MINUTE, SECOND, Timestamp};

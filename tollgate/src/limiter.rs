@@ -3,6 +3,7 @@
 #[cfg(feature = "rules")]
 mod asked;
 mod builder;
+mod snapshot;
 #[cfg(test)]
 mod wall_clock_tests;
 
@@ -14,6 +15,7 @@ use smallvec::SmallVec;
 #[cfg(feature = "rules")]
 pub(crate) use self::asked::{FewAsked, only};
 pub use self::builder::LimiterBuilder;
+pub use self::snapshot::{RestoreError, Restored};
 use crate::clock::TimeSource;
 use crate::decision::{AskedBy, Decision, Denied};
 use crate::error::InvalidLimit;

@@ -16,6 +16,7 @@
 //! Deliberately not here: where a store keeps the key, and that nobody changes the old state meanwhile.
 
 use super::fixed_window::{ClockWindow, OpenedWindow};
+use super::record::Record;
 use super::sliding_window_counter::Counter;
 use super::token_bucket::Interval;
 use super::{Cells, Charge, Compiled};
@@ -126,7 +127,7 @@ impl Compiled {
         }
     }
 
-    fn debt_at(&self, cells: &impl Cells, now: u64) -> u128 {
+    pub(super) fn debt_at(&self, cells: &impl Cells, now: u64) -> u128 {
         match self {
             Self::Meter(rules) => rules.debt_at(cells, now),
             Self::WideMeter(rules) => rules.debt_at(cells, now),
@@ -134,7 +135,7 @@ impl Compiled {
         }
     }
 
-    fn set_debt(&self, cells: &impl Cells, debt: u128, now: u64) -> Fit {
+    pub(super) fn set_debt(&self, cells: &impl Cells, debt: u128, now: u64) -> Fit {
         match self {
             Self::Meter(rules) => rules.set_debt(cells, debt, now),
             Self::WideMeter(rules) => rules.set_debt(cells, debt, now),
@@ -204,25 +205,36 @@ impl Counter {
         self.add_to_count(cells, 0, spent.units)
     }
 
-    /// The units of a segment count as spent at its last moment, or now if that is earlier.
     fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
-        let (place, passed, _) = old.judged_from(from, now);
-        let latest = now.max(old.start_of(place.segment));
+        let (place, _, _) = old.judged_from(from, now);
+        self.restore(into, &old.counts(from, now), now.max(old.start_of(place.segment)))
+    }
+
+    /// Returns the units of each segment that still counts. They count as spent at its last moment, or now if that is
+    /// earlier.
+    pub(super) fn counts(&self, cells: &impl Cells, now: u64) -> Record {
+        let (place, passed, _) = self.judged_from(cells, now);
+        let latest = now.max(self.start_of(place.segment));
+        let count = |age: u64| {
+            let segment = place.segment.checked_sub(age)?;
+            Some((latest.min(self.start_of(segment + 1) - 1), self.stored(cells, age - passed)))
+        };
+        (passed..=self.segments).filter_map(count).filter(|(_, units)| *units > 0).collect()
+    }
+
+    /// Charges a key at rest with units of moments up to `latest`.
+    pub(super) fn restore(&self, cells: &impl Cells, counts: &[(u64, u64)], latest: u64) -> Fit {
         let current = self.place(latest).segment;
-        let mut fit = Fit::Whole;
-        let mut any = false;
-        for age in passed..=old.segments {
-            let units = old.stored(from, age - passed);
-            let Some(segment) = place.segment.checked_sub(age).filter(|_| units > 0) else { continue };
-            let at = latest.min(old.start_of(segment + 1) - 1);
-            let age = current - self.place(at).segment;
+        let (mut fit, mut any) = (Fit::Whole, false);
+        for (at, units) in counts {
+            let age = current - self.place(*at).segment;
             if age <= self.segments {
                 any = true;
-                fit = fit.and(self.add_to_count(into, age, units));
+                fit = fit.and(self.add_to_count(cells, age, *units));
             }
         }
         if any {
-            self.set_segment(into, current);
+            self.set_segment(cells, current);
         }
         fit
     }

@@ -120,6 +120,11 @@ impl Store {
         rules.limiter(settings).map(Self::Memory)
     }
 
+    /// The store of a limiter with the limits of the rules.
+    pub(super) fn of(limiter: Limiter) -> Self {
+        Self::Memory(limiter)
+    }
+
     pub(super) fn with_rules(&self, rules: &RuleSet) -> Result<Self, InvalidLimit> {
         match self {
             Self::Memory(limiter) => rules.limiter_after(limiter).map(Self::Memory),
@@ -128,7 +133,6 @@ impl Store {
     }
 
     /// The limiter, if it is in this process.
-    #[cfg(feature = "tower")]
     #[inline(always)]
     pub(super) fn here(&self) -> Option<&Limiter> {
         match self {

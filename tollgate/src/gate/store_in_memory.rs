@@ -62,12 +62,16 @@ impl Store {
         rules.limiter(settings).map(Self)
     }
 
+    /// The store of a limiter with the limits of the rules.
+    pub(super) fn of(limiter: Limiter) -> Self {
+        Self(limiter)
+    }
+
     pub(super) fn with_rules(&self, rules: &RuleSet) -> Result<Self, InvalidLimit> {
         rules.limiter_after(&self.0).map(Self)
     }
 
     /// The limiter, if it is in this process, which it is.
-    #[cfg(feature = "tower")]
     #[inline(always)]
     pub(super) fn here(&self) -> Option<&Limiter> {
         Some(&self.0)

@@ -17,9 +17,9 @@ const DEFAULT_MAX_MEMORY: usize = 512 << 20;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct LimiterBuilder {
-    limits: LimitSet,
-    max_memory: usize,
-    clock: Option<TimeSource>,
+    pub(super) limits: LimitSet,
+    pub(super) max_memory: usize,
+    pub(super) clock: Option<TimeSource>,
     hash_seed: Option<[u64; 4]>,
 }
 
@@ -101,9 +101,7 @@ impl LimiterBuilder {
     /// clock or without randomness, when no [`clock`](Self::clock) or no [`hash_seed`](Self::hash_seed) was set.
     pub fn build(self) -> Result<Limiter, InvalidLimit> {
         let Checked { mut limits, asked } = self.limits.checked()?;
-        let Some(clock) = self.clock.or_else(TimeSource::system) else {
-            return Err(InvalidLimit::new("clock", "this platform has no system clock".into(), "set one with `clock`"));
-        };
+        let clock = self.clock.or_else(TimeSource::system).ok_or_else(no_clock)?;
         if self.hash_seed.is_none() && cfg!(all(target_family = "wasm", target_os = "unknown")) {
             let problem = "this platform has no source of randomness".into();
             return Err(InvalidLimit::new("hash_seed", problem, "set one with `hash_seed`"));
@@ -117,4 +115,8 @@ impl LimiterBuilder {
         };
         Ok(Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })))
     }
+}
+
+pub(super) fn no_clock() -> InvalidLimit {
+    InvalidLimit::new("clock", "this platform has no system clock".into(), "set one with `clock`")
 }

@@ -18,6 +18,7 @@ mod loom_models;
 mod newcomer;
 mod positions;
 mod quick;
+mod snapshot;
 mod split;
 mod table;
 mod tables;
@@ -34,6 +35,7 @@ pub(crate) use self::family::Family;
 use self::family::{Kin, Members, Usage};
 use self::holds::{Holds, Seat};
 pub(crate) use self::positions::Positions;
+pub(crate) use self::snapshot::SectionHead;
 use self::table::{Found, Table};
 use self::tables::{Chosen, Families};
 use self::word::{Copied, Lent};
@@ -57,6 +59,8 @@ pub(crate) struct MemoryStore {
     _usages: Box<[Arc<Usage>]>,
     families: Arc<Families>,
     secret: ahash::RandomState,
+    /// What the secret was made of.
+    seed: [u64; 4],
     budget: Budget,
 }
 
@@ -94,24 +98,29 @@ impl MemoryStore {
     pub(crate) fn new(limits: &mut [Limit], max_bytes: usize) -> Result<Self, InvalidLimit> {
         let (budget, families) = (Budget::new(max_bytes), Arc::new(Families::default()));
         let chosen = tables::choose(limits, &families, &budget, Timestamp::EPOCH.as_micros())?;
-        Ok(Self::of(chosen, families, ahash::RandomState::new(), budget))
+        Ok(Self::of(chosen, families, random_seed(), budget))
     }
 
     /// Hashes keys with this secret instead of a random one. For a store that has no keys yet.
-    pub(crate) fn with_secret(self, [first, second, third, fourth]: [u64; 4]) -> Self {
-        Self { secret: ahash::RandomState::with_seeds(first, second, third, fourth), ..self }
+    pub(crate) fn with_secret(self, seed: [u64; 4]) -> Self {
+        Self { secret: secret_of(seed), seed, ..self }
+    }
+
+    /// Returns what the secret was made of.
+    pub(crate) fn seed(&self) -> [u64; 4] {
+        self.seed
     }
 
     /// A store for other limits that knows the same keys, within the same memory. Both act on the same state, whatever
     /// the numbers of each limit are.
     pub(crate) fn successor(&self, limits: &mut [Limit], now: Timestamp) -> Result<Self, InvalidLimit> {
         let chosen = tables::choose(limits, &self.families, &self.budget, now.as_micros())?;
-        Ok(Self::of(chosen, self.families.clone(), self.secret.clone(), self.budget.clone()))
+        Ok(Self::of(chosen, self.families.clone(), self.seed, self.budget.clone()))
     }
 
-    fn of(chosen: Chosen, families: Arc<Families>, secret: ahash::RandomState, budget: Budget) -> Self {
-        let Chosen { tables, families: kin, usages } = chosen;
-        Self { first: tables.first().cloned(), tables, kin, _usages: usages, families, secret, budget }
+    fn of(chosen: Chosen, families: Arc<Families>, seed: [u64; 4], budget: Budget) -> Self {
+        let (Chosen { tables, families: kin, usages }, secret) = (chosen, secret_of(seed));
+        Self { first: tables.first().cloned(), tables, kin, _usages: usages, families, secret, seed, budget }
     }
 
     /// Returns what two limits have in common if a key of one is a key of the other: variants of one limit. A limit of some
@@ -392,6 +401,16 @@ impl MemoryStore {
         // The limiter knows the wall clock.
         Decision { limit: Some(limit), quota, cost, at: now, wall_offset: 0, asked, source, verdict }
     }
+}
+
+fn secret_of([first, second, third, fourth]: [u64; 4]) -> ahash::RandomState {
+    ahash::RandomState::with_seeds(first, second, third, fourth)
+}
+
+/// Returns a seed from the system's randomness, as the standard library has it for its maps.
+fn random_seed() -> [u64; 4] {
+    let random = std::hash::RandomState::new();
+    [0_u64, 1, 2, 3].map(|part| random.hash_one(part))
 }
 
 /// The answer to a limit of some other limiter: nothing passes by mistake.

@@ -1,6 +1,9 @@
 //! Logs of other limits and windows: entries keep their moments.
 
+use smallvec::smallvec;
+
 use super::super::conversion::{Fit, Spent};
+use super::super::record::Record;
 use super::super::{Cells, Rules};
 use super::inline::{Head, MAX_UNITS};
 use super::list::List;
@@ -32,14 +35,49 @@ impl Log {
             return self.charge(into, old.spent_at(from, now));
         }
         let held = log.head.newest.max(now);
-        let (mut head, mut list) = (Head { newest: 0, len: 0, units: 0 }, List::default());
-        let (mut spent, mut total) = (0, 0);
+        let window = old.window.min(self.window);
+        self.fill(into, held, |add| {
+            log.visit(|entry| {
+                if entry.units > 0 && entry.at + window > held {
+                    add(entry);
+                }
+                true
+            });
+        })
+    }
+
+    /// Returns the entries that count at `now`, the oldest first.
+    pub(in super::super) fn entries(&self, cells: &impl Cells, now: u64) -> Record {
+        let log = self.read(cells);
+        if log.units() == 0 || log.head.newest > now.saturating_add(self.window) {
+            let Spent { at, units } = self.spent_at(cells, now);
+            return smallvec![(at, units)];
+        }
+        let (held, mut entries) = (log.head.newest.max(now), Record::new());
         log.visit(|entry| {
-            if entry.units > 0 && entry.at + old.window.min(self.window) > held {
-                spent += entry.units;
-                total = self.add(into, &mut head, &mut list, total, entry, u64::MAX);
+            if entry.at + self.window > held {
+                entries.push((entry.at, entry.units));
             }
             true
+        });
+        entries
+    }
+
+    /// Fills a log at rest with entries of moments up to `held`, the oldest first.
+    pub(in super::super) fn restore(&self, cells: &impl Cells, entries: &[(u64, u64)], held: u64) -> Fit {
+        self.fill(cells, held, |add| {
+            let counts = |(at, _): &&(u64, u64)| at + self.window > held;
+            entries.iter().filter(counts).for_each(|(at, units)| add(Entry { at: *at, units: *units }));
+        })
+    }
+
+    /// Fills a log at rest. If there is no room, all of it becomes one entry at `held`.
+    fn fill(&self, into: &impl Cells, held: u64, entries: impl FnOnce(&mut dyn FnMut(Entry))) -> Fit {
+        let (mut head, mut list) = (Head { newest: 0, len: 0, units: 0 }, List::default());
+        let (mut spent, mut total) = (0, 0);
+        entries(&mut |entry| {
+            spent += entry.units;
+            total = self.add(into, &mut head, &mut list, total, entry, u64::MAX);
         });
         (head.units, list.units) = (total.min(MAX_UNITS), total);
         self.set_head(into, head);

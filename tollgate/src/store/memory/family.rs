@@ -466,14 +466,14 @@ pub(super) fn insist(family: &Family, mut attempt: impl FnMut(&Arc<Members>) -> 
 }
 
 /// Words of a key that are not in a table. Chunks that they own are given back, unless the words are handed on.
-struct Converted<'a> {
+pub(super) struct Converted<'a> {
     words: SmallVec<[std::cell::Cell<u64>; 8]>,
     rules: &'a Compiled,
     spill: &'a Spill,
 }
 
 impl<'a> Converted<'a> {
-    fn of(rules: &'a Compiled, spill: &'a Spill) -> Self {
+    pub(super) fn of(rules: &'a Compiled, spill: &'a Spill) -> Self {
         Self { words: smallvec![std::cell::Cell::new(0); rules.words()], rules, spill }
     }
 

@@ -168,13 +168,11 @@ impl Table {
     /// Counts the keys that are not at rest, one bucket after the other. A key that moves meanwhile may count twice or not
     /// at all.
     pub(super) fn live_keys<R: Rules>(&self, rules: &R, now: u64) -> usize {
-        let segments = self.segments.iter().take_while(|segment| segment.get().is_some()).count();
-        let buckets = segments.checked_sub(1).map_or(0, |level| self.buckets_at(level as u32));
         let is_live = |bucket: Bucket<'_>, slot: usize| {
             bucket.fingerprint(slot) != EMPTY && !self.looks_idle(rules, bucket, slot, now)
         };
         let live_in = |bucket| (0..self.layout.slots).filter(|slot| is_live(bucket, *slot)).count();
-        (0..buckets).map(|index| live_in(self.bucket(index))).sum()
+        (0..).take_while(|index| self.has_bucket(*index)).map(|index| live_in(self.bucket(index))).sum()
     }
 
     /// Takes a slot that was free a moment ago.

@@ -84,6 +84,11 @@ impl Table {
         level.map_or((0, bucket), |level| (level as usize + 1, bucket - self.buckets_at(level)))
     }
 
+    /// Returns whether there is a bucket of that index by now.
+    pub(super) fn has_bucket(&self, index: usize) -> bool {
+        self.segments.get(self.locate(index).0).is_some_and(|segment| segment.get().is_some())
+    }
+
     /// The bucket of that index. Indexes come from levels that headers and the extent speak of, and those are
     /// written after the segment is there.
     #[inline(always)]

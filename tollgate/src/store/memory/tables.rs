@@ -22,12 +22,12 @@ const MAX_CONFIGURATIONS: usize = 16;
 
 /// The families of all limits that a store and those before it have had.
 #[derive(Default)]
-pub(crate) struct Families(Mutex<HashMap<Name, Arc<Family>>>);
+pub(crate) struct Families(pub(super) Mutex<HashMap<Name, Arc<Family>>>);
 
 /// A limit and a ban may have the same name.
-type Name = (String, bool);
+pub(super) type Name = (String, bool);
 
-fn name_of(limit: &Limit) -> Name {
+pub(super) fn name_of(limit: &Limit) -> Name {
     (limit.name().to_owned(), matches!(limit.algorithm(), Algorithm::Ban(_)))
 }
 

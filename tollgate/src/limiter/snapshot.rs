@@ -1,0 +1,277 @@
+//! Snapshots: the keys of a limiter written out, and a limiter that goes on where another process ended.
+//!
+//! A snapshot has the limits by name and numbers, the secret that keys were hashed with, and for each key that is not at
+//! rest what it has spent and when, by the wall clock. It has no key itself. It is read into a limiter with the limits that
+//! it was written by, which is then changed to the limits that are wanted, as by [`Limiter::with_limits`].
+
+mod encoding;
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::{error, fmt};
+
+use self::encoding::{Decoder, Encoder};
+use super::{Inner, Limiter, LimiterBuilder};
+use crate::algorithm::record::{Numbers, Record, RecordedAt};
+use crate::clock::TimeSource;
+use crate::error::InvalidLimit;
+use crate::limit::{Limit, LimitId};
+use crate::limit_set::Checked;
+use crate::store::memory::{MemoryStore, SectionHead};
+use crate::units::Timestamp;
+
+const MAGIC: [u8; 8] = *b"tollgate";
+/// To be raised with every change of what follows.
+const VERSION: u8 = 1;
+/// What comes next: nothing, the keys of another limit, or a key.
+const END: u64 = 0;
+const SECTION: u64 = 1;
+const KEY: u64 = 2;
+/// Bounds on what a file may claim: limits with their variants, the length of a name, and the entries of a key.
+const MAX_SECTIONS: u64 = 1 << 20;
+const MAX_NAME: usize = 1 << 16;
+const MAX_ENTRIES: u64 = 1 << 24;
+
+/// What came of a snapshot: see [`LimiterBuilder::restore`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Restored {
+    /// Keys that go on where they were.
+    pub keys: u64,
+    /// Keys for which there was no memory. They start with their full quota.
+    pub left_out: u64,
+    /// When the snapshot was written, by the wall clock of that machine. If that is in the future, the clock was set
+    /// back since; keys then go on as if no time had passed.
+    pub written_at: Timestamp,
+}
+
+/// Why a snapshot cannot be restored.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// It cannot be read.
+    Read(io::Error),
+    /// It is not a snapshot, it was written by another version, or it is damaged.
+    Unusable(String),
+    /// The limiter cannot be built, with or without a snapshot.
+    Limits(InvalidLimit),
+}
+
+impl RestoreError {
+    fn of_read(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                Self::Unusable("it is truncated: restore a copy, or start without it".into())
+            }
+            _ => Self::Read(error),
+        }
+    }
+
+    fn corrupt() -> Self {
+        Self::Unusable("it is damaged: restore a copy, or start without it".into())
+    }
+}
+
+impl fmt::Display for RestoreError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(error) => error.fmt(out),
+            Self::Unusable(problem) => out.write_str(problem),
+            Self::Limits(error) => error.fmt(out),
+        }
+    }
+}
+
+impl error::Error for RestoreError {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        match self {
+            Self::Read(error) => Some(error),
+            Self::Unusable(_) => None,
+            Self::Limits(error) => Some(error),
+        }
+    }
+}
+
+impl From<InvalidLimit> for RestoreError {
+    fn from(error: InvalidLimit) -> Self {
+        Self::Limits(error)
+    }
+}
+
+impl Limiter {
+    /// Writes what all keys have spent, for [`LimiterBuilder::restore`], and returns the number of keys. It takes about 10
+    /// to 30 bytes for each key that is not at rest, and little memory.
+    ///
+    /// Other threads decide meanwhile, and what they take may be in the snapshot or not. Counts that keys without a slot
+    /// share while the [memory](LimiterBuilder::max_memory) is full are not in it, nor is what is in flight.
+    ///
+    /// The snapshot does not have the keys, but it has the secret that they are hashed with. Anyone who can read it can
+    /// find out whether a certain key is in it, and find keys that share a count: keep it as you keep a password.
+    ///
+    /// # Errors
+    ///
+    /// When `out` fails.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
+    ///
+    /// let limit = Limit::new("per-user", FixedWindow::new(10, MINUTE).from_first_request())?;
+    /// let limiter = Limiter::new(limit.clone());
+    /// assert_eq!(limiter.check_n("ann", 6).remaining(), 4);
+    /// let mut snapshot = Vec::new();
+    /// limiter.snapshot(&mut snapshot)?;
+    /// // … in another process …
+    /// let (limiter, restored) = Limiter::builder().limit(limit).restore(&*snapshot)?;
+    /// assert_eq!((restored.keys, limiter.peek("ann").remaining()), (1, 4));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn snapshot(&self, out: impl Write) -> io::Result<u64> {
+        let Inner { limits, store, clock, .. } = &*self.0;
+        let (now, wall_offset) = (self.now(), clock.wall_offset_micros());
+        let written_at = now.offset_by(wall_offset);
+        let sections = store.sections(limits);
+        let mut out = Encoder::new(out);
+        out.bytes(&MAGIC)?;
+        out.bytes(&[VERSION])?;
+        out.number(written_at.as_micros())?;
+        store.seed().into_iter().try_for_each(|word| out.word(word))?;
+        out.number(sections.len() as u64)?;
+        for section in &sections {
+            let Numbers { kind, values } = section.limit.compiled().numbers();
+            out.number(section.limit.name().len() as u64)?;
+            out.bytes(section.limit.name().as_bytes())?;
+            out.bytes(&[kind])?;
+            values.into_iter().chain([section.ceiling]).try_for_each(|number| out.number(number))?;
+        }
+        let mut keys = 0;
+        for (index, section) in sections.iter().enumerate() {
+            out.number(SECTION)?;
+            out.number(index as u64)?;
+            section.visit(now, wall_offset, |fingerprint, record| {
+                keys += 1;
+                write_key(&mut out, fingerprint, record)
+            })?;
+        }
+        out.number(END)?;
+        out.finish()?;
+        Ok(keys)
+    }
+}
+
+fn write_key(out: &mut Encoder<impl Write>, fingerprint: u64, record: &Record) -> io::Result<()> {
+    out.number(KEY)?;
+    out.word(fingerprint)?;
+    out.number(record.len() as u64)?;
+    record.iter().try_for_each(|(first, second)| {
+        out.number(*first)?;
+        out.number(*second)
+    })
+}
+
+impl LimiterBuilder {
+    /// Builds a limiter that goes on where another one was when it wrote a [snapshot](Limiter::snapshot): what keys had
+    /// spent then is spent, as far as it has not come back since.
+    ///
+    /// Limits may differ from those of the snapshot. What keys have spent is converted to them, as [`Limiter::with_limits`]
+    /// describes; that of limits that are gone is kept for a while, in case they come back.
+    ///
+    /// Keys are hashed with the secret in the snapshot, whatever [`hash_seed`](Self::hash_seed) says.
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](Self::build), and when the snapshot cannot be read or used. A limiter without it is then a
+    /// [`build`](Self::build) away; it gives every key its full quota.
+    pub fn restore(self, snapshot: impl Read) -> Result<(Limiter, Restored), RestoreError> {
+        let Checked { mut limits, asked } = self.limits.checked()?;
+        let clock = self.clock.or_else(TimeSource::system).ok_or_else(super::builder::no_clock)?;
+        let (now, wall_offset) = (clock.now(), clock.wall_offset());
+        let mut input = Decoder::new(snapshot);
+        let Head { written_at, seed, sections } = Head::read(&mut input)?;
+        let mut recorded_by: Vec<Limit> = Vec::new();
+        for section in &sections {
+            let mut limit = section.limit().ok_or_else(RestoreError::corrupt)?;
+            limit.follow_wall_clock(&wall_offset);
+            recorded_by.push(limit);
+        }
+        let store = MemoryStore::of_sections(&sections, &mut recorded_by, self.max_memory, seed)?;
+        // A clock that was set back since must not make charges that were made in its future: they count as made now.
+        let ahead = written_at.as_micros().saturating_sub(now.offset_by(wall_offset.get()).as_micros());
+        let shift = wall_offset.get().saturating_neg().saturating_sub_unsigned(ahead);
+        let recorded = RecordedAt { now: written_at.offset_by(shift).as_micros(), shift };
+        let mut restored = Restored { keys: 0, left_out: 0, written_at };
+        read_keys(&mut input, sections.len(), |limit, fingerprint, record| {
+            match store.restore(&recorded_by, (limit, fingerprint), record, recorded, now) {
+                true => restored.keys += 1,
+                false => restored.left_out += 1,
+            }
+        })?;
+        input.finish()?;
+        limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
+        let store = store.successor(&mut limits, now)?;
+        Ok((Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })), restored))
+    }
+}
+
+/// What a snapshot begins with.
+struct Head {
+    written_at: Timestamp,
+    seed: [u64; 4],
+    sections: Vec<SectionHead>,
+}
+
+impl Head {
+    fn read(input: &mut Decoder<impl Read>) -> Result<Self, RestoreError> {
+        let magic: [u8; 8] = input.bytes()?;
+        if magic != MAGIC {
+            return Err(RestoreError::Unusable("it is not a snapshot of tollgate: name another file".into()));
+        }
+        let [version] = input.bytes()?;
+        if version != VERSION {
+            let problem = format!("it has format {version}, and this version of tollgate reads format {VERSION}");
+            return Err(RestoreError::Unusable(format!("{problem}: delete it, or use the version that wrote it")));
+        }
+        let written_at = Timestamp::from_micros(input.number()?);
+        let seed = [input.word()?, input.word()?, input.word()?, input.word()?];
+        let count = Some(input.number()?).filter(|count| *count <= MAX_SECTIONS).ok_or_else(RestoreError::corrupt)?;
+        let mut sections = Vec::new();
+        for _ in 0..count {
+            let name = input.text(MAX_NAME)?;
+            let [kind] = input.bytes()?;
+            let values = [input.number()?, input.number()?, input.number()?, input.number()?];
+            sections.push(SectionHead { name, numbers: Numbers { kind, values }, ceiling: input.number()? });
+        }
+        Ok(Self { written_at, seed, sections })
+    }
+}
+
+/// Calls `see` with every key, and the number of its limit.
+fn read_keys(
+    input: &mut Decoder<impl Read>,
+    sections: usize,
+    mut see: impl FnMut(LimitId, u64, &[(u64, u64)]),
+) -> Result<(), RestoreError> {
+    let mut limit = None;
+    let mut record = Record::new();
+    loop {
+        match input.number()? {
+            END => return Ok(()),
+            SECTION => {
+                let index = u32::try_from(input.number()?).ok().filter(|index| (*index as usize) < sections);
+                limit = Some(LimitId(index.ok_or_else(RestoreError::corrupt)?));
+            }
+            KEY => {
+                let fingerprint = input.word()?;
+                let count = input.number()?;
+                if count > MAX_ENTRIES {
+                    return Err(RestoreError::corrupt());
+                }
+                record.clear();
+                for _ in 0..count {
+                    record.push((input.number()?, input.number()?));
+                }
+                see(limit.ok_or_else(RestoreError::corrupt)?, fingerprint, &record);
+            }
+            _ => return Err(RestoreError::corrupt()),
+        }
+    }
+}

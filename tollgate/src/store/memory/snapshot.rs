@@ -1,0 +1,209 @@
+//! Reads the keys of all tables for a snapshot, and puts keys from a snapshot into tables.
+//!
+//! Reading holds one bucket at a time, and no bucket at all where keys have one word each, so decisions go on. A key that
+//! moves to another table meanwhile may be read twice. A snapshot is exact if nothing is decided while it is made.
+//!
+//! Deliberately not here: what keys without a slot share while the memory is full. Where they would find it in a table of
+//! another size is not known.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::bucket::{Bucket, Busy, EMPTY, header_patiently, hold_unchanged, pause, unchanged};
+use super::family::{Converted, Family};
+use super::holds::Holds;
+use super::table::Table;
+use super::word::{Copied, Lent, SEAL};
+use super::{MemoryStore, tables};
+use crate::algorithm::record::{Numbers, Record, RecordedAt};
+use crate::algorithm::{Algorithm, Compiled, with_rules};
+use crate::budget::Budget;
+use crate::error::InvalidLimit;
+use crate::limit::{Limit, LimitId};
+use crate::sync::Ordering;
+use crate::units::Timestamp;
+
+/// The keys of one limit, or of its variants that count the same units.
+pub(crate) struct Section<'a> {
+    pub(crate) limit: &'a Limit,
+    /// The largest quota that the limit has or had.
+    pub(crate) ceiling: u64,
+    table: &'a Arc<Table>,
+    /// Tables of former configurations, with the rules by which their words are read.
+    former: Vec<(Arc<Table>, Compiled)>,
+}
+
+/// A limit as a snapshot describes it.
+pub(crate) struct SectionHead {
+    pub(crate) name: String,
+    pub(crate) numbers: Numbers,
+    pub(crate) ceiling: u64,
+}
+
+impl SectionHead {
+    /// Returns the limit, if its numbers make sense.
+    pub(crate) fn limit(&self) -> Option<Limit> {
+        Limit::new(self.name.as_str(), Algorithm::of_numbers(self.numbers)?).ok()
+    }
+}
+
+impl MemoryStore {
+    /// Returns the keys of these limits, by table.
+    pub(crate) fn sections<'a>(&'a self, limits: &'a [Limit]) -> Vec<Section<'a>> {
+        let in_use: HashSet<usize> = self.tables.iter().map(|table| Arc::as_ptr(table).addr()).collect();
+        let (mut tables, mut families) = (HashSet::new(), HashSet::new());
+        let mut sections = Vec::new();
+        for ((limit, table), family) in limits.iter().zip(&self.tables).zip(&self.kin) {
+            if !tables.insert(Arc::as_ptr(table).addr()) {
+                continue;
+            }
+            let members = family.members();
+            let is_first = families.insert(Arc::as_ptr(family).addr());
+            let former = members.tables.iter().filter(|member| !in_use.contains(&Arc::as_ptr(&member.table).addr()));
+            let former = former.filter(|_| is_first).map(|member| (member.table.clone(), member.rules.clone()));
+            sections.push(Section { limit, ceiling: members.ceiling, table, former: former.collect() });
+        }
+        sections
+    }
+
+    /// Returns a store for the limits of a snapshot, which hashes keys with the secret that they were hashed with.
+    pub(crate) fn of_sections(
+        sections: &[SectionHead],
+        limits: &mut [Limit],
+        max_bytes: usize,
+        seed: [u64; 4],
+    ) -> Result<Self, InvalidLimit> {
+        let (budget, families) = (Budget::new(max_bytes), Arc::new(tables::Families::default()));
+        for (section, limit) in sections.iter().zip(&*limits) {
+            families.raise(limit, section.ceiling);
+        }
+        let chosen = tables::choose(limits, &families, &budget, Timestamp::EPOCH.as_micros())?;
+        Ok(Self::of(chosen, families, seed, budget))
+    }
+
+    /// Gives a key what it has spent by a record, instead of what it has. False: there is no room for the key.
+    pub(crate) fn restore(
+        &self,
+        limits: &[Limit],
+        (limit, fingerprint): (LimitId, u64),
+        record: &[(u64, u64)],
+        recorded: RecordedAt,
+        now: Timestamp,
+    ) -> bool {
+        let Some(kin) = self.kin(limits, limit).filter(|_| fingerprint != EMPTY) else { return false };
+        let now = now.as_micros();
+        let mut attempts = 0;
+        loop {
+            let members = kin.family.if_several();
+            let kin = members.as_ref().map_or(kin, |members| kin.among(members));
+            let mut holds = Holds::default();
+            match kin.hold_seat(&mut holds, members.as_ref(), fingerprint, now) {
+                Ok(Some(seat)) if seat.slot < kin.table.layout.slots => {
+                    holds.write(seat.bucket);
+                    let cells = holds.cells(kin.table, seat);
+                    with_rules!(kin.rules, rules => crate::algorithm::Rules::clear(rules, &cells));
+                    let _ = kin.rules.restore(&cells, record, recorded);
+                    drop(holds);
+                    with_rules!(kin.rules, rules => kin.table.grow_if_crowded(rules, now));
+                    return true;
+                }
+                Ok(_) => return false,
+                Err(Busy::Held) => {}
+                Err(Busy::Crowded) => {
+                    drop(holds);
+                    kin.make_room(fingerprint, now);
+                }
+            }
+            attempts = pause(attempts);
+        }
+    }
+}
+
+impl Section<'_> {
+    /// Calls `see` with the fingerprint of every key that is not at rest, and what it has spent.
+    pub(crate) fn visit<E>(
+        &self,
+        now: Timestamp,
+        wall_offset: i64,
+        mut see: impl FnMut(u64, &Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (now, rules) = (now.as_micros(), self.limit.compiled());
+        let own = |cells: &Lent<'_, '_>| rules.record(cells, now, wall_offset);
+        self.table.visit(own, &mut see)?;
+        for (table, before) in &self.former {
+            let converted = |cells: &Lent<'_, '_>| {
+                let copy = Converted::of(rules, &self.table.spill);
+                let _ = rules.convert(&copy, before, cells, now);
+                rules.record(&copy, now, wall_offset)
+            };
+            table.visit(converted, &mut see)?;
+        }
+        Ok(())
+    }
+}
+
+impl Table {
+    fn visit<E>(
+        &self,
+        record: impl Fn(&Lent<'_, '_>) -> Record,
+        see: &mut impl FnMut(u64, &Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut keys = Vec::new();
+        // Segments that are added meanwhile are visited too: keys move up only.
+        let buckets = (0..).take_while(|index| self.has_bucket(*index));
+        for index in buckets {
+            let mut attempts = 0;
+            while !self.read_bucket(self.bucket(index), &record, &mut keys) {
+                attempts = pause(attempts);
+            }
+            // Nothing is held here: `see` may wait for a disk.
+            for (fingerprint, record) in keys.drain(..).filter(|(_, record)| !record.is_empty()) {
+                see(fingerprint, &record)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads all keys of a bucket. False: someone else was in the way, and nothing was read.
+    fn read_bucket(
+        &self,
+        bucket: Bucket<'_>,
+        record: impl Fn(&Lent<'_, '_>) -> Record,
+        keys: &mut Vec<(u64, Record)>,
+    ) -> bool {
+        keys.clear();
+        let Ok(header) = header_patiently(bucket) else { return false };
+        let (slots, tags) = (self.layout.slots, self.layout.tags);
+        let held = if tags == 0 { hold_unchanged(bucket, header) } else { None };
+        if tags == 0 && held.is_none() {
+            return false;
+        }
+        for slot in 0..slots {
+            let fingerprint = bucket.fingerprint(slot);
+            if fingerprint == EMPTY {
+                continue;
+            }
+            if tags == 0 {
+                keys.push((fingerprint, record(&Lent::Words(self.slot(bucket, slot)))));
+                continue;
+            }
+            let word = bucket.words_of(slot, self.layout)[0].load(Ordering::Acquire);
+            if word == SEAL {
+                return false;
+            }
+            keys.push((fingerprint, record(&Lent::Copy(&Copied::new(word & !tags, &self.spill)))));
+        }
+        held.is_some() || unchanged(bucket, header)
+    }
+}
+
+impl tables::Families {
+    /// Lets a limit know of keys that may have spent up to `ceiling` units.
+    fn raise(&self, limit: &Limit, ceiling: u64) {
+        let mut known = self.0.lock();
+        let family = known.entry(tables::name_of(limit)).or_insert_with(|| Arc::new(Family::new()));
+        let mut members = super::Members::clone(&family.members());
+        members.ceiling = members.ceiling.max(ceiling);
+        family.set(members);
+    }
+}
