@@ -17,6 +17,7 @@ mod seconds;
 mod service;
 mod shutdown;
 mod standing;
+mod state;
 mod threads;
 
 use std::process::ExitCode;

@@ -10,6 +10,7 @@ use tollgate::rules::file::{LoadError, Problems};
 
 use crate::gateway::StartError;
 use crate::listening::CannotListen;
+use crate::state::StateError;
 use crate::{descriptors, notice, threads};
 
 #[derive(Debug)]
@@ -26,10 +27,19 @@ pub(crate) enum Error {
     Listen(CannotListen),
     Descriptors(descriptors::TooFew),
     Threads(threads::TooFew),
+    State(StateError),
     Runtime(io::Error),
 }
 
 impl Error {
+    /// A gate that cannot be opened is no matter of the state file.
+    pub(crate) fn of_state(error: StateError) -> Self {
+        match error {
+            StateError::Open(error) => Self::Open(error),
+            error => Self::State(error),
+        }
+    }
+
     /// Says it on stderr. Problems of a file come first, each with its place at the beginning of its line.
     pub(crate) fn tell(&self) {
         if let Self::Load(LoadError::Refused(problems))
@@ -71,6 +81,7 @@ impl fmt::Display for Error {
             Self::Gateway(StartError::Runtime(source)) => cannot_start(source, out),
             Self::Descriptors(too_few) => too_few.fmt(out),
             Self::Threads(too_few) => too_few.fmt(out),
+            Self::State(error) => error.fmt(out),
             Self::Runtime(source) => cannot_start(source, out),
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tollgate::Gate;
-use tollgate::rules::file::{Address, HostGlob, Listener, Parsed, RuleFile};
+use tollgate::rules::file::{Address, HostGlob, Listener, Parsed, RuleFile, StoreUrl};
 
 use super::{Error, StoreArgument, load, say};
 use crate::decisions::Decisions;
@@ -21,6 +21,7 @@ use crate::reload::{Given, Hangup, Reload, Reloads, Started};
 use crate::service::http::Answering;
 use crate::service::{Hosts, Options};
 use crate::standing::Standing;
+use crate::state::{StateFile, StateWriter};
 use crate::{admin, builtin, config, descriptors, limits_told, notice, service, shutdown, threads};
 
 /// What is not given back by then is missing until the limits give it back by themselves.
@@ -42,6 +43,13 @@ pub(super) struct Arguments {
     admin: Option<Address>,
     #[command(flatten)]
     store: StoreArgument,
+    /// Keeps what keys have spent in this file, so that a restart gives nobody a full quota; for the store in memory
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_STATE")]
+    state: Option<PathBuf>,
+    /// Seconds between two writings of the state file, which is also written when the server ends
+    #[arg(long, value_name = "SECONDS", env = "TOLLGATE_STATE_INTERVAL", requires = "state", default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    state_interval: u64,
 }
 
 /// Where to listen, and how.
@@ -54,7 +62,7 @@ struct Place {
 
 pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let file = rules(&arguments)?;
-    let Arguments { config: path, listen, http, admin, store } = arguments;
+    let Arguments { config: path, listen, http, admin, store, state, state_interval } = arguments;
     warn_of_what_is_not_served(&file);
     if listen.is_some() && file.gateway.is_none() {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
@@ -65,9 +73,19 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     if file.gateway.is_none() && http.is_none() {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
+    if state.is_some() && file.store != StoreUrl::Memory {
+        let fix = "leave it out, or use `store: memory`";
+        return Err(Error::Usage(format!(
+            "--state is for the store in memory, and Redis keeps its keys itself: {fix}"
+        )));
+    }
     let plan = plan(&file, http.is_some(), given.admin.is_some() || file.admin.is_some())?;
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
-    let gate = Gate::open(&file).await.map_err(Error::Open)?;
+    let state = state.map(StateFile::new);
+    let gate = match &state {
+        Some(state) => state.open(&file).await.map_err(Error::of_state)?,
+        None => Gate::open(&file).await.map_err(Error::Open)?,
+    };
     notice::warn_of_an_absent_store(&gate);
     let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
     let decisions = Arc::new(Decisions::default());
@@ -97,6 +115,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         surfaces.service(place, Answering { gate: gate.clone(), decisions }).await?;
     }
     surfaces.told.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
+    let pause = Duration::from_secs(state_interval);
+    let state = state.map(|state| StateWriter::start(state, gate.clone(), pause)).transpose().map_err(Error::State)?;
     standing.started(gateway.clone());
     // Before the line below is read, so that whoever reads it can already signal the server.
     let shutdown = shutdown::signal().map_err(Error::Runtime)?;
@@ -121,6 +141,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         // A task that panicked has been told of by its panic.
         _ = task.await;
     }
+    if let Some(state) = state {
+        state.end().await;
+    }
     if let Some(store) = gate.redis() {
         _ = timeout(RETURN_DEADLINE, store.return_leases()).await;
     }
@@ -133,8 +156,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
 /// How many connections everything that is served may have, and whether there are threads to serve it.
 fn plan(file: &RuleFile, has_service: bool, has_admin: bool) -> Result<descriptors::Plan, Error> {
     let workers = file.gateway.as_ref().map_or(0, Gateway::workers);
-    // The access log and what watches the rule file have one each.
-    threads::check(workers + 2).map_err(Error::Threads)?;
+    // The access log, what watches the rule file, and the state file have one each.
+    threads::check(workers + 3).map_err(Error::Threads)?;
     let max_connections = file.gateway.as_ref().and_then(|gateway| gateway.max_connections);
     descriptors::plan(descriptors::Surfaces { workers, max_connections, has_service, has_admin })
         .map_err(Error::Descriptors)

@@ -21,5 +21,6 @@ mod refusals;
 mod reloading;
 mod rule_file;
 mod start_and_stop;
+mod state;
 mod topologies;
 mod validating;

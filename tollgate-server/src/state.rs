@@ -1,0 +1,212 @@
+//! The state file of `serve --state FILE`: what keys have spent, from one run of the server to the next.
+//!
+//! It is read once, before anything listens, and written by a thread that has nothing else to do: at the start, so that a
+//! folder that cannot be written to is found out then; every few seconds, so that a crash loses no more than that; and at
+//! the end, once the last request is answered. A new file replaces the old one whole, so there is always a complete one.
+//!
+//! Deliberately not here: what is in the file, which the library knows.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use tollgate::rules::file::Parsed;
+use tollgate::{Gate, OpenError, RestoreError, Restored, Timestamp};
+
+use crate::notice;
+
+/// Writing may take one part in this of a processor's time: with many keys, the pauses are longer than they were set.
+const SHARE: u32 = 10;
+
+/// A state file, and where its successor is written.
+pub(crate) struct StateFile {
+    path: PathBuf,
+    unfinished: PathBuf,
+}
+
+/// Why the server cannot start with a state file.
+#[derive(Debug)]
+pub(crate) enum StateError {
+    Open(OpenError),
+    Read { path: PathBuf, source: io::Error },
+    Write { path: PathBuf, source: io::Error },
+    Thread(io::Error),
+}
+
+impl std::fmt::Display for StateError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Open(error) => error.fmt(out),
+            Self::Read { path, source } => write!(
+                out,
+                "cannot read the state file {}: {source}: let the user of this process read it, or name another with --state",
+                path.display()
+            ),
+            Self::Write { path, source } => write!(
+                out,
+                "cannot write the state file {}: {source}: let the user of this process write to its folder, or name \
+                 another with --state",
+                path.display()
+            ),
+            Self::Thread(source) => write!(out, "cannot start a thread: {source}: give the process more threads"),
+        }
+    }
+}
+
+impl StateFile {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        let unfinished = beside(&path, ".new");
+        Self { path, unfinished }
+    }
+
+    /// Opens a gate with the rules of a file whose keys go on where they were, if there is a state file that can be used.
+    pub(crate) async fn open(&self, rules: &Parsed) -> Result<Gate, StateError> {
+        let read_error = |source| StateError::Read { path: self.path.clone(), source };
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Gate::open(rules).await.map_err(StateError::Open);
+            }
+            Err(error) => return Err(read_error(error)),
+        };
+        match Gate::open_restored(rules, file).map_err(StateError::Open)? {
+            Ok((gate, restored)) => {
+                self.tell(&restored);
+                Ok(gate)
+            }
+            Err(RestoreError::Read(error)) => Err(read_error(error)),
+            Err(unusable) => {
+                let rejected = beside(&self.path, ".rejected");
+                fs::rename(&self.path, &rejected)
+                    .map_err(|source| StateError::Write { path: rejected.clone(), source })?;
+                notice::warn(format_args!(
+                    "the state file {} is not used: {unusable}; it is kept as {}, and every key starts with its full quota",
+                    self.path.display(),
+                    rejected.display()
+                ));
+                Gate::open(rules).await.map_err(StateError::Open)
+            }
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the age of a file is told to people, nothing is decided by it")]
+    fn tell(&self, restored: &Restored) {
+        let path = self.path.display();
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let (now, then) = (Timestamp::EPOCH.saturating_add(now).as_micros(), restored.written_at.as_micros());
+        let seconds = now.abs_diff(then) / 1_000_000;
+        notice::tell(format_args!("{} keys go on where they were, from the state file {path}", restored.keys));
+        if then > now && seconds > 0 {
+            notice::warn(format_args!(
+                "the state file {path} was written {seconds} s in the future, so the clock was set back: keys go on as if no \
+                 time had passed"
+            ));
+        }
+        if restored.left_out > 0 {
+            notice::warn(format_args!(
+                "{} keys of the state file {path} start with their full quota, because there is no memory for them: raise \
+                 max_memory",
+                restored.left_out
+            ));
+        }
+    }
+
+    /// Replaces the file by what keys have spent by now. A store on Redis, after a reload, keeps its keys itself.
+    fn write(&self, gate: &Gate) -> io::Result<()> {
+        if gate.redis().is_some() {
+            return Ok(());
+        }
+        let written = self.write_unfinished(gate).and_then(|()| fs::rename(&self.unfinished, &self.path));
+        if written.is_err() {
+            // It may not even be there.
+            _ = fs::remove_file(&self.unfinished);
+        }
+        written.and_then(|()| sync_folder(&self.path))
+    }
+
+    fn write_unfinished(&self, gate: &Gate) -> io::Result<()> {
+        // A process that was killed may have left one. It is not written to: it could be somebody's link by now.
+        match fs::remove_file(&self.unfinished) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(&self.unfinished)?;
+        gate.snapshot(&file)?;
+        file.sync_all()
+    }
+}
+
+/// The same path with something behind its name.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Makes sure that the new name outlives a power failure.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+}
+
+/// The thread that writes a state file.
+pub(crate) struct StateWriter {
+    running: mpsc::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl StateWriter {
+    /// Writes the file once, and then after every pause.
+    pub(crate) fn start(state: StateFile, gate: Gate, pause: Duration) -> Result<Self, StateError> {
+        state.write(&gate).map_err(|source| StateError::Write { path: state.path.clone(), source })?;
+        let (running, stop) = mpsc::channel();
+        let write = move || write_until(&stop, &state, &gate, pause);
+        let thread = thread::Builder::new().name("state".into()).spawn(write).map_err(StateError::Thread)?;
+        Ok(Self { running, thread })
+    }
+
+    /// Writes the file for the last time.
+    pub(crate) async fn end(self) {
+        let Self { running, thread } = self;
+        drop(running);
+        // A thread that panicked has been reported by its panic.
+        _ = tokio::task::spawn_blocking(move || thread.join()).await;
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long writing takes, not when anything is decided")]
+fn write_until(stop: &mpsc::Receiver<()>, state: &StateFile, gate: &Gate, pause: Duration) {
+    let (mut next, mut has_failed) = (pause, false);
+    loop {
+        let is_over = stop.recv_timeout(next) != Err(RecvTimeoutError::Timeout);
+        let began = Instant::now();
+        let written = state.write(gate);
+        next = pause.max(began.elapsed() * SHARE);
+        match (&written, has_failed || is_over) {
+            (Err(source), _) if is_over || !has_failed => {
+                let path = state.path.clone();
+                let lost = if is_over { "; what was spent since it was last written is lost" } else { "" };
+                notice::warn(format_args!("{}{lost}", StateError::Write { path, source: repeat(source) }));
+            }
+            (Ok(()), true) if has_failed => {
+                notice::tell(format_args!("the state file {} is written again", state.path.display()));
+            }
+            _ => {}
+        }
+        has_failed = written.is_err();
+        if is_over {
+            return;
+        }
+    }
+}
+
+fn repeat(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), error.to_string())
+}
