@@ -331,7 +331,7 @@ fn div_wide(a: u128, b: u64) -> u64 {
     u64::try_from(a / u128::from(b)).unwrap_or(u64::MAX)
 }
 
-fn allowed(remaining: u64, reset_after: u64) -> Verdict {
+pub(crate) const fn allowed(remaining: u64, reset_after: u64) -> Verdict {
     Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining, reset_after }
 }
 

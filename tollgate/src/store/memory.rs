@@ -10,6 +10,7 @@
 //! nanoseconds it takes, so that a request takes from all of them or from none, and others see nothing between.
 
 mod bucket;
+mod contention;
 mod family;
 mod growth;
 mod holds;
@@ -462,7 +463,8 @@ impl Table {
         claim_first: &mut bool,
     ) -> Option<Verdict> {
         if self.layout.tags != 0 {
-            return self.decide_word(rules, self.place(found), now, cost, mode);
+            let place = self.place(found);
+            return self.decide_word(rules, place, place.word.load(Ordering::Relaxed), now, cost, mode).ok();
         }
         let Found { bucket, slot, header } = found;
         let cells = self.slot(bucket, slot);

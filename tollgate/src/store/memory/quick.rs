@@ -5,14 +5,26 @@
 
 use super::Mode;
 use super::bucket::{LOCKED, Layout, level_of};
+use super::contention::Contention;
 use super::table::Table;
-use super::word::{Copied, Place};
+use super::word::{Copied, Lost, Place};
 use crate::algorithm::{Rules, Step};
 use crate::decision::Verdict;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The words of a bucket whose keys have one word each.
 const STRIDE: usize = Layout::SHORT_STRIDE;
+
+/// How often to try before going the slow path.
+pub(super) const ATTEMPTS: u32 = 64;
+
+/// Why a decision cannot be made on the fast path here and now.
+pub(super) enum Unready {
+    /// Another thread is in the way; it will not be for long.
+    Changed,
+    /// The key needs the slow path.
+    Unusual,
+}
 
 /// The home bucket of a key, and its header.
 #[derive(Clone, Copy)]
@@ -36,14 +48,17 @@ impl<'a> Home<'a> {
 impl Table {
     /// The home of a fingerprint, if keys are decided by one word and nobody holds it just now.
     #[inline(always)]
-    pub(super) fn short_home(&self, fingerprint: u64) -> Option<Home<'_>> {
+    pub(super) fn short_home(&self, fingerprint: u64) -> Result<Home<'_>, Unready> {
         if self.layout.tags == 0 {
-            return None;
+            return Err(Unready::Unusual);
         }
-        let (index, words) = self.short_bucket(fingerprint)?;
+        let (index, words) = self.short_bucket(fingerprint).ok_or(Unready::Unusual)?;
         let header = words[0].load(Ordering::Acquire);
-        let is_home = header & LOCKED == 0 && self.home_at(fingerprint, level_of(header)) == index;
-        is_home.then_some(Home { words, header })
+        match header & LOCKED {
+            0 if self.home_at(fingerprint, level_of(header)) == index => Ok(Home { words, header }),
+            0 => Err(Unready::Unusual),
+            _ => Err(Unready::Changed),
+        }
     }
 
     /// Decides if it is as easy as most are. `None`: it has to be decided on the slow path.
@@ -56,31 +71,64 @@ impl Table {
         cost: u64,
         mode: Mode,
     ) -> Option<Verdict> {
-        let place = self.short_home(fingerprint)?.place_of(fingerprint)?;
-        self.decide_word(rules, place, now, cost, mode)
+        let place = self.short_home(fingerprint).ok()?.place_of(fingerprint)?;
+        let word = place.word.load(Ordering::Relaxed);
+        match self.decide_word(rules, place, word, now, cost, mode) {
+            Ok(verdict) => Some(verdict),
+            Err(Lost::To(other)) => self.decide_contended(rules, place, other, now, cost, mode),
+            Err(Lost::Elsewhere) => None,
+        }
     }
 
-    /// Decides on a key of one word; `None` if someone else has changed it meanwhile.
+    /// Decides on a word that many threads want at once. `None`: it has to be decided on the slow path.
+    #[cold]
+    #[inline(never)]
+    fn decide_contended<R: Rules>(
+        &self,
+        rules: &R,
+        place: Place<'_>,
+        mut word: u64,
+        now: u64,
+        cost: u64,
+        mode: Mode,
+    ) -> Option<Verdict> {
+        let mut contention = Contention::new();
+        for _ in 0..ATTEMPTS {
+            // At once: the swap that failed has brought the cache line here.
+            match self.decide_word(rules, place, word, now, cost, mode) {
+                Ok(verdict) => {
+                    contention.end();
+                    return Some(verdict);
+                }
+                Err(Lost::To(_)) => contention.wait(),
+                Err(Lost::Elsewhere) => return None,
+            }
+            word = place.read_to_replace();
+        }
+        None
+    }
+
+    /// Decides on a key of one word, if that is still `old`.
     #[inline(always)]
     pub(super) fn decide_word<R: Rules>(
         &self,
         rules: &R,
         place: Place<'_>,
+        old: u64,
         now: u64,
         cost: u64,
         mode: Mode,
-    ) -> Option<Verdict> {
+    ) -> Result<Verdict, Lost> {
         let tags = self.layout.tags;
-        let old = place.word.load(Ordering::Relaxed);
         let cells = Copied::new(old & !tags, &self.spill);
         let Step { verdict, edit } = rules.decide(&cells, now, cost);
-        let is_decided = match edit.filter(|_| mode.writes(&verdict)) {
-            None => place.proves(old),
+        match edit.filter(|_| mode.writes(&verdict)) {
+            None if place.proves(old) => Ok(verdict),
+            None => Err(Lost::Elsewhere),
             Some(edit) => {
                 rules.apply(&cells, edit);
-                place.replace(old, old & tags | cells.state.get())
+                place.replace(old, old & tags | cells.state.get()).map(|()| verdict)
             }
-        };
-        is_decided.then_some(verdict)
+        }
     }
 }

@@ -55,6 +55,15 @@ pub(super) struct Place<'a> {
     pub(super) word: &'a AtomicU64,
 }
 
+/// Why a word was not replaced. The decision has to be made again.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lost {
+    /// Another thread has replaced it by this one.
+    To(u64),
+    /// It is sealed, or its bucket has changed, and the key may be elsewhere.
+    Elsewhere,
+}
+
 impl Place<'_> {
     /// Whether a word that was read here is the key's, and not a seal.
     #[inline(always)]
@@ -62,16 +71,30 @@ impl Place<'_> {
         word != SEAL && unchanged_header(self.header_word, self.header)
     }
 
-    /// Replaces the word if it is still `old`. False: nothing is certain, and the decision has to be made again.
+    /// Replaces the word if it is still `old`.
     #[inline(always)]
-    pub(super) fn replace(self, old: u64, new: u64) -> bool {
-        self.proves(old) && self.swap(old, new) && self.is_same_lap()
+    pub(super) fn replace(self, old: u64, new: u64) -> Result<(), Lost> {
+        if !self.proves(old) {
+            return Err(Lost::Elsewhere);
+        }
+        match self.word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) if self.is_same_lap() => Ok(()),
+            Ok(_) => Err(Lost::Elsewhere),
+            Err(other) => Err(Lost::To(other)),
+        }
+    }
+
+    /// Reads the word and brings its cache line here for writing, in one go: a plain read would bring it only for reading,
+    /// and the compare-and-swap that follows would have to ask all other processors once more.
+    #[inline(always)]
+    pub(super) fn read_to_replace(self) -> u64 {
+        self.word.compare_exchange(SEAL, SEAL, Ordering::Relaxed, Ordering::Relaxed).unwrap_or_else(|word| word)
     }
 
     /// Seals the word if it is still `old`. The caller writes the next word without waiting for anybody.
     #[inline(always)]
     pub(super) fn seal(self, old: u64) -> bool {
-        if !self.proves(old) || !self.swap(old, SEAL) {
+        if !self.proves(old) || self.word.compare_exchange(old, SEAL, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
         let sealed = self.is_same_lap();
@@ -84,11 +107,6 @@ impl Place<'_> {
     #[inline(always)]
     pub(super) fn unseal(self, word: u64) {
         self.word.store(word, Ordering::Release);
-    }
-
-    #[inline(always)]
-    fn swap(self, old: u64, new: u64) -> bool {
-        self.word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     #[inline(always)]
