@@ -9,6 +9,7 @@ mod floors;
 mod gcra;
 mod governor;
 mod limitador;
+pub(crate) mod mixed;
 mod throttlecrab;
 pub(crate) mod tollgate;
 

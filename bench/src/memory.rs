@@ -1,6 +1,6 @@
 //! `bench memory`: decisions in process.
 //!
-//! What is deliberately not here: a store on another machine, HTTP, several limits on one request.
+//! What is deliberately not here: a store on another machine, HTTP, rules.
 
 mod algorithms;
 pub(crate) mod child;
@@ -39,7 +39,8 @@ pub(crate) struct Args {
     #[arg(long)]
     quick: bool,
 
-    /// Thread counts to run the decisions with
+    /// Thread counts to run the decisions with. `hot` and `mixed` also run with as many threads as there are
+    /// processors, 16 at most
     #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = parse_threads)]
     threads: Vec<usize>,
 
@@ -52,6 +53,8 @@ pub(crate) struct Args {
 enum Part {
     /// One hot key, allowed and denied
     Hot,
+    /// A global limit and one per user on every request
+    Mixed,
     /// 1 million keys, all alike: allowed (arriving and scattered) and denied
     Uniform,
     /// 1 million keys, the k-th asking 1/k as often as the first
@@ -98,6 +101,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     introduce(&scale);
     if wants(Part::Hot) {
         decisions::hot(&scale, &args.threads, &mut results);
+    }
+    if wants(Part::Mixed) {
+        decisions::mixed(&scale, &args.threads, &mut results);
     }
     if wants(Part::Uniform) || wants(Part::Zipf) {
         let spreads = decisions::Wanted { uniform: wants(Part::Uniform), zipf: wants(Part::Zipf) };

@@ -11,7 +11,7 @@ use tollgate::{
 use super::{Contender, Entrant, Setup};
 
 /// Above what any measurement here needs, so that none of them measures eviction.
-const MAX_MEMORY_BYTES: usize = 8 << 30;
+pub(super) const MAX_MEMORY_BYTES: usize = 8 << 30;
 
 /// One unit a second.
 const SLOW: Rate = Rate::new(1, SECOND);

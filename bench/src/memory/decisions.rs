@@ -1,13 +1,18 @@
 //! tollgate, its peers and the floors, side by side.
 
+use std::num::NonZeroUsize;
+
 use super::{Coverage, KEYS, Scale};
-use crate::contender::{Contender, Entrant, FIELD, GOVERNOR, HASH_ONLY, LIMITADOR, Path, Setup, TOLLGATE};
+use crate::contender::{Contender, Entrant, FIELD, GOVERNOR, HASH_ONLY, LIMITADOR, Path, Setup, TOLLGATE, mixed};
 use crate::race::{self, Course, Ratio, Runner, Times};
 use crate::report::{self, Results, Table};
 use crate::traffic::{self, Reach, Spread, Traffic};
 
 /// Threads that get less than this share of the processors they want did not run side by side.
 const LEAST_SHARE: f64 = 0.75;
+
+/// What threads do to each other is measured with as many as there are processors, up to this number.
+const MOST_THREADS: usize = 16;
 
 /// Which of the tables about many keys to make; they share the filled stores.
 pub(super) struct Wanted {
@@ -53,7 +58,8 @@ pub(super) fn hot(scale: &Scale, threads: &[usize], results: &mut Results) {
         (Path::Deny, "One hot key, denied (arriving)", "hot_deny"),
     ] {
         let filled = Filled::new(&FIELD, Setup { path, keys: 1 });
-        compare(&filled, &Workload { title, result, path, traffic: &traffic }, scale, threads, results);
+        let threads = with_all_processors(threads);
+        compare(&filled, &Workload { title, result, path, traffic: &traffic }, scale, &threads, results);
     }
 }
 
@@ -85,6 +91,22 @@ pub(super) fn many_keys(scale: &Scale, wanted: Wanted, threads: &[usize], result
         let workload = Workload { title, result: "uniform_deny", path: Path::Deny, traffic: &traffic };
         compare(&filled, &workload, scale, threads, results);
     }
+}
+
+/// A global limit and one per user on every request, by as many threads as there are processors.
+pub(super) fn mixed(scale: &Scale, threads: &[usize], results: &mut Results) {
+    let filled = Filled::new(&mixed::ENTRANTS, Setup { path: Path::Allow, keys: KEYS });
+    let traffic = Traffic::new(KEYS, Spread::Uniform, Reach::Arriving, scale.requests);
+    let title = "A global limit and one per user, 1 million users, uniform, allowed, arriving";
+    let workload = Workload { title, result: "mixed", path: Path::Allow, traffic: &traffic };
+    compare(&filled, &workload, scale, &with_all_processors(threads), results);
+}
+
+/// The thread counts that were wanted, and all processors up to 16, where threads are most in each other's way.
+fn with_all_processors(threads: &[usize]) -> Vec<usize> {
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_THREADS);
+    let more = Some(processors).filter(|processors| !threads.contains(processors));
+    threads.iter().copied().chain(more).collect()
 }
 
 /// Races the contenders with each number of threads, prints the table and notes tollgate's results.
