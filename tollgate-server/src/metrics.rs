@@ -101,7 +101,18 @@ impl Metrics {
     fn tell_store(&self, page: &mut Page<'_>) -> fmt::Result {
         let Some(store) = self.gate.redis() else { return Ok(()) };
         let (available, stats) = (i64::from(store.is_store_available()), store.stats());
-        page.gauge("tollgate_store_available", "Whether the store is asked; 0 while it fails", available)?;
+        page.gauge(
+            "tollgate_store_available",
+            "Whether every server of the store is asked; 0 while one fails",
+            available,
+        )?;
+        let servers = store.servers();
+        let rows = servers.iter().map(|server| ([("server", server.address.as_str())], i64::from(server.available)));
+        page.gauges(
+            "tollgate_store_server_available",
+            "Whether a server of the store is asked; 0 while it fails",
+            rows,
+        )?;
         for (name, help, count) in [
             ("tollgate_store_trips", "Script calls sent to the store", stats.trips),
             ("tollgate_store_questions", "Questions that travelled with them", stats.questions),

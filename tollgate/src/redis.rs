@@ -30,15 +30,20 @@ mod breaker;
 mod builder;
 mod changes;
 mod changing;
+mod cluster;
 mod denials;
+mod dial;
 mod error;
 mod leases;
 mod leasing;
-mod link;
 mod names;
+mod node;
 mod rule_sets;
 mod script;
+mod sentinels;
+mod slots;
 mod target;
+mod topology;
 #[cfg(feature = "rules")]
 mod wanted;
 mod worker;
@@ -48,7 +53,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::sync::mpsc;
 
 pub use self::builder::RedisLimiterBuilder;
 use self::changing::Prepared;
@@ -57,9 +61,10 @@ pub use self::error::{ConnectError, StoreError};
 use self::leases::Leases;
 pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
 use self::script::{Ask, Question};
+use self::topology::Topology;
 #[cfg(feature = "rules")]
 pub(crate) use self::wanted::{TakeFrom, cost, nth, only};
-use self::worker::{Job, Trips};
+use self::worker::Trips;
 use crate::clock::TimeSource;
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source, Verdict};
 use crate::key::Key;
@@ -90,7 +95,7 @@ struct Inner {
 /// What outlives a change of limits.
 struct Shared {
     on_store_failure: OnStoreFailure,
-    jobs: mpsc::Sender<Job>,
+    topology: Arc<Topology>,
     trips: Arc<Trips>,
     all_denials: Arc<AllDenials>,
     leases: Arc<Leases>,
@@ -136,6 +141,16 @@ pub struct Stats {
     pub breaker_opened: u64,
     /// How often it came back.
     pub breaker_closed: u64,
+}
+
+/// A server of the store; see [`RedisLimiter::servers`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerStatus {
+    /// Host and port.
+    pub address: String,
+    /// Whether it is asked. A server that has failed is not, until it is back.
+    pub available: bool,
 }
 
 /// A hit on a limit, ready for Redis.
@@ -340,22 +355,31 @@ impl RedisLimiter {
         self.0.local.limit(id)
     }
 
-    /// Whether Redis is asked. When it has failed, it is not, until it is back.
+    /// Returns whether Redis decides on every key. A server that has failed is not asked until it is back; on a cluster
+    /// that concerns the keys of that server alone, and this is false as long as there is one.
     #[must_use]
     pub fn is_store_available(&self) -> bool {
-        !self.0.shared.trips.breaker.is_open()
+        self.why_unavailable().is_none()
     }
 
-    /// Why Redis is not asked, if it is not: what failed last before it was given up.
+    /// Returns why Redis does not decide on some key, if that is so: what failed before a server was given up.
     #[must_use]
     pub fn why_unavailable(&self) -> Option<StoreError> {
-        self.0.shared.trips.breaker.why()
+        self.0.shared.topology.why_unavailable()
+    }
+
+    /// Returns the servers that hold keys, and whether each is asked: one server, the master that sentinels name, or the
+    /// masters of a cluster. A server that nothing was asked of lately is probed every second or so.
+    #[must_use]
+    pub fn servers(&self) -> Vec<ServerStatus> {
+        let nodes = self.0.shared.topology.nodes();
+        nodes.iter().map(|node| ServerStatus { address: node.to_string(), available: node.is_available() }).collect()
     }
 
     /// Where Redis is, for people: hosts and ports, and the master's name before those of sentinels. Never a password.
     #[must_use]
     pub fn address(&self) -> &str {
-        self.0.shared.trips.link.address()
+        self.0.shared.topology.address()
     }
 
     /// What limits answer while Redis fails, unless they [choose for themselves](Limit::on_store_failure).
@@ -367,8 +391,8 @@ impl RedisLimiter {
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let Shared { trips, counts, .. } = &*self.0.shared;
-        let (breaker_opened, breaker_closed) = trips.breaker.changes();
+        let Shared { trips, topology, counts, .. } = &*self.0.shared;
+        let (breaker_opened, breaker_closed) = topology.changes();
         Stats {
             trips: trips.trips.load(Ordering::Relaxed),
             questions: trips.asked.load(Ordering::Relaxed),

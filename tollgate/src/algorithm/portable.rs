@@ -21,6 +21,11 @@ use crate::units::Timestamp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortableCost(pub(crate) u64, pub(crate) u64);
 
+/// How much a key owed before a request took from it, in what the script counts for its algorithm. What comes back until
+/// that is paid was not the request's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Before(pub(crate) u64, pub(crate) u64);
+
 /// What a state looks like from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
@@ -124,6 +129,20 @@ impl Compiled {
     pub(crate) fn verdict(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
         let words = self.restored(state, now);
         super::with_rules!(self, rules => rules.decide(&words, now, cost).verdict)
+    }
+
+    /// Returns what a key in this state owed at that time.
+    pub(crate) fn before(&self, state: &[u64], at: u64) -> Before {
+        let number = |index: usize| state.get(index).copied().unwrap_or(0);
+        let (first, second) = (number(0), number(1));
+        match self {
+            Self::Meter(_) | Self::WideMeter(_) if first >= at => Before(first - at, second),
+            Self::Interval(rules) => {
+                let periods = (at / rules.period).saturating_sub(first / rules.period);
+                Before(second.saturating_sub(rules.portion.saturating_mul(periods)), 0)
+            }
+            _ => Before::default(),
+        }
     }
 
     /// What the same request would be answered next, right after it has been let through.

@@ -40,31 +40,20 @@ impl RedisLimiter {
         }
     }
 
-    /// Asks for all at once, where that is possible; on a cluster slot by slot, and gives back what was taken if
-    /// another slot denies.
+    /// Asks for all at once, where that is possible; on a cluster slot by slot.
     async fn ask_all(&self, wanted: &AllWanted, deadline: Instant) -> Result<Answer, StoreError> {
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        if !self.0.shared.trips.link.is_cluster() || self.one_slot(&asks) {
+        if !self.0.shared.topology.is_cluster() || self.one_slot(&asks) {
             return self.ask_by(deadline, Question::Take(asks)).await;
         }
-        let answers = self.ask_one_by_one(deadline, &asks, Question::Take).await;
-        let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|answer| answer.taken > 0));
-        if !all {
-            let taken = asks.iter().zip(&answers).filter_map(|(ask, answer)| {
-                let answer = answer.as_ref().ok().filter(|answer| answer.taken > 0)?;
-                Some(self.ask(Question::Refund(SmallVec::from_iter([ask.clone()]), answer.at)))
-            });
-            // A slot that cannot be reached any more keeps what it took: too strict, never too lax.
-            let _ = join_all(taken).await;
+        // In a task that outlives the caller: what some slots have taken is given back also if it goes away.
+        let (reply, answer) = oneshot::channel();
+        tokio::spawn(take_in_slots(self.0.shared.clone(), asks, deadline, reply));
+        match timeout_at(deadline, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped")),
+            Err(_) => Err(StoreError::too_late()),
         }
-        let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
-        let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
-        // Each slot has a clock of its own: its answer is brought to one time by the answer itself.
-        let seen = answers.into_iter().zip(&asks).map(|(answer, ask)| {
-            let verdict = answer.seen.first().map(|seen| seen.verdict(&ask.terms, answer.at, ask.cost));
-            Seen::Verdict(verdict.unwrap_or(NEVER))
-        });
-        Ok(Answer { at, taken: u64::from(all), seen: seen.collect() })
     }
 
     fn one_slot(&self, asks: &[Ask]) -> bool {
@@ -161,7 +150,7 @@ impl RedisLimiter {
 
     pub(super) async fn look(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        let answer = if !self.0.shared.trips.link.is_cluster() || self.one_slot(&asks) {
+        let answer = if !self.0.shared.topology.is_cluster() || self.one_slot(&asks) {
             self.ask(Question::Look(asks)).await?
         } else {
             let answers = self.ask_one_by_one(self.deadline(), &asks, Question::Look).await;
@@ -183,7 +172,7 @@ impl RedisLimiter {
         question: impl Fn(Asks) -> Question,
     ) -> Result<(), StoreError> {
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        let outcome = if self.0.shared.trips.link.is_cluster() {
+        let outcome = if self.0.shared.topology.is_cluster() {
             let answers = self.ask_one_by_one(self.deadline(), &asks, question).await;
             answers.into_iter().try_for_each(|answer| answer.map(drop))
         } else {
@@ -247,20 +236,74 @@ impl Shared {
     }
 
     async fn ask_by(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
-        if self.trips.breaker.is_open() {
-            return Err(StoreError::unavailable("the store has failed and is not back yet"));
+        match timeout_at(deadline, self.ask_to_the_end(deadline, question)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(StoreError::too_late()),
         }
+    }
+
+    /// Asks by the deadline, and waits for an answer that comes later, too.
+    async fn ask_to_the_end(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
         if question.asks().len() > MAX_KEYS {
             return Err(StoreError::refused(&format!("a request may have {MAX_KEYS} limits and keys")));
         }
         let (reply, answer) = oneshot::channel();
-        self.jobs.try_send(Job { question, reply }).map_err(|_| StoreError::busy())?;
-        match timeout_at(deadline, answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped")),
+        self.topology.submit(Job { question, deadline, reply })?;
+        match answer.await {
+            Ok(answer) => answer,
+            // The deadline passed while it was waiting for a trip, or the limiter is being dropped.
             Err(_) => Err(StoreError::too_late()),
         }
     }
+}
+
+/// Takes from several slots of a cluster. If one denies or fails, or the caller is gone by then, gives back what the
+/// others took.
+async fn take_in_slots(
+    shared: Arc<Shared>,
+    asks: Asks,
+    deadline: Instant,
+    reply: oneshot::Sender<Result<Answer, StoreError>>,
+) {
+    // Answers that come after the deadline are waited for, too: what they took is to be given back.
+    let take = |ask: &Ask| shared.ask_to_the_end(deadline, Question::Take(SmallVec::from_iter([ask.clone()])));
+    let answers: Vec<Result<Answer, StoreError>> = join_all(asks.iter().map(take)).await;
+    let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|answer| answer.taken > 0));
+    let undo = || {
+        let taken = asks.iter().zip(&answers).filter_map(|(ask, answer)| {
+            let answer = answer.as_ref().ok().filter(|answer| answer.taken > 0)?;
+            let numbers = answer.seen.first().map_or(&[][..], Seen::numbers);
+            let before = ask.terms.compiled.before(numbers, answer.at.as_micros());
+            Some(shared.ask(Question::Undo(ask.clone(), answer.at, before)))
+        });
+        // A slot that cannot be reached any more keeps what it took: too strict, never too lax.
+        join_all(taken.collect::<Vec<_>>())
+    };
+    if all {
+        if reply.send(together(answers.clone(), &asks)).is_err() {
+            undo().await;
+        }
+        return;
+    }
+    let mut undoing = std::pin::pin!(undo());
+    let is_undone = timeout_at(deadline, &mut undoing).await.is_ok();
+    let _ = reply.send(together(answers.clone(), &asks));
+    if !is_undone {
+        undoing.await;
+    }
+}
+
+/// One answer of those of several slots.
+fn together(answers: Vec<Result<Answer, StoreError>>, asks: &[Ask]) -> Result<Answer, StoreError> {
+    let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
+    let taken = u64::from(answers.iter().all(|answer| answer.taken > 0));
+    let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
+    // Each slot has a clock of its own: its answer is brought to one time by the answer itself.
+    let seen = answers.into_iter().zip(asks).map(|(answer, ask)| {
+        let verdict = answer.seen.first().map(|seen| seen.verdict(&ask.terms, answer.at, ask.cost));
+        Seen::Verdict(verdict.unwrap_or(NEVER))
+    });
+    Ok(Answer { at, taken, seen: seen.collect() })
 }
 
 /// Asks for all who wait to know whether a denial has ended; ends however it ends.

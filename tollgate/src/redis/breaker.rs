@@ -1,7 +1,7 @@
-//! Whether it is worth asking Redis: after a few failures nobody waits for it any more, until it answers again.
+//! Circuit breaker of one server: after a few failures no request waits for it any more, until it answers again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -20,10 +20,26 @@ pub(super) struct Breaker {
     open: AtomicBool,
     /// Why it is open.
     why: Mutex<Option<StoreError>>,
-    /// Rung when it opens, for the one who probes.
+    /// Rung when it opens, for the task that probes.
     opened: Notify,
-    times_opened: AtomicU64,
-    times_closed: AtomicU64,
+    changes: Arc<Changes>,
+}
+
+/// How often the breakers of a limiter opened and closed, those of servers that are gone included.
+#[derive(Default)]
+pub(super) struct Changes {
+    opened: AtomicU64,
+    closed: AtomicU64,
+}
+
+impl Changes {
+    pub(super) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn closed(&self) -> u64 {
+        self.closed.load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Default)]
@@ -33,6 +49,10 @@ struct Failures {
 }
 
 impl Breaker {
+    pub(super) fn new(changes: Arc<Changes>) -> Self {
+        Self { changes, ..Self::default() }
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
     }
@@ -43,20 +63,18 @@ impl Breaker {
         }
     }
 
-    /// A trip that set out at `began` has failed.
-    pub(super) fn failed(&self, began: Instant, why: &StoreError) {
+    /// Counts the failure of a call that was sent at `began`. Returns whether that opened the breaker.
+    pub(super) fn failed(&self, began: Instant, why: &StoreError) -> bool {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         if failures.last.is_some_and(|last| began <= last) {
-            return;
+            return false;
         }
         (failures.in_a_row, failures.last) = (failures.in_a_row + 1, Some(Instant::now()));
         self.failing.store(true, Ordering::Relaxed);
         let is_enough = failures.in_a_row >= FAILURES;
         // Whoever hears of it may ask, so nothing is held by then.
         drop(failures);
-        if is_enough {
-            self.open(why);
-        }
+        is_enough && self.open(why)
     }
 
     fn forget_failures(&self) {
@@ -64,7 +82,8 @@ impl Breaker {
         self.failing.store(false, Ordering::Relaxed);
     }
 
-    pub(super) fn open(&self, why: &StoreError) {
+    /// Opens it. Returns whether it was closed.
+    pub(super) fn open(&self, why: &StoreError) -> bool {
         // Held until the reason is there: whoever sees that it is open and asks why waits for it.
         let mut reason = self.why.lock().unwrap_or_else(PoisonError::into_inner);
         let was_open = self.open.swap(true, Ordering::Relaxed);
@@ -73,18 +92,20 @@ impl Breaker {
         }
         drop(reason);
         if !was_open {
-            self.times_opened.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%why, "the store fails: limits answer by their failure policy until it is back");
+            self.changes.opened.fetch_add(1, Ordering::Relaxed);
             self.opened.notify_one();
         }
+        !was_open
     }
 
-    pub(super) fn close(&self) {
+    /// Closes it. Returns whether it was open.
+    pub(super) fn close(&self) -> bool {
         self.forget_failures();
-        if self.open.swap(false, Ordering::Relaxed) {
-            self.times_closed.fetch_add(1, Ordering::Relaxed);
-            tracing::info!("the store is back");
+        let was_open = self.open.swap(false, Ordering::Relaxed);
+        if was_open {
+            self.changes.closed.fetch_add(1, Ordering::Relaxed);
         }
+        was_open
     }
 
     /// Why it is open, if it is.
@@ -98,10 +119,5 @@ impl Breaker {
         while !self.is_open() {
             self.opened.notified().await;
         }
-    }
-
-    /// How often it opened and closed.
-    pub(super) fn changes(&self) -> (u64, u64) {
-        (self.times_opened.load(Ordering::Relaxed), self.times_closed.load(Ordering::Relaxed))
     }
 }

@@ -1,19 +1,17 @@
 //! Puts a limiter on Redis together.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use tokio::sync::mpsc;
 
-use super::breaker::Breaker;
 use super::denials::AllDenials;
 use super::leases::Leases;
-use super::link::Link;
 use super::target::Target;
-use super::worker::{self, MAX_WAITING, PATIENCE, Trips};
+use super::topology::Topology;
+use super::worker::Trips;
 use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Shared, Tasks};
 use crate::clock::{Clock, TimeSource};
 use crate::limit::{Limit, OnStoreFailure};
@@ -24,6 +22,9 @@ use crate::limiter::Limiter;
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(50);
 /// Shorter than a round trip in one data centre, and longer than anyone waits for a decision.
 const TIMEOUTS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
+
+/// How long to wait for the first connections, at the start of a program.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Puts a [`RedisLimiter`] together.
 #[must_use]
@@ -142,32 +143,23 @@ impl RedisLimiterBuilder {
         {
             return Err(ConnectError::new("tls_ca has no certificate in it; give it one in PEM".into()));
         }
-        let link = Link::new(Target::parse(&self.url)?, self.tls_ca, self.store_timeout)?;
         let trips = Arc::new(Trips {
-            link,
-            breaker: Breaker::default(),
             timeout: self.store_timeout,
             clock: self.clock.clone(),
             trips: AtomicU64::new(0),
             asked: AtomicU64::new(0),
-            made_again: AtomicUsize::new(0),
         });
-        match tokio::time::timeout(self.store_timeout.max(PATIENCE), worker::reach(&trips.link)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => trips.breaker.open(&error),
-            Err(_) => trips.breaker.open(&super::StoreError::too_late()),
-        }
-        let (jobs, queue) = mpsc::channel(MAX_WAITING);
+        let target = Target::parse(&self.url)?;
+        let topology = Arc::new(Topology::new(target, self.tls_ca.as_deref(), self.store_timeout, Some(&trips))?);
+        // A server that hangs has failed by then.
+        let _ = tokio::time::timeout(self.store_timeout.max(PATIENCE), topology.settled()).await;
         let all_denials = Arc::new(AllDenials::default());
         let denials = all_denials.begin();
         let hears = Arc::new(AtomicBool::new(false));
-        let mut tasks = vec![
-            tokio::spawn(worker::work(trips.clone(), queue)).abort_handle(),
-            tokio::spawn(worker::probe(trips.clone())).abort_handle(),
-        ];
+        let mut tasks = Vec::new();
         // Remembered denials go by real time, which an injected clock knows nothing of.
         if self.denial_cache && self.clock.is_none() {
-            let ear = super::changes::listen(trips.clone(), all_denials.clone(), hears.clone());
+            let ear = super::changes::listen(topology.clone(), all_denials.clone(), hears.clone());
             tasks.push(tokio::spawn(ear).abort_handle());
         }
         let leases = Arc::new(Leases::new());
@@ -176,7 +168,7 @@ impl RedisLimiterBuilder {
             tasks.push(tokio::spawn(leftovers).abort_handle());
             Shared {
                 on_store_failure: self.on_store_failure,
-                jobs,
+                topology,
                 trips,
                 all_denials,
                 leases,

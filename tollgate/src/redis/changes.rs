@@ -9,7 +9,7 @@ use redis::aio::PubSub;
 use tokio::time::timeout;
 
 use super::denials::AllDenials;
-use super::worker::Trips;
+use super::topology::Topology;
 
 /// Where the script tells the name of a key that something was given back to.
 pub(super) const CHANNEL: &str = "rate_limit:changed";
@@ -22,11 +22,11 @@ const QUIET_FOR: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Listens for ever. While nothing is heard, nothing is certain.
-pub(super) async fn listen(trips: Arc<Trips>, denials: Arc<AllDenials>, hears: Arc<AtomicBool>) {
+pub(super) async fn listen(topology: Arc<Topology>, denials: Arc<AllDenials>, hears: Arc<AtomicBool>) {
     let mut pause = AGAIN_AFTER.0;
     loop {
         let ear = timeout(PATIENCE, async {
-            let mut ear = trips.link.ear().await.ok()?;
+            let mut ear = topology.subscriber().await.ok()?;
             ear.subscribe(CHANNEL).await.ok()?;
             Some(ear)
         });

@@ -19,7 +19,7 @@ end
 local values = call('MGET', unpack(KEYS))
 
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
-local TAKE, LOOK, REFUND, RESET, SLICE = 0, 1, 2, 3, 4
+local TAKE, LOOK, REFUND, RESET, SLICE, UNDO = 0, 1, 2, 3, 4, 5
 
 -- Of each key: the first two numbers of its state, the counts of a counter, the largest quota (in units) of the limits
 -- that wrote a bucket or a log which counts denials, and the terms under which all of these were written. When the state
@@ -259,11 +259,21 @@ judge[METER] = function(k, p, cost, parts)
   return true, { now + micros, sum, now + micros + 1 }
 end
 
-give_back[METER] = function(k, p, cost, parts, at)
-  if p[5] >= 0 or now < at then return end
+-- What was taken comes back by itself as time passes, and is not given back a second time. Where it is known how much
+-- was owed before it was taken (`before`, and parts), what came back until then was not the taker's.
+give_back[METER] = function(k, p, cost, parts, at, before, before_parts)
+  if now < at then return end
   local a, b = meter_now(k, p)
+  if p[5] >= 0 then
+    -- A queue has given turns. One can be taken back if none came after it.
+    if not before then return end
+    local micros, sum = at + before + cost, before_parts + parts
+    if sum >= p[2] then micros, sum = micros + 1, sum - p[2] end
+    if a ~= micros or b ~= sum then return end
+    return { at + before, before_parts, at + before + 1 }
+  end
   local debt = a - now
-  local owed = cost - (now - at)
+  local owed = cost - max(now - at - (before or 0), 0)
   if owed < 0 then return end
   if owed > debt or (owed == debt and parts > b) then owed, parts = debt, b end
   if owed == 0 and parts == 0 then return end
@@ -290,11 +300,11 @@ judge[INTERVAL] = function(k, p, cost)
   return passes, back and interval_edit(p, period, tokens) or nil
 end
 
-give_back[INTERVAL] = function(k, p, cost, _, at)
+give_back[INTERVAL] = function(k, p, cost, _, at, before)
   if now < at then return end
   local period, tokens = interval_now(k, p)
   local came_back = p[3] * max((period - (at - at % p[4])) / p[4], 0)
-  local owed = min(max(cost - came_back, 0), tokens)
+  local owed = min(max(cost - max(came_back - (before or 0), 0), 0), tokens)
   if owed > 0 then return interval_edit(p, period, tokens - owed) end
 end
 
@@ -961,12 +971,19 @@ while q[at] do
     end
     out[verdict_at] = taken
     at = at + 2 + 2 * hits
-  elseif op == REFUND then
+  elseif op == REFUND or op == UNDO then
     for hit = 1, hits do
-      local p, k, units, charged_at, others = limits[q[at]], q[at + 1], q[at + 2], q[at + 3], q[at + 4]
+      local p, k, units, charged_at = limits[q[at]], q[at + 1], q[at + 2], q[at + 3]
+      local before, before_parts
+      if op == UNDO then
+        before, before_parts = q[at + 4], q[at + 5]
+        at = at + 2
+      end
+      local others = q[at + 4]
       if not terms[k] then load(k) end
       local held = terms[k]
-      if held ~= REST and not failed[k] and not (p[1] == METER and p[5] >= 0) then
+      if held.signature ~= p.signature then before = nil end
+      if held ~= REST and not failed[k] and (before or not (p[1] == METER and p[5] >= 0)) then
         -- The terms that ask, where they are not those of the state, and all others that may have counted it.
         local all = units
         units = still_counts(p, held, all, charged_at)
@@ -986,7 +1003,7 @@ while q[at] do
               cost, parts = muldiv(units, held[6], held[2])
             end
           end
-          local edit = give_back[held[1]](k, held, cost, parts, charged_at)
+          local edit = give_back[held[1]](k, held, cost, parts, charged_at, before, before_parts)
           if edit then
             write(k, held, edit, k)
             tell_others(k)

@@ -15,8 +15,8 @@ use redis::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::link::{Link, RunError};
 use super::target::Target;
+use super::topology::Topology;
 use super::{ConnectError, StoreError, Tasks};
 
 const KEY: &str = "rate_limit:{rules}";
@@ -27,6 +27,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// How long publishing and looking may take. No request waits for either.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How soon a server that failed has to answer to be asked again.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Rules are written by people: a larger one is a mistake, and every node would fetch it.
 const MAX_BYTES: usize = 4 << 20;
 
@@ -106,7 +108,7 @@ impl std::error::Error for PublishError {}
 
 /// Where the rule sets of a fleet are published, and heard of.
 pub struct RuleSets {
-    link: Arc<Link>,
+    topology: Arc<Topology>,
     latest: watch::Receiver<Option<RuleSet>>,
     _tasks: Tasks,
 }
@@ -123,10 +125,10 @@ impl RuleSets {
     ///
     /// Outside of a tokio runtime.
     pub fn connect(url: &str) -> Result<Self, ConnectError> {
-        let link = Arc::new(Link::new(Target::parse(url)?, None, PATIENCE)?);
+        let topology = Arc::new(Topology::new(Target::parse(url)?, None, ANSWER_WITHIN, None)?);
         let (sender, latest) = watch::channel(None);
-        let task = tokio::spawn(follow(link.clone(), sender));
-        Ok(Self { link, latest, _tasks: Tasks(vec![task.abort_handle()]) })
+        let task = tokio::spawn(follow(topology.clone(), sender));
+        Ok(Self { topology, latest, _tasks: Tasks(vec![task.abort_handle()]) })
     }
 
     /// Publishes a rule set to every node, and says its version. With `expected`, only if that is the version in
@@ -157,7 +159,7 @@ impl RuleSets {
     }
 
     async fn change(&self, command: &redis::Cmd) -> Result<u64, PublishError> {
-        let reply = run(&self.link, command).await.map_err(PublishError::Store)?;
+        let reply = run(&self.topology, command).await.map_err(PublishError::Store)?;
         match redis::from_redis_value::<(u64, u64)>(reply) {
             Ok((1, version)) => Ok(version),
             Ok((_, version)) => Err(PublishError::Conflict { version }),
@@ -171,7 +173,7 @@ impl RuleSets {
     ///
     /// When Redis is not there.
     pub async fn newest(&self) -> Result<Option<RuleSet>, StoreError> {
-        look(&self.link).await
+        look(&self.topology).await
     }
 
     /// The newest rule set this node has heard of, and every one after it: see [`watch::Receiver::changed`].
@@ -185,17 +187,17 @@ fn text(expected: Option<u64>) -> String {
     expected.map(|version| version.to_string()).unwrap_or_default()
 }
 
-async fn follow(link: Arc<Link>, sender: watch::Sender<Option<RuleSet>>) {
+async fn follow(topology: Arc<Topology>, sender: watch::Sender<Option<RuleSet>>) {
     loop {
         let ear = tokio::time::timeout(PATIENCE, async {
-            let mut ear = link.ear().await.ok()?;
+            let mut ear = topology.subscriber().await.ok()?;
             ear.subscribe(CHANNEL).await.ok()?;
             Some(ear)
         });
         if let Ok(Some(mut ear)) = ear.await {
             let mut announced = ear.on_message();
             loop {
-                if let Ok(Some(found)) = look(&link).await {
+                if let Ok(Some(found)) = look(&topology).await {
                     offer(&sender, found);
                 }
                 // An announcement, or nothing for a while: look again. The end: connect again.
@@ -221,22 +223,15 @@ fn offer(sender: &watch::Sender<Option<RuleSet>>, found: RuleSet) {
     });
 }
 
-async fn look(link: &Link) -> Result<Option<RuleSet>, StoreError> {
+async fn look(topology: &Topology) -> Result<Option<RuleSet>, StoreError> {
     let mut command = redis::cmd("HMGET");
     command.arg(KEY).arg("version").arg("rules").arg("epoch");
-    let reply = run(link, &command).await?;
+    let reply = run(topology, &command).await?;
     let found = redis::from_redis_value::<(Option<u64>, Option<Vec<u8>>, Option<u64>)>(reply);
     let (version, rules, epoch) = found.unwrap_or_default();
     Ok(version.map(|version| RuleSet { version, rules: rules.map(Into::into), epoch: epoch.unwrap_or(0) }))
 }
 
-async fn run(link: &Link, command: &redis::Cmd) -> Result<Value, StoreError> {
-    let began = Instant::now();
-    match tokio::time::timeout(PATIENCE, link.run(command)).await {
-        Ok(outcome) => outcome.map_err(|error: RunError| error.into()),
-        Err(_) => {
-            link.give_up(began).await;
-            Err(StoreError::too_late())
-        }
-    }
+async fn run(topology: &Topology, command: &redis::Cmd) -> Result<Value, StoreError> {
+    Ok(topology.run(KEY.as_bytes(), command, Instant::now() + PATIENCE).await?)
 }

@@ -7,7 +7,7 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use super::StoreError;
-use crate::algorithm::portable::Shape;
+use crate::algorithm::portable::{Before, Shape};
 use crate::algorithm::{Compiled, MAX_QUOTA};
 use crate::decision::{Outcome, Verdict};
 use crate::units::Timestamp;
@@ -93,6 +93,8 @@ pub(super) enum Question {
     Look(Asks),
     /// Give back what was taken at that time.
     Refund(Asks, Timestamp),
+    /// Give back what a request took at that time that is denied after all, as if it had never been taken.
+    Undo(Ask, Timestamp, Before),
     /// Put the keys to rest.
     Reset(Asks),
     /// Take the first of these costs that fits.
@@ -103,7 +105,7 @@ impl Question {
     pub(super) fn asks(&self) -> &[Ask] {
         match self {
             Self::Take(asks) | Self::Look(asks) | Self::Refund(asks, _) | Self::Reset(asks) => asks,
-            Self::Slice(ask, _) => std::slice::from_ref(ask),
+            Self::Slice(ask, _) | Self::Undo(ask, ..) => std::slice::from_ref(ask),
         }
     }
 }
@@ -169,6 +171,7 @@ const LOOK: u64 = 1;
 const REFUND: u64 = 2;
 const RESET: u64 = 3;
 const SLICE: u64 = 4;
+const UNDO: u64 = 5;
 
 impl Batch {
     pub(super) fn add(&mut self, question: &Question) {
@@ -177,6 +180,7 @@ impl Batch {
             Question::Take(_) => (TAKE, asks.len()),
             Question::Look(_) => (LOOK, asks.len()),
             Question::Refund(..) => (REFUND, asks.len()),
+            Question::Undo(..) => (UNDO, asks.len()),
             Question::Reset(_) => (RESET, asks.len()),
             Question::Slice(_, costs) => (SLICE, costs.len()),
         };
@@ -204,10 +208,14 @@ impl Batch {
                     expected.shapes.push(ask.terms.shape);
                     self.asked.extend(cost(ask.cost));
                 }
-                Question::Refund(_, at) => {
+                Question::Refund(_, at) | Question::Undo(_, at, _) => {
+                    self.asked.extend([ask.cost.min(MAX_QUOTA), at.as_micros()]);
+                    if let Question::Undo(_, _, Before(units, parts)) = question {
+                        self.asked.extend([*units, *parts]);
+                    }
                     let siblings = ask.siblings.iter().map(|terms| self.index_of_terms(terms));
                     let siblings: SmallVec<[u64; 8]> = siblings.collect();
-                    self.asked.extend([ask.cost.min(MAX_QUOTA), at.as_micros(), siblings.len() as u64]);
+                    self.asked.push(siblings.len() as u64);
                     self.asked.extend(siblings);
                 }
                 Question::Slice(_, costs) => {

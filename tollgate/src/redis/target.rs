@@ -5,22 +5,25 @@
 
 use std::fmt;
 
-use redis::{ConnectionInfo, IntoConnectionInfo};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
 use super::ConnectError;
+use super::dial::Address;
 
-/// What a URL named.
+/// What a URL names.
 #[derive(Clone, Debug)]
-pub(super) enum Target {
-    Single(ConnectionInfo),
-    Sentinel {
-        sentinels: Vec<ConnectionInfo>,
-        service: String,
-        /// The address stands for whichever the sentinels name; the rest is how to log in there.
-        master: ConnectionInfo,
-        tls: bool,
-    },
-    Cluster(Vec<ConnectionInfo>),
+pub(super) struct Target {
+    pub(super) servers: Servers,
+    pub(super) tls: bool,
+    /// How to log in at servers that hold keys.
+    pub(super) login: RedisConnectionInfo,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Servers {
+    Single(Address),
+    Sentinel { sentinels: Vec<Address>, service: String },
+    Cluster(Vec<Address>),
 }
 
 const FORMS: &str = "use redis://host:6379, rediss://host:6379, redis+cluster://h1:7001,h2:7002 or \
@@ -44,37 +47,56 @@ impl Target {
             // The parser's own words are not repeated: they might show the password.
             url.into_connection_info().map_err(|_| wrong(&format!("`{host}/{db}` is no host, port and database")))
         };
+        let tls = base == "rediss";
+        let made =
+            |servers: Servers, login: &ConnectionInfo| Ok(Self { servers, tls, login: login.redis_settings().clone() });
         match form {
             "" if hosts.contains(',') => Err(wrong("a single Redis has one host")),
-            "" => Ok(Self::Single(info(&login, hosts, path)?)),
+            "" => {
+                let info = info(&login, hosts, path)?;
+                made(Servers::Single(address(&info)?), &info)
+            }
             "cluster" if !matches!(path, "" | "0") => Err(wrong("a cluster has only database 0")),
             "cluster" => {
-                Ok(Self::Cluster(hosts.split(',').map(|host| info(&login, host, "")).collect::<Result<_, _>>()?))
+                let nodes = hosts.split(',').map(|host| info(&login, host, "")).collect::<Result<Vec<_>, _>>()?;
+                let addresses = nodes.iter().map(address).collect::<Result<_, _>>()?;
+                let any = nodes.first().ok_or_else(|| wrong("a host is missing in the store's URL"))?;
+                made(Servers::Cluster(addresses), any)
             }
             "sentinel" => {
                 let (service, db) = path.split_once('/').unwrap_or((path, ""));
                 if service.is_empty() {
                     return Err(wrong("the master's name is missing after the sentinels"));
                 }
-                let sentinels =
-                    hosts.split(',').map(|host| info("", &with_port(host), "")).collect::<Result<_, _>>()?;
+                let sentinel = |host: &str| address(&info("", &with_port(host), "")?);
+                let sentinels = hosts.split(',').map(sentinel).collect::<Result<_, _>>()?;
+                // Only its login is used: the sentinels say where the master is.
                 let master = info(&login, "master", db)?;
-                Ok(Self::Sentinel { sentinels, service: service.to_owned(), master, tls: base == "rediss" })
+                made(Servers::Sentinel { sentinels, service: service.to_owned() }, &master)
             }
             other => Err(wrong(&format!("`redis+{other}` is no kind of Redis"))),
         }
     }
 }
 
+fn address(info: &ConnectionInfo) -> Result<Address, ConnectError> {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, insecure: false, .. } => {
+            Ok(Address { host: host.as_str().into(), port: *port })
+        }
+        ConnectionAddr::TcpTls { .. } => Err(wrong("certificates are always verified, `#insecure` cannot be used")),
+        _ => Err(wrong("the store's URL has no host")),
+    }
+}
+
 /// Hosts and ports, for people: no user, no password.
 impl fmt::Display for Target {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hosts =
-            |infos: &[ConnectionInfo]| infos.iter().map(|info| info.addr().to_string()).collect::<Vec<_>>().join(", ");
-        match self {
-            Self::Single(info) => info.addr().fmt(out),
-            Self::Sentinel { sentinels, service, .. } => write!(out, "{service} of sentinels {}", hosts(sentinels)),
-            Self::Cluster(nodes) => out.write_str(&hosts(nodes)),
+        let hosts = |all: &[Address]| all.iter().map(Address::to_string).collect::<Vec<_>>().join(", ");
+        match &self.servers {
+            Servers::Single(address) => address.fmt(out),
+            Servers::Sentinel { sentinels, service } => write!(out, "{service} of sentinels {}", hosts(sentinels)),
+            Servers::Cluster(nodes) => out.write_str(&hosts(nodes)),
         }
     }
 }
@@ -125,17 +147,17 @@ mod tests {
 
     #[test]
     fn every_form_is_understood() {
-        let Ok(Target::Single(info)) = Target::parse("redis://ann:s3cret@example:6380/3") else { panic!("single") };
-        assert_eq!(info.addr().to_string(), "example:6380");
-        assert_eq!(info.redis_settings().db(), 3);
-        let Ok(Target::Cluster(nodes)) = Target::parse("redis+cluster://a:7001,b:7002") else { panic!("cluster") };
-        assert_eq!(nodes.len(), 2);
-        let Ok(Target::Sentinel { sentinels, service, .. }) = Target::parse("redis+sentinel://a,b:26380/mymaster/2")
-        else {
-            panic!("sentinel")
-        };
-        assert_eq!(sentinels.iter().map(|info| info.addr().to_string()).collect::<Vec<_>>(), ["a:26379", "b:26380"]);
-        assert_eq!(service, "mymaster");
+        let parse = |url: &str| Target::parse(url).expect("a store");
+        let single = parse("redis://ann:s3cret@example:6380/3");
+        assert!(matches!(&single.servers, Servers::Single(address) if address.to_string() == "example:6380"));
+        assert_eq!((single.tls, single.login.db(), single.login.username()), (false, 3, Some("ann")));
+        let cluster = parse("rediss+cluster://u:p@a:7001,b:7002");
+        assert!(matches!(&cluster.servers, Servers::Cluster(nodes) if nodes.len() == 2));
+        assert_eq!((cluster.tls, cluster.login.password()), (true, Some("p")));
+        let sentinel = parse("redis+sentinel://a,b:26380/mymaster/2");
+        let Servers::Sentinel { sentinels, service } = sentinel.servers else { panic!("sentinel") };
+        assert_eq!(sentinels.iter().map(Address::to_string).collect::<Vec<_>>(), ["a:26379", "b:26380"]);
+        assert_eq!((service.as_str(), sentinel.login.db()), ("mymaster", 2));
     }
 
     #[test]

@@ -1,0 +1,263 @@
+//! The nodes of a cluster, and which slots each has.
+//!
+//! Each node has a connection, a queue and a breaker of its own, so one that fails concerns its slots alone. The map of
+//! slots is asked for anew when a node says that a slot has moved, when a call fails, and every few hundred
+//! milliseconds while a node with slots is not available. It is asked of nodes that answer.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures_util::future::{BoxFuture, join_all};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+use redis::aio::PubSub;
+use redis::{Cmd, Value};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use super::StoreError;
+use super::dial::Address;
+use super::node::{Common, Node, Place, RunError, jittered, unavailable};
+use super::slots::{SlotMap, View};
+use super::topology::{Member, subscriber};
+use super::worker::{Job, Trips};
+
+/// How often the map is asked for: while all is well, and while a node is not available.
+const REFRESH_EVERY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_millis(400));
+/// The least time between two refreshes.
+const SPACING: Duration = Duration::from_millis(150);
+/// How long a node may take to tell its map.
+const REFRESH_LIMIT: Duration = Duration::from_millis(500);
+/// Nodes that are asked for their map at once: those that we are connected to, and else any.
+const ASKED: (usize, usize) = (2, 8);
+/// How often a call may be sent on to another node. More than twice means that nodes disagree.
+const MAX_REDIRECTS: usize = 6;
+/// How long to wait for the rest of the keys of a slot that is being moved.
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(5);
+
+pub(super) struct Cluster {
+    seeds: Vec<Address>,
+    common: Common,
+    trips: Option<Arc<Trips>>,
+    map: ArcSwap<SlotMap>,
+    /// Held while the map is changed.
+    changing: Mutex<()>,
+    /// Whether the map has been asked for, and why there is none.
+    asked: watch::Sender<bool>,
+    why: Mutex<Option<StoreError>>,
+    itself: Weak<Self>,
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: Vec<Address>, common: Common, trips: Option<Arc<Trips>>) -> Arc<Self> {
+        Arc::new_cyclic(|itself| Self {
+            seeds,
+            common,
+            trips,
+            map: ArcSwap::from_pointee(SlotMap::default()),
+            changing: Mutex::new(()),
+            asked: watch::Sender::new(false),
+            why: Mutex::new(None),
+            itself: itself.clone(),
+        })
+    }
+
+    /// Waits until every node has been connected to, or has failed.
+    pub(super) async fn settled(&self) {
+        let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
+        let nodes = self.nodes();
+        join_all(nodes.iter().map(|node| node.settled())).await;
+    }
+
+    pub(super) fn submit(&self, job: Job) -> Result<(), StoreError> {
+        match self.map.load().owner(job.slot()) {
+            Some(member) => member.submit(job),
+            None => Err(self.uncovered(job.slot())),
+        }
+    }
+
+    pub(super) fn owner(&self, slot: u16) -> Result<Arc<Node>, StoreError> {
+        self.map.load().owner(slot).map(|member| member.node.clone()).ok_or_else(|| self.uncovered(slot))
+    }
+
+    fn uncovered(&self, slot: u16) -> StoreError {
+        self.common.trouble.notify_one();
+        let why = self.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        why.unwrap_or_else(|| StoreError::unavailable(&format!("no node of the cluster has slot {slot}")))
+    }
+
+    /// The nodes that have slots.
+    pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
+        self.map.load().listed().map(|member| member.node.clone()).collect()
+    }
+
+    pub(super) fn why_unavailable(&self) -> Option<StoreError> {
+        let map = self.map.load();
+        if map.is_empty() {
+            let why = self.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            return Some(why.unwrap_or_else(|| StoreError::unavailable("the cluster has not answered yet")));
+        }
+        let failed = map.listed().find_map(|member| Some((&member.node, member.node.breaker.why()?)));
+        failed.map(|(node, why)| StoreError::unavailable(&format!("{node}: {}", why.detail())))
+    }
+
+    /// Runs a command on the slot that begins at that node, and follows it to where the slot is.
+    ///
+    /// Only replies that prove that the command was not executed are followed by another attempt.
+    pub(super) async fn run(
+        &self,
+        node: &Arc<Node>,
+        slot: u16,
+        command: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, RunError> {
+        let (mut node, mut is_asking, mut redirects) = (node.clone(), false, 0);
+        loop {
+            let outcome =
+                if is_asking { node.run_asking(command, deadline).await } else { node.run(command, deadline).await };
+            match outcome {
+                Err(RunError::Moved(to)) if redirects < MAX_REDIRECTS => {
+                    (node, is_asking) = (self.moved(slot, &to), false);
+                    redirects += 1;
+                }
+                Err(RunError::Ask(to)) if redirects < MAX_REDIRECTS => {
+                    (node, is_asking) = (self.at(&to), true);
+                    redirects += 1;
+                }
+                Err(RunError::TryAgain) if Instant::now() < deadline => {
+                    tokio::time::sleep_until(deadline.min(Instant::now() + jittered(TRY_AGAIN_AFTER))).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Returns a connection for what is published.
+    pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
+        let map = self.map.load_full();
+        let connected = map.listed().filter(|member| member.node.is_connected());
+        let connected = connected.filter_map(|member| member.node.found());
+        let mut last = StoreError::unavailable("no node of the cluster answers");
+        for address in connected.chain(self.seeds.iter().cloned()) {
+            match subscriber(&self.common.dialer, &address).await {
+                Ok(subscriber) => return Ok(subscriber),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Follows the cluster for ever.
+    pub(super) async fn follow(self: Arc<Self>) {
+        loop {
+            let outcome = self.refresh().await;
+            *self.why.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err();
+            self.asked.send_replace(true);
+            tokio::time::sleep(jittered(SPACING)).await;
+            let (usually, in_trouble) = REFRESH_EVERY;
+            let pause = if self.why_unavailable().is_none() { usually } else { in_trouble };
+            tokio::select! {
+                () = self.common.trouble.notified() => {}
+                () = tokio::time::sleep(jittered(pause)) => {}
+            }
+        }
+    }
+
+    /// Asks for the map. The first node that answers is believed, unless its map leaves slots with a node that is not
+    /// available: then others may know of a replica that has taken over.
+    async fn refresh(&self) -> Result<(), StoreError> {
+        let map = self.map.load_full();
+        let mut answers: FuturesUnordered<_> = self.candidates(&map).into_iter().collect();
+        let deadline = Instant::now() + REFRESH_LIMIT.max(self.common.timeout);
+        let (mut best, mut last) = (None::<(usize, View)>, StoreError::too_late());
+        while let Ok(Some(answer)) = timeout_at(deadline, answers.next()).await {
+            match answer {
+                Ok(view) => {
+                    let failing = map.failing(&view);
+                    if best.as_ref().is_none_or(|(least, _)| failing < *least) {
+                        best = Some((failing, view));
+                    }
+                    if failing == 0 {
+                        break;
+                    }
+                }
+                Err(error) => last = error,
+            }
+        }
+        let (_, view) = best.ok_or(last)?;
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = self.map.load().updated(&view, |address| self.start(address));
+        self.map.store(Arc::new(next));
+        Ok(())
+    }
+
+    /// Questions for the map, to nodes that are likely to answer.
+    fn candidates(&self, map: &SlotMap) -> Vec<BoxFuture<'_, Result<View, StoreError>>> {
+        let deadline = Instant::now() + REFRESH_LIMIT.max(self.common.timeout);
+        let mut connected: Vec<Arc<Node>> = map.listed().map(|member| member.node.clone()).collect();
+        connected.retain(|node| node.is_connected() && node.is_available());
+        let from = jittered(Duration::from_secs(1)).subsec_nanos() as usize % connected.len().max(1);
+        connected.rotate_left(from);
+        connected.truncate(ASKED.0);
+        let mut addresses: Vec<Address> = Vec::new();
+        if connected.len() < ASKED.0 {
+            for address in map.replicas().iter().chain(&self.seeds) {
+                if !addresses.contains(address) && addresses.len() < ASKED.1 {
+                    addresses.push(address.clone());
+                }
+            }
+        }
+        let known = connected.into_iter().map(|node| {
+            async move {
+                let asked = node.found().ok_or_else(StoreError::too_late)?;
+                View::read(node.run(&slots_command(), deadline).await?, &asked)
+            }
+            .boxed()
+        });
+        let others = addresses.into_iter().map(|address| {
+            async move {
+                let connection = self.common.dialer.connect(&address).await.map_err(|error| unavailable(&error))?;
+                let reply = connection.run(&slots_command()).await.map_err(|error| unavailable(&error))?;
+                View::read(reply, &address)
+            }
+            .boxed()
+        });
+        known.chain(others).collect()
+    }
+
+    /// The node at that address, which has the slot now.
+    fn moved(&self, slot: u16, to: &Address) -> Arc<Node> {
+        self.common.trouble.notify_one();
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, node) = self.map.load().moved(slot, to, |address| self.start(address));
+        if let Some(next) = next {
+            self.map.store(Arc::new(next));
+        }
+        node
+    }
+
+    /// The node at that address, which need not have slots yet.
+    fn at(&self, address: &Address) -> Arc<Node> {
+        if let Some(member) = self.map.load().at(address) {
+            return member.node.clone();
+        }
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, node) = self.map.load().with(address, |address| self.start(address));
+        if let Some(next) = next {
+            self.map.store(Arc::new(next));
+        }
+        node
+    }
+
+    fn start(&self, address: &Address) -> Arc<Member> {
+        let place = Place::InCluster(address.clone());
+        Arc::new(Member::start(place, self.common.clone(), self.trips.as_ref(), Some(self.itself.clone())))
+    }
+}
+
+fn slots_command() -> Cmd {
+    let mut command = redis::cmd("CLUSTER");
+    command.arg("SLOTS");
+    command
+}

@@ -1,0 +1,376 @@
+//! One Redis server: its connection, its breaker, and the task that keeps both.
+//!
+//! A server that hangs is treated like one that is gone. The task connects, probes the connection when a call failed or
+//! nothing was answered for a while, drops it when a probe gets no answer, and connects again, so that no request has to
+//! find out that a connection is dead. While there is no connection, requests wait for one within their deadline; once
+//! an attempt to connect has failed, the breaker is open and they do not wait at all.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::aio::PubSub;
+use redis::{Cmd, RedisError, Value};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::StoreError;
+use super::breaker::{Breaker, Changes};
+use super::dial::{Address, Connection, Dialer};
+use super::script;
+use super::sentinels::Sentinels;
+use super::topology::subscriber;
+
+/// How long finding a server, connecting, TLS and the login may take together.
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// How long a probe of a server may take that was not given up. Forks of a large Redis take nearly as long.
+const PROBE_LIMIT: Duration = Duration::from_millis(500);
+/// How long nothing may be answered before the connection is probed.
+const IDLE: Duration = Duration::from_secs(1);
+/// How often to see whether a server that failed is back: at first, and at most.
+const PROBE_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+
+/// How long a server that came back has to be well before it is probed as soon as at first when it fails again.
+const STEADY: Duration = Duration::from_secs(5);
+
+/// Where a server is found.
+pub(super) enum Place {
+    At(Address),
+    /// Wherever the sentinels say.
+    Master(Sentinels),
+    /// A node of a cluster, which answers for some slots alone.
+    InCluster(Address),
+}
+
+/// What nodes of one limiter have in common.
+#[derive(Clone)]
+pub(super) struct Common {
+    pub(super) dialer: Arc<Dialer>,
+    /// The longest that a call may take.
+    pub(super) timeout: Duration,
+    /// Whether the scripts for decisions are loaded into every server.
+    pub(super) loads_scripts: bool,
+    pub(super) changes: Arc<Changes>,
+    /// Rung when a call to a node failed, or its connection was lost.
+    pub(super) trouble: Arc<Notify>,
+}
+
+pub(super) struct Node {
+    place: Place,
+    common: Common,
+    pub(super) breaker: Breaker,
+    link: watch::Sender<Link>,
+    /// Where the server was found last.
+    found: Mutex<Option<Address>>,
+    /// Rung when a call got no answer, or one that speaks against the connection.
+    suspect: Notify,
+    /// Calls that were answered.
+    answered: AtomicU64,
+}
+
+#[derive(Clone)]
+enum Link {
+    /// A connection is being made, and worth waiting for.
+    Connecting,
+    Up(Connection),
+    /// The last attempt to connect has failed.
+    Down(StoreError),
+}
+
+/// Why a command has no reply.
+pub(super) enum RunError {
+    /// The server does not have the script.
+    NoScript,
+    /// The server answered that it will not.
+    Refused(StoreError),
+    /// The slot is elsewhere now.
+    Moved(Address),
+    /// The key is elsewhere, where its slot is moving to.
+    Ask(Address),
+    /// Some keys of the command have moved and some have not.
+    TryAgain,
+    /// The server did not answer, or cannot serve. Unless it said so, the command may have run.
+    Lost(StoreError),
+}
+
+impl From<RunError> for StoreError {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::NoScript => Self::unavailable("the script is gone again"),
+            RunError::Refused(error) | RunError::Lost(error) => error,
+            RunError::Moved(to) | RunError::Ask(to) => Self::unavailable(&format!("the key is at {to}")),
+            RunError::TryAgain => Self::unavailable("the slot is being moved"),
+        }
+    }
+}
+
+impl Node {
+    pub(super) fn new(place: Place, common: Common) -> Self {
+        Self {
+            place,
+            breaker: Breaker::new(common.changes.clone()),
+            common,
+            link: watch::Sender::new(Link::Connecting),
+            found: Mutex::new(None),
+            suspect: Notify::new(),
+            answered: AtomicU64::new(0),
+        }
+    }
+
+    /// Runs a command, which has to be answered by the deadline.
+    pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RunError> {
+        self.answer(deadline, async |connection| connection.run(command).await).await
+    }
+
+    /// Runs a command on a slot that is moving here.
+    pub(super) async fn run_asking(&self, command: &Cmd, deadline: Instant) -> Result<Value, RunError> {
+        self.answer(deadline, async |connection| connection.run_asking(command).await).await
+    }
+
+    async fn answer(
+        &self,
+        deadline: Instant,
+        call: impl AsyncFnOnce(&Connection) -> Result<Value, RedisError>,
+    ) -> Result<Value, RunError> {
+        let began = Instant::now();
+        let outcome = timeout_at(deadline, async {
+            let connection = self.connection().await.map_err(RunError::Lost)?;
+            call(&connection).await.map_err(|error| self.classified(&error))
+        });
+        let outcome = outcome.await.unwrap_or_else(|_| Err(RunError::Lost(StoreError::too_late())));
+        match &outcome {
+            Err(RunError::Lost(error)) => self.failed(began, error),
+            _ => {
+                self.answered.fetch_add(1, Ordering::Relaxed);
+                self.breaker.succeeded();
+            }
+        }
+        outcome
+    }
+
+    /// The connection, or the next one if there is none at the moment.
+    async fn connection(&self) -> Result<Connection, StoreError> {
+        if let Link::Up(connection) = &*self.link.borrow()
+            && !connection.is_closed()
+        {
+            return Ok(connection.clone());
+        }
+        let mut link = self.link.subscribe();
+        let usable = link.wait_for(|link| match link {
+            Link::Connecting => false,
+            // Nothing was sent on it yet: wait for the next.
+            Link::Up(connection) => !connection.is_closed(),
+            Link::Down(_) => true,
+        });
+        match &*usable.await.map_err(|_| StoreError::unavailable("the limiter is being dropped"))? {
+            Link::Up(connection) => Ok(connection.clone()),
+            Link::Down(why) => Err(why.clone()),
+            Link::Connecting => Err(StoreError::unavailable("there is no connection yet")),
+        }
+    }
+
+    /// Counts a failure of a call that began then.
+    pub(super) fn failed(&self, began: Instant, why: &StoreError) {
+        if self.breaker.failed(began, why) {
+            self.log_failure(why);
+        }
+        self.suspect.notify_one();
+        self.common.trouble.notify_one();
+    }
+
+    fn classified(&self, error: &RedisError) -> RunError {
+        let redirected = |make: fn(Address) -> RunError| match error.redirect_node() {
+            Some((to, _)) => self.address_of(to).map_or_else(|| lost(error), make),
+            None => lost(error),
+        };
+        match error.code() {
+            Some("NOSCRIPT") => RunError::NoScript,
+            Some("MOVED") => redirected(RunError::Moved),
+            Some("ASK") => redirected(RunError::Ask),
+            Some("TRYAGAIN") => RunError::TryAgain,
+            Some("OOM" | "WRONGTYPE" | "NOPERM" | "CROSSSLOT" | "ERR") => {
+                RunError::Refused(StoreError::refused(&error.to_string()))
+            }
+            _ => lost(error),
+        }
+    }
+
+    /// A `host:port` as a server writes it. Without a host, it is this server's.
+    fn address_of(&self, text: &str) -> Option<Address> {
+        let (host, port) = text.rsplit_once(':')?;
+        let host = if host.is_empty() { self.found()?.host } else { host.into() };
+        Some(Address { host, port: port.parse().ok()? })
+    }
+
+    pub(super) fn found(&self) -> Option<Address> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn is_available(&self) -> bool {
+        !self.breaker.is_open()
+    }
+
+    /// Whether there is a connection.
+    pub(super) fn is_connected(&self) -> bool {
+        matches!(&*self.link.borrow(), Link::Up(connection) if !connection.is_closed())
+    }
+
+    /// Returns a connection for what is published there.
+    pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
+        let address = self.locate().await?;
+        subscriber(&self.common.dialer, &address).await
+    }
+
+    async fn locate(&self) -> Result<Address, StoreError> {
+        match &self.place {
+            Place::At(address) | Place::InCluster(address) => Ok(address.clone()),
+            Place::Master(sentinels) => match self.found() {
+                Some(address) if self.is_connected() => Ok(address),
+                failed => sentinels.master(failed.as_ref()).await,
+            },
+        }
+    }
+
+    /// Waits until the first attempt to connect has succeeded or failed.
+    pub(super) async fn settled(&self) {
+        let _ = self.link.subscribe().wait_for(|link| !matches!(link, Link::Connecting)).await;
+    }
+
+    /// Keeps the connection for ever.
+    pub(super) async fn keep(self: Arc<Self>) {
+        let mut pause = PROBE_EVERY.0;
+        loop {
+            let began = Instant::now();
+            match self.connect().await {
+                Ok(connection) => {
+                    self.link.send_replace(Link::Up(connection.clone()));
+                    self.log_recovery();
+                    self.tend(&connection).await;
+                    self.link.send_replace(Link::Connecting);
+                    self.common.trouble.notify_one();
+                    // One that does not last is not made again at once.
+                    if began.elapsed() > STEADY {
+                        pause = PROBE_EVERY.0;
+                        continue;
+                    }
+                }
+                Err(error) => {
+                    self.link.send_replace(Link::Down(error.clone()));
+                    if self.breaker.open(&error) {
+                        self.log_failure(&error);
+                        self.common.trouble.notify_one();
+                    }
+                }
+            }
+            tokio::time::sleep(jittered(pause)).await;
+            pause = (pause * 2).min(PROBE_EVERY.1);
+        }
+    }
+
+    /// Connects, and makes sure that the server answers in time and can be written to.
+    async fn connect(&self) -> Result<Connection, StoreError> {
+        let connecting = timeout(CONNECT_LIMIT.max(self.common.timeout), async {
+            let address = self.locate().await?;
+            *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
+            let connection = self.common.dialer.connect(&address).await.map_err(|error| unavailable(&error))?;
+            if self.common.loads_scripts {
+                // A server without the scripts gets them with the first call, but two such calls may change places.
+                for command in script::load() {
+                    let _ = connection.run(&command).await;
+                }
+            }
+            Ok::<_, StoreError>(connection)
+        });
+        let connection = connecting.await.map_err(|_| StoreError::too_late())??;
+        self.probe(&connection, self.probe_limit()).await?;
+        Ok(connection)
+    }
+
+    /// How long a probe may take. A server that was given up has to answer as quickly as decisions need it.
+    fn probe_limit(&self) -> Duration {
+        if self.breaker.is_open() { self.common.timeout } else { PROBE_LIMIT.max(self.common.timeout) }
+    }
+
+    /// Watches over a connection until it is of no more use.
+    async fn tend(&self, connection: &Connection) {
+        let (mut pause, mut closed_at) = (PROBE_EVERY.0, Instant::now());
+        loop {
+            let answered = self.answered.load(Ordering::Relaxed);
+            tokio::select! {
+                () = connection.closed() => return,
+                () = self.suspect.notified() => {}
+                () = self.breaker.opened() => {
+                    tokio::time::sleep(jittered(pause)).await;
+                    pause = (pause * 2).min(PROBE_EVERY.1);
+                }
+                () = tokio::time::sleep(jittered(IDLE)) => {
+                    if self.answered.load(Ordering::Relaxed) != answered {
+                        continue;
+                    }
+                }
+            }
+            let is_open = self.breaker.is_open();
+            if self.probe(connection, self.probe_limit()).await.is_err() {
+                return;
+            }
+            if is_open {
+                closed_at = Instant::now();
+                self.log_recovery();
+            } else if closed_at.elapsed() > STEADY {
+                pause = PROBE_EVERY.0;
+            }
+        }
+    }
+
+    /// Asks whether the server is there and can be written to. One whose memory is full is there.
+    async fn probe(&self, connection: &Connection, limit: Duration) -> Result<(), StoreError> {
+        let command = match self.place {
+            // A key may be in a slot of another node.
+            Place::InCluster(_) => redis::cmd("PING"),
+            Place::At(_) | Place::Master(_) => script::probe(),
+        };
+        match timeout(limit, connection.run(&command)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => match self.classified(&error) {
+                RunError::Refused(_) => Ok(()),
+                error => Err(error.into()),
+            },
+            Err(_) => Err(StoreError::too_late()),
+        }
+    }
+
+    fn log_failure(&self, why: &StoreError) {
+        tracing::warn!(node = %self, %why, "the store fails: limits answer by their failure policy until it is back");
+    }
+
+    fn log_recovery(&self) {
+        if self.breaker.close() {
+            tracing::info!(node = %self, "the store is back");
+        }
+    }
+}
+
+/// Where it is, for people.
+impl fmt::Display for Node {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.place, &self.found()) {
+            (Place::At(address) | Place::InCluster(address), _) | (Place::Master(_), Some(address)) => address.fmt(out),
+            (Place::Master(sentinels), None) => out.write_str(sentinels.service()),
+        }
+    }
+}
+
+fn lost(error: &RedisError) -> RunError {
+    RunError::Lost(unavailable(error))
+}
+
+pub(super) fn unavailable(error: &RedisError) -> StoreError {
+    StoreError::unavailable(&error.to_string())
+}
+
+/// Half to one and a half of a pause, so that many processes do not knock at once.
+pub(super) fn jittered(pause: Duration) -> Duration {
+    let random = std::hash::BuildHasher::hash_one(&ahash::RandomState::new(), pause);
+    pause / 2 + pause.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64)
+}

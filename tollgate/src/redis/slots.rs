@@ -1,0 +1,212 @@
+//! Which node of a cluster has which slots: what a node says, and what we know.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::StoreError;
+use super::dial::Address;
+use super::node::Node;
+use super::topology::Member;
+
+const SLOTS: usize = 16_384;
+const NOBODY: u16 = u16::MAX;
+/// How long a node without slots is kept: one that slots are moving to has none at first.
+const KEPT: Duration = Duration::from_secs(60);
+
+/// The map of slots. It is replaced as a whole.
+#[derive(Clone)]
+pub(super) struct SlotMap {
+    /// Of each slot, the index of its node.
+    owners: Box<[u16]>,
+    members: Vec<Entry>,
+    replicas: Vec<Address>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    address: Address,
+    member: Arc<Member>,
+    /// Since when it has had no slots.
+    without_slots: Option<Instant>,
+}
+
+impl Default for SlotMap {
+    fn default() -> Self {
+        Self { owners: vec![NOBODY; SLOTS].into(), members: Vec::new(), replicas: Vec::new() }
+    }
+}
+
+/// The map as a node tells it.
+pub(super) struct View {
+    ranges: Vec<(u16, u16, Address)>,
+    replicas: Vec<Address>,
+}
+
+impl View {
+    /// Reads the reply to `CLUSTER SLOTS` of the node at that address.
+    pub(super) fn read(reply: Value, asked: &Address) -> Result<Self, StoreError> {
+        let unreadable = || StoreError::unavailable("the reply to CLUSTER SLOTS is not what was expected");
+        let Value::Array(entries) = reply else { return Err(unreadable()) };
+        let mut view = Self { ranges: Vec::new(), replicas: Vec::new() };
+        for entry in entries {
+            let Value::Array(parts) = entry else { return Err(unreadable()) };
+            let [Value::Int(first), Value::Int(last), nodes @ ..] = &*parts else { return Err(unreadable()) };
+            let slot = |number: i64| u16::try_from(number).ok().filter(|slot| usize::from(*slot) < SLOTS);
+            let (Some(first), Some(last)) = (slot(*first), slot(*last)) else { return Err(unreadable()) };
+            let mut addresses = nodes.iter().filter_map(|node| address(node, asked));
+            let master = addresses.next().ok_or_else(unreadable)?;
+            view.ranges.push((first, last, master));
+            view.replicas.extend(addresses);
+        }
+        if view.ranges.is_empty() { Err(StoreError::unavailable("the cluster has no slots yet")) } else { Ok(view) }
+    }
+}
+
+/// A node as it is written there. One without a known host is where the node that was asked is.
+fn address(node: &Value, asked: &Address) -> Option<Address> {
+    let Value::Array(parts) = node else { return None };
+    let [host, Value::Int(port), ..] = &**parts else { return None };
+    let host = match host {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::SimpleString(text) => text,
+        _ => "",
+    };
+    let host = if matches!(host, "" | "?") { asked.host.clone() } else { host.into() };
+    Some(Address { host, port: u16::try_from(*port).ok()? })
+}
+
+impl SlotMap {
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(super) fn owner(&self, slot: u16) -> Option<&Member> {
+        let index = *self.owners.get(usize::from(slot))?;
+        self.members.get(usize::from(index)).map(|entry| &*entry.member)
+    }
+
+    /// The nodes that have slots.
+    pub(super) fn listed(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|entry| entry.without_slots.is_none()).map(|entry| &*entry.member)
+    }
+
+    pub(super) fn replicas(&self) -> &[Address] {
+        &self.replicas
+    }
+
+    pub(super) fn at(&self, address: &Address) -> Option<&Member> {
+        self.members.iter().find(|entry| entry.address == *address).map(|entry| &*entry.member)
+    }
+
+    /// How many ranges a view leaves with nodes that are not available.
+    pub(super) fn failing(&self, view: &View) -> usize {
+        let fails = |address: &Address| self.at(address).is_some_and(|member| !member.node.is_available());
+        view.ranges.iter().filter(|(_, _, address)| fails(address)).count()
+    }
+
+    /// The map of a view. Nodes that are known go on; those that are gone end with the last map that has them.
+    pub(super) fn updated(&self, view: &View, start: impl Fn(&Address) -> Arc<Member>) -> Self {
+        let mut next = Self { replicas: view.replicas.clone(), ..Self::default() };
+        for (first, last, address) in &view.ranges {
+            let index = next.members.iter().position(|entry| entry.address == *address).unwrap_or_else(|| {
+                let known = self.members.iter().find(|entry| entry.address == *address);
+                let member = known.map_or_else(|| start(address), |entry| entry.member.clone());
+                next.members.push(Entry { address: address.clone(), member, without_slots: None });
+                next.members.len() - 1
+            });
+            let index = u16::try_from(index).unwrap_or(NOBODY);
+            for slot in *first..=*last {
+                next.owners[usize::from(slot)] = index;
+            }
+        }
+        for entry in &self.members {
+            let since = entry.without_slots.unwrap_or_else(Instant::now);
+            let is_listed = next.members.iter().any(|other| other.address == entry.address);
+            if !is_listed && entry.member.node.is_available() && since.elapsed() < KEPT {
+                next.members.push(Entry { without_slots: Some(since), ..entry.clone() });
+            }
+        }
+        next
+    }
+
+    /// The map with one slot at that node, unless it is there already.
+    pub(super) fn moved(
+        &self,
+        slot: u16,
+        to: &Address,
+        start: impl Fn(&Address) -> Arc<Member>,
+    ) -> (Option<Self>, Arc<Node>) {
+        let (next, node) = self.with(to, start);
+        let map = next.as_ref().unwrap_or(self);
+        let index = map.members.iter().position(|entry| entry.address == *to);
+        let index = index.and_then(|index| u16::try_from(index).ok()).unwrap_or(NOBODY);
+        if map.owners.get(usize::from(slot)).is_none_or(|owner| *owner == index) {
+            return (next, node);
+        }
+        let mut next = next.unwrap_or_else(|| self.clone());
+        next.owners[usize::from(slot)] = index;
+        if let Some(entry) = next.members.get_mut(usize::from(index)) {
+            entry.without_slots = None;
+        }
+        (Some(next), node)
+    }
+
+    /// The map with a node at that address, unless there is one.
+    pub(super) fn with(&self, address: &Address, start: impl Fn(&Address) -> Arc<Member>) -> (Option<Self>, Arc<Node>) {
+        if let Some(member) = self.at(address) {
+            return (None, member.node.clone());
+        }
+        let (mut next, member) = (self.clone(), start(address));
+        let node = member.node.clone();
+        next.members.push(Entry { address: address.clone(), member, without_slots: Some(Instant::now()) });
+        (Some(next), node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(host: &str, port: i64) -> Value {
+        Value::Array(vec![Value::BulkString(host.into()), Value::Int(port), Value::BulkString("id".into())])
+    }
+
+    #[test]
+    fn a_reply_is_read_with_hosts_that_are_left_out() {
+        let asked = Address { host: "10.0.0.9".into(), port: 7000 };
+        let range = |first, last, nodes: [Value; 2]| {
+            let [master, replica] = nodes;
+            Value::Array(vec![Value::Int(first), Value::Int(last), master, replica])
+        };
+        let first = range(0, 5460, [node("10.0.0.1", 7001), node("10.0.0.2", 7002)]);
+        let unknown = Value::Array(vec![Value::Nil, Value::Int(7003)]);
+        let reply = Value::Array(vec![first, range(5461, 16_383, [unknown, node("?", 7004)])]);
+        let view = View::read(reply, &asked).expect("readable");
+        let ranges: Vec<String> =
+            view.ranges.iter().map(|(first, last, address)| format!("{first}-{last} {address}")).collect();
+        assert_eq!(ranges, ["0-5460 10.0.0.1:7001", "5461-16383 10.0.0.9:7003"]);
+        let replicas: Vec<String> = view.replicas.iter().map(Address::to_string).collect();
+        assert_eq!(replicas, ["10.0.0.2:7002", "10.0.0.9:7004"]);
+    }
+
+    #[test]
+    fn a_reply_that_makes_no_sense_is_refused() {
+        let asked = Address { host: "h".into(), port: 1 };
+        let range = |first, last| Value::Array(vec![Value::Int(first), Value::Int(last), node("a", 1)]);
+        let bad = [
+            Value::Nil,
+            Value::Array(vec![]),
+            Value::Array(vec![Value::Nil]),
+            Value::Array(vec![range(0, 16_384)]),
+            Value::Array(vec![range(-1, 5)]),
+            Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(5)])]),
+            Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(5), node("a", 70_000)])]),
+        ];
+        for reply in bad {
+            assert!(View::read(reply.clone(), &asked).is_err(), "{reply:?}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Where keys are: on one server, on the master that sentinels name, or on the nodes of a cluster.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use redis::aio::PubSub;
+use redis::{Cmd, Value};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, timeout};
+
+use super::breaker::Changes;
+use super::cluster::Cluster;
+use super::dial::{Address, Dialer};
+use super::node::{CONNECT_LIMIT, Common, Node, Place, RunError, unavailable};
+use super::sentinels::Sentinels;
+use super::target::Target;
+use super::worker::{Job, MAX_WAITING, Trips, Worker};
+use super::{ConnectError, StoreError, Tasks, names};
+
+/// The servers of a store, and the way to each key.
+pub(super) struct Topology {
+    servers: Servers,
+    /// For people.
+    address: String,
+    changes: Arc<Changes>,
+    _tasks: Tasks,
+}
+
+enum Servers {
+    One(Member),
+    Cluster(Arc<Cluster>),
+}
+
+/// A server, the queue to it, and the tasks that end with it.
+pub(super) struct Member {
+    pub(super) node: Arc<Node>,
+    jobs: Option<mpsc::Sender<Job>>,
+    _keeper: Tasks,
+}
+
+impl Member {
+    /// A server that is connected to from now on. With `trips`, it can be sent jobs.
+    pub(super) fn start(
+        place: Place,
+        common: Common,
+        trips: Option<&Arc<Trips>>,
+        cluster: Option<Weak<Cluster>>,
+    ) -> Self {
+        let node = Arc::new(Node::new(place, common));
+        let jobs = trips.map(|trips| {
+            let (jobs, queue) = mpsc::channel(MAX_WAITING);
+            // It ends once the queue is closed and empty.
+            tokio::spawn(Worker::new(node.clone(), trips.clone(), cluster).work(queue));
+            jobs
+        });
+        let keeper = Tasks(vec![tokio::spawn(node.clone().keep()).abort_handle()]);
+        Self { node, jobs, _keeper: keeper }
+    }
+
+    pub(super) fn submit(&self, job: Job) -> Result<(), StoreError> {
+        if self.node.breaker.is_open() {
+            return Err(StoreError::unavailable("the store has failed and is not back yet"));
+        }
+        match &self.jobs {
+            Some(jobs) => jobs.try_send(job).map_err(|_| StoreError::busy()),
+            None => Err(StoreError::busy()),
+        }
+    }
+}
+
+impl Topology {
+    /// Connects to the servers in the background. With `trips`, they can be sent jobs.
+    pub(super) fn new(
+        target: Target,
+        ca: Option<&[u8]>,
+        timeout: Duration,
+        trips: Option<&Arc<Trips>>,
+    ) -> Result<Self, ConnectError> {
+        let (address, changes) = (target.to_string(), Arc::new(Changes::default()));
+        let dialer = Arc::new(Dialer::new(target.tls, ca, target.login)?);
+        let (loads_scripts, trouble) = (trips.is_some(), Arc::new(Notify::new()));
+        let common = Common { dialer, timeout, loads_scripts, changes: changes.clone(), trouble };
+        let mut tasks = Vec::new();
+        let servers = match target.servers {
+            super::target::Servers::Single(address) => {
+                Servers::One(Member::start(Place::At(address), common, trips, None))
+            }
+            super::target::Servers::Sentinel { sentinels, service } => {
+                // Sentinels have logins of their own.
+                let dialer = Dialer::new(target.tls, ca, redis::RedisConnectionInfo::default())?;
+                let sentinels = Sentinels::new(sentinels, service, dialer);
+                Servers::One(Member::start(Place::Master(sentinels), common, trips, None))
+            }
+            super::target::Servers::Cluster(seeds) => {
+                let cluster = Cluster::new(seeds, common, trips.cloned());
+                tasks.push(tokio::spawn(cluster.clone().follow()).abort_handle());
+                Servers::Cluster(cluster)
+            }
+        };
+        Ok(Self { servers, address, changes, _tasks: Tasks(tasks) })
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self.servers, Servers::Cluster(_))
+    }
+
+    /// Waits until every server has been connected to, or has failed.
+    pub(super) async fn settled(&self) {
+        match &self.servers {
+            Servers::One(member) => member.node.settled().await,
+            Servers::Cluster(cluster) => cluster.settled().await,
+        }
+    }
+
+    /// Puts a job in the queue of the server that has its keys.
+    pub(super) fn submit(&self, job: Job) -> Result<(), StoreError> {
+        match &self.servers {
+            Servers::One(member) => member.submit(job),
+            Servers::Cluster(cluster) => cluster.submit(job),
+        }
+    }
+
+    /// Runs a command on the server that has the key.
+    pub(super) async fn run(&self, key: &[u8], command: &Cmd, deadline: Instant) -> Result<Value, RunError> {
+        match &self.servers {
+            Servers::One(member) => member.node.run(command, deadline).await,
+            Servers::Cluster(cluster) => {
+                let slot = names::slot(key);
+                let node = cluster.owner(slot).map_err(RunError::Lost)?;
+                cluster.run(&node, slot, command, deadline).await
+            }
+        }
+    }
+
+    /// Returns a connection for what is published. On a cluster any node hears it all.
+    pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
+        match &self.servers {
+            Servers::One(member) => member.node.subscriber().await,
+            Servers::Cluster(cluster) => cluster.subscriber().await,
+        }
+    }
+
+    /// The servers that decide.
+    pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
+        match &self.servers {
+            Servers::One(member) => vec![member.node.clone()],
+            Servers::Cluster(cluster) => cluster.nodes(),
+        }
+    }
+
+    /// Why not all keys can be decided on, if that is so.
+    pub(super) fn why_unavailable(&self) -> Option<StoreError> {
+        match &self.servers {
+            Servers::One(member) => member.node.breaker.why(),
+            Servers::Cluster(cluster) => cluster.why_unavailable(),
+        }
+    }
+
+    /// How often servers were given up, and came back.
+    pub(super) fn changes(&self) -> (u64, u64) {
+        (self.changes.opened(), self.changes.closed())
+    }
+}
+
+/// A connection to hear what is published there.
+pub(super) async fn subscriber(dialer: &Dialer, address: &Address) -> Result<PubSub, StoreError> {
+    match timeout(CONNECT_LIMIT, dialer.subscriber(address)).await {
+        Ok(Ok(subscriber)) => Ok(subscriber),
+        Ok(Err(error)) => Err(unavailable(&error)),
+        Err(_) => Err(StoreError::too_late()),
+    }
+}

@@ -1,0 +1,188 @@
+//! Nothing is done twice, and nothing that was taken for a denied request stays taken.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, sleep, timeout};
+use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
+use tollgate::{
+    Algorithm, DAY, FixedWindow, Hit, LeakyBucket, Limit, LimitId, OnStoreFailure, Rate, SECOND, SlidingWindowCounter,
+    SlidingWindowLog, Source, Timestamp, TokenBucket,
+};
+
+use crate::load::{RECOVERY, until_back};
+use crate::servers::{Cluster, RedisServer};
+
+const PATIENT: Duration = Duration::from_secs(20);
+
+fn limit(name: &str, algorithm: impl Into<Algorithm>) -> Limit {
+    Limit::new(name, algorithm).expect("the numbers are within the bounds")
+}
+
+fn builder(url: String) -> RedisLimiterBuilder {
+    RedisLimiter::builder(url).store_timeout(PATIENT).on_store_failure(OnStoreFailure::Deny)
+}
+
+/// Passes bytes on to a server, until it is to cut the next reply off.
+struct Proxy {
+    port: u16,
+    cuts: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    async fn start() -> (Self, TcpListener) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        (Self { port, cuts: Arc::new(AtomicBool::new(false)) }, listener)
+    }
+
+    fn serve(&self, listener: TcpListener, server: u16) {
+        let cuts = self.cuts.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(pass(client, server, cuts.clone()));
+            }
+        });
+    }
+}
+
+async fn pass(client: TcpStream, server: u16, cuts: Arc<AtomicBool>) -> std::io::Result<()> {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = TcpStream::connect(("127.0.0.1", server)).await?.into_split();
+    let requests = tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+    let mut buffer = vec![0; 65_536];
+    loop {
+        let read = from_server.read(&mut buffer).await?;
+        // The server has done what it was asked to, and its answer is lost.
+        if read == 0 || cuts.swap(false, Ordering::SeqCst) {
+            requests.abort();
+            return Ok(());
+        }
+        to_client.write_all(&buffer[..read]).await?;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refund_whose_answer_is_lost_is_not_made_again() {
+    let (proxy, listener) = Proxy::start().await;
+    let port = proxy.port.to_string();
+    let server = RedisServer::with(&["--cluster-enabled", "yes", "--cluster-announce-port", &port]);
+    let mut connection = server.connection();
+    let _: () =
+        redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(16_383).query(&mut connection).expect("slots are given");
+    proxy.serve(listener, server.port());
+    let limiter = builder(format!("redis+cluster://127.0.0.1:{port}"))
+        .store_timeout(Duration::from_secs(2))
+        .limit(limit("limit", FixedWindow::new(1_000, DAY).from_first_request()))
+        .without_denial_cache()
+        .connect()
+        .await
+        .unwrap();
+    until_back(&limiter, "another").await;
+    let mut taken = 0;
+    for round in 1..=10 {
+        let decision = limiter.check_n("key", 20).await;
+        assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Store), "round {round}");
+        taken += 20;
+        proxy.cuts.store(true, Ordering::SeqCst);
+        let outcome = timeout(PATIENT, limiter.refund("key", &decision)).await.expect("answered");
+        until_back(&limiter, "another").await;
+        let left = limiter.peek("key").await.expect("the server answers").remaining();
+        assert!(left <= 1_000 - taken + 20, "round {round}: {left} are left of {taken} taken, {outcome:?}");
+        taken = 1_000 - left;
+    }
+}
+
+/// Limits beside one that is always spent, each of them in a slot of its own.
+async fn beside_a_spent_limit(cluster: &Cluster, beside: Vec<Limit>) -> (RedisLimiter, LimitId) {
+    // The time moves on by a millisecond with every look at it, so that it has passed between taking and giving back.
+    let micros = AtomicU64::new(1_700_000_000_000_000);
+    let clock = move || Timestamp::from_micros(micros.fetch_add(1_000, Ordering::SeqCst));
+    let spent = limit("spent", FixedWindow::new(1, DAY).from_first_request());
+    let limits = beside.into_iter().chain([spent]).fold(builder(cluster.url()), RedisLimiterBuilder::limit);
+    let limiter = limits.clock(clock).connect().await.unwrap();
+    let spent = limiter.id("spent").expect("a limit");
+    assert!(limiter.decide(&[Hit::new(spent, "key")]).await.is_allowed());
+    (limiter, spent)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_another_slot_denies_cost_a_bucket_no_refill() {
+    let cluster = Cluster::start();
+    let rate = || Rate::new(1, Duration::from_millis(10));
+    let algorithms: [(&str, Algorithm); 3] = [
+        ("tokens", TokenBucket::new(100_000, rate()).into()),
+        ("meter", LeakyBucket::new(100_000, rate()).into()),
+        ("portions", TokenBucket::new(100_000, rate()).interval().into()),
+    ];
+    let limits = algorithms.iter().map(|(name, algorithm)| limit(name, *algorithm)).collect();
+    let (limiter, spent) = beside_a_spent_limit(&cluster, limits).await;
+    for (name, _) in algorithms {
+        let id = limiter.id(name).expect("a limit");
+        let first = limiter.decide(&[Hit::new(id, "key").cost(50_000)]).await;
+        assert!(first.is_allowed(), "{name}");
+        for _ in 0..300 {
+            let decision = limiter.decide(&[Hit::new(id, "key").cost(7), Hit::new(spent, "key")]).await;
+            assert_eq!((decision.is_allowed(), decision.source()), (false, Source::Store), "{name}");
+        }
+        let last = limiter.decide(&[Hit::new(id, "key").cost(0)]).await;
+        let passed = (last.at().as_micros() - first.at().as_micros()) / 10_000;
+        let expected = 50_000 + passed;
+        // Time moves between the decisions of a batch and the answers.
+        assert!(last.remaining() + 1 >= expected && last.remaining() <= expected + 1, "{name}: {last:?}, {passed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_another_slot_denies_cost_nothing_by_any_algorithm() {
+    let cluster = Cluster::start();
+    let algorithms: [(&str, Algorithm); 5] = [
+        ("queue", LeakyBucket::new(1_000, Rate::new(1, DAY)).queue(1000 * DAY).into()),
+        ("window", FixedWindow::new(1_000, 300 * DAY).into()),
+        ("opened", FixedWindow::new(1_000, 300 * DAY).from_first_request().into()),
+        ("logged", SlidingWindowLog::new(1_000, 300 * DAY).into()),
+        ("counted", SlidingWindowCounter::new(1_000, 300 * DAY).segments(6).into()),
+    ];
+    let limits = algorithms.iter().map(|(name, algorithm)| limit(name, *algorithm)).collect();
+    let (limiter, spent) = beside_a_spent_limit(&cluster, limits).await;
+    for (name, _) in algorithms {
+        let id = limiter.id(name).expect("a limit");
+        assert!(limiter.decide(&[Hit::new(id, "key").cost(10)]).await.is_allowed(), "{name}");
+        for _ in 0..20 {
+            let decision = limiter.decide(&[Hit::new(id, "key").cost(3), Hit::new(spent, "key")]).await;
+            assert!(!decision.is_allowed(), "{name}");
+        }
+        let left = limiter.decide(&[Hit::new(id, "key").cost(0)]).await;
+        assert_eq!(left.remaining(), 990, "{name}: {left:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_goes_away_leaves_nothing_taken() {
+    let cluster = Cluster::start();
+    let limiter = builder(cluster.url())
+        .limit(limit("loose", SlidingWindowLog::new(10_000, DAY)))
+        .limit(limit("spent", FixedWindow::new(1, DAY).from_first_request()))
+        .without_denial_cache()
+        .connect()
+        .await
+        .unwrap();
+    let [loose, spent] = ["loose", "spent"].map(|name| limiter.id(name).expect("a limit"));
+    assert!(limiter.decide(&[Hit::new(spent, "key")]).await.is_allowed());
+    for round in 0..400_u64 {
+        let hits = [Hit::new(loose, "key"), Hit::new(spent, "key")];
+        let _ = timeout(Duration::from_micros(5 * round), limiter.decide(&hits)).await;
+    }
+    let begin = Instant::now();
+    loop {
+        let left = limiter.decide(&[Hit::new(loose, "key").cost(0)]).await.remaining();
+        if left == 10_000 {
+            break;
+        }
+        assert!(begin.elapsed() < RECOVERY, "{left} of 10000 are left");
+        sleep(10 * SECOND / 1_000).await;
+    }
+}
