@@ -24,7 +24,7 @@ pub(crate) mod sliding_window_counter;
 pub(crate) mod sliding_window_log;
 pub(crate) mod spill;
 pub(crate) mod strikes;
-mod succession;
+pub(crate) mod succession;
 pub(crate) mod token_bucket;
 
 use std::time::Duration;

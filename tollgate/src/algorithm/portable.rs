@@ -29,10 +29,8 @@ pub(crate) struct Before(pub(crate) u64, pub(crate) u64);
 /// What a state looks like from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// Two numbers.
-    Pair,
-    /// The start of a segment and its counts, in text.
-    Counts,
+    /// Numbers, which [`Compiled::read`] reads.
+    Numbers,
     /// The script answers itself, in text.
     Answer,
 }
@@ -77,12 +75,45 @@ impl Compiled {
         std::iter::once(kind as i64).chain(numbers).chain([ceiling as i64]).collect()
     }
 
-    /// Of a bucket, in how many parts of a microsecond it counts.
-    pub(crate) fn bucket_units(&self) -> Option<u64> {
+    /// Whether the smaller script can take from it.
+    pub(crate) fn is_taken_lean(&self) -> bool {
+        !matches!(self, Self::Interval(_) | Self::Log(_) | Self::Strikes(_))
+    }
+
+    /// Reads the numbers of a state that the script reports, after its signature: of a counter the start of the newest
+    /// segment and the counts by age, of all others the first number and the second.
+    pub(crate) fn read(&self, state: &[u8]) -> Option<SmallVec<[u64; 3]>> {
         match self {
-            Self::Meter(meter) => Some(meter.units),
-            Self::WideMeter(meter) => Some(meter.units),
-            _ => None,
+            Self::Meter(Meter { units, .. }) | Self::WideMeter(Meter { units, .. }) => {
+                // The largest quota comes first.
+                let (_, state) = split_number(state, 5)?;
+                let (moment, state) = split_number(state, 7)?;
+                let (parts, rest) = if *units > 1 { split_number(state, 5)? } else { (0, state) };
+                rest.is_empty().then(|| smallvec![moment, parts])
+            }
+            Self::Counter(rules) => {
+                let (segment, mut state) = split_number(state, 7)?;
+                if rules.segments > 1 {
+                    (_, state) = split_number(state, 5)?;
+                }
+                let width = if rules.segments < 255 { 1 } else { 2 };
+                let mut numbers = smallvec![0; rules.segments as usize + 2];
+                numbers[0] = rules.start_of(segment.min(rules.place(LATEST).segment));
+                while !state.is_empty() {
+                    let (place, units);
+                    (place, state) = split_number(state, width)?;
+                    (units, state) = split_number(state, 5)?;
+                    let age = segment.wrapping_sub(place) & ((1 << (8 * width)) - 1);
+                    *numbers.get_mut(usize::try_from(age).ok()? + 1)? = units;
+                }
+                Some(numbers)
+            }
+            _ => {
+                let (first, state) = split_number(state, 7)?;
+                let is_window = matches!(self, Self::ClockWindow(_) | Self::OpenedWindow(_));
+                let (second, rest) = split_number(state, if is_window { 5 } else { 7 })?;
+                rest.is_empty().then(|| smallvec![first, second])
+            }
         }
     }
 
@@ -94,8 +125,7 @@ impl Compiled {
     pub(crate) fn shape(&self) -> Shape {
         match self {
             Self::Log(_) => Shape::Answer,
-            Self::Counter(_) => Shape::Counts,
-            _ => Shape::Pair,
+            _ => Shape::Numbers,
         }
     }
 
@@ -195,6 +225,12 @@ impl Compiled {
 
 /// The latest moment that any state can speak of.
 const LATEST: u64 = Timestamp::MAX.as_micros();
+
+/// The number in the first bytes, and what follows.
+fn split_number(bytes: &[u8], width: usize) -> Option<(u64, &[u8])> {
+    let (number, rest) = bytes.split_at_checked(width)?;
+    Some((number.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)), rest))
+}
 
 fn moment(micros: u64, parts: u64, units: u64) -> u64 {
     (micros + u64::from(parts >= units)).min(LATEST)

@@ -35,18 +35,44 @@ enum Kind {
     Queue = 8,
 }
 
+/// The meaning of a state, as the script writes it before the numbers: a code for the kind, and the numbers that count
+/// units in time.
+#[cfg(feature = "redis")]
+pub(crate) type Signature = smallvec::SmallVec<[u8; 16]>;
+
 #[cfg(feature = "redis")]
 impl Meaning {
-    /// Returns the signature of a state, as the script writes it.
-    pub(crate) fn signature(self) -> String {
+    pub(crate) fn signature(self) -> Signature {
+        /// Set where a length of time takes seven bytes instead of six.
+        const LONG: u8 = 16;
+        /// Set where a rate is of several units.
+        const UNITS: u8 = 32;
         let Self { kind, first, second } = self;
-        let kind = kind.map_or(0, |kind| kind as u8);
-        match kind {
-            1 => format!("1:{first}:{second}"),
-            8 => format!("1:{first}:{second}:1"),
-            3..=5 => format!("{kind}:{first}"),
-            _ => format!("{kind}:{first}:{second}"),
-        }
+        let code = kind.map_or(0, |kind| kind as u8);
+        let mut signature = Signature::from_slice(&[code]);
+        let mut push = |number: u64, bytes: usize| signature.extend_from_slice(&number.to_be_bytes()[8 - bytes..]);
+        let flags = match kind {
+            Some(Kind::Interval | Kind::Strikes) | None => {
+                push(first, 7);
+                push(second, 7);
+                0
+            }
+            Some(kind) => {
+                let is_bucket = matches!(kind, Kind::Bucket | Kind::Queue);
+                let (units, micros) = if is_bucket { (first, second) } else { (1, first) };
+                let (is_long, has_units) = (micros >= 1 << 48, units > 1);
+                if has_units {
+                    push(units, 5);
+                }
+                push(micros, if is_long { 7 } else { 6 });
+                if kind == Kind::Counter {
+                    push(second, 2);
+                }
+                u8::from(is_long) * LONG + u8::from(has_units) * UNITS
+            }
+        };
+        signature[0] |= flags;
+        signature
     }
 }
 

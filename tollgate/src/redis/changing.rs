@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::script::{Ask, Terms};
 use super::{Inner, RedisLimiter, Wanted, names};
+use crate::algorithm::succession::Signature;
 use crate::algorithm::{Algorithm, Compiled};
 use crate::error::InvalidLimit;
 use crate::key::Key;
@@ -86,7 +87,7 @@ impl Prepared {
             let named = by_name.get(limit.name()).into_iter().flatten().copied();
             named.filter(|old| old.limit.is_related_to(limit)).collect::<Vec<&Self>>()
         };
-        let mut variants: HashMap<(&str, bool), Vec<String>> = HashMap::new();
+        let mut variants: HashMap<(&str, bool), Vec<Signature>> = HashMap::new();
         let family = |limit: &'_ Limit| matches!(limit.algorithm(), Algorithm::Ban(_));
         let stored: Vec<(Compiled, Option<u64>)> = limits.iter().map(stored).collect();
         for (limit, (compiled, _)) in limits.iter().zip(&stored) {
@@ -98,20 +99,20 @@ impl Prepared {
         }
         let ids = limit_set::ids(0..limits.len());
         let prepared = ids.zip(&limits).zip(stored).map(|((id, limit), (compiled, horizon))| {
-            let signatures = variants.get(&(limit.name(), family(limit))).map_or(&[][..], Vec::as_slice);
-            let signatures = if signatures.len() > 1 { format!(" {} ", signatures.join(" ")) } else { String::new() };
+            let signatures = variants.get(&(limit.name(), family(limit))).filter(|signatures| signatures.len() > 1);
+            let signatures = signatures.map_or(&[][..], Vec::as_slice);
             let (before, (ceiling, configurations)) = (related_before(limit), local.configurations(id));
             let numbers = |limit: &Limit| (*limit.algorithm(), limit.consistency());
             // A limit that was there before keeps its terms, so that what goes by them goes on.
             let same = before.iter().find(|old| {
-                let is_same = old.ceiling == ceiling && old.terms.has_variants(&signatures);
+                let is_same = old.ceiling == ceiling && old.terms.has_variants(signatures);
                 is_same && numbers(&old.limit) == numbers(limit)
             });
-            let terms =
-                same.map_or_else(|| Arc::new(Terms::new(&compiled, ceiling, &signatures)), |old| old.terms.clone());
+            let new = || Arc::new(Terms::new(&compiled, ceiling, signatures.to_vec()));
+            let terms = same.map_or_else(new, |old| old.terms.clone());
             let mut siblings: Vec<Arc<Terms>> = Vec::new();
             let then = before.iter().flat_map(|old| std::iter::once(&old.terms).chain(old.siblings.iter())).cloned();
-            let known = configurations.iter().map(|other| Arc::new(Terms::new(other, ceiling, "")));
+            let known = configurations.iter().map(|other| Arc::new(Terms::new(other, ceiling, Vec::new())));
             for other in known.chain(then) {
                 let is_known = siblings.iter().chain([&terms]).any(|known| known.signature() == other.signature());
                 if !is_known && siblings.len() < MAX_SIBLINGS {

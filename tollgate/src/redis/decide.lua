@@ -9,6 +9,7 @@
 
 local floor, ceil, max, min, format = math.floor, math.ceil, math.max, math.min, string.format
 local call, pcall_redis = redis.call, redis.pcall
+local pack, read = struct.pack, struct.unpack
 local asked = cmsgpack.unpack(ARGV[1])
 local now, limits, q = asked[1], asked[2], asked[3]
 local injected = now > 0
@@ -19,6 +20,8 @@ end
 local values = call('MGET', unpack(KEYS))
 
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
+-- A bucket whose requests wait, in a signature.
+local QUEUE = 8
 local TAKE, LOOK, REFUND, RESET, SLICE, UNDO = 0, 1, 2, 3, 4, 5
 
 -- Of each key: the first two numbers of its state, the counts of a counter, the largest quota (in units) of the limits
@@ -43,43 +46,53 @@ local function is_count(n)
   return n and n >= 0 and n < 9007199254740992 and n % 1 == 0
 end
 
--- Terms tell what the numbers of a state mean, by a signature: the kind and the numbers that count units in time.
--- Quotas are no part of it: they do not change what was spent.
-local function signature(p)
-  local kind = p[1]
-  if kind == METER then return format(p[5] >= 0 and '1:%d:%d:1' or '1:%d:%d', p[2], p[6]) end
-  if kind == CLOCK or kind == OPENED or kind == LOG then return format('%d:%d', kind, p[3]) end
-  return format('%d:%d:%d', kind, p[3], p[4])
-end
-
+-- Terms tell what the numbers of a state mean, by a signature: the kind and the numbers that count units in time, as
+-- `script.rs` writes them. Quotas are no part of it: they do not change what was spent.
 local known = {}
 for index = 1, #limits do
   local p = limits[index]
-  if type(p[#p]) == 'string' then p.variants = table.remove(p) end
-  p.signature = signature(p)
+  p.signature = table.remove(p)
+  if type(p[#p]) == 'table' then p.variants = table.remove(p) end
   known[p.signature] = known[p.signature] or p
 end
 
--- Terms from a signature: what a limit says, but for its quota.
+-- Terms from the beginning of a state, with all that a limit says but for its quota; and where the signature ends.
 local function terms_of(text)
-  if known[text] then return known[text] end
-  local kind, x, y, queue = text:match('^(%d):(%d+):?(%d*)(:?1?)$')
-  kind, x, y = tonumber(kind), tonumber(x), tonumber(y)
-  local p
-  if not kind or x == 0 or y == 0 or not is_count(x) then
-    return nil
-  elseif kind == METER and is_count(y) then
-    p = { kind, x, 0, 0, queue == ':1' and 0 or -1, y, 0, 0, 0 }
-  elseif (kind == CLOCK or kind == OPENED or kind == LOG) and not y then
-    p = { kind, 0, x, 0, 0 }
-  elseif (kind == INTERVAL or kind == COUNTER or kind == STRIKES) and is_count(y) then
+  local code = text:byte()
+  if not code or code >= 64 then return nil end
+  local kind, is_long, has_units = code % 16, floor(code / 16) % 2 == 1, code >= 32
+  local length = is_long and 8 or 7
+  if kind == QUEUE or kind == METER then
+    if has_units then length = length + 5 end
+  elseif kind == COUNTER then
+    length = length + 2
+  elseif kind == INTERVAL or kind == STRIKES then
+    length = 15
+  end
+  local signature = text:sub(1, length)
+  if #signature < length then return nil end
+  local p = known[signature]
+  if p then return p, length end
+  local x, y, units, at = 0, 1, 1, 2
+  if kind == INTERVAL or kind == STRIKES then
+    x, y = read('>I7I7', signature, 2)
     p = { kind, 0, x, y }
   else
-    return nil
+    if has_units then units, at = read('>I5', signature, 2) end
+    x, at = read(is_long and '>I7' or '>I6', signature, at)
+    if kind == QUEUE or kind == METER then
+      p = { METER, units, 0, 0, kind == QUEUE and 0 or -1, x, 0, 0, 0 }
+    elseif kind == COUNTER then
+      y = read('>I2', signature, at)
+      p = { kind, 0, x, y }
+    elseif kind == CLOCK or kind == OPENED or kind == LOG then
+      p = { kind, 0, x, 0, 0 }
+    end
   end
-  p.signature = text
-  known[text] = p
-  return p
+  if not p or x == 0 or y == 0 or units == 0 or not is_count(x) or not is_count(y) then return nil end
+  p.signature = signature
+  known[signature] = p
+  return p, length
 end
 
 -- The terms of a key that has spent nothing.
@@ -109,19 +122,32 @@ local function zeros(segments)
   return counts
 end
 
-local function load_counter(k, p, text)
-  local counts, seen = { segments = p[4] }, -1
-  for word in text:gmatch('%d+') do
-    local n = tonumber(word)
-    if not is_count(n) then return spoil(k) end
-    if seen < 0 then A[k] = n else counts[seen] = n end
-    seen = seen + 1
-  end
-  if seen ~= p[4] + 1 then return spoil(k) end
-  C[k], terms[k] = counts, p
+-- How the counts of a counter are kept: the segment, modulo a number that is larger than the segments, and its units.
+local function pairs_of(p)
+  if p[4] < 255 then return '>I1I5', 6, 256 end
+  return '>I2I5', 7, 65536
 end
 
--- A state is its signature and its numbers; that of a log is a list which ends with the sum and the signature.
+local start_of
+
+local function load_counter(k, p, text, from)
+  local pair, width, cycle = pairs_of(p)
+  local counts, segment = zeros(p[4]), nil
+  if #text < from + 6 then return spoil(k) end
+  segment, from = read('>I7', text, from)
+  -- The units of all come next.
+  if p[4] > 1 then from = from + 5 end
+  if not is_count(segment) or (#text + 1 - from) % width ~= 0 then return spoil(k) end
+  for at = from, #text, width do
+    local place, units = read(pair, text, at)
+    local age = (segment - place) % cycle
+    if age > p[4] then return spoil(k) end
+    counts[age] = units
+  end
+  A[k], C[k], terms[k] = start_of(segment, p[3], p[4]), counts, p
+end
+
+-- A state is its signature and its numbers; that of a log is a list which ends with the sum and the window.
 local function load(k)
   A[k], B[k], K[k], terms[k] = 0, 0, 0, REST
   local value = values[k]
@@ -129,27 +155,32 @@ local function load(k)
     local tail = pcall_redis('LRANGE', KEYS[k], -1, -1)
     if tail.err then return spoil(k) end
     if not tail[1] then return end
-    local text, most = tail[1]:match('^=%d+ ([%d:]+) ?(%d*)$')
-    local p = text and terms_of(text)
-    most = tonumber(most) or 0
-    if not p or p[1] ~= LOG or not is_count(most) then return spoil(k) end
+    local window, most = tail[1]:match('^=%d+ (%d+) ?(%d*)$')
+    window, most = tonumber(window), tonumber(most) or 0
+    if not is_count(window) or not is_count(most) then return spoil(k) end
+    local p = terms_of(window < 281474976710656 and pack('>I1I6', LOG, window) or pack('>I1I7', LOG + 16, window))
+    if not p then return spoil(k) end
     terms[k], lists[k], K[k] = p, true, most
     return
   end
-  local text, numbers = value:match('^([%d:]+) ([%x ]+)$')
-  local p = text and terms_of(text)
+  local p, length = terms_of(value)
   if not p or p[1] == LOG then return spoil(k) end
-  if p[1] == COUNTER then return load_counter(k, p, numbers) end
-  local a, b, most
-  if p[1] == METER then
-    -- The moment is in hexadecimal: buckets are what there is most of, and so they take 16 bytes less.
-    a, most, b = numbers:match('^(%x+) (%d+) ?(%d*)$')
-    a, most, b = tonumber(a or '', 16), tonumber(most), tonumber(b) or 0
+  if p[1] == COUNTER then return load_counter(k, p, value, length + 1) end
+  local a, b, most = 0, 0, 0
+  if p[1] == CLOCK or p[1] == OPENED then
+    if #value ~= length + 12 then return spoil(k) end
+    a, b = read('>I7I5', value, length + 1)
+  elseif p[1] ~= METER then
+    if #value ~= length + 14 then return spoil(k) end
+    a, b = read('>I7I7', value, length + 1)
+  elseif p[2] > 1 then
+    if #value ~= length + 17 then return spoil(k) end
+    most, a, b = read('>I5I7I5', value, length + 1)
   else
-    a, b = numbers:match('^(%d+) (%d+)$')
-    a, b, most = tonumber(a), tonumber(b), 0
+    if #value ~= length + 12 then return spoil(k) end
+    most, a = read('>I5I7', value, length + 1)
   end
-  if not is_count(a) or not is_count(b) or not is_count(most) then return spoil(k) end
+  if not is_count(a) or not is_count(b) then return spoil(k) end
   A[k], B[k], K[k], terms[k] = a, b, most, p
 end
 
@@ -218,7 +249,7 @@ local function place(moment, window, segments)
 end
 
 -- The first microsecond of a segment: from there, `place` finds it again.
-local function start_of(segment, window, segments)
+function start_of(segment, window, segments)
   local within = segment % segments
   local rest = window % segments
   return (segment - within) / segments * window + within * ((window - rest) / segments) + ceil(within * rest / segments)
@@ -481,12 +512,12 @@ local function log_now(k)
   return total, newest, last_units, true
 end
 
--- The last element of a log: the units of all, the signature, and the largest quota of those that count denials. A limit
+-- The last element of a log: the units of all, the window, and the largest quota of those that count denials. A limit
 -- with a lower quota must not forget what counts for another.
 local function log_sum(k, p, total)
   local most = K[k] or 0
-  if most > 0 then return format('=%.0f %s %d', total, p.signature, most) end
-  return format('=%.0f %s', total, p.signature)
+  if most > 0 then return format('=%.0f %d %d', total, p[3], most) end
+  return format('=%.0f %d', total, p[3])
 end
 
 -- Whether it passes, what to write, and the answer: outcome (1 passes, 0 waits, 2 never), remaining, retry, reset.
@@ -855,11 +886,18 @@ local function write(k, p, edit, from)
   terms[k] = p
 end
 
+local function is_variant(p, signature)
+  for index = 1, p.variants and #p.variants or 0 do
+    if p.variants[index] == signature then return true end
+  end
+  return false
+end
+
 -- Replaces the state by the converted copy when a request was denied, so that its wait is that of the new terms. Not
 -- between variants of one limit: a client that alternates between them would have its charges dated to now each time.
 local function move(k, p, from, cost)
   if from == k or cost == 0 or failed[k] or cut[from] then return end
-  if p.variants and p.variants:find(' ' .. terms[k].signature .. ' ', 1, true) then
+  if is_variant(p, terms[k].signature) then
     -- A clock that has stepped back is noted, so that the key does not wait for it to catch up.
     local _, edit = judge[terms[k][1]](k, terms[k], 0, 0)
     if edit then write(k, terms[k], edit, k) end
@@ -892,22 +930,43 @@ end
 local out = { now, 0 }
 local size = 2
 
+-- The state as it is stored, for these numbers. Units beyond any quota are all the same.
+local MOST = 1099511627775
+
+local function counts_text(p, start, counts)
+  local pair, _, cycle = pairs_of(p)
+  local segment, total, words = place(start, p[3], p[4]), 0, {}
+  for age = p[4], 0, -1 do
+    local units = min(counts[age], MOST)
+    total = total + units
+    -- The newest is always there: what is decided next looks for it at the end.
+    if units > 0 or age == 0 then words[#words + 1] = pack(pair, (segment - age) % cycle, units) end
+  end
+  local text = p.signature .. pack('>I7', segment)
+  if p[4] > 1 then text = text .. pack('>I5', min(total, MOST)) end
+  return text .. table.concat(words)
+end
+
+local function text_of(k, p, a, b)
+  if p[1] == COUNTER then return counts_text(p, a, C[k]) end
+  if p[1] == CLOCK or p[1] == OPENED then return p.signature .. pack('>I7I5', a, min(b, MOST)) end
+  if p[1] ~= METER then return p.signature .. pack('>I7I7', a, b) end
+  if p[2] > 1 then return p.signature .. pack('>I5I7I5', K[k] or 0, a, b) end
+  return p.signature .. pack('>I5I7', K[k] or 0, a)
+end
+
 -- Tells what is known of a key before it is changed.
 local function tell(k, p, answer)
   size = size + 1
   if p[1] == LOG then
     out[size] = answer and format('%.0f %.0f %.0f %.0f', answer[1], answer[2], answer[3], answer[4]) or ''
-  elseif p[1] == COUNTER then
-    out[size] = format('%.0f ', A[k]) .. table.concat(C[k], ' ', 0, p[4])
-  else
-    local a, b = A[k], B[k]
-    if p[1] == METER and a >= now then
-      a, b = meter_now(k, p)
-    end
-    out[size] = a
-    size = size + 1
-    out[size] = b
+    return
   end
+  local a, b = A[k], B[k]
+  if p[1] == METER and a >= now then
+    a, b = meter_now(k, p)
+  end
+  out[size] = text_of(k, p, a, b)
 end
 
 local at = 1
@@ -1029,14 +1088,7 @@ end
 
 for k, p in pairs(dirty) do
   if not failed[k] then
-    local value
-    if p[1] == COUNTER then
-      value = format('%s %.0f ', p.signature, A[k]) .. table.concat(C[k], ' ', 0, C[k].segments)
-    elseif p[1] == METER then
-      value = format(B[k] > 0 and '%s %x %d %d' or '%s %x %d', p.signature, A[k], K[k], B[k])
-    else
-      value = format('%s %d %d', p.signature, A[k], B[k])
-    end
+    local value = text_of(k, p, A[k], B[k])
     local ttl = format('%d', injected and 3600000 or max(ceil((ends[k] - now) / 1000), 0) + 1)
     local reply
     if values[k] or lists[k] then

@@ -8,22 +8,23 @@ use smallvec::SmallVec;
 
 use super::StoreError;
 use crate::algorithm::portable::{Before, Shape};
+use crate::algorithm::succession::Signature;
 use crate::algorithm::{Compiled, MAX_QUOTA};
 use crate::decision::{Outcome, Verdict};
 use crate::units::Timestamp;
 
 /// Decides any batch.
 const DECIDE: &str = include_str!("decide.lua");
-/// Decides a batch in which every request takes from one bucket.
-const BUCKETS: &str = include_str!("buckets.lua");
+/// Decides a batch in which every request takes from buckets, fixed windows and counters.
+const TAKE_ONLY: &str = include_str!("take.lua");
 
 /// Redis keeps scripts by their hash.
 static DECIDE_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());
-static BUCKETS_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(BUCKETS).get_hash().to_owned());
+static TAKE_ONLY_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(TAKE_ONLY).get_hash().to_owned());
 
 /// Gives Redis the scripts.
 pub(super) fn load() -> [redis::Cmd; 2] {
-    [DECIDE, BUCKETS].map(|source| {
+    [DECIDE, TAKE_ONLY].map(|source| {
         let mut command = redis::cmd("SCRIPT");
         command.arg("LOAD").arg(source);
         command
@@ -42,27 +43,30 @@ pub(super) fn probe() -> redis::Cmd {
 pub(super) struct Terms {
     pub(super) compiled: Compiled,
     parameters: SmallVec<[i64; 9]>,
-    /// The signatures of the limit's variants, with spaces around each; empty if there are none of another meaning.
-    variants: String,
+    /// The beginning of every state that these terms write.
+    signature: Signature,
+    /// The signatures of the limit's variants; empty if there are none of another meaning.
+    variants: Vec<Signature>,
     shape: Shape,
 }
 
 impl Terms {
     /// A limit whose keys may have spent up to `ceiling` units, under other numbers.
-    pub(super) fn new(compiled: &Compiled, ceiling: u64, variants: &str) -> Self {
+    pub(super) fn new(compiled: &Compiled, ceiling: u64, variants: Vec<Signature>) -> Self {
         let parameters = compiled.with_ceiling(ceiling).parameters(ceiling);
+        let signature = compiled.meaning().signature();
         // The script has cut what a clock that stepped back has left. Other nodes may have raised the quota since, so
         // that what it reports is never cut again.
         let compiled = compiled.with_ceiling(MAX_QUOTA).with_room();
-        Self { parameters, variants: variants.to_owned(), shape: compiled.shape(), compiled }
+        Self { parameters, signature, variants, shape: compiled.shape(), compiled }
     }
 
-    pub(super) fn signature(&self) -> String {
-        self.compiled.meaning().signature()
+    pub(super) fn signature(&self) -> &Signature {
+        &self.signature
     }
 
-    /// Whether the terms tell the script the same, for variants of these signatures.
-    pub(super) fn has_variants(&self, signatures: &str) -> bool {
+    /// Whether the limit's variants have these signatures.
+    pub(super) fn has_variants(&self, signatures: &[Signature]) -> bool {
         self.variants == signatures
     }
 
@@ -155,15 +159,14 @@ pub(super) struct Batch {
     asked: Vec<u64>,
     /// How to read the answers.
     expected: Vec<Expected>,
-    /// Whether there is anything but requests that take from one bucket each.
+    /// Whether there is anything that only the larger script decides.
     mixed: bool,
 }
 
 struct Expected {
-    shapes: SmallVec<[Shape; 2]>,
+    /// The terms of each state that the script reports, from 1.
+    terms: SmallVec<[u64; 2]>,
     keys: SmallVec<[u64; 2]>,
-    /// Of a bucket, whether its rate needs the second number.
-    parts: bool,
 }
 
 const TAKE: u64 = 0;
@@ -185,16 +188,9 @@ impl Batch {
             Question::Slice(_, costs) => (SLICE, costs.len()),
         };
         self.asked.extend([op, count as u64]);
-        let mut expected = Expected { shapes: SmallVec::new(), keys: SmallVec::new(), parts: false };
-        match question {
-            Question::Take(asks) if asks.len() == 1 && asks[0].cost > 0 => {
-                match asks[0].terms.compiled.bucket_units() {
-                    Some(units) => expected.parts = units > 1,
-                    None => self.mixed = true,
-                }
-            }
-            _ => self.mixed = true,
-        }
+        let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new() };
+        let takes = matches!(question, Question::Take(_));
+        self.mixed |= !takes || asks.iter().any(|ask| ask.cost == 0 || !ask.terms.compiled.is_taken_lean());
         for ask in asks {
             let (limit, key) = (self.index_of_terms(&ask.terms), self.index_of_key(&ask.name));
             expected.keys.push(key);
@@ -205,7 +201,7 @@ impl Batch {
             };
             match question {
                 Question::Take(_) | Question::Look(_) => {
-                    expected.shapes.push(ask.terms.shape);
+                    expected.terms.push(limit);
                     self.asked.extend(cost(ask.cost));
                 }
                 Question::Refund(_, at) | Question::Undo(_, at, _) => {
@@ -219,7 +215,7 @@ impl Batch {
                     self.asked.extend(siblings);
                 }
                 Question::Slice(_, costs) => {
-                    expected.shapes.push(ask.terms.shape);
+                    expected.terms.push(limit);
                     self.asked.extend(costs.iter().flat_map(|units| cost(*units)));
                 }
                 Question::Reset(_) => {}
@@ -247,8 +243,8 @@ impl Batch {
         index as u64 + 1
     }
 
-    /// Whether the reply says that the script for buckets cannot decide this, because a state was written under other
-    /// terms. From then on the command is that of the script that can.
+    /// Whether the reply says that the smaller script cannot decide this, for example because a state was written under
+    /// other terms. From then on the command is that of the script that can.
     pub(super) fn is_for_the_other(&mut self, reply: &Value) -> bool {
         let is_for_the_other = !self.mixed && matches!(reply, Value::Int(_));
         self.mixed |= is_for_the_other;
@@ -257,12 +253,12 @@ impl Batch {
 
     /// The command. `now` stands in for Redis's own time, for tests.
     pub(super) fn command(&self, now: Option<Timestamp>) -> redis::Cmd {
-        self.calling("EVALSHA", if self.mixed { &DECIDE_HASH } else { &BUCKETS_HASH }, now)
+        self.calling("EVALSHA", if self.mixed { &DECIDE_HASH } else { &TAKE_ONLY_HASH }, now)
     }
 
     /// The same for a server that does not have the script: it keeps it from then on.
     pub(super) fn command_in_full(&self, now: Option<Timestamp>) -> redis::Cmd {
-        self.calling("EVAL", if self.mixed { DECIDE } else { BUCKETS }, now)
+        self.calling("EVAL", if self.mixed { DECIDE } else { TAKE_ONLY }, now)
     }
 
     fn calling(&self, verb: &str, script: &str, now: Option<Timestamp>) -> redis::Cmd {
@@ -281,17 +277,24 @@ impl Batch {
         let array = |blob: &mut Vec<u8>, len: usize| {
             let _ = rmp::encode::write_array_len(blob, u32::try_from(len).unwrap_or(u32::MAX));
         };
+        // Redis reads text as bytes, and knows no other type for them.
+        let text = |blob: &mut Vec<u8>, bytes: &[u8]| {
+            let _ = rmp::encode::write_str_len(blob, bytes.len() as u32);
+            blob.extend_from_slice(bytes);
+        };
         array(&mut blob, 3);
         let _ = rmp::encode::write_uint(&mut blob, now.map_or(0, |now| now.as_micros().max(1)));
         array(&mut blob, self.terms.len());
         for terms in &self.terms {
-            array(&mut blob, terms.parameters.len() + usize::from(!terms.variants.is_empty()));
+            array(&mut blob, terms.parameters.len() + usize::from(!terms.variants.is_empty()) + 1);
             for number in &terms.parameters {
                 let _ = rmp::encode::write_sint(&mut blob, *number);
             }
             if !terms.variants.is_empty() {
-                let _ = rmp::encode::write_str(&mut blob, &terms.variants);
+                array(&mut blob, terms.variants.len());
+                terms.variants.iter().for_each(|signature| text(&mut blob, signature));
             }
+            text(&mut blob, &terms.signature);
         }
         array(&mut blob, self.asked.len());
         for number in &self.asked {
@@ -308,8 +311,9 @@ impl Batch {
         let failures = failures(items.next())?;
         let mut answers = Vec::with_capacity(self.expected.len());
         for expected in &self.expected {
-            let (taken, seen) =
-                if self.mixed { told(expected, &mut items)? } else { told_of_bucket(expected, &mut items)? };
+            let taken = number(items.next())?;
+            let terms = expected.terms.iter().map(|index| &self.terms[*index as usize - 1]);
+            let seen = terms.map(|terms| seen(terms, items.next())).collect::<Result<_, StoreError>>()?;
             let failure = failures.iter().find(|(key, _)| expected.keys.contains(key));
             answers.push(match failure {
                 Some((_, why)) => Err(StoreError::of_key(why)),
@@ -320,32 +324,17 @@ impl Batch {
     }
 }
 
-fn told(
-    expected: &Expected,
-    items: &mut impl Iterator<Item = Value>,
-) -> Result<(u64, SmallVec<[Seen; 2]>), StoreError> {
-    let taken = number(items.next())?;
-    let mut seen = SmallVec::new();
-    for shape in &expected.shapes {
-        seen.push(match shape {
-            Shape::Pair => Seen::Numbers(SmallVec::from_slice(&[number(items.next())?, number(items.next())?])),
-            Shape::Counts => Seen::Numbers(numbers(items.next())?),
-            Shape::Answer => Seen::Verdict(verdict(&numbers(items.next())?)?),
-        });
+/// What the script reports of a state.
+fn seen(terms: &Terms, reported: Option<Value>) -> Result<Seen, StoreError> {
+    let Some(Value::BulkString(bytes)) = reported else { return Err(unreadable()) };
+    if terms.shape == Shape::Answer {
+        return Ok(Seen::Verdict(verdict(&numbers(&bytes)?)?));
     }
-    Ok((taken, seen))
-}
-
-fn told_of_bucket(
-    expected: &Expected,
-    items: &mut impl Iterator<Item = Value>,
-) -> Result<(u64, SmallVec<[Seen; 2]>), StoreError> {
-    let Some(Value::Int(told)) = items.next() else { return Err(unreadable()) };
-    // Less than zero if it was denied.
-    let (taken, first) = if told < 0 { (0, !told) } else { (1, told) };
-    let second = if expected.parts { number(items.next())? } else { 0 };
-    let seen = Seen::Numbers(SmallVec::from_slice(&[first.unsigned_abs(), second]));
-    Ok((taken, SmallVec::from_iter([seen])))
+    if bytes.is_empty() {
+        return Ok(Seen::Numbers(SmallVec::new()));
+    }
+    let state = bytes.strip_prefix(&*terms.signature).and_then(|state| terms.compiled.read(state));
+    state.map(Seen::Numbers).ok_or_else(unreadable)
 }
 
 fn failures(value: Option<Value>) -> Result<Vec<(u64, String)>, StoreError> {
@@ -369,9 +358,8 @@ fn number(value: Option<Value>) -> Result<u64, StoreError> {
     }
 }
 
-fn numbers(value: Option<Value>) -> Result<SmallVec<[u64; 3]>, StoreError> {
-    let Some(Value::BulkString(bytes)) = value else { return Err(unreadable()) };
-    let text = std::str::from_utf8(&bytes).map_err(|_| unreadable())?;
+fn numbers(bytes: &[u8]) -> Result<SmallVec<[u64; 4]>, StoreError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| unreadable())?;
     text.split_ascii_whitespace().map(|word| word.parse().map_err(|_| unreadable())).collect()
 }
 
