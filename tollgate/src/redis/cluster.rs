@@ -1,8 +1,8 @@
 //! The nodes of a cluster, and which slots each has.
 //!
 //! Each node has a connection, a queue and a breaker of its own, so one that fails concerns its slots alone. The map of
-//! slots is asked for anew when a node says that a slot has moved, when a call fails, and every few hundred
-//! milliseconds while a node with slots is not available. It is asked of nodes that answer.
+//! slots is requested again when a node replies that a slot has moved, when a call fails, and every few hundred
+//! milliseconds while a node with slots is not available. The request goes to nodes that answer.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -23,14 +23,14 @@ use super::slots::{SlotMap, View};
 use super::topology::{Member, subscriber};
 use super::worker::{Job, Trips};
 
-/// How often the map is asked for: while all is well, and while a node is not available.
+/// How often the map is requested: while all nodes are available, and while one is not.
 const REFRESH_EVERY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_millis(400));
 /// The least time between two refreshes.
 const SPACING: Duration = Duration::from_millis(150);
-/// How long a node may take to tell its map.
+/// How long a node may take to send its map.
 const REFRESH_LIMIT: Duration = Duration::from_millis(500);
-/// Nodes that are asked for their map at once: those that we are connected to, and else any.
-const ASKED: (usize, usize) = (2, 8);
+/// Nodes whose map is requested at once: of those that are connected, and else of all.
+const REQUESTS: (usize, usize) = (2, 8);
 /// How often a call may be sent on to another node. More than twice means that nodes disagree.
 const MAX_REDIRECTS: usize = 6;
 /// How long to wait for the rest of the keys of a slot that is being moved.
@@ -43,8 +43,9 @@ pub(super) struct Cluster {
     map: ArcSwap<SlotMap>,
     /// Held while the map is changed.
     changing: Mutex<()>,
-    /// Whether the map has been asked for, and why there is none.
-    asked: watch::Sender<bool>,
+    /// Whether the map has been requested once.
+    requested: watch::Sender<bool>,
+    /// Why the last request for the map failed.
     why: Mutex<Option<StoreError>>,
     itself: Weak<Self>,
 }
@@ -57,7 +58,7 @@ impl Cluster {
             trips,
             map: ArcSwap::from_pointee(SlotMap::default()),
             changing: Mutex::new(()),
-            asked: watch::Sender::new(false),
+            requested: watch::Sender::new(false),
             why: Mutex::new(None),
             itself: itself.clone(),
         })
@@ -65,7 +66,7 @@ impl Cluster {
 
     /// Waits until every node has been connected to, or has failed.
     pub(super) async fn settled(&self) {
-        let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
+        let _ = self.requested.subscribe().wait_for(|requested| *requested).await;
         let nodes = self.nodes();
         join_all(nodes.iter().map(|node| node.settled())).await;
     }
@@ -153,7 +154,7 @@ impl Cluster {
         loop {
             let outcome = self.refresh().await;
             *self.why.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err();
-            self.asked.send_replace(true);
+            self.requested.send_replace(true);
             tokio::time::sleep(jittered(SPACING)).await;
             let (usually, in_trouble) = REFRESH_EVERY;
             let pause = if self.why_unavailable().is_none() { usually } else { in_trouble };
@@ -164,7 +165,7 @@ impl Cluster {
         }
     }
 
-    /// Asks for the map. The first node that answers is believed, unless its map leaves slots with a node that is not
+    /// Requests the map. The first node that answers is believed, unless its map leaves slots with a node that is not
     /// available: then others may know of a replica that has taken over.
     async fn refresh(&self) -> Result<(), StoreError> {
         let map = self.map.load_full();
@@ -192,18 +193,18 @@ impl Cluster {
         Ok(())
     }
 
-    /// Questions for the map, to nodes that are likely to answer.
+    /// Requests for the map, to nodes that are likely to answer.
     fn candidates(&self, map: &SlotMap) -> Vec<BoxFuture<'_, Result<View, StoreError>>> {
         let deadline = Instant::now() + REFRESH_LIMIT.max(self.common.timeout);
         let mut connected: Vec<Arc<Node>> = map.listed().map(|member| member.node.clone()).collect();
         connected.retain(|node| node.is_connected() && node.is_available());
         let from = jittered(Duration::from_secs(1)).subsec_nanos() as usize % connected.len().max(1);
         connected.rotate_left(from);
-        connected.truncate(ASKED.0);
+        connected.truncate(REQUESTS.0);
         let mut addresses: Vec<Address> = Vec::new();
-        if connected.len() < ASKED.0 {
+        if connected.len() < REQUESTS.0 {
             for address in map.replicas().iter().chain(&self.seeds) {
-                if !addresses.contains(address) && addresses.len() < ASKED.1 {
+                if !addresses.contains(address) && addresses.len() < REQUESTS.1 {
                     addresses.push(address.clone());
                 }
             }

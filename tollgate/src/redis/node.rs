@@ -149,7 +149,7 @@ impl Node {
         outcome
     }
 
-    /// The connection, or the next one if there is none at the moment.
+    /// Returns the connection, or waits for the one that is being made.
     async fn connection(&self) -> Result<Connection, StoreError> {
         if let Link::Up(connection) = &*self.link.borrow()
             && !connection.is_closed()

@@ -1,4 +1,4 @@
-//! Which node of a cluster has which slots: what a node says, and what we know.
+//! Which node of a cluster has which slots: the map in use, and the map as one node reports it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Default for SlotMap {
     }
 }
 
-/// The map as a node tells it.
+/// The map as one node reports it.
 pub(super) struct View {
     ranges: Vec<(u16, u16, Address)>,
     replicas: Vec<Address>,
@@ -65,7 +65,7 @@ impl View {
     }
 }
 
-/// A node as it is written there. One without a known host is where the node that was asked is.
+/// The address of a node in the reply. A node without a known host has the host of the node that replied.
 fn address(node: &Value, asked: &Address) -> Option<Address> {
     let Value::Array(parts) = node else { return None };
     let [host, Value::Int(port), ..] = &**parts else { return None };
