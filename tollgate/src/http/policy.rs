@@ -14,6 +14,7 @@ use self::map::Kinds;
 use super::families::{Families, HeaderFamily};
 use super::lines::{Number, Prepared};
 use super::upstream::{self, Offer};
+use super::values::constant;
 use super::{seconds, wait_seconds};
 use crate::algorithm::refill::Refill;
 use crate::decision::{Decision, Source};
@@ -129,7 +130,8 @@ impl Policy {
             lines.text(&format!("ratelimit: {before_remaining}")).number(Number::SmallRemaining);
             lines.text(before_reset).number(*until).text("\r\n");
         }
-        let policy = policy.map(|text| HeaderValue::try_from(text).expect("names are made printable ASCII"));
+        let policy = policy.map(|text| constant(&text).expect("names are made printable ASCII"));
+        let limit = constant(itoa::Buffer::new().format(quota)).expect("digits are a header value");
         static MADE: AtomicU64 = AtomicU64::new(0);
         let mut made = Self {
             serial: MADE.fetch_add(1, Ordering::Relaxed),
@@ -137,7 +139,7 @@ impl Policy {
             ascii_name: ascii_name.into(),
             quota,
             refill: Refill::AtOnce,
-            limit: HeaderValue::from(quota),
+            limit,
             legacy,
             draft6,
             fields: fields.into_iter().sum(),
@@ -248,10 +250,10 @@ impl Policy {
         if self.fields == 0 {
             return;
         }
-        let is_first = !upstream::says_anything(headers);
-        if is_first && self.replace_map(decision, matched, headers) {
+        if self.replace_map(decision, matched, headers) {
             return;
         }
+        let is_first = !upstream::says_anything(headers);
         if headers.try_reserve(self.fields + AFTERWARDS).is_err() {
             return;
         }

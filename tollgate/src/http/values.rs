@@ -3,25 +3,54 @@
 //! The numbers of an answer change from request to request. Their texts are put together on the stack, one after the
 //! other, and moved to the heap at once; each value is a part of that.
 
-use ::http::HeaderValue;
-use bytes::Bytes;
-use smallvec::SmallVec;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
-/// The texts of several values, while they are put together. There is room for those of nearly all answers, several
-/// policies with names of usual length included. Longer ones take an allocation more.
-#[derive(Default)]
-pub(super) struct Texts(SmallVec<[u8; 152]>);
+use ::http::HeaderValue;
+use ::http::header::InvalidHeaderValue;
+use bytes::Bytes;
+
+/// Room for the texts of nearly all answers, several policies with names of usual length included. Longer ones take an
+/// allocation more.
+const ROOM: usize = 152;
+
+/// The texts of several values, while they are put together.
+pub(super) struct Texts {
+    bytes: [u8; ROOM],
+    length: usize,
+    /// All of them, once they are longer than the room.
+    long: Vec<u8>,
+}
 
 /// Where the text of a value ends. Values are taken in the order in which their texts were put together.
 #[derive(Clone, Copy)]
 pub(super) struct End(usize);
 
 impl Texts {
+    #[inline]
+    pub(super) fn new() -> Self {
+        Self { bytes: [0; ROOM], length: 0, long: Vec::new() }
+    }
+
     /// Adds to the text of the current value.
     #[inline]
     pub(super) fn push(&mut self, text: &[u8]) -> &mut Self {
-        self.0.extend_from_slice(text);
+        let end = self.length + text.len();
+        match self.bytes.get_mut(self.length..end) {
+            Some(room) => room.copy_from_slice(text),
+            None => self.push_long(text),
+        }
+        self.length = end;
         self
+    }
+
+    /// Once a text does not fit, the length is beyond the room, so no other text fits either.
+    #[cold]
+    fn push_long(&mut self, text: &[u8]) {
+        if self.long.is_empty() {
+            self.long.extend_from_slice(&self.bytes[..self.length]);
+        }
+        self.long.extend_from_slice(text);
     }
 
     #[inline]
@@ -32,13 +61,27 @@ impl Texts {
     /// Ends the current value.
     #[inline]
     pub(super) fn end(&self) -> End {
-        End(self.0.len())
+        End(self.length)
     }
 
     /// Moves the texts to the heap.
     #[inline]
     pub(super) fn share(self) -> SharedTexts {
-        SharedTexts { rest: Bytes::from_owner(self.0), taken: 0 }
+        let Self { bytes, length, long } = self;
+        let rest = if length <= ROOM { Bytes::from_owner(Short { bytes, length }) } else { Bytes::from(long) };
+        SharedTexts { rest, taken: 0 }
+    }
+}
+
+/// Texts that fit the room.
+struct Short {
+    bytes: [u8; ROOM],
+    length: usize,
+}
+
+impl AsRef<[u8]> for Short {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.length]
     }
 }
 
@@ -58,5 +101,75 @@ impl SharedTexts {
         };
         self.taken = end.0;
         HeaderValue::from_maybe_shared(text).ok()
+    }
+}
+
+/// Bytes of constant values that are kept for the life of the process: those of a thousand limits.
+const MAX_KEPT_BYTES: usize = 64 << 10;
+
+/// The constant values that are kept.
+static KEPT: Mutex<Kept> = Mutex::new(Kept { texts: BTreeSet::new(), bytes: 0 });
+
+struct Kept {
+    texts: BTreeSet<&'static str>,
+    bytes: usize,
+}
+
+impl Kept {
+    /// Returns the text as one that is never freed, unless there is no room for it. Rules that are loaded again find the
+    /// texts of those before.
+    fn keep(&mut self, text: &str) -> Option<&'static str> {
+        if let Some(kept) = self.texts.get(text) {
+            return Some(kept);
+        }
+        if self.bytes + text.len() > MAX_KEPT_BYTES {
+            return None;
+        }
+        let kept: &'static str = Box::leak(text.into());
+        self.bytes += kept.len();
+        self.texts.insert(kept);
+        Some(kept)
+    }
+}
+
+/// Makes a value that many answers get. Copies of one that is never freed share no counter, which all threads would
+/// change for every answer.
+pub(super) fn constant(text: &str) -> Result<HeaderValue, InvalidHeaderValue> {
+    let value = HeaderValue::from_str(text)?;
+    let kept = if text.is_ascii() { KEPT.lock().unwrap_or_else(PoisonError::into_inner).keep(text) } else { None };
+    Ok(kept.map_or(value, HeaderValue::from_static))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constant_values_are_kept_once_and_up_to_a_bound() {
+        let mut kept = Kept { texts: BTreeSet::new(), bytes: 0 };
+        let first = kept.keep("100").unwrap();
+        assert!(std::ptr::eq(first, kept.keep("100").unwrap()));
+        assert_eq!(kept.bytes, 3);
+        let long = "x".repeat(MAX_KEPT_BYTES);
+        assert_eq!(kept.keep(&long), None);
+        assert_eq!(kept.keep(&long[3..]).map(str::len), Some(MAX_KEPT_BYTES - 3));
+        assert_eq!(kept.keep("1"), None);
+        assert_eq!(constant("100").unwrap(), "100");
+        assert!(constant("1\n").is_err());
+    }
+
+    #[test]
+    fn texts_of_any_length_come_out_in_their_order() {
+        for length in [1, ROOM - 3, ROOM - 2, ROOM - 1, ROOM, 3 * ROOM] {
+            let long = "x".repeat(length);
+            let mut texts = Texts::new();
+            let first = texts.number(7).end();
+            let second = texts.push(long.as_bytes()).number(8).end();
+            let third = texts.push(b"end").end();
+            let mut shared = texts.share();
+            assert_eq!(shared.take(first).unwrap(), "7");
+            assert_eq!(shared.take(second).unwrap(), format!("{long}8"));
+            assert_eq!(shared.take(third).unwrap(), "end");
+        }
     }
 }

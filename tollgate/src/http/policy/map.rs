@@ -30,7 +30,11 @@ impl Policy {
     /// hash each name. Returns `false` and changes nothing where that does not apply.
     pub(super) fn replace_map(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) -> bool {
         let Some(prepared) = &self.prepared else { return false };
-        if headers.len() > OTHERS.len() || headers.keys_len() < headers.len() || matched.is_empty() {
+        let is_other = |name: &HeaderName| *name == CONTENT_TYPE || *name == CONTENT_LENGTH;
+        if headers.len() > OTHERS.len() || matched.is_empty() || !headers.keys().all(is_other) {
+            return false;
+        }
+        if headers.keys_len() < headers.len() {
             return false;
         }
         let mut map = prepared.clone();
@@ -40,24 +44,32 @@ impl Policy {
             (Some(slot), Value::New(Some(value))) => *slot = value,
             _ => is_complete = false,
         });
-        if !is_complete {
+        // Those come last, in this order.
+        let (Some(content_type), Some(content_length), true) = (slots.next(), slots.next(), is_complete) else {
             return false;
+        };
+        let (mut has_type, mut has_length) = (false, false);
+        for (name, value) in headers.iter_mut() {
+            let (slot, is_there) = match *name == CONTENT_TYPE {
+                true => (&mut *content_type, &mut has_type),
+                false => (&mut *content_length, &mut has_length),
+            };
+            std::mem::swap(slot, value);
+            *is_there = true;
         }
-        let mut absent = OTHERS.map(Some);
-        for (name, value) in std::mem::replace(headers, map) {
-            let Some(name) = name else { continue };
-            absent.iter_mut().filter(|other| other.as_ref() == Some(&name)).for_each(|other| *other = None);
-            headers.insert(name, value);
+        if !has_length {
+            map.remove(CONTENT_LENGTH);
         }
-        for name in absent.into_iter().flatten() {
-            headers.remove(name);
+        if !has_type {
+            map.remove(CONTENT_TYPE);
         }
+        *headers = map;
         true
     }
 
     /// Calls a function with each header of these kinds, in the order of the prepared map. All that has to be written for
     /// this answer alone shares one allocation.
-    #[inline]
+    #[inline(always)]
     fn for_each(
         &self,
         kinds: Kinds,
@@ -68,7 +80,7 @@ impl Policy {
         let legacy = self.legacy && kinds.legacy;
         let draft6 = self.draft6 && kinds.standard;
         let combined = self.combined.as_ref().filter(|_| kinds.standard);
-        let mut texts = Texts::default();
+        let mut texts = Texts::new();
         let remaining = (legacy || draft6).then(|| texts.number(decision.remaining()).end());
         let reset_at = legacy.then(|| texts.number(reset_at_seconds(decision)).end());
         let policies = match matched {
