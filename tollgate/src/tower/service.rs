@@ -159,7 +159,7 @@ impl<S> RateLimit<S> {
 
     /// Decides about a request, and calls the service inside if that may be done at once.
     #[inline]
-    pub(super) fn enter<Q, R, B>(&mut self, mut request: Request<Q>) -> Stage<S::Future, B, S::Error>
+    pub(super) fn enter<Q, R, B>(&mut self, request: Request<Q>) -> Stage<S::Future, B, S::Error>
     where
         S: Service<Request<Q>, Response = Response<R>> + Clone + Send + 'static,
         S::Future: Send,
@@ -167,10 +167,26 @@ impl<S> RateLimit<S> {
         R: Send + 'static,
         B: Outgoing<R> + 'static,
     {
-        let ruling = match self.limits.gate.ask_by_address(|| self.limits.peer(request.extensions())) {
+        match self.limits.gate.ask_by_address(|| self.limits.peer(request.extensions())) {
             ByAddress::Admitted(admitted) if self.inner_ready && self.limits.needs_no_ruling() => {
-                return Stage::admitted(self.call_ready(request), admitted);
+                Stage::admitted(self.call_ready(request), admitted)
             }
+            asked => self.enter_with_ruling(asked, request),
+        }
+    }
+
+    /// Decides about a request by all that is known of it. A function of its own, so that the fast
+    /// path has a small stack frame.
+    #[inline(never)]
+    fn enter_with_ruling<Q, R, B>(&mut self, asked: ByAddress, mut request: Request<Q>) -> Stage<S::Future, B, S::Error>
+    where
+        S: Service<Request<Q>, Response = Response<R>> + Clone + Send + 'static,
+        S::Future: Send,
+        Q: Send + 'static,
+        R: Send + 'static,
+        B: Outgoing<R> + 'static,
+    {
+        let ruling = match asked {
             ByAddress::Admitted(admitted) => admitted.into_ruling(),
             ByAddress::Ruled(ruling) => ruling,
             ByAddress::Unasked(unasked) => {
