@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -36,6 +37,15 @@ pin_project! {
 pub(super) trait Outgoing<B> {
     /// What the service said, and the place of the request among those in flight, to be kept as long as that takes.
     fn inner(body: B, place: Option<Place>) -> Self;
+
+    /// The whole answer of the service.
+    #[inline]
+    fn answer(response: Response<B>, place: Option<Place>) -> Response<Self>
+    where
+        Self: Sized,
+    {
+        response.map(|body| Self::inner(body, place))
+    }
 
     /// Why the service was not asked.
     fn refusal(text: Bytes) -> Self;

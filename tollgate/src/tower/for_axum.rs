@@ -96,6 +96,15 @@ impl Outgoing<Body> for Body {
         }
     }
 
+    /// Nothing is moved where the body stays.
+    #[inline]
+    fn answer(response: Response<Body>, place: Option<Place>) -> Response<Self> {
+        match place {
+            None => response,
+            place => response.map(|body| Self::inner(body, place)),
+        }
+    }
+
     fn refusal(text: Bytes) -> Self {
         Self::from(text)
     }

@@ -144,12 +144,12 @@ impl<F, B, E> Stage<F, B, E> {
                 match kept {
                     Some(Kept::Admitted(admitted)) if !says_cost => {
                         admitted.write_headers(response.headers_mut());
-                        return Poll::Ready(Ok(response.map(|body| B::inner(body, None))));
+                        return Poll::Ready(Ok(B::answer(response, None)));
                     }
                     Some(Kept::Ruling(ruling)) if !says_cost && !ruling.hears_answer() => {
                         ruling.write_headers(response.headers_mut());
                         let place = ruling.take_place();
-                        return Poll::Ready(Ok(response.map(|body| B::inner(body, place))));
+                        return Poll::Ready(Ok(B::answer(response, place)));
                     }
                     _ => {}
                 }
@@ -234,5 +234,5 @@ async fn answered<R, B: Outgoing<R>>(
     {
         tunnel.open(place.take());
     }
-    response.map(|body| B::inner(body, place))
+    B::answer(response, place)
 }
