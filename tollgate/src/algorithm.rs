@@ -9,6 +9,7 @@
 //! words at all, torn ones too, with any answer but a panic: the store throws such an answer away.
 
 pub(crate) mod conversion;
+mod divisor;
 pub(crate) mod fixed_window;
 pub(crate) mod leaky_bucket;
 #[cfg(feature = "redis")]

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::conversion::Fit;
+use super::divisor::Divisor;
 use super::packing::Pair;
 use super::{Cells, Charge, Compiled, Rules, Step, div, div_ceil};
 use crate::decision::{Outcome, Verdict};
@@ -57,29 +58,6 @@ pub(crate) trait Debt: Copy + Ord + Add<Output = Self> + Sub<Output = Self> {
     fn div(self, by: Divisor) -> u64;
     fn div_ceil(self, by: Divisor) -> u64;
     fn wide(self) -> u128;
-}
-
-/// A divisor with its inverse. Dividing 64 bits takes tens of cycles on many processors, multiplying takes three, and
-/// every answer divides.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Divisor {
-    by: u64,
-    inverse: u64,
-}
-
-impl Divisor {
-    fn new(by: u64) -> Self {
-        Self { by, inverse: u64::MAX / by }
-    }
-
-    /// Returns quotient and remainder. The inverse is less than one `by`-th too small, so the first guess of the quotient
-    /// is right or one too small.
-    #[inline(always)]
-    fn divide(self, number: u64) -> (u64, u64) {
-        let guess = ((u128::from(number) * u128::from(self.inverse)) >> u64::BITS) as u64;
-        let rest = number - guess * self.by;
-        if rest >= self.by { (guess + 1, rest - self.by) } else { (guess, rest) }
-    }
 }
 
 impl Debt for u64 {
@@ -126,11 +104,11 @@ impl Debt for u128 {
     }
 
     fn div(self, by: Divisor) -> u64 {
-        div(self, by.by)
+        div(self, by.get())
     }
 
     fn div_ceil(self, by: Divisor) -> u64 {
-        div_ceil(self, by.by)
+        div_ceil(self, by.get())
     }
 
     fn wide(self) -> u128 {
@@ -332,25 +310,5 @@ impl<D: Debt> Rules for Meter<D> {
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
         let rest = self.load(cells);
         rest.micros < now || (rest.micros == now && rest.parts == 0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::Divisor;
-
-    proptest! {
-        #[test]
-        fn a_divisor_divides_exactly(
-            number: u64, by in 1..=u64::MAX, shifts in (0_u32..64, 0_u32..64), near in -1_i64..=1,
-        ) {
-            let (number, by) = (number >> shifts.0, (by >> shifts.1).max(1));
-            // Also next to a multiple, where a guess that is too small shows.
-            for number in [number, (number / by * by).wrapping_add_signed(near), u64::MAX, 0] {
-                prop_assert_eq!(Divisor::new(by).divide(number), (number / by, number % by));
-            }
-        }
     }
 }

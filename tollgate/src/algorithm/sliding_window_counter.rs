@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::divisor::Divisor;
 use super::packing::{FREE_BITS, bits_for, read_bits, write_bits};
 use super::{
     Algorithm, Cells, Charge, Compiled, MAX_QUOTA, Rules, Step, allowed, checked, denied, div_ceil, mul_div, never_fits,
@@ -93,6 +94,8 @@ pub(crate) struct Counter {
     pub(super) segments: u64,
     pub(super) index_bits: u32,
     pub(super) count_bits: u32,
+    pub(super) by_window: Divisor,
+    pub(super) by_segments: Divisor,
 }
 
 /// Moves the counts on to a segment, and changes the count of the one that is so many segments old.
@@ -126,17 +129,18 @@ impl Counter {
         let spare = words * u64::BITS - needs;
         let free_bits = if words == 1 { spare.min(FREE_BITS) } else { 0 };
         let count_bits = ((words * u64::BITS - free_bits - index_bits) / counts).min(bits_for(MAX_QUOTA));
-        Self { limit, window, segments, index_bits, count_bits }
+        let (by_window, by_segments) = (Divisor::new(window), Divisor::new(segments));
+        Self { limit, window, segments, index_bits, count_bits, by_window, by_segments }
     }
 
     pub(super) fn place(&self, now: u64) -> Place {
-        let ticks = now * self.segments;
-        Place { segment: ticks / self.window, elapsed: ticks % self.window }
+        let (segment, elapsed) = self.by_window.divide(now * self.segments);
+        Place { segment, elapsed }
     }
 
     /// The first microsecond of a segment.
     pub(super) fn start_of(&self, segment: u64) -> u64 {
-        div_ceil(u128::from(segment) * u128::from(self.window), self.segments)
+        self.by_segments.div_ceil(u128::from(segment) * u128::from(self.window))
     }
 
     pub(super) fn segments_between(&self, earlier: u64, later: u64) -> u64 {
@@ -200,7 +204,7 @@ impl Counter {
                 let stays = if leaving == 0 { u64::MAX } else { div_ceil(share, leaving) };
                 let elapsed = (self.window + 1).saturating_sub(stays);
                 let ticks = u128::from(from.segment + later) * u128::from(self.window) + u128::from(elapsed);
-                return div_ceil(ticks, self.segments);
+                return self.by_segments.div_ceil(ticks);
             }
             let next_to_leave = self.segments.checked_sub(passed + 1);
             inside = inside.saturating_sub(next_to_leave.map_or(0, |age| self.stored(cells, age)));
@@ -214,7 +218,7 @@ impl Counter {
         let Some((age, units)) = newest else { return 0 };
         let ticks = u128::from(segment + self.segments - age) * u128::from(self.window)
             + u128::from(self.window + 1 - self.window.div_ceil(units));
-        div_ceil(ticks, self.segments).saturating_sub(now)
+        self.by_segments.div_ceil(ticks).saturating_sub(now)
     }
 }
 
@@ -234,7 +238,8 @@ impl Rules for Counter {
     fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Move> {
         let (place, passed, stepped_back) = self.judged_from(cells, now);
         let leaving = self.leaving(cells, passed);
-        let estimate = self.inside(cells, passed) + mul_div(leaving, self.window - place.elapsed, self.window);
+        let staying = self.by_window.div(u128::from(leaving) * u128::from(self.window - place.elapsed));
+        let estimate = self.inside(cells, passed) + staying;
         let remaining = self.limit.saturating_sub(estimate);
         let edit = stepped_back.then_some(Move { segment: place.segment, age: 0, units: self.stored(cells, 0) });
         if cost > 0 && cost <= remaining {
@@ -271,15 +276,18 @@ impl Rules for Counter {
 
     fn apply(&self, cells: &impl Cells, edit: Move) {
         let passed = edit.segment.saturating_sub(self.stored_segment(cells));
+        if passed == 0 {
+            self.set_count(cells, edit.age as u64, edit.units);
+            self.set_segment(cells, edit.segment);
+            return;
+        }
         for age in (0..=self.segments).rev() {
             let units = if age as usize == edit.age {
                 edit.units
             } else {
                 age.checked_sub(passed).map_or(0, |age| self.stored(cells, age))
             };
-            if passed > 0 || age as usize == edit.age {
-                self.set_count(cells, age, units);
-            }
+            self.set_count(cells, age, units);
         }
         self.set_segment(cells, edit.segment);
     }

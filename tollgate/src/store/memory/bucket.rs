@@ -45,7 +45,8 @@ pub(super) struct Layout {
     pub(super) slots: usize,
     stride: usize,
     /// From one fingerprint to the next. A single word stands right behind its fingerprint, so that a hot key is
-    /// likely to be on the same cache line as the header; longer states stand behind all fingerprints.
+    /// likely to be on the same cache line as the header; longer states stand behind all fingerprints, at the end of the
+    /// bucket, so that those of 2, 4 or 8 words are each on one cache line.
     step: usize,
     /// Buckets at the start, and buckets in a block, the reach of a run, as a power of two.
     pub(super) block_bits: u32,
@@ -112,7 +113,7 @@ impl<'a> Bucket<'a> {
         let Layout { words, slots, stride, step, .. } = layout;
         let first = match slot {
             shared if shared == slots => stride - words,
-            slot if step == 1 => 1 + slots + slot * words,
+            slot if step == 1 => stride - words * (slots + 1 - slot),
             slot => 2 + slot * step,
         };
         &self.words[first..first + words]
