@@ -22,7 +22,7 @@ use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::{self, Checked, LimitSet};
-use crate::reservation::{Costs, Reservation, Settlement};
+use crate::reservation::{Reservation, Settlement};
 use crate::store::memory::{Asked, MemoryStore, Positions};
 use crate::units::Timestamp;
 
@@ -111,7 +111,7 @@ impl Limiter {
     /// The state of a former configuration takes memory, within the bound, until all of its keys are at rest. After
     /// many changes in a row it is converted at once, which takes about a microsecond for each key.
     ///
-    /// Give back what a decision took through the limiter that made it: another one may have other limits.
+    /// A [reservation](Self::reserve) is settled by the limits that took it, whichever limiter settles it.
     ///
     /// # Errors
     ///
@@ -227,33 +227,13 @@ impl Limiter {
         }
     }
 
-    /// Gives back what an allowed decision of [`check`](Self::check) on this key took. For decisions of
-    /// [`decide_now`](Self::decide_now) there is [`refund_hits`](Self::refund_hits); here they give nothing.
-    ///
-    /// Only what is still owed comes back, so that quota is never minted: a window gives back while the charge
-    /// still counts in it; a bucket gives back what has not been refilled since; a queue gives back nothing,
-    /// because later requests were already given their delays. If the wall clock was stepped since, nothing comes
-    /// back. Refund a decision once, and not after a
-    /// [`reset`](Self::reset), which gave it back already.
-    pub fn refund<'k>(&self, key: impl Into<Key<'k>>, decision: &Decision) {
-        if decision.is_allowed() && decision.asked == AskedBy::Key {
-            self.give_back(&self.ask_all(key.into(), decision.cost()), decision);
-        }
-    }
-
-    /// Gives back what an allowed decision on these hits took, as [`Limiter::refund`] does.
-    pub fn refund_hits(&self, hits: &[Hit<'_>], decision: &Decision) {
-        if decision.is_allowed() && decision.asked == AskedBy::Hits {
-            self.give_back(&self.ask_hits(hits), decision);
-        }
-    }
-
-    /// Takes an estimate now, for a cost that is known only afterwards: see [`Limiter::settle`]. A reservation
-    /// that is not settled in time keeps what it took.
+    /// Takes `cost` units now, as [`check_n`](Self::check_n) does, to be given back or corrected later: an estimate of a
+    /// cost that is known only afterwards, or the cost of work that may fail. See [`settle`](Self::settle) and
+    /// [`refund`](Self::refund). A reservation that is not settled in time keeps what it took.
     ///
     /// # Errors
     ///
-    /// The denial, when the estimate does not fit.
+    /// The denial, when the cost does not fit.
     ///
     /// ```
     /// use tollgate::{Limit, Limiter, SlidingWindowLog, MINUTE};
@@ -268,11 +248,23 @@ impl Limiter {
     pub fn reserve<'k>(
         &self,
         key: impl Into<Key<'k>>,
-        estimate: u64,
+        cost: u64,
         expires_after: Duration,
     ) -> Result<Reservation, Denied> {
+        self.reserve_asked(self.ask_all(key.into(), cost), expires_after)
+    }
+
+    /// Takes what every hit asks for, or nothing, to be given back or corrected later: see [`reserve`](Self::reserve).
+    ///
+    /// # Errors
+    ///
+    /// The denial, when one of them does not fit.
+    pub fn reserve_hits(&self, hits: &[Hit<'_>], expires_after: Duration) -> Result<Reservation, Denied> {
+        self.reserve_asked(self.ask_hits(hits), expires_after)
+    }
+
+    fn reserve_asked(&self, asked: AllAsked, expires_after: Duration) -> Result<Reservation, Denied> {
         let now = self.now();
-        let asked = self.ask_all(key.into(), estimate);
         let decision = self.dated(self.0.store.decide(&self.0.limits, &asked, now));
         if !decision.is_allowed() {
             return Err(Denied(decision));
@@ -280,26 +272,48 @@ impl Limiter {
         Ok(Reservation { limiter: self.clone(), asked, decision, expires_at: now.saturating_add(expires_after) })
     }
 
-    /// Brings a reservation to its actual cost: gives back what was too much, as far as [`Limiter::refund`]
-    /// would, or takes what was too little, as far as there is any. If the limits have changed since, it is settled by
-    /// those that took it.
+    /// Brings a reservation to its actual cost: gives back what was too much, as far as [`refund`](Self::refund) would, or
+    /// takes what was too little, as far as there is any. Of several hits, each is brought to this cost. If the limits have
+    /// changed since, it is settled by those that took it.
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
         let Reservation { limiter, asked, decision, expires_at } = reservation;
         if limiter.now() >= expires_at {
             return Settlement::Expired;
         }
-        limiter.settle_asked(&asked, &decision, Costs { charged: decision.cost(), actual })
+        limiter.settle_asked(&asked, &decision, actual)
+    }
+
+    /// Gives back what a reservation took.
+    ///
+    /// Only what is still owed comes back, so that quota is never minted: a window gives back while the charge
+    /// still counts in it; a bucket gives back what has not been refilled since; a queue gives back nothing,
+    /// because later requests were already given their delays. If the wall clock was stepped since, nothing comes
+    /// back. Do not refund after a [`reset`](Self::reset), which gave it back already.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
+    ///
+    /// # fn send() -> Result<(), &'static str> { Err("no route") }
+    /// let limiter = Limiter::new(Limit::new("mails", FixedWindow::new(10, MINUTE))?);
+    /// if let Ok(reservation) = limiter.reserve("ann", 1, MINUTE) {
+    ///     if send().is_err() {
+    ///         limiter.refund(reservation);
+    ///     }
+    /// }
+    /// assert_eq!(limiter.peek("ann").remaining(), 10);
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    pub fn refund(&self, reservation: Reservation) -> Settlement {
+        self.settle(reservation, 0)
     }
 
     /// Brings what a decision has taken to its actual cost, as far as that can be.
-    pub(crate) fn settle_asked(&self, asked: &[Asked], decision: &Decision, costs: Costs) -> Settlement {
-        let Costs { charged, actual } = costs;
-        if actual <= charged {
-            let owed: AllAsked = asked.iter().map(|one| Asked { cost: charged - actual, ..*one }).collect();
-            self.give_back(&owed, decision);
-            return Settlement::Settled;
-        }
-        let missing = asked.iter().map(|one| self.take_up_to(*one, actual - charged)).max();
+    pub(crate) fn settle_asked(&self, asked: &[Asked], decision: &Decision, actual: u64) -> Settlement {
+        let owed = asked.iter().filter(|one| one.cost > actual);
+        let owed: AllAsked = owed.map(|one| Asked { cost: one.cost - actual, ..*one }).collect();
+        self.give_back(&owed, decision);
+        let short = asked.iter().filter(|one| one.cost < actual);
+        let missing = short.map(|one| self.take_up_to(*one, actual - one.cost)).max();
         match missing.unwrap_or(0) {
             0 => Settlement::Settled,
             missing => Settlement::Short { missing },
@@ -318,6 +332,12 @@ impl Limiter {
                 return cost - left;
             }
         }
+    }
+
+    /// Gives back what a decision on these hits has taken, once.
+    #[cfg(feature = "redis")]
+    pub(crate) fn give_back_hits(&self, hits: &[Hit<'_>], decision: &Decision) {
+        self.give_back(&self.ask_hits(hits), decision);
     }
 
     fn give_back(&self, asked: &[Asked], decision: &Decision) {

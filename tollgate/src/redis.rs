@@ -38,6 +38,7 @@ mod leases;
 mod leasing;
 mod names;
 mod node;
+mod reserving;
 mod rule_sets;
 mod script;
 mod sentinels;
@@ -59,18 +60,18 @@ use self::changing::Prepared;
 use self::denials::{AllDenials, Denials};
 pub use self::error::{ConnectError, StoreError};
 use self::leases::Leases;
+pub use self::reserving::RedisReservation;
 pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
 use self::script::{Ask, Question};
 use self::topology::Topology;
 #[cfg(feature = "rules")]
-pub(crate) use self::wanted::{TakeFrom, cost, nth, only};
+pub(crate) use self::wanted::{TakeFrom, cost, only};
 use self::worker::Trips;
 use crate::clock::TimeSource;
-use crate::decision::{AskedBy, Decision, Denied, Outcome, Source, Verdict};
+use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
 use crate::key::Key;
 use crate::limit::{Limit, LimitId, OnStoreFailure};
 use crate::limiter::{Hit, Limiter};
-use crate::reservation::Settlement;
 use crate::store::memory::Positions;
 use crate::units::Timestamp;
 
@@ -162,23 +163,6 @@ pub(crate) struct Wanted {
 
 pub(crate) type AllWanted = SmallVec<[Wanted; 2]>;
 
-/// An estimate that was taken and waits to be settled; see [`RedisLimiter::reserve`].
-#[must_use = "what a reservation took stays taken until it is settled"]
-pub struct RedisReservation {
-    /// Whose limits took it: they may have been changed by the time it is settled.
-    limiter: RedisLimiter,
-    wanted: AllWanted,
-    decision: Decision,
-    expires_at: Timestamp,
-}
-
-impl RedisReservation {
-    /// The decision that took the estimate.
-    pub fn decision(&self) -> &Decision {
-        &self.decision
-    }
-}
-
 impl RedisLimiter {
     /// A limiter on the Redis that the URL names: `redis://host:6379`, `rediss://…` for TLS,
     /// `redis+cluster://h1:7001,h2:7002` or `redis+sentinel://h1:26379,h2:26379/mymaster`.
@@ -234,98 +218,6 @@ impl RedisLimiter {
         let outcome = self.ask_each(&wanted, Question::Reset).await;
         wanted.iter().for_each(|one| self.0.shared.leases.forget(&one.ask.name));
         outcome
-    }
-
-    /// Gives back what an allowed decision of [`check`](Self::check) on this key took, as far as
-    /// [`Limiter::refund`] would.
-    ///
-    /// # Errors
-    ///
-    /// When the store cannot be reached in time: then what was taken stays taken.
-    pub async fn refund<'k>(&self, key: impl Into<Key<'k>>, decision: &Decision) -> Result<(), StoreError> {
-        if !decision.is_allowed() || decision.asked != AskedBy::Key {
-            return Ok(());
-        }
-        self.give_back(&self.want_all(key.into(), decision.cost()), decision).await
-    }
-
-    /// Gives back what an allowed decision on these hits took, as [`refund`](Self::refund) does.
-    ///
-    /// # Errors
-    ///
-    /// When the store cannot be reached in time: then what was taken stays taken.
-    pub async fn refund_hits(&self, hits: &[Hit<'_>], decision: &Decision) -> Result<(), StoreError> {
-        match self.want_hits(hits) {
-            Some(wanted) if decision.is_allowed() && decision.asked == AskedBy::Hits => {
-                self.give_back(&wanted, decision).await
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Takes an estimate now, for a cost that is known only afterwards: see [`settle`](Self::settle). A
-    /// reservation that is not settled in time keeps what it took.
-    ///
-    /// # Errors
-    ///
-    /// The denial, when the estimate does not fit.
-    pub async fn reserve<'k>(
-        &self,
-        key: impl Into<Key<'k>>,
-        estimate: u64,
-        expires_after: Duration,
-    ) -> Result<RedisReservation, Denied> {
-        let wanted = self.want_all(key.into(), estimate);
-        let expires_at = self.0.shared.clock.now_with_gaps().saturating_add(expires_after);
-        let decision = self.take(&wanted, estimate, AskedBy::Key, self.deadline()).await;
-        if !decision.is_allowed() {
-            return Err(Denied(decision));
-        }
-        Ok(RedisReservation { limiter: self.clone(), wanted, decision, expires_at })
-    }
-
-    /// Brings a reservation to its actual cost: gives back what was too much, or takes what was too little, as
-    /// far as there is any. If the limits have changed since, it is settled by those that took it.
-    ///
-    /// # Errors
-    ///
-    /// When the store cannot be reached in time: then the estimate stands.
-    pub async fn settle(&self, reservation: RedisReservation, actual: u64) -> Result<Settlement, StoreError> {
-        let RedisReservation { limiter, mut wanted, decision, expires_at } = reservation;
-        if limiter.0.shared.clock.now_with_gaps() >= expires_at {
-            return Ok(Settlement::Expired);
-        }
-        let reserved = decision.cost();
-        // What this node's memory or the policy let through is not on the store.
-        if decision.source != Source::Store && actual > reserved {
-            return Ok(Settlement::Short { missing: actual - reserved });
-        }
-        if actual <= reserved {
-            wanted.iter_mut().for_each(|one| one.ask.cost = reserved - actual);
-            limiter.give_back(&wanted, &decision).await?;
-            return Ok(Settlement::Settled);
-        }
-        let mut missing = 0;
-        for one in &wanted {
-            missing = missing.max(limiter.take_up_to(one, actual - reserved).await?);
-        }
-        Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
-    }
-
-    /// Takes what there is of a cost that has been spent already, and says how much there was not.
-    async fn take_up_to(&self, one: &Wanted, cost: u64) -> Result<u64, StoreError> {
-        // Someone else may take some meanwhile, or some may come back: a few tries, and what is left is missing.
-        for _ in 0..TRIES {
-            let ask = |cost: u64| SmallVec::from_iter([Ask { cost, ..one.ask.clone() }]);
-            let looked = self.ask(Question::Look(ask(0))).await?;
-            let left = looked.seen.first().map_or(0, |seen| seen.verdict(&one.ask.terms, looked.at, 0).remaining);
-            let left = left.min(cost);
-            let taken = self.ask(Question::Take(ask(left))).await?;
-            if taken.taken > 0 {
-                return Ok(cost - left);
-            }
-        }
-        Ok(cost)
     }
 
     /// The limit of that name.
@@ -455,8 +347,7 @@ impl RedisLimiter {
                 return self.ask_each(wanted, |asks| Question::Refund(asks, at)).await;
             }
             Source::Local => {
-                let taken = Decision { asked: AskedBy::Hits, ..*decision };
-                self.0.local.refund_hits(&self.local_hits(wanted), &taken);
+                self.0.local.give_back_hits(&self.local_hits(wanted), decision);
             }
             // What was spent out of a slice was charged before: giving it back now would give back too much.
             Source::Lease | Source::DenialCache | Source::Policy => {}
@@ -502,8 +393,6 @@ impl RedisLimiter {
 
 /// What to tell a client to wait while the store fails and the policy is to deny: a second, in microseconds.
 const RETRY_A_FAILED_STORE: u64 = 1_000_000;
-/// How often to take what was seen to be left, when others take it first.
-const TRIES: usize = 4;
 const NEVER: Verdict = Verdict { outcome: Outcome::NeverFits, remaining: 0, reset_after: 0 };
 
 impl std::fmt::Debug for RedisLimiter {

@@ -7,9 +7,18 @@ use crate::limiter::Limiter;
 use crate::store::memory::Asked;
 use crate::units::Timestamp;
 
-/// An estimate that was taken and waits to be settled; see [`Limiter::reserve`](crate::Limiter::reserve).
+/// What was taken and may be given back or corrected; see [`Limiter::reserve`](crate::Limiter::reserve).
 ///
-/// It can be settled once. Dropped, it stands: what was taken stays taken.
+/// It can be settled or refunded once, because that consumes it. Dropped, it stands: what was taken stays taken.
+///
+/// ```compile_fail,E0382
+/// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
+///
+/// let limiter = Limiter::new(Limit::new("mails", FixedWindow::new(10, MINUTE)).unwrap());
+/// let reservation = limiter.reserve("ann", 1, MINUTE).unwrap();
+/// limiter.refund(reservation);
+/// limiter.refund(reservation); // error: use of moved value
+/// ```
 #[derive(Debug)]
 #[must_use = "what a reservation took stays taken until it is settled"]
 pub struct Reservation {
@@ -21,7 +30,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// The decision that took the estimate.
+    /// The decision that took it.
     #[must_use]
     pub fn decision(&self) -> &Decision {
         &self.decision
@@ -51,13 +60,6 @@ pub enum Settlement {
     Expired,
     /// The store could not be reached in time: the estimate stands.
     Unreachable,
-}
-
-/// What a limit was charged, and what it should have been.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Costs {
-    pub(crate) charged: u64,
-    pub(crate) actual: u64,
 }
 
 #[cfg(feature = "rules")]

@@ -77,9 +77,9 @@ fn what_was_spent_beyond_a_lower_limit_leaves_nothing_and_is_waited_for_exactly(
 fn a_refund_under_a_lower_limit_does_not_give_back_what_it_does_not_have() {
     for way in every_way() {
         let rig = Rig::of(way(1000));
-        let taken = rig.limiter.check_n("ann", 500);
+        let taken = rig.limiter.reserve("ann", 500, HOUR).unwrap();
         let lower = changed(&rig.limiter, way(10));
-        lower.refund("ann", &taken);
+        lower.refund(taken);
         let left = lower.peek("ann").remaining();
         assert!(left == 10 || left == 0, "{left} of {:?}", way(10));
     }
@@ -215,10 +215,10 @@ fn keys_that_move_between_tables_under_load_lose_nothing() {
 fn a_refund_and_a_reset_find_a_key_that_has_moved() {
     for [before, after] in apart() {
         let rig = Rig::of(before);
-        let taken = rig.limiter.check_n("ann", 500);
+        let taken = rig.limiter.reserve("ann", 500, HOUR).unwrap();
         let new = changed(&rig.limiter, after);
         assert_eq!(new.check_n("ann", 1_000).remaining(), 500, "{after:?}");
-        rig.limiter.refund("ann", &taken);
+        rig.limiter.refund(taken);
         assert_eq!(new.peek("ann").remaining(), 1_000, "{before:?} to {after:?}");
         assert_eq!(rig.limiter.peek("ann").remaining(), 1_000, "{before:?} to {after:?}");
         rig.limiter.reset("ann");
@@ -231,13 +231,12 @@ fn a_refund_gives_back_no_more_than_every_configuration_still_counts() {
     let slow = TokenBucket::new(1_000, Rate::per_hour(1));
     let fast = TokenBucket::new(1_000, Rate::per_second(1_000));
     let rig = Rig::of(fast);
-    let first = rig.limiter.check_n("ann", 1_000);
+    let first = rig.limiter.reserve("ann", 1_000, HOUR).unwrap();
     rig.set(START_US + 1_000_000);
     assert!(rig.limiter.check_n("ann", 1_000).is_allowed(), "the first charge has been paid off");
     let new = changed(&rig.limiter, slow);
     assert!(!new.check("ann").is_allowed());
-    new.refund("ann", &first);
-    rig.limiter.refund("ann", &first);
+    new.refund(first);
     assert_eq!(new.peek("ann").remaining(), 0);
 }
 

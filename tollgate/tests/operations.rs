@@ -55,38 +55,26 @@ fn what_is_given_back_at_once_can_be_taken_again() {
     for algorithm in algorithms() {
         let rig = Rig::of(algorithm);
         let _ = rig.limiter.check_n("key", 3);
-        let decision = rig.limiter.check_n("key", 5);
-        rig.limiter.refund("key", &decision);
+        let reservation = rig.limiter.reserve("key", 5, MINUTE).unwrap();
+        assert_eq!(rig.limiter.refund(reservation), Settlement::Settled);
         assert_eq!(rig.limiter.peek("key").remaining(), 7, "{algorithm:?}");
-    }
-}
-
-#[test]
-fn a_denied_request_has_nothing_to_give_back() {
-    for algorithm in algorithms() {
-        let rig = Rig::of(algorithm);
-        let _ = rig.limiter.check_n("key", 8);
-        let denied = rig.limiter.check_n("key", 5);
-        let before = rig.limiter.peek("key");
-        rig.limiter.refund("key", &denied);
-        assert_eq!(rig.limiter.peek("key"), before, "{algorithm:?}");
     }
 }
 
 #[test]
 fn what_has_come_back_by_itself_is_not_given_back_again() {
     let bucket = Rig::of(TokenBucket::new(10, Rate::per_second(1)));
-    let first = bucket.limiter.check_n("key", 5);
+    let first = bucket.limiter.reserve("key", 5, MINUTE).unwrap();
     bucket.clock.advance(SECOND * 3);
     assert!(bucket.limiter.check_n("key", 8).is_allowed(), "3 of the 5 are back");
-    bucket.limiter.refund("key", &first);
+    bucket.limiter.refund(first);
     assert_eq!(bucket.limiter.peek("key").remaining(), 2, "2 of the 5 are still owed");
 
     let window = Rig::of(FixedWindow::new(10, MINUTE));
-    let first = window.limiter.check_n("key", 5);
+    let first = window.limiter.reserve("key", 5, 2 * MINUTE).unwrap();
     window.clock.advance(MINUTE);
     let _ = window.limiter.check_n("key", 5);
-    window.limiter.refund("key", &first);
+    window.limiter.refund(first);
     assert_eq!(window.limiter.peek("key").remaining(), 5, "the charge was the last window's");
 }
 
@@ -118,9 +106,8 @@ fn a_request_of_several_limits_gives_back_to_all() {
         .build()
         .unwrap();
     for _ in 0..50 {
-        let decision = limiter.check_n("key", 10);
-        assert!(decision.is_allowed(), "nothing is left taken");
-        limiter.refund("key", &decision);
+        let reservation = limiter.reserve("key", 10, MINUTE).expect("nothing is left taken");
+        limiter.refund(reservation);
     }
 }
 
@@ -195,10 +182,9 @@ fn keys_that_occur_twice_among_many_hits_pay_twice() {
     let keys: Vec<String> = (0..100).map(|number| number.to_string()).collect();
     let hits = || keys.iter().flat_map(|key| ids.map(|id| Hit::new(id, key.as_str())));
     let twice: Vec<Hit<'_>> = hits().chain(hits()).collect();
-    let decision = limiter.decide_now(&twice);
-    assert!(decision.is_allowed());
+    let reservation = limiter.reserve_hits(&twice, MINUTE).unwrap();
     assert!(hits().all(|hit| limiter.decide_now(&[hit.cost(0)]).remaining() == 998));
-    limiter.refund_hits(&twice, &decision);
+    limiter.refund(reservation);
     assert!(hits().all(|hit| limiter.decide_now(&[hit.cost(0)]).remaining() == 1000));
 }
 
@@ -219,12 +205,24 @@ fn a_refund_reaches_only_the_limits_that_were_asked() {
     let (a, b) = (limiter.id("a").expect("a"), limiter.id("b").expect("b"));
     let left = |id| limiter.decide_now(&[Hit::new(id, "key").cost(0)]).remaining();
     assert!(limiter.decide_now(&[Hit::new(b, "key").cost(5)]).is_allowed());
-    let hits = [Hit::new(a, "key").cost(4)];
-    let decision = limiter.decide_now(&hits);
-    limiter.refund("key", &decision);
-    assert_eq!((left(a), left(b)), (6, 5), "it was not asked by key");
-    limiter.refund_hits(&hits, &decision);
+    let reservation = limiter.reserve_hits(&[Hit::new(a, "key").cost(4)], MINUTE).unwrap();
+    assert_eq!((left(a), left(b)), (6, 5));
+    limiter.refund(reservation);
     assert_eq!((left(a), left(b)), (10, 5));
+}
+
+#[test]
+fn hits_of_different_costs_are_settled_each_by_its_own() {
+    let limit = |name| Limit::new(name, FixedWindow::new(10, MINUTE)).expect("a valid limit");
+    let limiter = Limiter::builder().limit(limit("a")).limit(limit("b")).build().expect("a valid limiter");
+    let (a, b) = (limiter.id("a").expect("a"), limiter.id("b").expect("b"));
+    let left = |id| limiter.decide_now(&[Hit::new(id, "key").cost(0)]).remaining();
+    let hits = [Hit::new(a, "key").cost(8), Hit::new(b, "key").cost(2)];
+    let settle = |actual| limiter.settle(limiter.reserve_hits(&hits, MINUTE).expect("both fit"), actual);
+    assert_eq!(settle(5), Settlement::Settled);
+    assert_eq!((left(a), left(b)), (5, 5));
+    assert!(limiter.reserve_hits(&hits, MINUTE).is_err(), "8 of 5 do not fit");
+    assert_eq!((left(a), left(b)), (5, 5));
 }
 
 #[test]

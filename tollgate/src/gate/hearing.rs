@@ -15,7 +15,7 @@ use super::Ruling;
 use super::posed::AskedBy;
 use super::store::Wanted;
 use crate::decision::Decision;
-use crate::reservation::{Costs, Settlement};
+use crate::reservation::Settlement;
 
 /// What a handler says that its work has cost, where a layer is around it.
 pub(crate) struct Told<'t> {
@@ -106,19 +106,19 @@ impl Ruling {
     ) -> Option<Settlement> {
         let rules = &self.state.rules;
         // Claimed before any is settled, so that of two that settle at the same time one finds nothing to do.
-        let to_settle: SmallVec<[(usize, Costs, bool); 4]> = (0..)
+        let to_settle: SmallVec<[(usize, u64, bool); 4]> = (0..)
             .zip(wanted.costs())
-            .filter_map(|(index, (limit, charged))| {
+            .filter_map(|(index, (limit, _))| {
                 let rule = rules.owner(limit);
                 // A ban takes nothing, so it has nothing to give back.
                 let actual = if rules.ban(rule) == Some(limit) { None } else { actual(rule) };
-                Some((index, Costs { charged, actual: actual? }, self.claim_settlement(first + index)))
+                Some((index, actual?, self.claim_settlement(first + index)))
             })
             .collect();
         let mut worst: Option<Settlement> = None;
-        for (index, costs, is_ours) in to_settle {
+        for (index, actual, is_ours) in to_settle {
             let settled = match is_ours {
-                true => self.state.store.settle(&wanted.nth(index, costs.charged), decision, costs).await,
+                true => self.state.store.settle(wanted, index, decision, actual).await,
                 false => Settlement::AlreadySettled,
             };
             worst = Some(worst.map_or(settled, |worst| worst.worse(settled)));

@@ -11,8 +11,9 @@ use crate::error::InvalidLimit;
 use crate::limit::LimitId;
 use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder, TakeFrom};
-use crate::reservation::{Costs, Settlement};
+use crate::reservation::Settlement;
 use crate::rules::RuleSet;
+#[cfg(feature = "tower")]
 use crate::store::memory::Asked;
 use crate::units::Timestamp;
 
@@ -35,16 +36,6 @@ impl Wanted {
         match self {
             Self::Memory(asked) => Self::Memory(crate::limiter::only(asked, limit, cost)),
             Self::Redis(wanted) => Self::Redis(Box::new(crate::redis::only(wanted, limit, cost))),
-        }
-    }
-
-    /// The hit of that position alone, at another cost.
-    pub(super) fn nth(&self, index: usize, cost: u64) -> Self {
-        match self {
-            Self::Memory(asked) => {
-                Self::Memory(asked.get(index).map(|one| Asked { cost, ..*one }).into_iter().collect())
-            }
-            Self::Redis(wanted) => Self::Redis(Box::new(crate::redis::nth(wanted, index, cost))),
         }
     }
 
@@ -185,12 +176,15 @@ impl Store {
         }
     }
 
-    /// Brings what a decision has charged for one limit to what it should have been.
-    pub(super) async fn settle(&self, wanted: &Wanted, decision: &Decision, costs: Costs) -> Settlement {
+    /// Brings what a decision has taken for the hit of that position to its actual cost.
+    pub(super) async fn settle(&self, wanted: &Wanted, hit: usize, decision: &Decision, actual: u64) -> Settlement {
         match (self, wanted) {
-            (Self::Memory(limiter), Wanted::Memory(asked)) => limiter.settle_asked(asked, decision, costs),
+            (Self::Memory(limiter), Wanted::Memory(asked)) => {
+                limiter.settle_asked(asked.get(hit..=hit).unwrap_or_default(), decision, actual)
+            }
             (Self::Redis(limiter), Wanted::Redis(wanted)) => {
-                limiter.settle_wanted(wanted, decision, costs).await.unwrap_or(Settlement::Unreachable)
+                let wanted = wanted.get(hit..=hit).unwrap_or_default();
+                limiter.settle_wanted(wanted, decision, actual).await.unwrap_or(Settlement::Unreachable)
             }
             _ => Settlement::Unreachable,
         }

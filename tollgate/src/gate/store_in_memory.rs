@@ -9,8 +9,9 @@ use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
 use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
-use crate::reservation::{Costs, Settlement};
+use crate::reservation::Settlement;
 use crate::rules::RuleSet;
+#[cfg(feature = "tower")]
 use crate::store::memory::Asked;
 use crate::units::Timestamp;
 
@@ -24,11 +25,6 @@ impl Wanted {
     /// One of its limits alone, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         Self(crate::limiter::only(&self.0, limit, cost))
-    }
-
-    /// The hit of that position alone, at another cost.
-    pub(super) fn nth(&self, index: usize, cost: u64) -> Self {
-        Self(self.0.get(index).map(|one| Asked { cost, ..*one }).into_iter().collect())
     }
 
     #[inline]
@@ -102,9 +98,9 @@ impl Store {
         Some(self.0.look_asked(&wanted.0))
     }
 
-    /// Brings what a decision has charged for one limit to what it should have been.
-    pub(super) async fn settle(&self, wanted: &Wanted, decision: &Decision, costs: Costs) -> Settlement {
-        self.0.settle_asked(&wanted.0, decision, costs)
+    /// Brings what a decision has taken for the hit of that position to its actual cost.
+    pub(super) async fn settle(&self, wanted: &Wanted, hit: usize, decision: &Decision, actual: u64) -> Settlement {
+        self.0.settle_asked(wanted.0.get(hit..=hit).unwrap_or_default(), decision, actual)
     }
 }
 

@@ -39,7 +39,7 @@ impl RedisLimiter {
     /// stays spent, in units.
     ///
     /// Denials that were remembered are not used by the new limiter. Slices of limits that did not change are spent on;
-    /// those of others are given back. Give back what a decision took through the limiter that made it.
+    /// those of others are given back. A [reservation](Self::reserve) is settled by the limits that took it.
     ///
     /// # Errors
     ///
@@ -56,6 +56,22 @@ impl RedisLimiter {
         shared.leases.withdraw_unless(|terms| kept.contains(&Arc::as_ptr(terms)));
         let denials = shared.all_denials.begin();
         Ok(Self(Arc::new(Inner { limits, asked, local, denials, shared })))
+    }
+}
+
+impl RedisLimiter {
+    /// Adds the terms that the limit of a hit has had since this limiter was made. A charge may have been counted under
+    /// them, so a refund gives back no more than they still count.
+    pub(super) fn add_later_terms(&self, wanted: &mut Wanted) {
+        let (ceiling, configurations) = self.0.local.configurations(wanted.limit);
+        let Ask { terms, siblings, .. } = &wanted.ask;
+        let known = || siblings.iter().chain([terms]);
+        let is_later = |other: &&Compiled| known().all(|known| *known.signature() != other.meaning().signature());
+        let later = configurations.iter().filter(is_later);
+        let later: Vec<Arc<Terms>> = later.map(|other| Arc::new(Terms::new(other, ceiling, Vec::new()))).collect();
+        if !later.is_empty() {
+            wanted.ask.siblings = later.into_iter().chain(siblings.iter().cloned()).collect();
+        }
     }
 }
 

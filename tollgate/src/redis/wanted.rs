@@ -1,10 +1,9 @@
-//! Questions that were made ready before, for rules: asked, looked at, and brought to their actual cost.
+//! Questions that were made ready before, for rules.
 
 use super::{AllWanted, RedisLimiter, StoreError, Wanted};
-use crate::decision::{AskedBy, Decision, Source};
+use crate::decision::{AskedBy, Decision};
 use crate::limit::LimitId;
 use crate::limiter::Hit;
-use crate::reservation::{Costs, Settlement};
 
 /// Where quota may be taken from.
 pub(crate) enum TakeFrom {
@@ -39,31 +38,6 @@ impl RedisLimiter {
     pub(crate) async fn look_wanted(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
         self.look(wanted).await
     }
-
-    /// Brings what a decision has taken to its actual cost, as far as that can be.
-    pub(crate) async fn settle_wanted(
-        &self,
-        wanted: &AllWanted,
-        decision: &Decision,
-        costs: Costs,
-    ) -> Result<Settlement, StoreError> {
-        let Costs { charged, actual } = costs;
-        // What this node's memory or the policy let through is not on the store. What came out of a slice is.
-        if !matches!(decision.source, Source::Store | Source::Lease) && actual > charged {
-            return Ok(Settlement::Short { missing: actual - charged });
-        }
-        if actual <= charged {
-            let mut owed = wanted.clone();
-            owed.iter_mut().for_each(|one| one.ask.cost = charged - actual);
-            self.give_back(&owed, decision).await?;
-            return Ok(Settlement::Settled);
-        }
-        let mut missing = 0;
-        for one in wanted {
-            missing = missing.max(self.take_up_to(one, actual - charged).await?);
-        }
-        Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
-    }
 }
 
 /// One of the limits alone, at another cost.
@@ -74,15 +48,6 @@ pub(crate) fn only(wanted: &AllWanted, limit: LimitId, cost: u64) -> AllWanted {
         one
     })
     .collect()
-}
-
-/// The hit of that position alone, at another cost.
-pub(crate) fn nth(wanted: &AllWanted, index: usize, cost: u64) -> AllWanted {
-    wanted
-        .get(index)
-        .map(|one| Wanted { limit: one.limit, ask: super::Ask { cost, ..one.ask.clone() } })
-        .into_iter()
-        .collect()
 }
 
 /// The limit that is asked, and the cost.

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use tollgate::{Decision, MAX_SPAN, Reservation, Settlement};
+use tollgate::{MAX_SPAN, Reservation, Settlement};
 
 use crate::bounds::within_bound;
 use crate::common::plan::{self, Align, Logs, Plan, mostly_accepted};
@@ -14,10 +14,8 @@ use crate::{Charge, accepted};
 #[derive(Clone, Debug)]
 enum Act {
     Ask(Ask),
-    /// Gives back one of the decisions that were allowed, once.
+    /// Gives back one of the reservations.
     Refund(Index),
-    /// Gives back a decision that was denied, as often as it likes.
-    RefundDenied(Index),
     Reserve(Ask),
     /// Settles one of the reservations for this share of its estimate.
     Settle(Index, u64),
@@ -25,10 +23,9 @@ enum Act {
 
 fn acts() -> impl Strategy<Value = Vec<(Gap, Act)>> {
     let act = prop_oneof![
-        4 => ask().prop_map(Act::Ask),
+        3 => ask().prop_map(Act::Ask),
         3 => any::<Index>().prop_map(Act::Refund),
-        1 => any::<Index>().prop_map(Act::RefundDenied),
-        2 => ask().prop_map(Act::Reserve),
+        4 => ask().prop_map(Act::Reserve),
         2 => (any::<Index>(), 0..=1_000_u64).prop_map(|(which, permille)| Act::Settle(which, permille)),
     ];
     prop::collection::vec((gap(), act), 1..60)
@@ -38,14 +35,12 @@ fn acts() -> impl Strategy<Value = Vec<(Gap, Act)>> {
 struct Ledger {
     rig: Rig,
     charges: Vec<Charge>,
-    allowed: Vec<(usize, Decision)>,
-    denied: Vec<Decision>,
     reserved: Vec<(usize, Reservation)>,
 }
 
 impl Ledger {
     fn of(rig: Rig) -> Self {
-        Self { rig, charges: Vec::new(), allowed: Vec::new(), denied: Vec::new(), reserved: Vec::new() }
+        Self { rig, charges: Vec::new(), reserved: Vec::new() }
     }
 
     fn charge(&mut self, at: u64, cost: u64) -> usize {
@@ -59,21 +54,13 @@ impl Ledger {
             Act::Ask(ask) => {
                 let decision = limiter.check_n("key", ask.cost(last, plan));
                 if decision.is_allowed() {
-                    let charge = self.charge(now, decision.cost());
-                    self.allowed.push((charge, decision));
-                } else {
-                    self.denied.push(decision);
+                    self.charge(now, decision.cost());
                 }
             }
-            Act::Refund(which) if !self.allowed.is_empty() => {
-                let (charge, decision) = self.allowed.swap_remove(which.index(self.allowed.len()));
-                limiter.refund("key", &decision);
+            Act::Refund(which) if !self.reserved.is_empty() => {
+                let (charge, reservation) = self.reserved.swap_remove(which.index(self.reserved.len()));
+                prop_assert_eq!(limiter.refund(reservation), Settlement::Settled);
                 self.charges[charge].cost = 0;
-            }
-            Act::RefundDenied(which) if !self.denied.is_empty() => {
-                let before = limiter.peek("key");
-                limiter.refund("key", &self.denied[which.index(self.denied.len())]);
-                prop_assert_eq!(limiter.peek("key"), before, "a denied request has nothing to give back");
             }
             Act::Reserve(ask) => {
                 let estimate = ask.cost(last, plan);
@@ -92,7 +79,7 @@ impl Ledger {
                 prop_assert_eq!(limiter.settle(reservation, actual), Settlement::Settled);
                 self.charges[charge].cost = actual;
             }
-            Act::Refund(_) | Act::RefundDenied(_) | Act::Settle(..) => {}
+            Act::Refund(_) | Act::Settle(..) => {}
         }
         Ok(())
     }

@@ -158,9 +158,9 @@ async fn what_local_limits_took_can_be_given_back() {
     server.kill();
     until_gone(&limiter, "another").await;
     for _ in 0..20 {
-        let decision = limiter.check_n("key", 5).await;
-        assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Local));
-        limiter.refund("key", &decision).await.expect("it is in this process");
+        let Ok(reservation) = limiter.reserve("key", 5, MINUTE).await else { panic!("5 of 5 fit") };
+        assert_eq!(reservation.decision().source(), Source::Local);
+        limiter.refund(reservation).await.expect("it is in this process");
     }
     assert!(limiter.check_n("key", 5).await.is_allowed());
     let _ = limiter.reset("key").await;
@@ -214,7 +214,7 @@ async fn a_limiter_can_be_made_while_redis_is_down_or_hangs() {
 async fn every_operation_keeps_the_deadline() {
     let mut server = RedisServer::start();
     let limiter = builder(&server, OnStoreFailure::Deny).connect().await.unwrap();
-    let allowed = limiter.check("key").await;
+    let Ok(allowed) = limiter.reserve("key", 1, MINUTE).await else { panic!("1 fits") };
     let Ok(first) = limiter.reserve("key", 5, MINUTE).await else { panic!("5 fit") };
     let Ok(second) = limiter.reserve("key", 5, MINUTE).await else { panic!("5 fit") };
     server.stop();
@@ -222,7 +222,7 @@ async fn every_operation_keeps_the_deadline() {
         tokio::join!(
             limiter.peek("key"),
             limiter.reset("key"),
-            limiter.refund("key", &allowed),
+            limiter.refund(allowed),
             limiter.settle(first, 1),
             limiter.settle(second, 9),
         )

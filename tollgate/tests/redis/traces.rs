@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tollgate::redis::RedisLimiter;
+use tollgate::redis::{RedisLimiter, RedisReservation};
 use tollgate::{
-    Algorithm, Ban, Decision, FixedWindow, Hit, LeakyBucket, Limit, Limiter, ManualClock, Rate, SlidingWindowCounter,
-    SlidingWindowLog, Timestamp, TokenBucket,
+    Algorithm, Ban, Decision, Denied, FixedWindow, Hit, LeakyBucket, Limit, Limiter, MAX_SPAN, ManualClock, Rate,
+    Reservation, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
 use crate::servers::RedisServer;
@@ -147,12 +147,6 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..40)
 }
 
-/// What was asked, to give it back.
-enum Asked {
-    Key(usize),
-    Hits(Vec<u64>),
-}
-
 #[test]
 fn memory_and_redis_agree_on_every_trace() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -166,6 +160,14 @@ fn memory_and_redis_agree_on_every_trace() {
     if let Err(error) = outcome {
         panic!("{error}");
     }
+}
+
+fn decision(reserved: &Result<Reservation, Denied>) -> Decision {
+    *reserved.as_ref().map_or_else(Denied::decision, Reservation::decision)
+}
+
+fn there_decision(reserved: &Result<RedisReservation, Denied>) -> Decision {
+    *reserved.as_ref().map_or_else(Denied::decision, RedisReservation::decision)
 }
 
 async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
@@ -189,44 +191,35 @@ async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
     let hits = |costs: &[u64]| -> Vec<Hit<'_>> {
         costs.iter().enumerate().map(|(index, cost)| Hit::new(ids[index % ids.len()], KEYS[0]).cost(*cost)).collect()
     };
-    let mut allowed: Vec<(Asked, Decision, Decision)> = Vec::new();
+    let mut reserved: Vec<(Reservation, RedisReservation)> = Vec::new();
     // Tables of limits that nobody has any more are forgotten once their keys are at rest, too.
     let mut kept = Vec::new();
     for (step, op) in ops.into_iter().enumerate() {
         match op {
             Op::Check { key, cost } => {
-                let (here, there) = (memories[key].check_n(KEYS[key], cost), shared.check_n(KEYS[key], cost).await);
-                assert_eq!(here, there, "step {step}: check {key} {cost}");
-                if here.is_allowed() {
-                    allowed.push((Asked::Key(key), here, there));
-                }
+                let here = memories[key].reserve(KEYS[key], cost, MAX_SPAN);
+                let there = shared.reserve(KEYS[key], cost, MAX_SPAN).await;
+                assert_eq!(decision(&here), there_decision(&there), "step {step}: check {key} {cost}");
+                reserved.extend(here.ok().zip(there.ok()));
             }
             Op::Several { costs } => {
-                let (here, there) = (memories[0].decide_now(&hits(&costs)), shared.decide(&hits(&costs)).await);
+                let here_taken = memories[0].reserve_hits(&hits(&costs), MAX_SPAN);
+                let there_taken = shared.reserve_hits(&hits(&costs), MAX_SPAN).await;
+                let (here, there) = (decision(&here_taken), there_decision(&there_taken));
                 assert_eq!(here.is_allowed(), there.is_allowed(), "step {step}: several {costs:?}");
                 assert_eq!(here.remaining(), there.remaining(), "step {step}: several {costs:?}");
                 assert_eq!(here.retry_after(), there.retry_after(), "step {step}: several {costs:?}");
-                if here.is_allowed() {
-                    allowed.push((Asked::Hits(costs), here, there));
-                }
+                reserved.extend(here_taken.ok().zip(there_taken.ok()));
             }
             Op::Peek { key } => {
                 let there = shared.peek(KEYS[key]).await.expect("answers");
                 assert_eq!(memories[key].peek(KEYS[key]), there, "step {step}: peek {key}");
             }
             Op::Refund { back } => {
-                if back < allowed.len() {
-                    let (asked, here, there) = allowed.remove(allowed.len() - 1 - back);
-                    match asked {
-                        Asked::Key(key) => {
-                            memories[key].refund(KEYS[key], &here);
-                            shared.refund(KEYS[key], &there).await.expect("given back");
-                        }
-                        Asked::Hits(costs) => {
-                            memories[0].refund_hits(&hits(&costs), &here);
-                            shared.refund_hits(&hits(&costs), &there).await.expect("given back");
-                        }
-                    }
+                if back < reserved.len() {
+                    let (here, there) = reserved.remove(reserved.len() - 1 - back);
+                    let here = memories[0].refund(here);
+                    assert_eq!(here, shared.refund(there).await.expect("given back"), "step {step}: refund {back}");
                 }
             }
             Op::Reset { key } => {

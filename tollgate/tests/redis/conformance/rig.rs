@@ -91,18 +91,8 @@ impl Rig {
         }
     }
 
-    pub(super) async fn refund(&self, key: &str, decision: &Decision) {
-        match &self.store {
-            Store::Memory(limiter) => limiter.refund(key, decision),
-            Store::Redis(limiter) => limiter.refund(key, decision).await.expect("Redis answers"),
-        }
-    }
-
-    pub(super) async fn refund_hits(&self, hits: &[Hit<'_>], decision: &Decision) {
-        match &self.store {
-            Store::Memory(limiter) => limiter.refund_hits(hits, decision),
-            Store::Redis(limiter) => limiter.refund_hits(hits, decision).await.expect("Redis answers"),
-        }
+    pub(super) async fn refund(&self, reserved: Reserved) -> Settlement {
+        self.settle(reserved, 0).await
     }
 
     pub(super) async fn reset(&self, key: &str) {
@@ -116,6 +106,13 @@ impl Rig {
         Ok(match &self.store {
             Store::Memory(limiter) => Reserved::Memory(limiter.reserve(key, estimate, expires)?),
             Store::Redis(limiter) => Reserved::Redis(limiter.reserve(key, estimate, expires).await?),
+        })
+    }
+
+    pub(super) async fn reserve_hits(&self, hits: &[Hit<'_>], expires: Duration) -> Result<Reserved, Denied> {
+        Ok(match &self.store {
+            Store::Memory(limiter) => Reserved::Memory(limiter.reserve_hits(hits, expires)?),
+            Store::Redis(limiter) => Reserved::Redis(limiter.reserve_hits(hits, expires).await?),
         })
     }
 

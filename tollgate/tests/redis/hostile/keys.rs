@@ -95,9 +95,9 @@ async fn every_key_is_forgotten_once_it_matters_no_more() {
     let mut connection = server.connection();
     for variant in variants(12, MINUTE) {
         let limiter = limiter(&server.url(), variant.limit()).await;
-        let taken = limiter.check_n("key", 7).await;
+        let Ok(reservation) = limiter.reserve("key", 7, MINUTE).await else { panic!("7 of 12 fit") };
+        let taken = *reservation.decision();
         let mut states = vec![("taken", taken.reset_after())];
-        assert!(taken.is_allowed());
         let ttl_of = |connection: &mut Connection| -> i64 {
             redis::cmd("PTTL").arg(variant.name_of("key")).query(connection).expect("Redis answers")
         };
@@ -105,7 +105,7 @@ async fn every_key_is_forgotten_once_it_matters_no_more() {
         let denied = limiter.check_n("key", 7).await;
         states.push(("denied", denied.reset_after()));
         ttls.push(ttl_of(&mut connection));
-        limiter.refund("key", &taken).await.expect("given back");
+        limiter.refund(reservation).await.expect("given back");
         states.push(("given back", taken.reset_after().max(denied.reset_after())));
         ttls.push(ttl_of(&mut connection));
         for ((state, reset_after), ttl) in states.into_iter().zip(ttls) {

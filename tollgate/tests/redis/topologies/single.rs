@@ -16,10 +16,10 @@ fn builder(url: impl Into<String>) -> RedisLimiterBuilder {
 }
 
 async fn works(limiter: &RedisLimiter) {
-    let decision = limiter.check_n("key", 3).await;
-    assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Store));
+    let Ok(reservation) = limiter.reserve("key", 3, HOUR).await else { panic!("3 of 10 fit") };
+    assert_eq!(reservation.decision().source(), Source::Store);
     assert_eq!(limiter.peek("key").await.expect("Redis answers").remaining(), 7);
-    limiter.refund("key", &decision).await.expect("Redis answers");
+    limiter.refund(reservation).await.expect("Redis answers");
     limiter.reset("key").await.expect("Redis answers");
 }
 
