@@ -44,6 +44,7 @@ mod limit;
 mod limit_set;
 mod limiter;
 mod rate;
+mod rate_limiter;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod reservation;
@@ -70,6 +71,7 @@ pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
 pub use limit_set::LimitSet;
 pub use limiter::{Hit, Limiter, LimiterBuilder, RestoreError, Restored};
 pub use rate::Rate;
+pub use rate_limiter::RateLimiter;
 pub use reservation::{Reservation, Settlement};
 pub use units::{DAY, HOUR, MAX_SPAN, MIN_SPAN, MINUTE, SECOND, Timestamp};
 #[cfg(feature = "tokio")]

@@ -95,15 +95,7 @@ impl Limiter {
         key: impl Into<Key<'k>> + Send,
         wait: impl Into<Wait> + Send,
     ) -> Result<Decision, Denied> {
-        let (key, waiting) = (key.into(), Waiting::start(wait.into()));
-        loop {
-            // A turn in a queue cannot be given back, so look before taking one.
-            let ahead = self.look_n(key, waiting.cost);
-            let decision = if waiting.is_soon(&ahead) { self.check_n(key, waiting.cost) } else { ahead };
-            if waiting.sleep_after(&decision).await? {
-                return Ok(decision);
-            }
-        }
+        wait_for(self, key.into(), wait.into()).await
     }
 }
 
@@ -136,18 +128,50 @@ impl RedisLimiter {
         key: impl Into<Key<'k>> + Send,
         wait: impl Into<Wait> + Send,
     ) -> Result<Decision, Denied> {
-        let (key, waiting) = (key.into(), Waiting::start(wait.into()));
+        wait_for(self, key.into(), wait.into()).await
+    }
+}
+
+/// What waiting needs of a limiter.
+trait Awaited {
+    /// Returns what [`take`](Self::take) would, where it has to be known before: a turn in a queue cannot be given back.
+    fn look_ahead(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Option<Decision>> + Send;
+
+    fn take(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Decision> + Send;
+}
+
+impl Awaited for Limiter {
+    async fn look_ahead(&self, key: Key<'_>, cost: u64) -> Option<Decision> {
+        Some(self.look_n(key, cost))
+    }
+
+    async fn take(&self, key: Key<'_>, cost: u64) -> Decision {
+        self.check_n(key, cost)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Awaited for RedisLimiter {
+    async fn look_ahead(&self, key: Key<'_>, cost: u64) -> Option<Decision> {
+        // Without a queue that is a trip too many.
         let has_queue = self.limits().iter().any(crate::limit::Limit::queues);
-        loop {
-            // A turn in a queue cannot be given back, so look before taking one. Without a queue that is a trip too many.
-            let ahead = if has_queue { self.look_n(key, waiting.cost).await.ok() } else { None };
-            let decision = match ahead {
-                Some(ahead) if !waiting.is_soon(&ahead) => ahead,
-                _ => self.check_n(key, waiting.cost).await,
-            };
-            if waiting.sleep_after(&decision).await? {
-                return Ok(decision);
-            }
+        if has_queue { self.look_n(key, cost).await.ok() } else { None }
+    }
+
+    async fn take(&self, key: Key<'_>, cost: u64) -> Decision {
+        self.check_n(key, cost).await
+    }
+}
+
+async fn wait_for(limiter: &impl Awaited, key: Key<'_>, wait: Wait) -> Result<Decision, Denied> {
+    let waiting = Waiting::start(wait);
+    loop {
+        let decision = match limiter.look_ahead(key, waiting.cost).await {
+            Some(ahead) if !waiting.is_soon(&ahead) => ahead,
+            _ => limiter.take(key, waiting.cost).await,
+        };
+        if waiting.sleep_after(&decision).await? {
+            return Ok(decision);
         }
     }
 }
