@@ -195,7 +195,9 @@ impl RuleSet {
                         first.as_ref().map(|piece| Key::from(piece.as_bytes()))
                     }
                     [one, other] => {
-                        (first, second) = (one.of(request), other.of(request));
+                        // Where the first is missing, nobody looks at the other: it may be unreadable.
+                        first = one.of(request);
+                        second = if first.is_some() { other.of(request) } else { None };
                         match (&first, &second) {
                             (Some(one), Some(other)) => {
                                 pair = [one.as_bytes(), other.as_bytes()];
