@@ -151,6 +151,25 @@ impl KeyPart {
         Self(Source::Custom(Arc::new(make)))
     }
 
+    /// Whether it is known to be the same part as another: of closures nobody knows.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Source::Ip(one), Source::Ip(other)) => one == other,
+            (Source::Header(one), Source::Header(other)) => one == other,
+            (Source::Cookie(one), Source::Cookie(other))
+            | (Source::Query(one), Source::Query(other))
+            | (Source::Jwt(one), Source::Jwt(other))
+            | (Source::Descriptor(one), Source::Descriptor(other))
+            | (Source::Constant(one), Source::Constant(other)) => one == other,
+            (Source::Certificate(one), Source::Certificate(other)) => one == other,
+            (Source::Path, Source::Path)
+            | (Source::Method, Source::Method)
+            | (Source::Host, Source::Host)
+            | (Source::Route, Source::Route) => true,
+            _ => false,
+        }
+    }
+
     /// Whether it is a claim of a token.
     pub(super) fn reads_token(&self) -> bool {
         matches!(self.0, Source::Jwt(_))

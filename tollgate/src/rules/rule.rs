@@ -160,11 +160,9 @@ impl Cost {
     /// Returns the units that a request takes from a limit with that quota.
     #[inline]
     pub(super) fn of(&self, request: &Request<'_>, quota_of: impl Fn() -> u64) -> u64 {
-        let given = request.facts().given_cost();
         match &self.0 {
-            _ if given == Some(0) => 0,
-            CostSource::Constant(1) => given.unwrap_or(1),
-            CostSource::Constant(units) => *units,
+            _ if request.facts().given_cost() == Some(0) => 0,
+            CostSource::Constant(units) => Self::of_constant(*units, request),
             CostSource::Header(name) => {
                 let units = request.header(name).and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
                 units.unwrap_or(1).max(1)
@@ -179,6 +177,24 @@ impl Cost {
                 };
                 request.most_of_readings(|| cost(request).unwrap_or_else(failed))
             }
+        }
+    }
+
+    /// Returns the units that a request takes from a limit whose cost is that constant.
+    #[inline]
+    pub(super) fn of_constant(units: u64, request: &Request<'_>) -> u64 {
+        match (units, request.facts().given_cost()) {
+            (_, Some(0)) => 0,
+            (1, given) => given.unwrap_or(1),
+            (units, _) => units,
+        }
+    }
+
+    /// Returns the units, if they are a constant.
+    pub(super) fn as_constant(&self) -> Option<u64> {
+        match self.0 {
+            CostSource::Constant(units) => Some(units),
+            _ => None,
         }
     }
 

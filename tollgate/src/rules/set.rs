@@ -6,6 +6,7 @@
 mod building;
 mod per_address;
 mod phases;
+mod plain;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ pub use self::building::RuleSetBuilder;
 pub(crate) use self::per_address::PerAddress;
 pub(crate) use self::phases::Phase;
 use self::phases::Phases;
+use self::plain::PlainRule;
 use super::answers::Hearing;
 use super::client::TrustedProxies;
 use super::index::{Candidates, Index, Place};
@@ -46,6 +48,8 @@ struct Inner {
     rules: Box<[Compiled]>,
     /// Of each of them: what need not be asked, so that little of a rule has to be fetched to ask it.
     shortcuts: Box<[Shortcut]>,
+    /// Of each of them: how it counts.
+    plain: Box<[PlainRule]>,
     /// By the names of their limits.
     numbers: HashMap<Box<str>, u32, ahash::RandomState>,
     index: Index,
@@ -187,8 +191,9 @@ impl RuleSet {
             }
             // What most rules are: few parts make the key, nobody is an exception, and the request has them all.
             if exceptions == Exceptions::None {
+                let plain = &self.0.plain[number as usize];
                 let (first, second, pair);
-                let key = match &*compiled.rule.key {
+                let key = match &*plain.key {
                     [] => Some(Key::byte_parts(&[])),
                     [part] => {
                         first = part.of(request);
@@ -209,7 +214,8 @@ impl RuleSet {
                     _ => None,
                 };
                 if let Some(key) = key {
-                    let finding = compiled.finding(number, compiled.limit, request, &self.0.limits);
+                    let whole = || compiled.finding(number, compiled.limit, request, &self.0.limits);
+                    let finding = plain.finding(number, request).unwrap_or_else(whole);
                     compiled.check_read(number, request)?;
                     found(&finding, key);
                     continue;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, Phases, RuleSet};
+use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, Phases, PlainRule, RuleSet};
 use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Families, Policy};
@@ -162,6 +162,7 @@ impl RuleSetBuilder {
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
             phases: Phases::of(&compiled),
+            plain: PlainRule::of_all(&compiled),
             rules: compiled.into(),
             shortcuts,
             index,
