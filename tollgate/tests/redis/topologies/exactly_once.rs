@@ -105,7 +105,7 @@ async fn beside_a_spent_limit(cluster: &Cluster, beside: Vec<Limit>) -> (RedisLi
     let clock = move || Timestamp::from_micros(micros.fetch_add(1_000, Ordering::SeqCst));
     let spent = limit("spent", FixedWindow::new(1, DAY).from_first_request());
     let limits = beside.into_iter().chain([spent]).fold(builder(cluster.url()), RedisLimiterBuilder::limit);
-    let limiter = limits.clock(clock).connect().await.unwrap();
+    let limiter = limits.clock(clock).connect().await.expect("the settings are valid");
     let spent = limiter.id("spent").expect("a limit");
     assert!(limiter.decide(&[Hit::new(spent, "key")]).await.is_allowed());
     (limiter, spent)
