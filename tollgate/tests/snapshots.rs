@@ -1,5 +1,7 @@
 //! Snapshots of a limiter, and limiters that go on where others ended.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::time::Duration;
 
 use proptest::prelude::*;
