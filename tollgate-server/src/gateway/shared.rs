@@ -65,7 +65,6 @@ struct Carrier {
 }
 
 /// What becomes of a connection.
-#[expect(clippy::large_enum_variant, reason = "it is on the heap as it is")]
 enum Driven {
     /// Only the connection knows what the upstream allows.
     On(Connection),
