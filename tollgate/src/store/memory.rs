@@ -10,6 +10,8 @@
 //! nanoseconds it takes, so that a request takes from all of them or from none, and others see nothing between.
 
 mod bucket;
+#[cfg(all(test, not(loom)))]
+mod churn_tests;
 mod contention;
 mod family;
 mod growth;
@@ -21,6 +23,7 @@ mod positions;
 mod quick;
 mod snapshot;
 mod split;
+mod sweep;
 mod table;
 mod tables;
 mod together;
@@ -277,7 +280,7 @@ impl MemoryStore {
                 Ok(decision) => {
                     for one in asked {
                         self.with_table(limits, one.limit, |table, limit| {
-                            with_rules!(limit.compiled(), rules => table.grow_if_crowded(rules, now.as_micros()));
+                            with_rules!(limit.compiled(), rules => table.tend(rules, now.as_micros()));
                         });
                     }
                     return decision;
@@ -438,7 +441,7 @@ impl Table {
                 (Some(found), _) => self.decide_found(rules, found, now, cost, mode, &mut claim_first),
                 (None, Some(kin)) if !kin.family.is_alone() => {
                     let decided = family::decide(kin, asked, now, mode);
-                    self.grow_if_crowded(rules, now);
+                    self.tend(rules, now);
                     decided
                 }
                 (None, kin) => self.decide_stranger(rules, kin, fingerprint, now, cost, mode),
@@ -510,7 +513,7 @@ impl Table {
             }
             match self.seat_and_take(rules, kin, fingerprint, now, cost) {
                 Ok(verdict) => {
-                    self.grow_if_crowded(rules, now);
+                    self.tend(rules, now);
                     return Some(verdict);
                 }
                 Err(Busy::Crowded) => self.make_room(rules, fingerprint, now),

@@ -15,7 +15,7 @@ use crate::sync::{AtomicU64, Ordering, fence, spin_loop, yield_now};
 
 /// Set while someone writes to the bucket.
 pub(super) const LOCKED: u64 = 1;
-/// Set once a key that should live here has gone on to the next bucket.
+/// Set while a key lives further on because this bucket was full.
 pub(super) const PASSED_BY: u64 = 1 << 1;
 const LEVEL_SHIFT: u32 = 2;
 const LEVEL_MASK: u64 = 0x3f << LEVEL_SHIFT;
@@ -141,6 +141,11 @@ impl<'a> Bucket<'a> {
     #[inline]
     pub(super) fn header(self) -> &'a AtomicU64 {
         &self.words[0]
+    }
+
+    /// Whether a key that should live here has gone on to the next bucket.
+    pub(super) fn is_passed_by(self) -> bool {
+        self.header().load(Ordering::Acquire) & PASSED_BY != 0
     }
 
     pub(super) fn fingerprint(self, slot: usize) -> u64 {
@@ -275,6 +280,10 @@ impl Held<'_> {
 
     pub(super) fn mark_passed_by(&mut self) {
         self.header |= PASSED_BY;
+    }
+
+    pub(super) fn clear_passed_by(&mut self) {
+        self.header &= !PASSED_BY;
     }
 
     pub(super) fn is_passed_by(&self) -> bool {

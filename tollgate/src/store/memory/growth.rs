@@ -1,4 +1,5 @@
-//! When and how far the table grows: a few buckets with each newcomer, never all at once.
+//! When and how far the table grows: by a few buckets with each new key, never all at once, and only once a sweep
+//! (`sweep.rs`) has left it crowded with live keys.
 
 use super::bucket::Bucket;
 use super::table::{SEGMENTS, Table};
@@ -13,29 +14,41 @@ impl Table {
         there || (next < SEGMENTS && self.budget.has(self.words_in(next)))
     }
 
-    /// Grows by a few buckets, if the table is crowded or in the middle of growing.
-    pub(super) fn grow_if_crowded<R: Rules>(&self, rules: &R, now: u64) {
+    /// Sweeps or grows by a few buckets, if it is time for that.
+    pub(super) fn tend<R: Rules>(&self, rules: &R, now: u64) {
         let (level, split) = self.extent();
-        let slots = self.buckets_at(level) * self.layout.slots;
-        let crowded = self.occupied.load(Ordering::Relaxed) * 5 > slots * 4;
-        if split > 0 || (crowded && self.can_grow()) {
-            self.grow(rules, now);
+        if split > 0 || self.is_sweep_due(self.buckets_at(level) * self.layout.slots) {
+            self.alone(|| self.sweep_or_grow(rules, now));
         }
     }
 
     #[cfg(all(test, loom))]
     pub(super) fn grow_now<R: Rules>(&self, rules: &R, now: u64) {
-        self.grow(rules, now);
+        self.alone(|| self.grow(rules, now));
     }
 
-    /// Splits the next few buckets, unless someone else is at it.
+    /// Runs `work`, unless another thread is sweeping or growing the table.
+    fn alone(&self, work: impl FnOnce()) {
+        if !self.growing.swap(true, Ordering::Acquire) {
+            work();
+            self.growing.store(false, Ordering::Release);
+        }
+    }
+
+    fn sweep_or_grow<R: Rules>(&self, rules: &R, now: u64) {
+        let (level, split) = self.extent();
+        let buckets = self.buckets_at(level);
+        let is_full = || self.is_crowded(buckets * self.layout.slots);
+        if split > 0 || (self.sweep(rules, now, buckets) && is_full() && self.can_grow()) {
+            self.grow(rules, now);
+        }
+    }
+
+    /// Splits the next few buckets.
     fn grow<R: Rules>(&self, rules: &R, now: u64) {
         /// Splits with each newcomer: so many that a doubling is done long before the next is due.
         const STEP: usize = 4;
 
-        if self.growing.swap(true, Ordering::Acquire) {
-            return;
-        }
         let (level, mut split) = self.extent();
         if self.add_segment(level as usize + 1).is_some() {
             let buckets = self.buckets_at(level);
@@ -46,7 +59,6 @@ impl Table {
             let (level, split) = if split == buckets { (level + 1, 0) } else { (level, split) };
             self.extent.store(u64::from(level) << 32 | split as u64, Ordering::Release);
         }
-        self.growing.store(false, Ordering::Release);
     }
 
     /// Makes room where a newcomer found none, by splitting the buckets it looked into before it is their
@@ -54,7 +66,7 @@ impl Table {
     #[cold]
     pub(super) fn make_room<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64) {
         let (level, _) = self.extent();
-        self.grow(rules, now);
+        self.alone(|| self.grow(rules, now));
         if self.segments[level as usize + 1].get().is_none() {
             return;
         }

@@ -199,6 +199,7 @@ impl Table {
         } else {
             rules.clear(&holds.cells(self, seat));
         }
+        self.added.fetch_add(1, Ordering::Relaxed);
         holds.write(seat.bucket);
     }
 

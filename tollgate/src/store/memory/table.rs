@@ -30,6 +30,11 @@ pub(crate) struct Table {
     pub(super) segments: [OnceLock<Words>; SEGMENTS],
     /// Slots that are not empty.
     pub(super) occupied: AtomicUsize,
+    /// Keys that got a slot since the last sweep.
+    pub(super) added: AtomicUsize,
+    /// Buckets that the sweep under way has visited; 0 if there is none.
+    pub(super) swept: AtomicUsize,
+    /// Whether a thread is sweeping the table or growing it.
     pub(super) growing: AtomicBool,
     pub(super) spill: Spill,
     pub(super) budget: Budget,
@@ -53,6 +58,8 @@ impl Table {
             extent: AtomicU64::new(0),
             segments: [const { OnceLock::new() }; SEGMENTS],
             occupied: AtomicUsize::new(0),
+            added: AtomicUsize::new(0),
+            swept: AtomicUsize::new(0),
             growing: AtomicBool::new(false),
             spill: Spill::new(budget.clone()),
             budget,

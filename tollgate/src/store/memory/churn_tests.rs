@@ -1,0 +1,114 @@
+//! The shape of a table after 100 windows in which every key is new.
+
+use super::bucket::Layout;
+use super::table::Table;
+use super::{Asked, Mode};
+use crate::algorithm::Compiled;
+use crate::algorithm::fixed_window::ClockWindow;
+use crate::budget::Budget;
+use crate::limit::{Limit, LimitId};
+use crate::{FixedWindow, MINUTE};
+
+const START: u64 = 1_700_000_040_000_000;
+const WINDOW: u64 = 60_000_000;
+const WINDOWS: u64 = 100;
+
+/// A limit of 10 per minute, with room for `buckets` buckets of seven keys.
+struct Churn {
+    limit: Limit,
+    table: Table,
+    now: u64,
+    next_key: u64,
+}
+
+impl Churn {
+    fn new(buckets: usize) -> Self {
+        let limit = Limit::new("churn", FixedWindow::new(10, MINUTE)).unwrap();
+        let compiled = limit.compiled();
+        let layout = Layout::new(compiled.words(), compiled.free_bits());
+        let table = Table::new(layout, Budget::new(buckets * layout.stride() * 8)).unwrap();
+        Self { limit, table, now: START, next_key: 0 }
+    }
+
+    fn rules(&self) -> &ClockWindow {
+        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
+        rules
+    }
+
+    fn takes(&self, fingerprint: u64) -> bool {
+        let asked = Asked { limit: LimitId(0), fingerprint, cost: 1 };
+        self.table.decide(self.rules(), None, asked, self.now, Mode::Take).is_allowed()
+    }
+
+    /// Lets `keys` new keys come, one after the other over a window, and returns how many were denied.
+    fn run_window(&mut self, keys: u64) -> usize {
+        self.now = self.now / WINDOW * WINDOW + WINDOW;
+        let begin = self.now;
+        let mut denied = 0;
+        for index in 0..keys {
+            self.now = begin + index * (WINDOW - 1) / keys;
+            self.next_key += 1;
+            denied += usize::from(!self.takes(fingerprint_of(self.next_key)));
+        }
+        denied
+    }
+
+    fn buckets(&self) -> usize {
+        let (level, split) = self.table.extent();
+        self.table.buckets_at(level) + split
+    }
+
+    fn bytes(&self) -> usize {
+        self.table.budget.used()
+    }
+
+    /// Buckets that a key without a slot is looked for in: the mean over all homes, and the most.
+    fn lookups(&self) -> (f64, usize) {
+        let lengths = (0..self.buckets()).map(|index| {
+            let mut bucket = self.table.bucket(index);
+            let mut length = 1;
+            while length < self.table.run() && bucket.is_passed_by() {
+                bucket = self.table.next_in_run(bucket);
+                length += 1;
+            }
+            length
+        });
+        let (sum, most) = lengths.fold((0, 0), |(sum, most), length| (sum + length, most.max(length)));
+        (sum as f64 / self.buckets() as f64, most)
+    }
+}
+
+fn fingerprint_of(key: u64) -> u64 {
+    let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    (mixed ^ mixed >> 32).max(1)
+}
+
+#[test]
+fn memory_follows_live_keys_through_100_windows() {
+    // Just too many for 128 buckets at four fifths, and well within 256.
+    for keys in [725, 1_000] {
+        let mut churn = Churn::new(1 << 20);
+        for _ in 0..WINDOWS {
+            assert_eq!(churn.run_window(keys), 0);
+        }
+        let live = churn.table.live_keys(churn.rules(), churn.now);
+        let bytes_per_key = churn.bytes() as f64 / live as f64;
+        assert!(bytes_per_key <= 46.0, "{bytes_per_key} bytes for each of {live} keys");
+        let (mean, most) = churn.lookups();
+        assert!(mean <= 3.0 && most <= 32, "{mean} buckets for each lookup, at most {most}");
+    }
+}
+
+#[test]
+fn lookups_stay_short_through_100_windows_at_the_cap() {
+    let mut churn = Churn::new(128);
+    // Four fifths of the slots that there are.
+    let keys = 128 * 7 * 4 / 5;
+    for _ in 0..WINDOWS {
+        assert_eq!(churn.run_window(keys), 0);
+    }
+    assert_eq!((churn.buckets(), churn.bytes()), (128, 128 * 128));
+    let (mean, most) = churn.lookups();
+    assert!(mean <= 3.0 && most <= 32, "{mean} buckets for each lookup, at most {most}");
+}
