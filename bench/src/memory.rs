@@ -4,6 +4,7 @@
 
 mod algorithms;
 pub(crate) mod child;
+mod churn;
 mod decisions;
 mod footprint;
 mod growth;
@@ -18,7 +19,7 @@ use crate::report::{self, Results};
 /// The store size most tables are about.
 const KEYS: usize = 1_000_000;
 
-/// Decisions in process: speed, bytes per key, and pauses while the store grows.
+/// Decisions in process: speed, bytes per key, pauses while the store grows, and the state of the store after churn.
 ///
 /// All contenders run in one process and take turns, round by round, on the same keys (`user:000123`). Each has
 /// the same limit and holds all keys, live, before the watch starts.
@@ -65,6 +66,8 @@ enum Part {
     Footprint,
     /// The longest decision while the store grows
     Growth,
+    /// Bytes per live key and time of a decision after 100 windows of new keys
+    Churn,
 }
 
 /// How much is measured.
@@ -117,6 +120,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     if wants(Part::Growth) {
         growth::run(&scale, &mut results)?;
+    }
+    if wants(Part::Churn) {
+        churn::run(&mut results)?;
     }
     report::note("");
     results.print();
