@@ -124,6 +124,15 @@ pub(crate) trait Rules {
         let _ = (cells, now);
     }
 
+    /// Raises `floor` so that it covers `state` as well: a key that starts with it has no more left than with either.
+    /// That must need no later date for any charge, or a floor that is raised again and again would never decay.
+    /// Changes nothing and returns false if less than half the quota, or just half, would be left, or if the states of
+    /// this algorithm cannot be combined in this way.
+    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+        let _ = (floor, state, now);
+        false
+    }
+
     /// Makes the key a newcomer that has spent all that `from` has.
     fn inherit(&self, cells: &impl Cells, from: &impl Cells) {
         for index in 0..self.words() {

@@ -73,6 +73,7 @@ pub use limiter::{Hit, Limiter, LimiterBuilder, RestoreError, Restored};
 pub use rate::Rate;
 pub use rate_limiter::RateLimiter;
 pub use reservation::{Reservation, Settlement};
+pub use store::memory::Overflow;
 pub use units::{DAY, HOUR, MAX_SPAN, MIN_SPAN, MINUTE, SECOND, Timestamp};
 #[cfg(feature = "tokio")]
 pub use wait::Wait;

@@ -23,7 +23,7 @@ use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::{self, Checked, LimitSet};
 use crate::reservation::{Reservation, Settlement};
-use crate::store::memory::{Asked, MemoryStore, Positions};
+use crate::store::memory::{Asked, MemoryStore, Overflow, Positions};
 use crate::units::Timestamp;
 
 /// Decides requests by one limit or by several, in this process's memory.
@@ -221,9 +221,14 @@ impl Limiter {
     }
 
     /// Forgets all that the key has spent.
+    ///
+    /// A key that was evicted for want of memory ([`Overflow`]) has a slot again and its whole quota, until it is evicted
+    /// again. If every key near it has spent half of its quota or more, there is no slot to be had, and the reset has no
+    /// effect.
     pub fn reset<'k>(&self, key: impl Into<Key<'k>>) {
+        let now = self.now();
         for asked in self.ask_all(key.into(), 0) {
-            self.0.store.reset(&self.0.limits, asked.limit, asked.fingerprint);
+            self.0.store.reset(&self.0.limits, asked.limit, asked.fingerprint, now);
         }
     }
 
@@ -288,7 +293,8 @@ impl Limiter {
     /// Only what is still owed comes back, so that quota is never minted: a window gives back while the charge
     /// still counts in it; a bucket gives back what has not been refilled since; a queue gives back nothing,
     /// because later requests were already given their delays. If the wall clock was stepped since, nothing comes
-    /// back. Do not refund after a [`reset`](Self::reset), which gave it back already.
+    /// back. Do not refund after a [`reset`](Self::reset), which gave it back already. To a key that was evicted for want of
+    /// memory ([`Overflow`]) the charge is given back out of what it is taken to have spent, if there is a slot for it.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
@@ -391,6 +397,23 @@ impl Limiter {
     #[cfg(feature = "redis")]
     pub(crate) fn configurations(&self, limit: LimitId) -> (u64, Vec<crate::algorithm::Compiled>) {
         self.0.store.family(limit).map(crate::store::memory::Family::configurations).unwrap_or_default()
+    }
+
+    /// Returns how often a limit has lacked memory for its keys since it was configured. Raise
+    /// [`max_memory`](LimiterBuilder::max_memory) if these counts rise.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, Limiter, HOUR};
+    ///
+    /// let limiter = Limiter::new(Limit::new("per-user", FixedWindow::new(100, HOUR))?);
+    /// assert!(limiter.check("ann").is_allowed());
+    /// let overflow = limiter.overflow(limiter.id("per-user").unwrap());
+    /// assert_eq!((overflow.evicted, overflow.denied), (0, 0));
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    #[must_use]
+    pub fn overflow(&self, limit: LimitId) -> Overflow {
+        self.0.store.overflow(limit)
     }
 
     /// Bytes taken for keys so far, of those allowed.

@@ -158,6 +158,18 @@ impl Rules for ClockWindow {
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
         self.count(cells, self.at_wall(now)).0.units == 0
     }
+
+    /// The larger count. Both are of one window, unless the clock has stepped back.
+    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+        let now = self.at_wall(now);
+        let [one, other] = [self.count(floor, now).0, self.count(state, now).0];
+        let count = Count { window: one.window.max(other.window), units: one.units.max(other.units) };
+        let is_covered = count.window == now / self.window && count.units * 2 < self.limit;
+        if is_covered {
+            self.apply(floor, count);
+        }
+        is_covered
+    }
 }
 
 /// A window that opens with the first request that is let through.

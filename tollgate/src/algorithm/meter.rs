@@ -311,4 +311,16 @@ impl<D: Debt> Rules for Meter<D> {
         let rest = self.load(cells);
         rest.micros < now || (rest.micros == now && rest.parts == 0)
     }
+
+    /// The later moment of rest.
+    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+        let [one, other] = [self.load(floor), self.load(state)];
+        let later = if (one.micros, one.parts) > (other.micros, other.parts) { one } else { other };
+        let (debt, stepped_back) = self.debt(later, now);
+        let is_covered = !stepped_back && debt.wide() * 2 < self.full.wide();
+        if is_covered {
+            self.apply(floor, later);
+        }
+        is_covered
+    }
 }

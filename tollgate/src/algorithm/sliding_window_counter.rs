@@ -296,4 +296,29 @@ impl Rules for Counter {
         let (_, passed, _) = self.judged_from(cells, now);
         passed > self.segments || (0..=self.segments - passed).all(|age| self.stored(cells, age) == 0)
     }
+
+    /// The larger count of every segment.
+    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+        let place = self.place(now);
+        let [one, other] = [self.stored_segment(floor), self.stored_segment(state)];
+        let (Some(passed_of_one), Some(passed_of_other)) =
+            (place.segment.checked_sub(one), place.segment.checked_sub(other))
+        else {
+            // The clock has stepped back.
+            return false;
+        };
+        let count = |age: u64| {
+            let one = age.checked_sub(passed_of_one).map_or(0, |age| self.stored(floor, age));
+            one.max(age.checked_sub(passed_of_other).map_or(0, |age| self.stored(state, age)))
+        };
+        let leaving = u128::from(count(self.segments)) * u128::from(self.window - place.elapsed);
+        let units = (0..self.segments).map(count).sum::<u64>() + div_ceil(leaving, self.window);
+        if units * 2 >= self.limit {
+            return false;
+        }
+        // The oldest first: a count is read before its place is written.
+        (0..=self.segments).rev().for_each(|age| self.set_count(floor, age, count(age)));
+        self.set_segment(floor, place.segment);
+        true
+    }
 }

@@ -200,4 +200,16 @@ impl Rules for Interval {
     fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
         self.spent(cells, self.aligned(now)).0.tokens == 0
     }
+
+    /// The larger number of tokens spent. Both are of one period, unless the clock has stepped back.
+    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+        let now = self.aligned(now);
+        let [one, other] = [self.spent(floor, now).0, self.spent(state, now).0];
+        let spent = Spent { period: one.period.max(other.period), tokens: one.tokens.max(other.tokens) };
+        let is_covered = spent.period == now / self.period && spent.tokens * 2 < self.capacity;
+        if is_covered {
+            self.apply(floor, spent);
+        }
+        is_covered
+    }
 }

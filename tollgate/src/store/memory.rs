@@ -76,6 +76,18 @@ pub(crate) struct Asked {
     pub(crate) cost: u64,
 }
 
+/// How often a limit has lacked memory for its keys: see [`Limiter::overflow`](crate::Limiter::overflow).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Overflow {
+    /// Keys that lost their slot before they had their whole quota back. When they return, they are taken to have spent as
+    /// much as any key that lost its slot in the same bucket: never less than they have, and less than half of their
+    /// quota, unless requests were counted without a slot.
+    pub evicted: u64,
+    /// Requests denied because their key had no slot and other keys without one had spent what they share.
+    pub denied: u64,
+}
+
 /// What may be written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -141,6 +153,14 @@ impl MemoryStore {
 
     pub(crate) fn memory_used(&self) -> usize {
         self.budget.used()
+    }
+
+    /// Returns how often a limit has lacked memory for its keys.
+    pub(crate) fn overflow(&self, limit: LimitId) -> Overflow {
+        self.table(limit).map_or_else(Overflow::default, |table| Overflow {
+            evicted: table.evicted.load(Ordering::Relaxed),
+            denied: table.refused.load(Ordering::Relaxed),
+        })
     }
 
     /// Counts the keys of a limit that are not at rest.
@@ -348,17 +368,18 @@ impl MemoryStore {
         Ok(foremost.unwrap_or_else(|| Decision::without_limit(now)))
     }
 
-    /// Gives back what a decision took, as far as it still weighs on the key.
+    /// Gives back what a decision took, as far as it still weighs on the key. A key that was evicted gets a slot again,
+    /// and the charge is taken from what the floor says of it.
     pub(crate) fn refund(&self, limits: &[Limit], asked: Asked, charged_at: Timestamp, now: Timestamp) {
         let charge = Charge { at: charged_at.as_micros(), cost: asked.cost };
         let Some(kin) = self.kin(limits, asked.limit) else { return };
         if !kin.family.is_alone() {
-            return family::insist(kin.family, |members| {
+            return family::insist(kin, asked.fingerprint, now.as_micros(), |members| {
                 kin.among(members).refund(members, asked.fingerprint, charge, now.as_micros())
             });
         }
         with_rules!(kin.rules, rules => {
-            kin.table.change(asked.fingerprint, |cells| {
+            kin.table.change(rules, asked.fingerprint, now.as_micros(), |cells| {
                 if let Some(edit) = rules.refund(cells, now.as_micros(), charge) {
                     rules.apply(cells, edit);
                 }
@@ -366,13 +387,16 @@ impl MemoryStore {
         });
     }
 
-    /// Puts a key to rest.
-    pub(crate) fn reset(&self, limits: &[Limit], limit: LimitId, fingerprint: u64) {
+    /// Puts a key to rest. A key without a slot gets one, and is at rest until another key needs the slot.
+    pub(crate) fn reset(&self, limits: &[Limit], limit: LimitId, fingerprint: u64, now: Timestamp) {
+        let now = now.as_micros();
         let Some(kin) = self.kin(limits, limit) else { return };
         if !kin.family.is_alone() {
-            return family::insist(kin.family, |members| kin.among(members).reset(members, fingerprint));
+            return family::insist(kin, fingerprint, now, |members| {
+                kin.among(members).reset(members, fingerprint, now)
+            });
         }
-        with_rules!(kin.rules, rules => kin.table.change(fingerprint, |cells| rules.clear(cells)));
+        with_rules!(kin.rules, rules => kin.table.change(rules, fingerprint, now, |cells| rules.clear(cells)));
     }
 
     #[inline(never)]
@@ -508,6 +532,9 @@ impl Table {
         let mut attempts = 0;
         while kin.is_none_or(|kin| kin.family.is_alone()) {
             let verdict = self.look_at_stranger(rules, fingerprint, now, cost);
+            if matches!(verdict.outcome, Outcome::Denied { .. }) && mode != Mode::Look {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+            }
             if mode != Mode::Take || cost == 0 || !verdict.is_allowed() {
                 return Some(verdict);
             }
@@ -546,18 +573,50 @@ impl Table {
         Ok(verdict)
     }
 
-    /// Changes the words of a key that has a seat.
-    fn change(&self, fingerprint: u64, change: impl Fn(&Lent<'_, '_>)) {
+    /// Changes the words of a key. A key without a slot gets one first, if others may have spent on its account.
+    fn change<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, change: impl Fn(&Lent<'_, '_>)) {
         let mut attempts = 0;
-        while let Some(found) = self.find(fingerprint) {
-            let is_changed = match self.layout.tags {
-                0 => self.change_held(found, &change),
-                _ => self.change_word(found, &change),
+        loop {
+            let is_changed = match self.find(fingerprint) {
+                Some(found) if self.layout.tags == 0 => self.change_held(found, &change),
+                Some(found) => self.change_word(found, &change),
+                None => self.change_in_new_slot(rules, fingerprint, now, &change),
             };
             if is_changed {
                 return;
             }
             attempts = pause(attempts);
+        }
+    }
+
+    /// Gives a slot to a key that has none and changes it there. If there is no slot to be had, nothing is changed.
+    #[cold]
+    fn change_in_new_slot<R: Rules>(
+        &self,
+        rules: &R,
+        fingerprint: u64,
+        now: u64,
+        change: impl Fn(&Lent<'_, '_>),
+    ) -> bool {
+        let mut holds = Holds::default();
+        let seat = holds.hold_home(self, fingerprint).and_then(|home| {
+            let is_idle = rules.is_idle(&self.shared(home), now);
+            // A key without a slot whose floor is idle is at rest.
+            if is_idle { Ok(None) } else { self.hold_seat(rules, &mut holds, fingerprint, now).map(Some) }
+        });
+        match seat {
+            Ok(Some(seat)) if seat.slot < self.layout.slots => {
+                holds.write(seat.bucket);
+                change(&holds.cells(self, seat));
+                true
+            }
+            Ok(_) => true,
+            Err(Busy::Held) => false,
+            Err(Busy::Crowded) => {
+                drop(holds);
+                self.make_room(rules, fingerprint, now);
+                false
+            }
         }
     }
 

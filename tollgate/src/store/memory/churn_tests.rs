@@ -7,13 +7,14 @@ use crate::algorithm::Compiled;
 use crate::algorithm::fixed_window::ClockWindow;
 use crate::budget::Budget;
 use crate::limit::{Limit, LimitId};
+use crate::sync::Ordering;
 use crate::{FixedWindow, MINUTE};
 
 const START: u64 = 1_700_000_040_000_000;
 const WINDOW: u64 = 60_000_000;
 const WINDOWS: u64 = 100;
 
-/// A limit of 10 per minute, with room for `buckets` buckets of seven keys.
+/// A limit per minute, with room for `buckets` buckets of seven keys.
 struct Churn {
     limit: Limit,
     table: Table,
@@ -23,7 +24,11 @@ struct Churn {
 
 impl Churn {
     fn new(buckets: usize) -> Self {
-        let limit = Limit::new("churn", FixedWindow::new(10, MINUTE)).unwrap();
+        Self::with_quota(10, buckets)
+    }
+
+    fn with_quota(quota: u64, buckets: usize) -> Self {
+        let limit = Limit::new("churn", FixedWindow::new(quota, MINUTE)).unwrap();
         let compiled = limit.compiled();
         let layout = Layout::new(compiled.words(), compiled.free_bits());
         let table = Table::new(layout, Budget::new(buckets * layout.stride() * 8)).unwrap();
@@ -38,6 +43,11 @@ impl Churn {
     fn takes(&self, fingerprint: u64) -> bool {
         let asked = Asked { limit: LimitId(0), fingerprint, cost: 1 };
         self.table.decide(self.rules(), None, asked, self.now, Mode::Take).is_allowed()
+    }
+
+    fn left(&self, fingerprint: u64) -> u64 {
+        let asked = Asked { limit: LimitId(0), fingerprint, cost: 0 };
+        self.table.decide(self.rules(), None, asked, self.now, Mode::Look).remaining
     }
 
     /// Lets `keys` new keys come, one after the other over a window, and returns how many were denied.
@@ -111,4 +121,19 @@ fn lookups_stay_short_through_100_windows_at_the_cap() {
     assert_eq!((churn.buckets(), churn.bytes()), (128, 128 * 128));
     let (mean, most) = churn.lookups();
     assert!(mean <= 3.0 && most <= 32, "{mean} buckets for each lookup, at most {most}");
+}
+
+/// As many invented keys as 70 minutes at 100,000 a second are to a store of 512 MiB, and half as many again.
+#[test]
+fn invented_keys_at_the_cap_do_not_keep_new_keys_out() {
+    let mut churn = Churn::with_quota(100, 64);
+    let invented = 64 * 7 * 21;
+    assert_eq!(churn.run_window(invented), 0);
+    for key in 0..100 {
+        let left = churn.left(fingerprint_of(churn.next_key + 1 + key));
+        assert!(left > 50, "{left} units left");
+    }
+    assert!(churn.table.evicted.load(Ordering::Relaxed) > 0);
+    assert_eq!(churn.table.refused.load(Ordering::Relaxed), 0);
+    assert_eq!(churn.bytes(), 64 * 128);
 }

@@ -275,10 +275,8 @@ impl<'a> Kin<'a> {
         now: u64,
     ) -> Result<(), Busy> {
         let mut holds = Holds::default();
-        let (table, held, seat) = match self.find(&mut holds, members, fingerprint)? {
-            Place::Here(seat) => (self.table, self.rules, seat),
-            Place::There(member, seat) => (&*member.table, &member.rules, seat),
-            Place::Nowhere => return Ok(()),
+        let Some((table, held, seat)) = self.find_or_add(&mut holds, members, fingerprint, now)? else {
+            return Ok(());
         };
         let others = members.configurations.iter().chain([self.rules]);
         let others = others.filter(|other| other.meaning() != held.meaning());
@@ -296,16 +294,41 @@ impl<'a> Kin<'a> {
     }
 
     /// Puts a key to rest, wherever it is.
-    pub(super) fn reset(self, members: &'a Arc<Members>, fingerprint: u64) -> Result<(), Busy> {
+    pub(super) fn reset(self, members: &'a Arc<Members>, fingerprint: u64, now: u64) -> Result<(), Busy> {
         let mut holds = Holds::default();
-        let (table, rules, seat) = match self.find(&mut holds, members, fingerprint)? {
-            Place::Here(seat) => (self.table, self.rules, seat),
-            Place::There(member, seat) => (&*member.table, &member.rules, seat),
-            Place::Nowhere => return Ok(()),
+        let Some((table, rules, seat)) = self.find_or_add(&mut holds, members, fingerprint, now)? else {
+            return Ok(());
         };
         holds.write(seat.bucket);
         with_rules!(rules, rules => rules.clear(&holds.cells(table, seat)));
         Ok(())
+    }
+
+    /// Holds the slot of a key, wherever it is. A key without one gets one here, if others may have spent on its account.
+    /// `None` if there is nothing to change, or no slot to be had.
+    fn find_or_add(
+        self,
+        holds: &mut Holds<'a>,
+        members: &'a Arc<Members>,
+        fingerprint: u64,
+        now: u64,
+    ) -> Result<Option<(&'a Table, &'a Compiled, Seat<'a>)>, Busy> {
+        let place = self.find(holds, members, fingerprint)?;
+        match place {
+            Place::Here(seat) => Ok(Some((self.table, self.rules, seat))),
+            Place::There(member, seat) => Ok(Some((&*member.table, &member.rules, seat))),
+            Place::Nowhere => {
+                let (copy, fit) = self.copy(holds, members, &place, fingerprint, now)?;
+                let is_idle = with_rules!(self.rules, rules => rules.is_idle(&copy, now));
+                if is_idle || fit == Fit::Cut {
+                    return Ok(None);
+                }
+                let seat = self.seat(holds, members, &place, fingerprint, now)?;
+                let Some(seat) = seat.filter(|seat| seat.slot < self.table.layout.slots) else { return Ok(None) };
+                copy.hand_to(&holds.cells(self.table, seat));
+                Ok(Some((self.table, self.rules, seat)))
+            }
+        }
     }
 
     /// Holds the home buckets of a key in all tables, and finds out where it is.
@@ -457,10 +480,18 @@ pub(super) fn decide(kin: Kin<'_>, asked: Asked, now: u64, mode: Mode) -> Option
     kin.among(&members).decide(&members, asked, now, mode)
 }
 
-/// Repeats what others may be in the way of.
-pub(super) fn insist(family: &Family, mut attempt: impl FnMut(&Arc<Members>) -> Result<(), Busy>) {
+/// Repeats what others may be in the way of, and makes room for the key where it needs a slot.
+pub(super) fn insist(
+    kin: Kin<'_>,
+    fingerprint: u64,
+    now: u64,
+    mut attempt: impl FnMut(&Arc<Members>) -> Result<(), Busy>,
+) {
     let mut attempts = 0;
-    while attempt(&family.members()).is_err() {
+    while let Err(busy) = attempt(&kin.family.members()) {
+        if let Busy::Crowded = busy {
+            kin.make_room(fingerprint, now);
+        }
         attempts = pause(attempts);
     }
 }

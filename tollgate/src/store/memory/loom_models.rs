@@ -45,12 +45,12 @@ impl Model {
 
     fn reset(&self, fingerprint: u64) {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        self.table.change(fingerprint, |cells| rules.clear(cells));
+        self.table.change(rules, fingerprint, NOW, |cells| rules.clear(cells));
     }
 
     fn refund(&self, fingerprint: u64) {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        self.table.change(fingerprint, |cells| {
+        self.table.change(rules, fingerprint, NOW, |cells| {
             if let Some(edit) = rules.refund(cells, NOW, Charge { at: NOW, cost: 1 }) {
                 rules.apply(cells, edit);
             }
@@ -292,6 +292,21 @@ fn loom_strangers_in_a_full_table_share_one_quota() {
         let here = model.takes(11);
         assert_eq!(here + thread.join().unwrap(), 1);
         assert_eq!([8, 9, 10, 11].map(|key| model.seats(key)), [1, 1, 0, 0]);
+    });
+}
+
+/// Whichever key loses its slot, no key is richer than it was.
+#[test]
+fn loom_an_evicted_key_is_not_richer_for_it() {
+    check_orders(2, || {
+        // No memory to grow, and both keys have more than half of their quota left.
+        let model = Arc::new(Model::new(6, 0, 48));
+        assert_eq!((model.takes(8), model.takes(9)), (1, 1));
+        let other = model.clone();
+        let thread = thread::spawn(move || other.takes(10));
+        assert_eq!((model.takes(8), thread.join().unwrap()), (1, 1));
+        assert!(model.left(8) <= 4 && model.left(9) <= 5 && model.left(10) <= 5);
+        assert_eq!(model.seats(8) + model.seats(9) + model.seats(10), 2);
     });
 }
 

@@ -1,13 +1,19 @@
 //! Finding a seat for a key that has none, and what happens when there is none to be had.
 //!
-//! A newcomer takes an empty slot of its home bucket or the slot of a key at rest, there or in the next few
-//! buckets. When the table is crowded it grows. When it may not grow any more and every slot in reach belongs
-//! to a key that is not at rest, nobody who has a seat loses it: keys without one share the last words of their
-//! home bucket, as if they were one key. So however many keys an attacker invents,
+//! A new key takes an empty slot of its home bucket or the slot of an idle key, there or in the next buckets. When the
+//! table is crowded it grows. When it may not grow any more, a new key evicts the key of its home bucket that has the
+//! most left. The last words of every bucket are its *floor*: an upper bound of what any key without a slot has spent
+//! that is at home there. An eviction raises the floor to what the evicted key has spent, and a key that gets a slot
+//! starts with the floor. A floor decays like the state of a key, because it is one.
 //!
-//! - a key with a seat is judged exactly, as before;
-//! - a key without one is never richer than it would be alone, because all it spends is in the shared words,
-//!   and when it gets a seat it starts with all that was spent there;
+//! A key is evicted only if the floor then leaves more than half of the quota: see [`Rules::cover`]. If no key of the
+//! bucket is that near to rest, keys without a slot are charged to the floor itself, as if they were one key, until
+//! slots become free. So however many keys an attacker invents,
+//!
+//! - a key that has spent half of its quota keeps its slot and is judged exactly;
+//! - every other key has at least half of its quota left when it is evicted and comes back, as long as a key can be
+//!   evicted for it;
+//! - no key is richer than it would be alone;
 //! - the table does not grow.
 
 use super::bucket::{Bucket, Busy, EMPTY, Slot, pause, unchanged};
@@ -17,6 +23,10 @@ use super::word::{Copied, SEAL};
 use crate::algorithm::Rules;
 use crate::decision::Verdict;
 use crate::sync::Ordering;
+
+/// Buckets in which a new key looks for a free slot before it takes that of another key, once the table cannot grow. It
+/// holds them all meanwhile.
+const NEAR: usize = 8;
 
 impl Table {
     /// Changes what is at a held seat.
@@ -124,7 +134,13 @@ impl Table {
         now: u64,
     ) -> Result<Option<Seat<'a>>, Busy> {
         let mut bucket = home;
-        for _ in 0..self.run() {
+        for distance in 0..self.run() {
+            if distance == NEAR
+                && !self.can_grow()
+                && let Some(seat) = self.evict(rules, holds, home, now)?
+            {
+                return Ok(Some(seat));
+            }
             holds.hold(bucket)?;
             // One of a key at rest rather than an empty one: the table grows by the empty ones it uses up.
             loop {
@@ -139,7 +155,52 @@ impl Table {
             }
             bucket = self.next_in_run(bucket);
         }
+        if self.run() <= NEAR && !self.can_grow() {
+            return self.evict(rules, holds, home, now);
+        }
         Ok(None)
+    }
+
+    /// Takes the slot of the key in a held bucket that has the most left, if the floor of that key's home can cover what
+    /// it has spent.
+    fn evict<'a, R: Rules>(
+        &'a self,
+        rules: &R,
+        holds: &mut Holds<'a>,
+        bucket: Bucket<'a>,
+        now: u64,
+    ) -> Result<Option<Seat<'a>>, Busy> {
+        let candidates = (0..self.layout.slots).filter(|slot| !holds.is_given(bucket, *slot));
+        let Some(slot) = candidates.max_by_key(|slot| self.left_in(rules, bucket, *slot, now)) else {
+            return Ok(None);
+        };
+        let seat = holds.seat(self, bucket, slot)?;
+        let home = holds.hold_home(self, bucket.fingerprint(slot))?;
+        let is_covered = rules.cover(&self.shared(home), &holds.cells(self, seat), now);
+        if is_covered {
+            holds.write(home);
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+        } else {
+            holds.unseat(seat);
+        }
+        Ok(is_covered.then_some(seat))
+    }
+
+    /// The units that the key of a slot in a held bucket has left, unless it changes just now.
+    fn left_in<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> u64 {
+        let cells = self.slot(bucket, slot);
+        match self.layout.tags {
+            0 => rules.decide(&cells, now, 0).verdict.remaining,
+            tags => {
+                let word = cells.word();
+                let is_sealed = word == SEAL;
+                if is_sealed {
+                    0
+                } else {
+                    rules.decide(&Copied::new(word & !tags, &self.spill), now, 0).verdict.remaining
+                }
+            }
+        }
     }
 
     /// The slots of a held bucket that nobody needs. A decision that began earlier may still spend from a key at rest.

@@ -104,7 +104,7 @@ impl MemoryStore {
                     with_rules!(kin.rules, rules => crate::algorithm::Rules::clear(rules, &cells));
                     let _ = kin.rules.restore(&cells, record, recorded);
                     drop(holds);
-                    with_rules!(kin.rules, rules => kin.table.grow_if_crowded(rules, now));
+                    with_rules!(kin.rules, rules => kin.table.tend(rules, now));
                     return true;
                 }
                 Ok(_) => return false,

@@ -32,6 +32,10 @@ pub(crate) struct Table {
     pub(super) occupied: AtomicUsize,
     /// Keys that got a slot since the last sweep.
     pub(super) added: AtomicUsize,
+    /// Keys that lost their slot to another before they were idle.
+    pub(super) evicted: AtomicU64,
+    /// Denials of keys that have no slot, by what others have spent.
+    pub(super) refused: AtomicU64,
     /// Buckets that the sweep under way has visited; 0 if there is none.
     pub(super) swept: AtomicUsize,
     /// Whether a thread is sweeping the table or growing it.
@@ -59,6 +63,8 @@ impl Table {
             segments: [const { OnceLock::new() }; SEGMENTS],
             occupied: AtomicUsize::new(0),
             added: AtomicUsize::new(0),
+            evicted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             swept: AtomicUsize::new(0),
             growing: AtomicBool::new(false),
             spill: Spill::new(budget.clone()),
