@@ -48,6 +48,7 @@ impl Metrics {
         self.tell_tokens(page)?;
         self.tell_expression_errors(page)?;
         self.reloads.tell_metrics(page)?;
+        self.report_overflow(page)?;
         self.tell_store(page)?;
         process::tell(page)
     }
@@ -95,6 +96,22 @@ impl Metrics {
             .map(|(limit, field, count)| ([("limit", limit), ("field", field.as_str())], count));
         let help = "Evaluations of expressions that failed and were decided against the client, by limit and field";
         page.counters("tollgate_expression_errors", help, rows)
+    }
+
+    /// How often limits have lacked memory for their keys.
+    fn report_overflow(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Some(limiter) = self.gate.memory() else { return Ok(()) };
+        let overflows = || {
+            let named = |limit: &tollgate::Limit| Some((limit.name().to_owned(), limiter.id(limit.name())?));
+            let overflow = |(name, id)| (name, limiter.overflow(id));
+            limiter.limits().iter().filter_map(named).map(overflow)
+        };
+        let rows = overflows().map(|(name, overflow)| ([("limit", name)], overflow.evicted));
+        let help = "Keys that lost their count to another key because max_memory is used up, by limit";
+        page.counters("tollgate_evicted_keys", help, rows)?;
+        let rows = overflows().map(|(name, overflow)| ([("limit", name)], overflow.denied));
+        let help = "Denials of keys without a count of their own because max_memory is used up, by limit";
+        page.counters("tollgate_overflow_denials", help, rows)
     }
 
     /// What there is to know of a store that is elsewhere.

@@ -47,6 +47,59 @@ pub(crate) async fn follow_store(gate: Gate) {
     }
 }
 
+/// Warns when `max_memory` is too small for the keys of the limits, at most once in ten minutes, for ever.
+pub(crate) async fn watch_memory(gate: Gate) {
+    const LOOK_EVERY: Duration = Duration::from_secs(1);
+    const WARN_EVERY: Duration = Duration::from_secs(600);
+    let mut before = Lacking::of(&gate);
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let lacking = Lacking::of(&gate);
+        if lacking.evicted > before.evicted || lacking.denied > before.denied {
+            warn(&lacking);
+            tokio::time::sleep(WARN_EVERY).await;
+        }
+        // Counts begin anew after a reload that changes the store.
+        before = Lacking::of(&gate);
+    }
+}
+
+/// How often limits have lacked memory for their keys, all together.
+#[derive(Default)]
+struct Lacking {
+    limits: Vec<String>,
+    evicted: u64,
+    denied: u64,
+}
+
+impl Lacking {
+    fn of(gate: &Gate) -> Self {
+        let mut lacking = Self::default();
+        let Some(limiter) = gate.memory() else { return lacking };
+        for limit in limiter.limits() {
+            let Some(overflow) = limiter.id(limit.name()).map(|id| limiter.overflow(id)) else { continue };
+            if overflow.evicted > 0 || overflow.denied > 0 {
+                lacking.limits.push(limit.name().to_owned());
+                lacking.evicted += overflow.evicted;
+                lacking.denied += overflow.denied;
+            }
+        }
+        lacking
+    }
+}
+
+impl Display for Lacking {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limits, evicted, denied } = self;
+        write!(
+            out,
+            "max_memory is used up by keys of {}: {evicted} keys lost their count to new ones and {denied} requests of new \
+             keys were denied so far; raise max_memory, or look for a client that invents keys",
+            some_of(limits, 5)
+        )
+    }
+}
+
 /// A store that does not answer, why that is, what happens meanwhile, and what to do.
 struct Absent {
     store: RedisLimiter,

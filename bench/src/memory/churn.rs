@@ -79,7 +79,7 @@ impl Churn {
         self.clock.advance(WINDOW);
         let keys = self.next_key..self.next_key + KEYS;
         self.next_key = keys.end;
-        let mut pass = || {
+        let pass = || {
             let mut key = traffic::name(keys.end);
             let mut denied = 0;
             let began = self.watch.ticks();

@@ -124,6 +124,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let hangup = Hangup::listen().map_err(Error::Runtime)?;
     announce(&surfaces.told, &file);
     tokio::spawn(notice::follow_store(gate.clone()));
+    tokio::spawn(notice::watch_memory(gate.clone()));
     let reloading = path.map(|path| {
         let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), given, reloads };
         Reload::new(started).spawn()

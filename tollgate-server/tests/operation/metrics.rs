@@ -127,6 +127,33 @@ fn a_service_without_a_gateway_tells_of_its_decisions_too() {
     assert!(!text.contains("192.0.2.7"), "keys are told to nobody");
 }
 
+/// The widest state there is, so that few keys fill the least memory there may be.
+#[test]
+fn keys_without_memory_are_counted_and_warned_of() {
+    let limit =
+        "{ name: wide, key: ip, algorithm: sliding_window_counter, limit: 4000000000, window: 1h, segments: 60 }";
+    let rules = format!("max_memory: 1MiB\nlimits:\n    - {limit}\n");
+    let free = "127.0.0.1:0";
+    let arguments = ["serve", "--config", RULES, "--http", free, "--admin", free];
+    let process = Process::start(folder_with(&rules), &arguments);
+    let (service, admin) = (process.address_of("decisions POST"), process.address_of("admin"));
+    let evicted = || {
+        let text = ask(admin, "GET /metrics HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n").text;
+        let series = "tollgate_evicted_keys_total{limit=\"wide\"} ";
+        let line = text.lines().find_map(|line| line.strip_prefix(series));
+        line.expect("it is there from the start").parse::<u64>().expect("a number")
+    };
+    assert_eq!(evicted(), 0);
+    for batch in 0..60 {
+        let questions: Vec<String> =
+            (0..100).map(|key| format!(r#"{{"limit":"wide","key":"10.0.{batch}.{key}"}}"#)).collect();
+        assert_eq!(check(service, &format!("[{}]", questions.join(","))).status, 200);
+    }
+    assert!(evicted() > 0);
+    let said = process.await_said("max_memory is used up by keys of wide: ", 1);
+    assert!(said.contains("raise max_memory"), "{said}");
+}
+
 #[test]
 fn requests_under_way_and_those_whose_client_left_are_told() {
     let slow = slow_upstream(HELLO, Duration::from_secs(60));

@@ -96,6 +96,16 @@ impl Gate {
         Ok(Self::with_store(rules, Store::Redis(limiter)))
     }
 
+    /// The limiter in this process's memory, for its [`overflow`](Limiter::overflow) and to count its keys; `None` on
+    /// Redis.
+    #[must_use]
+    pub fn memory(&self) -> Option<Limiter> {
+        match &self.0.state.load().store {
+            Store::Memory(limiter) => Some(limiter.clone()),
+            Store::Redis(_) => None,
+        }
+    }
+
     /// The limiter on Redis, for its [`stats`](RedisLimiter::stats) and to return leases; `None` in memory.
     #[must_use]
     pub fn redis(&self) -> Option<RedisLimiter> {

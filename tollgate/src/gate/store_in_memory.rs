@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 
-use super::Ruling;
 use super::posed::{Posed, decide_now};
+use super::{Gate, Ruling};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -50,6 +50,14 @@ impl Wanted {
 
     pub(super) fn append(&mut self, mut other: Self) {
         self.0.append(&mut other.0);
+    }
+}
+
+impl Gate {
+    /// The limiter in this process's memory, for its [`overflow`](Limiter::overflow) and to count its keys.
+    #[must_use]
+    pub fn memory(&self) -> Option<Limiter> {
+        Some(self.0.state.load().store.0.clone())
     }
 }
 
