@@ -28,10 +28,10 @@ impl Churn {
     }
 
     fn with_quota(quota: u64, buckets: usize) -> Self {
-        let limit = Limit::new("churn", FixedWindow::new(quota, MINUTE)).unwrap();
+        let limit = Limit::new("churn", FixedWindow::new(quota, MINUTE)).expect("a valid limit");
         let compiled = limit.compiled();
         let layout = Layout::new(compiled.words(), compiled.free_bits());
-        let table = Table::new(layout, Budget::new(buckets * layout.stride() * 8)).unwrap();
+        let table = Table::new(layout, Budget::new(buckets * layout.stride() * 8)).expect("enough memory for a block");
         Self { limit, table, now: START, next_key: 0 }
     }
 
