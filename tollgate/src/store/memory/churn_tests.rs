@@ -1,6 +1,7 @@
 //! The shape of a table after 100 windows in which every key is new.
 
 use super::bucket::Layout;
+use super::holds::Holds;
 use super::table::Table;
 use super::{Asked, Mode};
 use crate::algorithm::Compiled;
@@ -136,4 +137,25 @@ fn invented_keys_at_the_cap_do_not_keep_new_keys_out() {
     assert!(churn.table.evicted.load(Ordering::Relaxed) > 0);
     assert_eq!(churn.table.refused.load(Ordering::Relaxed), 0);
     assert_eq!(churn.bytes(), 64 * 128);
+}
+
+/// Another thread lets go of its buckets one by one: the flag of the second may be unpublished when that of the first is
+/// published already.
+#[test]
+fn a_sweep_keeps_a_flag_whose_successor_is_held() {
+    let churn = Churn::new(64);
+    let key = |home: u64, number: u64| number << 32 | home;
+    for (home, number) in [5, 6].into_iter().flat_map(|home| (1..=7).map(move |number| (home, number))) {
+        assert!(churn.takes(key(home, number)));
+    }
+    let furthest = key(5, 8);
+    assert!(churn.takes(furthest));
+    let second = churn.table.bucket(6);
+    assert!(churn.table.bucket(5).is_passed_by() && second.is_passed_by());
+    Holds::default().hold(second).expect("nobody else holds it").clear_passed_by();
+    let mut holds = Holds::default();
+    holds.hold(second).expect("nobody else holds it").mark_passed_by();
+    while !churn.table.sweep(churn.rules(), churn.now, churn.buckets()) {}
+    drop(holds);
+    assert_eq!(churn.left(furthest), 9);
 }

@@ -10,9 +10,10 @@
 //!
 //! `PASSED_BY` says that a key lives further on although it would have lived here, or earlier, if there had been room.
 //! A key is added with every bucket that it passes by held. So while a bucket is held, the set of keys that pass it by
-//! can only shrink, and no such key is beyond a bucket whose own flag is clear.
+//! can only shrink, and no such key is beyond a bucket whose own flag is clear. A thread publishes the flags of its
+//! buckets one by one as it lets go of them, so the flag of a bucket that is locked counts as set.
 
-use super::bucket::{Bucket, Busy, EMPTY};
+use super::bucket::{Bucket, Busy, EMPTY, LOCKED, PASSED_BY};
 use super::holds::Holds;
 use super::table::Table;
 use crate::algorithm::Rules;
@@ -114,7 +115,8 @@ impl Table {
             if (0..self.layout.slots).any(passes) {
                 return true;
             }
-            if !next.is_passed_by() {
+            // The flag of a bucket that another thread holds may still be unpublished.
+            if next.header().load(Ordering::Acquire) & (PASSED_BY | LOCKED) == 0 {
                 break;
             }
         }
