@@ -1,7 +1,9 @@
 //! Reads the keys of all tables for a snapshot, and puts keys from a snapshot into tables.
 //!
-//! Reading holds one bucket at a time, and no bucket at all where keys have one word each, so decisions go on. A key that
-//! moves to another table meanwhile may be read twice. A snapshot is exact if nothing is decided while it is made.
+//! Reading holds one bucket at a time, and no bucket at all where keys have one word each, so decisions go on. Tables
+//! of former configurations are read first, so a key that moves to the current table meanwhile is read twice rather than
+//! never: restoring keeps the later record. A key that moves between the tables of two variants may be missed. A snapshot
+//! is exact if nothing is decided while it is made.
 //!
 //! Deliberately not here: what keys without a slot share while the memory is full. Where they would find it in a table of
 //! another size is not known.
@@ -128,8 +130,7 @@ impl Section<'_> {
         mut see: impl FnMut(u64, &Record) -> Result<(), E>,
     ) -> Result<(), E> {
         let (now, rules) = (now.as_micros(), self.limit.compiled());
-        let own = |cells: &Lent<'_, '_>| rules.record(cells, now, wall_offset);
-        self.table.visit(own, &mut see)?;
+        // Keys move from former tables to this one: a key that moves meanwhile is read twice, and the later record counts.
         for (table, before) in &self.former {
             let converted = |cells: &Lent<'_, '_>| {
                 let copy = Converted::of(rules, &self.table.spill);
@@ -138,7 +139,7 @@ impl Section<'_> {
             };
             table.visit(converted, &mut see)?;
         }
-        Ok(())
+        self.table.visit(|cells| rules.record(cells, now, wall_offset), &mut see)
     }
 }
 
