@@ -329,15 +329,16 @@ impl Limiter {
     /// Takes what there is of a cost that has been spent already, and says how much there was not.
     fn take_up_to(&self, asked: Asked, cost: u64) -> u64 {
         let inner = &*self.0;
-        loop {
-            let now = self.now();
-            let left = inner.store.look(&inner.limits, &[Asked { cost: 0, ..asked }], now).remaining().min(cost);
-            let taken = inner.store.decide(&inner.limits, &[Asked { cost: left, ..asked }], now);
-            // Someone else may have taken some meanwhile; each time round there is less to take, so it ends.
+        let mut left = inner.store.look(&inner.limits, &[Asked { cost: 0, ..asked }], self.now()).remaining().min(cost);
+        while left > 0 {
+            let taken = inner.store.decide(&inner.limits, &[Asked { cost: left, ..asked }], self.now());
             if taken.is_allowed() {
-                return cost - left;
+                break;
             }
+            // Another thread has taken some meanwhile, or there is no memory for the key. Each attempt is for less.
+            left = Some(taken.remaining()).filter(|remaining| *remaining < left).unwrap_or(0);
         }
+        cost - left
     }
 
     /// Gives back what a decision on these hits has taken, once.

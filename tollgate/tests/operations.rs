@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Answer, Rig, START_US};
 use tollgate::{
-    Algorithm, FixedWindow, Hit, LeakyBucket, Limit, Limiter, MINUTE, ManualClock, Rate, SECOND, Settlement,
+    Algorithm, FixedWindow, HOUR, Hit, LeakyBucket, Limit, Limiter, MINUTE, ManualClock, Rate, SECOND, Settlement,
     SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
@@ -135,6 +135,25 @@ fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
         let reservation = Rig::of(algorithm).limiter.reserve("key", 1, MINUTE).unwrap();
         assert!(matches!(rig.limiter.settle(reservation, u64::MAX), Settlement::Short { .. }), "{algorithm:?}");
     }
+}
+
+/// A key in the table of another configuration cannot be moved to a full table. What is left for it cannot be taken then.
+#[test]
+fn work_of_a_key_without_memory_says_that_all_of_it_is_missing() {
+    let limit = |window| Limit::new("mails", FixedWindow::new(10, window)).expect("a valid limit");
+    let clock = ManualClock::at(Timestamp::from_micros(START_US));
+    // The first buckets of two tables.
+    let per_minute = Limiter::builder().limit(limit(MINUTE)).clock(clock).max_memory(16_384).build();
+    let per_minute = per_minute.expect("a valid limiter");
+    let per_hour = per_minute.with_limits(vec![limit(HOUR)]).expect("enough memory");
+    let reservation = per_hour.reserve("ann", 2, MINUTE).expect("2 of 10 fit");
+    assert!(per_minute.check("ann").is_allowed());
+    for key in 0..4_000 {
+        let _ = per_hour.check_n(&format!("key {key}"), 10);
+    }
+    assert_eq!(per_hour.peek("ann").remaining(), 7);
+    assert!(!per_hour.check("ann").is_allowed());
+    assert_eq!(per_hour.settle(reservation, 5), Settlement::Short { missing: 3 });
 }
 
 #[test]
