@@ -834,16 +834,17 @@ local function prepare(k, p)
   return copies
 end
 
--- Of units charged at a moment, the most that can still count under terms other than those of the state.
-local function still_counts(p, held, units, at)
+-- Of units charged at a moment, when others were owed already, the most that can still count under terms other than those
+-- of the state.
+local function still_counts(p, held, units, at, before)
   local kind = p[1]
   if p.signature == held.signature then return units end
   if now < at then return 0 end
   if kind == METER then
-    if (now - at) * p[2] / p[6] > 2 * units + 2 then return 0 end
-    return max(units - (muldiv(now - at, p[2], p[6])), 0)
+    if (now - at) * p[2] / p[6] > 2 * (units + before) + 2 then return 0 end
+    return max(units - max(muldiv(now - at, p[2], p[6]) - before, 0), 0)
   elseif kind == INTERVAL then
-    return max(units - ((now - now % p[4]) - (at - at % p[4])) / p[4] * p[3], 0)
+    return max(units - max(((now - now % p[4]) - (at - at % p[4])) / p[4] * p[3] - before, 0), 0)
   end
   local counts
   if kind == CLOCK then
@@ -1045,9 +1046,14 @@ while q[at] do
       if held ~= REST and not failed[k] and (before or not (p[1] == METER and p[5] >= 0)) then
         -- The terms that ask, where they are not those of the state, and all others that may have counted it.
         local all = units
-        units = still_counts(p, held, all, charged_at)
+        -- What comes back first was owed before.
+        local owed_before = before or 0
+        if before and held[1] == METER then
+          owed_before = before * held[2] / held[6] < 4503599627370496 and (muldiv(before, held[2], held[6])) or 0
+        end
+        units = still_counts(p, held, all, charged_at, owed_before)
         for other = 1, others do
-          units = min(units, still_counts(limits[q[at + 4 + other]], held, all, charged_at))
+          units = min(units, still_counts(limits[q[at + 4 + other]], held, all, charged_at, owed_before))
         end
         if units > 0 and held[1] == LOG then
           give_back_log(k, held, units, charged_at)
