@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::StoreError;
 use super::dial::Address;
-use super::node::{Common, Node, Place, RunError, jittered, unavailable};
+use super::node::{CONNECT_LIMIT, Common, Node, Place, RunError, jittered, unavailable};
 use super::slots::{SlotMap, View};
 use super::topology::{Member, subscriber};
 use super::worker::{Job, Trips};
@@ -27,10 +27,10 @@ use super::worker::{Job, Trips};
 const REFRESH_EVERY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_millis(400));
 /// The least time between two refreshes.
 const SPACING: Duration = Duration::from_millis(150);
-/// How long a node may take to send its map.
+/// How long a node may take to send its map, once it is connected.
 const REFRESH_LIMIT: Duration = Duration::from_millis(500);
-/// Nodes whose map is requested at once: of those that are connected, and else of all.
-const REQUESTS: (usize, usize) = (2, 8);
+/// Nodes whose map is requested at once: of those that are connected, of the seeds, and of all that are not connected.
+const REQUESTS: (usize, usize, usize) = (2, 4, 8);
 /// How often a call may be sent on to another node. More than twice means that nodes disagree.
 const MAX_REDIRECTS: usize = 6;
 /// How long to wait for the rest of the keys of a slot that is being moved.
@@ -115,6 +115,10 @@ impl Cluster {
     ) -> Result<Value, RunError> {
         let (mut node, mut is_asking, mut redirects) = (node.clone(), false, 0);
         loop {
+            // A node that hangs must not hold up the one that names it.
+            if redirects > 0 && !node.is_available() {
+                return Err(RunError::Refused(StoreError::unavailable(&format!("{node}, where the key is, fails"))));
+            }
             let outcome =
                 if is_asking { node.run_asking(command, deadline).await } else { node.run(command, deadline).await };
             match outcome {
@@ -170,9 +174,11 @@ impl Cluster {
     async fn refresh(&self) -> Result<(), StoreError> {
         let map = self.map.load_full();
         let mut answers: FuturesUnordered<_> = self.candidates(&map).into_iter().collect();
-        let deadline = Instant::now() + REFRESH_LIMIT.max(self.common.timeout);
+        let soon = Instant::now() + REFRESH_LIMIT.max(self.common.timeout);
+        // A node that has to be connected to first may be far away.
+        let late = soon + CONNECT_LIMIT;
         let (mut best, mut last) = (None::<(usize, View)>, StoreError::too_late());
-        while let Ok(Some(answer)) = timeout_at(deadline, answers.next()).await {
+        while let Ok(Some(answer)) = timeout_at(if best.is_some() { soon } else { late }, answers.next()).await {
             match answer {
                 Ok(view) => {
                     let failing = map.failing(&view);
@@ -198,14 +204,19 @@ impl Cluster {
         let deadline = Instant::now() + REFRESH_LIMIT.max(self.common.timeout);
         let mut connected: Vec<Arc<Node>> = map.listed().map(|member| member.node.clone()).collect();
         connected.retain(|node| node.is_connected() && node.is_available());
-        let from = jittered(Duration::from_secs(1)).subsec_nanos() as usize % connected.len().max(1);
+        let random = jittered(Duration::from_secs(1)).subsec_nanos() as usize;
+        let from = random % connected.len().max(1);
         connected.rotate_left(from);
         connected.truncate(REQUESTS.0);
         let mut addresses: Vec<Address> = Vec::new();
         if connected.len() < REQUESTS.0 {
-            for address in map.replicas().iter().chain(&self.seeds) {
-                if !addresses.contains(address) && addresses.len() < REQUESTS.1 {
-                    addresses.push(address.clone());
+            // Both: all of the replicas that are known may be gone, and so may the seeds. Each time others come first.
+            for (list, most) in [(&self.seeds[..], REQUESTS.1), (map.replicas(), REQUESTS.2)] {
+                let (before, after) = list.split_at(random % list.len().max(1));
+                for address in after.iter().chain(before) {
+                    if !addresses.contains(address) && addresses.len() < most {
+                        addresses.push(address.clone());
+                    }
                 }
             }
         }

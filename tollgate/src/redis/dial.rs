@@ -7,6 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::select_ok;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use redis::{AsyncConnectionConfig, Cmd, RedisConnectionInfo, RedisError, Value};
@@ -25,6 +27,8 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration:
 /// How long sent data may stay unacknowledged before the connection ends, as when a host was powered off.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Addresses of one name that are tried at once.
+const MAX_ADDRESSES: usize = 8;
 /// Requests that may wait for the socket of one connection: more than one trip has calls.
 const PIPELINE: usize = 256;
 
@@ -123,7 +127,13 @@ async fn until_closed(driver: impl Future<Output = ()>, closes: watch::Sender<()
 }
 
 async fn open_tcp(to: &Address) -> Result<TcpStream, RedisError> {
-    let stream = TcpStream::connect((&*to.host, to.port)).await?;
+    // All addresses of a name at once: the first that answers is as good as any, and one that is dead costs no time.
+    let addresses = tokio::net::lookup_host((&*to.host, to.port)).await?;
+    let connecting: Vec<_> = addresses.take(MAX_ADDRESSES).map(|address| TcpStream::connect(address).boxed()).collect();
+    if connecting.is_empty() {
+        return Err(std::io::Error::other(format!("{} has no address", to.host)).into());
+    }
+    let (stream, _) = select_ok(connecting).await?;
     // Small requests must not wait for the acknowledgement of those before them.
     stream.set_nodelay(true)?;
     let (time, interval, retries) = KEEPALIVE;

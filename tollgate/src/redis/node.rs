@@ -298,12 +298,14 @@ impl Node {
         loop {
             let answered = self.answered.load(Ordering::Relaxed);
             tokio::select! {
+                // What opens the breaker is suspect too, and then the pause must not be left out.
+                biased;
                 () = connection.closed() => return,
-                () = self.suspect.notified() => {}
                 () = self.breaker.opened() => {
                     tokio::time::sleep(jittered(pause)).await;
                     pause = (pause * 2).min(PROBE_EVERY.1);
                 }
+                () = self.suspect.notified() => {}
                 () = tokio::time::sleep(jittered(IDLE)) => {
                     if self.answered.load(Ordering::Relaxed) != answered {
                         continue;

@@ -28,7 +28,8 @@ async fn exercise<L: RateLimiter>(limiter: L) -> Vec<u64> {
 async fn code_for_any_limiter_works_in_memory_and_on_redis() {
     let server = RedisServer::start();
     let limit = Limit::new("requests", FixedWindow::new(10, 60 * MINUTE).from_first_request()).unwrap();
-    let shared = RedisLimiter::builder(server.url()).limit(limit.clone()).connect().await.unwrap();
+    let builder = RedisLimiter::builder(server.url()).limit(limit.clone()).store_timeout(20 * SECOND);
+    let shared = builder.connect().await.unwrap();
     let expected = vec![9, 7, 3, 1, 0, 10];
     // As tasks, because futures of generic code have to be sent as others are.
     assert_eq!(tokio::spawn(exercise(Limiter::new(limit))).await.unwrap(), expected);

@@ -56,7 +56,8 @@ fn until_so(what: &'static str, is_so: impl Fn() -> bool) -> impl Future<Output 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hung_master_of_a_cluster_concerns_its_own_keys_alone() {
-    let mut cluster = cluster();
+    // A busy machine must not look like a second failure.
+    let mut cluster = Cluster::with(&["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "5000"]);
     let [hung, mut healthy, more] = keys_by_master(&cluster, 4);
     healthy.extend(more);
     let limiter = builder(cluster.url(), PATIENT).connect().await.unwrap();
@@ -85,8 +86,9 @@ async fn the_keys_of_a_hung_master_come_back_after_the_promotion() {
     let port = cluster.node(0).port().to_string();
     cluster.node(0).stop();
     until_gone(&limiter, &hung[0]).await;
-    let failed: Vec<_> = limiter.servers().into_iter().filter(|server| !server.available).collect();
-    assert!(matches!(&*failed, [only] if only.address.ends_with(&port)), "{failed:?}");
+    let failed = || limiter.servers().into_iter().filter(|server| !server.available).collect::<Vec<_>>();
+    until_so("the hung server alone is given up", || matches!(&*failed(), [only] if only.address.ends_with(&port)))
+        .await;
     load.until_all_answered().await;
     cluster.successor(0, slot);
     until_back(&limiter, &hung[0]).await;
@@ -110,7 +112,7 @@ async fn a_hung_seed_stops_nobody_from_starting() {
 async fn an_idle_limiter_notices_that_a_server_is_gone_and_back() {
     let mut server = RedisServer::start();
     let limiter = builder(server.url(), TIMEOUT).connect().await.unwrap();
-    assert_eq!(limiter.check("key").await.source(), Source::Store);
+    until_back(&limiter, "key").await;
     let questions = limiter.stats().questions;
     server.kill();
     until_so("the crash is noticed", || !limiter.is_store_available()).await;
@@ -121,7 +123,7 @@ async fn an_idle_limiter_notices_that_a_server_is_gone_and_back() {
     server.cont();
     until_so("the end of the hang is noticed", || limiter.is_store_available()).await;
     assert_eq!(limiter.stats().questions, questions, "it was not asked for anything");
-    assert_eq!(limiter.check("key").await.source(), Source::Store);
+    until_back(&limiter, "key").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -149,5 +151,5 @@ async fn an_idle_limiter_follows_the_sentinels_from_a_hung_master() {
     let is_there =
         || limiter.servers().iter().all(|server| server.available && server.address.ends_with(&port.to_string()));
     until_so("the new master is connected to", is_there).await;
-    assert_eq!(limiter.check("key").await.source(), Source::Store);
+    until_back(&limiter, "key").await;
 }
