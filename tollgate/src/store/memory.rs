@@ -373,30 +373,32 @@ impl MemoryStore {
     pub(crate) fn refund(&self, limits: &[Limit], asked: Asked, charged_at: Timestamp, now: Timestamp) {
         let charge = Charge { at: charged_at.as_micros(), cost: asked.cost };
         let Some(kin) = self.kin(limits, asked.limit) else { return };
-        if !kin.family.is_alone() {
-            return family::insist(kin, asked.fingerprint, now.as_micros(), |members| {
+        let is_changed = kin.family.is_alone()
+            && with_rules!(kin.rules, rules => {
+                kin.table.change(rules, Some(kin.family), asked.fingerprint, now.as_micros(), |cells| {
+                    if let Some(edit) = rules.refund(cells, now.as_micros(), charge) {
+                        rules.apply(cells, edit);
+                    }
+                })
+            });
+        if !is_changed {
+            family::insist(kin, asked.fingerprint, now.as_micros(), |members| {
                 kin.among(members).refund(members, asked.fingerprint, charge, now.as_micros())
             });
         }
-        with_rules!(kin.rules, rules => {
-            kin.table.change(rules, asked.fingerprint, now.as_micros(), |cells| {
-                if let Some(edit) = rules.refund(cells, now.as_micros(), charge) {
-                    rules.apply(cells, edit);
-                }
-            });
-        });
     }
 
     /// Puts a key to rest. A key without a slot gets one, and is at rest until another key needs the slot.
     pub(crate) fn reset(&self, limits: &[Limit], limit: LimitId, fingerprint: u64, now: Timestamp) {
         let now = now.as_micros();
         let Some(kin) = self.kin(limits, limit) else { return };
-        if !kin.family.is_alone() {
-            return family::insist(kin, fingerprint, now, |members| {
-                kin.among(members).reset(members, fingerprint, now)
+        let is_changed = kin.family.is_alone()
+            && with_rules!(kin.rules, rules => {
+                kin.table.change(rules, Some(kin.family), fingerprint, now, |cells| rules.clear(cells))
             });
+        if !is_changed {
+            family::insist(kin, fingerprint, now, |members| kin.among(members).reset(members, fingerprint, now));
         }
-        with_rules!(kin.rules, rules => kin.table.change(rules, fingerprint, now, |cells| rules.clear(cells)));
     }
 
     #[inline(never)]
@@ -573,17 +575,26 @@ impl Table {
         Ok(verdict)
     }
 
-    /// Changes the words of a key. A key without a slot gets one first, if others may have spent on its account.
-    fn change<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, change: impl Fn(&Lent<'_, '_>)) {
+    /// Changes the words of a key. A key without a slot gets one first, if others may have spent on its account. False:
+    /// the family has other tables by now, and the key may be in one of them.
+    fn change<R: Rules>(
+        &self,
+        rules: &R,
+        family: Option<&Family>,
+        fingerprint: u64,
+        now: u64,
+        change: impl Fn(&Lent<'_, '_>),
+    ) -> bool {
         let mut attempts = 0;
         loop {
             let is_changed = match self.find(fingerprint) {
                 Some(found) if self.layout.tags == 0 => self.change_held(found, &change),
                 Some(found) => self.change_word(found, &change),
-                None => self.change_in_new_slot(rules, fingerprint, now, &change),
+                None if family.is_some_and(|family| !family.is_alone()) => return false,
+                None => self.change_in_new_slot(rules, family, fingerprint, now, &change),
             };
             if is_changed {
-                return;
+                return true;
             }
             attempts = pause(attempts);
         }
@@ -594,12 +605,17 @@ impl Table {
     fn change_in_new_slot<R: Rules>(
         &self,
         rules: &R,
+        family: Option<&Family>,
         fingerprint: u64,
         now: u64,
         change: impl Fn(&Lent<'_, '_>),
     ) -> bool {
         let mut holds = Holds::default();
         let seat = holds.hold_home(self, fingerprint).and_then(|home| {
+            // Now that the home is held, nobody adds the key to another table.
+            if family.is_some_and(|family| !family.is_alone()) {
+                return Err(Busy::Held);
+            }
             let is_idle = rules.is_idle(&self.shared(home), now);
             // A key without a slot whose floor is idle is at rest.
             if is_idle { Ok(None) } else { self.hold_seat(rules, &mut holds, fingerprint, now).map(Some) }

@@ -45,16 +45,17 @@ impl Model {
 
     fn reset(&self, fingerprint: u64) {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        self.table.change(rules, fingerprint, NOW, |cells| rules.clear(cells));
+        assert!(self.table.change(rules, None, fingerprint, NOW, |cells| rules.clear(cells)));
     }
 
     fn refund(&self, fingerprint: u64) {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        self.table.change(rules, fingerprint, NOW, |cells| {
+        let is_changed = self.table.change(rules, None, fingerprint, NOW, |cells| {
             if let Some(edit) = rules.refund(cells, NOW, Charge { at: NOW, cost: 1 }) {
                 rules.apply(cells, edit);
             }
         });
+        assert!(is_changed);
     }
 
     fn grow(&self) {
