@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::bucket::{Busy, EMPTY, Layout, pause};
+use super::bucket::{Bucket, Busy, EMPTY, Layout, pause};
 use super::family::{Family, Kin, Member, Members, Usage};
 use super::holds::Holds;
 use super::table::Table;
-use crate::algorithm::{Algorithm, Compiled};
+use crate::algorithm::{Algorithm, Compiled, Rules, with_rules};
 use crate::budget::Budget;
 use crate::error::InvalidLimit;
 use crate::limit::Limit;
@@ -147,11 +147,10 @@ impl Members {
 fn merge_retired(family: &Family, now: u64) {
     loop {
         let members = family.members();
-        let oldest = members.tables.iter().position(|member| member.usage.strong_count() == 0);
-        let (Some(oldest), Some(newest)) = (oldest, members.tables.last()) else { return };
-        if members.tables.len() <= MAX_TABLES || oldest + 1 == members.tables.len() {
+        let Some((newest, older)) = members.tables.split_last().filter(|(_, older)| older.len() >= MAX_TABLES) else {
             return;
-        }
+        };
+        let Some(oldest) = older.iter().position(|member| member.can_be_emptied(now)) else { return };
         let kin = Kin { family, table: &newest.table, rules: &newest.rules, tables: &[] };
         let keys = members.tables[oldest].table.keys();
         if !keys.into_iter().all(|fingerprint| move_key(kin, &members, fingerprint, now)) {
@@ -161,6 +160,13 @@ fn merge_retired(family: &Family, now: u64) {
         let mut left = Members::clone(&members);
         left.tables.remove(oldest);
         family.set(left);
+    }
+}
+
+impl Member {
+    /// Whether no store uses the table, and no key without a slot is charged by its floors: those cannot be moved.
+    fn can_be_emptied(&self, now: u64) -> bool {
+        self.usage.strong_count() == 0 && with_rules!(&self.rules, rules => self.table.has_idle_floors(rules, now))
     }
 }
 
@@ -184,9 +190,16 @@ fn move_key<'a>(kin: Kin<'a>, members: &'a Arc<Members>, fingerprint: u64, now: 
 impl Table {
     /// The fingerprints of all keys that have a slot. Nobody adds any.
     fn keys(&self) -> Vec<u64> {
-        let (level, split) = self.extent();
-        let buckets = (0..self.buckets_at(level) + split).map(|index| self.bucket(index));
-        let fingerprints = buckets.flat_map(|bucket| (0..self.layout.slots).map(move |slot| bucket.fingerprint(slot)));
-        fingerprints.filter(|fingerprint| *fingerprint != EMPTY).collect()
+        let fingerprints = |bucket| (0..self.layout.slots).map(move |slot| Bucket::fingerprint(bucket, slot));
+        self.buckets().flat_map(fingerprints).filter(|fingerprint| *fingerprint != EMPTY).collect()
+    }
+
+    fn has_idle_floors<R: Rules>(&self, rules: &R, now: u64) -> bool {
+        self.buckets().all(|bucket| rules.is_idle(&self.shared(bucket), now))
+    }
+
+    /// All buckets, also those that were split before it was their turn.
+    fn buckets(&self) -> impl Iterator<Item = Bucket<'_>> {
+        (0..).take_while(|index| self.has_bucket(*index)).map(|index| self.bucket(index))
     }
 }
