@@ -4,7 +4,16 @@
 use super::bucket::Bucket;
 use super::table::{SEGMENTS, Table};
 use crate::algorithm::Rules;
-use crate::sync::Ordering;
+use crate::sync::{AtomicBool, Ordering};
+
+/// Ends the sweeping or growing of a thread, also if it panics.
+struct Growing<'a>(&'a AtomicBool);
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
 
 impl Table {
     /// Whether the table is doubling, or has the memory to.
@@ -30,8 +39,8 @@ impl Table {
     /// Runs `work`, unless another thread is sweeping or growing the table.
     fn alone(&self, work: impl FnOnce()) {
         if !self.growing.swap(true, Ordering::Acquire) {
+            let _growing = Growing(&self.growing);
             work();
-            self.growing.store(false, Ordering::Release);
         }
     }
 
