@@ -159,3 +159,16 @@ fn a_sweep_keeps_a_flag_whose_successor_is_held() {
     drop(holds);
     assert_eq!(churn.left(furthest), 9);
 }
+
+#[test]
+fn a_new_key_does_not_pay_for_the_key_that_it_evicts() {
+    let churn = Churn::with_quota(100, 64);
+    let key = |home: u64, number: u64| number << 32 | home;
+    for (home, number) in (0..64).flat_map(|home| (1..=7).map(move |number| (home, number))) {
+        assert!((0..10).all(|_| churn.takes(key(home, number))));
+    }
+    assert!(churn.takes(key(5, 8)));
+    assert_eq!(churn.table.evicted.load(Ordering::Relaxed), 1);
+    assert_eq!(churn.left(key(5, 8)), 99);
+    assert_eq!(churn.left(key(5, 9)), 90, "it may be the evicted key");
+}

@@ -4,7 +4,7 @@
 //! table is crowded it grows. When it may not grow any more, a new key evicts the key of its home bucket that has the
 //! most left. The last words of every bucket are its *floor*: an upper bound of what any key without a slot has spent
 //! that is at home there. An eviction raises the floor to what the evicted key has spent, and a key that gets a slot
-//! starts with the floor. A floor decays like the state of a key, because it is one.
+//! starts with the floor as it was before. A floor decays like the state of a key, because it is one.
 //!
 //! A key is evicted only if the floor then leaves more than half of the quota: see [`Rules::cover`]. If no key of the
 //! bucket is that near to rest, keys without a slot are charged to the floor itself, as if they were one key, until
@@ -16,11 +16,16 @@
 //! - no key is richer than it would be alone;
 //! - the table does not grow.
 
+use std::cell::Cell;
+
+use smallvec::SmallVec;
+
 use super::bucket::{Bucket, Busy, EMPTY, Slot, pause, unchanged};
 use super::holds::{Holds, Seat};
 use super::table::Table;
 use super::word::{Copied, SEAL};
-use crate::algorithm::Rules;
+use crate::algorithm::spill::Spill;
+use crate::algorithm::{Cells, Rules};
 use crate::decision::Verdict;
 use crate::sync::Ordering;
 
@@ -87,12 +92,14 @@ impl Table {
             holds.give(seat.bucket, seat.slot);
             return Ok(seat);
         }
+        // An eviction raises the floor by what the evicted key has spent, which the new key does not owe.
+        let floor = Floor::copy(self.shared(home), rules.words());
         match self.free_seat(rules, holds, home, now)? {
             Some(seat) => {
                 self.clear_seat(rules, holds, seat);
                 holds.hand_over(self, seat, fingerprint);
                 let cells = holds.cells(self, seat);
-                rules.inherit(&cells, &self.shared(home));
+                rules.inherit(&cells, &floor);
                 rules.shared(&cells, now);
                 holds.give(seat.bucket, seat.slot);
                 Ok(seat)
@@ -278,5 +285,32 @@ impl Table {
             passed = self.next_in_run(passed);
         }
         Ok(())
+    }
+}
+
+/// A copy of the words of a floor. Chunks that they name belong to the floor; the states that have such are not evicted,
+/// so the floor does not change while its bucket is held.
+struct Floor<'a> {
+    words: SmallVec<[Cell<u64>; 8]>,
+    slot: Slot<'a>,
+}
+
+impl<'a> Floor<'a> {
+    fn copy(slot: Slot<'a>, words: usize) -> Self {
+        Self { words: (0..words).map(|index| Cell::new(slot.get(index))).collect(), slot }
+    }
+}
+
+impl Cells for Floor<'_> {
+    fn get(&self, index: usize) -> u64 {
+        self.words[index].get()
+    }
+
+    fn set(&self, index: usize, word: u64) {
+        self.words[index].set(word);
+    }
+
+    fn spill(&self) -> &Spill {
+        self.slot.spill()
     }
 }
