@@ -198,6 +198,25 @@ fn keys_that_find_no_room_are_counted() {
 }
 
 #[test]
+fn a_snapshot_of_too_many_limits_for_the_memory_is_unusable() {
+    let clock = ManualClock::at(START);
+    let named = |name: &str| Limit::new(name, FixedWindow::new(10, DAY)).unwrap();
+    let before = Limiter::builder().limit(named("a")).limit(named("b")).clock(clock.clone()).build().unwrap();
+    let snapshot = snapshot(&before);
+    // The first buckets of one table, and of two.
+    for (max_memory, is_enough) in [(8 << 10, false), (16 << 10, true)] {
+        let small = || Limiter::builder().limit(named("c")).clock(clock.clone()).max_memory(max_memory);
+        assert!(small().build().is_ok());
+        match small().restore(&*snapshot) {
+            Ok(_) => assert!(is_enough, "{max_memory}"),
+            Err(error) => assert!(!is_enough && matches!(error, RestoreError::Unusable(_)), "{max_memory}: {error}"),
+        }
+    }
+    let none = Limiter::builder().limit(named("c")).clock(clock).max_memory(1 << 10);
+    assert!(matches!(none.restore(&*snapshot), Err(RestoreError::Limits(_))));
+}
+
+#[test]
 fn snapshots_are_made_while_others_decide() {
     let limit = || limit(SlidingWindowCounter::new(1 << 30, DAY).segments(6));
     let limiter = Limiter::builder().limit(limit()).build().unwrap();

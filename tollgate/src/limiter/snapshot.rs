@@ -51,7 +51,7 @@ pub struct Restored {
 pub enum RestoreError {
     /// It cannot be read.
     Read(io::Error),
-    /// It is not a snapshot, it was written by another version, or it is damaged.
+    /// It is not a snapshot, it was written by another version, it is damaged, or there is too little memory for its limits.
     Unusable(String),
     /// The limiter cannot be built, with or without a snapshot.
     Limits(InvalidLimit),
@@ -183,6 +183,7 @@ impl LimiterBuilder {
     /// [`build`](Self::build) away; it gives every key its full quota.
     pub fn restore(self, snapshot: impl Read) -> Result<(Limiter, Restored), RestoreError> {
         let Checked { mut limits, asked } = self.limits.checked()?;
+        let wanted = limits.clone();
         let clock = self.clock.or_else(TimeSource::system).ok_or_else(super::builder::no_clock)?;
         let (now, wall_offset) = (clock.now(), clock.wall_offset());
         let mut input = Decoder::new(snapshot);
@@ -193,7 +194,16 @@ impl LimiterBuilder {
             limit.follow_wall_clock(&wall_offset);
             recorded_by.push(limit);
         }
-        let store = MemoryStore::of_sections(&sections, &mut recorded_by, self.max_memory, seed)?;
+        let max_memory = self.max_memory;
+        // Both the limits of the snapshot and those that are wanted have tables.
+        let too_little = |_: InvalidLimit| match MemoryStore::new(&mut wanted.clone(), max_memory) {
+            Ok(_) => RestoreError::Unusable(format!(
+                "max_memory {max_memory} is too little for its {} limits: raise max_memory, or start without it",
+                sections.len()
+            )),
+            Err(error) => RestoreError::Limits(error),
+        };
+        let store = MemoryStore::of_sections(&sections, &mut recorded_by, max_memory, seed).map_err(too_little)?;
         // A clock that was set back since must not make charges that were made in its future: they count as made now.
         let ahead = written_at.as_micros().saturating_sub(now.offset_by(wall_offset.get()).as_micros());
         let shift = wall_offset.get().saturating_neg().saturating_sub_unsigned(ahead);
@@ -207,7 +217,7 @@ impl LimiterBuilder {
         })?;
         input.finish()?;
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
-        let store = store.successor(&mut limits, now)?;
+        let store = store.successor(&mut limits, now).map_err(too_little)?;
         Ok((Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })), restored))
     }
 }
