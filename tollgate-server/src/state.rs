@@ -119,15 +119,21 @@ impl StateFile {
         if gate.redis().is_some() {
             return Ok(());
         }
-        let written = self.write_unfinished(gate).and_then(|()| fs::rename(&self.unfinished, &self.path));
-        if written.is_err() {
+        let written = self.write_unfinished(gate).and_then(|is_written| {
+            if is_written {
+                fs::rename(&self.unfinished, &self.path)?;
+            }
+            Ok(is_written)
+        });
+        if !matches!(written, Ok(true)) {
             // It may not even be there.
             _ = fs::remove_file(&self.unfinished);
         }
-        written.and_then(|()| sync_folder(&self.path))
+        if written? { sync_folder(&self.path) } else { Ok(()) }
     }
 
-    fn write_unfinished(&self, gate: &Gate) -> io::Result<()> {
+    /// Returns whether there was anything to write: a reload may just have changed to a store on Redis.
+    fn write_unfinished(&self, gate: &Gate) -> io::Result<bool> {
         // A process that was killed may have left one. It is not written to: it could be somebody's link by now.
         match fs::remove_file(&self.unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -138,8 +144,11 @@ impl StateFile {
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let file = options.open(&self.unfinished)?;
-        gate.snapshot(&file)?;
-        file.sync_all()
+        if gate.snapshot(&file)?.is_none() {
+            return Ok(false);
+        }
+        file.sync_all()?;
+        Ok(true)
     }
 }
 
