@@ -92,7 +92,7 @@ impl StateFile {
         }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "the age of a file is told to people, nothing is decided by it")]
+    #[expect(clippy::disallowed_methods, reason = "the age of a file is shown to people, nothing is decided by it")]
     fn tell(&self, restored: &Restored) {
         let path = self.path.display();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -21,7 +21,7 @@ fn start(limits: &str, state: &Path) -> Server {
     Server::run(rules(limits), &["serve", "--config", RULES, "--state", state, "--state-interval", "1"])
 }
 
-/// The statuses of so many requests of a user through the gateway.
+/// The statuses of a number of requests of a user through the gateway.
 fn statuses(server: &Server, user: &str, requests: usize) -> Vec<u16> {
     let mut client = Connection::to(server.address_of("gateway"));
     let request = format!("GET / HTTP/1.1\r\nhost: shop.example\r\nx-user-id: {user}\r\n\r\n");

@@ -17,7 +17,7 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// When the memory is too little for so many limits, or when the snapshot cannot be read or used.
+    /// When the memory is too little for the limits, or when the snapshot cannot be read or used.
     pub fn restore(
         rules: RuleSet,
         settings: LimiterBuilder,
@@ -32,7 +32,7 @@ impl Gate {
     /// # Errors
     ///
     /// As an [`OpenError`], when files that the rule file names cannot be read, when it wants a store on Redis, or when the
-    /// memory is too little for so many limits. As a [`RestoreError`], when the snapshot cannot be read or used.
+    /// memory is too little for the limits. As a [`RestoreError`], when the snapshot cannot be read or used.
     #[cfg(feature = "file")]
     pub fn open_restored(
         file: &Parsed,

@@ -931,7 +931,7 @@ end
 local out = { now, 0 }
 local size = 2
 
--- The state as it is stored, for these numbers. Units beyond any quota are all the same.
+-- The stored form of a state with these numbers. Units beyond any quota are all the same.
 local MOST = 1099511627775
 
 local function counts_text(p, start, counts)
