@@ -9,7 +9,7 @@ const FEW: usize = 16;
 /// Positions by key, kept once there are more than a few items. A request with many limits or hits would otherwise cost
 /// their square.
 #[expect(clippy::box_collection, reason = "most requests have none, and every slow decision would clear its room")]
-pub(crate) struct Positions<K>(Option<Box<HashMap<K, usize, ahash::RandomState>>>);
+pub(crate) struct Positions<K>(Option<Box<HashMap<K, usize>>>);
 
 impl<K> Default for Positions<K> {
     fn default() -> Self {
