@@ -110,7 +110,7 @@ impl Compiled {
 }
 
 impl Algorithm {
-    /// Returns the algorithm with these numbers, or `None` if there is none of that kind. The numbers may be invalid.
+    /// Returns the algorithm with these numbers, or `None` if no algorithm is of that kind. The numbers may be invalid.
     pub(crate) fn of_numbers(numbers: Numbers) -> Option<Self> {
         let Numbers { kind, values: [first, second, third, fourth] } = numbers;
         let span = Duration::from_micros;

@@ -36,7 +36,7 @@ pub(crate) struct Table {
     pub(super) evicted: AtomicU64,
     /// Denials of keys that have no slot, by what others have spent.
     pub(super) refused: AtomicU64,
-    /// Buckets that the sweep under way has visited; 0 if there is none.
+    /// Buckets that the current sweep has visited; 0 if no sweep is under way.
     pub(super) swept: AtomicUsize,
     /// Whether a thread is sweeping the table or growing it.
     pub(super) growing: AtomicBool,
