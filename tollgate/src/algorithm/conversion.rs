@@ -9,6 +9,8 @@
 //!   different algorithms that is all that the old configuration counts at that moment.
 //! - Nothing is cut to the new quota. A key that has spent more than it waits until enough has come back.
 //! - A key at rest converts to a key at rest.
+//! - A state of the same meaning in words of another layout keeps all of its numbers: what a clock that steps back finds
+//!   does not depend on the layout.
 //!
 //! So a conversion never lowers what a key has spent, except by charges that the new configuration would have forgotten
 //! by now had it been in force all along. The bound that follows is in `docs/algorithms.md`.
@@ -16,6 +18,8 @@
 //! Deliberately not here: where a store keeps the key, and that nobody changes the old state meanwhile.
 
 use super::fixed_window::{ClockWindow, OpenedWindow};
+use super::meter::Meter;
+use super::packing::Pair;
 use super::record::Record;
 use super::sliding_window_counter::Counter;
 use super::token_bucket::Interval;
@@ -52,6 +56,9 @@ impl Fit {
 impl Compiled {
     /// Converts the state of a key of `old` to this configuration. The words of `into` are at rest.
     pub(crate) fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+        if self.meaning() == old.meaning() {
+            return self.transcribe(into, old, from);
+        }
         if let (Some(new), Some(bucket)) = (self.bucket(), old.bucket()) {
             // Whole units, and the rest of one as parts of the new rate, rounded up.
             let (debt, micros) = (old.debt_at(from, now), u128::from(bucket.micros));
@@ -65,6 +72,28 @@ impl Compiled {
             (Self::Counter(new), Self::Counter(old)) => new.convert(into, old, from, now),
             (Self::Strikes(new), Self::Strikes(old)) => new.convert(into, old, from, now),
             _ => self.charge(into, old.spent(from, now), now),
+        }
+    }
+
+    /// Copies a state of the same meaning to words of another layout.
+    fn transcribe(&self, into: &impl Cells, old: &Self, from: &impl Cells) -> Fit {
+        let copy = |new: Pair, old: Pair| {
+            let (first, second) = old.load(from);
+            new.store_at_most(into, first, second)
+        };
+        match (self, old) {
+            (Self::Interval(new), Self::Interval(old)) => copy(new.packing, old.packing),
+            (Self::ClockWindow(new), Self::ClockWindow(old)) => copy(new.packing, old.packing),
+            (Self::OpenedWindow(new), Self::OpenedWindow(old)) => copy(new.packing, old.packing),
+            (Self::Strikes(new), Self::Strikes(old)) => copy(new.packing, old.packing),
+            (Self::Log(new), Self::Log(old)) => new.transcribe(into, old, from),
+            (Self::Counter(new), Self::Counter(old)) => new.transcribe(into, old, from),
+            (
+                Self::Meter(Meter { packing: new, .. }) | Self::WideMeter(Meter { packing: new, .. }),
+                Self::Meter(Meter { packing: old, .. }) | Self::WideMeter(Meter { packing: old, .. }),
+            ) => copy(*new, *old),
+            // Other pairs differ in meaning.
+            _ => Fit::Whole,
         }
     }
 
@@ -208,6 +237,11 @@ impl Counter {
     fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
         let (place, _, _) = old.judged_from(from, now);
         self.restore(into, &old.counts(from, now), now.max(old.start_of(place.segment)))
+    }
+
+    fn transcribe(&self, into: &impl Cells, old: &Self, from: &impl Cells) -> Fit {
+        self.set_segment(into, old.stored_segment(from));
+        (0..=self.segments).fold(Fit::Whole, |fit, age| fit.and(self.add_to_count(into, age, old.stored(from, age))))
     }
 
     /// Returns the units of each segment that still counts. They count as spent at its last moment, or now if that is

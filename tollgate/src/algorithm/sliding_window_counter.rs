@@ -147,7 +147,7 @@ impl Counter {
         self.place(later).segment.saturating_sub(self.place(earlier).segment)
     }
 
-    fn stored_segment(&self, cells: &impl Cells) -> u64 {
+    pub(super) fn stored_segment(&self, cells: &impl Cells) -> u64 {
         read_bits(|index| cells.get(index), 0, self.index_bits)
     }
 

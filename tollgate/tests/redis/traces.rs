@@ -248,6 +248,29 @@ async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
     }
 }
 
+/// The largest quota that a limit has had changes the layout of its keys in memory, and nothing on Redis. A clock that
+/// steps back afterwards finds the same on both.
+#[test]
+fn a_clock_that_steps_back_after_a_reload_finds_the_same_on_both() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = RedisServer::start();
+    let plan = |kind, quota, span| Plan { kind, quota, rate: Rate::new(1, Duration::from_millis(1)), span };
+    let (second, millisecond) = (Duration::from_secs(1), Duration::from_millis(1));
+    let check = |cost| Op::Check { key: 0, cost };
+    let raise = |quota| Op::Exchange { plans: vec![plan(Kind::Tokens, quota, second); 2] };
+    let restore = || Op::Change { percent: 100, faster: 1 };
+    let counter = plan(Kind::Counter { segments: 4 }, 1, second);
+    let fine = plan(Kind::Counter { segments: 1000 }, 1, millisecond);
+    let log = plan(Kind::Log, 4, millisecond);
+    let later_segment =
+        vec![check(1), raise(32), Op::Forward(34_292), restore(), check(1), Op::Back(250_001), check(1)];
+    let refunded = vec![check(1), Op::Refund { back: 0 }, raise(2), Op::Back(1), restore(), check(1)];
+    let expired = vec![check(1), raise(5), Op::Forward(1000), restore(), check(5), Op::Back(1), check(1)];
+    for (plan, ops) in [(counter, later_segment), (fine, refunded), (log, expired)] {
+        runtime.block_on(agree(&server, &[plan], ops, 1_735_781_807_465_708));
+    }
+}
+
 /// What one of two nodes does.
 #[derive(Clone, Copy, Debug)]
 enum Turn {

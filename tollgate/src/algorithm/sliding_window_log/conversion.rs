@@ -46,6 +46,24 @@ impl Log {
         })
     }
 
+    /// Copies a log of the same window to words of another layout.
+    pub(in super::super) fn transcribe(&self, into: &impl Cells, old: &Self, from: &impl Cells) -> Fit {
+        let log = old.read(from);
+        if log.units() == 0 {
+            return Fit::Whole;
+        }
+        let fit = self.fill(into, log.head.newest, |add| {
+            log.visit(|entry| {
+                if entry.units > 0 {
+                    add(entry);
+                }
+                true
+            });
+        });
+        self.set_head(into, Head { newest: log.head.newest, ..self.head(into) });
+        fit
+    }
+
     /// Returns the entries that count at `now`, the oldest first.
     pub(in super::super) fn entries(&self, cells: &impl Cells, now: u64) -> Record {
         let log = self.read(cells);
