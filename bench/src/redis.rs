@@ -2,9 +2,11 @@
 //!
 //! What is deliberately not here: a network, a cluster, and limiters of others.
 
+mod algorithms;
 mod bytes;
 mod contender;
 mod latency;
+mod long_log;
 mod server;
 mod throughput;
 mod trips;
@@ -31,7 +33,7 @@ const MOST_TASKS: usize = 256;
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
-    /// End in under a minute: fewer and shorter rounds on 10 000 keys, bytes of the token bucket only
+    /// End in under a minute: fewer and shorter rounds on 10 000 keys, bytes of the two commonest algorithms only
     #[arg(long)]
     quick: bool,
 
@@ -46,6 +48,10 @@ enum Part {
     Throughput,
     /// One decision at a time
     Latency,
+    /// Redis time per decision of each algorithm, batched and alone
+    Algorithms,
+    /// The longest call on a log of 100 000 entries
+    LongLog,
     /// Redis bytes per key
     Bytes,
     /// Floods, leases and several limits: how often Redis is asked
@@ -112,6 +118,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         if wants(Part::Latency) {
             latency::run(&bench, &contenders, &mut results)?;
         }
+    }
+    if wants(Part::Algorithms) {
+        algorithms::run(&bench, &mut results)?;
+    }
+    if wants(Part::LongLog) {
+        long_log::run(&bench, &mut results)?;
     }
     if wants(Part::Bytes) {
         bytes::run(&bench, &mut results)?;

@@ -100,6 +100,40 @@ impl Server {
         Ok(Duration::from_secs_f64(user + system))
     }
 
+    /// The time of all script calls so far.
+    pub(super) async fn script_time(&self) -> anyhow::Result<Duration> {
+        let info: InfoDict = redis::cmd("INFO").arg("commandstats").query_async(&mut self.connection.clone()).await?;
+        let Some(stats) = info.get::<String>("cmdstat_evalsha") else { return Ok(Duration::ZERO) };
+        let mut fields = stats.split(',').filter_map(|field| field.split_once('='));
+        let micros = fields.find(|(name, _)| *name == "usec").and_then(|(_, value)| value.parse().ok());
+        micros.map(Duration::from_micros).context("INFO commandstats does not report the time of EVALSHA")
+    }
+
+    /// Has every call recorded in the slow log from now on.
+    pub(super) async fn record_calls(&self) -> anyhow::Result<()> {
+        let mut set = redis::cmd("CONFIG");
+        set.arg("SET").arg("slowlog-log-slower-than").arg(0).arg("slowlog-max-len").arg(1000);
+        Ok(set.exec_async(&mut self.connection.clone()).await?)
+    }
+
+    /// Returns the time of the longest recorded script call, and starts a new record.
+    pub(super) async fn longest_call(&self) -> anyhow::Result<Duration> {
+        let mut connection = self.connection.clone();
+        let calls: Vec<redis::Value> = redis::cmd("SLOWLOG").arg("GET").arg(1000).query_async(&mut connection).await?;
+        redis::cmd("SLOWLOG").arg("RESET").exec_async(&mut connection).await?;
+        let mut longest = 0;
+        for call in calls {
+            let (_, _, micros, command, ..): (u64, u64, u64, Vec<redis::Value>, redis::Value, redis::Value) =
+                redis::from_redis_value(call)?;
+            if let Some(redis::Value::BulkString(verb)) = command.first()
+                && verb.eq_ignore_ascii_case(b"EVALSHA")
+            {
+                longest = longest.max(micros);
+            }
+        }
+        Ok(Duration::from_micros(longest))
+    }
+
     pub(super) async fn used_memory_bytes(&self) -> anyhow::Result<u64> {
         self.info("memory", "used_memory").await
     }

@@ -24,10 +24,12 @@ struct Workload {
 }
 
 /// What one slice came to.
-struct Slice {
-    decisions: usize,
-    elapsed: Duration,
-    redis_cpu: Duration,
+pub(super) struct Slice {
+    pub(super) decisions: usize,
+    pub(super) elapsed: Duration,
+    pub(super) redis_cpu: Duration,
+    /// The part of it in scripts.
+    pub(super) script_time: Duration,
 }
 
 pub(super) fn run(bench: &Bench, contenders: &[Contender], results: &mut Results) -> anyhow::Result<()> {
@@ -101,7 +103,7 @@ fn compare(
 }
 
 /// One contender's turn: so many tasks, each asking again as soon as it is answered, until the time is up.
-async fn slice(
+pub(super) async fn slice(
     bench: &Bench,
     contender: &Contender,
     traffic: &Arc<Traffic>,
@@ -110,7 +112,7 @@ async fn slice(
     length: Duration,
 ) -> anyhow::Result<Slice> {
     let stop = Arc::new(AtomicBool::new(false));
-    let cpu = bench.server.cpu().await?;
+    let (cpu, script_time) = (bench.server.cpu().await?, bench.server.script_time().await?);
     let began = clock::now();
     let mut tasks = JoinSet::new();
     for task in 0..concurrency {
@@ -129,5 +131,7 @@ async fn slice(
     stop.store(true, Ordering::Relaxed);
     let decisions = tasks.join_all().await.into_iter().sum::<anyhow::Result<usize>>()?;
     let elapsed = clock::now() - began;
-    Ok(Slice { decisions, elapsed, redis_cpu: bench.server.cpu().await?.saturating_sub(cpu) })
+    let redis_cpu = bench.server.cpu().await?.saturating_sub(cpu);
+    let script_time = bench.server.script_time().await?.saturating_sub(script_time);
+    Ok(Slice { decisions, elapsed, redis_cpu, script_time })
 }

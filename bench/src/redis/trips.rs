@@ -32,6 +32,10 @@ const TIGHT: Bucket = Bucket { capacity: 20_000, per_second: 20_000 };
 /// More than they are asked: nothing is ever denied.
 const AMPLE: Bucket = Bucket { capacity: 100_000, per_second: 100_000 };
 
+/// Nodes of the measurement of use; together they are asked for twice what the limit allows.
+const USE_NODES: usize = 3;
+const USE_PER_SECOND: u64 = 15_000;
+
 const SEVERAL_DECISIONS: usize = 1000;
 
 pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
@@ -39,6 +43,7 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
         bench.server.flush().await?;
         flood(bench, results).await?;
         leased(bench, results).await?;
+        utilisation(bench, results).await?;
         several_limits(bench, results).await
     })
 }
@@ -100,7 +105,8 @@ async fn leased(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
         ("tollgate, asked for twice the rate", "leased", TIGHT),
         ("tollgate, asked for less than the rate", "leased_ample", AMPLE),
     ] {
-        let shared = share(bench, result, bucket).await?;
+        let nodes = nodes(bench, Limit::new(result, bucket.algorithm())?, NODES).await?;
+        let shared = share(&nodes, bench.scale.leased_for).await?;
         let seconds = shared.elapsed.as_secs_f64();
         let bound = bucket.capacity as f64 + bucket.per_second as f64 * seconds;
         let excess = shared.admitted as f64 - bound;
@@ -120,16 +126,52 @@ async fn leased(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn share(bench: &Bench, name: &str, bucket: Bucket) -> anyhow::Result<Shared> {
-    let limit = Limit::new(name, bucket.algorithm())?.with_consistency(Consistency::Leased);
+/// How much of a limit is used when demand is twice as high: what is admitted over what the limit allows in the time.
+async fn utilisation(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    let title = format!("Leased, {USE_NODES} nodes, demand of twice the limit: use of the limit");
+    let mut table = Table::new(title, ["", "admitted", "allowed", "used"]);
+    // A tenth of a second's worth, so that most of what is allowed comes back during the run.
+    let bucket = Bucket { capacity: USE_PER_SECOND / 10, per_second: USE_PER_SECOND };
+    let length = bench.scale.leased_for;
+    let bucket_nodes = nodes(bench, Limit::new("use", bucket.algorithm())?, USE_NODES).await?;
+    let shared = share(&bucket_nodes, length).await?;
+    let allowed = bucket.capacity as f64 + bucket.per_second as f64 * shared.elapsed.as_secs_f64();
+    let mut least = f64::INFINITY;
+    let mut row = |name: &str, admitted: u64, allowed: f64| {
+        let used = admitted as f64 / allowed;
+        table.row([name.to_string(), admitted.to_string(), format!("{allowed:.0}"), format!("{used:.3}")]);
+        least = least.min(used);
+    };
+    row("token bucket", shared.admitted, allowed);
+    let window = FixedWindow::new(USE_PER_SECOND, Duration::from_secs(1));
+    let window_nodes = nodes(bench, Limit::new("use-window", window)?, USE_NODES).await?;
+    // Windows begin at whole seconds.
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+    let windows = length.as_secs();
+    tokio::time::sleep(Duration::from_secs(1) - Duration::from_nanos(u64::from(since_epoch.subsec_nanos()))).await;
+    // A little less than whole seconds: the last request is not to open another window.
+    let length = Duration::from_secs(windows) - Duration::from_millis(20);
+    let shared = share(&window_nodes, length).await?;
+    row("fixed window", shared.admitted, (USE_PER_SECOND * windows) as f64);
+    table.print();
+    results.ratio("leased_utilisation", least);
+    Ok(())
+}
+
+async fn nodes(bench: &Bench, limit: Limit, count: usize) -> anyhow::Result<Vec<RedisLimiter>> {
+    let limit = limit.with_consistency(Consistency::Leased);
     let mut nodes = Vec::new();
-    for _ in 0..NODES {
+    for _ in 0..count {
         nodes.push(limiter_of(&bench.server, [limit.clone()]).await?);
     }
-    let ticks = u32::try_from(bench.scale.leased_for.as_millis())?;
+    Ok(nodes)
+}
+
+async fn share(nodes: &[RedisLimiter], length: Duration) -> anyhow::Result<Shared> {
+    let ticks = u32::try_from(length.as_millis())?;
     let began = clock::now();
     let mut askers = JoinSet::new();
-    for node in &nodes {
+    for node in nodes {
         for asker in 0..ASKERS_PER_NODE {
             let offset = ASK_EVERY * u32::try_from(asker)? / u32::try_from(ASKERS_PER_NODE)?;
             askers.spawn(ask(node.clone(), offset, ticks));
@@ -139,7 +181,7 @@ async fn share(bench: &Bench, name: &str, bucket: Bucket) -> anyhow::Result<Shar
     let elapsed = clock::now() - began;
     let stats = nodes.iter().map(RedisLimiter::stats);
     ensure!(stats.clone().all(|stats| stats.by_policy == 0), "tollgate decided without Redis");
-    let requests = u64::from(ticks) * (NODES * ASKERS_PER_NODE) as u64;
+    let requests = u64::from(ticks) * (nodes.len() * ASKERS_PER_NODE) as u64;
     Ok(Shared { requests, admitted, trips: stats.map(|stats| stats.trips).sum(), elapsed })
 }
 
