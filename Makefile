@@ -2,13 +2,14 @@
 # node for the tests with web frameworks. Without those two it skips these tests; with CI=true they fail. It installs
 # Redis and the frameworks.
 
-.PHONY: run test install-redis install-frameworks test-library test-workspace test-frameworks test-loom test-examples \
+.PHONY: run test install-redis install-frameworks test-library test-workspace test-valkey test-frameworks \
+	test-loom test-examples \
 	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench
 
 run:
 	cargo run --release -- serve
 
-test: install-redis install-frameworks test-library test-workspace test-loom test-examples test-fuzz
+test: install-redis install-frameworks test-library test-workspace test-valkey test-loom test-examples test-fuzz
 
 # The servers that the tests of the Redis store start.
 install-redis:
@@ -35,6 +36,20 @@ test-library:
 # Most of these tests wait, for deadlines and for other processes, so more of them run at a time than there are processors.
 test-workspace:
 	RUST_TEST_THREADS=4 cargo test --workspace --exclude bench --all-features
+
+# The tests of the Redis store once more, on Valkey: single, Sentinel and Cluster. Skipped where none is installed, except
+# with CI=true. TLS alone is tested on Redis, because the packaged Valkey is built without it.
+VALKEY_SERVER ?= $(CURDIR)/target/tools/valkey/valkey-server
+
+test-valkey: install-redis
+	if [ -x "$(VALKEY_SERVER)" ]; then \
+		REDIS_SERVER="$(VALKEY_SERVER)" RUST_TEST_THREADS=4 \
+			cargo test --workspace --exclude bench --all-features --test redis; \
+	elif [ "$$CI" = true ]; then \
+		echo "no Valkey at $(VALKEY_SERVER): run tools/install-redis, or set VALKEY_SERVER" >&2; exit 1; \
+	else \
+		echo "skipped: no Valkey at $(VALKEY_SERVER); run tools/install-redis, or set VALKEY_SERVER" >&2; \
+	fi
 
 # Every interleaving of the threads on the table of the memory store. A build of its own, in a directory of its
 # own, because the flag reaches every crate.

@@ -9,7 +9,7 @@ use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{Decision, FixedWindow, HOUR, Limit, MINUTE, OnStoreFailure, Source};
 
 use crate::load::{Load, RECOVERY, until, until_back, until_gone};
-use crate::servers::RedisServer;
+use crate::servers::{Link, RedisServer, Traffic};
 
 const TIMEOUT: Duration = Duration::from_millis(100);
 const TASKS: usize = 64;
@@ -18,8 +18,12 @@ const TASKS: usize = 64;
 const WHILE: Duration = Duration::from_millis(300);
 
 fn builder(server: &RedisServer, policy: OnStoreFailure) -> RedisLimiterBuilder {
+    builder_for(server.url(), policy)
+}
+
+fn builder_for(url: String, policy: OnStoreFailure) -> RedisLimiterBuilder {
     let wide = Limit::new("wide", FixedWindow::new(1 << 32, HOUR)).expect("the numbers are within the bounds");
-    RedisLimiter::builder(server.url()).limit(wide).store_timeout(TIMEOUT).on_store_failure(policy)
+    RedisLimiter::builder(url).limit(wide).store_timeout(TIMEOUT).on_store_failure(policy)
 }
 
 fn stands_by(policy: OnStoreFailure, decision: &Decision) -> bool {
@@ -37,20 +41,32 @@ fn stands_by(policy: OnStoreFailure, decision: &Decision) -> bool {
 enum Outage {
     Crash,
     Hang,
+    Partition,
+    PowerOff,
 }
 
 impl Outage {
-    fn begin(self, server: &mut RedisServer) {
+    fn url(self, server: &RedisServer, link: &Link) -> String {
         match self {
-            Self::Crash => server.kill(),
-            Self::Hang => server.stop(),
+            Self::Crash | Self::Hang => server.url(),
+            Self::Partition | Self::PowerOff => link.url(),
         }
     }
 
-    fn end(self, server: &mut RedisServer) {
+    fn begin(self, server: &mut RedisServer, link: &Link) {
+        match self {
+            Self::Crash => server.kill(),
+            Self::Hang => server.stop(),
+            Self::Partition => link.set(Traffic::Partitioned),
+            Self::PowerOff => link.set(Traffic::PoweredOff),
+        }
+    }
+
+    fn end(self, server: &mut RedisServer, link: &Link) {
         match self {
             Self::Crash => server.restart(),
             Self::Hang => server.cont(),
+            Self::Partition | Self::PowerOff => link.set(Traffic::Passes),
         }
     }
 }
@@ -58,12 +74,14 @@ impl Outage {
 /// Two outages of one kind under load, with the policy in force during each.
 async fn endures(outage: Outage, policy: OnStoreFailure) {
     let mut server = RedisServer::start();
-    let limiter = builder(&server, policy).connect().await.expect("the settings are valid");
+    let link = Link::to(&server);
+    let url = outage.url(&server, &link);
+    let limiter = builder_for(url, policy).connect().await.expect("the settings are valid");
     let load = Load::begin(&limiter, TASKS, |task| format!("user {task}"));
     for nth in 1..=2 {
         until_back(&limiter, "probe").await;
         sleep(WHILE).await;
-        outage.begin(&mut server);
+        outage.begin(&mut server, &link);
         until_gone(&limiter, "probe").await;
         load.until_all_answered().await;
         let during = Instant::now();
@@ -72,7 +90,7 @@ async fn endures(outage: Outage, policy: OnStoreFailure) {
             assert!(stands_by(policy, &decision), "{outage:?} {policy:?}: {decision:?}");
             sleep(Duration::from_millis(5)).await;
         }
-        outage.end(&mut server);
+        outage.end(&mut server, &link);
         until_back(&limiter, "probe").await;
         let stats = limiter.stats();
         assert_eq!((stats.breaker_opened, stats.breaker_closed), (nth, nth), "{outage:?}: an outage is counted once");
@@ -117,6 +135,16 @@ async fn a_hang_is_bridged_by_letting_all_pass() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hang_is_bridged_by_denying() {
     endures(Outage::Hang, OnStoreFailure::Deny).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_is_bridged_by_local_limits() {
+    endures(Outage::Partition, OnStoreFailure::Local).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_power_cut_is_bridged_by_denying() {
+    endures(Outage::PowerOff, OnStoreFailure::Deny).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -195,16 +223,17 @@ async fn a_limit_may_choose_its_own_policy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limiter_can_be_made_while_redis_is_down_or_hangs() {
-    for outage in [Outage::Crash, Outage::Hang] {
+async fn a_limiter_can_be_made_while_redis_is_down_or_silent() {
+    for outage in [Outage::Crash, Outage::Hang, Outage::PowerOff] {
         let mut server = RedisServer::start();
-        outage.begin(&mut server);
-        let connect = builder(&server, OnStoreFailure::Allow).connect();
+        let link = Link::to(&server);
+        outage.begin(&mut server, &link);
+        let connect = builder_for(outage.url(&server, &link), OnStoreFailure::Allow).connect();
         let limiter = timeout(RECOVERY, connect).await.expect("the server is not waited for").unwrap();
         let decision = timeout(RECOVERY, limiter.check("key")).await.expect("the server is not waited for");
         assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Policy), "{outage:?}");
         assert!(limiter.peek("key").await.unwrap_err().is_unavailable(), "{outage:?}");
-        outage.end(&mut server);
+        outage.end(&mut server, &link);
         until_back(&limiter, "key").await;
         assert_eq!(limiter.peek("key").await.unwrap().remaining(), (1 << 32) - 1, "{outage:?}");
     }

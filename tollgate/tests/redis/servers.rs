@@ -1,4 +1,4 @@
-//! Real servers for tests: one alone, one behind TLS, one watched by sentinels, a cluster.
+//! Real servers for tests: one alone, one behind TLS, one watched by sentinels, a cluster; and the network to them.
 //!
 //! Each server is a child process with a temporary directory, a loopback port and no persistence; dropping its owner
 //! kills it. So keep none in a `static`: those are never dropped. What fails here panics, with the tail of the
@@ -10,6 +10,7 @@
 #![allow(dead_code, unused_imports, reason = "a kit: which of its failures the tests stage changes with the tests")]
 
 mod cluster;
+mod link;
 mod port;
 mod process;
 mod sentinels;
@@ -23,6 +24,7 @@ use redis::{Client, Cmd, Connection, ConnectionAddr, ConnectionInfo, FromRedisVa
 use tempfile::TempDir;
 
 pub(crate) use cluster::Cluster;
+pub(crate) use link::{Link, Traffic};
 pub(crate) use sentinels::Sentinels;
 
 use port::Port;
@@ -58,12 +60,6 @@ const COMMON_ARGS: [&str; 14] = [
     "--repl-diskless-sync",
     "no",
 ];
-
-/// Where the Valkey server is, if `VALKEY_SERVER` names one or `tools/install-redis` could install one.
-pub(crate) fn valkey_server() -> Option<PathBuf> {
-    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/valkey/valkey-server");
-    std::env::var_os("VALKEY_SERVER").map(PathBuf::from).or_else(|| installed.is_file().then_some(installed))
-}
 
 fn redis_server() -> PathBuf {
     std::env::var_os("REDIS_SERVER").map_or_else(|| PathBuf::from("redis-server"), PathBuf::from)
@@ -120,14 +116,10 @@ impl RedisServer {
         Self::launch(Recipe::new(redis_server(), args))
     }
 
-    /// `None` where no Valkey is installed.
-    pub(crate) fn start_valkey() -> Option<Self> {
-        Some(Self::launch(Recipe::new(valkey_server()?, &[])))
-    }
-
-    /// Speaks TLS alone, for `localhost` and `127.0.0.1`, with a certificate of the authority at [`Self::ca_path`].
+    /// Speaks TLS alone, for `localhost` and `127.0.0.1`, with a certificate of the authority at [`Self::ca_path`]. Not
+    /// every server that `REDIS_SERVER` names is built with TLS, so it is the installed one.
     pub(crate) fn start_tls() -> Self {
-        let mut recipe = Recipe::new(redis_server(), &tls::ARGS);
+        let mut recipe = Recipe::new(PathBuf::from("redis-server"), &tls::ARGS);
         recipe.transport = Transport::Tls;
         recipe.files.extend(tls::files());
         Self::launch(recipe)

@@ -1,4 +1,4 @@
-//! Every way Redis is run: alone with passwords and TLS, behind sentinels, as a cluster; and Valkey.
+//! Every way Redis is run: alone with passwords and TLS, behind sentinels, as a cluster; and what can happen to each.
 
 mod cluster;
 mod exactly_once;
@@ -6,3 +6,4 @@ mod hung;
 mod resharding;
 mod sentinel;
 mod single;
+mod slow;

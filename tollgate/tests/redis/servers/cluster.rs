@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use slot_move::SlotMove;
 
-use super::RedisServer;
 use super::wait::{poll, wait_until};
+use super::{Link, RedisServer};
 use view::View;
 
 const MASTERS: usize = 3;
@@ -36,6 +36,8 @@ const NODE_ARGS: [&str; 6] = [
 /// Nodes are known by their index here: 0 to 2 begin as masters, 3 to 5 as the replicas of 0 to 2.
 pub(crate) struct Cluster {
     nodes: Vec<RedisServer>,
+    /// By which clients come, if the nodes announce links: one for each node.
+    links: Vec<Link>,
     ids: Vec<String>,
 }
 
@@ -48,9 +50,27 @@ impl Cluster {
     /// With extra arguments for every node.
     pub(crate) fn with(args: &[&str]) -> Self {
         let args: Vec<&str> = NODE_ARGS.iter().chain(args).copied().collect();
-        let nodes: Vec<RedisServer> = (0..NODES).map(|_| RedisServer::with(&args)).collect();
+        Self::of((0..NODES).map(|_| RedisServer::with(&args)).collect(), Vec::new())
+    }
+
+    /// Clients come to each node by a link of its own, and nodes talk to each other beside it.
+    pub(crate) fn behind_links(args: &[&str]) -> Self {
+        let links: Vec<Link> = (0..NODES).map(|_| Link::to_nobody_yet()).collect();
+        let start = |link: &Link| {
+            let port = link.port().to_string();
+            let announced = ["--cluster-announce-port", &port];
+            let args: Vec<&str> = NODE_ARGS.iter().chain(args).chain(&announced).copied().collect();
+            let node = RedisServer::with(&args);
+            link.lead_to(&node);
+            node
+        };
+        let nodes = links.iter().map(start).collect();
+        Self::of(nodes, links)
+    }
+
+    fn of(nodes: Vec<RedisServer>, links: Vec<Link>) -> Self {
         let ids = nodes.iter().map(|node| node.ask(redis::cmd("CLUSTER").arg("MYID"))).collect();
-        let cluster = Self { nodes, ids };
+        let cluster = Self { nodes, links, ids };
         cluster.share_out_slots();
         cluster.introduce();
         for replica in MASTERS..NODES {
@@ -92,8 +112,17 @@ impl Cluster {
     }
 
     pub(crate) fn url(&self) -> String {
-        let addresses: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        let ports: Vec<u16> = match &*self.links {
+            [] => self.nodes.iter().map(RedisServer::port).collect(),
+            links => links.iter().map(Link::port).collect(),
+        };
+        let addresses: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         format!("redis+cluster://{}", addresses.join(","))
+    }
+
+    /// The way of clients to a node.
+    pub(crate) fn link(&self, index: usize) -> &Link {
+        &self.links[index]
     }
 
     pub(crate) fn node(&mut self, index: usize) -> &mut RedisServer {

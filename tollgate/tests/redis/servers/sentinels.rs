@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::wait::wait_until;
-use super::{CONF_FILE, Recipe, RedisServer, redis_server};
+use super::{CONF_FILE, Link, Recipe, RedisServer, redis_server};
 
 const MASTER_NAME: &str = "mymaster";
 const SENTINELS: usize = 3;
@@ -22,6 +22,8 @@ pub(crate) struct Sentinels {
     master: RedisServer,
     replica: RedisServer,
     sentinels: Vec<RedisServer>,
+    /// By which sentinels and clients come to the first master.
+    link: Link,
 }
 
 impl Sentinels {
@@ -29,13 +31,14 @@ impl Sentinels {
     pub(crate) fn start() -> Self {
         let master = RedisServer::start();
         let replica = RedisServer::start();
-        let () = replica.ask(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(master.port()));
+        let link = Link::to(&master);
+        let () = replica.ask(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(link.port()));
         // As after any failover: a replica that restarts is a replica.
         let () = replica.ask(redis::cmd("CONFIG").arg("REWRITE"));
         wait_until("the replica has its first copy", START_LIMIT, || is_in_step(&replica));
 
-        let sentinels = (0..SENTINELS).map(|_| start_sentinel(master.port())).collect();
-        let all = Self { master, replica, sentinels };
+        let sentinels = (0..SENTINELS).map(|_| start_sentinel(link.port())).collect();
+        let all = Self { master, replica, sentinels, link };
         wait_until("the sentinels know all", START_LIMIT, || all.sentinels.iter().all(knows_all));
         all
     }
@@ -47,6 +50,10 @@ impl Sentinels {
 
     pub(crate) fn master(&mut self) -> &mut RedisServer {
         &mut self.master
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
     }
 
     pub(crate) fn replica(&mut self) -> &mut RedisServer {

@@ -1,5 +1,7 @@
 //! A cluster: keys on every node, requests across slots, and the loss of a node.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -139,4 +141,50 @@ async fn a_node_that_is_lost_under_load_is_replaced() {
     let (in_all, quota) = (tally.admitted + admitted_here + left, TASKS as u64 * QUOTA);
     let not_replicated = when_lost - surely_replicated;
     assert!(in_all <= quota + not_replicated, "{in_all} of {quota}, {not_replicated} in the lag");
+}
+
+/// A request takes from two nodes. While one of them is lost and replaced, the other keeps exactly what was admitted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_during_requests_across_slots_leaves_nothing_taken() {
+    const TASKS: usize = 16;
+    let mut cluster = Cluster::with(&["--cluster-require-full-coverage", "no"]);
+    let limit = |name| Limit::new(name, FixedWindow::new(QUOTA, DAY).from_first_request()).unwrap();
+    let limiter = builder(&cluster, Duration::from_millis(300)).limit(limit("lost")).limit(limit("kept"));
+    let limiter = limiter.connect().await.unwrap();
+    let (lost, kept) = (limiter.id("lost").unwrap(), limiter.id("kept").unwrap());
+    let key_of = |limit: &str, master: usize| {
+        let keys = (0..).map(|nth| format!("key {nth}"));
+        let slot = |key: &str| crc16::State::<crc16::XMODEM>::calculate(format!("{limit}|{key}").as_bytes()) % 16_384;
+        keys.into_iter().find(|key| cluster.owner(slot(key)) == Some(master)).expect("one of them is there")
+    };
+    let (lost_key, kept_key) = (key_of("lost", 0), key_of("kept", 1));
+    let ended = Arc::new(AtomicBool::new(false));
+    let task = || {
+        let (limiter, ended, lost_key, kept_key) = (limiter.clone(), ended.clone(), lost_key.clone(), kept_key.clone());
+        tokio::spawn(async move {
+            let (mut admitted, mut by_policy) = (0_u64, 0_u64);
+            while !ended.load(Ordering::SeqCst) {
+                let decision = limiter.decide(&[Hit::new(lost, &lost_key), Hit::new(kept, &kept_key)]).await;
+                admitted += u64::from(decision.is_allowed());
+                by_policy += u64::from(decision.source() == Source::Policy);
+                sleep(Duration::from_millis(1)).await;
+            }
+            (admitted, by_policy)
+        })
+    };
+    let tasks: Vec<_> = (0..TASKS).map(|_| task()).collect();
+    sleep(REPLICATION_LAG).await;
+    cluster.failover(0);
+    sleep(REPLICATION_LAG).await;
+    ended.store(true, Ordering::SeqCst);
+    let tallies: Vec<_> = join_all(tasks).await.into_iter().map(|tally| tally.expect("no task panics")).collect();
+    let (admitted, by_policy) = tallies.iter().fold((0, 0), |sum, tally| (sum.0 + tally.0, sum.1 + tally.1));
+    assert!(admitted > 0 && by_policy > 0, "{admitted} admitted, {by_policy} by policy");
+    // What was taken for the last denied requests is given back by tasks of their own.
+    let spent = async || QUOTA - limiter.decide(&[Hit::new(kept, &kept_key).cost(0)]).await.remaining();
+    let begin = tokio::time::Instant::now();
+    while spent().await != admitted {
+        assert!(begin.elapsed() < RECOVERY, "{} are taken for {admitted} admitted", spent().await);
+        sleep(Duration::from_millis(20)).await;
+    }
 }

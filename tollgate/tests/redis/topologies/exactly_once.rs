@@ -1,11 +1,8 @@
 //! Nothing is done twice, and nothing that was taken for a denied request stays taken.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{
@@ -14,7 +11,7 @@ use tollgate::{
 };
 
 use crate::load::{RECOVERY, until_back};
-use crate::servers::{Cluster, RedisServer};
+use crate::servers::{Cluster, Link, RedisServer};
 
 const PATIENT: Duration = Duration::from_secs(20);
 
@@ -31,54 +28,15 @@ fn steady_cluster() -> Cluster {
     Cluster::with(&["--cluster-node-timeout", "60000"])
 }
 
-/// Passes bytes on to a server, until it is to cut the next reply off.
-struct Proxy {
-    port: u16,
-    cuts: Arc<AtomicBool>,
-}
-
-impl Proxy {
-    async fn start() -> (Self, TcpListener) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let port = listener.local_addr().expect("bound").port();
-        (Self { port, cuts: Arc::new(AtomicBool::new(false)) }, listener)
-    }
-
-    fn serve(&self, listener: TcpListener, server: u16) {
-        let cuts = self.cuts.clone();
-        tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(pass(client, server, cuts.clone()));
-            }
-        });
-    }
-}
-
-async fn pass(client: TcpStream, server: u16, cuts: Arc<AtomicBool>) -> std::io::Result<()> {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = TcpStream::connect(("127.0.0.1", server)).await?.into_split();
-    let requests = tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
-    let mut buffer = vec![0; 65_536];
-    loop {
-        let read = from_server.read(&mut buffer).await?;
-        // The server has done what it was asked to, and its answer is lost.
-        if read == 0 || cuts.swap(false, Ordering::SeqCst) {
-            requests.abort();
-            return Ok(());
-        }
-        to_client.write_all(&buffer[..read]).await?;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refund_whose_answer_is_lost_is_not_made_again() {
-    let (proxy, listener) = Proxy::start().await;
-    let port = proxy.port.to_string();
+    let link = Link::to_nobody_yet();
+    let port = link.port().to_string();
     let server = RedisServer::with(&["--cluster-enabled", "yes", "--cluster-announce-port", &port]);
     let mut connection = server.connection();
     let _: () =
         redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(16_383).query(&mut connection).expect("slots are given");
-    proxy.serve(listener, server.port());
+    link.lead_to(&server);
     let limiter = builder(format!("redis+cluster://127.0.0.1:{port}"))
         .store_timeout(Duration::from_secs(2))
         .limit(limit("limit", FixedWindow::new(1_000, DAY).from_first_request()))
@@ -94,7 +52,7 @@ async fn a_refund_whose_answer_is_lost_is_not_made_again() {
         let Ok(reservation) = limiter.reserve("key", 20, DAY).await else { panic!("round {round}: 20 fit") };
         assert_eq!(reservation.decision().source(), Source::Store, "round {round}");
         taken += 20;
-        proxy.cuts.store(true, Ordering::SeqCst);
+        link.cut_next_reply();
         let outcome = timeout(PATIENT, limiter.refund(reservation)).await.expect("answered");
         until_back(&limiter, "another").await;
         let left = limiter.peek("key").await.expect("the server answers").remaining();

@@ -1,4 +1,4 @@
-//! A server that hangs: it accepts connections and answers nothing. It concerns nobody but its own keys, and is replaced.
+//! A server that hangs or loses power: nothing is answered. It concerns nobody but its own keys, and is replaced.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{DAY, FixedWindow, Limit, OnStoreFailure, Source};
 
 use crate::load::{Load, RECOVERY, until_back, until_gone};
-use crate::servers::{Cluster, RedisServer, Sentinels};
+use crate::servers::{Cluster, RedisServer, Sentinels, Traffic};
 
 /// Longer than any pause of a busy machine, so that an answer by policy means that a healthy node was not asked.
 const PATIENT: Duration = Duration::from_secs(2);
@@ -20,13 +20,31 @@ fn builder(url: String, timeout: Duration) -> RedisLimiterBuilder {
     RedisLimiter::builder(url).limit(limit).store_timeout(timeout).on_store_failure(OnStoreFailure::Deny)
 }
 
+/// How a server falls silent.
+#[derive(Clone, Copy, Debug)]
+enum Silence {
+    /// Connections are still accepted.
+    Hang,
+    /// Packets are dropped.
+    PowerCut,
+}
+
+impl Silence {
+    fn fall(self, cluster: &mut Cluster, node: usize) {
+        if matches!(self, Self::PowerCut) {
+            cluster.link(node).set(Traffic::PoweredOff);
+        }
+        cluster.node(node).stop();
+    }
+}
+
 /// A cluster whose nodes serve their own slots whatever happens to others, as clusters of limiters should.
 fn cluster() -> Cluster {
-    Cluster::with(&["--cluster-require-full-coverage", "no"])
+    Cluster::behind_links(&["--cluster-require-full-coverage", "no"])
 }
 
 /// Keys of the limit by the master that has them.
-fn keys_by_master(cluster: &Cluster, count: usize) -> [Vec<String>; 3] {
+pub(super) fn keys_by_master(cluster: &Cluster, count: usize) -> [Vec<String>; 3] {
     let mut by_master = [vec![], vec![], vec![]];
     for key in (0..).map(|nth| format!("key {nth}")) {
         let slot = crc16::State::<crc16::XMODEM>::calculate(format!("wide|{key}").as_bytes()) % 16_384;
@@ -54,37 +72,46 @@ fn until_so(what: &'static str, is_so: impl Fn() -> bool) -> impl Future<Output 
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hung_master_of_a_cluster_concerns_its_own_keys_alone() {
+async fn concerns_its_own_keys_alone(silence: Silence) {
     // A busy machine must not look like a second failure.
-    let mut cluster = Cluster::with(&["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "5000"]);
+    let mut cluster =
+        Cluster::behind_links(&["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "5000"]);
     let [hung, mut healthy, more] = keys_by_master(&cluster, 4);
     healthy.extend(more);
-    let limiter = builder(cluster.url(), PATIENT).connect().await.unwrap();
+    let limiter = builder(cluster.url(), PATIENT).connect().await.expect("the settings are valid");
     for key in healthy.iter().chain(&hung) {
         until_back(&limiter, key).await;
     }
     let slot = cluster.slot_of(0);
     let load = Load::begin(&limiter, healthy.len(), |task| healthy[task].clone());
-    cluster.node(0).stop();
+    silence.fall(&mut cluster, 0);
     cluster.successor(0, slot);
     until_back(&limiter, &hung[0]).await;
     until_so("all servers are available", || limiter.is_store_available()).await;
     let tally = load.end().await;
-    assert_eq!((tally.by_policy, tally.by_local), (0, 0), "{tally:?}");
-    assert!(tally.by_store > 0, "{tally:?}");
+    assert_eq!((tally.by_policy, tally.by_local), (0, 0), "{silence:?}: {tally:?}");
+    assert!(tally.by_store > 0, "{silence:?}: {tally:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_keys_of_a_hung_master_come_back_after_the_promotion() {
+async fn a_hung_master_of_a_cluster_concerns_its_own_keys_alone() {
+    concerns_its_own_keys_alone(Silence::Hang).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_of_a_cluster_without_power_concerns_its_own_keys_alone() {
+    concerns_its_own_keys_alone(Silence::PowerCut).await;
+}
+
+async fn keys_come_back_after_the_promotion(silence: Silence) {
     let mut cluster = cluster();
     let [hung, ..] = keys_by_master(&cluster, 4);
-    let limiter = builder(cluster.url(), TIMEOUT).connect().await.unwrap();
+    let limiter = builder(cluster.url(), TIMEOUT).connect().await.expect("the settings are valid");
     until_back(&limiter, &hung[0]).await;
     let slot = cluster.slot_of(0);
     let load = Load::begin(&limiter, hung.len(), |task| hung[task].clone());
-    let port = cluster.node(0).port().to_string();
-    cluster.node(0).stop();
+    let port = cluster.link(0).port().to_string();
+    silence.fall(&mut cluster, 0);
     until_gone(&limiter, &hung[0]).await;
     let failed = || limiter.servers().into_iter().filter(|server| !server.available).collect::<Vec<_>>();
     until_so("the hung server alone is given up", || matches!(&*failed(), [only] if only.address.ends_with(&port)))
@@ -93,15 +120,27 @@ async fn the_keys_of_a_hung_master_come_back_after_the_promotion() {
     cluster.successor(0, slot);
     until_back(&limiter, &hung[0]).await;
     let tally = load.end().await;
-    assert!(tally.by_policy > 0 && tally.without_retry == 0, "{tally:?}");
+    assert!(tally.by_policy > 0 && tally.without_retry == 0, "{silence:?}: {tally:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hung_seed_stops_nobody_from_starting() {
+async fn the_keys_of_a_hung_master_come_back_after_the_promotion() {
+    keys_come_back_after_the_promotion(Silence::Hang).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_keys_of_a_master_without_power_come_back_after_the_promotion() {
+    keys_come_back_after_the_promotion(Silence::PowerCut).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_seeds_stop_nobody_from_starting() {
     let mut cluster = cluster();
     let [hung, healthy, _] = keys_by_master(&cluster, 1);
     let slot = cluster.slot_of(0);
-    cluster.node(0).stop();
+    // A replica is silent in the other way.
+    Silence::Hang.fall(&mut cluster, 0);
+    Silence::PowerCut.fall(&mut cluster, 4);
     let limiter = builder(cluster.url(), TIMEOUT).connect().await.unwrap();
     until_back(&limiter, &healthy[0]).await;
     cluster.successor(0, slot);

@@ -7,7 +7,7 @@ use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{DAY, FixedWindow, HOUR, Limit, OnStoreFailure, Source};
 
 use crate::load::{Load, Tally, until, until_back};
-use crate::servers::Sentinels;
+use crate::servers::{Sentinels, Traffic};
 
 const TIMEOUT: Duration = Duration::from_millis(200);
 const TASKS: usize = 32;
@@ -43,6 +43,7 @@ async fn the_master_is_found_and_asked() {
 enum Loss {
     Crash,
     Hang,
+    PowerCut,
 }
 
 async fn survives(loss: Loss) {
@@ -56,8 +57,9 @@ async fn survives(loss: Loss) {
     match loss {
         Loss::Crash => sentinels.master().kill(),
         Loss::Hang => sentinels.master().stop(),
+        Loss::PowerCut => sentinels.link().set(Traffic::PoweredOff),
     }
-    if matches!(loss, Loss::Hang) {
+    if !matches!(loss, Loss::Crash) {
         load.until_all_answered().await;
     }
     sentinels.wait_for_failover();
@@ -85,6 +87,11 @@ async fn a_master_that_crashes_under_load_is_replaced() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_hangs_under_load_is_replaced() {
     survives(Loss::Hang).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_loses_power_under_load_is_replaced() {
+    survives(Loss::PowerCut).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,13 +1,12 @@
-//! One server: passwords, users, databases, TLS, and Valkey in its place.
+//! One server: passwords, users, databases and TLS.
 
 use std::time::Duration;
 
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
-use tollgate::{HOUR, Limit, MINUTE, OnStoreFailure, SlidingWindowLog, Source};
+use tollgate::{HOUR, Limit, OnStoreFailure, SlidingWindowLog, Source};
 
 use crate::load::until_back;
 use crate::servers::RedisServer;
-use crate::variants::variants;
 
 fn builder(url: impl Into<String>) -> RedisLimiterBuilder {
     let limit = Limit::new("log", SlidingWindowLog::new(10, HOUR)).expect("the numbers are within the bounds");
@@ -110,25 +109,4 @@ async fn what_is_no_certificate_is_refused_at_once() {
     let server = RedisServer::start_tls();
     let error = builder(server.url()).tls_ca("not a certificate").connect().await.unwrap_err().to_string();
     assert!(!error.is_empty(), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::print_stderr, reason = "a test that could not run says so")]
-async fn valkey_does_as_well() {
-    let Some(server) = RedisServer::start_valkey() else {
-        eprintln!("skipped: no Valkey is installed; run tools/install-redis");
-        return;
-    };
-    works(&builder(server.url()).connect().await.unwrap()).await;
-    for variant in variants(10, MINUTE * 60) {
-        let builder = RedisLimiter::builder(server.url()).limit(variant.limit()).store_timeout(Duration::from_secs(5));
-        let limiter = builder.connect().await.unwrap();
-        for nth in 1..=11 {
-            let decision = limiter.check("key").await;
-            assert_eq!(decision.is_allowed(), nth <= 10, "{} {nth}: {decision:?}", variant.name);
-            // Who has taken the last knows that the next is denied.
-            let known = [Source::Store, Source::DenialCache].contains(&decision.source());
-            assert!(known, "{} {nth}: {:?}", variant.name, decision.source());
-        }
-    }
 }
