@@ -34,6 +34,7 @@ mod cluster;
 mod denials;
 mod dial;
 mod error;
+mod lease;
 mod leases;
 mod leasing;
 mod names;
@@ -294,21 +295,6 @@ impl RedisLimiter {
             breaker_opened,
             breaker_closed,
         }
-    }
-
-    async fn take_or_lease(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
-        if wanted.is_empty() {
-            return Decision { asked: asked_by, ..Decision::without_limit(self.0.shared.clock.wall()) };
-        }
-        let deadline = self.deadline();
-        if let [one] = &*wanted
-            && let Some(horizon) = self.0.limits[one.limit.index()].horizon
-            && one.ask.cost > 0
-            && let Some(decision) = self.lease(one, horizon, deadline).await
-        {
-            return Decision { asked: asked_by, ..decision };
-        }
-        self.take(&wanted, cost, asked_by, deadline).await
     }
 
     fn by_policy(&self, wanted: &AllWanted) -> Decision {

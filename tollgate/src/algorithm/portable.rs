@@ -175,6 +175,20 @@ impl Compiled {
         }
     }
 
+    /// Returns the debt before the rest of a charge, of which `spent` units came first.
+    pub(crate) fn before_rest(&self, before: Before, spent: u64) -> Before {
+        let PortableCost(cost, parts) = self.portable_cost(spent);
+        match self {
+            Self::Meter(Meter { units, .. }) | Self::WideMeter(Meter { units, .. }) => {
+                let sum = before.1.saturating_add(parts);
+                let carry = u64::from(sum >= *units);
+                Before(before.0.saturating_add(cost + carry), sum - carry * *units)
+            }
+            Self::Interval(_) => Before(before.0.saturating_add(cost), 0),
+            _ => before,
+        }
+    }
+
     /// What the same request would be answered next, right after it has been let through.
     pub(crate) fn verdict_after(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
         let words = self.restored(state, now);

@@ -127,7 +127,6 @@ impl RedisLimiter {
     }
 
     /// The denial of these hits, if this node is certain of it: Redis is not asked.
-    #[cfg(feature = "rules")]
     pub(crate) fn certain_denial(&self, wanted: &AllWanted) -> Option<Decision> {
         let inner = &*self.0;
         if !inner.shared.hears.load(Ordering::Relaxed) {

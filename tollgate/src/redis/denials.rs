@@ -157,7 +157,6 @@ impl Denials {
     }
 
     /// The denial of this key and cost, if it is certain, as of that time by the store's clock.
-    #[cfg(feature = "rules")]
     pub(super) fn certain(&self, ask: &Ask, now: Timestamp) -> Option<(Verdict, Timestamp)> {
         let fingerprint = self.fingerprint(&ask.name);
         let set = self.set(fingerprint);

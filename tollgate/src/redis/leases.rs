@@ -5,6 +5,9 @@
 //! was asked of the key lately, lives for a horizon counted by this node's clock from before it was asked for,
 //! and is renewed before it runs out. What is left when it dies is given back. If this node dies, what it had
 //! taken is missing until the limit itself gives it back: at most one slice.
+//!
+//! A request with several limits holds the units that it took from slices until the others have decided. If one of them
+//! denies, the units go back to their slices.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +16,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, Semaphore};
 
+use super::lease::{Granted, Held, Lease, Leftover, SHARE, Wish};
 use super::script::{Ask, Terms};
 use crate::units::Timestamp;
 
@@ -21,11 +25,6 @@ const MOST: usize = 16_384;
 const SHARDS: usize = 16;
 /// Units asked for within a horizon before a key is worth a slice.
 const BUSY: u64 = 4;
-/// A slice is at most this part of the quota, so that one node does not take all.
-const SHARE: u64 = 4;
-/// When the store has nothing, it is asked again after this part of a horizon: what comes back meanwhile is then
-/// fetched at once, instead of unit by unit.
-const DRY: u64 = 10;
 /// How often the dead slices are looked for.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
@@ -39,70 +38,44 @@ pub(super) struct Leases {
     taken: Notify,
 }
 
-/// What this node has of one key. Times are by its own clock, but for those of grants.
-struct Lease {
-    /// Oldest first.
-    grants: SmallVec<[Grant; 2]>,
-    ask: Ask,
-    horizon: u64,
-    /// Units asked for since then, and in the horizon before.
-    since: Timestamp,
-    demand: u64,
-    demand_before: u64,
-    /// The store had nothing for that cost: not asked again before then.
-    dry: Option<(u64, Timestamp)>,
-    /// Closed when the renewal ends.
-    renewing: Option<Arc<Semaphore>>,
-    /// How often the key was reset: what was charged before a reset is not there any more.
-    resets: u64,
-    /// The limit was changed: nothing of it is spent any more.
-    withdrawn: bool,
+/// How a request spends from a lease.
+#[derive(Clone, Copy)]
+pub(super) struct Spending {
+    pub(super) quota: u64,
+    /// How long a slice lives, in microseconds.
+    pub(super) horizon: u64,
+    pub(super) purpose: Purpose,
 }
 
-struct Grant {
-    left: u64,
-    until: Timestamp,
-    /// When it was charged, by the store's clock.
-    at: Timestamp,
+/// What a request does with the units that it takes from a slice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Spends them.
+    Spend,
+    /// Holds them until its other limits have decided, and then either [keeps](Leases::keep) them or [gives them
+    /// back](Leases::give_back).
+    Hold,
 }
 
-/// What to do with a request.
+/// Whether a request has tried before. Only the first attempt counts as demand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    First,
+    Again,
+}
+
+/// The result of an attempt to spend from a slice.
 pub(super) enum Next {
-    /// It was spent from a slice; so much is left. Renew it meanwhile if told how much to ask for.
-    Spent { left: u64, renew: Option<Wish> },
+    /// The units were taken. With a wish, the next slice is to be asked for meanwhile.
+    Spent { held: Held, remaining: u64, reset_after: u64, renew: Option<Wish> },
     /// Ask the store for a slice.
     Renew(Wish),
-    /// Someone is asking for one.
+    /// A slice is being asked for. Closed when the answer is there.
     Wait(Arc<Semaphore>),
-    /// The store had nothing a moment ago; it is asked again in so many microseconds.
+    /// The store had nothing a moment ago. It is asked again after `wait` microseconds.
     Dry { wait: u64 },
     /// Let the store decide.
     Exact,
-}
-
-/// A slice to ask for: the most, and the least that helps.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
-    pub(super) most: u64,
-    pub(super) least: u64,
-    /// How often the key had been reset when it was wished for.
-    pub(super) resets: u64,
-}
-
-impl Wish {
-    /// What to try, the largest first.
-    pub(super) fn choices(self) -> SmallVec<[u64; 8]> {
-        let halves = std::iter::successors(Some(self.most), |units| Some(units / 2));
-        let mut choices: SmallVec<[u64; 8]> = halves.take(7).take_while(|units| *units > self.least).collect();
-        choices.push(self.least);
-        choices
-    }
-}
-
-/// What is left of a dead slice.
-pub(super) struct Leftover {
-    pub(super) ask: Ask,
-    pub(super) at: Timestamp,
 }
 
 impl Leases {
@@ -119,8 +92,9 @@ impl Leases {
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Spends from a slice, or says what to do instead.
-    pub(super) fn spend(&self, ask: &Ask, quota: u64, horizon: u64, now: Timestamp, first_try: bool) -> Next {
+    /// Takes units from a slice, or returns what to do instead.
+    pub(super) fn spend(&self, ask: &Ask, spending: Spending, attempt: Attempt, now: Timestamp) -> Next {
+        let Spending { quota, horizon, purpose } = spending;
         let mut shard = self.shard(&ask.name);
         if find(&mut shard, ask).is_none() {
             if shard.len() >= MOST / SHARDS {
@@ -129,57 +103,52 @@ impl Leases {
             shard.entry(ask.name.clone()).or_default().push(Lease::new(ask.clone(), horizon, now));
             self.taken.notify_one();
         }
-        let Some(lease) = find(&mut shard, ask).filter(|lease| !lease.withdrawn) else { return Next::Exact };
-        if first_try {
+        let Some(lease) = find(&mut shard, ask).filter(|lease| !lease.is_withdrawn()) else { return Next::Exact };
+        if attempt == Attempt::First {
             lease.count(ask.cost.min(quota), now);
         }
-        if let Some(grant) = lease.grants.iter_mut().find(|grant| grant.until > now && grant.left >= ask.cost) {
-            grant.left -= ask.cost;
-            let left = lease.left(now);
-            let low = left < lease.wanted().min(quota / SHARE) / 2
-                && lease.renewing.is_none()
-                && lease.dry_for(ask.cost, now) == 0;
-            let renew = low.then(|| lease.begin_renewing(ask.cost, left, quota));
-            return Next::Spent { left, renew };
+        if let Some(held) = lease.spend(ask.cost, now) {
+            if purpose == Purpose::Hold {
+                lease.hold();
+            }
+            let renew = lease.is_low(ask.cost, quota, now).then(|| lease.begin_renewing(ask.cost, quota, now));
+            let (remaining, reset_after) = lease.remaining(now);
+            return Next::Spent { held, remaining, reset_after, renew };
         }
-        if let Some(renewal) = &lease.renewing {
+        if let Some(renewal) = lease.renewal() {
             return Next::Wait(renewal.clone());
         }
         if lease.wanted() < BUSY || ask.cost > quota / SHARE {
             return Next::Exact;
         }
-        let wait = lease.dry_for(ask.cost, now);
-        if wait > 0 {
-            return Next::Dry { wait };
-        }
-        let left = lease.left(now);
-        Next::Renew(lease.begin_renewing(ask.cost, left, quota))
-    }
-
-    /// A slice was granted: of so many units, charged at `at` by the store's clock, to be spent until then. Or
-    /// it was not, not even so many units, as of a moment. Whatever came of it, those who wait look again.
-    pub(super) fn renewed(
-        &self,
-        ask: &Ask,
-        resets: u64,
-        granted: Option<(u64, Timestamp, Timestamp)>,
-        refused: Option<(u64, Timestamp)>,
-    ) {
-        let mut shard = self.shard(&ask.name);
-        let Some(lease) = find(&mut shard, ask) else { return };
-        if let Some((units, at, until)) = granted
-            && lease.resets == resets
-        {
-            let until = if lease.withdrawn { Timestamp::EPOCH } else { until };
-            lease.grants.push(Grant { left: units, until, at });
-        }
-        lease.dry = refused.map(|(cost, at)| (cost, Timestamp::from_micros(at.as_micros() + lease.horizon / DRY)));
-        if let Some(renewal) = lease.renewing.take() {
-            renewal.close();
+        match lease.dry_for(ask.cost, now) {
+            0 => Next::Renew(lease.begin_renewing(ask.cost, quota, now)),
+            wait => Next::Dry { wait },
         }
     }
 
-    /// Takes away slices that are dead, and keys that have been quiet for long; says what is left of them.
+    /// Keeps the units that a request held: all its limits allowed it.
+    pub(super) fn keep(&self, ask: &Ask) {
+        if let Some(lease) = find(&mut self.shard(&ask.name), ask) {
+            lease.keep();
+        }
+    }
+
+    /// Puts the units that a request held back into their slice.
+    pub(super) fn give_back(&self, ask: &Ask, held: Held) {
+        if let Some(lease) = find(&mut self.shard(&ask.name), ask) {
+            lease.give_back(ask.cost, held);
+        }
+    }
+
+    /// Ends a renewal: see [`Lease::renewed`].
+    pub(super) fn renewed(&self, ask: &Ask, resets: u64, granted: Option<Granted>, refused: Option<(u64, Timestamp)>) {
+        if let Some(lease) = find(&mut self.shard(&ask.name), ask) {
+            lease.renewed(resets, granted, refused);
+        }
+    }
+
+    /// Removes slices that have expired, and keys that have been quiet for long. Returns the unspent rest.
     pub(super) fn sweep(&self, now: Timestamp, all: bool) -> Vec<Leftover> {
         let mut leftovers = Vec::new();
         for shard in &self.shards {
@@ -192,32 +161,25 @@ impl Leases {
         leftovers
     }
 
-    /// The renewals that are under way.
+    /// Returns the renewals that are under way.
     pub(super) fn renewals(&self) -> Vec<Arc<Semaphore>> {
         let shards = self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner));
         let renewals = |shard: MutexGuard<'_, ByName>| -> Vec<_> {
-            shard.values().flatten().filter_map(|lease| lease.renewing.clone()).collect()
+            shard.values().flatten().filter_map(|lease| lease.renewal().cloned()).collect()
         };
         shards.flat_map(renewals).collect()
     }
 
-    /// Forgets what it has of a key, for a reset: the store forgets the charges.
+    /// Drops all slices of a key that is reset.
     pub(super) fn forget(&self, name: &[u8]) {
-        for lease in self.shard(name).get_mut(name).into_iter().flatten() {
-            lease.grants.clear();
-            lease.dry = None;
-            lease.resets += 1;
-        }
+        self.shard(name).get_mut(name).into_iter().flatten().for_each(Lease::forget);
     }
 
-    /// Lets nothing be spent any more but by these terms. What is left comes back with the next sweep.
+    /// Ends all leases except those by the terms that are kept. The next sweep returns what is left of them.
     pub(super) fn withdraw_unless(&self, kept: impl Fn(&Arc<Terms>) -> bool) {
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            for lease in shard.values_mut().flatten().filter(|lease| !kept(&lease.ask.terms)) {
-                lease.withdrawn = true;
-                lease.grants.iter_mut().for_each(|grant| grant.until = Timestamp::EPOCH);
-            }
+            shard.values_mut().flatten().filter(|lease| !kept(&lease.ask.terms)).for_each(Lease::withdraw);
         }
     }
 
@@ -234,68 +196,4 @@ impl Leases {
 /// The lease of a key by those terms.
 fn find<'a>(shard: &'a mut ByName, ask: &Ask) -> Option<&'a mut Lease> {
     shard.get_mut(&ask.name)?.iter_mut().find(|lease| Arc::ptr_eq(&lease.ask.terms, &ask.terms))
-}
-
-impl Lease {
-    fn new(ask: Ask, horizon: u64, now: Timestamp) -> Self {
-        Self {
-            grants: SmallVec::new(),
-            ask,
-            horizon,
-            since: now,
-            demand: 0,
-            demand_before: 0,
-            dry: None,
-            renewing: None,
-            resets: 0,
-            withdrawn: false,
-        }
-    }
-
-    /// Takes away slices that are dead; says whether there is anything left to look after.
-    fn sweep(&mut self, now: Timestamp, all: bool, leftovers: &mut Vec<Leftover>) -> bool {
-        let Self { grants, ask, .. } = self;
-        grants.retain(|grant| {
-            let dead = all || grant.until <= now;
-            if dead && grant.left > 0 {
-                leftovers.push(Leftover { ask: Ask { cost: grant.left, ..ask.clone() }, at: grant.at });
-            }
-            !dead && grant.left > 0
-        });
-        self.count(0, now);
-        self.renewing.is_some() || !self.grants.is_empty() || (self.wanted() > 0 && !self.withdrawn)
-    }
-
-    fn count(&mut self, units: u64, now: Timestamp) {
-        let passed = now.as_micros().saturating_sub(self.since.as_micros());
-        if passed >= self.horizon {
-            self.demand_before = if passed >= 2 * self.horizon { 0 } else { self.demand };
-            (self.demand, self.since) = (0, now);
-        }
-        self.demand = self.demand.saturating_add(units);
-    }
-
-    /// How long not to ask the store for such a cost.
-    fn dry_for(&self, cost: u64, now: Timestamp) -> u64 {
-        match self.dry {
-            Some((refused, until)) if cost >= refused => until.as_micros().saturating_sub(now.as_micros()),
-            _ => 0,
-        }
-    }
-
-    /// What a horizon is likely to ask for.
-    fn wanted(&self) -> u64 {
-        self.demand.max(self.demand_before)
-    }
-
-    fn left(&self, now: Timestamp) -> u64 {
-        self.grants.iter().filter(|grant| grant.until > now).map(|grant| grant.left).sum()
-    }
-
-    fn begin_renewing(&mut self, cost: u64, left: u64, quota: u64) -> Wish {
-        self.renewing = Some(Arc::new(Semaphore::new(0)));
-        // A fifth more, because who is busy often gets busier.
-        let wanted = self.wanted().saturating_add(self.wanted() / 5).min(quota / SHARE);
-        Wish { most: wanted.saturating_sub(left).max(cost), least: cost, resets: self.resets }
-    }
 }

@@ -8,32 +8,132 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::denials::{Known, Times};
-use super::leases::{Leases, Next, SWEEP_EVERY, Wish};
+use super::lease::{Grant, Granted, Held, Wish};
+use super::leases::{Attempt, Leases, Next, Purpose, SWEEP_EVERY, Spending};
 use super::script::{Ask, Question};
-use super::{RedisLimiter, Shared, Wanted};
-use crate::decision::{Decision, Outcome, Source, Verdict};
+use super::{AllWanted, RedisLimiter, Shared, Wanted};
+use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
 use crate::units::Timestamp;
 
+/// The answer of a lease to one hit.
+enum FromLease {
+    /// The units were taken from a slice.
+    Taken(Decision, Held),
+    Denied(Decision),
+    /// The key is quiet, or the cost too high for a slice: the store decides.
+    AskStore,
+}
+
+/// Units of slices that a request holds while its other limits decide. Dropped, they go back to their slices, also when
+/// the caller has gone away.
+struct HeldUnits<'a> {
+    leases: &'a Leases,
+    held: SmallVec<[(&'a Ask, Held); 2]>,
+}
+
+impl HeldUnits<'_> {
+    /// Keeps all of them: the request is admitted.
+    fn keep(mut self) {
+        self.held.drain(..).for_each(|(ask, _)| self.leases.keep(ask));
+    }
+}
+
+impl Drop for HeldUnits<'_> {
+    fn drop(&mut self) {
+        self.held.drain(..).for_each(|(ask, held)| self.leases.give_back(ask, held));
+    }
+}
+
 impl RedisLimiter {
-    /// Decides out of a slice; `None` leaves it to the store.
-    pub(super) async fn lease(&self, one: &Wanted, horizon: u64, deadline: Instant) -> Option<Decision> {
+    /// Takes all that is wanted or nothing, from slices where a limit is leased.
+    pub(super) async fn take_or_lease(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
+        if wanted.is_empty() {
+            return Decision { asked: asked_by, ..Decision::without_limit(self.0.shared.clock.wall()) };
+        }
+        let deadline = self.deadline();
+        match &*wanted {
+            [one] => {
+                if let Some(spending) = self.spending(one, Purpose::Spend)
+                    && let FromLease::Taken(decision, _) | FromLease::Denied(decision) =
+                        self.lease(one, spending, deadline).await
+                {
+                    return Decision { asked: asked_by, ..decision };
+                }
+                self.take(&wanted, cost, asked_by, deadline).await
+            }
+            several if several.iter().any(|one| self.spending(one, Purpose::Hold).is_some()) => {
+                let decision = self.take_beside_leases(several, cost, deadline).await;
+                Decision { asked: asked_by, ..decision }
+            }
+            _ => self.take(&wanted, cost, asked_by, deadline).await,
+        }
+    }
+
+    /// Takes from slices first, and asks the store for the limits that have none. If one of those denies, or fails with
+    /// a policy that denies, the slices get their units back.
+    async fn take_beside_leases(&self, wanted: &[Wanted], cost: u64, deadline: Instant) -> Decision {
+        let leased = wanted.iter().filter_map(|one| Some((one, self.spending(one, Purpose::Hold)?)));
+        let mut others: AllWanted =
+            wanted.iter().filter(|one| self.spending(one, Purpose::Hold).is_none()).cloned().collect();
+        if let Some(denied) = self.certain_denial(&others) {
+            return denied;
+        }
+        let mut held = HeldUnits { leases: &self.0.shared.leases, held: SmallVec::new() };
+        let mut foremost: Option<Decision> = None;
+        for (one, spending) in leased {
+            match self.lease(one, spending, deadline).await {
+                FromLease::Taken(decision, units) => {
+                    held.held.push((&one.ask, units));
+                    foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
+                }
+                FromLease::Denied(decision) => return decision,
+                FromLease::AskStore => others.push(one.clone()),
+            }
+        }
+        if others.is_empty() {
+            held.keep();
+            return Decision {
+                cost,
+                ..foremost.unwrap_or_else(|| Decision::without_limit(self.0.shared.clock.wall()))
+            };
+        }
+        let decision = self.take(&others, cost, AskedBy::Hits, deadline).await;
+        if decision.is_allowed() {
+            held.keep();
+        }
+        // An answer by the failure policy stays visible as one.
+        match foremost {
+            Some(leased) if decision.source == Source::Store => Decision { cost, ..decision.foremost(leased) },
+            _ => decision,
+        }
+    }
+
+    /// Returns how a hit spends from a lease, if its limit is leased.
+    fn spending(&self, one: &Wanted, purpose: Purpose) -> Option<Spending> {
+        let prepared = &self.0.limits[one.limit.index()];
+        let horizon = prepared.horizon.filter(|_| one.ask.cost > 0)?;
+        Some(Spending { quota: prepared.limit.quota(), horizon, purpose })
+    }
+
+    /// Decides one hit out of a slice.
+    async fn lease(&self, one: &Wanted, spending: Spending, deadline: Instant) -> FromLease {
         let inner = &*self.0;
-        let quota = inner.limits[one.limit.index()].limit.quota();
-        let (mut first_try, mut has_asked) = (true, false);
+        let (mut attempt, mut has_asked) = (Attempt::First, false);
         loop {
             let now = inner.shared.clock.now_with_gaps();
-            match inner.shared.leases.spend(&one.ask, quota, horizon, now, first_try) {
-                Next::Exact => return None,
-                Next::Spent { left, renew } => {
+            match inner.shared.leases.spend(&one.ask, spending, attempt, now) {
+                Next::Exact => return FromLease::AskStore,
+                Next::Spent { held, remaining, reset_after, renew } => {
                     if let Some(wish) = renew {
-                        self.renew(&one.ask, horizon, wish);
+                        self.renew(&one.ask, spending.horizon, wish);
                     }
                     inner.shared.counts.leased.fetch_add(1, Ordering::Relaxed);
-                    let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: left, reset_after: 0 };
-                    return Some(self.decision(one, verdict, inner.shared.clock.wall(), Source::Lease));
+                    let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining, reset_after };
+                    let decision = self.decision(one, verdict, inner.shared.clock.wall(), Source::Lease);
+                    return FromLease::Taken(decision, held);
                 }
                 Next::Dry { wait } => {
-                    return Some(self.known_denial(one, now).unwrap_or_else(|| {
+                    return FromLease::Denied(self.known_denial(one, now).unwrap_or_else(|| {
                         let outcome = Outcome::Denied { retry_after: wait };
                         let verdict = Verdict { outcome, remaining: 0, reset_after: wait };
                         self.decision(one, verdict, inner.shared.clock.wall(), Source::Lease)
@@ -43,19 +143,19 @@ impl RedisLimiter {
                     let denied = self.known_denial(one, now);
                     if denied.is_some() || has_asked {
                         inner.shared.leases.renewed(&one.ask, wish.resets, None, None);
-                        return denied;
+                        return denied.map_or(FromLease::AskStore, FromLease::Denied);
                     }
                     has_asked = true;
-                    self.renew(&one.ask, horizon, wish);
+                    self.renew(&one.ask, spending.horizon, wish);
                 }
                 Next::Wait(renewal) => {
                     // It has no permits to give: this waits until it is closed.
                     if timeout_at(deadline, renewal.acquire()).await.is_err() {
-                        return None;
+                        return FromLease::AskStore;
                     }
                 }
             }
-            first_try = false;
+            attempt = Attempt::Again;
         }
     }
 
@@ -92,9 +192,8 @@ impl RedisLimiter {
 impl Shared {
     async fn return_slices(&self, all: bool) {
         let leftovers = self.leases.sweep(self.clock.now_with_gaps(), all);
-        let given_back = leftovers
-            .into_iter()
-            .map(|leftover| self.ask(Question::Refund(SmallVec::from_iter([leftover.ask]), leftover.at)));
+        let given_back =
+            leftovers.into_iter().map(|leftover| self.ask(Question::Undo(leftover.ask, leftover.at, leftover.before)));
         // What cannot be given back is missing until the limit gives it back: too strict, never too lax.
         let _ = join_all(given_back).await;
     }
@@ -107,7 +206,7 @@ struct Renewing {
     ask: Ask,
     horizon: u64,
     wish: Wish,
-    granted: Option<(u64, Timestamp, Timestamp)>,
+    granted: Option<Granted>,
     dry: Option<(u64, Timestamp)>,
 }
 
@@ -128,7 +227,11 @@ impl Renewing {
         let lives = self.ask.terms.compiled.slice_lives(seen.numbers(), answer.at.as_micros(), self.horizon);
         // Counted from before it was asked for: the store charged it later than that.
         let until = Timestamp::from_micros(asked.as_micros() + lives);
-        self.granted = Some((*units, answer.at, until));
+        let after = seen.verdict(&self.ask.terms, answer.at, *units);
+        let full_at = Timestamp::from_micros(times.answered.as_micros().saturating_add(after.reset_after));
+        let before = self.ask.terms.compiled.before(seen.numbers(), answer.at.as_micros());
+        let grant = Grant { units: *units, left: *units, until, at: answer.at, before };
+        self.granted = Some(Granted { grant, store_left: after.remaining, full_at });
         // Less than was wished for: the store is running out, and what comes back is better fetched at once.
         if *units < self.wish.most {
             self.dry = Some((self.wish.least, times.answered));
@@ -138,7 +241,8 @@ impl Renewing {
 
 impl Drop for Renewing {
     fn drop(&mut self) {
-        self.limiter.0.shared.leases.renewed(&self.ask, self.wish.resets, self.granted, self.dry);
+        let granted = self.granted.take();
+        self.limiter.0.shared.leases.renewed(&self.ask, self.wish.resets, granted, self.dry);
     }
 }
 

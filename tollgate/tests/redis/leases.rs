@@ -1,5 +1,7 @@
 //! Leases: many nodes, one busy key, few trips, and never more admitted than the limit says.
 
+mod beside;
+
 use std::time::Duration;
 
 use tokio::time::Instant;

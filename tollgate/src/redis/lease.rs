@@ -1,0 +1,252 @@
+//! The lease of one key: the slices of its quota that this process holds, and the demand by which they are sized.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tokio::sync::Semaphore;
+
+use super::script::Ask;
+use crate::algorithm::portable::Before;
+use crate::units::Timestamp;
+
+/// A slice is at most this part of the quota, so that one node does not take all.
+pub(super) const SHARE: u64 = 4;
+/// When the store has nothing, it is asked again after this part of a horizon: what comes back meanwhile is then
+/// fetched at once, instead of unit by unit.
+const DRY: u64 = 10;
+
+/// The lease of one key. Times are by this process's clock, except where noted.
+pub(super) struct Lease {
+    pub(super) ask: Ask,
+    /// Oldest first.
+    grants: SmallVec<[Grant; 2]>,
+    horizon: u64,
+    /// When the current horizon began, the units requested in it, and those of the horizon before.
+    since: Timestamp,
+    demand: u64,
+    demand_before: u64,
+    /// The store had nothing for this cost: it is not asked again before this time.
+    dry: Option<(u64, Timestamp)>,
+    /// Closed when the renewal ends.
+    renewing: Option<Arc<Semaphore>>,
+    /// Counts resets of the key. A charge from before a reset no longer exists.
+    resets: u64,
+    /// Requests that hold units while their other limits decide.
+    holders: usize,
+    /// Units left at the store when it last granted a slice, and when the quota would be full again.
+    store_left: u64,
+    full_at: Timestamp,
+    /// Set when the limit was changed: nothing is spent from this lease any more.
+    withdrawn: bool,
+}
+
+/// A slice as the store granted it.
+#[derive(Clone, Copy)]
+pub(super) struct Grant {
+    pub(super) units: u64,
+    pub(super) left: u64,
+    pub(super) until: Timestamp,
+    /// When it was charged, by the store's clock.
+    pub(super) at: Timestamp,
+    /// The debt of the key before the charge.
+    pub(super) before: Before,
+}
+
+/// The store's answer to a renewal.
+pub(super) struct Granted {
+    pub(super) grant: Grant,
+    /// Units left at the store after the charge, and when the quota would be full again.
+    pub(super) store_left: u64,
+    pub(super) full_at: Timestamp,
+}
+
+/// A slice to ask for: the most, and the least that helps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub(super) most: u64,
+    pub(super) least: u64,
+    /// The count of resets at the time of the wish.
+    pub(super) resets: u64,
+}
+
+impl Wish {
+    /// Returns the costs to try, the largest first.
+    pub(super) fn choices(self) -> SmallVec<[u64; 8]> {
+        let halves = std::iter::successors(Some(self.most), |units| Some(units / 2));
+        let mut choices: SmallVec<[u64; 8]> = halves.take(7).take_while(|units| *units > self.least).collect();
+        choices.push(self.least);
+        choices
+    }
+}
+
+/// Units that a request took from a slice and may still give back, because its other limits have not decided yet.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "held units are either kept or given back"]
+pub(super) struct Held {
+    /// When the slice was charged, which identifies it, and until when it may be spent.
+    at: Timestamp,
+    until: Timestamp,
+    before: Before,
+    resets: u64,
+}
+
+/// The unspent rest of a slice that expired.
+pub(super) struct Leftover {
+    pub(super) ask: Ask,
+    pub(super) at: Timestamp,
+    pub(super) before: Before,
+}
+
+impl Lease {
+    pub(super) fn new(ask: Ask, horizon: u64, now: Timestamp) -> Self {
+        Self {
+            ask,
+            grants: SmallVec::new(),
+            horizon,
+            since: now,
+            demand: 0,
+            demand_before: 0,
+            dry: None,
+            renewing: None,
+            resets: 0,
+            holders: 0,
+            store_left: 0,
+            full_at: now,
+            withdrawn: false,
+        }
+    }
+
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.withdrawn
+    }
+
+    pub(super) fn renewal(&self) -> Option<&Arc<Semaphore>> {
+        self.renewing.as_ref()
+    }
+
+    /// Takes units from a slice, if one has as many.
+    pub(super) fn spend(&mut self, cost: u64, now: Timestamp) -> Option<Held> {
+        let grant = self.grants.iter_mut().find(|grant| grant.until > now && grant.left >= cost)?;
+        grant.left -= cost;
+        Some(Held { at: grant.at, until: grant.until, before: grant.before, resets: self.resets })
+    }
+
+    /// Notes that a request holds units. The lease is kept until it lets go of them.
+    pub(super) fn hold(&mut self) {
+        self.holders += 1;
+    }
+
+    /// The request keeps the units that it held.
+    pub(super) fn keep(&mut self) {
+        self.holders = self.holders.saturating_sub(1);
+    }
+
+    /// Puts held units back into their slice. If that has expired, they are returned to the store with the next sweep.
+    pub(super) fn give_back(&mut self, units: u64, held: Held) {
+        self.holders = self.holders.saturating_sub(1);
+        self.demand = self.demand.saturating_sub(units);
+        if held.resets != self.resets {
+            return;
+        }
+        match self.grants.iter_mut().find(|grant| grant.at == held.at) {
+            Some(grant) => grant.left += units,
+            None => {
+                let until = if self.withdrawn { Timestamp::EPOCH } else { held.until };
+                self.grants.push(Grant { units, left: units, until, at: held.at, before: held.before });
+            }
+        }
+    }
+
+    /// Adds a slice, and ends the renewal: everyone who waits for it tries again. `refused` is a cost that the store had
+    /// no units for, and when.
+    pub(super) fn renewed(&mut self, resets: u64, granted: Option<Granted>, refused: Option<(u64, Timestamp)>) {
+        if let Some(Granted { mut grant, store_left, full_at }) = granted
+            && self.resets == resets
+        {
+            if self.withdrawn {
+                grant.until = Timestamp::EPOCH;
+            }
+            self.grants.push(grant);
+            (self.store_left, self.full_at) = (store_left, full_at);
+        }
+        self.dry = refused.map(|(cost, at)| (cost, Timestamp::from_micros(at.as_micros() + self.horizon / DRY)));
+        if let Some(renewal) = self.renewing.take() {
+            renewal.close();
+        }
+    }
+
+    /// Removes slices that have expired, or all of them. Returns whether there is anything left to look after.
+    pub(super) fn sweep(&mut self, now: Timestamp, all: bool, leftovers: &mut Vec<Leftover>) -> bool {
+        let Self { grants, ask, .. } = self;
+        grants.retain(|grant| {
+            let dead = all || grant.until <= now;
+            if dead && grant.left > 0 {
+                // The units that were spent are those that the refill pays first.
+                let before = ask.terms.compiled.before_rest(grant.before, grant.units.saturating_sub(grant.left));
+                leftovers.push(Leftover { ask: Ask { cost: grant.left, ..ask.clone() }, at: grant.at, before });
+            }
+            !dead && grant.left > 0
+        });
+        self.count(0, now);
+        let is_used = self.renewing.is_some() || self.holders > 0 || !self.grants.is_empty();
+        is_used || (self.wanted() > 0 && !self.withdrawn)
+    }
+
+    /// Drops the slices of a key that was reset: the store no longer knows their charges.
+    pub(super) fn forget(&mut self) {
+        self.grants.clear();
+        self.dry = None;
+        self.resets += 1;
+    }
+
+    /// Ends all spending from this lease. The next sweep returns what is left.
+    pub(super) fn withdraw(&mut self) {
+        self.withdrawn = true;
+        self.grants.iter_mut().for_each(|grant| grant.until = Timestamp::EPOCH);
+    }
+
+    /// Counts units that were requested.
+    pub(super) fn count(&mut self, units: u64, now: Timestamp) {
+        let passed = now.as_micros().saturating_sub(self.since.as_micros());
+        if passed >= self.horizon {
+            self.demand_before = if passed >= 2 * self.horizon { 0 } else { self.demand };
+            (self.demand, self.since) = (0, now);
+        }
+        self.demand = self.demand.saturating_add(units);
+    }
+
+    /// Returns how long not to ask the store for this cost, in microseconds.
+    pub(super) fn dry_for(&self, cost: u64, now: Timestamp) -> u64 {
+        match self.dry {
+            Some((refused, until)) if cost >= refused => until.as_micros().saturating_sub(now.as_micros()),
+            _ => 0,
+        }
+    }
+
+    /// Returns the units that a horizon is likely to need.
+    pub(super) fn wanted(&self) -> u64 {
+        self.demand.max(self.demand_before)
+    }
+
+    pub(super) fn left(&self, now: Timestamp) -> u64 {
+        self.grants.iter().filter(|grant| grant.until > now).map(|grant| grant.left).sum()
+    }
+
+    /// Returns whether the next slice should be asked for while this one lasts.
+    pub(super) fn is_low(&self, cost: u64, quota: u64, now: Timestamp) -> bool {
+        self.left(now) < self.wanted().min(quota / SHARE) / 2 && self.renewing.is_none() && self.dry_for(cost, now) == 0
+    }
+
+    /// Returns what is left of the quota, here and at the store when it was last asked, and the time until it is full.
+    pub(super) fn remaining(&self, now: Timestamp) -> (u64, u64) {
+        let reset_after = self.full_at.as_micros().saturating_sub(now.as_micros());
+        (self.left(now).saturating_add(self.store_left), reset_after)
+    }
+
+    pub(super) fn begin_renewing(&mut self, cost: u64, quota: u64, now: Timestamp) -> Wish {
+        self.renewing = Some(Arc::new(Semaphore::new(0)));
+        // A fifth more, because a busy key often gets busier.
+        let wanted = self.wanted().saturating_add(self.wanted() / 5).min(quota / SHARE);
+        Wish { most: wanted.saturating_sub(self.left(now)).max(cost), least: cost, resets: self.resets }
+    }
+}
