@@ -23,11 +23,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tollgate::Gate;
-use tollgate::redis::RuleSet;
+use tollgate::redis::{Repairs, RuleSet};
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 pub(crate) use self::hangup::Hangup;
-use self::published::Published;
+use self::published::{News, Published};
 pub(crate) use self::reloads::Reloads;
 pub(crate) use self::restart::Given;
 use self::restart::Settled;
@@ -106,6 +106,8 @@ enum Cause {
     /// Somebody wants the file to be read again.
     Hangup,
     Published(RuleSet),
+    /// Redis had lost a rule set.
+    Repaired(Repairs),
 }
 
 /// What rules came from, for whoever reads or counts what became of them.
@@ -161,15 +163,21 @@ impl Reload {
             match cause {
                 Cause::Look => self.look().await,
                 Cause::Hangup => self.read_again().await,
-                Cause::Published(RuleSet { version, rules: Some(rules), .. }) => self.take_published(version, &rules),
+                Cause::Published(RuleSet { version, id, rules: Some(rules), .. }) => {
+                    self.take_published(version, &id, &rules);
+                }
                 Cause::Published(RuleSet { version, .. }) => self.go_back(version).await,
+                Cause::Repaired(repairs) => self.report_repairs(&repairs),
             }
             self.watch.follow(&self.path, config::key_file(&self.file).as_deref());
             cause = tokio::select! {
                 () = self.watch.touched() => Cause::Look,
                 () = sleep(LOOK_EVERY) => Cause::Look,
                 () = self.hangup.came() => Cause::Hangup,
-                rule_set = self.published.next() => Cause::Published(rule_set),
+                news = self.published.next() => match news {
+                    News::RuleSet(rule_set) => Cause::Published(rule_set),
+                    News::Repaired(repairs) => Cause::Repaired(repairs),
+                },
             };
         }
     }
@@ -269,6 +277,7 @@ impl Reload {
         if self.file.store != file.store {
             self.published = Published::on(&file.store);
         }
+        self.reloads.note_file();
         (self.rules, self.are_published, self.compiled) = ((*file).clone(), false, self.gate.rules());
         self.file = file;
     }
@@ -287,7 +296,7 @@ impl Reload {
 
     /// Published rules take the place of the file's, but for the store and the listeners, which are this node's own. Whom
     /// limits believe about the client is too, where nothing is published of that.
-    fn take_published(&mut self, version: u64, rules: &[u8]) {
+    fn take_published(&mut self, version: u64, id: &str, rules: &[u8]) {
         let name = format!("published version {version}");
         let origin = self.origin(name.clone());
         let parsed = RuleFile::parse(&name, rules);
@@ -299,6 +308,7 @@ impl Reload {
         match file.compile().map(|rules| self.gate.replace(rules)) {
             Ok(Ok(())) => {
                 let rules = self.with_own_gateway(file.into_rules());
+                self.reloads.note_published(version, id);
                 origin.in_force(&changes::told(&self.rules, &rules));
                 (self.rules, self.are_published) = (rules, true);
             }
@@ -320,6 +330,13 @@ impl Reload {
         published
     }
 
+    fn report_repairs(&self, repairs: &Repairs) {
+        self.reloads.note_repairs(repairs);
+        if let Some(repair) = &repairs.latest {
+            notice::warn(repair);
+        }
+    }
+
     /// What was published is withdrawn. Where a file has taken its place since, that is nothing new.
     async fn go_back(&mut self, version: u64) {
         if !self.are_published {
@@ -337,6 +354,7 @@ impl Reload {
                 let changes = changes::told(&self.rules, &self.file);
                 notice::tell(format_args!("{withdraws}; those of the last good {path} come back: {changes}"));
                 self.reloads.note_put_back();
+                self.reloads.note_file();
                 (self.rules, self.are_published) = ((*self.file).clone(), false);
             }
             Err(error) => notice::tell(format_args!("{withdraws}, but they stay in force: {error}")),

@@ -62,7 +62,7 @@ use self::denials::{AllDenials, Denials};
 pub use self::error::{ConnectError, StoreError};
 use self::leases::Leases;
 pub use self::reserving::RedisReservation;
-pub use self::rule_sets::{PublishError, RuleSet, RuleSets};
+pub use self::rule_sets::{PublishError, Repair, Repairs, RuleSet, RuleSets};
 use self::script::{Ask, Question};
 use self::topology::Topology;
 #[cfg(feature = "rules")]

@@ -37,6 +37,8 @@ pub(super) struct Arguments {
 struct PublishedJson<'a> {
     /// 0 if nothing ever was.
     version: u64,
+    /// Identifies the publication; `null` if nothing ever was published.
+    id: Option<&'a str>,
     /// `null` if nothing is.
     rules: Option<&'a str>,
 }
@@ -117,7 +119,8 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Outcome, Error> {
     let version = newest.as_ref().map_or(0, |newest| newest.version);
     let rules = newest.as_ref().and_then(rules_text);
     if as_json {
-        let json = PublishedJson { version, rules: rules.as_deref() };
+        let id = newest.as_ref().map(|newest| &*newest.id);
+        let json = PublishedJson { version, id, rules: rules.as_deref() };
         say(serde_json::to_string_pretty(&json).unwrap_or_default());
     } else {
         match &rules {

@@ -1,24 +1,38 @@
 //! Rule sets that are published on the Redis that the nodes share.
 
 use tokio::sync::watch;
-use tollgate::redis::{RuleSet, RuleSets};
+use tollgate::redis::{Repairs, RuleSet, RuleSets};
 use tollgate::rules::file::StoreUrl;
 
 use crate::notice;
 
 /// Nothing is published to a store in memory.
-pub(super) struct Published(Option<Ear>);
+pub(super) struct Published(Option<Subscription>);
 
-struct Ear {
+struct Subscription {
     latest: watch::Receiver<Option<RuleSet>>,
+    repairs: watch::Receiver<Repairs>,
+    /// The repairs that were reported so far.
+    reported: Repairs,
     _rule_sets: RuleSets,
+}
+
+pub(super) enum News {
+    RuleSet(RuleSet),
+    /// Repairs since the last news, with the latest of them.
+    Repaired(Repairs),
 }
 
 impl Published {
     pub(super) fn on(store: &StoreUrl) -> Self {
         let StoreUrl::Redis(url) = store else { return Self(None) };
         match RuleSets::connect(url) {
-            Ok(rule_sets) => Self(Some(Ear { latest: rule_sets.latest(), _rule_sets: rule_sets })),
+            Ok(rule_sets) => Self(Some(Subscription {
+                latest: rule_sets.latest(),
+                repairs: rule_sets.repairs(),
+                reported: Repairs::default(),
+                _rule_sets: rule_sets,
+            })),
             // The store itself has been opened with this URL, so this is hardly ever said.
             Err(error) => {
                 notice::warn(format_args!("published rules will not be heard of: {error}"));
@@ -27,13 +41,28 @@ impl Published {
         }
     }
 
-    /// The next rule set that is published.
-    pub(super) async fn next(&mut self) -> RuleSet {
-        if let Some(Ear { latest, .. }) = &mut self.0 {
-            while latest.changed().await.is_ok() {
-                let newest = latest.borrow_and_update().clone();
-                if let Some(rule_set) = newest {
-                    return rule_set;
+    /// The next rule set that is published, or the next repair of a published one.
+    pub(super) async fn next(&mut self) -> News {
+        if let Some(Subscription { latest, repairs, reported, .. }) = &mut self.0 {
+            loop {
+                tokio::select! {
+                    // Why rules change is said before they do.
+                    biased;
+                    Ok(()) = repairs.changed() => {
+                        let now = repairs.borrow_and_update().clone();
+                        let mut news = now.clone();
+                        news.restored -= reported.restored;
+                        news.replaced -= reported.replaced;
+                        *reported = now;
+                        return News::Repaired(news);
+                    }
+                    Ok(()) = latest.changed() => {
+                        let newest = latest.borrow_and_update().clone();
+                        if let Some(rule_set) = newest {
+                            return News::RuleSet(rule_set);
+                        }
+                    }
+                    else => break,
                 }
             }
         }

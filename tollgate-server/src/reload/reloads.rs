@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use tollgate::redis::Repairs;
 
 use crate::metrics::Page;
 use crate::seconds::unix_now;
@@ -15,6 +18,11 @@ pub(crate) struct Reloads {
     /// Seconds since the Unix epoch.
     last_at: AtomicI64,
     in_force_since: AtomicI64,
+    /// The version and the id of the published rules in force. `None` for those of the file.
+    published: Mutex<Option<(u64, String)>>,
+    /// Published rules that Redis had lost: those that this node restored, and those that others replaced.
+    restored: AtomicU64,
+    replaced: AtomicU64,
 }
 
 impl Reloads {
@@ -27,6 +35,9 @@ impl Reloads {
             last_was_refused: AtomicBool::new(false),
             last_at: AtomicI64::new(now),
             in_force_since: AtomicI64::new(now),
+            published: Mutex::new(None),
+            restored: AtomicU64::new(0),
+            replaced: AtomicU64::new(0),
         }
     }
 
@@ -49,6 +60,38 @@ impl Reloads {
         self.in_force_since.store(unix_now(), Relaxed);
     }
 
+    /// Published rules are in force.
+    pub(super) fn note_published(&self, version: u64, id: &str) {
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, id.to_owned()));
+    }
+
+    /// The rules of the file are in force.
+    pub(super) fn note_file(&self) {
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    pub(super) fn note_repairs(&self, repairs: &Repairs) {
+        self.restored.fetch_add(repairs.restored, Relaxed);
+        self.replaced.fetch_add(repairs.replaced, Relaxed);
+    }
+
+    fn report_published(&self, page: &mut Page<'_>) -> fmt::Result {
+        let published = self.published.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (source, (version, id)) = match published {
+            Some((version, id)) => ("published", (version.to_string(), id)),
+            None => ("file", <(String, String)>::default()),
+        };
+        let row = ([("source", source), ("version", version.as_str()), ("id", id.as_str())], 1);
+        let help =
+            "The rules in force: of the file, or published with this version and id; nodes that agree have one id";
+        page.gauges("tollgate_rules_info", help, std::iter::once(row))?;
+        let help = "Published rules that Redis had lost and this node restored";
+        page.counter("tollgate_published_rules_restored", help, self.restored.load(Relaxed))?;
+        let help =
+            "Published rules that Redis had lost and that others, published after the loss, replaced on this node";
+        page.counter("tollgate_published_rules_replaced", help, self.replaced.load(Relaxed))
+    }
+
     pub(crate) fn tell_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         let counts = [("applied", &self.applied), ("refused", &self.refused)];
         let counts = counts.into_iter().map(|(result, count)| ([("result", result)], count.load(Relaxed)));
@@ -58,6 +101,7 @@ impl Reloads {
         page.gauge("tollgate_last_reload_successful", help, is_good)?;
         let (last, since) = (self.last_at.load(Relaxed), self.in_force_since.load(Relaxed));
         page.gauge("tollgate_last_reload_timestamp_seconds", "When rules were last read, good or bad", last)?;
-        page.gauge("tollgate_rules_in_force_timestamp_seconds", "When the rules in force were taken", since)
+        page.gauge("tollgate_rules_in_force_timestamp_seconds", "When the rules in force were taken", since)?;
+        self.report_published(page)
     }
 }

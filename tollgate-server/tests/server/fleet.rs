@@ -5,6 +5,7 @@ use std::net::TcpListener;
 
 use serde_json::{Value, json};
 
+use crate::client::Connection;
 use crate::process::{RULES, Server, folder_with, run_in, served, told};
 use crate::redis::Redis;
 
@@ -156,6 +157,47 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
     assert_eq!(late.connect().check(&user("ann"))["remaining"], 17);
 }
 
+/// The line of a metric, without its value.
+fn metric(server: &Server, name: &str) -> Option<String> {
+    let mut connection = Connection::to(server.address_of("admin"));
+    connection.send("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let text = connection.receive().text;
+    text.lines().find(|line| line.starts_with(name)).map(str::to_owned)
+}
+
+#[test]
+fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has() {
+    let mut redis = Redis::start();
+    let admin = "admin: { listen: '127.0.0.1:0' }";
+    let start = || Server::with_rules(&rules(&redis, 10, admin));
+    let nodes = [(); 2].map(|()| start());
+    let info = r#"tollgate_rules_info{source="file",version="",id=""} 1"#;
+    assert_eq!(metric(&nodes[0], "tollgate_rules_info").as_deref(), Some(info));
+    let office = folder_with(&[(RULES, &rules(&redis, 20, ""))]);
+    let publish =
+        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+    assert_eq!(publish(&[]), "tollgate.yaml is published as version 1\nexit code 0");
+    for node in &nodes {
+        node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    }
+    // It has no persistence: the rules are gone with it.
+    redis.restart();
+    let late = Server::with_rules(&rules(&redis, 10, admin));
+    late.await_said("tollgate: published version 1 is in force: changed user", 1);
+    let restored = crate::process::wait_until(|| {
+        let line = "tollgate: warning: Redis had lost the published rules of version 1 (1-";
+        nodes.iter().find(|node| node.said().contains(line))
+    });
+    let restored = restored.expect("one of them restored it");
+    assert_eq!(
+        metric(restored, "tollgate_published_rules_restored_total").as_deref(),
+        Some("tollgate_published_rules_restored_total 1")
+    );
+    let infos = [&nodes[0], &nodes[1], &late].map(|node| metric(node, "tollgate_rules_info").expect("a metric"));
+    assert!(infos[0].starts_with(r#"tollgate_rules_info{source="published",version="1",id="1-"#), "{infos:?}");
+    assert!(infos.iter().all(|info| *info == infos[0]), "{infos:?}");
+}
+
 #[test]
 fn routes_and_listeners_are_not_published_and_not_told_as_changed() {
     let redis = Redis::start();
@@ -189,7 +231,10 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
         |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
     assert_eq!(publish(&["--show"]), "nothing is published\nexit code 1");
     assert_eq!(publish(&["--withdraw"]), "nothing is published\nexit code 0");
-    assert_eq!(publish(&["--show", "--json"]), "{\n  \"version\": 0,\n  \"rules\": null\n}\nexit code 1");
+    assert_eq!(
+        publish(&["--show", "--json"]),
+        "{\n  \"version\": 0,\n  \"id\": null,\n  \"rules\": null\n}\nexit code 1"
+    );
 
     assert_eq!(publish(&[]), "tollgate.yaml is published as version 1\nexit code 0");
     node.await_said("tollgate: published version 1 is in force: changed user", 1);
@@ -198,7 +243,9 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     assert_eq!(publish(&["--show"]), format!("# published version 1\n{text}exit code 0"));
     let json = publish(&["--show", "--json"]);
     let json: serde_json::Value = serde_json::from_str(json.strip_suffix("exit code 0").expect("yes")).expect("JSON");
-    assert_eq!(json, serde_json::json!({ "version": 1, "rules": text }));
+    let id = json["id"].as_str().expect("an id");
+    assert!(id.starts_with("1-") && id.len() == "1-".len() + 16, "{id}");
+    assert_eq!(json, serde_json::json!({ "version": 1, "id": id, "rules": text }));
 
     let conflict = "on stderr:\ntollgate: the newest version is 1, not the one that was expected; look at it with \
                     `tollgate publish --show`\nexit code 1";
@@ -290,7 +337,7 @@ fn a_login_that_was_published_is_not_shown_and_its_rules_are_taken() {
     let nothing = "# not shown: the login of a store may be somewhere in it; publish the rules again without it";
     published("2", "store: \"redis:\\/\\/ann:hunter2@h\"\nlimits: []\n");
     assert_eq!(publish(&["--show"]), format!("# published version 2\n{nothing}\nexit code 0"));
-    let json = format!("{{\n  \"version\": 2,\n  \"rules\": \"{nothing}\"\n}}\nexit code 0");
+    let json = format!("{{\n  \"version\": 2,\n  \"id\": \"2@0\",\n  \"rules\": \"{nothing}\"\n}}\nexit code 0");
     assert_eq!(publish(&["--show", "--json"]), json);
 
     published("3", "store: \"redis://:two hunter2@h\"\nlimits: []\nof_a_newer_version: 1\n");

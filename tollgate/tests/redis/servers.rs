@@ -14,6 +14,7 @@ mod link;
 mod port;
 mod process;
 mod sentinels;
+mod switch;
 mod tls;
 mod wait;
 
@@ -26,6 +27,7 @@ use tempfile::TempDir;
 pub(crate) use cluster::Cluster;
 pub(crate) use link::{Link, Traffic};
 pub(crate) use sentinels::Sentinels;
+pub(crate) use switch::Switch;
 
 use port::Port;
 use process::{Process, Signal};
@@ -232,6 +234,21 @@ impl RedisServer {
         let info = self.info("cpu");
         let seconds = |field| info.get::<f64>(field).expect("INFO cpu has this field");
         ((seconds("used_cpu_user") + seconds("used_cpu_sys")) * 1e6).round() as u64
+    }
+
+    /// A replica of this server that has all of its data.
+    pub(crate) fn replica(&self) -> Self {
+        let replica = Self::start();
+        let () = replica.ask(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(self.port()));
+        wait::wait_until("the replica has its first copy", READY_LIMIT, || {
+            replica.info("replication").get::<String>("master_link_status").as_deref() == Some("up")
+        });
+        replica
+    }
+
+    /// Makes a replica a master. It hears nothing of its former master any more.
+    pub(crate) fn promote(&self) {
+        let () = self.ask(redis::cmd("REPLICAOF").arg("NO").arg("ONE"));
     }
 
     /// Ends the server as a crash would, and its data with it.
