@@ -20,7 +20,7 @@
 //! microsecond. What stands between:
 //!
 //! - Questions that arrive while a trip is under way travel together on the next one.
-//! - A denial is remembered for as long as it is certain, so a flood on a spent key never reaches Redis.
+//! - A denial is remembered for up to a second, so a flood on a spent key hardly reaches Redis.
 //! - A limit that is [`Leased`](crate::Consistency::Leased) takes slices of a busy key's quota in advance.
 //! - No decision waits longer than the store's timeout. After a few failures nobody waits at all, until Redis is
 //!   back; meanwhile each limit answers by its [`OnStoreFailure`].

@@ -13,6 +13,7 @@ use super::denials::{Denials, Known, Times};
 use super::script::{Answer, Ask, Asks, Question, Seen};
 use super::worker::{Job, MAX_KEYS};
 use super::{AllWanted, NEVER, RedisLimiter, Shared, StoreError, names};
+use crate::algorithm::portable::Before;
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source};
 use crate::key::Key;
 use crate::units::Timestamp;
@@ -241,6 +242,14 @@ impl Shared {
         }
     }
 
+    /// Gives back what was taken at that time, as if it had never been taken, and forgets denials that it caused.
+    pub(super) async fn undo(&self, ask: Ask, at: Timestamp, before: Before) -> Result<(), StoreError> {
+        let name = ask.name.clone();
+        let outcome = self.ask(Question::Undo(ask, at, before)).await;
+        self.all_denials.forget(&name);
+        outcome.map(drop)
+    }
+
     /// Asks by the deadline, and waits for an answer that comes later, too.
     async fn ask_to_the_end(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
         if question.asks().len() > MAX_KEYS {
@@ -273,7 +282,7 @@ async fn take_in_slots(
             let answer = answer.as_ref().ok().filter(|answer| answer.taken > 0)?;
             let numbers = answer.seen.first().map_or(&[][..], Seen::numbers);
             let before = ask.terms.compiled.before(numbers, answer.at.as_micros());
-            Some(shared.ask(Question::Undo(ask.clone(), answer.at, before)))
+            Some(shared.undo(ask.clone(), answer.at, before))
         });
         // A slot that cannot be reached any more keeps what it took: too strict, never too lax.
         join_all(taken.collect::<Vec<_>>())

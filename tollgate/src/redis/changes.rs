@@ -1,4 +1,4 @@
-//! Hears what other processes give back, so that no denial outlives it.
+//! Subscribes to resets by other processes, so that no remembered denial outlives one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::denials::AllDenials;
 use super::topology::Topology;
 
-/// Where the script tells the name of a key that something was given back to.
+/// The channel on which the script publishes the names of keys that were reset.
 pub(super) const CHANNEL: &str = "rate_limit:changed";
 
 /// How soon to listen again after the connection was lost: at first, and at most.

@@ -650,7 +650,8 @@ local function give_back_log(k, p, cost, charged_at)
   end
 end
 
--- Other processes may remember that this key is denied.
+-- Other processes may remember that this key is denied. Only resets are published, because a message to every process costs
+-- Redis more than a decision: a denial is remembered for a second at most, so a refund is noticed soon without one.
 local function tell_others(k)
   pcall_redis('PUBLISH', 'rate_limit:changed', KEYS[k])
 end
@@ -1057,7 +1058,6 @@ while q[at] do
         end
         if units > 0 and held[1] == LOG then
           give_back_log(k, held, units, charged_at)
-          tell_others(k)
         elseif units > 0 then
           local cost, parts = units, 0
           if held[1] == METER then
@@ -1069,10 +1069,7 @@ while q[at] do
             end
           end
           local edit = give_back[held[1]](k, held, cost, parts, charged_at, before, before_parts)
-          if edit then
-            write(k, held, edit, k)
-            tell_others(k)
-          end
+          if edit then write(k, held, edit, k) end
         end
       end
       at = at + 5 + others

@@ -1,11 +1,15 @@
-//! Denials that are certain: a key that was denied stays denied until its `retry_after`, for the same cost or a
-//! higher one, unless something is given back. A flood against an exhausted key costs no trip.
+//! Denial cache: remembers denials by Redis, so that a flood on a spent key costs it a trip a second at most.
+//!
+//! A key that was denied stays denied until its `retry_after`, for the same cost or a higher one, unless it is reset or
+//! something is given back. Resets by any process and refunds by this one end an entry at once. Other processes' refunds,
+//! and keys that someone deletes on Redis, are not announced: an entry has a maximum age, and then Redis is asked again.
 //!
 //! Only durations cross machines. An entry lasts from before the question was sent, so it never outlives the
 //! denial; what it answers is counted from when the answer came, so a client that waits that long passes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
@@ -15,6 +19,9 @@ use crate::units::Timestamp;
 
 /// Entries in one set. A new entry takes the place of the one that ends first.
 const WAYS: usize = 8;
+/// The longest that a denial is remembered without asking again. So long a refund by another process, or a `FLUSHALL`,
+/// may go unnoticed.
+const MAX_AGE: Duration = Duration::from_secs(1);
 /// Sets: 65 536 entries in all, some ten megabytes when every one is taken.
 const SETS: usize = 8192;
 
@@ -33,7 +40,7 @@ struct Entry {
     /// By Redis's clock, and by ours when it had answered.
     at: Timestamp,
     answered: Timestamp,
-    /// By our clock: until when it is certain, and when it has certainly ended, a trip later.
+    /// By our clock: until when it answers, and from when Redis may be asked again, up to a trip later.
     until: Timestamp,
     ended: Timestamp,
     seen: Seen,
@@ -119,9 +126,14 @@ impl Denials {
     /// Remembers a denial.
     pub(super) fn remember(&self, ask: &Ask, seen: &Seen, at: Timestamp, retry_after: u64, times: Times) {
         let fingerprint = self.fingerprint(&ask.name);
-        let until = Timestamp::from_micros(times.asked.as_micros().saturating_add(retry_after));
         let answered = times.answered;
-        let ended = Timestamp::from_micros(answered.as_micros().saturating_add(retry_after));
+        let ends = times.asked.saturating_add(Duration::from_micros(retry_after));
+        let expires = times.asked.saturating_add(MAX_AGE);
+        // Once an entry has reached its age, there is nothing to wait for before Redis is asked again.
+        let (until, ended) = match ends <= expires {
+            true => (ends, answered.saturating_add(Duration::from_micros(retry_after))),
+            false => (expires, expires),
+        };
         let (terms, seen) = (ask.terms.clone(), seen.clone());
         let entry = Entry { fingerprint, terms, cost: ask.cost, at, answered, until, ended, seen, asking: None };
         let mut set = self.set(fingerprint);

@@ -192,8 +192,7 @@ impl RedisLimiter {
 impl Shared {
     async fn return_slices(&self, all: bool) {
         let leftovers = self.leases.sweep(self.clock.now_with_gaps(), all);
-        let given_back =
-            leftovers.into_iter().map(|leftover| self.ask(Question::Undo(leftover.ask, leftover.at, leftover.before)));
+        let given_back = leftovers.into_iter().map(|leftover| self.undo(leftover.ask, leftover.at, leftover.before));
         // What cannot be given back is missing until the limit gives it back: too strict, never too lax.
         let _ = join_all(given_back).await;
     }

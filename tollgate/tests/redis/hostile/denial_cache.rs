@@ -1,4 +1,4 @@
-//! A denial that is certain is answered without asking, and forgotten at once when something is given back.
+//! A denial is remembered and answered without asking, until the key is reset or the denial reaches its maximum age.
 
 use std::time::Duration;
 
@@ -12,8 +12,12 @@ use crate::load::{RECOVERY, until};
 use crate::servers::RedisServer;
 use crate::variants::{Variant, variants};
 
-/// How soon what another process gives back is known here.
-const PROMPTLY: Duration = Duration::from_secs(1);
+/// How soon a reset by another process is known here, on a busy machine.
+const PROMPTLY: Duration = Duration::from_secs(5);
+
+/// How soon a refund by another process is noticed: when a denial reaches its maximum age of a second, and Redis is asked
+/// again. The rest is for a busy machine.
+const SOON: Duration = Duration::from_secs(5);
 
 /// Spends all there is of the key, until its denials are answered here.
 async fn exhaust(limiter: &RedisLimiter, key: &str) {
@@ -30,13 +34,13 @@ async fn a_flood_on_a_spent_key_does_not_reach_redis() {
     for variant in caching() {
         let limiter = limiter(&server.url(), variant.limit()).await;
         exhaust(&limiter, "key").await;
-        let before = limiter.stats();
+        let (before, began) = (limiter.stats(), Instant::now());
         let flood = (0..8).map(|_| {
             let limiter = limiter.clone();
             tokio::spawn(async move {
                 for _ in 0..500 {
                     let denied = limiter.check("key").await;
-                    assert!(!denied.is_allowed() && denied.source() == Source::DenialCache);
+                    assert!(!denied.is_allowed(), "{denied:?}");
                     assert!(denied.retry_after().is_some_and(|wait| wait <= HOUR));
                 }
             })
@@ -44,8 +48,12 @@ async fn a_flood_on_a_spent_key_does_not_reach_redis() {
         for task in join_all(flood).await {
             task.expect("no task panics");
         }
-        assert!(limiter.stats().trips - before.trips <= 2, "{}", variant.name);
-        assert_eq!(limiter.stats().cached_denials - before.cached_denials, 8 * 500, "{}", variant.name);
+        // A denial is asked for again after a second.
+        let (trips, seconds) = (limiter.stats().trips - before.trips, began.elapsed().as_secs());
+        assert!(trips <= 2 + 2 * seconds, "{}: {trips} trips in {seconds} s", variant.name);
+        let by_store = limiter.stats().questions - before.questions;
+        let cached = limiter.stats().cached_denials - before.cached_denials;
+        assert!(cached + by_store >= 8 * 500 && by_store <= 2 + 2 * seconds, "{}: {cached}, {by_store}", variant.name);
         assert!(limiter.check("another").await.is_allowed(), "{}: it is about that key alone", variant.name);
     }
 }
@@ -80,7 +88,7 @@ async fn a_reset_by_another_is_seen_promptly() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refund_by_another_is_seen_promptly() {
+async fn a_refund_by_another_is_seen_soon() {
     let server = RedisServer::start();
     for variant in caching().filter(Variant::gives_back) {
         let here = limiter(&server.url(), variant.limit()).await;
@@ -88,12 +96,12 @@ async fn a_refund_by_another_is_seen_promptly() {
         let Ok(taken) = there.reserve("key", 5, tollgate::MINUTE).await else { panic!("5 fit") };
         exhaust(&here, "key").await;
         there.refund(taken).await.expect("given back");
-        let _ = until(&here, "key", PROMPTLY, |decision| decision.is_allowed()).await;
+        let _ = until(&here, "key", SOON, |decision| decision.is_allowed()).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reservation_that_another_settles_for_less_is_seen_promptly() {
+async fn a_reservation_that_another_settles_for_less_is_seen_soon() {
     let server = RedisServer::start();
     for variant in caching().filter(Variant::gives_back) {
         let here = limiter(&server.url(), variant.limit()).await;
@@ -101,7 +109,7 @@ async fn a_reservation_that_another_settles_for_less_is_seen_promptly() {
         let Ok(reserved) = there.reserve("key", 5, HOUR).await else { panic!("5 of 5 fit") };
         exhaust(&here, "key").await;
         there.settle(reserved, 1).await.expect("given back");
-        let _ = until(&here, "key", PROMPTLY, |decision| decision.is_allowed()).await;
+        let _ = until(&here, "key", SOON, |decision| decision.is_allowed()).await;
     }
 }
 
@@ -176,4 +184,55 @@ async fn a_lost_connection_makes_nothing_certain() {
     server.restart();
     let back = until(&limiter, "key", RECOVERY, |decision| decision.is_allowed()).await;
     assert_eq!(back.source(), Source::Store);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_someone_deletes_are_seen_soon() {
+    let server = RedisServer::start();
+    for variant in caching() {
+        let limiter = limiter(&server.url(), variant.limit()).await;
+        exhaust(&limiter, "key").await;
+        let () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
+        let _ = until(&limiter, "key", SOON, |decision| decision.is_allowed()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refund_by_this_process_ends_its_own_denials() {
+    let server = RedisServer::start();
+    for variant in caching().filter(Variant::gives_back) {
+        let limiter = limiter(&server.url(), variant.limit()).await;
+        for round in 0..10 {
+            let key = format!("key {round}");
+            let Ok(taken) = limiter.reserve(&key, 5, tollgate::MINUTE).await else { panic!("5 fit") };
+            exhaust(&limiter, &key).await;
+            limiter.refund(taken).await.expect("given back");
+            assert!(limiter.check(&key).await.is_allowed(), "{}", variant.name);
+        }
+    }
+}
+
+/// Messages that the server has published since its start.
+fn published(server: &RedisServer) -> u64 {
+    let info: redis::InfoDict =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("counted");
+    let line: String = info.get("cmdstat_publish").unwrap_or_default();
+    line.split(',').find_map(|part| part.strip_prefix("calls=")?.parse().ok()).unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resets_are_published_and_refunds_are_not() {
+    let server = RedisServer::start();
+    for variant in caching().filter(Variant::gives_back) {
+        let limiter = limiter(&server.url(), variant.limit()).await;
+        let before = published(&server);
+        for _ in 0..20 {
+            let Ok(taken) = limiter.reserve("key", 5, tollgate::MINUTE).await else { panic!("5 fit") };
+            limiter.refund(taken).await.expect("given back");
+        }
+        assert_eq!(published(&server), before, "{}", variant.name);
+        assert!(limiter.check("key").await.is_allowed());
+        limiter.reset("key").await.expect("reset");
+        assert_eq!(published(&server), before + 1, "{}", variant.name);
+    }
 }
