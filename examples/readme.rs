@@ -3,5 +3,11 @@
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
+#[doc = include_str!("../docs/library.md")]
+pub struct Library;
+
+#[doc = include_str!("../docs/middleware.md")]
+pub struct Middleware;
+
 #[doc = include_str!("../docs/algorithms.md")]
 pub struct Algorithms;

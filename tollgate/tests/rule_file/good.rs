@@ -206,7 +206,11 @@ fn line_ends_and_marks_of_other_systems_change_nothing() {
 
 #[test]
 fn every_file_in_the_documents_is_good() {
-    let documents = [include_str!("../../../docs/rules.md"), include_str!("../../../README.md")];
+    let documents = [
+        include_str!("../../../docs/rules.md"),
+        include_str!("../../../docs/getting-started.md"),
+        include_str!("../../../README.md"),
+    ];
     let blocks: Vec<&str> = documents
         .iter()
         .flat_map(|text| text.split("```yaml\n").skip(1))
