@@ -119,7 +119,7 @@ struct Origin {
 impl Reload {
     pub(crate) fn new(started: Started) -> Self {
         let Started { gate, path, file, hangup, gateway, given, reloads } = started;
-        let (watch, published) = (Watch::begin(&path), Published::on(&file.store));
+        let (watch, published) = (Watch::begin(&path), Published::on(&file));
         let seen = Sight::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
         let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
         Self {
@@ -275,7 +275,7 @@ impl Reload {
         }
         self.settled.tell(&Settled::by(&self.file, &self.given), &Settled::by(&file, &self.given));
         if self.file.store != file.store {
-            self.published = Published::on(&file.store);
+            self.published = Published::on(&file);
         }
         self.reloads.note_file();
         (self.rules, self.are_published, self.compiled) = ((*file).clone(), false, self.gate.rules());

@@ -43,6 +43,7 @@ mod reserving;
 mod rule_sets;
 mod script;
 mod sentinels;
+mod settings;
 mod slots;
 mod target;
 mod topology;
@@ -64,6 +65,7 @@ use self::leases::Leases;
 pub use self::reserving::RedisReservation;
 pub use self::rule_sets::{PublishError, Repair, Repairs, RuleSet, RuleSets};
 use self::script::{Ask, Question};
+pub use self::settings::RedisSettings;
 use self::topology::Topology;
 #[cfg(feature = "rules")]
 pub(crate) use self::wanted::{TakeFrom, cost, only};
@@ -165,10 +167,11 @@ pub(crate) struct Wanted {
 pub(crate) type AllWanted = SmallVec<[Wanted; 2]>;
 
 impl RedisLimiter {
-    /// A limiter on the Redis that the URL names: `redis://host:6379`, `rediss://…` for TLS,
-    /// `redis+cluster://h1:7001,h2:7002` or `redis+sentinel://h1:26379,h2:26379/mymaster`.
-    pub fn builder(url: impl Into<String>) -> RedisLimiterBuilder {
-        RedisLimiterBuilder::new(url.into())
+    /// A limiter on the Redis at that URL: `redis://host:6379`, `rediss://…` for TLS, `redis+cluster://h1:7001,h2:7002`,
+    /// `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket`. [`RedisSettings`] have more than a URL:
+    /// a prefix for all keys, certificates, and logins apart from the URL.
+    pub fn builder(settings: impl Into<RedisSettings>) -> RedisLimiterBuilder {
+        RedisLimiterBuilder::new(settings.into())
     }
 
     /// Takes one unit of the key from every limit, or from none.

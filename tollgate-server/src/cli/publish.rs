@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use tollgate::redis::{PublishError, RuleSet, RuleSets};
-use tollgate::rules::file::{RuleFile, StoreUrl};
+use tollgate::rules::file::{Parsed, RuleFile};
 
 use super::{ConfigArgument, Error, Outcome, StoreArgument, load, say};
 use crate::notice;
@@ -46,7 +46,7 @@ struct PublishedJson<'a> {
 pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let path = &arguments.config.config;
     let file = load(path)?;
-    let rule_sets = rule_sets(&arguments.store.over(file.clone())?.store, path)?;
+    let rule_sets = rule_sets(&arguments.store.over(file.clone())?, path)?;
     if arguments.show {
         return show(&rule_sets, arguments.json).await;
     }
@@ -90,10 +90,10 @@ fn tell_what_nodes_leave(file: &RuleFile) {
     }
 }
 
-fn rule_sets(store: &StoreUrl, path: &Path) -> Result<RuleSets, Error> {
-    match store {
-        StoreUrl::Redis(url) => RuleSets::connect(url).map_err(Error::Connect),
-        _ => Err(Error::NoFleet { config: path.to_owned() }),
+fn rule_sets(file: &Parsed, path: &Path) -> Result<RuleSets, Error> {
+    match file.redis_settings().map_err(|problems| Error::Open(problems.into()))? {
+        Some(settings) => RuleSets::connect(settings).map_err(Error::Connect),
+        None => Err(Error::NoFleet { config: path.to_owned() }),
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tollgate::Gate;
-use tollgate::rules::file::{Address, HostGlob, Listener, Parsed, RuleFile, StoreUrl};
+use tollgate::rules::file::{Address, HostGlob, Listener, Parsed, RuleFile};
 
 use super::{Error, StoreArgument, load, say};
 use crate::decisions::Decisions;
@@ -73,7 +73,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     if file.gateway.is_none() && http.is_none() {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
-    if state.is_some() && file.store != StoreUrl::Memory {
+    if state.is_some() && !file.store.is_memory() {
         let fix = "leave it out, or use `store: memory`";
         return Err(Error::Usage(format!(
             "--state is for the store in memory, and Redis keeps its keys itself: {fix}"

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use tollgate::rules::file::{LoadError, Parsed, Problem, Problems, Severity, StoreUrl};
+use tollgate::rules::file::{LoadError, Parsed, Problem, Problems, Severity};
 use tollgate::{Gate, OpenError};
 
 use super::{Error, Outcome, say};
@@ -90,9 +90,9 @@ async fn report(path: &Path) -> Result<Report, Error> {
 /// whether a Redis is there.
 async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
     config::compile(parsed, None)?;
-    match parsed.store {
-        StoreUrl::Memory => Gate::open(parsed).await.map(drop),
-        _ => Ok(()),
+    match parsed.redis_settings()? {
+        None => Gate::open(parsed).await.map(drop),
+        Some(_) => Ok(()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 use tollgate::redis::{Repairs, RuleSet, RuleSets};
-use tollgate::rules::file::StoreUrl;
+use tollgate::rules::file::Parsed;
 
 use crate::notice;
 
@@ -24,16 +24,24 @@ pub(super) enum News {
 }
 
 impl Published {
-    pub(super) fn on(store: &StoreUrl) -> Self {
-        let StoreUrl::Redis(url) = store else { return Self(None) };
-        match RuleSets::connect(url) {
+    pub(super) fn on(file: &Parsed) -> Self {
+        let settings = match file.redis_settings() {
+            Ok(Some(settings)) => settings,
+            Ok(None) => return Self(None),
+            // The store itself has been opened with these settings, so this is rare.
+            Err(problems) => {
+                notice::warn("published rules will not be heard of:");
+                notice::tell_problems(&problems);
+                return Self(None);
+            }
+        };
+        match RuleSets::connect(settings) {
             Ok(rule_sets) => Self(Some(Subscription {
                 latest: rule_sets.latest(),
                 repairs: rule_sets.repairs(),
                 reported: Repairs::default(),
                 _rule_sets: rule_sets,
             })),
-            // The store itself has been opened with this URL, so this is hardly ever said.
             Err(error) => {
                 notice::warn(format_args!("published rules will not be heard of: {error}"));
                 Self(None)

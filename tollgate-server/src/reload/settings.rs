@@ -1,6 +1,6 @@
 //! What a file that was saved means for the store.
 
-use tollgate::rules::file::{Parsed, StoreUrl};
+use tollgate::rules::file::Parsed;
 
 use crate::notice;
 
@@ -18,12 +18,13 @@ impl StoreChange {
         let same_terms = before.store_timeout == after.store_timeout
             && before.on_store_failure == after.on_store_failure
             && before.max_memory == after.max_memory;
-        match (&before.store, &after.store) {
+        let (old, new) = (&before.store, &after.store);
+        match (old.is_memory(), new.is_memory()) {
             // The terms of a remote store mean nothing to memory.
-            (StoreUrl::Memory, StoreUrl::Memory) if before.max_memory == after.max_memory => Self::None,
-            (StoreUrl::Memory, StoreUrl::Memory) => Self::Anew,
-            (old, new) if old != new => Self::Anew,
-            _ if same_terms => Self::None,
+            (true, true) if before.max_memory == after.max_memory => Self::None,
+            (true, true) => Self::Anew,
+            _ if !old.has_counts_of(new) => Self::Anew,
+            _ if same_terms && old == new => Self::None,
             _ => Self::SameRedis,
         }
     }

@@ -131,6 +131,24 @@ fn what_something_else_at_the_address_of_the_store_says_is_told_in_one_line() {
 }
 
 #[test]
+fn fleets_with_different_prefixes_share_one_redis_and_no_counts() {
+    let redis = Redis::start();
+    let with = |prefix: &str, limit: u64| {
+        let store = format!("store: {{ url: '{}', prefix: {prefix} }}\n", redis.url());
+        rules(&redis, limit, "").replace(&format!("store: {}\n", redis.url()), &store)
+    };
+    let (one, other) = (Server::with_rules(&with("one", 10)), Server::with_rules(&with("other", 10)));
+    assert_eq!(one.connect().check(&user("ann"))["remaining"], 9);
+    assert_eq!(other.connect().check(&user("ann"))["remaining"], 9);
+    let office = folder_with(&[(RULES, &with("other", 20))]);
+    let published = run_in(office.path(), &["publish", "--config", RULES]);
+    assert_eq!(told(&published), "tollgate.yaml is published as version 1\nexit code 0");
+    other.await_said("tollgate: published version 1 is in force: changed user", 1);
+    assert_eq!(other.connect().check(&user("ann"))["remaining"], 18);
+    assert_eq!(one.connect().check(&user("ann"))["remaining"], 8);
+}
+
+#[test]
 fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published() {
     let redis = Redis::start();
     let nodes = [(); 2].map(|()| Server::with_rules(&rules(&redis, 10, "")));

@@ -3,7 +3,7 @@
 use super::Gate;
 use super::opening::{OpenError, limiter, max_memory};
 use crate::redis::RedisLimiter;
-use crate::rules::file::{Parsed, StoreUrl};
+use crate::rules::file::Parsed;
 
 impl Gate {
     /// A gate with the rules and the store of a rule file. A Redis that it names need not be there yet.
@@ -17,9 +17,9 @@ impl Gate {
     /// Outside of a tokio runtime, if the store is Redis.
     pub async fn open(file: &Parsed) -> Result<Self, OpenError> {
         let rules = file.compile()?;
-        match &file.store {
-            StoreUrl::Redis(url) => {
-                let mut settings = RedisLimiter::builder(url.as_str())
+        match file.redis_settings()? {
+            Some(settings) => {
+                let mut settings = RedisLimiter::builder(settings)
                     .store_timeout(file.store_timeout.duration())
                     .on_store_failure(file.on_store_failure.into());
                 if let Some(bytes) = max_memory(file) {
@@ -27,7 +27,7 @@ impl Gate {
                 }
                 Self::on_redis(rules, settings).await.map_err(OpenError::store)
             }
-            StoreUrl::Memory => Ok(Self::with_limiter(rules, limiter(file))?),
+            None => Ok(Self::with_limiter(rules, limiter(file))?),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::store::Store;
 use crate::limiter::{LimiterBuilder, RestoreError, Restored};
 use crate::rules::RuleSet;
 #[cfg(feature = "file")]
-use crate::rules::file::{Parsed, StoreUrl};
+use crate::rules::file::Parsed;
 
 impl Gate {
     /// Builds a gate that goes on where another one was when it wrote a [snapshot](Self::snapshot): see
@@ -38,7 +38,7 @@ impl Gate {
         file: &Parsed,
         snapshot: impl Read,
     ) -> Result<Result<(Self, Restored), RestoreError>, OpenError> {
-        if file.store != StoreUrl::Memory {
+        if !file.store.is_memory() {
             return Err(OpenError::store("snapshots are of the store in memory, and this one is on Redis: use memory"));
         }
         match Self::restore(file.compile()?, limiter(file), snapshot) {

@@ -4,12 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-
 use super::denials::AllDenials;
 use super::leases::Leases;
-use super::target::Target;
+use super::settings::RedisSettings;
 use super::topology::Topology;
 use super::worker::Trips;
 use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Shared, Tasks};
@@ -29,24 +26,22 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Puts a [`RedisLimiter`] together.
 #[must_use]
 pub struct RedisLimiterBuilder {
-    url: String,
+    settings: RedisSettings,
     limits: LimitSet,
     store_timeout: Duration,
     on_store_failure: OnStoreFailure,
-    tls_ca: Option<Vec<u8>>,
     clock: Option<TimeSource>,
     max_memory: Option<usize>,
     denial_cache: bool,
 }
 
 impl RedisLimiterBuilder {
-    pub(super) fn new(url: String) -> Self {
+    pub(super) fn new(settings: RedisSettings) -> Self {
         Self {
-            url,
+            settings,
             limits: LimitSet::new(),
             store_timeout: DEFAULT_TIMEOUT,
             on_store_failure: OnStoreFailure::default(),
-            tls_ca: None,
             clock: None,
             max_memory: None,
             denial_cache: true,
@@ -83,12 +78,6 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// The certificate authority that signed the server's certificate, in PEM, instead of the public ones.
-    pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.tls_ca = Some(pem.into());
-        self
-    }
-
     /// Takes the time from `clock` instead of Redis, for tests and simulations. Denials are then not cached.
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(TimeSource::Custom(Arc::new(clock)));
@@ -113,7 +102,7 @@ impl RedisLimiterBuilder {
     ///
     /// # Errors
     ///
-    /// When the URL or a setting can never work.
+    /// When a setting can never work.
     ///
     /// # Panics
     ///
@@ -138,19 +127,13 @@ impl RedisLimiterBuilder {
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
             return Err(ConnectError::new("this platform has no system clock; set one with `clock`".into()));
         };
-        if let Some(pem) = &self.tls_ca
-            && !matches!(CertificateDer::pem_slice_iter(pem).next(), Some(Ok(_)))
-        {
-            return Err(ConnectError::new("tls_ca has no certificate in it; give it one in PEM".into()));
-        }
         let trips = Arc::new(Trips {
             timeout: self.store_timeout,
             clock: self.clock.clone(),
             trips: AtomicU64::new(0),
             asked: AtomicU64::new(0),
         });
-        let target = Target::parse(&self.url)?;
-        let topology = Arc::new(Topology::new(target, self.tls_ca.as_deref(), self.store_timeout, Some(&trips))?);
+        let topology = Arc::new(Topology::new(&self.settings, self.store_timeout, Some(&trips))?);
         // A server that hangs has failed by then.
         let _ = tokio::time::timeout(self.store_timeout.max(PATIENCE), topology.settled()).await;
         let all_denials = Arc::new(AllDenials::default());
@@ -179,7 +162,7 @@ impl RedisLimiterBuilder {
                 _tasks: Tasks(tasks),
             }
         });
-        let limits = Prepared::all(limits, &[], &local);
+        let limits = Prepared::all(limits, &[], &local, shared.topology.names());
         Ok(RedisLimiter(Arc::new(Inner { limits, asked, local, denials, shared })))
     }
 }

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 use super::denials::AllDenials;
 use super::topology::Topology;
 
-/// The channel on which the script publishes the names of keys that were reset.
-pub(super) const CHANNEL: &str = "rate_limit:changed";
+/// The channel on which the script publishes the names of keys that were reset, after `rate_limit:`.
+const CHANNEL: &str = "changed";
 
 /// How soon to listen again after the connection was lost: at first, and at most.
 const AGAIN_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -27,7 +27,7 @@ pub(super) async fn listen(topology: Arc<Topology>, denials: Arc<AllDenials>, he
     loop {
         let ear = timeout(PATIENCE, async {
             let mut ear = topology.subscriber().await.ok()?;
-            ear.subscribe(CHANNEL).await.ok()?;
+            ear.subscribe(topology.names().of(CHANNEL)).await.ok()?;
             Some(ear)
         });
         if let Ok(Some(ear)) = ear.await {

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::names::Names;
 use super::script::{Ask, Terms};
 use super::{Inner, RedisLimiter, Wanted, names};
 use crate::algorithm::succession::Signature;
@@ -50,8 +51,8 @@ impl RedisLimiter {
         let limits = limits.into();
         let local = inner.local.with_limits(limits.clone())?;
         let Checked { limits, asked } = limits.checked()?;
-        let limits = Prepared::all(limits, &inner.limits, &local);
         let shared = inner.shared.clone();
+        let limits = Prepared::all(limits, &inner.limits, &local, shared.topology.names());
         let kept: HashSet<*const Terms> = limits.iter().map(|prepared| Arc::as_ptr(&prepared.terms)).collect();
         shared.leases.withdraw_unless(|terms| kept.contains(&Arc::as_ptr(terms)));
         let denials = shared.all_denials.begin();
@@ -92,7 +93,7 @@ const MAX_SIBLINGS: usize = 16;
 
 impl Prepared {
     /// Prepares limits that take the place of others. The limiter for when Redis fails knows what they were before.
-    pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], local: &Limiter) -> Box<[Self]> {
+    pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], local: &Limiter, names: &Names) -> Box<[Self]> {
         // Redis's clock is the wall clock, also for limits that have been in a limiter in memory.
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&WallOffset::default()));
         let mut by_name: HashMap<&str, Vec<&Self>> = HashMap::new();
@@ -135,7 +136,7 @@ impl Prepared {
                     siblings.push(other);
                 }
             }
-            let prefix = names::prefix(limit);
+            let prefix = names.before_key(limit);
             Self { limit: limit.clone(), prefix, terms, ceiling, siblings: siblings.into(), horizon }
         });
         prepared.collect()

@@ -653,7 +653,8 @@ end
 -- Other processes may remember that this key is denied. Only resets are published, because a message to every process costs
 -- Redis more than a decision: a denial is remembered for a second at most, so a refund is noticed soon without one.
 local function tell_others(k)
-  pcall_redis('PUBLISH', 'rate_limit:changed', KEYS[k])
+  -- The channel has the prefix of the key, if there is one.
+  pcall_redis('PUBLISH', string.match(KEYS[k], '^[^{]*rate_limit:') .. 'changed', KEYS[k])
 end
 
 -- Conversion of a state to other terms: `algorithm/conversion.rs`, number by number.

@@ -1,9 +1,10 @@
-//! Opens connections to Redis: TCP with its options, TLS, and the login.
+//! Opens connections to Redis: TCP with its options, Unix sockets, TLS, and the login.
 //!
 //! Connections are opened here and not by the Redis client, so that we know when one is closed: a request on a closed
 //! connection was never sent and can be sent on the next one. Deadlines are the caller's.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,15 +12,15 @@ use futures_util::FutureExt;
 use futures_util::future::select_ok;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
-use redis::{AsyncConnectionConfig, Cmd, RedisConnectionInfo, RedisError, Value};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 
-use super::{ConnectError, Tasks};
+use super::Tasks;
+use super::settings::Login;
 
 /// When TCP starts to ask a silent peer, how often, and how many unanswered probes end the connection. A backstop: the
 /// probes of `node.rs` are quicker, but nobody probes while a subscriber waits.
@@ -32,23 +33,44 @@ const MAX_ADDRESSES: usize = 8;
 /// Requests that may wait for the socket of one connection: more than one trip has calls.
 const PIPELINE: usize = 256;
 
-/// A host and a port.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Address {
-    pub(super) host: Arc<str>,
-    pub(super) port: u16,
+pub(super) enum Address {
+    Tcp {
+        host: Arc<str>,
+        port: u16,
+    },
+    /// The path of a Unix socket.
+    Unix(Arc<Path>),
+}
+
+impl Address {
+    pub(super) fn tcp(host: impl Into<Arc<str>>, port: u16) -> Self {
+        Self::Tcp { host: host.into(), port }
+    }
+
+    /// The address of another port on the same host.
+    pub(super) fn with_port(&self, port: u16) -> Option<Self> {
+        match self {
+            Self::Tcp { host, .. } => Some(Self::tcp(host.clone(), port)),
+            Self::Unix(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}:{}", self.host, self.port)
+        match self {
+            Self::Tcp { host, port } => write!(out, "{host}:{port}"),
+            Self::Unix(path) => path.display().fmt(out),
+        }
     }
 }
 
 /// Opens connections with one login.
 pub(super) struct Dialer {
     tls: Option<TlsConnector>,
-    login: RedisConnectionInfo,
+    login: Login,
 }
 
 /// A connection that many tasks may use at once. The last clone closes it.
@@ -61,40 +83,43 @@ pub(super) struct Connection {
 }
 
 impl Dialer {
-    /// `ca` is the certificate authority of the servers, in PEM; without it, the public ones are trusted.
-    pub(super) fn new(tls: bool, ca: Option<&[u8]>, login: RedisConnectionInfo) -> Result<Self, ConnectError> {
-        let tls = if tls { Some(connector(ca)?) } else { None };
-        Ok(Self { tls, login })
+    pub(super) fn new(tls: Option<TlsConnector>, login: Login) -> Self {
+        Self { tls, login }
     }
 
     /// Connects and logs in.
     pub(super) async fn connect(&self, to: &Address) -> Result<Connection, RedisError> {
-        let tcp = open_tcp(to).await?;
+        let (login, stream) = (self.login.current().await?, self.open(to).await?);
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(PIPELINE);
         let (closes, open) = watch::channel(());
-        let (requests, driver) = match &self.tls {
-            None => {
-                let (requests, driver) = MultiplexedConnection::new_with_config(&self.login, tcp, config).await?;
-                (requests, tokio::spawn(until_closed(driver, closes)))
-            }
-            Some(tls) => {
-                let stream = tls.connect(server_name(to)?, tcp).await?;
-                let (requests, driver) = MultiplexedConnection::new_with_config(&self.login, stream, config).await?;
-                (requests, tokio::spawn(until_closed(driver, closes)))
-            }
-        };
+        let (requests, driver) = MultiplexedConnection::new_with_config(&login, stream, config).await?;
+        let driver = tokio::spawn(until_closed(driver, closes));
         Ok(Connection { requests, open, _driver: Arc::new(Tasks(vec![driver.abort_handle()])) })
     }
 
     /// Connects and logs in, for messages that are published.
     pub(super) async fn subscriber(&self, to: &Address) -> Result<PubSub, RedisError> {
-        let tcp = open_tcp(to).await?;
+        let (login, stream) = (self.login.current().await?, self.open(to).await?);
+        PubSub::new(&login, stream).await
+    }
+
+    async fn open(&self, to: &Address) -> Result<Box<dyn Stream>, RedisError> {
+        let (host, port) = match to {
+            Address::Tcp { host, port } => (host, *port),
+            Address::Unix(path) => return open_socket(path).await,
+        };
+        let tcp = open_tcp(host, port).await?;
         match &self.tls {
-            None => PubSub::new(&self.login, tcp).await,
-            Some(tls) => PubSub::new(&self.login, tls.connect(server_name(to)?, tcp).await?).await,
+            None => Ok(Box::new(tcp)),
+            Some(tls) => Ok(Box::new(tls.connect(server_name(host)?, tcp).await?)),
         }
     }
 }
+
+/// A stream of bytes to a server. One call through a table per batch is nothing beside the system call.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Connection {
     pub(super) fn is_closed(&self) -> bool {
@@ -126,12 +151,22 @@ async fn until_closed(driver: impl Future<Output = ()>, closes: watch::Sender<()
     drop(closes);
 }
 
-async fn open_tcp(to: &Address) -> Result<TcpStream, RedisError> {
+#[cfg(unix)]
+async fn open_socket(path: &Path) -> Result<Box<dyn Stream>, RedisError> {
+    Ok(Box::new(tokio::net::UnixStream::connect(path).await?))
+}
+
+#[cfg(not(unix))]
+async fn open_socket(_: &Path) -> Result<Box<dyn Stream>, RedisError> {
+    Err(std::io::Error::other("this platform has no Unix sockets; use redis://host:6379").into())
+}
+
+async fn open_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {
     // All addresses of a name at once: the first that answers is as good as any, and one that is dead costs no time.
-    let addresses = tokio::net::lookup_host((&*to.host, to.port)).await?;
+    let addresses = tokio::net::lookup_host((host, port)).await?;
     let connecting: Vec<_> = addresses.take(MAX_ADDRESSES).map(|address| TcpStream::connect(address).boxed()).collect();
     if connecting.is_empty() {
-        return Err(std::io::Error::other(format!("{} has no address", to.host)).into());
+        return Err(std::io::Error::other(format!("{host} has no address")).into());
     }
     let (stream, _) = select_ok(connecting).await?;
     // Small requests must not wait for the acknowledgement of those before them.
@@ -145,25 +180,24 @@ async fn open_tcp(to: &Address) -> Result<TcpStream, RedisError> {
     Ok(stream)
 }
 
-fn server_name(to: &Address) -> Result<ServerName<'static>, RedisError> {
-    ServerName::try_from(to.host.to_string()).map_err(|error| std::io::Error::other(error).into())
+fn server_name(host: &str) -> Result<ServerName<'static>, RedisError> {
+    ServerName::try_from(host.to_owned()).map_err(|error| std::io::Error::other(error).into())
 }
 
-fn connector(ca: Option<&[u8]>) -> Result<TlsConnector, ConnectError> {
-    let mut roots = RootCertStore::empty();
-    match ca {
-        None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
-        Some(pem) => {
-            let (added, _) =
-                roots.add_parsable_certificates(CertificateDer::pem_slice_iter(pem).filter_map(Result::ok));
-            if added == 0 {
-                return Err(ConnectError::new("tls_ca has no certificate in it; give it one in PEM".into()));
-            }
-        }
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_have_the_options_that_find_a_dead_server() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = open_tcp("127.0.0.1", listener.local_addr().unwrap().port()).await.unwrap();
+        let socket = SockRef::from(&stream);
+        assert!(socket.tcp_nodelay().unwrap());
+        assert!(socket.keepalive().unwrap());
+        let (time, interval, retries) = KEEPALIVE;
+        let times = (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());
+        assert_eq!((times, socket.tcp_keepalive_retries().unwrap()), ((time, interval), retries));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(USER_TIMEOUT));
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| ConnectError::new(format!("TLS cannot be set up: {error}")))?;
-    Ok(TlsConnector::from(Arc::new(config.with_root_certificates(roots).with_no_client_auth())))
 }

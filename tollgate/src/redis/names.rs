@@ -1,5 +1,5 @@
-//! What keys are called on Redis: `rate_limit:{<limit name>|<key>}`, or `rate_limit:ban:{…}` for a ban. The algorithm is
-//! no part of the name, so that what was spent counts when it is changed.
+//! The names of keys on Redis: `[<prefix>:]rate_limit:{<limit name>|<key>}`, or `…rate_limit:ban:{…}` for a ban. The
+//! algorithm is no part of the name, so that what was spent counts when it is changed.
 //!
 //! The braces are the hash tag, so that all that belongs to one key of a limit is in one slot of a cluster. Key
 //! material from outside can neither end the tag nor spell another limit's key: braces, bars and per cents are
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
+use super::ConnectError;
 use crate::algorithm::Algorithm;
 use crate::key::Key;
 use crate::limit::Limit;
@@ -50,12 +51,46 @@ pub(super) fn name(prefix: &str, key: Key<'_>) -> Arc<[u8]> {
     Arc::from(&*name)
 }
 
-/// All of the name that comes before the key.
-pub(super) fn prefix(limit: &Limit) -> String {
-    let mut name = SmallVec::new();
-    escape(limit.name().as_bytes(), &mut name);
-    let kind = if matches!(limit.algorithm(), Algorithm::Ban(_)) { "ban:" } else { "" };
-    format!("rate_limit:{kind}{{{}|", String::from_utf8_lossy(&name))
+/// The names of all keys and channels of a store.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    /// `rate_limit:`, after the prefix of the store if it has one.
+    begin: Arc<str>,
+}
+
+/// Longer than any name of a service, and short beside the keys.
+const MAX_PREFIX: usize = 64;
+
+impl Names {
+    pub(super) fn new(prefix: Option<&str>) -> Result<Self, ConnectError> {
+        let Some(prefix) = prefix else { return Ok(Self { begin: "rate_limit:".into() }) };
+        // Braces would be the hash tag, and `*`, `?` and brackets are patterns where an ACL names the keys.
+        let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/');
+        let fix = "use letters, digits and _ - . : /, 64 at most";
+        if prefix.is_empty() {
+            return Err(ConnectError::new(format!("the prefix is empty; {fix}, or leave it out")));
+        }
+        if prefix.len() > MAX_PREFIX {
+            return Err(ConnectError::new(format!("the prefix has {} bytes; {fix}", prefix.len())));
+        }
+        if !prefix.bytes().all(is_good) {
+            return Err(ConnectError::new(format!("the prefix `{prefix}` has characters that it may not have; {fix}")));
+        }
+        Ok(Self { begin: format!("{prefix}:rate_limit:").into() })
+    }
+
+    /// The name of something that is not a limit's: a channel, a rule set.
+    pub(super) fn of(&self, what: &str) -> String {
+        format!("{}{what}", self.begin)
+    }
+
+    /// All of the name of a limit's keys that comes before the key.
+    pub(super) fn before_key(&self, limit: &Limit) -> String {
+        let mut name = SmallVec::new();
+        escape(limit.name().as_bytes(), &mut name);
+        let kind = if matches!(limit.algorithm(), Algorithm::Ban(_)) { "ban:" } else { "" };
+        format!("{}{kind}{{{}|", self.begin, String::from_utf8_lossy(&name))
+    }
 }
 
 /// The slot of a cluster that a name is in.
@@ -93,7 +128,24 @@ mod tests {
     use crate::{FixedWindow, MINUTE};
 
     fn named(limit: &str, key: Key<'_>) -> Vec<u8> {
-        name(&prefix(&Limit::new(limit, FixedWindow::new(1, MINUTE)).unwrap()), key).to_vec()
+        named_with(None, limit, key)
+    }
+
+    fn named_with(prefix: Option<&str>, limit: &str, key: Key<'_>) -> Vec<u8> {
+        let limit = Limit::new(limit, FixedWindow::new(1, MINUTE)).unwrap();
+        name(&Names::new(prefix).unwrap().before_key(&limit), key).to_vec()
+    }
+
+    #[test]
+    fn a_prefix_comes_first_and_leaves_the_slot_alone() {
+        let name = named_with(Some("shop:eu"), "l", "ann".into());
+        assert_eq!(name, b"shop:eu:rate_limit:{l|ann}");
+        assert_eq!(slot(&name), slot(&named("l", "ann".into())));
+        assert_eq!(Names::new(Some("shop")).unwrap().of("changed"), "shop:rate_limit:changed");
+        for prefix in ["", "a b", "a{b}", "a*", "a\n", "é", &"x".repeat(65)] {
+            let error = Names::new(Some(prefix)).unwrap_err().to_string();
+            assert!(error.contains("; use letters"), "{error}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::StoreError;
 use super::breaker::{Breaker, Changes};
 use super::dial::{Address, Connection, Dialer};
+use super::names::Names;
 use super::script;
 use super::sentinels::Sentinels;
 use super::topology::subscriber;
@@ -52,6 +53,7 @@ pub(super) struct Common {
     /// Whether the scripts for decisions are loaded into every server.
     pub(super) loads_scripts: bool,
     pub(super) changes: Arc<Changes>,
+    pub(super) names: Names,
     /// Rung when a call to a node failed, or its connection was lost.
     pub(super) trouble: Arc<Notify>,
 }
@@ -199,8 +201,8 @@ impl Node {
     /// A `host:port` as a server writes it. Without a host, it is this server's.
     fn address_of(&self, text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
-        let host = if host.is_empty() { self.found()?.host } else { host.into() };
-        Some(Address { host, port: port.parse().ok()? })
+        let port = port.parse().ok()?;
+        if host.is_empty() { self.found()?.with_port(port) } else { Some(Address::tcp(host, port)) }
     }
 
     pub(super) fn found(&self) -> Option<Address> {
@@ -330,7 +332,7 @@ impl Node {
         let command = match self.place {
             // A key may be in a slot of another node.
             Place::InCluster(_) => redis::cmd("PING"),
-            Place::At(_) | Place::Master(_) => script::probe(),
+            Place::At(_) | Place::Master(_) => script::probe(&self.common.names.of("{probe}")),
         };
         match timeout(limit, connection.run(&command)).await {
             Ok(Ok(_)) => Ok(()),

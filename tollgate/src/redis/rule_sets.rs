@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use self::following::Follower;
-use super::target::Target;
+use super::settings::RedisSettings;
 use super::topology::Topology;
 use super::{ConnectError, StoreError, Tasks};
 
@@ -170,18 +170,18 @@ pub struct RuleSets {
 }
 
 impl RuleSets {
-    /// The rule sets on that Redis; the URL as for [`RedisLimiter::builder`](super::RedisLimiter::builder). Redis
-    /// need not be there yet.
+    /// The rule sets on that Redis: a URL as for [`RedisLimiter::builder`](super::RedisLimiter::builder), or
+    /// [`RedisSettings`]. Redis need not be there yet.
     ///
     /// # Errors
     ///
-    /// When the URL can never work.
+    /// When a setting can never work.
     ///
     /// # Panics
     ///
     /// Outside of a tokio runtime.
-    pub fn connect(url: &str) -> Result<Self, ConnectError> {
-        let topology = Arc::new(Topology::new(Target::parse(url)?, None, ANSWER_WITHIN, None)?);
+    pub fn connect(settings: impl Into<RedisSettings>) -> Result<Self, ConnectError> {
+        let topology = Arc::new(Topology::new(&settings.into(), ANSWER_WITHIN, None)?);
         let (sender, latest) = watch::channel(None);
         let (repaired, repairs) = watch::channel(Repairs::default());
         let task = tokio::spawn(Follower::new(topology.clone(), sender, repaired).follow());

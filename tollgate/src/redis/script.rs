@@ -32,9 +32,9 @@ pub(super) fn load() -> [redis::Cmd; 2] {
 }
 
 /// Asks whether Redis is there and can be written to: a replica refuses even to delete what is not there.
-pub(super) fn probe() -> redis::Cmd {
+pub(super) fn probe(key: &str) -> redis::Cmd {
     let mut command = redis::cmd("DEL");
-    command.arg("rate_limit:{probe}");
+    command.arg(key);
     command
 }
 

@@ -58,6 +58,6 @@ impl Sentinels {
         let mut command = redis::cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
         let found: Option<(String, u16)> = redis::from_redis_value(connection.run(&command).await?)?;
-        Ok(found.map(|(host, port)| Address { host: host.into(), port }))
+        Ok(found.map(|(host, port)| Address::tcp(host, port)))
     }
 }

@@ -74,8 +74,8 @@ fn address(node: &Value, asked: &Address) -> Option<Address> {
         Value::SimpleString(text) => text,
         _ => "",
     };
-    let host = if matches!(host, "" | "?") { asked.host.clone() } else { host.into() };
-    Some(Address { host, port: u16::try_from(*port).ok()? })
+    let port = u16::try_from(*port).ok()?;
+    if matches!(host, "" | "?") { asked.with_port(port) } else { Some(Address::tcp(host, port)) }
 }
 
 impl SlotMap {
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_reply_is_read_with_hosts_that_are_left_out() {
-        let asked = Address { host: "10.0.0.9".into(), port: 7000 };
+        let asked = Address::tcp("10.0.0.9", 7000);
         let range = |first, last, nodes: [Value; 2]| {
             let [master, replica] = nodes;
             Value::Array(vec![Value::Int(first), Value::Int(last), master, replica])
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_makes_no_sense_is_refused() {
-        let asked = Address { host: "h".into(), port: 1 };
+        let asked = Address::tcp("h", 1);
         let range = |first, last| Value::Array(vec![Value::Int(first), Value::Int(last), node("a", 1)]);
         let bad = [
             Value::Nil,

@@ -1,9 +1,11 @@
-//! Where Redis is, as a URL says it.
+//! The URL of a Redis.
 //!
-//! `redis://[user:password@]host[:port][/db]`, `rediss://…` for TLS, `redis+cluster://h1:7001,h2:7002` and
-//! `redis+sentinel://h1:26379,h2:26379/mymaster[/db]`, the last two with `rediss+…` too.
+//! `redis://[user:password@]host[:port][/db]`, `rediss://…` for TLS, `redis+cluster://h1:7001,h2:7002`,
+//! `redis+sentinel://h1:26379,h2:26379/mymaster[/db]`, the last two with `rediss+…` too, and
+//! `unix://[user:password@]/path/to/socket[?db=n]`.
 
 use std::fmt;
+use std::path::Path;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
@@ -11,7 +13,6 @@ use super::ConnectError;
 use super::dial::Address;
 
 /// What a URL names.
-#[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) servers: Servers,
     pub(super) tls: bool,
@@ -19,19 +20,21 @@ pub(super) struct Target {
     pub(super) login: RedisConnectionInfo,
 }
 
-#[derive(Clone, Debug)]
 pub(super) enum Servers {
     Single(Address),
     Sentinel { sentinels: Vec<Address>, service: String },
     Cluster(Vec<Address>),
 }
 
-const FORMS: &str = "use redis://host:6379, rediss://host:6379, redis+cluster://h1:7001,h2:7002 or \
-                     redis+sentinel://h1:26379,h2:26379/mymaster";
+const FORMS: &str = "use redis://host:6379, rediss://host:6379, redis+cluster://h1:7001,h2:7002, \
+                     redis+sentinel://h1:26379,h2:26379/mymaster or unix:///path/to/socket";
 
 impl Target {
     pub(super) fn parse(url: &str) -> Result<Self, ConnectError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("the store's URL has no scheme"))?;
+        if scheme == "unix" {
+            return Self::socket(rest);
+        }
         let (base, form) = scheme.split_once('+').unwrap_or((scheme, ""));
         if base != "redis" && base != "rediss" {
             return Err(wrong(&format!("`{scheme}` is no scheme of a store")));
@@ -77,12 +80,35 @@ impl Target {
             other => Err(wrong(&format!("`redis+{other}` is no kind of Redis"))),
         }
     }
+
+    /// A Unix socket: `[user:password@]/path[?db=n]`.
+    fn socket(rest: &str) -> Result<Self, ConnectError> {
+        let (authority, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
+        let login = match authority {
+            "" => "",
+            login if login.ends_with('@') => login,
+            _ => return Err(wrong("the path of the socket does not begin with a slash")),
+        };
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        if path.len() < 2 {
+            return Err(wrong("the path of the socket is missing"));
+        }
+        let db = match query {
+            "" => "",
+            query => query.strip_prefix("db=").ok_or_else(|| wrong("the socket's URL has settings other than `db`"))?,
+        };
+        // Only the login and the database are used.
+        let info = format!("redis://{login}localhost/{db}").into_connection_info();
+        let info = info.map_err(|_| wrong("the socket's URL has an invalid login or database"))?;
+        let servers = Servers::Single(Address::Unix(Path::new(path).into()));
+        Ok(Self { servers, tls: false, login: info.redis_settings().clone() })
+    }
 }
 
 fn address(info: &ConnectionInfo) -> Result<Address, ConnectError> {
     match info.addr() {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, insecure: false, .. } => {
-            Ok(Address { host: host.as_str().into(), port: *port })
+            Ok(Address::tcp(host.as_str(), *port))
         }
         ConnectionAddr::TcpTls { .. } => Err(wrong("certificates are always verified, `#insecure` cannot be used")),
         _ => Err(wrong("the store's URL has no host")),
@@ -131,6 +157,8 @@ mod tests {
             "rediss+cluster://u:p@a:7001/0",
             "redis+sentinel://a,b:26380/mymaster",
             "redis+sentinel://u:p@a,b:26380/mymaster/2/",
+            "unix:///run/redis@1.sock",
+            "unix://ann:hunter2@/run/redis.sock?db=3",
         ];
         let bad = [
             "redis://h:99999",
@@ -138,6 +166,10 @@ mod tests {
             "redis+cluster://a/1",
             "redis+sentinel://a/m/x",
             "redis://h:6379?protocol=resp3",
+            "unix://run/redis.sock",
+            "unix:///",
+            "unix:///run/redis.sock?db=x",
+            "unix:///run/redis.sock?password=hunter2",
         ];
         for (url, is_good) in good.map(|url| (url, true)).into_iter().chain(bad.map(|url| (url, false))) {
             let file = RuleFile::parse("tollgate.yaml", format!("store: '{url}'\nlimits: []\n"));
@@ -158,6 +190,12 @@ mod tests {
         let Servers::Sentinel { sentinels, service } = sentinel.servers else { panic!("sentinel") };
         assert_eq!(sentinels.iter().map(Address::to_string).collect::<Vec<_>>(), ["a:26379", "b:26380"]);
         assert_eq!((service.as_str(), sentinel.login.db()), ("mymaster", 2));
+        let socket = parse("unix://ann:s3cret@/run/redis@1.sock?db=3");
+        assert!(matches!(&socket.servers, Servers::Single(address) if address.to_string() == "/run/redis@1.sock"));
+        assert_eq!(
+            (socket.login.db(), socket.login.username(), socket.login.password()),
+            (3, Some("ann"), Some("s3cret"))
+        );
     }
 
     #[test]
@@ -166,6 +204,7 @@ mod tests {
             ("redis://ann:hunter2@example/3", "example:6379"),
             ("redis+cluster://:hunter2@a:7001,b:7002", "a:7001, b:7002"),
             ("redis+sentinel://:hunter2@a,b:26380/mymaster/2", "mymaster of sentinels a:26379, b:26380"),
+            ("unix://ann:hunter2@/run/redis.sock", "/run/redis.sock"),
         ] {
             assert_eq!(Target::parse(url).unwrap().to_string(), told);
         }
@@ -177,8 +216,13 @@ mod tests {
         {
             assert!(Target::parse(url).is_err(), "{url}");
         }
-        for url in ["redis://u:hunter2@h:99999999", "redis+cluster://u:hunter2@h:1/7", "redis://u:hunter2@h/x"] {
-            let error = Target::parse(url).unwrap_err().to_string();
+        for url in [
+            "redis://u:hunter2@h:99999999",
+            "redis+cluster://u:hunter2@h:1/7",
+            "redis://u:hunter2@h/x",
+            "unix://u:hunter2@h/s",
+        ] {
+            let error = Target::parse(url).err().expect("a wrong URL").to_string();
             assert!(!error.contains("hunter2") && error.contains("; use redis://"), "{error}");
         }
     }

@@ -11,17 +11,19 @@ use tokio::time::{Instant, timeout};
 use super::breaker::Changes;
 use super::cluster::Cluster;
 use super::dial::{Address, Dialer};
+use super::names::{self, Names};
 use super::node::{CONNECT_LIMIT, Common, Node, Place, RunError, unavailable};
 use super::sentinels::Sentinels;
-use super::target::Target;
+use super::settings::{RedisSettings, Resolved};
 use super::worker::{Job, MAX_WAITING, Trips, Worker};
-use super::{ConnectError, StoreError, Tasks, names};
+use super::{ConnectError, StoreError, Tasks};
 
 /// The servers of a store, and the way to each key.
 pub(super) struct Topology {
     servers: Servers,
     /// For people.
     address: String,
+    names: Names,
     changes: Arc<Changes>,
     _tasks: Tasks,
 }
@@ -71,24 +73,23 @@ impl Member {
 impl Topology {
     /// Connects to the servers in the background. With `trips`, they can be sent jobs.
     pub(super) fn new(
-        target: Target,
-        ca: Option<&[u8]>,
+        settings: &RedisSettings,
         timeout: Duration,
         trips: Option<&Arc<Trips>>,
     ) -> Result<Self, ConnectError> {
-        let (address, changes) = (target.to_string(), Arc::new(Changes::default()));
-        let dialer = Arc::new(Dialer::new(target.tls, ca, target.login)?);
+        let Resolved { address, servers, tls, login, sentinel_login, names } = settings.resolved()?;
+        let changes = Arc::new(Changes::default());
+        let dialer = Arc::new(Dialer::new(tls.clone(), login));
         let (loads_scripts, trouble) = (trips.is_some(), Arc::new(Notify::new()));
-        let common = Common { dialer, timeout, loads_scripts, changes: changes.clone(), trouble };
+        let common = Common { dialer, timeout, loads_scripts, changes: changes.clone(), trouble, names: names.clone() };
         let mut tasks = Vec::new();
-        let servers = match target.servers {
+        let servers = match servers {
             super::target::Servers::Single(address) => {
                 Servers::One(Member::start(Place::At(address), common, trips, None))
             }
             super::target::Servers::Sentinel { sentinels, service } => {
                 // Sentinels have logins of their own.
-                let dialer = Dialer::new(target.tls, ca, redis::RedisConnectionInfo::default())?;
-                let sentinels = Sentinels::new(sentinels, service, dialer);
+                let sentinels = Sentinels::new(sentinels, service, Dialer::new(tls, sentinel_login));
                 Servers::One(Member::start(Place::Master(sentinels), common, trips, None))
             }
             super::target::Servers::Cluster(seeds) => {
@@ -97,11 +98,16 @@ impl Topology {
                 Servers::Cluster(cluster)
             }
         };
-        Ok(Self { servers, address, changes, _tasks: Tasks(tasks) })
+        Ok(Self { servers, address, names, changes, _tasks: Tasks(tasks) })
     }
 
     pub(super) fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The names of keys and channels there.
+    pub(super) fn names(&self) -> &Names {
+        &self.names
     }
 
     pub(super) fn is_cluster(&self) -> bool {

@@ -26,6 +26,8 @@ mod node;
 mod problem;
 mod schema;
 mod shape;
+#[cfg(feature = "redis")]
+mod store;
 mod types;
 mod yaml;
 
@@ -41,9 +43,9 @@ use self::problem::Findings;
 
 pub use self::flaw::{Flaw, Part};
 pub use self::forms::{
-    Address, ByteSize, Cidr, ContentType, CostText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName,
-    PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, Span, StatusClass, StoreUrl, TokenSource,
-    Upstream,
+    Address, ByteSize, Cidr, ContentType, CostText, Expression, HeaderName, HostGlob, KeyPart, KeyPrefix, LimitName,
+    MethodName, PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, Span, StatusClass, StoreUrl,
+    TokenSource, Upstream,
 };
 pub use self::problem::{Position, Problem, Problems, Severity};
 pub use self::schema::schema;
@@ -52,8 +54,9 @@ pub use self::types::{
     ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, FailurePolicy,
     ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
     LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, PathsRule,
-    RefillMode, RespondRule, RewriteRule, RouteRule, RuleFile, ServiceRule, Several, StatusRule, TemplateRule,
-    TimeoutsRule, TlsRule, Told, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
+    RefillMode, RespondRule, RewriteRule, RouteRule, RuleFile, ServiceRule, Several, StatusRule, StoreRule,
+    TemplateRule, TimeoutsRule, TlsRule, Told, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamRule,
+    UpstreamTlsRule,
 };
 
 /// A rule file that was read, and where each part of it stands.
@@ -151,14 +154,16 @@ impl Parsed {
         Self { folder: folder.to_owned(), ..self }
     }
 
-    /// The same with its counts kept elsewhere: `memory`, or the URL of a Redis.
+    /// The same with its counts kept elsewhere: `memory`, or the URL of a Redis. Other settings of the store stay, unless
+    /// they mean nothing there; a login in the URL takes the place of `username` and `password_file`.
     ///
     /// # Errors
     ///
     /// When the text is neither.
     pub fn with_store(mut self, store: &str) -> Result<Self, String> {
         let read = <StoreUrl as forms::Form>::read(store);
-        self.rules.store = read.map_err(|misfit| format!("{}; {}", misfit.problem, misfit.fix))?;
+        let url = read.map_err(|misfit| format!("{}; {}", misfit.problem, misfit.fix))?;
+        self.rules.store = self.rules.store.at(url);
         Ok(self)
     }
 

@@ -121,7 +121,16 @@ impl RedisServer {
     /// Speaks TLS alone, for `localhost` and `127.0.0.1`, with a certificate of the authority at [`Self::ca_path`]. Not
     /// every server that `REDIS_SERVER` names is built with TLS, so it is the installed one.
     pub(crate) fn start_tls() -> Self {
-        let mut recipe = Recipe::new(PathBuf::from("redis-server"), &tls::ARGS);
+        Self::launch_tls(&tls::ARGS)
+    }
+
+    /// The same, for clients with a certificate of that authority alone: see [`Self::client_files`].
+    pub(crate) fn start_tls_with_clients() -> Self {
+        Self::launch_tls(&tls::ARGS_WITH_CLIENTS)
+    }
+
+    fn launch_tls(args: &[&str]) -> Self {
+        let mut recipe = Recipe::new(PathBuf::from("redis-server"), args);
         recipe.transport = Transport::Tls;
         recipe.files.extend(tls::files());
         Self::launch(recipe)
@@ -194,6 +203,16 @@ impl RedisServer {
     /// The certificate to trust, in PEM. Only a server started with TLS has one.
     pub(crate) fn ca_path(&self) -> PathBuf {
         self.dir.path().join(tls::CA_FILE)
+    }
+
+    /// A client's certificate and its key, in PEM.
+    pub(crate) fn client_files(&self) -> (PathBuf, PathBuf) {
+        (self.dir.path().join(tls::CLIENT_FILE), self.dir.path().join(tls::CLIENT_KEY_FILE))
+    }
+
+    /// The path of the server's Unix socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join(SOCKET_FILE)
     }
 
     /// A connection of the suite's own, logged in, over the Unix socket.

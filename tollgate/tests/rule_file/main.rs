@@ -11,4 +11,5 @@ mod messages;
 mod normal_form;
 mod phases;
 mod schema;
+mod store;
 mod tokens;

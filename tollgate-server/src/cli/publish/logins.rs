@@ -8,8 +8,15 @@ use std::borrow::Cow;
 use tollgate::rules::file::{Flaw, Parsed, Position, Problems, RuleFile};
 
 /// The schemes of stores, as URLs begin with them.
-const SCHEMES: [&str; 6] =
-    ["redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "redis+sentinel://", "rediss+sentinel://"];
+const SCHEMES: [&str; 7] = [
+    "redis://",
+    "rediss://",
+    "redis+cluster://",
+    "rediss+cluster://",
+    "redis+sentinel://",
+    "rediss+sentinel://",
+    "unix://",
+];
 
 /// What keeps a file from being published: every line of it, comments as well, in which a login may stand.
 pub(super) fn problems(file: &Parsed) -> Option<Problems> {
@@ -32,7 +39,7 @@ pub(super) fn problems(file: &Parsed) -> Option<Problems> {
         })
         .collect();
     // One that is written over several lines, or with escapes of YAML.
-    if flaws.is_empty() && file.store.has_login() {
+    if flaws.is_empty() && file.store.url.has_login() {
         flaws.push(flaw("the store has a login").of("store"));
     }
     (!flaws.is_empty()).then(|| file.problems(flaws))
@@ -47,8 +54,8 @@ pub(super) fn shown(text: &str) -> Option<Cow<'_, str>> {
         return (!may_have_login).then_some(text.into());
     };
     let shown = without(text, |line| login(line).is_some());
-    let is_gone = || RuleFile::parse("", &*shown).is_ok_and(|file| !file.store.has_login());
-    (!file.store.has_login() || is_gone()).then_some(shown)
+    let is_gone = || RuleFile::parse("", &*shown).is_ok_and(|file| !file.store.url.has_login());
+    (!file.store.url.has_login() || is_gone()).then_some(shown)
 }
 
 fn without(text: &str, is_hidden: impl Fn(&str) -> bool) -> Cow<'_, str> {

@@ -40,7 +40,7 @@ impl Follower {
         loop {
             let subscriber = timeout(PATIENCE, async {
                 let mut subscriber = self.topology.subscriber().await.ok()?;
-                subscriber.subscribe(CHANNEL).await.ok()?;
+                subscriber.subscribe(self.topology.names().of(CHANNEL)).await.ok()?;
                 Some(subscriber)
             });
             match subscriber.await {

@@ -21,9 +21,10 @@ use super::{PublishError, RuleSet};
 use crate::redis::StoreError;
 use crate::redis::topology::Topology;
 
-const KEY: &str = "rate_limit:{rules}";
-/// Where a change is announced.
-pub(super) const CHANNEL: &str = "rate_limit:rules";
+/// The key, after `rate_limit:`.
+const KEY: &str = "{rules}";
+/// Where a change is announced, after `rate_limit:`.
+pub(super) const CHANNEL: &str = "rules";
 /// How long publishing and reading may take. No request waits for either.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -88,13 +89,13 @@ return 1
 ";
 
 pub(super) async fn publish(topology: &Topology, rules: &[u8], expected: Option<u64>) -> Result<u64, PublishError> {
-    let mut command = script(PUBLISH);
+    let mut command = script(topology, PUBLISH);
     command.arg(random_text()).arg(expected_text(expected)).arg(rules);
     change(topology, &command).await
 }
 
 pub(super) async fn withdraw(topology: &Topology, expected: Option<u64>) -> Result<u64, PublishError> {
-    let mut command = script(WITHDRAW);
+    let mut command = script(topology, WITHDRAW);
     command.arg(random_text()).arg(expected_text(expected));
     change(topology, &command).await
 }
@@ -110,7 +111,7 @@ async fn change(topology: &Topology, command: &Cmd) -> Result<u64, PublishError>
 
 /// Stores `lost` again if the set of the id `found` is still stored; an empty id stands for none. Returns whether it was.
 pub(super) async fn restore(topology: &Topology, lost: &RuleSet, found: &str) -> Result<bool, StoreError> {
-    let mut command = script(RESTORE);
+    let mut command = script(topology, RESTORE);
     command.arg(found).arg(lost.version).arg(&*lost.id).arg(lost.epoch).arg(&*lost.predecessors);
     if let Some(rules) = &lost.rules {
         command.arg(&**rules);
@@ -121,7 +122,7 @@ pub(super) async fn restore(topology: &Topology, lost: &RuleSet, found: &str) ->
 /// Returns the id of the stored set: a few bytes, however large the set is.
 pub(super) async fn current_id(topology: &Topology) -> Result<Option<String>, StoreError> {
     let mut command = redis::cmd("HMGET");
-    command.arg(KEY).arg("version").arg("id").arg("epoch");
+    command.arg(topology.names().of(KEY)).arg("version").arg("id").arg("epoch");
     let reply = run(topology, &command).await?;
     let found = redis::from_redis_value::<(Option<u64>, Option<String>, Option<u64>)>(reply);
     let (version, id, epoch) = found.map_err(|_| unexpected())?;
@@ -131,7 +132,7 @@ pub(super) async fn current_id(topology: &Topology) -> Result<Option<String>, St
 pub(super) async fn read(topology: &Topology) -> Result<Option<RuleSet>, StoreError> {
     type Fields = (Option<u64>, Option<String>, Option<u64>, Option<String>, Option<Vec<u8>>);
     let mut command = redis::cmd("HMGET");
-    command.arg(KEY).arg("version").arg("id").arg("epoch").arg("predecessors").arg("rules");
+    command.arg(topology.names().of(KEY)).arg("version").arg("id").arg("epoch").arg("predecessors").arg("rules");
     let found = redis::from_redis_value::<Fields>(run(topology, &command).await?);
     let (version, id, epoch, predecessors, rules) = found.map_err(|_| unexpected())?;
     Ok(version.map(|version| {
@@ -161,9 +162,10 @@ pub(super) fn version_of(id: &str) -> Option<u64> {
     id.split_once(['-', '@'])?.0.parse().ok()
 }
 
-fn script(body: &str) -> Cmd {
+fn script(topology: &Topology, body: &str) -> Cmd {
     let mut command = redis::cmd("EVAL");
-    command.arg([COMMON, body].concat()).arg(1).arg(KEY).arg(CHANNEL);
+    command.arg([COMMON, body].concat()).arg(1);
+    command.arg(topology.names().of(KEY)).arg(topology.names().of(CHANNEL));
     command
 }
 
@@ -181,5 +183,5 @@ fn unexpected() -> StoreError {
 }
 
 async fn run(topology: &Topology, command: &Cmd) -> Result<Value, StoreError> {
-    Ok(topology.run(KEY.as_bytes(), command, Instant::now() + PATIENCE).await?)
+    Ok(topology.run(topology.names().of(KEY).as_bytes(), command, Instant::now() + PATIENCE).await?)
 }

@@ -16,7 +16,7 @@ pub use self::answer::{SettleSource, StatusClass};
 pub use self::key::{KeyPart, PlanSource, TokenSource};
 pub use self::net::{Address, Cidr, StoreUrl, Upstream};
 pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern};
-pub use self::text::{ByteSize, ContentType, CostText, Expression, LimitName};
+pub use self::text::{ByteSize, ContentType, CostText, Expression, KeyPrefix, LimitName};
 pub use self::time::{RateText, Span};
 
 /// Why a text is not of its form.
@@ -74,6 +74,7 @@ const ALL: &[Known] = &[
     known::<HeaderName>(),
     known::<HostGlob>(),
     known::<KeyPart>(),
+    known::<KeyPrefix>(),
     known::<LimitName>(),
     known::<MethodName>(),
     known::<PathGlob>(),
@@ -136,6 +137,7 @@ form_of_text!(
     HeaderName,
     HostGlob,
     KeyPart,
+    KeyPrefix,
     LimitName,
     MethodName,
     PathGlob,

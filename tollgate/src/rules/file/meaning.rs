@@ -11,6 +11,7 @@ mod gateway;
 mod in_flight;
 mod limits;
 mod numbers;
+mod store;
 mod surfaces;
 
 use std::collections::HashMap;

@@ -11,12 +11,13 @@ mod gateway;
 mod limit;
 mod numbers;
 mod several;
+mod store;
 mod surfaces;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{ByteSize, ContentType, Span, StoreUrl};
+use super::forms::{ByteSize, ContentType, Span};
 
 pub(super) use self::answers::STATUSES;
 pub use self::answers::{CountName, CountRule, StatusRule};
@@ -28,6 +29,7 @@ pub use self::gateway::{
 pub use self::limit::{BanRule, ComputedCost, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
 pub use self::numbers::{AlgorithmName, Align, Modes, Numbers, Overflow, RefillMode};
 pub use self::several::Several;
+pub use self::store::StoreRule;
 pub use self::surfaces::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
 
 /// The rules of a rate limiter: limits, and where they are kept and applied.
@@ -37,8 +39,9 @@ pub use self::surfaces::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule
 #[non_exhaustive]
 pub struct RuleFile {
     /// Where counts are kept: `memory`, or a URL: `redis://h:6379`, `rediss://h:6379`,
-    /// `redis+cluster://h1:7001,h2:7002`, `redis+sentinel://h1:26379,h2:26379/mymaster`.
-    pub store: StoreUrl,
+    /// `redis+cluster://h1:7001,h2:7002`, `redis+sentinel://h1:26379,h2:26379/mymaster`, `unix:///path/to/socket`; or a map
+    /// with the URL and other settings.
+    pub store: StoreRule,
     /// How long one decision may wait for the store.
     pub store_timeout: Span,
     /// What is answered while the store fails; a limit may choose for itself.
@@ -66,7 +69,7 @@ pub struct RuleFile {
 impl Default for RuleFile {
     fn default() -> Self {
         Self {
-            store: StoreUrl::default(),
+            store: StoreRule::default(),
             store_timeout: Span::new(std::time::Duration::from_millis(50)),
             on_store_failure: FailurePolicy::default(),
             max_memory: None,

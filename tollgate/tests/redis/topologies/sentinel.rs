@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
+use tollgate::redis::{RedisLimiter, RedisLimiterBuilder, RedisSettings};
 use tollgate::{DAY, FixedWindow, HOUR, Limit, OnStoreFailure, Source};
 
 use crate::load::{Load, Tally, until, until_back};
@@ -27,6 +27,25 @@ fn builder(sentinels: &Sentinels, limit: Limit) -> RedisLimiterBuilder {
 
 fn wide() -> Limit {
     Limit::new("wide", FixedWindow::new(QUOTA, DAY).from_first_request()).expect("the numbers are within the bounds")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_have_a_login_of_their_own() {
+    let mut sentinels = Sentinels::start();
+    for index in 0..3 {
+        let mut connection = sentinels.sentinel(index).connection();
+        let rights = ["reset", "on", ">s3cret", "+sentinel|get-master-addr-by-name"];
+        let _: () = redis::cmd("ACL").arg("SETUSER").arg("ann").arg(&rights).query(&mut connection).expect("set");
+        let _: () = redis::cmd("ACL").arg("SETUSER").arg("default").arg("off").query(&mut connection).expect("set");
+    }
+    let settings = RedisSettings::new(sentinels.url()).sentinel_username("ann").sentinel_password("s3cret");
+    let with = |settings: RedisSettings| RedisLimiter::builder(settings).limit(wide()).store_timeout(TIMEOUT);
+    let limiter = with(settings.clone()).connect().await.unwrap();
+    assert_eq!(limiter.check("key").await.source(), Source::Store);
+    let limiter = with(settings.sentinel_password("wr0ng")).connect().await.unwrap();
+    assert_eq!(limiter.check("key").await.source(), Source::Local);
+    let why = limiter.why_unavailable().expect("nobody says where the master is").to_string();
+    assert!(why.contains("authentication failed") && !why.contains("wr0ng"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
-use tollgate::{HOUR, Limit, OnStoreFailure, SlidingWindowLog, Source};
+use tollgate::redis::{RedisLimiter, RedisLimiterBuilder, RedisSettings};
+use tollgate::{Decision, HOUR, Limit, OnStoreFailure, SlidingWindowLog, Source};
 
-use crate::load::until_back;
+use crate::load::{RECOVERY, until, until_back};
 use crate::servers::RedisServer;
 
-fn builder(url: impl Into<String>) -> RedisLimiterBuilder {
+fn builder(settings: impl Into<RedisSettings>) -> RedisLimiterBuilder {
     let limit = Limit::new("log", SlidingWindowLog::new(10, HOUR)).expect("the numbers are within the bounds");
-    let builder = RedisLimiter::builder(url).limit(limit).store_timeout(Duration::from_secs(5));
+    let builder = RedisLimiter::builder(settings).limit(limit).store_timeout(Duration::from_secs(5));
     builder.on_store_failure(OnStoreFailure::Allow)
 }
 
@@ -26,6 +26,63 @@ async fn works(limiter: &RedisLimiter) {
 async fn a_password_is_given() {
     let server = RedisServer::with(&["--requirepass", "s3cret"]);
     works(&builder(server.url()).connect().await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_file_is_read_again_when_the_password_has_changed() {
+    let mut server = RedisServer::with(&["--requirepass", "s3cret"]);
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    let path = folder.path().join("password");
+    std::fs::write(&path, "outdated\n").expect("written");
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let limiter = builder(RedisSettings::new(url).password_file(&path)).connect().await.unwrap();
+    assert_eq!(limiter.check("key").await.source(), Source::Policy);
+    let why = limiter.why_unavailable().expect("it cannot log in").to_string();
+    assert!(!why.contains("outdated") && !why.contains("s3cret"), "{why}");
+    std::fs::write(&path, "s3cret\n").expect("written");
+    until_back(&limiter, "key").await;
+    server.restart();
+    until_back(&limiter, "key").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_unix_socket_is_as_good_as_a_port() {
+    let mut server = RedisServer::start();
+    let url = format!("unix://{}?db=2", server.socket().display());
+    let limiter = builder(url.as_str()).connect().await.unwrap();
+    works(&limiter).await;
+    assert_eq!(limiter.address(), server.socket().display().to_string());
+    assert_eq!(limiter.check("key").await.source(), Source::Store);
+    let mut connection = server.connection();
+    let _: () = redis::cmd("SELECT").arg(2).query(&mut connection).expect("selected");
+    let keys: usize = redis::cmd("DBSIZE").query(&mut connection).expect("counted");
+    assert_eq!(keys, 1);
+    server.restart();
+    until_back(&limiter, "key").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limiters_with_different_prefixes_share_nothing() {
+    let server = RedisServer::start();
+    let with = |prefix: &str| builder(RedisSettings::new(server.url()).prefix(prefix));
+    let (one, other) = (with("shop").connect().await.unwrap(), with("shop:rate_limit:eu").connect().await.unwrap());
+    let plain = builder(server.url()).connect().await.unwrap();
+    for limiter in [&one, &other, &plain] {
+        assert_eq!(limiter.check_n("key", 10).await.remaining(), 0);
+        assert!(!limiter.check("key").await.is_allowed());
+    }
+    let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).expect("listed");
+    keys.sort_unstable();
+    assert_eq!(keys, ["rate_limit:{log|key}", "shop:rate_limit:eu:rate_limit:{log|key}", "shop:rate_limit:{log|key}"]);
+    // What one process gives back, the others of the same prefix hear of, and no others.
+    for prefix in ["shop", "shop:rate_limit:eu"] {
+        let another = with(prefix).connect().await.unwrap();
+        another.reset("key").await.expect("Redis answers");
+    }
+    for limiter in [&one, &other] {
+        let _ = until(limiter, "key", RECOVERY, Decision::is_allowed).await;
+    }
+    assert!(!plain.check("key").await.is_allowed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -87,14 +144,14 @@ async fn a_database_is_chosen() {
 async fn tls_is_spoken_to_whom_the_authority_vouches_for() {
     let server = RedisServer::start_tls();
     let ca = std::fs::read(server.ca_path()).expect("the authority is a file");
-    works(&builder(server.url()).tls_ca(ca).connect().await.unwrap()).await;
+    works(&builder(RedisSettings::new(server.url()).tls_ca(ca)).connect().await.unwrap()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_another_authority_vouches_for_is_not_spoken_to() {
     let (server, other) = (RedisServer::start_tls(), RedisServer::start_tls());
     let ca = std::fs::read(other.ca_path()).expect("the authority is a file");
-    for builder in [builder(server.url()).tls_ca(ca), builder(server.url())] {
+    for builder in [builder(RedisSettings::new(server.url()).tls_ca(ca)), builder(server.url())] {
         let limiter = builder.connect().await.unwrap();
         let decision = limiter.check("key").await;
         assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Policy));
@@ -105,8 +162,22 @@ async fn a_server_that_another_authority_vouches_for_is_not_spoken_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_sent_to_a_server_that_requires_one() {
+    let server = RedisServer::start_tls_with_clients();
+    let read = |path: std::path::PathBuf| std::fs::read(path).expect("a file of the server's directory");
+    let without = RedisSettings::new(server.url()).tls_ca(read(server.ca_path()));
+    let (certificate, key) = server.client_files();
+    let with = without.clone().client_cert(read(certificate)).client_key(read(key));
+    works(&builder(with).connect().await.unwrap()).await;
+    let refused = builder(without).connect().await.unwrap();
+    assert_eq!(refused.check("key").await.source(), Source::Policy);
+    assert!(refused.why_unavailable().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_no_certificate_is_refused_at_once() {
     let server = RedisServer::start_tls();
-    let error = builder(server.url()).tls_ca("not a certificate").connect().await.unwrap_err().to_string();
-    assert!(!error.is_empty(), "{error}");
+    let settings = RedisSettings::new(server.url()).tls_ca("not a certificate");
+    let error = builder(settings).connect().await.unwrap_err().to_string();
+    assert_eq!(error, "ca has no certificate in it; give it one in PEM");
 }

@@ -198,8 +198,48 @@ impl StoreUrl {
     /// Whether there is a user or a password in it.
     #[must_use]
     pub fn has_login(&self) -> bool {
-        matches!(self, Self::Redis(url) if url.contains('@'))
+        self.parts().is_some_and(|parts| parts.login.is_some())
     }
+
+    pub(in crate::rules::file) fn has_user(&self) -> bool {
+        let login = self.parts().and_then(|parts| parts.login);
+        login.is_some_and(|login| !login.split(':').next().unwrap_or_default().is_empty())
+    }
+
+    pub(in crate::rules::file) fn has_password(&self) -> bool {
+        self.parts().and_then(|parts| parts.login).is_some_and(|login| login.contains(':'))
+    }
+
+    pub(in crate::rules::file) fn is_tls(&self) -> bool {
+        matches!(self, Self::Redis(url) if url.starts_with("rediss"))
+    }
+
+    pub(in crate::rules::file) fn has_sentinels(&self) -> bool {
+        self.parts().is_some_and(|parts| parts.scheme.ends_with("+sentinel"))
+    }
+
+    /// Everything but the user and the password.
+    pub(in crate::rules::file) fn without_login(&self) -> Option<(&str, &str)> {
+        self.parts().map(|parts| (parts.scheme, parts.rest))
+    }
+
+    fn parts(&self) -> Option<Parts<'_>> {
+        let Self::Redis(url) = self else { return None };
+        let (scheme, rest) = url.split_once("://")?;
+        // The path of a socket may have an @ in it.
+        let end = if scheme == "unix" { rest.find('/')? } else { rest.len() };
+        let at = rest[..end].rfind('@');
+        let (login, rest) = at.map_or((None, rest), |at| (Some(&rest[..at]), &rest[at + 1..]));
+        Some(Parts { scheme, login, rest })
+    }
+}
+
+/// The parts of a store's URL.
+struct Parts<'u> {
+    scheme: &'u str,
+    /// `user:password`.
+    login: Option<&'u str>,
+    rest: &'u str,
 }
 
 /// A password must not reach a log by way of `{:?}`.
@@ -212,17 +252,16 @@ impl fmt::Debug for StoreUrl {
 /// As a rule file writes it, but without a user and password.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Redis(url) = self else { return out.write_str("memory") };
-        match url.split_once("://").zip(url.rsplit_once('@')) {
-            Some(((scheme, _), (_, hosts))) => write!(out, "{scheme}://{hosts}"),
-            None => out.write_str(url),
+        match self.without_login() {
+            Some((scheme, rest)) => write!(out, "{scheme}://{rest}"),
+            None => out.write_str("memory"),
         }
     }
 }
 
 impl Form for StoreUrl {
     const FORMAT: &'static str = "store";
-    const PATTERN: &'static str = r"^(memory|rediss?(\+cluster|\+sentinel)?://.+)$";
+    const PATTERN: &'static str = r"^(memory|rediss?(\+cluster|\+sentinel)?://.+|unix://.+)$";
     const NOUN: &'static str = "memory or the URL of a Redis";
     const EXAMPLE: &'static str = "redis://127.0.0.1:6379";
 
@@ -233,11 +272,14 @@ impl Form for StoreUrl {
         let misfit = |problem: &str| {
             Misfit::new(
                 problem,
-                "use memory, redis://host:6379, rediss://host:6379, redis+cluster://h1:7001,h2:7002 or \
-                 redis+sentinel://h1:26379,h2:26379/mymaster",
+                "use memory, redis://host:6379, rediss://host:6379, redis+cluster://h1:7001,h2:7002, \
+                 redis+sentinel://h1:26379,h2:26379/mymaster or unix:///path/to/socket",
             )
         };
         let (scheme, rest) = text.split_once("://").ok_or_else(|| misfit("the store is neither memory nor a URL"))?;
+        if scheme == "unix" {
+            return socket(rest).map(|()| Self::Redis(text.to_owned())).map_err(misfit);
+        }
         let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
         if !matches!(base, "redis" | "rediss") || !matches!(kind, "" | "cluster" | "sentinel") || scheme.ends_with('+')
         {
@@ -270,6 +312,24 @@ impl Form for StoreUrl {
             return Err(misfit("the store's URL has a database that is no number"));
         }
         Ok(Self::Redis(text.to_owned()))
+    }
+}
+
+/// Checks what stands after `unix://`: `[user:password@]/path/to/socket[?db=n]`.
+fn socket(rest: &str) -> Result<(), &'static str> {
+    let (authority, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
+    if !authority.is_empty() && !authority.ends_with('@') {
+        return Err("the path of the socket does not begin with a slash");
+    }
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    if path.len() < 2 {
+        return Err("the path of the socket is missing");
+    }
+    match query.strip_prefix("db=") {
+        Some(number) if number.parse::<i64>().is_ok() => Ok(()),
+        Some(_) => Err("the store's URL has a database that is no number"),
+        None if query.is_empty() => Ok(()),
+        None => Err("the socket's URL has settings other than `db`"),
     }
 }
 

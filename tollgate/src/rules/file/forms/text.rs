@@ -28,6 +28,35 @@ impl Form for LimitName {
     }
 }
 
+/// The prefix of all keys on a Redis.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KeyPrefix(String);
+
+impl KeyPrefix {
+    /// The prefix, without a colon at its end.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Form for KeyPrefix {
+    const FORMAT: &'static str = "key-prefix";
+    const PATTERN: &'static str = r"^[A-Za-z0-9_.:/-]{1,64}$";
+    const NOUN: &'static str = "a prefix";
+    const EXAMPLE: &'static str = "checkout";
+
+    fn read(text: &str) -> Result<Self, Misfit> {
+        // As `redis/names.rs` takes it: braces would be the hash tag of a cluster.
+        let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/');
+        if text.is_empty() || text.len() > 64 || !text.bytes().all(is_good) {
+            let problem = format!("`{}` is not a prefix of keys", shown(text));
+            return Err(Misfit::new(problem, "use letters, digits and _ - . : /, 64 at most"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
 /// An expression in CEL. That it compiles is checked with the rest of the rule it is in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Expression(String);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Seen, gateway};
+use super::{Seen, gateway, store};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position};
 use crate::rules::file::types::{GatewayRule, JwtRule, RuleFile, ServiceRule};
@@ -24,6 +24,9 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     if file.max_memory.is_some_and(|size| size.bytes() < MIN_MEMORY) {
         let message = "max_memory is too little to count in";
         findings.error(root.value_at("max_memory"), message, "use 1MiB or more");
+    }
+    if let Some(node) = root.get("store") {
+        store::check(&file.store, node, findings);
     }
     let mut families = Seen::new();
     for (index, family) in file.headers.iter().enumerate() {

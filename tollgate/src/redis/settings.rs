@@ -1,0 +1,406 @@
+//! Settings of a store on Redis: its URL, the login, TLS, and the prefix of its keys.
+//!
+//! Deliberately not here: limits, timeouts and failure policies, which are a limiter's.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use redis::{RedisConnectionInfo, RedisError};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
+
+use super::ConnectError;
+use super::names::Names;
+use super::target::{Servers, Target};
+
+/// More than any password has. A larger file is another file.
+const MAX_PASSWORD_FILE: usize = 64 << 10;
+
+/// Where Redis is, how to log in there, and the prefix of all keys.
+///
+/// A URL alone is enough for most: [`RedisLimiter::builder`](super::RedisLimiter::builder) and
+/// [`RuleSets::connect`](super::RuleSets::connect) take one wherever they take these settings.
+///
+/// ```
+/// use tollgate::redis::RedisSettings;
+///
+/// let settings = RedisSettings::new("redis://10.0.0.5:6379")
+///     .prefix("checkout")
+///     .username("limiter")
+///     .password_file("/run/secrets/redis");
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct RedisSettings {
+    url: String,
+    prefix: Option<String>,
+    tls_ca: Option<Vec<u8>>,
+    client_cert: Option<Vec<u8>>,
+    client_key: Option<Vec<u8>>,
+    username: Option<String>,
+    password: Option<Secret>,
+    sentinel_username: Option<String>,
+    sentinel_password: Option<Secret>,
+}
+
+impl RedisSettings {
+    /// The Redis at that URL: `redis://[user:password@]host[:6379][/db]`, `rediss://…` for TLS,
+    /// `redis+cluster://h1:7001,h2:7002`, `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket[?db=n]`.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            prefix: None,
+            tls_ca: None,
+            client_cert: None,
+            client_key: None,
+            username: None,
+            password: None,
+            sentinel_username: None,
+            sentinel_password: None,
+        }
+    }
+
+    /// Sets the prefix of all keys and channels: `prefix:rate_limit:…`. Limiters with different prefixes do not share
+    /// counts or rule sets.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// Sets the certificate authorities of the servers, in PEM, instead of the public ones.
+    pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.tls_ca = Some(pem.into());
+        self
+    }
+
+    /// Sets the certificate that is sent to servers that require one, in PEM, followed by its intermediates. Needs
+    /// [`client_key`](Self::client_key) too.
+    pub fn client_cert(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.client_cert = Some(pem.into());
+        self
+    }
+
+    /// Sets the private key of [`client_cert`](Self::client_cert), in PEM.
+    pub fn client_key(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.client_key = Some(pem.into());
+        self
+    }
+
+    /// Sets the ACL user to log in as, if it is not in the URL.
+    pub fn username(mut self, name: impl Into<String>) -> Self {
+        self.username = Some(name.into());
+        self
+    }
+
+    /// Sets the password, if it is not in the URL.
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(Secret::Text(password.into()));
+        self
+    }
+
+    /// Reads the password from a file, anew for every connection, so that it can be changed while the program runs. A
+    /// line end after it is left out.
+    pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.password = Some(Secret::File(path.into()));
+        self
+    }
+
+    /// Sets the ACL user to log in as at the sentinels. Without a password for them, nobody logs in there.
+    pub fn sentinel_username(mut self, name: impl Into<String>) -> Self {
+        self.sentinel_username = Some(name.into());
+        self
+    }
+
+    /// Sets the password of the sentinels.
+    pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
+        self.sentinel_password = Some(Secret::Text(password.into()));
+        self
+    }
+
+    /// Reads the password of the sentinels from a file: see [`password_file`](Self::password_file).
+    pub fn sentinel_password_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.sentinel_password = Some(Secret::File(path.into()));
+        self
+    }
+
+    /// Checks the settings without connecting.
+    ///
+    /// # Errors
+    ///
+    /// When a setting can never work, or contradicts another one.
+    pub fn check(&self) -> Result<(), ConnectError> {
+        self.resolved().map(drop)
+    }
+
+    pub(super) fn resolved(&self) -> Result<Resolved, ConnectError> {
+        let target = Target::parse(&self.url)?;
+        let names = Names::new(self.prefix.as_deref())?;
+        let (tls, login) = (self.connector(target.tls)?, self.login(&target)?);
+        let sentinel_login = self.sentinel_login(&target)?;
+        Ok(Resolved { address: target.to_string(), servers: target.servers, tls, login, sentinel_login, names })
+    }
+
+    fn login(&self, target: &Target) -> Result<Login, ConnectError> {
+        let mut info = target.login.clone();
+        if let Some(name) = &self.username {
+            if info.username().is_some() {
+                return Err(wrong("the user is in the URL and in username", "remove one of them"));
+            }
+            info = info.set_username(name);
+        }
+        if self.password.is_some() && info.password().is_some() {
+            return Err(wrong("the password is in the URL and set apart from it", "remove one of them"));
+        }
+        if info.username().is_some() && info.password().is_none() && self.password.is_none() {
+            return Err(wrong("there is a user without a password", "set password_file, or remove the user"));
+        }
+        Login::new(info, self.password.clone())
+    }
+
+    fn sentinel_login(&self, target: &Target) -> Result<Login, ConnectError> {
+        let has_login = self.sentinel_username.is_some() || self.sentinel_password.is_some();
+        if has_login && !matches!(target.servers, Servers::Sentinel { .. }) {
+            let fix = "use a redis+sentinel:// URL, or remove the login of the sentinels";
+            return Err(wrong("a login of sentinels is set, and the URL has no sentinels", fix));
+        }
+        let mut info = RedisConnectionInfo::default();
+        if let Some(name) = &self.sentinel_username {
+            if self.sentinel_password.is_none() {
+                let fix = "set sentinel_password_file, or remove sentinel_username";
+                return Err(wrong("sentinel_username has no password", fix));
+            }
+            info = info.set_username(name);
+        }
+        Login::new(info, self.sentinel_password.clone())
+    }
+
+    /// Returns what TLS needs, or `None` for a URL without TLS.
+    fn connector(&self, is_tls: bool) -> Result<Option<TlsConnector>, ConnectError> {
+        if !is_tls {
+            let named = [("ca", &self.tls_ca), ("client_cert", &self.client_cert), ("client_key", &self.client_key)];
+            return match named.iter().find(|(_, pem)| pem.is_some()) {
+                Some((name, _)) => {
+                    let fix = "use rediss:// instead of redis://, or remove it";
+                    Err(wrong(&format!("{name} is set, and the URL is one without TLS"), fix))
+                }
+                None => Ok(None),
+            };
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| ConnectError::new(format!("TLS cannot be set up: {error}")))?
+            .with_root_certificates(self.roots()?);
+        let config = match (&self.client_cert, &self.client_key) {
+            (None, None) => config.with_no_client_auth(),
+            (Some(chain), Some(key)) => {
+                let chain: Vec<_> = CertificateDer::pem_slice_iter(chain).filter_map(Result::ok).collect();
+                if chain.is_empty() {
+                    return Err(wrong("client_cert has no certificate in it", "give it one in PEM"));
+                }
+                let key = PrivateKeyDer::from_pem_slice(key)
+                    .map_err(|_| wrong("client_key has no private key in it", "give it one in PEM, not encrypted"))?;
+                config.with_client_auth_cert(chain, key).map_err(|error| {
+                    let problem = format!("client_cert and client_key do not fit together ({error})");
+                    wrong(&problem, "give the key of that certificate")
+                })?
+            }
+            (Some(_), None) => return Err(wrong("client_cert has no key", "set client_key")),
+            (None, Some(_)) => return Err(wrong("client_key has no certificate", "set client_cert")),
+        };
+        Ok(Some(TlsConnector::from(Arc::new(config))))
+    }
+
+    fn roots(&self) -> Result<RootCertStore, ConnectError> {
+        let mut roots = RootCertStore::empty();
+        match &self.tls_ca {
+            None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            Some(pem) => {
+                let certificates = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
+                let (added, _) = roots.add_parsable_certificates(certificates);
+                if added == 0 {
+                    return Err(wrong("ca has no certificate in it", "give it one in PEM"));
+                }
+            }
+        }
+        Ok(roots)
+    }
+}
+
+impl From<String> for RedisSettings {
+    fn from(url: String) -> Self {
+        Self::new(url)
+    }
+}
+
+impl From<&str> for RedisSettings {
+    fn from(url: &str) -> Self {
+        Self::new(url)
+    }
+}
+
+impl From<&String> for RedisSettings {
+    fn from(url: &String) -> Self {
+        Self::new(url)
+    }
+}
+
+/// Without anything secret: no user, no password, no key.
+impl fmt::Debug for RedisSettings {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = Target::parse(&self.url).map(|target| target.to_string());
+        out.debug_struct("RedisSettings")
+            .field("address", &address.as_deref().unwrap_or("invalid"))
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Settings that fit together, ready to connect with.
+pub(super) struct Resolved {
+    /// The servers, for people.
+    pub(super) address: String,
+    pub(super) servers: Servers,
+    pub(super) tls: Option<TlsConnector>,
+    pub(super) login: Login,
+    pub(super) sentinel_login: Login,
+    pub(super) names: Names,
+}
+
+/// A password, or the file that has it.
+#[derive(Clone)]
+enum Secret {
+    Text(String),
+    File(PathBuf),
+}
+
+/// A login, and the settings of a connection that go with it.
+#[derive(Clone)]
+pub(super) struct Login {
+    info: RedisConnectionInfo,
+    password_file: Option<Arc<Path>>,
+}
+
+impl Login {
+    fn new(info: RedisConnectionInfo, password: Option<Secret>) -> Result<Self, ConnectError> {
+        // `CLIENT SETINFO` is one more right that the user would need, and Redis 7.0 does not know it.
+        let info = info.set_skip_set_lib_name();
+        match password {
+            None => Ok(Self { info, password_file: None }),
+            Some(Secret::Text(password)) => Ok(Self { info: info.set_password(password), password_file: None }),
+            Some(Secret::File(path)) => {
+                read_password(&path).map_err(|problem| wrong(&problem, "name a file that has the password"))?;
+                Ok(Self { info, password_file: Some(path.into()) })
+            }
+        }
+    }
+
+    /// Returns the login with the password that is in its file now.
+    pub(super) async fn current(&self) -> Result<RedisConnectionInfo, RedisError> {
+        let Some(path) = self.password_file.clone() else { return Ok(self.info.clone()) };
+        let read = tokio::task::spawn_blocking(move || read_password(&path)).await.map_err(std::io::Error::other)?;
+        Ok(self.info.clone().set_password(read.map_err(std::io::Error::other)?))
+    }
+}
+
+/// Reads a password from its file. An error names the file, and nothing that is in it.
+fn read_password(path: &Path) -> Result<String, String> {
+    use std::io::Read;
+
+    let mut bytes = Vec::new();
+    let file =
+        std::fs::File::open(path).and_then(|file| file.take(MAX_PASSWORD_FILE as u64 + 1).read_to_end(&mut bytes));
+    file.map_err(|error| format!("the password file {} cannot be read: {error}", path.display()))?;
+    let text = String::from_utf8(bytes).map_err(|_| format!("the password file {} is not text", path.display()))?;
+    let password = text.trim_end_matches(['\r', '\n']);
+    match password.len() {
+        0 => Err(format!("the password file {} is empty", path.display())),
+        length if length > MAX_PASSWORD_FILE => Err(format!("the password file {} is too large", path.display())),
+        _ => Ok(password.to_owned()),
+    }
+}
+
+fn wrong(problem: &str, fix: &str) -> ConnectError {
+    ConnectError::new(format!("{problem}; {fix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(settings: RedisSettings) -> String {
+        settings.check().expect_err("a mistake").to_string()
+    }
+
+    #[test]
+    fn contradictions_are_refused_with_the_fix() {
+        let at = RedisSettings::new;
+        let cases = [
+            (at("redis://ann:s3cret@h").username("bob"), "the user is in the URL and in username; remove one of them"),
+            (
+                at("redis://:s3cret@h").password("other"),
+                "the password is in the URL and set apart from it; remove one of them",
+            ),
+            (
+                at("redis://h").username("ann"),
+                "there is a user without a password; set password_file, or remove the user",
+            ),
+            (
+                at("redis://h").tls_ca("x"),
+                "ca is set, and the URL is one without TLS; use rediss:// instead of redis://, or remove it",
+            ),
+            (at("rediss://h").client_cert("x"), "client_cert has no key; set client_key"),
+            (at("rediss://h").client_key("x"), "client_key has no certificate; set client_cert"),
+            (at("rediss://h").tls_ca("x"), "ca has no certificate in it; give it one in PEM"),
+            (
+                at("redis://h").sentinel_password("s3cret"),
+                "a login of sentinels is set, and the URL has no sentinels; use a redis+sentinel:// URL, or remove the login of \
+                 the sentinels",
+            ),
+            (
+                at("redis+sentinel://h/m").sentinel_username("ann"),
+                "sentinel_username has no password; set sentinel_password_file, or remove sentinel_username",
+            ),
+            (
+                at("redis://h").prefix("a{b}"),
+                "the prefix `a{b}` has characters that it may not have; use letters, digits and _ - . : /, 64 at most",
+            ),
+        ];
+        for (settings, expected) in cases {
+            assert_eq!(problem(settings), expected);
+        }
+        let missing = problem(at("redis://h").password_file("/nonexistent/s3cret-file"));
+        assert!(missing.starts_with("the password file /nonexistent/s3cret-file cannot be read"), "{missing}");
+    }
+
+    #[test]
+    fn nothing_secret_is_shown() {
+        let settings = RedisSettings::new("redis+sentinel://ann:hunter2@a,b/m")
+            .sentinel_username("bob")
+            .sentinel_password("hunter3")
+            .client_key("hunter4")
+            .prefix("app");
+        let shown = format!("{settings:?} {}", problem(settings.clone()));
+        for secret in ["ann", "bob", "hunter"] {
+            assert!(!shown.contains(secret), "{shown}");
+        }
+        assert!(shown.contains("app") && shown.contains("a:26379"), "{shown}");
+    }
+
+    #[tokio::test]
+    async fn a_password_file_is_read_anew_for_every_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        std::fs::write(&path, "first\r\n").unwrap();
+        let login = RedisSettings::new("redis://h").username("ann").password_file(&path).resolved().unwrap().login;
+        assert_eq!(login.current().await.unwrap().password(), Some("first"));
+        std::fs::write(&path, "second").unwrap();
+        assert_eq!(login.current().await.unwrap().password(), Some("second"));
+        std::fs::write(&path, "\n").unwrap();
+        let error = login.current().await.unwrap_err().to_string();
+        assert!(error.contains("is empty"), "{error}");
+    }
+}

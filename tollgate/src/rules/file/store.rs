@@ -1,0 +1,74 @@
+//! The settings of a Redis that a rule file names, with the files that they name.
+
+use std::fs::File;
+use std::io::Read;
+
+use super::types::StoreRule;
+use super::{Flaw, Parsed, Problems, StoreUrl};
+use crate::redis::RedisSettings;
+
+/// More than the certificates of any authority take. A larger file is another file.
+const MAX_PEM: u64 = 4 << 20;
+
+impl Parsed {
+    /// Returns the settings of the Redis that the file names, or `None` if counts are kept in memory. Files that it names
+    /// are read beside the rule file if that was loaded, else in the current folder.
+    ///
+    /// # Errors
+    ///
+    /// When such a file cannot be read, or the settings can never work.
+    pub fn redis_settings(&self) -> Result<Option<RedisSettings>, Problems> {
+        let store = &self.rules.store;
+        let StoreUrl::Redis(url) = &store.url else { return Ok(None) };
+        let StoreRule { prefix, ca, client_cert, client_key, username, .. } = store;
+        let (mut settings, mut flaws) = (RedisSettings::new(url), Vec::new());
+        if let Some(prefix) = prefix {
+            settings = settings.prefix(prefix.as_str());
+        }
+        let files: [(&str, &Option<String>, fn(RedisSettings, Vec<u8>) -> RedisSettings); 3] = [
+            ("ca", ca, RedisSettings::tls_ca),
+            ("client_cert", client_cert, RedisSettings::client_cert),
+            ("client_key", client_key, RedisSettings::client_key),
+        ];
+        for (key, path, set) in files {
+            match path.as_ref().map(|path| self.read_pem(path)) {
+                None => {}
+                Some(Ok(pem)) => settings = set(settings, pem),
+                Some(Err(problem)) => {
+                    let fix = "name a file that is there and may be read";
+                    flaws.push(Flaw::new(format!("{key}: {problem}"), fix).of(key).of("store"));
+                }
+            }
+        }
+        if let Some(name) = username {
+            settings = settings.username(name);
+        }
+        if let Some(path) = &store.password_file {
+            settings = settings.password_file(self.folder.join(path));
+        }
+        if let Some(name) = &store.sentinel_username {
+            settings = settings.sentinel_username(name);
+        }
+        if let Some(path) = &store.sentinel_password_file {
+            settings = settings.sentinel_password_file(self.folder.join(path));
+        }
+        if flaws.is_empty()
+            && let Err(error) = settings.check()
+        {
+            let text = error.to_string();
+            let (problem, fix) = text.split_once("; ").unwrap_or((&text, "correct the settings of the store"));
+            flaws.push(Flaw::new(problem, fix).of("store"));
+        }
+        if flaws.is_empty() { Ok(Some(settings)) } else { Err(self.problems(flaws)) }
+    }
+
+    fn read_pem(&self, path: &str) -> Result<Vec<u8>, String> {
+        let (path, mut pem) = (self.folder.join(path), Vec::new());
+        let read = File::open(&path).and_then(|file| file.take(MAX_PEM + 1).read_to_end(&mut pem));
+        match read {
+            Ok(length) if length as u64 > MAX_PEM => Err(format!("{} is larger than 4 MiB", path.display())),
+            Ok(_) => Ok(pem),
+            Err(error) => Err(format!("{} cannot be read: {error}", path.display())),
+        }
+    }
+}

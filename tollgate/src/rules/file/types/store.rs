@@ -1,0 +1,139 @@
+//! Where counts are kept.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::rules::file::forms::{KeyPrefix, StoreUrl};
+
+/// Where counts are kept: a URL, with or without settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(from = "StoreText")]
+#[schemars(with = "StoreText", inline)]
+#[non_exhaustive]
+pub struct StoreRule {
+    /// `memory`, or the URL of a Redis.
+    pub url: StoreUrl,
+    /// What all keys and channels begin with.
+    pub prefix: Option<KeyPrefix>,
+    /// A file with the certificate authorities of the servers.
+    pub ca: Option<String>,
+    /// A file with the certificate that is sent to the servers.
+    pub client_cert: Option<String>,
+    /// A file with the private key of that certificate.
+    pub client_key: Option<String>,
+    /// The ACL user to log in as.
+    pub username: Option<String>,
+    /// A file with the password.
+    pub password_file: Option<String>,
+    /// The ACL user to log in as at the sentinels.
+    pub sentinel_username: Option<String>,
+    /// A file with the password of the sentinels.
+    pub sentinel_password_file: Option<String>,
+}
+
+impl StoreRule {
+    /// Returns whether counts are kept in this process.
+    #[must_use]
+    pub fn is_memory(&self) -> bool {
+        self.url == StoreUrl::Memory
+    }
+
+    /// Returns whether both keep their counts in the same place.
+    #[must_use]
+    pub fn has_counts_of(&self, other: &Self) -> bool {
+        self.url.without_login() == other.url.without_login() && self.prefix == other.prefix
+    }
+
+    /// The same settings at another URL, as far as they make sense there. A login in the URL takes the place of the one
+    /// beside it.
+    pub(in crate::rules::file) fn at(&self, url: StoreUrl) -> Self {
+        let (tls, sentinel, apart) = (url.is_tls(), url.has_sentinels(), !url.has_login());
+        let kept = |value: &Option<String>, is_kept: bool| value.clone().filter(|_| is_kept);
+        let is_redis = url != StoreUrl::Memory;
+        Self {
+            prefix: self.prefix.clone().filter(|_| is_redis),
+            ca: kept(&self.ca, tls),
+            client_cert: kept(&self.client_cert, tls),
+            client_key: kept(&self.client_key, tls),
+            username: kept(&self.username, is_redis && apart),
+            password_file: kept(&self.password_file, is_redis && apart),
+            sentinel_username: kept(&self.sentinel_username, sentinel),
+            sentinel_password_file: kept(&self.sentinel_password_file, sentinel),
+            url,
+        }
+    }
+}
+
+/// How a store is written.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+enum StoreText {
+    /// The URL alone.
+    Url(StoreUrl),
+    /// The URL with settings.
+    Settings(StoreSettings),
+}
+
+/// A Redis with settings.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct StoreSettings {
+    /// The URL: `redis://h:6379`, `rediss://h:6379`, `redis+cluster://h1:7001,h2:7002`,
+    /// `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket`.
+    url: StoreUrl,
+    /// What all keys and channels begin with: `prefix:rate_limit:…`. Fleets with different prefixes share one Redis, and
+    /// no counts.
+    prefix: Option<KeyPrefix>,
+    /// A file with the certificate authorities of the servers in PEM, instead of the public ones; relative to the rule
+    /// file.
+    ca: Option<String>,
+    /// A file with the certificate that is sent to servers that require one, in PEM; relative to the rule file. Needs
+    /// `client_key`.
+    client_cert: Option<String>,
+    /// A file with the private key of `client_cert`, in PEM; relative to the rule file.
+    client_key: Option<String>,
+    /// The ACL user to log in as. Needs `password_file`.
+    username: Option<String>,
+    /// A file with the password; relative to the rule file. It is read for every new connection.
+    password_file: Option<String>,
+    /// The ACL user to log in as at the sentinels. Needs `sentinel_password_file`.
+    sentinel_username: Option<String>,
+    /// A file with the password of the sentinels; relative to the rule file.
+    sentinel_password_file: Option<String>,
+}
+
+impl From<StoreText> for StoreRule {
+    fn from(text: StoreText) -> Self {
+        match text {
+            StoreText::Url(url) => url.into(),
+            StoreText::Settings(StoreSettings {
+                url,
+                prefix,
+                ca,
+                client_cert,
+                client_key,
+                username,
+                password_file,
+                sentinel_username,
+                sentinel_password_file,
+            }) => Self {
+                url,
+                prefix,
+                ca,
+                client_cert,
+                client_key,
+                username,
+                password_file,
+                sentinel_username,
+                sentinel_password_file,
+            },
+        }
+    }
+}
+
+impl From<StoreUrl> for StoreRule {
+    fn from(url: StoreUrl) -> Self {
+        Self { url, ..Self::default() }
+    }
+}

@@ -1,0 +1,99 @@
+//! The store as a map: its settings, and what is wrong with them.
+
+use tollgate::rules::file::{Parsed, Problems, RuleFile, StoreUrl};
+
+fn parse(store: &str) -> Result<Parsed, Problems> {
+    RuleFile::parse("tollgate.yaml", format!("store: {store}\nlimits: []\n"))
+}
+
+fn problem(store: &str) -> String {
+    parse(store).expect_err("a mistake").to_string()
+}
+
+#[test]
+fn a_map_has_the_url_and_other_settings() {
+    let file = parse(
+        "{ url: 'rediss+sentinel://a,b/main', prefix: 'shop:eu', ca: ca.pem, client_cert: c.pem, client_key: k.pem, \
+         username: ann, password_file: p, sentinel_username: bob, sentinel_password_file: s }",
+    )
+    .unwrap();
+    let store = &file.store;
+    assert!(matches!(&store.url, StoreUrl::Redis(url) if url == "rediss+sentinel://a,b/main"));
+    assert_eq!(store.prefix.as_ref().map(|prefix| prefix.as_str()), Some("shop:eu"));
+    let files = [&store.ca, &store.client_cert, &store.client_key, &store.password_file, &store.sentinel_password_file];
+    assert_eq!(files.map(|file| file.as_deref()), ["ca.pem", "c.pem", "k.pem", "p", "s"].map(Some));
+    assert_eq!((store.username.as_deref(), store.sentinel_username.as_deref()), (Some("ann"), Some("bob")));
+    assert!(parse("{ url: memory }").unwrap().store.is_memory());
+    assert!(parse("unix:///run/redis.sock?db=1").is_ok());
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_refused_where_they_stand() {
+    insta::assert_snapshot!(
+        [
+            "{ prefix: a }",
+            "{ url: 'http://h' }",
+            "{ url: 'redis://h', prefix: 'a{b}' }",
+            "{ url: 'redis://h', prefx: a }",
+            "{ url: memory, prefix: a }",
+            "{ url: 'redis://h', ca: ca.pem }",
+            "{ url: 'rediss://h', client_cert: c.pem }",
+            "{ url: 'rediss://h', client_key: k.pem }",
+            "{ url: 'redis://h', sentinel_username: bob, sentinel_password_file: s }",
+            "{ url: 'redis+sentinel://h/m', sentinel_username: bob }",
+            "{ url: 'redis://h', username: ann }",
+            "{ url: 'redis://ann:hunter2@h', username: bob }",
+            "{ url: 'redis://:hunter2@h', password_file: p }",
+            "{ url: 'redis://h', password: hunter2 }",
+            "'unix://run/redis.sock'",
+            "'unix:///run/redis.sock?db=one'",
+        ]
+        .map(|store| format!("{store}\n  {}", problem(store)))
+        .join("\n")
+    );
+}
+
+#[test]
+fn another_url_keeps_the_settings_that_make_sense_there() {
+    let text = "{ url: 'rediss+sentinel://a/m', prefix: shop, ca: ca.pem, username: ann, password_file: p, \
+                sentinel_username: bob, sentinel_password_file: s }";
+    let at = |url: &str| parse(text).unwrap().with_store(url).unwrap().into_rules().store;
+    let same = at("rediss+sentinel://b/m");
+    assert_eq!((same.ca.as_deref(), same.sentinel_username.as_deref()), (Some("ca.pem"), Some("bob")));
+    let plain = at("redis://h");
+    assert_eq!((plain.ca, plain.sentinel_username, plain.sentinel_password_file), (None, None, None));
+    assert_eq!((plain.username.as_deref(), plain.password_file.as_deref()), (Some("ann"), Some("p")));
+    let with_login = at("redis://:hunter2@h");
+    assert_eq!((with_login.username, with_login.password_file), (None, None));
+    assert_eq!(with_login.prefix.as_ref().map(|prefix| prefix.as_str()), Some("shop"));
+    assert_eq!(at("memory"), parse("memory").unwrap().into_rules().store);
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn files_of_the_store_are_read_beside_the_rule_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = |store: &str| parse(store).unwrap().in_folder(folder.path()).redis_settings();
+    let told = |store: &str| {
+        let problems = settings(store).expect_err("a mistake").to_string();
+        problems.replace(&folder.path().display().to_string(), "FOLDER")
+    };
+    std::fs::write(folder.path().join("p"), "hunter2\n").unwrap();
+    std::fs::write(folder.path().join("empty"), "\n").unwrap();
+    let store = "{ url: 'redis://h', username: ann, password_file: p, prefix: shop }";
+    let shown = format!("{:?} {:?}", settings(store).unwrap().expect("on Redis"), parse(store).unwrap());
+    assert!(!shown.contains("hunter2"), "{shown}");
+    assert!(settings("memory").unwrap().is_none());
+    insta::assert_snapshot!(
+        [
+            "{ url: 'rediss://h', ca: none.pem }",
+            "{ url: 'rediss://h', ca: p }",
+            "{ url: 'rediss://h', client_cert: none.pem, client_key: none-key.pem }",
+            "{ url: 'rediss://h', client_cert: p, client_key: p }",
+            "{ url: 'redis://h', password_file: none }",
+            "{ url: 'redis://h', password_file: empty }",
+        ]
+        .map(|store| format!("{store}\n  {}", told(store)))
+        .join("\n")
+    );
+}
