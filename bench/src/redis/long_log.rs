@@ -55,7 +55,7 @@ impl Long<'_> {
 
     async fn reserve(&self) -> anyhow::Result<RedisReservation> {
         self.advance();
-        let reserved = self.limiter.reserve(KEY, 1, Duration::ZERO).await;
+        let reserved = self.limiter.reserve(KEY, 1, HOUR).await;
         reserved.ok().context("a log that is not full denied a request")
     }
 }

@@ -14,6 +14,7 @@ use super::spill::Spill;
 use super::{Cells, Compiled, MAX_QUOTA, Rules};
 use crate::budget::Budget;
 use crate::decision::Verdict;
+use crate::error::InvalidLimit;
 use crate::units::Timestamp;
 
 /// A cost as the script adds it: for a bucket the time it takes to come back, in microseconds and `units`-ths of
@@ -46,6 +47,13 @@ mod kind {
     pub(super) const STRIKES: u64 = 7;
 }
 
+/// Entries in a block of a log on Redis: `BLOCK` in the scripts.
+const LOG_BLOCK: u64 = 128;
+
+/// The largest limit of a log on Redis, where each request is an entry of 12 bytes. A larger log would take Redis longer
+/// than a millisecond to copy or to forget, while all other clients wait.
+const MAX_SHARED_LOG: u64 = 100_000;
+
 /// For a number that there is none.
 const NONE: i64 = -1;
 
@@ -77,7 +85,28 @@ impl Compiled {
 
     /// Whether the smaller script can take from it.
     pub(crate) fn is_taken_lean(&self) -> bool {
-        !matches!(self, Self::Interval(_) | Self::Log(_) | Self::Strikes(_))
+        match self {
+            Self::Interval(_) | Self::Strikes(_) => false,
+            Self::Log(log) => log.counted == Counted::Admitted,
+            _ => true,
+        }
+    }
+
+    /// Whether it is a log that may have more entries than one block of the script.
+    pub(crate) fn may_be_long_log(&self) -> bool {
+        matches!(self, Self::Log(log) if log.limit > LOG_BLOCK)
+    }
+
+    /// Sees to it that a store with one thread for all clients can keep it.
+    pub(crate) fn check_shared(&self) -> Result<(), InvalidLimit> {
+        match self {
+            Self::Log(log) if log.limit > MAX_SHARED_LOG => Err(InvalidLimit::new(
+                "limit",
+                format!("limit {} is too large for a sliding window log on Redis", log.limit),
+                "use 100000 or less, or a sliding window counter",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Reads the numbers of a state that the script reports, after its signature: of a counter the start of the newest

@@ -124,6 +124,7 @@ impl RedisLimiterBuilder {
         };
         let local = local.build()?;
         let Checked { limits, asked } = self.limits.checked()?;
+        super::changing::check(&limits)?;
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
             return Err(ConnectError::new("this platform has no system clock; set one with `clock`".into()));
         };

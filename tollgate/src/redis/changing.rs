@@ -44,13 +44,15 @@ impl RedisLimiter {
     ///
     /// # Errors
     ///
-    /// When there is no limit or more than 10 000, when two have the same name, or when a variant has no limit of its
-    /// name and algorithm. Then nothing has changed.
+    /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its name
+    /// and algorithm, or when a sliding window log is of more than 100 000. Then nothing has changed.
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
         let limits = limits.into();
-        let local = inner.local.with_limits(limits.clone())?;
-        let Checked { limits, asked } = limits.checked()?;
+        let Checked { limits: checked, asked } = limits.clone().checked()?;
+        check(&checked)?;
+        let local = inner.local.with_limits(limits)?;
+        let limits = checked;
         let shared = inner.shared.clone();
         let limits = Prepared::all(limits, &inner.limits, &local, shared.topology.names());
         let kept: HashSet<*const Terms> = limits.iter().map(|prepared| Arc::as_ptr(&prepared.terms)).collect();
@@ -74,6 +76,12 @@ impl RedisLimiter {
             wanted.ask.siblings = later.into_iter().chain(siblings.iter().cloned()).collect();
         }
     }
+}
+
+/// Sees to it that Redis can keep all of the limits.
+pub(super) fn check(limits: &[Limit]) -> Result<(), InvalidLimit> {
+    let check = |limit: &Limit| limit.compiled().check_shared().map_err(|error| error.of_limit(limit.name()));
+    limits.iter().try_for_each(check)
 }
 
 /// What Redis counts a limit by, and how long a slice of it lives if it is leased.

@@ -28,12 +28,12 @@ local TAKE, LOOK, REFUND, RESET, SLICE, UNDO = 0, 1, 2, 3, 4, 5
 -- that wrote a bucket or a log which counts denials, and the terms under which all of these were written. When the state
 -- may be forgotten, and which terms wait to be written.
 local A, B, C, K, terms, ends, dirty = {}, {}, {}, {}, {}, {}, {}
--- The entries of a log that was converted and is not written yet.
-local entries = {}
+-- The logs.
+local logs = {}
 -- Copies that have no room for all that was spent. They are full, and must not replace the state.
 local cut = {}
--- Keys that are lists of ours.
-local lists = {}
+-- Keys that are hashes of ours: logs of several blocks.
+local hashes = {}
 local failed = {}
 
 local function fail(k, why)
@@ -147,25 +147,38 @@ local function load_counter(k, p, text, from)
   A[k], C[k], terms[k] = start_of(segment, p[3], p[4]), counts, p
 end
 
--- A state is its signature and its numbers; that of a log is a list which ends with the sum and the window.
+-- Reads a log of one block, or the head and the last block of a longer one.
+local function load_log(k, p, most, closed, index, tail)
+  if #tail < 17 or (#tail - 5) % 12 ~= 0 or #index % 15 ~= 0 then return spoil(k) end
+  logs[k] = { owner = k, index = index, closed = closed, tail = tail, loaded = {}, changed = {}, removed = {} }
+  K[k], terms[k] = most, p
+end
+
+-- A state is its signature and its numbers. A log of several blocks is a hash, the state its field `h`.
 local function load(k)
   A[k], B[k], K[k], terms[k] = 0, 0, 0, REST
   local value = values[k]
   if not value then
-    local tail = pcall_redis('LRANGE', KEYS[k], -1, -1)
-    if tail.err then return spoil(k) end
-    if not tail[1] then return end
-    local window, most = tail[1]:match('^=%d+ (%d+) ?(%d*)$')
-    window, most = tonumber(window), tonumber(most) or 0
-    if not is_count(window) or not is_count(most) then return spoil(k) end
-    local p = terms_of(window < 281474976710656 and pack('>I1I6', LOG, window) or pack('>I1I7', LOG + 16, window))
-    if not p then return spoil(k) end
-    terms[k], lists[k], K[k] = p, true, most
-    return
+    local fields = pcall_redis('HMGET', KEYS[k], 'h', 't')
+    if fields.err then return spoil(k) end
+    local head, tail = fields[1], fields[2]
+    if not head or not tail then
+      if call('EXISTS', KEYS[k]) == 1 then spoil(k) end
+      return
+    end
+    local p, length = terms_of(head)
+    if not p or p[1] ~= LOG or #head < length + 10 then return spoil(k) end
+    local most, closed, from = read('>I5I5', head, length + 1)
+    hashes[k] = true
+    return load_log(k, p, most, closed, head:sub(from), tail)
   end
   local p, length = terms_of(value)
-  if not p or p[1] == LOG then return spoil(k) end
+  if not p then return spoil(k) end
   if p[1] == COUNTER then return load_counter(k, p, value, length + 1) end
+  if p[1] == LOG then
+    if #value < length + 5 then return spoil(k) end
+    return load_log(k, p, read('>I5', value, length + 1), 0, '', value:sub(length + 6))
+  end
   local a, b, most = 0, 0, 0
   if p[1] == CLOCK or p[1] == OPENED then
     if #value ~= length + 12 then return spoil(k) end
@@ -450,80 +463,174 @@ give_back[COUNTER] = function(k, p, cost, _, at)
   end
 end
 
--- The log is a list: entries of a moment and its units, oldest first, then the units of all.
+-- A log is its entries, oldest first, in blocks. A block begins with a count of units (5); each entry is a moment (7) and
+-- that count once the entry's units are added (5), modulo 2^40. So the units of any row of entries are one difference,
+-- and no entry is visited to find one: a log is searched, never walked.
+--
+-- All blocks but the last are full when they are closed. Their number, last moment and units are kept in an index. A log
+-- of one block is a string, a longer one a hash. Only the last entry of all can have no units: it keeps the newest moment
+-- after a refund.
 
-local CHUNK = 64
+local BLOCK, ENTRY, INDEX, WRAP = 128, 12, 15, 1099511627776
+-- More units than any quota are all the same, and leave room to add to them.
+local MOST_CHARGED = 549755813888
+local NO_ENTRIES = pack('>I5', 0)
 
-local function read_entry(text)
-  local at = tonumber(text)
-  if at then return at, 1 end
-  local moment, units = text:match('^(%d+):(%d+)$')
-  return tonumber(moment), tonumber(units)
+local function empty_log()
+  return { index = '', closed = 0, tail = NO_ENTRIES, loaded = {}, changed = {}, removed = {} }
 end
 
-local function entry_text(at, units)
-  if units == 1 then return at end
-  return format('%.0f:%.0f', at, units)
+local function copy_table(from)
+  local to = {}
+  for name, value in pairs(from) do
+    to[name] = value
+  end
+  return to
 end
 
--- Visits entries from the oldest on until told to stop.
-local function visit_log(k, visit)
-  if entries[k] then
-    for index = 1, #entries[k] do
-      if not visit(entries[k][index][1], entries[k][index][2]) then return end
+local function copy_log(log)
+  local copy = copy_table(log)
+  copy.loaded, copy.changed, copy.removed = copy_table(log.loaded), copy_table(log.changed), copy_table(log.removed)
+  return copy
+end
+
+-- The text of a block: `at` is where the index has it, or the end of the index for the last one.
+local function block_at(log, at)
+  if at > #log.index then return log.tail end
+  local id = read('>I3', log.index, at)
+  local text = log.changed[id] or log.loaded[id]
+  if not text then
+    text = try(log.owner, 'HGET', KEYS[log.owner], format('%d', id))
+    if not text or #text < 5 + ENTRY or (#text - 5) % ENTRY ~= 0 then
+      fail(log.owner, 'holds something else')
+      text = NO_ENTRIES
     end
-    return
+    log.loaded[id] = text
   end
-  local from = 0
-  while true do
-    local chunk = try(k, 'LRANGE', KEYS[k], from, from + CHUNK - 1)
-    if not chunk then return end
-    for index = 1, #chunk do
-      if chunk[index]:find('^=') then return end
-      local at, units = read_entry(chunk[index])
-      if not at then fail(k, 'holds something else') return end
-      if not visit(at, units) then return end
-    end
-    if #chunk < CHUNK then return end
-    from = from + CHUNK
+  return text
+end
+
+-- The units of the first entries of a block.
+local function units_of(text, count)
+  if count == 0 then return 0 end
+  local _, sum = read('>I7I5', text, ENTRY * count - 6)
+  return (sum - read('>I5', text, 1)) % WRAP
+end
+
+-- The units of a log, its newest moment and the units of that; no units is an empty log.
+local function log_now(log)
+  local count = (#log.tail - 5) / ENTRY
+  local of_tail = units_of(log.tail, count)
+  local total = log.closed + of_tail
+  if total == 0 then return 0, 0, 0 end
+  local newest = read('>I7', log.tail, ENTRY * count - 6)
+  return total, newest, of_tail - units_of(log.tail, count - 1)
+end
+
+-- The entries up to a moment: the blocks before `at` and the first `count` of the block there, and their units.
+local function split_by_time(log, moment)
+  local at, units = 1, 0
+  while at <= #log.index do
+    local _, last, of_block = read('>I3I7I5', log.index, at)
+    if last > moment then break end
+    at, units = at + INDEX, units + of_block
+  end
+  local text = block_at(log, at)
+  local low, high = 0, (#text - 5) / ENTRY
+  while low < high do
+    local middle = ceil((low + high) / 2)
+    if read('>I7', text, ENTRY * middle - 6) <= moment then low = middle else high = middle - 1 end
+  end
+  return at, low, units + units_of(text, low)
+end
+
+-- The same for the entries that have at most so many units together.
+local function split_by_units(log, most)
+  local at, units = 1, 0
+  while at <= #log.index do
+    local _, _, of_block = read('>I3I7I5', log.index, at)
+    if units + of_block > most then break end
+    at, units = at + INDEX, units + of_block
+  end
+  local text = block_at(log, at)
+  local low, high = 0, (#text - 5) / ENTRY
+  while low < high do
+    local middle = ceil((low + high) / 2)
+    if units + units_of(text, middle) <= most then low = middle else high = middle - 1 end
+  end
+  return at, low, units + units_of(text, low)
+end
+
+-- Takes a closed block's entry out of the index.
+local function remove_block(log, at)
+  local id, _, units = read('>I3I7I5', log.index, at)
+  log.closed, log.changed[id], log.removed[id] = log.closed - units, nil, true
+  log.index = log.index:sub(1, at - 1) .. log.index:sub(at + INDEX)
+end
+
+local function change_block(log, at, text, last)
+  local id, _, units = read('>I3I7I5', log.index, at)
+  local count = (#text - 5) / ENTRY
+  local left = units_of(text, count)
+  log.closed, log.changed[id] = log.closed - units + left, text
+  log.index = log.index:sub(1, at - 1) .. pack('>I3I7I5', id, last, left) .. log.index:sub(at + INDEX)
+end
+
+-- Forgets the entries that a split found.
+local function drop(log, at, count)
+  for block = 1, at - 1, INDEX do
+    local id, _, units = read('>I3I7I5', log.index, block)
+    log.closed, log.changed[id], log.removed[id] = log.closed - units, nil, true
+  end
+  log.index = log.index:sub(at)
+  if count == 0 then return end
+  local text = block_at(log, 1)
+  local _, sum = read('>I7I5', text, ENTRY * count - 6)
+  local kept = pack('>I5', sum) .. text:sub(ENTRY * count + 6)
+  if log.index == '' then
+    log.tail = kept
+  else
+    local _, last = read('>I3I7', log.index, 1)
+    change_block(log, 1, kept, last)
   end
 end
 
--- The units of all entries and the newest moment; no units is an empty log.
-local function log_now(k)
-  if entries[k] then
-    local total, last = 0, nil
-    for index = 1, #entries[k] do
-      last = entries[k][index]
-      total = total + last[2]
+-- Adds units at a moment, which is not before the newest. Entries that become one have at most `most` units, unless the
+-- first has more already.
+local function append(log, at, units, most)
+  local text = log.tail
+  local count = (#text - 5) / ENTRY
+  if count > 0 then
+    local newest = read('>I7', text, ENTRY * count - 6)
+    local of_newest = units_of(text, count) - units_of(text, count - 1)
+    if newest == at then units = min(of_newest + units, max(most, of_newest)) end
+    if newest == at or of_newest == 0 then
+      count = count - 1
+      text = text:sub(1, ENTRY * count + 5)
+    elseif count >= BLOCK then
+      local id = 1
+      if log.index ~= '' then id = read('>I3', log.index, #log.index - INDEX + 1) % 16777215 + 1 end
+      local of_block = units_of(text, count)
+      log.index = log.index .. pack('>I3I7I5', id, newest, of_block)
+      log.closed, log.changed[id], log.removed[id] = log.closed + of_block, text, nil
+      text, count = NO_ENTRIES, 0
     end
-    if not last then return 0, 0, 0 end
-    return total, last[1], last[2], true
   end
-  local tail = try(k, 'LRANGE', KEYS[k], -2, -1)
-  if not tail or #tail == 0 then return 0, 0, 0 end
-  local total = tail[2] and tonumber(tail[2]:match('^=(%d+) '))
-  local newest, last_units = read_entry(tail[1])
-  if not total or not newest then
-    fail(k, 'holds something else')
-    return 0, 0, 0
+  local sum
+  if count > 0 then
+    local _
+    _, sum = read('>I7I5', text, ENTRY * count - 6)
+  else
+    sum = read('>I5', text, 1)
   end
-  if total == 0 then return 0, 0, 0, true end
-  return total, newest, last_units, true
-end
-
--- The last element of a log: the units of all, the window, and the largest quota of those that count denials. A limit
--- with a lower quota must not forget what counts for another.
-local function log_sum(k, p, total)
-  local most = K[k] or 0
-  if most > 0 then return format('=%.0f %d %d', total, p[3], most) end
-  return format('=%.0f %d', total, p[3])
+  log.tail = text .. pack('>I7I5', at, (sum + units) % WRAP)
 end
 
 -- Whether it passes, what to write, and the answer: outcome (1 passes, 0 waits, 2 never), remaining, retry, reset.
 judge[LOG] = function(k, p, cost)
   local limit, window, counts_denied, ceiling = p[2], p[3], p[4] == 1, max(p[5], K[k] or 0)
-  local total, newest, last_units, exists = log_now(k)
+  local log = logs[k]
+  local total, newest, last_units = log_now(log)
   if newest > now + window then
     local units = min(total, limit)
     local remaining = limit - units
@@ -534,120 +641,156 @@ judge[LOG] = function(k, p, cost)
     return false, edit, { 0, counts and 0 or remaining, window, window }
   end
   local held = max(newest, now)
-  local expired, gone = 0, 0
-  if total > 0 and newest + window <= held then
-    expired, gone = -1, total
-  elseif total > 0 then
-    visit_log(k, function(at, units)
-      if at + window > held then return false end
-      expired, gone = expired + 1, gone + units
-      return true
-    end)
-  end
+  local block, count, gone = 1, 0, 0
+  if total > 0 then block, count, gone = split_by_time(log, held - window) end
   local units = max(total - gone, 0)
   local remaining = max(limit - units, 0)
   local until_gone = held + window - now
   local edit = {
-    forget = expired, total = units, at = held, add = cost, exists = exists, newest = newest,
-    last_units = last_units, ceiling = ceiling, ends = held + window,
+    empty = total == 0, block = block, count = count, at = held, add = cost, ceiling = ceiling, ends = held + window,
   }
   if cost > 0 and cost <= remaining then return true, edit, { 1, remaining - cost, 0, until_gone } end
   local reset_after = 0
   if units > 0 then
     local last = newest
     if last_units == 0 then
-      visit_log(k, function(at, left)
-        if left > 0 then last = at end
-        return true
-      end)
+      -- The newest moment has no units any more. The entry before it has.
+      local entries = (#log.tail - 5) / ENTRY
+      if entries > 1 then
+        last = read('>I7', log.tail, ENTRY * (entries - 1) - 6)
+      else
+        last = read('>I7', log.index, #log.index - INDEX + 4)
+      end
     end
     reset_after = max(last + window - now, 0)
   end
   if cost == 0 then return true, nil, { 1, remaining, 0, reset_after } end
   if cost > limit then return false, nil, { 2, remaining, 0, reset_after } end
   local left = counts_denied and units + cost or units
-  local seen, trim, trimmed, retry = 0, 0, 0, nil
-  if expired >= 0 then
-    visit_log(k, function(at, entry_units)
-      seen = seen + 1
-      if seen <= expired then return true end
-      left = max(left - entry_units, 0)
-      if left >= ceiling then
-        trim, trimmed = trim + 1, trimmed + entry_units
-        if at == newest then edit.newest = 0 end
-      end
-      if left + cost <= limit then retry = max(at + window - now, 0) end
-      return not retry
-    end)
+  local retry = until_gone
+  if units > 0 then
+    -- The wait ends when the entry leaves with which enough units have left.
+    local at, before = split_by_units(log, gone + left + cost - limit - 1)
+    local text = block_at(log, at)
+    if ENTRY * before + 5 < #text then
+      retry = max(read('>I7', text, ENTRY * (before + 1) - 6) + window - now, 0)
+    end
   end
-  retry = retry or until_gone
   if not counts_denied then return false, nil, { 0, remaining, retry, reset_after } end
-  if expired >= 0 then edit.forget = expired + trim end
-  edit.total = max(units - trimmed, 0)
+  if units > 0 and left >= ceiling then
+    -- The oldest entries can never matter again if the log is full beyond every limit without them.
+    edit.block, edit.count = split_by_units(log, gone + left - ceiling)
+  end
   return false, edit, { 0, max(limit - units - cost, 0), retry, until_gone }
 end
 
 local function write_log(k, p, edit)
-  local key = KEYS[k]
+  local log = logs[k]
   if p[4] == 1 then K[k] = max(K[k] or 0, edit.ceiling) end
-  local ttl = format('%d', injected and 3600000 or ceil((edit.ends - now) / 1000) + 1)
-  if edit.collapse then
-    local total = min(edit.total + edit.add, max(edit.ceiling, edit.total))
-    if not try(k, 'DEL', key) then return end
-    if not try(k, 'RPUSH', key, entry_text(now, total), log_sum(k, p, total)) then return end
-    try(k, 'PEXPIRE', key, ttl)
-    return
-  end
-  if edit.forget < 0 then
-    if not try(k, 'DEL', key) then return end
-    edit.exists, edit.newest = false, 0
-  elseif edit.forget > 0 then
-    if not try(k, 'LPOP', key, format('%d', edit.forget)) then return end
-  end
-  local total, added = edit.total, nil
-  if edit.exists and edit.newest == edit.at and (edit.forget >= 0) then
-    local units = min(edit.last_units + edit.add, max(edit.ceiling, edit.last_units))
-    total = total - edit.last_units + units
-    added = try(k, 'LSET', key, -2, entry_text(edit.at, units))
-  elseif edit.exists then
-    total = total + edit.add
-    added = try(k, 'LSET', key, -1, entry_text(edit.at, edit.add)) and try(k, 'RPUSH', key, '=0')
+  if edit.collapse or edit.empty then
+    drop(log, #log.index + 1, (#log.tail - 5) / ENTRY)
   else
-    total = total + edit.add
-    added = try(k, 'RPUSH', key, entry_text(edit.at, edit.add), '=0')
+    drop(log, edit.block, edit.count)
   end
-  if added then
-    try(k, 'LSET', key, -1, log_sum(k, p, total))
-    try(k, 'PEXPIRE', key, ttl)
+  if edit.collapse then
+    append(log, now, min(edit.total + edit.add, max(edit.ceiling, edit.total)), WRAP)
+  else
+    append(log, edit.at, edit.add, edit.ceiling)
   end
 end
 
+-- Puts a block of few entries together with the next, so that refunds do not leave a long index of small blocks.
+local function merge_block(log, at)
+  local text, next_at = block_at(log, at), at + INDEX
+  if #text > 5 + ENTRY * BLOCK / 4 or next_at > #log.index then return end
+  local after = block_at(log, next_at)
+  if #text + #after > 10 + ENTRY * BLOCK / 2 then return end
+  local words = { text }
+  local _, sum = read('>I7I5', text, #text - ENTRY + 1)
+  for entry = 1, (#after - 5) / ENTRY do
+    words[#words + 1] = pack('>I7I5', read('>I7', after, ENTRY * entry - 6), (sum + units_of(after, entry)) % WRAP)
+  end
+  local _, last = read('>I3I7', log.index, next_at)
+  remove_block(log, next_at)
+  change_block(log, at, table.concat(words), last)
+end
+
 local function give_back_log(k, p, cost, charged_at)
-  local total = log_now(k)
+  local log = logs[k]
+  local total, newest = log_now(log)
   if total == 0 then return end
-  local index, found, left = -2, nil, nil
-  while not found do
-    local chunk = try(k, 'LRANGE', KEYS[k], index - CHUNK + 1, index)
-    if not chunk then return end
-    for back = #chunk, 1, -1 do
-      local at, units = read_entry(chunk[back])
-      if not at then
-        fail(k, 'holds something else')
-        return
-      elseif at == charged_at then
-        found, left = index - (#chunk - back), units
-        break
-      elseif at < charged_at then
-        return
-      end
+  local at = 1
+  while at <= #log.index do
+    local _, last = read('>I3I7', log.index, at)
+    if last >= charged_at then break end
+    at = at + INDEX
+  end
+  local text = block_at(log, at)
+  local low, high = 0, (#text - 5) / ENTRY
+  local entries = high
+  while low < high do
+    local middle = ceil((low + high) / 2)
+    if read('>I7', text, ENTRY * middle - 6) <= charged_at then low = middle else high = middle - 1 end
+  end
+  if low == 0 or read('>I7', text, ENTRY * low - 6) ~= charged_at then return end
+  local has = units_of(text, low) - units_of(text, low - 1)
+  local given = min(cost, has)
+  if given == 0 then return end
+  local is_newest = at > #log.index and low == entries
+  local words = { text:sub(1, ENTRY * (low - 1) + 5) }
+  local last = 0
+  if low > 1 then last = read('>I7', text, ENTRY * (low - 1) - 6) end
+  for entry = low, entries do
+    local moment, sum = read('>I7I5', text, ENTRY * entry - 6)
+    if entry > low or given < has or is_newest then
+      words[#words + 1] = pack('>I7I5', moment, (sum - given) % WRAP)
+      last = moment
     end
-    if not found and #chunk < CHUNK then return end
-    index = found and index or index - CHUNK
   end
-  local given = min(cost, left)
-  if given > 0 and try(k, 'LSET', KEYS[k], found, entry_text(charged_at, left - given)) then
-    try(k, 'LSET', KEYS[k], -1, log_sum(k, p, total - given))
+  text = table.concat(words)
+  if at > #log.index then
+    log.tail = text
+  elseif #text == 5 then
+    remove_block(log, at)
+  else
+    change_block(log, at, text, last)
+    merge_block(log, at)
   end
+  ends[k], dirty[k] = max(newest + p[3], now), p
+end
+
+-- Writes the state of a log: a string, or of several blocks a hash.
+local function store_log(k, p, ttl)
+  local log, key = logs[k], KEYS[k]
+  local head = p.signature .. pack('>I5', min(K[k] or 0, WRAP - 1))
+  if log.index == '' then
+    if #log.tail == 5 then
+      if values[k] or hashes[k] then try(k, 'DEL', key) end
+    elseif values[k] or hashes[k] then
+      try(k, 'SET', key, head .. log.tail, 'PX', ttl)
+    elseif not try(k, 'SET', key, head .. log.tail, 'PX', ttl, 'NX') then
+      fail(k, 'holds something else')
+    end
+    return
+  end
+  if not hashes[k] then
+    if not try(k, 'DEL', key) then return end
+  end
+  local words = { 'h', head .. pack('>I5', log.closed) .. log.index, 't', log.tail }
+  for id, text in pairs(log.changed) do
+    words[#words + 1], words[#words + 2] = format('%d', id), text
+  end
+  if not try(k, 'HSET', key, unpack(words)) then return end
+  words = {}
+  for id in pairs(log.removed) do
+    words[#words + 1] = format('%d', id)
+    if #words == 1000 then
+      try(k, 'HDEL', key, unpack(words))
+      words = {}
+    end
+  end
+  if #words > 0 then try(k, 'HDEL', key, unpack(words)) end
+  try(k, 'PEXPIRE', key, ttl)
 end
 
 -- Other processes may remember that this key is denied. Only resets are published, because a message to every process costs
@@ -716,15 +859,10 @@ spent[OPENED] = function(k, p)
 end
 
 spent[LOG] = function(k, p)
-  local total, newest = log_now(k)
+  local total, newest = log_now(logs[k])
   if total == 0 or newest > now + p[3] then return now, total end
-  local held, gone = max(newest, now), 0
-  if newest + p[3] <= held then return held, 0 end
-  visit_log(k, function(at, units)
-    if at + p[3] > held then return false end
-    gone = gone + units
-    return true
-  end)
+  local held = max(newest, now)
+  local _, _, gone = split_by_time(logs[k], held - p[3])
   return held, max(total - gone, 0)
 end
 
@@ -757,21 +895,27 @@ local function charge(v, p, at, units)
   elseif kind == OPENED then
     A[v], B[v] = at, units
   elseif kind == LOG then
-    entries[v] = { { at, units } }
+    append(logs[v], at, min(units, MOST_CHARGED), WRAP)
   elseif kind == COUNTER then
     A[v], C[v][0] = start_of(place(at, p[3], p[4]), p[3], p[4]), units
   end
 end
 
 local function convert_log(k, old, v, p)
-  local total, newest = log_now(k)
+  local total, newest, last_units = log_now(logs[k])
   if total == 0 or newest > now + old[3] then return charge(v, p, now, total) end
-  local held, window, kept = max(newest, now), min(old[3], p[3]), {}
-  visit_log(k, function(at, units)
-    if units > 0 and at + window > held then kept[#kept + 1] = { at, units } end
-    return true
-  end)
-  entries[v] = kept
+  local log = copy_log(logs[k])
+  local at, count = split_by_time(log, max(newest, now) - min(old[3], p[3]))
+  drop(log, at, count)
+  if last_units == 0 and #log.tail > 5 then
+    log.tail = log.tail:sub(1, -ENTRY - 1)
+    if #log.tail == 5 and log.index ~= '' then
+      local last = #log.index - INDEX + 1
+      log.tail = block_at(log, last)
+      remove_block(log, last)
+    end
+  end
+  logs[v] = log
 end
 
 -- The units of a segment count as spent at its last moment, or now if that is earlier.
@@ -793,10 +937,10 @@ end
 
 local function convert(k, old, v, p)
   local kind = p[1]
-  A[v], B[v], K[v], C[v], entries[v] = 0, 0, 0, nil, nil
+  A[v], B[v], K[v], C[v], logs[v] = 0, 0, 0, nil, nil
   if kind == METER then K[v] = max(K[k] or 0, p[9]) end
   if kind == COUNTER then C[v] = zeros(p[4]) end
-  if kind == LOG then entries[v], K[v] = {}, max(K[k] or 0, p[4] == 1 and p[5] or 0) end
+  if kind == LOG then logs[v], K[v] = empty_log(), max(K[k] or 0, p[4] == 1 and p[5] or 0) end
   if kind == METER and old[1] == METER then
     local units, rest = owed(k, old, K[v])
     set_debt(v, p, units, rest, old[6])
@@ -828,6 +972,7 @@ local function prepare(k, p)
   if terms[k] == REST then
     A[k], B[k], K[k], terms[k] = 0, 0, 0, p
     C[k] = p[1] == COUNTER and zeros(p[4]) or nil
+    logs[k] = p[1] == LOG and empty_log() or nil
     return k
   end
   if terms[k].signature == p.signature then return k end
@@ -859,34 +1004,18 @@ local function still_counts(p, held, units, at, before)
   return counts and units or 0
 end
 
--- Writes a log that was converted.
-local function write_entries(k, p, copy)
-  if not try(k, 'DEL', KEYS[k]) then return end
-  values[k], dirty[k], lists[k], K[k] = false, nil, true, K[copy]
-  local log, total, words = entries[copy], 0, {}
-  for index = 1, #log do
-    total = total + log[index][2]
-    words[#words + 1] = entry_text(log[index][1], log[index][2])
-    if #words == 1000 or index == #log then
-      if not try(k, 'RPUSH', KEYS[k], unpack(words)) then return end
-      words = {}
-    end
-  end
-  if #log > 0 then try(k, 'RPUSH', KEYS[k], log_sum(k, p, total)) end
-end
-
 local function write(k, p, edit, from)
   if cut[from] then return end
   if p[1] == LOG then
-    if from ~= k then write_entries(k, p, from) end
-    if not failed[k] then write_log(k, p, edit) end
-    lists[k] = true
+    if from ~= k then logs[k], K[k] = logs[from], K[from] end
+    write_log(k, p, edit)
+    ends[k] = edit.ends
   else
     if p[1] == COUNTER then A[k], C[k] = edit[1], edit[2] else A[k], B[k] = edit[1], edit[2] end
     if p[1] == METER then K[k] = max(K[k] or 0, p[9]) end
-    ends[k], dirty[k] = edit[3], p
+    ends[k] = edit[3]
   end
-  terms[k] = p
+  terms[k], dirty[k] = p, p
 end
 
 local function is_variant(p, signature)
@@ -907,12 +1036,9 @@ local function move(k, p, from, cost)
     return
   end
   if p[1] == LOG then
-    local log = entries[from]
-    write_entries(k, p, from)
-    if #log > 0 and not failed[k] then
-      local ttl = injected and 3600000 or max(ceil((log[#log][1] + p[3] - now) / 1000), 0) + 1
-      try(k, 'PEXPIRE', KEYS[k], format('%d', ttl))
-    end
+    logs[k], K[k] = logs[from], K[from]
+    local _, newest = log_now(logs[k])
+    ends[k], dirty[k] = newest + p[3], p
   else
     A[k], B[k], C[k], K[k] = A[from], B[from], C[from], K[from]
     local last = A[k] + 1
@@ -1082,7 +1208,7 @@ while q[at] do
       if not terms[k] then load(k) end
       if not failed[k] then
         if try(k, 'DEL', KEYS[k]) == 1 or dirty[k] then tell_others(k) end
-        values[k], terms[k], dirty[k], lists[k] = false, REST, nil, nil
+        values[k], terms[k], dirty[k], hashes[k] = false, REST, nil, nil
       end
       at = at + 2
     end
@@ -1092,16 +1218,15 @@ end
 
 for k, p in pairs(dirty) do
   if not failed[k] then
-    local value = text_of(k, p, A[k], B[k])
     local ttl = format('%d', injected and 3600000 or max(ceil((ends[k] - now) / 1000), 0) + 1)
-    local reply
-    if values[k] or lists[k] then
-      reply = try(k, 'SET', KEYS[k], value, 'PX', ttl)
-    else
+    if p[1] == LOG then
+      store_log(k, p, ttl)
+    elseif values[k] or hashes[k] then
+      try(k, 'SET', KEYS[k], text_of(k, p, A[k], B[k]), 'PX', ttl)
+    elseif not try(k, 'SET', KEYS[k], text_of(k, p, A[k], B[k]), 'PX', ttl, 'NX') then
       -- What is there and was not read is not ours.
-      reply = try(k, 'SET', KEYS[k], value, 'PX', ttl, 'NX')
+      fail(k, 'holds something else')
     end
-    if not reply then fail(k, 'holds something else') end
   end
 end
 

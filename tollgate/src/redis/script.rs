@@ -1,6 +1,7 @@
 //! The script that decides, what it is told and what it tells.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use redis::Value;
@@ -15,7 +16,7 @@ use crate::units::Timestamp;
 
 /// Decides any batch.
 const DECIDE: &str = include_str!("decide.lua");
-/// Decides a batch in which every request takes from buckets, fixed windows and counters.
+/// Decides a batch in which every request takes from buckets, fixed windows, counters and short logs.
 const TAKE_ONLY: &str = include_str!("take.lua");
 
 /// Redis keeps scripts by their hash.
@@ -48,7 +49,12 @@ pub(super) struct Terms {
     /// The signatures of the limit's variants; empty if there are none of another meaning.
     variants: Vec<Signature>,
     shape: Shape,
+    /// How many more requests go to the larger script at once, because a log was longer than the smaller one decides.
+    long: AtomicU32,
 }
+
+/// Requests after which the smaller script is tried again on a limit whose log was too long for it.
+const LONG_FOR: u32 = 4096;
 
 impl Terms {
     /// A limit whose keys may have spent up to `ceiling` units, under other numbers.
@@ -58,7 +64,7 @@ impl Terms {
         // The script has cut what a clock that stepped back has left. Other nodes may have raised the quota since, so
         // that what it reports is never cut again.
         let compiled = compiled.with_ceiling(MAX_QUOTA).with_room();
-        Self { parameters, signature, variants, shape: compiled.shape(), compiled }
+        Self { parameters, signature, variants, shape: compiled.shape(), compiled, long: AtomicU32::new(0) }
     }
 
     pub(super) fn signature(&self) -> &Signature {
@@ -68,6 +74,16 @@ impl Terms {
     /// Whether the limit's variants have these signatures.
     pub(super) fn has_variants(&self, signatures: &[Signature]) -> bool {
         self.variants == signatures
+    }
+
+    /// Whether the smaller script is likely to decide a request under these terms.
+    fn is_taken_lean(&self) -> bool {
+        let long = self.long.load(Ordering::Relaxed);
+        if long > 0 {
+            // Requests that are lost in a race make it a little longer.
+            self.long.store(long - 1, Ordering::Relaxed);
+        }
+        long == 0 && self.compiled.is_taken_lean()
     }
 
     /// Whether a denial changes nothing, so that it stays true for a while.
@@ -190,7 +206,7 @@ impl Batch {
         self.asked.extend([op, count as u64]);
         let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new() };
         let takes = matches!(question, Question::Take(_));
-        self.mixed |= !takes || asks.iter().any(|ask| ask.cost == 0 || !ask.terms.compiled.is_taken_lean());
+        self.mixed |= !takes || asks.iter().any(|ask| ask.cost == 0 || !ask.terms.is_taken_lean());
         for ask in asks {
             let (limit, key) = (self.index_of_terms(&ask.terms), self.index_of_key(&ask.name));
             expected.keys.push(key);
@@ -248,6 +264,10 @@ impl Batch {
     pub(super) fn is_for_the_other(&mut self, reply: &Value) -> bool {
         let is_for_the_other = !self.mixed && matches!(reply, Value::Int(_));
         self.mixed |= is_for_the_other;
+        if is_for_the_other {
+            let long = self.terms.iter().filter(|terms| terms.compiled.may_be_long_log());
+            long.for_each(|terms| terms.long.store(LONG_FOR, Ordering::Relaxed));
+        }
         is_for_the_other
     }
 

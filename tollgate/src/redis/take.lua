@@ -1,11 +1,11 @@
--- Decides a batch in which every request takes from buckets, fixed windows and counters, as nearly all do: what
+-- Decides a batch in which every request takes from buckets, fixed windows, counters and short logs, as nearly all do: what
 -- `decide.lua` does, without all that this does not need. It creates no functions: creating those of the other
 -- script costs Redis more than a decision.
 --
 -- It reads the same arguments and replies the same. Where it cannot decide (a state of other terms, a clock that has
 -- stepped back, arithmetic beyond 2^53) it replies 0 and has written nothing, and `decide.lua` is called instead.
 
-local METER, CLOCK, COUNTER = 1, 3, 6
+local METER, CLOCK, LOG, COUNTER = 1, 3, 5, 6
 local asked = cmsgpack.unpack(ARGV[1])
 local now, limits, q = asked[1], asked[2], asked[3]
 local injected = now > 0
@@ -13,7 +13,7 @@ if not injected then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local keys, pack, read, sub, ceil = KEYS, struct.pack, struct.unpack, string.sub, math.ceil
+local keys, pack, read, sub, ceil, format = KEYS, struct.pack, struct.unpack, string.sub, math.ceil, string.format
 local values = redis.call('MGET', unpack(keys))
 local absent = nil
 for k = 1, #keys do
@@ -140,6 +140,85 @@ while q[at] do
         end
         last = p.last
       end
+    elseif kind == LOG then
+      -- One block: see `decide.lua`. Sums are of all units up to an entry, modulo 2^40.
+      local limit, window, body = p[2], p[3], first + 10
+      local entries, base, newest, sum, total, of_newest = 0, 0, 0, 0, 0, 0
+      local held, dropped, gone, dropped_sum = now, 0, 0, 0
+      if value then
+        entries = (length + 1 - body) / 12
+        if entries < 1 or entries % 1 > 0 then return 0 end
+        base = read('>I5', value, first + 5)
+        newest, sum = read('>I7I5', value, length - 11)
+        total = (sum - base) % 1099511627776
+        if total == 0 then
+          dropped = entries
+        else
+          if newest > now then
+            if newest > now + window then return 0 end
+            held = newest
+          end
+          local horizon = held - window
+          if newest <= horizon then
+            dropped, gone = entries, total
+          elseif read('>I7', value, body) <= horizon then
+            local low, high = 1, entries - 1
+            while low < high do
+              local middle = ceil((low + high) / 2)
+              if read('>I7', value, body + 12 * middle - 12) <= horizon then low = middle else high = middle - 1 end
+            end
+            local _
+            _, dropped_sum = read('>I7I5', value, body + 12 * low - 12)
+            dropped, gone = low, (dropped_sum - base) % 1099511627776
+          end
+        end
+        if dropped < entries then
+          of_newest = sum - (entries > 1 and read('>I5', value, length - 16) or base)
+        end
+      end
+      local units = total - gone
+      local room = limit - units
+      passes = cost <= room
+      if passes then
+        last = held + window
+        if dropped == entries then
+          new = signature .. '\0\0\0\0\0\0\0\0\0\0' .. pack('>I7I5', held, cost)
+        else
+          local to = length
+          if newest == held or of_newest == 0 then
+            to = length - 12
+          elseif entries - dropped >= 128 then
+            return 0
+          end
+          local entry = pack('>I7I5', held, (sum + cost) % 1099511627776)
+          if dropped == 0 then
+            new = (to == length and value or sub(value, 1, to)) .. entry
+          else
+            new = sub(value, 1, first + 4) .. pack('>I5', dropped_sum) .. sub(value, body + 12 * dropped, to) .. entry
+          end
+        end
+        out[size] = format('1 %.0f 0 %.0f', room - cost, last - now)
+      else
+        if room < 0 then room = 0 end
+        local reset = 0
+        if units > 0 then
+          local at = of_newest == 0 and read('>I7', value, length - 23) or newest
+          if at + window > now then reset = at + window - now end
+        end
+        if cost > limit then
+          out[size] = format('2 %.0f 0 %.0f', room, reset)
+        else
+          -- The wait ends when the entry leaves with which enough units have left.
+          local need, low, high = gone + units + cost - limit, dropped + 1, entries
+          while low < high do
+            local middle = (low + high - (low + high) % 2) / 2
+            local _, up_to = read('>I7I5', value, body + 12 * middle - 12)
+            if (up_to - base) % 1099511627776 >= need then high = middle else low = middle + 1 end
+          end
+          local retry = read('>I7', value, body + 12 * low - 12) + window - now
+          out[size] = format('0 %.0f %.0f %.0f', room, retry > 0 and retry or 0, reset)
+        end
+      end
     else
       local window, begun, units = p[3], now, 0
       if kind == CLOCK then begun = now - now % window end
@@ -170,7 +249,7 @@ while q[at] do
   end
 end
 
-local set, format, failed = redis.pcall, string.format, nil
+local set, failed = redis.pcall, nil
 for k, last in pairs(lasts) do
   local ttl = injected and '3600000' or format('%d', ceil((last - now) / 1000) + 1)
   local reply = set('SET', keys[k], values[k], 'PX', ttl)

@@ -8,6 +8,7 @@ mod failures;
 mod hostile;
 mod leases;
 mod load;
+mod long_logs;
 mod rule_sets;
 mod servers;
 mod topologies;
