@@ -16,8 +16,14 @@ use super::{Compiled, meter};
 const LONGEST: u64 = 200_000;
 /// A shorter life is not worth a trip: then every decision is made by the store.
 const SHORTEST: u64 = 10_000;
-/// How much of a bucket may be kept back, and of a window added, for the life of a slice.
-const SHARE_OF_BUCKET: u64 = 4;
+/// How much of a bucket is kept back for the life of a slice: this part of it, or for a small bucket as much as slices of
+/// a useful life need, up to the second part.
+const SHARE_OF_BUCKET: u64 = 10;
+const MAX_SHARE_OF_BUCKET: u64 = 4;
+const USEFUL: u64 = 20_000;
+/// How much is added to a sliding window for the life of a slice, which is how much less the window admits.
+const SHARE_OF_SLIDING_WINDOW: u64 = 50;
+/// How much of a window or a period a slice may live. It costs nothing.
 const SHARE_OF_WINDOW: u64 = 20;
 
 /// How a limit is leased. Times are in microseconds.
@@ -39,12 +45,12 @@ impl Compiled {
             Self::ClockWindow(rules) => while_it_lasts(rules.window, self),
             Self::OpenedWindow(rules) => while_it_lasts(rules.window, self),
             Self::Log(log) if log.counted == Counted::Admitted => {
-                let horizon = of_window(log.window)?;
+                let horizon = part_of(log.window, SHARE_OF_SLIDING_WINDOW)?;
                 let stored = Self::Log(Log::new(log.limit, log.window + horizon, Counted::Admitted));
                 Some(Leased { stored, horizon })
             }
             Self::Counter(rules) => {
-                let horizon = of_window(rules.window)?;
+                let horizon = part_of(rules.window, SHARE_OF_SLIDING_WINDOW)?;
                 let segments = u32::try_from(rules.segments).ok()?;
                 let stored = Self::Counter(Counter::new(rules.limit, rules.window + horizon, segments));
                 Some(Leased { stored, horizon })
@@ -76,8 +82,11 @@ fn leased_meter(capacity: u64, units: u64, micros: u64, max_wait: Option<u64>) -
         return None;
     }
     let refill = |horizon: u64| (u128::from(units) * u128::from(horizon)).div_ceil(u128::from(micros));
-    let share = u128::from(capacity / SHARE_OF_BUCKET);
-    let horizon = LONGEST.min(u64::try_from(share * u128::from(micros) / u128::from(units)).unwrap_or(LONGEST));
+    let life_of = |part: u64| {
+        let life = u128::from(capacity / part) * u128::from(micros) / u128::from(units);
+        u64::try_from(life).unwrap_or(LONGEST).min(LONGEST)
+    };
+    let horizon = life_of(SHARE_OF_BUCKET).max(life_of(MAX_SHARE_OF_BUCKET).min(USEFUL));
     if horizon < SHORTEST {
         return None;
     }
@@ -86,12 +95,12 @@ fn leased_meter(capacity: u64, units: u64, micros: u64, max_wait: Option<u64>) -
     Some(Leased { stored, horizon })
 }
 
-fn of_window(window: u64) -> Option<u64> {
-    Some(LONGEST.min(window / SHARE_OF_WINDOW)).filter(|horizon| *horizon >= SHORTEST)
+fn part_of(window: u64, part: u64) -> Option<u64> {
+    Some(LONGEST.min(window / part)).filter(|horizon| *horizon >= SHORTEST)
 }
 
 fn while_it_lasts(window: u64, same: &Compiled) -> Option<Leased> {
-    of_window(window).map(|horizon| Leased { stored: same.clone(), horizon })
+    part_of(window, SHARE_OF_WINDOW).map(|horizon| Leased { stored: same.clone(), horizon })
 }
 
 #[cfg(test)]
@@ -101,11 +110,16 @@ mod tests {
 
     #[test]
     fn a_bucket_keeps_back_what_refills_while_a_slice_lives() {
-        let limit = Limit::new("l", TokenBucket::new(1000, Rate::per_second(700))).unwrap();
-        let leased = limit.compiled().leased().unwrap();
-        assert_eq!(leased.horizon, 200_000);
-        let Compiled::Meter(stored) = leased.stored else { panic!("a meter") };
-        assert_eq!(stored.capacity, 1000 - 140);
+        // At most a tenth is kept back, more if slices would live less than 20 ms, and never more than a quarter.
+        let cases =
+            [(1000, 300, 200_000, 60), (1000, 1000, 100_000, 100), (100, 1000, 20_000, 20), (50, 1000, 12_000, 12)];
+        for (capacity, rate, horizon, kept_back) in cases {
+            let limit = Limit::new("l", TokenBucket::new(capacity, Rate::per_second(rate))).unwrap();
+            let leased = limit.compiled().leased().unwrap();
+            assert_eq!(leased.horizon, horizon, "{capacity} at {rate}/s");
+            let Compiled::Meter(stored) = leased.stored else { panic!("a meter") };
+            assert_eq!(stored.capacity, capacity - kept_back, "{capacity} at {rate}/s");
+        }
     }
 
     #[test]

@@ -1,19 +1,29 @@
 //! The lease of one key: the slices of its quota that this process holds, and the demand by which they are sized.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 
+use super::node::jittered;
 use super::script::Ask;
 use crate::algorithm::portable::Before;
 use crate::units::Timestamp;
 
 /// A slice is at most this part of the quota, so that one node does not take all.
 pub(super) const SHARE: u64 = 4;
-/// When the store has nothing, it is asked again after this part of a horizon: what comes back meanwhile is then
-/// fetched at once, instead of unit by unit.
-const DRY: u64 = 10;
+/// When the store has less than a node wants, the node asks again after this part of a horizon, and after twice as long
+/// each time, up to [`MAX_DOUBLINGS`] times: units that come back meanwhile are then fetched at once, not one by one. The
+/// longest pause is four fifths of a horizon, so a bucket, which holds four horizons' refill at least, never fills up.
+const FIRST_PAUSE: u64 = 10;
+const MAX_DOUBLINGS: u32 = 3;
+/// A slice covers this part of a horizon's demand. Covering less than a horizon, it is spent before it expires.
+const COVERED: (u64, u64) = (7, 8);
+/// The next slice is asked for when less than this part of a horizon's demand is left.
+const LOW: u64 = 4;
+/// Costs to try in one call, the smallest aside.
+const MAX_CHOICES: usize = 14;
 
 /// The lease of one key. Times are by this process's clock, except where noted.
 pub(super) struct Lease {
@@ -25,8 +35,11 @@ pub(super) struct Lease {
     since: Timestamp,
     demand: u64,
     demand_before: u64,
-    /// The store had nothing for this cost: it is not asked again before this time.
+    /// The store had nothing for this cost, or less than was wished for: it is not asked again before this time.
     dry: Option<(u64, Timestamp)>,
+    /// Renewals in a row that brought less than was wished for, and the units that the last of them brought.
+    shortages: u32,
+    last_short: u64,
     /// Closed when the renewal ends.
     renewing: Option<Arc<Semaphore>>,
     /// Counts resets of the key. A charge from before a reset no longer exists.
@@ -67,13 +80,19 @@ pub(super) struct Wish {
     pub(super) least: u64,
     /// The count of resets at the time of the wish.
     pub(super) resets: u64,
+    /// The units that the last renewal brought, if that was less than its wish. About as many are likely to be there.
+    expected: u64,
 }
 
 impl Wish {
-    /// Returns the costs to try, the largest first.
-    pub(super) fn choices(self) -> SmallVec<[u64; 8]> {
+    /// Returns the costs to try, the largest first: halves of the most, and more finely around what is expected.
+    pub(super) fn choices(self) -> SmallVec<[u64; 16]> {
         let halves = std::iter::successors(Some(self.most), |units| Some(units / 2));
-        let mut choices: SmallVec<[u64; 8]> = halves.take(7).take_while(|units| *units > self.least).collect();
+        let near = [self.expected / 4 * 7, self.expected / 4 * 5, self.expected, self.expected / 4 * 3];
+        let mut choices: SmallVec<[u64; 16]> = halves.take(MAX_CHOICES - near.len()).chain(near).collect();
+        choices.retain(|units| (self.least + 1..=self.most).contains(units));
+        choices.sort_unstable_by(|one, other| other.cmp(one));
+        choices.dedup();
         choices.push(self.least);
         choices
     }
@@ -107,6 +126,8 @@ impl Lease {
             demand: 0,
             demand_before: 0,
             dry: None,
+            shortages: 0,
+            last_short: 0,
             renewing: None,
             resets: 0,
             holders: 0,
@@ -157,9 +178,10 @@ impl Lease {
         }
     }
 
-    /// Adds a slice, and ends the renewal: everyone who waits for it tries again. `refused` is a cost that the store had
-    /// no units for, and when.
-    pub(super) fn renewed(&mut self, resets: u64, granted: Option<Granted>, refused: Option<(u64, Timestamp)>) {
+    /// Adds a slice, and ends the renewal: everyone who waits for it tries again. `short` is a cost that the store has no
+    /// units for, or soon will have none for, and when it answered.
+    pub(super) fn renewed(&mut self, resets: u64, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
+        let units = granted.as_ref().map_or(0, |granted| granted.grant.units);
         if let Some(Granted { mut grant, store_left, full_at }) = granted
             && self.resets == resets
         {
@@ -169,10 +191,23 @@ impl Lease {
             self.grants.push(grant);
             (self.store_left, self.full_at) = (store_left, full_at);
         }
-        self.dry = refused.map(|(cost, at)| (cost, Timestamp::from_micros(at.as_micros() + self.horizon / DRY)));
+        if short.is_some() {
+            self.shortages = (self.shortages + 1).min(MAX_DOUBLINGS + 1);
+            self.last_short = units;
+        } else if units > 0 {
+            (self.shortages, self.last_short) = (0, 0);
+        }
+        self.dry = short.map(|(cost, at)| (cost, at.saturating_add(self.pause())));
         if let Some(renewal) = self.renewing.take() {
             renewal.close();
         }
+    }
+
+    /// Returns how long not to ask after a shortage. Jitter keeps nodes from asking at the same time.
+    fn pause(&self) -> Duration {
+        let pause = (self.horizon / FIRST_PAUSE) << self.shortages.saturating_sub(1);
+        // Between half and one and a half of two thirds: up to the pause itself.
+        jittered(Duration::from_micros(pause) * 2 / 3)
     }
 
     /// Removes slices that have expired, or all of them. Returns whether there is anything left to look after.
@@ -196,6 +231,7 @@ impl Lease {
     pub(super) fn forget(&mut self) {
         self.grants.clear();
         self.dry = None;
+        (self.shortages, self.last_short) = (0, 0);
         self.resets += 1;
     }
 
@@ -234,7 +270,9 @@ impl Lease {
 
     /// Returns whether the next slice should be asked for while this one lasts.
     pub(super) fn is_low(&self, cost: u64, quota: u64, now: Timestamp) -> bool {
-        self.left(now) < self.wanted().min(quota / SHARE) / 2 && self.renewing.is_none() && self.dry_for(cost, now) == 0
+        self.left(now) < self.wanted().min(quota / SHARE) / LOW
+            && self.renewing.is_none()
+            && self.dry_for(cost, now) == 0
     }
 
     /// Returns what is left of the quota, here and at the store when it was last asked, and the time until it is full.
@@ -245,8 +283,9 @@ impl Lease {
 
     pub(super) fn begin_renewing(&mut self, cost: u64, quota: u64, now: Timestamp) -> Wish {
         self.renewing = Some(Arc::new(Semaphore::new(0)));
-        // A fifth more, because a busy key often gets busier.
-        let wanted = self.wanted().saturating_add(self.wanted() / 5).min(quota / SHARE);
-        Wish { most: wanted.saturating_sub(self.left(now)).max(cost), least: cost, resets: self.resets }
+        let (covered, of) = COVERED;
+        let wanted = (self.wanted().saturating_mul(covered) / of).min(quota / SHARE);
+        let most = wanted.saturating_sub(self.left(now)).max(cost);
+        Wish { most, least: cost, resets: self.resets, expected: self.last_short }
     }
 }

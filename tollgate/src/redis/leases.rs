@@ -142,9 +142,9 @@ impl Leases {
     }
 
     /// Ends a renewal: see [`Lease::renewed`].
-    pub(super) fn renewed(&self, ask: &Ask, resets: u64, granted: Option<Granted>, refused: Option<(u64, Timestamp)>) {
+    pub(super) fn renewed(&self, ask: &Ask, resets: u64, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
         if let Some(lease) = find(&mut self.shard(&ask.name), ask) {
-            lease.renewed(resets, granted, refused);
+            lease.renewed(resets, granted, short);
         }
     }
 

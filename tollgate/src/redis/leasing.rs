@@ -174,7 +174,7 @@ impl RedisLimiter {
 
     fn renew(&self, ask: &Ask, horizon: u64, wish: Wish) {
         let limiter = self.clone();
-        let renewing = Renewing { limiter, ask: ask.clone(), horizon, wish, granted: None, dry: None };
+        let renewing = Renewing { limiter, ask: ask.clone(), horizon, wish, granted: None, short: None };
         tokio::spawn(renewing.run());
     }
 
@@ -206,7 +206,7 @@ struct Renewing {
     horizon: u64,
     wish: Wish,
     granted: Option<Granted>,
-    dry: Option<(u64, Timestamp)>,
+    short: Option<(u64, Timestamp)>,
 }
 
 impl Renewing {
@@ -220,7 +220,7 @@ impl Renewing {
         let Some(units) = (answer.taken as usize).checked_sub(1).and_then(|index| choices.get(index)) else {
             let least = Ask { cost: self.wish.least, ..self.ask.clone() };
             self.limiter.remember_denial(&least, seen, answer.at, times);
-            self.dry = Some((self.wish.least, times.answered));
+            self.short = Some((self.wish.least, times.answered));
             return;
         };
         let lives = self.ask.terms.compiled.slice_lives(seen.numbers(), answer.at.as_micros(), self.horizon);
@@ -233,7 +233,7 @@ impl Renewing {
         self.granted = Some(Granted { grant, store_left: after.remaining, full_at });
         // Less than was wished for: the store is running out, and what comes back is better fetched at once.
         if *units < self.wish.most {
-            self.dry = Some((self.wish.least, times.answered));
+            self.short = Some((self.wish.least, times.answered));
         }
     }
 }
@@ -241,7 +241,7 @@ impl Renewing {
 impl Drop for Renewing {
     fn drop(&mut self) {
         let granted = self.granted.take();
-        self.limiter.0.shared.leases.renewed(&self.ask, self.wish.resets, granted, self.dry);
+        self.limiter.0.shared.leases.renewed(&self.ask, self.wish.resets, granted, self.short);
     }
 }
 

@@ -118,7 +118,7 @@ pub(super) enum Question {
     /// Put the keys to rest.
     Reset(Asks),
     /// Take the first of these costs that fits.
-    Slice(Ask, SmallVec<[u64; 8]>),
+    Slice(Ask, SmallVec<[u64; 16]>),
 }
 
 impl Question {

@@ -129,6 +129,57 @@ async fn no_second_of_a_leased_log_holds_more_than_its_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn demand_above_a_limit_uses_most_of_it_and_never_more() {
+    let server = RedisServer::start();
+    let rate = 4_000;
+    for (algorithm, capacity) in [
+        (TokenBucket::new(rate / 10, Rate::per_second(rate)).into(), rate / 10),
+        (TokenBucket::new(rate, Rate::per_second(rate)).into(), rate),
+    ] as [(Algorithm, u64); 2]
+    {
+        let () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
+        let nodes = nodes(&server, algorithm).await;
+        let admitted = offer(&nodes[..3], 2 * SECOND).await;
+        let last = admitted.iter().map(|(_, answered)| *answered).max().expect("some pass");
+        let most = capacity as f64 + rate as f64 * last.as_secs_f64();
+        let used = admitted.len() as f64 / most;
+        println!("{algorithm:?}: {used:.3} of the limit used, {} trips", trips(&nodes));
+        assert!(used <= 1.0, "{algorithm:?}: {} admitted, at most {most}", admitted.len());
+        // The bench measures how much it is. A machine that stands still for a while loses what comes back meanwhile.
+        assert!(used > 0.2, "{algorithm:?}: {} admitted, at most {most}", admitted.len());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn demand_above_a_window_of_a_second_uses_most_of_it() {
+    let server = RedisServer::start();
+    let limit = 4_000;
+    let nodes = nodes(&server, FixedWindow::new(limit, SECOND).into()).await;
+    let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).expect("the time");
+    tokio::time::sleep(Duration::from_micros(1_000_000 - micros)).await;
+    let admitted = offer(&nodes[..3], Duration::from_millis(1_900)).await.len() as u64;
+    let (end, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).expect("the time");
+    let most = limit * (end - seconds);
+    println!("{:.3} of the windows used, {} trips", admitted as f64 / most as f64, trips(&nodes));
+    assert!(admitted <= most, "{admitted} admitted, at most {most}");
+    assert!(admitted > most / 4, "{admitted} admitted, at most {most}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spent_bucket_is_asked_for_less_and_less() {
+    let server = RedisServer::start();
+    // Slices live for 100 ms. All is spent at once, and little comes back.
+    let node = node(&server, TokenBucket::new(1_000, Rate::per_second(1_000))).await;
+    let nodes = [node];
+    let (before, began) = (trips(&nodes), Instant::now());
+    let admitted = offer(&nodes, 3 * SECOND).await.len();
+    let (trips, seconds) = (trips(&nodes) - before, began.elapsed().as_secs_f64());
+    println!("{trips} trips in {seconds:.1} s, {admitted} admitted");
+    // The pauses grow to 80 ms, less a jitter of up to two thirds. Asking every 10 ms would be 100 trips a second.
+    assert!((trips as f64) < 60.0 + 40.0 * seconds, "{trips} trips in {seconds} s");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_busy_key_costs_a_few_trips_a_second() {
     let server = RedisServer::start();
     let nodes = nodes(&server, TokenBucket::new(1_000_000, Rate::per_second(100_000)).into()).await;
