@@ -53,6 +53,20 @@ impl Budget {
         Some(words)
     }
 
+    /// Counts bytes that are held outside of tables, unless that is more than is left.
+    #[cfg(feature = "redis")]
+    pub(crate) fn reserve(&self, bytes: usize) -> bool {
+        let max = self.max();
+        let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= max);
+        self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
+    }
+
+    /// Ends a [reservation](Self::reserve).
+    #[cfg(feature = "redis")]
+    pub(crate) fn release(&self, bytes: usize) {
+        self.0.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     pub(crate) fn give_back(&self, words: &Words) {
         self.0.used.fetch_sub(words.bytes(), Ordering::Relaxed);
     }

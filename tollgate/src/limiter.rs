@@ -393,6 +393,12 @@ impl Limiter {
         &self.0.limits[..self.0.asked]
     }
 
+    /// Returns the memory that this limiter and its successors share.
+    #[cfg(feature = "redis")]
+    pub(crate) fn budget(&self) -> crate::budget::Budget {
+        self.0.store.budget()
+    }
+
     /// The largest quota that a limit has or had under this name, and the configurations that its keys may have been
     /// counted by.
     #[cfg(feature = "redis")]

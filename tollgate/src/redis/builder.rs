@@ -84,8 +84,8 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// The most memory for counts that this node keeps itself, while Redis fails: see
-    /// [`LimiterBuilder::max_memory`](crate::LimiterBuilder::max_memory).
+    /// The most memory for counts that this node keeps itself, while Redis fails, and for remembered denials, which take an
+    /// eighth of it at most: see [`LimiterBuilder::max_memory`](crate::LimiterBuilder::max_memory).
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = Some(bytes);
         self
@@ -137,7 +137,7 @@ impl RedisLimiterBuilder {
         let topology = Arc::new(Topology::new(&self.settings, self.store_timeout, Some(&trips))?);
         // A server that hangs has failed by then.
         let _ = tokio::time::timeout(self.store_timeout.max(PATIENCE), topology.settled()).await;
-        let all_denials = Arc::new(AllDenials::default());
+        let all_denials = Arc::new(AllDenials::new(local.budget()));
         let denials = all_denials.begin();
         let hears = Arc::new(AtomicBool::new(false));
         let mut tasks = Vec::new();

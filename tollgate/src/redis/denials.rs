@@ -4,16 +4,19 @@
 //! something is given back. Resets by any process and refunds by this one end an entry at once. Other processes' refunds,
 //! and keys that someone deletes on Redis, are not announced: an entry has a maximum age, and then Redis is asked again.
 //!
+//! The cache is part of the limiter's `max_memory`, of which it takes an eighth at most.
+//!
 //! Only durations cross machines. An entry lasts from before the question was sent, so it never outlives the
 //! denial; what it answers is counted from when the answer came, so a client that waits that long passes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
 use super::script::{Ask, Seen, Terms};
+use crate::budget::Budget;
 use crate::decision::{Outcome, Verdict};
 use crate::units::Timestamp;
 
@@ -22,14 +25,50 @@ const WAYS: usize = 8;
 /// The longest that a denial is remembered without asking again. So long a refund by another process, or a `FLUSHALL`,
 /// may go unnoticed.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// Sets: 65 536 entries in all, some ten megabytes when every one is taken.
-const SETS: usize = 8192;
+/// The most sets: 65,536 entries.
+const MAX_SETS: usize = 8192;
+/// The part of the limiter's memory that the cache may take.
+const SHARE_OF_MEMORY: usize = 8;
+/// Numbers of a state that are kept, to answer higher costs too. Of a longer state, which is that of a counter with many
+/// segments, only the verdict is kept.
+const MAX_NUMBERS: usize = 8;
+/// The memory of a set that has entries, and of one that has none.
+const SET_BYTES: usize = WAYS * (size_of::<Entry>() + MAX_NUMBERS * size_of::<u64>());
+const EMPTY_SET_BYTES: usize = size_of::<Mutex<Vec<Entry>>>() + size_of::<AtomicU64>();
 
 pub(super) struct Denials {
     sets: Box<[Mutex<Vec<Entry>>]>,
     /// How often something was given back to a key of the set: a denial that was decided before that is not certain.
     given_back: Box<[AtomicU64]>,
     hasher: ahash::RandomState,
+    memory: Arc<Memory>,
+}
+
+/// The memory of all caches of a limiter.
+struct Memory {
+    budget: Budget,
+    used: AtomicUsize,
+    max: usize,
+}
+
+impl Memory {
+    /// Counts bytes, unless that is more than the share, or than is left of the limiter's memory.
+    fn take(&self, bytes: usize) -> bool {
+        let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.max);
+        if self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_err() {
+            return false;
+        }
+        let is_reserved = self.budget.reserve(bytes);
+        if !is_reserved {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        is_reserved
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.release(bytes);
+    }
 }
 
 struct Entry {
@@ -71,14 +110,22 @@ pub(super) struct Times {
 
 /// The denials of every set of limits that is still in use: a denial by one set's numbers says nothing of another's,
 /// but what is given back is given back to all.
-#[derive(Default)]
-pub(super) struct AllDenials(Mutex<Vec<Weak<Denials>>>);
+pub(super) struct AllDenials {
+    all: Mutex<Vec<Weak<Denials>>>,
+    memory: Arc<Memory>,
+}
 
 impl AllDenials {
+    /// Takes its memory out of that budget.
+    pub(super) fn new(budget: Budget) -> Self {
+        let max = budget.max() / SHARE_OF_MEMORY;
+        Self { all: Mutex::default(), memory: Arc::new(Memory { budget, used: AtomicUsize::new(0), max }) }
+    }
+
     /// No denials yet, for a set of limits.
     pub(super) fn begin(&self) -> Arc<Denials> {
-        let denials = Arc::new(Denials::new());
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let denials = Arc::new(Denials::new(self.memory.clone()));
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other| other.strong_count() > 0);
         all.push(Arc::downgrade(&denials));
         denials
@@ -95,17 +142,22 @@ impl AllDenials {
     }
 
     fn each(&self, then: impl Fn(&Denials)) {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter_map(Weak::upgrade).for_each(|denials| then(&denials));
     }
 }
 
 impl Denials {
-    fn new() -> Self {
+    fn new(memory: Arc<Memory>) -> Self {
+        // As many as have room when all are full.
+        let sets = (memory.max / (SET_BYTES + EMPTY_SET_BYTES)).clamp(1, MAX_SETS);
+        // Without room for empty sets there are none, and nothing is remembered.
+        let sets = if memory.take(sets * EMPTY_SET_BYTES) { sets } else { 0 };
         Self {
-            sets: (0..SETS).map(|_| Mutex::default()).collect(),
-            given_back: (0..SETS).map(|_| AtomicU64::new(0)).collect(),
+            sets: (0..sets).map(|_| Mutex::default()).collect(),
+            given_back: (0..sets).map(|_| AtomicU64::new(0)).collect(),
             hasher: ahash::RandomState::new(),
+            memory,
         }
     }
 
@@ -113,14 +165,29 @@ impl Denials {
         self.hasher.hash_one(name)
     }
 
-    fn set(&self, fingerprint: u64) -> std::sync::MutexGuard<'_, Vec<Entry>> {
-        let set = &self.sets[fingerprint as usize % SETS];
-        set.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// The set of a key, and how often something was given back to keys of the set. `None` if there is no memory for any.
+    fn set(&self, fingerprint: u64) -> Option<(std::sync::MutexGuard<'_, Vec<Entry>>, &AtomicU64)> {
+        let index = (fingerprint as usize).checked_rem(self.sets.len())?;
+        let set = self.sets[index].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Some((set, &self.given_back[index]))
+    }
+
+    /// Removes entries. The memory of a set is freed with its last entry.
+    fn remove(&self, set: &mut Vec<Entry>, is_removed: impl Fn(&Entry) -> bool) {
+        if set.is_empty() {
+            return;
+        }
+        set.retain(|entry| !is_removed(entry));
+        if set.is_empty() {
+            *set = Vec::new();
+            self.memory.give_back(SET_BYTES);
+        }
     }
 
     /// To be taken before a question is asked, and shown with its answer.
     pub(super) fn mark(&self, name: &[u8]) -> u64 {
-        self.given_back[self.fingerprint(name) as usize % SETS].load(Ordering::SeqCst)
+        let index = (self.fingerprint(name) as usize).checked_rem(self.sets.len());
+        index.map_or(0, |index| self.given_back[index].load(Ordering::SeqCst))
     }
 
     /// Remembers a denial.
@@ -134,26 +201,41 @@ impl Denials {
             true => (ends, answered.saturating_add(Duration::from_micros(retry_after))),
             false => (expires, expires),
         };
-        let (terms, seen) = (ask.terms.clone(), seen.clone());
+        let (terms, seen) = (ask.terms.clone(), self.kept(ask, seen, at));
         let entry = Entry { fingerprint, terms, cost: ask.cost, at, answered, until, ended, seen, asking: None };
-        let mut set = self.set(fingerprint);
+        let Some((mut set, given_back)) = self.set(fingerprint) else { return };
         // Something was given back while the answer was on its way.
-        if self.given_back[fingerprint as usize % SETS].load(Ordering::SeqCst) != times.mark {
+        if given_back.load(Ordering::SeqCst) != times.mark {
             return;
         }
         if let Some(same) = set.iter_mut().find(|other| other.is_of(fingerprint, ask)) {
             *same = entry;
-        } else if set.len() < WAYS {
+        } else if set.len() == WAYS {
+            if let Some(first) = set.iter_mut().min_by_key(|other| other.until) {
+                *first = entry;
+            }
+        } else if !set.is_empty() || self.memory.take(SET_BYTES) {
+            if set.is_empty() {
+                set.reserve_exact(WAYS);
+            }
             set.push(entry);
-        } else if let Some(first) = set.iter_mut().min_by_key(|other| other.until) {
-            *first = entry;
+        }
+    }
+
+    /// Returns as much of a state as is kept.
+    fn kept(&self, ask: &Ask, seen: &Seen, at: Timestamp) -> Seen {
+        match seen {
+            Seen::Numbers(numbers) if numbers.len() > MAX_NUMBERS => {
+                Seen::Verdict(seen.verdict(&ask.terms, at, ask.cost))
+            }
+            seen => seen.clone(),
         }
     }
 
     /// Whether there is no doubt that this key and cost are denied.
     pub(super) fn known(&self, ask: &Ask, now: Timestamp) -> Known {
         let fingerprint = self.fingerprint(&ask.name);
-        let mut set = self.set(fingerprint);
+        let Some((mut set, _)) = self.set(fingerprint) else { return Known::Nothing };
         let entry = set.iter_mut().find(|entry| entry.is_of(fingerprint, ask));
         let Some(entry) = entry.filter(|entry| ask.cost >= entry.cost) else { return Known::Nothing };
         if now >= entry.until {
@@ -171,7 +253,7 @@ impl Denials {
     /// The denial of this key and cost, if it is certain, as of that time by the store's clock.
     pub(super) fn certain(&self, ask: &Ask, now: Timestamp) -> Option<(Verdict, Timestamp)> {
         let fingerprint = self.fingerprint(&ask.name);
-        let set = self.set(fingerprint);
+        let (set, _) = self.set(fingerprint)?;
         let entry = set.iter().find(|entry| entry.is_of(fingerprint, ask))?;
         if ask.cost >= entry.cost && now < entry.until { entry.denial(ask, now) } else { None }
     }
@@ -180,24 +262,34 @@ impl Denials {
     pub(super) fn asked_for_all(&self, name: &[u8], asking: &Arc<Semaphore>) {
         let fingerprint = self.fingerprint(name);
         let is_it = |entry: &Entry| entry.asking.as_ref().is_some_and(|other| Arc::ptr_eq(other, asking));
-        self.set(fingerprint).retain(|entry| !is_it(entry));
+        if let Some((mut set, _)) = self.set(fingerprint) {
+            self.remove(&mut set, is_it);
+        }
         asking.close();
     }
 
     /// Something was given back to that key.
     fn forget(&self, name: &[u8]) {
         let fingerprint = self.fingerprint(name);
-        let mut set = self.set(fingerprint);
-        self.given_back[fingerprint as usize % SETS].fetch_add(1, Ordering::SeqCst);
-        set.retain(|entry| entry.fingerprint != fingerprint);
+        if let Some((mut set, given_back)) = self.set(fingerprint) {
+            given_back.fetch_add(1, Ordering::SeqCst);
+            self.remove(&mut set, |entry| entry.fingerprint == fingerprint);
+        }
     }
 
     /// Nothing is certain any more.
     fn clear(&self) {
         for (set, given_back) in self.sets.iter().zip(&self.given_back) {
             given_back.fetch_add(1, Ordering::SeqCst);
-            set.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
+            self.remove(&mut set.lock().unwrap_or_else(std::sync::PoisonError::into_inner), |_| true);
         }
+    }
+}
+
+impl Drop for Denials {
+    fn drop(&mut self) {
+        self.clear();
+        self.memory.give_back(self.sets.len() * EMPTY_SET_BYTES);
     }
 }
 
@@ -226,4 +318,59 @@ fn aged(verdict: Verdict, by: u64) -> Verdict {
         other => other,
     };
     Verdict { outcome, reset_after: verdict.reset_after.saturating_sub(by), ..verdict }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HOUR, Limit, SlidingWindowCounter};
+
+    fn remember(denials: &Denials, terms: &Arc<Terms>, key: usize) {
+        let name: Arc<[u8]> = Arc::from(key.to_string().as_bytes());
+        let ask = Ask { terms: terms.clone(), siblings: Arc::from([]), name, cost: 1 };
+        let at = Timestamp::from_micros(1_000_000_000_000_000);
+        let segments = terms.compiled.parameters(1)[3] as usize;
+        // All segments are full.
+        let numbers = std::iter::once(at.as_micros()).chain(std::iter::repeat_n(100, segments + 1)).collect();
+        let times = Times { asked: at, answered: at, mark: denials.mark(&ask.name) };
+        denials.remember(&ask, &Seen::Numbers(numbers), at, 1_000_000, times);
+        let certain = denials.certain(&ask, at);
+        assert!(certain.is_none_or(|(verdict, _)| !verdict.is_allowed()));
+    }
+
+    #[test]
+    fn denials_stay_within_an_eighth_of_the_memory_whatever_the_segments() {
+        for (segments, keys) in [(1, 2_000), (6, 1_000), (7, 1_000), (1440, 50)] {
+            let limit = Limit::new("l", SlidingWindowCounter::new(100, HOUR).segments(segments)).unwrap();
+            let terms = Arc::new(Terms::new(limit.compiled(), 100, Vec::new()));
+            for max in [0, 10_000, 1 << 20] {
+                let budget = Budget::new(max);
+                let all = AllDenials::new(budget.clone());
+                // After a reload there are two sets of limits for a while.
+                for denials in [all.begin(), all.begin()] {
+                    (0..keys).for_each(|key| remember(&denials, &terms, key));
+                    for set in &denials.sets {
+                        let set = set.lock().unwrap();
+                        assert!(set.capacity() <= WAYS);
+                        assert!(set.iter().all(|entry| entry.seen.numbers().len() <= MAX_NUMBERS));
+                    }
+                    assert!(budget.used() <= max / SHARE_OF_MEMORY, "{} of {max}", budget.used());
+                    assert!(max < 1 << 20 || budget.used() > SET_BYTES, "{} of {max}", budget.used());
+                }
+                assert_eq!(budget.used(), 0, "all is given back");
+            }
+        }
+    }
+
+    #[test]
+    fn denials_leave_the_rest_of_the_memory_alone() {
+        let limit = Limit::new("l", SlidingWindowCounter::new(100, HOUR)).unwrap();
+        let terms = Arc::new(Terms::new(limit.compiled(), 100, Vec::new()));
+        let budget = Budget::new(1 << 20);
+        assert!(budget.reserve((1 << 20) - 20_000), "keys have taken nearly all");
+        let all = AllDenials::new(budget.clone());
+        let denials = all.begin();
+        (0..1_000).for_each(|key| remember(&denials, &terms, key));
+        assert!(budget.used() <= 1 << 20);
+    }
 }

@@ -151,6 +151,11 @@ impl MemoryStore {
         self.kin.get(limit.index()).map(|family| &**family)
     }
 
+    #[cfg(feature = "redis")]
+    pub(crate) fn budget(&self) -> Budget {
+        self.budget.clone()
+    }
+
     pub(crate) fn memory_used(&self) -> usize {
         self.budget.used()
     }
