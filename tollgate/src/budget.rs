@@ -89,7 +89,7 @@ impl Budget {
 
 impl Words {
     /// What they were counted as when they were taken.
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         (self.words.len() - if cfg!(loom) { 0 } else { SLACK }) * WORD
     }
 

@@ -143,6 +143,19 @@ impl Gate {
         Ok(())
     }
 
+    /// Replaces tables in memory that are mostly empty by smaller ones, and frees those that were replaced before: see
+    /// [`Limiter::compacted`](crate::Limiter::compacted). Returns whether a table was replaced; its memory is freed by a
+    /// later call, once the requests that began before have ended. On Redis there is nothing to do.
+    ///
+    /// The library starts no thread, so call it now and then, every minute for example.
+    pub fn compact(&self) -> bool {
+        let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.0.state.load();
+        let Some(limiter) = before.store.here().and_then(Limiter::compacted) else { return false };
+        self.0.state.store(Arc::new(State::after(&before, before.rules.clone(), Store::of(limiter))));
+        true
+    }
+
     /// This gate as it is now: it shares the counts, but keeps to these rules when others are put in force. So
     /// several questions can be decided by the same rules.
     #[must_use]

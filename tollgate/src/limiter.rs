@@ -429,6 +429,43 @@ impl Limiter {
         self.0.store.memory_used()
     }
 
+    /// Returns a limiter with smaller tables for the same limits and keys, if most of the memory of this one is empty: a
+    /// burst of keys makes tables grow, and keys that are at rest leave them empty. `None` if there is not much to gain.
+    ///
+    /// Put the new limiter in the place of this one, as after [`with_limits`](Self::with_limits). Both count together
+    /// meanwhile, exactly. The memory of the larger tables is freed by the next call, on the new limiter, once this one
+    /// and all of its clones are dropped. A call takes some 100 microseconds, or some 100 milliseconds for each million keys
+    /// of the burst if there is something to replace or to free. Requests are decided meanwhile, and decisions do not pay for
+    /// this. The library starts no thread, so call it now and then if you expect bursts.
+    ///
+    /// A table is replaced if one with room for twice its keys takes at most a quarter of its memory, and if the memory
+    /// for both is within the bound.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, Limiter, ManualClock, MINUTE, Timestamp};
+    ///
+    /// let clock = ManualClock::at(Timestamp::EPOCH);
+    /// let limit = Limit::new("per-user", FixedWindow::new(10, MINUTE))?;
+    /// let mut limiter = Limiter::builder().limit(limit).clock(clock.clone()).build()?;
+    /// for user in 0..100_000_u32 {
+    ///     assert!(limiter.check(&user.to_le_bytes()).is_allowed());
+    /// }
+    /// let used = limiter.memory_used();
+    /// clock.advance(MINUTE);
+    /// while let Some(smaller) = limiter.compacted() {
+    ///     limiter = smaller;
+    /// }
+    /// assert!(limiter.memory_used() < used / 100);
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    #[must_use = "the memory is freed once the new limiter has taken the place of this one"]
+    pub fn compacted(&self) -> Option<Self> {
+        let inner = &*self.0;
+        let store = inner.store.compacted(self.now())?;
+        let (limits, clock) = (inner.limits.clone(), inner.clock.clone());
+        Some(Self(Arc::new(Inner { limits, asked: inner.asked, store, clock })))
+    }
+
     /// Counts the keys of a limit that have spent something that is not back yet. Keys of its variants count too; keys
     /// for which there was no memory do not.
     ///

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tollgate::Gate;
 use tollgate::rules::file::{Address, HostGlob, Listener, Parsed, RuleFile};
 
@@ -125,6 +125,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     announce(&surfaces.told, &file);
     tokio::spawn(notice::follow_store(gate.clone()));
     tokio::spawn(notice::watch_memory(gate.clone()));
+    tokio::spawn(free_memory(gate.clone()));
     let reloading = path.map(|path| {
         let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), given, reloads };
         Reload::new(started).spawn()
@@ -252,6 +253,21 @@ fn warn_of_what_is_not_served(file: &RuleFile) {
         if listener.is_some() {
             notice::warn(format_args!("{name} is named, but this version does not serve it yet; service.http it does"));
         }
+    }
+}
+
+/// Frees memory that a burst of keys has left empty, for ever.
+async fn free_memory(gate: Gate) {
+    const LOOK_EVERY: Duration = Duration::from_secs(60);
+    /// Most requests that use the larger table have ended by then, and it can be freed.
+    const FREE_AFTER: Duration = Duration::from_secs(5);
+    let mut pause = LOOK_EVERY;
+    loop {
+        sleep(pause).await;
+        let gate = gate.clone();
+        // Millions of keys take milliseconds to look through.
+        let is_replaced = tokio::task::spawn_blocking(move || gate.compact()).await;
+        pause = if matches!(is_replaced, Ok(true)) { FREE_AFTER } else { LOOK_EVERY };
     }
 }
 

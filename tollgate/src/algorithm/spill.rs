@@ -27,6 +27,8 @@ struct Free {
     first: u32,
     /// The highest number ever given out.
     used: u32,
+    /// Chunks on the list.
+    count: u32,
 }
 
 impl Spill {
@@ -40,6 +42,7 @@ impl Spill {
         if free.first != 0 {
             let chunk = free.first;
             free.first = self.next(chunk);
+            free.count -= 1;
             self.set_next(chunk, 0);
             return Some(chunk);
         }
@@ -56,9 +59,25 @@ impl Spill {
 
     /// Gives back a list of chunks, from its first to its last.
     pub(crate) fn give_back(&self, first: u32, last: u32) {
+        let (mut count, mut chunk) = (1, first);
+        while chunk != last {
+            (count, chunk) = (count + 1, self.next(chunk));
+        }
         let mut free = self.free.lock();
         self.set_next(last, free.first);
         free.first = first;
+        free.count += count;
+    }
+
+    /// The bytes of all chunks, in use or not.
+    pub(crate) fn bytes(&self) -> usize {
+        self.segments.iter().filter_map(OnceLock::get).map(Words::bytes).sum()
+    }
+
+    /// The bytes of the chunks that are in use.
+    pub(crate) fn bytes_in_use(&self) -> usize {
+        let free = self.free.lock();
+        (free.used - free.count) as usize * CHUNK_WORDS * size_of::<u64>()
     }
 
     pub(crate) fn next(&self, chunk: u32) -> u32 {
@@ -117,8 +136,12 @@ mod tests {
         let chunks: Vec<u32> = std::iter::from_fn(|| spill.take()).collect();
         assert_eq!(chunks, (1..=64).collect::<Vec<_>>());
         spill.set_next(7, 9);
+        let in_use = spill.bytes_in_use();
+        assert_eq!(in_use, spill.bytes());
         spill.give_back(7, 9);
+        assert_eq!(spill.bytes_in_use(), in_use - 2 * CHUNK_WORDS * 8);
         assert_eq!([spill.take(), spill.take(), spill.take()], [Some(7), Some(9), None]);
         assert_eq!(spill.next(7), 0);
+        assert_eq!(spill.bytes_in_use(), in_use);
     }
 }

@@ -12,6 +12,7 @@
 mod bucket;
 #[cfg(all(test, not(loom)))]
 mod churn_tests;
+mod compaction;
 mod contention;
 mod family;
 mod growth;
@@ -60,7 +61,7 @@ pub(crate) struct MemoryStore {
     /// The family of each, in the same order.
     kin: Box<[Arc<Family>]>,
     /// Keeps the tables in use.
-    _usages: Box<[Arc<Usage>]>,
+    usages: Box<[Arc<Usage>]>,
     families: Arc<Families>,
     secret: ahash::RandomState,
     /// What the secret was made of.
@@ -136,7 +137,7 @@ impl MemoryStore {
 
     fn of(chosen: Chosen, families: Arc<Families>, seed: [u64; 4], budget: Budget) -> Self {
         let (Chosen { tables, families: kin, usages }, secret) = (chosen, secret_of(seed));
-        Self { first: tables.first().cloned(), tables, kin, _usages: usages, families, secret, seed, budget }
+        Self { first: tables.first().cloned(), tables, kin, usages, families, secret, seed, budget }
     }
 
     /// Returns what two limits have in common if a key of one is a key of the other: variants of one limit. A limit of some
@@ -163,18 +164,17 @@ impl MemoryStore {
     /// Returns how often a limit has lacked memory for its keys.
     pub(crate) fn overflow(&self, limit: LimitId) -> Overflow {
         self.table(limit).map_or_else(Overflow::default, |table| Overflow {
-            evicted: table.evicted.load(Ordering::Relaxed),
-            denied: table.refused.load(Ordering::Relaxed),
+            evicted: table.overflow.evicted.load(Ordering::Relaxed),
+            denied: table.overflow.denied.load(Ordering::Relaxed),
         })
     }
 
     /// Counts the keys of a limit that are not at rest.
     pub(crate) fn live_keys(&self, limits: &[Limit], limit: LimitId, now: Timestamp) -> usize {
-        let mut live = 0;
-        self.with_table(limits, limit, |table, limit| {
-            live = with_rules!(limit.compiled(), rules => table.live_keys(rules, now.as_micros()));
-        });
-        live
+        let Some(kin) = self.kin(limits, limit) else { return 0 };
+        let replaced = kin.replaced();
+        let count = |table: &Table| with_rules!(kin.rules, rules => table.live_keys(rules, now.as_micros()));
+        count(kin.table) + replaced.as_deref().map_or(0, count)
     }
 
     #[inline(always)]
@@ -540,7 +540,7 @@ impl Table {
         while kin.is_none_or(|kin| kin.family.is_alone()) {
             let verdict = self.look_at_stranger(rules, fingerprint, now, cost);
             if matches!(verdict.outcome, Outcome::Denied { .. }) && mode != Mode::Look {
-                self.refused.fetch_add(1, Ordering::Relaxed);
+                self.overflow.denied.fetch_add(1, Ordering::Relaxed);
             }
             if mode != Mode::Take || cost == 0 || !verdict.is_allowed() {
                 return Some(verdict);

@@ -27,6 +27,25 @@ fn counts_survive_and_new_numbers_apply_at_once() {
 }
 
 #[test]
+fn memory_of_a_burst_is_freed_and_counts_stay() {
+    let (gate, clock) = gate([per_user(10)]);
+    for user in 0..20_000 {
+        assert!(ask(&gate, "GET", "/", &[("x-user-id", &user.to_string())]).is_allowed());
+    }
+    let used = || gate.memory().unwrap().memory_used();
+    let before = used();
+    assert!(!gate.compact(), "the keys are not at rest");
+    clock.advance(MINUTE);
+    let ruling = ask(&gate, "GET", "/", &ANN);
+    assert!(gate.compact());
+    assert!(!gate.compact() && used() > before, "a request is under way that may be settled");
+    drop(ruling);
+    assert!(!gate.compact());
+    assert!(used() < before / 16, "{} bytes of {before}", used());
+    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 8);
+}
+
+#[test]
 fn other_rules_beside_a_limit_do_not_touch_its_counts() {
     let (gate, _) = gate([per_user(10)]);
     let _ = ask(&gate, "GET", "/", &ANN);

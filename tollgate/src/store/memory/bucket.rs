@@ -212,6 +212,11 @@ pub(super) fn level_of(header: u64) -> u32 {
     ((header & LEVEL_MASK) >> LEVEL_SHIFT) as u32
 }
 
+/// The header of an empty bucket of a table that begins at `level`.
+pub(super) fn header_at(level: u32) -> u64 {
+    u64::from(level) << LEVEL_SHIFT
+}
+
 /// Whether a bucket is still as it was when its header was read, so that all that was read since holds.
 #[inline]
 pub(super) fn unchanged(bucket: Bucket<'_>, header: u64) -> bool {

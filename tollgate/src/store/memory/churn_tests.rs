@@ -134,8 +134,8 @@ fn invented_keys_at_the_cap_do_not_keep_new_keys_out() {
         let left = churn.left(fingerprint_of(churn.next_key + 1 + key));
         assert!(left > 50, "{left} units left");
     }
-    assert!(churn.table.evicted.load(Ordering::Relaxed) > 0);
-    assert_eq!(churn.table.refused.load(Ordering::Relaxed), 0);
+    assert!(churn.table.overflow.evicted.load(Ordering::Relaxed) > 0);
+    assert_eq!(churn.table.overflow.denied.load(Ordering::Relaxed), 0);
     assert_eq!(churn.bytes(), 64 * 128);
 }
 
@@ -168,7 +168,7 @@ fn a_new_key_does_not_pay_for_the_key_that_it_evicts() {
         assert!((0..10).all(|_| churn.takes(key(home, number))));
     }
     assert!(churn.takes(key(5, 8)));
-    assert_eq!(churn.table.evicted.load(Ordering::Relaxed), 1);
+    assert_eq!(churn.table.overflow.evicted.load(Ordering::Relaxed), 1);
     assert_eq!(churn.left(key(5, 8)), 99);
     assert_eq!(churn.left(key(5, 9)), 90, "it may be the evicted key");
 }

@@ -62,6 +62,23 @@ pub(super) struct Member {
     pub(super) usage: Weak<Usage>,
     /// When that was noticed.
     pub(super) retired_at: Option<u64>,
+    /// The table of the same meaning that this one takes the place of, until that is empty.
+    pub(super) replaces: Option<Weak<Table>>,
+}
+
+impl Member {
+    pub(super) fn new(table: &Arc<Table>, rules: &Compiled, usage: &Arc<Usage>) -> Self {
+        let usage = Arc::downgrade(usage);
+        Self { table: table.clone(), rules: rules.clone(), usage, retired_at: None, replaces: None }
+    }
+
+    pub(super) fn is_in_use(&self) -> bool {
+        self.usage.strong_count() > 0
+    }
+
+    pub(super) fn replaces(&self, table: &Arc<Table>) -> bool {
+        self.replaces.as_ref().is_some_and(|replaced| std::ptr::eq(replaced.as_ptr(), Arc::as_ptr(table)))
+    }
 }
 
 /// Held by every store that uses a table.
@@ -121,6 +138,15 @@ impl Family {
         Arc::ptr_eq(&self.members.lock(), members)
     }
 
+    /// Drops a table whose keys were all moved to others.
+    pub(super) fn remove(&self, table: &Arc<Table>) {
+        let mut current = self.members.lock();
+        let mut members = Members::clone(&current);
+        members.retain(|member| !Arc::ptr_eq(&member.table, table));
+        self.has_several.store(members.tables.len() > 1, Ordering::Release);
+        *current = Arc::new(members);
+    }
+
     /// Drops tables that no store uses and that hold nothing any more.
     pub(super) fn drop_retired(&self, now: u64) {
         let mut current = self.members.lock();
@@ -137,20 +163,25 @@ impl Family {
 impl Members {
     /// Whether a table is not used any more since the last look, or can be dropped.
     fn changes_at(&self, now: u64) -> bool {
-        self.tables.iter().any(|member| {
-            let is_used = member.usage.strong_count() > 0;
-            match member.retired_at {
-                None => !is_used,
-                Some(since) => is_used || now >= since.saturating_add(member.rules.settles_within(self.ceiling)),
-            }
+        self.tables.iter().any(|member| match member.retired_at {
+            None => !member.is_in_use(),
+            Some(since) => member.is_in_use() || now >= since.saturating_add(member.rules.settles_within(self.ceiling)),
         })
+    }
+
+    fn retain(&mut self, is_kept: impl FnMut(&mut Member) -> bool) {
+        self.tables.retain_mut(is_kept);
+        let kept: SmallVec<[*const Table; 8]> = self.tables.iter().map(|member| Arc::as_ptr(&member.table)).collect();
+        for member in &mut self.tables {
+            member.replaces = member.replaces.take().filter(|replaced| kept.contains(&replaced.as_ptr()));
+        }
     }
 
     /// Notes which tables are not used any more, and drops those of them in which every key has come to rest.
     pub(super) fn retire(&mut self, now: u64) {
         let ceiling = self.ceiling;
-        self.tables.retain_mut(|member| {
-            if member.usage.strong_count() > 0 {
+        self.retain(|member| {
+            if member.is_in_use() {
                 member.retired_at = None;
                 return true;
             }

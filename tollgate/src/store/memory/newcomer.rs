@@ -186,7 +186,7 @@ impl Table {
         let is_covered = rules.cover(&self.shared(home), &holds.cells(self, seat), now);
         if is_covered {
             holds.write(home);
-            self.evicted.fetch_add(1, Ordering::Relaxed);
+            self.overflow.evicted.fetch_add(1, Ordering::Relaxed);
         } else {
             holds.unseat(seat);
         }
@@ -236,11 +236,15 @@ impl Table {
     /// Counts the keys that are not at rest, one bucket after the other. A key that moves meanwhile may count twice or not
     /// at all.
     pub(super) fn live_keys<R: Rules>(&self, rules: &R, now: u64) -> usize {
-        let is_live = |bucket: Bucket<'_>, slot: usize| {
-            bucket.fingerprint(slot) != EMPTY && !self.looks_idle(rules, bucket, slot, now)
-        };
-        let live_in = |bucket| (0..self.layout.slots).filter(|slot| is_live(bucket, *slot)).count();
-        (0..).take_while(|index| self.has_bucket(*index)).map(|index| live_in(self.bucket(index))).sum()
+        self.buckets().map(|bucket| self.live_in(rules, bucket, now)).sum()
+    }
+
+    pub(super) fn live_in<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> usize {
+        (0..self.layout.slots).filter(|slot| self.is_live(rules, bucket, *slot, now)).count()
+    }
+
+    pub(super) fn is_live<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> bool {
+        bucket.fingerprint(slot) != EMPTY && !self.looks_idle(rules, bucket, slot, now)
     }
 
     /// Takes a slot that was free a moment ago.

@@ -10,7 +10,7 @@
 //! When the memory is spent, keys at rest make room, and if there are none, keys without a slot share one: see
 //! `newcomer.rs`.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::bucket::{Bucket, LOCKED, Layout, PASSED_BY, Slot, level_of, pause, unchanged};
 use super::word::Place;
@@ -32,16 +32,22 @@ pub(crate) struct Table {
     pub(super) occupied: AtomicUsize,
     /// Keys that got a slot since the last sweep.
     pub(super) added: AtomicUsize,
-    /// Keys that lost their slot to another before they were idle.
-    pub(super) evicted: AtomicU64,
-    /// Denials of keys that have no slot, by what others have spent.
-    pub(super) refused: AtomicU64,
+    pub(super) overflow: Arc<OverflowCounts>,
     /// Buckets that the current sweep has visited; 0 if no sweep is under way.
     pub(super) swept: AtomicUsize,
     /// Whether a thread is sweeping the table or growing it.
     pub(super) growing: AtomicBool,
     pub(super) spill: Spill,
     pub(super) budget: Budget,
+}
+
+/// How often keys have lacked a slot. A table that replaces another goes on with its counts.
+#[derive(Default)]
+pub(super) struct OverflowCounts {
+    /// Keys that lost their slot to another before they were idle.
+    pub(super) evicted: AtomicU64,
+    /// Denials of keys that have no slot, by what others have spent.
+    pub(super) denied: AtomicU64,
 }
 
 /// Where a key was found, and the header of its bucket when it was.
@@ -63,8 +69,7 @@ impl Table {
             segments: [const { OnceLock::new() }; SEGMENTS],
             occupied: AtomicUsize::new(0),
             added: AtomicUsize::new(0),
-            evicted: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            overflow: Arc::default(),
             swept: AtomicUsize::new(0),
             growing: AtomicBool::new(false),
             spill: Spill::new(budget.clone()),
@@ -260,6 +265,11 @@ impl Table {
     pub(super) fn words_in(&self, segment: usize) -> usize {
         let buckets = if segment == 0 { self.buckets_at(0) } else { self.buckets_at(segment as u32 - 1) };
         buckets * self.layout.stride()
+    }
+
+    /// The bytes of its segments and of the entries of its logs.
+    pub(super) fn bytes(&self) -> usize {
+        self.segments.iter().filter_map(OnceLock::get).map(Words::bytes).sum::<usize>() + self.spill.bytes()
     }
 
     pub(super) fn add_segment(&self, segment: usize) -> Option<()> {

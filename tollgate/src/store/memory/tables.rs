@@ -4,7 +4,9 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::bucket::{Bucket, Busy, EMPTY, Layout, pause};
+use smallvec::SmallVec;
+
+use super::bucket::{Bucket, Busy, EMPTY, LOCKED, Layout, pause, unchanged};
 use super::family::{Family, Kin, Member, Members, Usage};
 use super::holds::Holds;
 use super::table::Table;
@@ -12,7 +14,7 @@ use crate::algorithm::{Algorithm, Compiled, Rules, with_rules};
 use crate::budget::Budget;
 use crate::error::InvalidLimit;
 use crate::limit::Limit;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Ordering, fence};
 
 /// Tables of one limit. When a reload needs more, those that are not used any more are emptied into the newest: a key
 /// that is not found is looked for in all of them.
@@ -120,7 +122,8 @@ impl Members {
     /// A table whose words mean the same, and the configuration in its layout.
     fn shared_by(&mut self, compiled: &Compiled) -> Option<(Compiled, Arc<Table>, Arc<Usage>)> {
         let ceiling = self.ceiling;
-        self.tables.iter_mut().find_map(|member| {
+        // The newest first: it may have taken the place of an older one of the same meaning.
+        self.tables.iter_mut().rev().find_map(|member| {
             let compiled = compiled.laid_out_as(&member.rules, ceiling)?;
             let usage = member.usage.upgrade().unwrap_or_else(|| Arc::new(Usage));
             (member.usage, member.retired_at) = (Arc::downgrade(&usage), None);
@@ -130,9 +133,7 @@ impl Members {
 
     fn add(&mut self, compiled: &Compiled, table: Arc<Table>) -> (Compiled, Arc<Table>, Arc<Usage>) {
         let usage = Arc::new(Usage);
-        let member =
-            Member { table: table.clone(), rules: compiled.clone(), usage: Arc::downgrade(&usage), retired_at: None };
-        self.tables.push(member);
+        self.tables.push(Member::new(&table, compiled, &usage));
         (compiled.clone(), table, usage)
     }
 
@@ -143,38 +144,51 @@ impl Members {
     }
 }
 
-/// Empties tables that no store uses any more into the newest one, if there are too many of them.
+/// Empties tables that no store uses any more into the newest one that is used, if there are too many of them.
 fn merge_retired(family: &Family, now: u64) {
     loop {
         let members = family.members();
-        let Some((newest, older)) = members.tables.split_last().filter(|(_, older)| older.len() >= MAX_TABLES) else {
-            return;
-        };
-        let Some(oldest) = older.iter().position(|member| member.can_be_emptied(now)) else { return };
-        let kin = Kin { family, table: &newest.table, rules: &newest.rules, tables: &[] };
-        let keys = members.tables[oldest].table.keys();
-        if !keys.into_iter().all(|fingerprint| move_key(kin, &members, fingerprint, now)) {
-            // There is no room: the table stays until its keys are at rest.
+        if members.tables.len() <= MAX_TABLES {
             return;
         }
-        let mut left = Members::clone(&members);
-        left.tables.remove(oldest);
-        family.set(left);
+        // One that is not used may be dropped before the keys that come from elsewhere are at rest.
+        let Some(newest) = members.tables.iter().rev().find(|member| member.is_in_use()) else { return };
+        let Some(oldest) = members.tables.iter().find(|member| member.can_be_emptied(now)) else { return };
+        // If there is no room, the table stays until its keys are at rest.
+        if !empty(family, oldest, newest, now) {
+            return;
+        }
     }
+}
+
+/// Moves all live keys of a table that no store uses to another one, and drops it. False: there is no room for them.
+pub(super) fn empty(family: &Family, from: &Member, to: &Member, now: u64) -> bool {
+    let keys = with_rules!(&from.rules, rules => from.table.live_fingerprints(rules, now));
+    let is_empty = keys.into_iter().all(|fingerprint| move_key(family, to, fingerprint, now));
+    if is_empty {
+        family.remove(&from.table);
+    }
+    is_empty
 }
 
 impl Member {
     /// Whether no store uses the table, and no key without a slot is charged by its floors: those cannot be moved.
-    fn can_be_emptied(&self, now: u64) -> bool {
-        self.usage.strong_count() == 0 && with_rules!(&self.rules, rules => self.table.has_idle_floors(rules, now))
+    pub(super) fn can_be_emptied(&self, now: u64) -> bool {
+        let is_unused = !self.is_in_use();
+        // What the last user wrote is read from here on.
+        fence(Ordering::Acquire);
+        is_unused && with_rules!(&self.rules, rules => self.table.has_idle_floors(rules, now))
     }
 }
 
-fn move_key<'a>(kin: Kin<'a>, members: &'a Arc<Members>, fingerprint: u64, now: u64) -> bool {
+fn move_key(family: &Family, to: &Member, fingerprint: u64, now: u64) -> bool {
+    let kin = Kin { family, table: &to.table, rules: &to.rules, tables: &[] };
     let mut attempts = 0;
     loop {
+        // Read anew each time: a decision may have dropped a table that is at rest.
+        let members = family.members();
         let mut holds = Holds::default();
-        match kin.hold_seat(&mut holds, Some(members), fingerprint, now) {
+        match kin.among(&members).hold_seat(&mut holds, Some(&members), fingerprint, now) {
             Ok(seat) => return seat.is_some(),
             Err(busy) => {
                 drop(holds);
@@ -188,18 +202,28 @@ fn move_key<'a>(kin: Kin<'a>, members: &'a Arc<Members>, fingerprint: u64, now: 
 }
 
 impl Table {
-    /// The fingerprints of all keys that have a slot. Nobody adds any.
-    fn keys(&self) -> Vec<u64> {
-        let fingerprints = |bucket| (0..self.layout.slots).map(move |slot| Bucket::fingerprint(bucket, slot));
-        self.buckets().flat_map(fingerprints).filter(|fingerprint| *fingerprint != EMPTY).collect()
+    /// The fingerprints of all keys that have a slot and are not at rest. Nobody adds any.
+    fn live_fingerprints<R: Rules>(&self, rules: &R, now: u64) -> Vec<u64> {
+        let live = |bucket: Bucket<'_>| {
+            let header = bucket.header().load(Ordering::Acquire);
+            let keys = |is_live: &dyn Fn(usize) -> bool| {
+                let slots = (0..self.layout.slots).filter(|slot| is_live(*slot));
+                slots.map(|slot| bucket.fingerprint(slot)).collect::<SmallVec<[u64; 8]>>()
+            };
+            let live = keys(&|slot| self.is_live(rules, bucket, slot, now));
+            // Words that change meanwhile may look idle.
+            let is_certain = header & LOCKED == 0 && unchanged(bucket, header);
+            if is_certain { live } else { keys(&|slot| bucket.fingerprint(slot) != EMPTY) }
+        };
+        self.buckets().flat_map(live).collect()
     }
 
-    fn has_idle_floors<R: Rules>(&self, rules: &R, now: u64) -> bool {
+    pub(super) fn has_idle_floors<R: Rules>(&self, rules: &R, now: u64) -> bool {
         self.buckets().all(|bucket| rules.is_idle(&self.shared(bucket), now))
     }
 
     /// All buckets, also those that were split before it was their turn.
-    fn buckets(&self) -> impl Iterator<Item = Bucket<'_>> {
+    pub(super) fn buckets(&self) -> impl Iterator<Item = Bucket<'_>> {
         (0..).take_while(|index| self.has_bucket(*index)).map(|index| self.bucket(index))
     }
 }
