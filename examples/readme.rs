@@ -11,3 +11,9 @@ pub struct Middleware;
 
 #[doc = include_str!("../docs/algorithms.md")]
 pub struct Algorithms;
+
+#[doc = include_str!("../docs/migrating/governor.md")]
+pub struct MovingFromGovernor;
+
+#[doc = include_str!("../docs/migrating/bucket4j.md")]
+pub struct MovingFromBucket4j;

@@ -17,6 +17,7 @@ mod configuration;
 mod connections;
 mod explaining;
 mod fleet;
+mod migrating;
 mod refusals;
 mod reloading;
 mod rule_file;

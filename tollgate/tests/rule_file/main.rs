@@ -8,6 +8,7 @@ mod expressions;
 mod good;
 mod hostile;
 mod messages;
+mod migrating;
 mod normal_form;
 mod phases;
 mod schema;
