@@ -162,6 +162,8 @@ pub struct ServerStatus {
 pub(crate) struct Wanted {
     limit: LimitId,
     ask: Ask,
+    /// When it was charged, by the clock of its slot. `None` if that is the time of the whole decision.
+    charged_at: Option<Timestamp>,
 }
 
 pub(crate) type AllWanted = SmallVec<[Wanted; 2]>;
@@ -331,10 +333,7 @@ impl RedisLimiter {
 
     async fn give_back(&self, wanted: &AllWanted, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
-            Source::Store => {
-                let at = decision.at;
-                return self.ask_each(wanted, |asks| Question::Refund(asks, at)).await;
-            }
+            Source::Store => return self.refund_all(wanted, decision.at).await,
             Source::Local => {
                 self.0.local.give_back_hits(&self.local_hits(wanted), decision);
             }

@@ -269,19 +269,22 @@ async fn ask_redis(mut ruling: Ruling, what: Elsewhere) -> Ruling {
     };
     // All at once, so that they travel together.
     let watching = posed.iter().flat_map(|posed| &posed.watching).map(|(rule, wanted)| {
-        let decision = decide(wanted);
-        async move { (*rule, decision.await) }
+        let decided = decide(wanted);
+        async move { (*rule, decided.await.0) }
     });
     let enforced = async {
         match denied {
-            Some(denied) => denied,
+            Some(denied) => (denied, None),
             None => decide(&ruling.wanted).await,
         }
     };
-    let (mut decision, watched) = join(enforced, join_all(watching)).await;
+    let ((mut decision, charged), watched) = join(enforced, join_all(watching)).await;
+    if let Some(charged) = charged {
+        ruling.wanted = Wanted::Redis(Box::new(charged));
+    }
     if let Some(strike) = strike(&ruling, &decision) {
         // Whoever hangs up before the answer is struck all the same.
-        if let Ok(strike) = tokio::spawn(decide(&strike)).await {
+        if let Ok((strike, _)) = tokio::spawn(decide(&strike)).await {
             decision = struck(decision, strike);
         }
     }

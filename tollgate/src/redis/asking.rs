@@ -22,7 +22,14 @@ use crate::units::Timestamp;
 type Marks = SmallVec<[u64; 2]>;
 
 impl RedisLimiter {
-    pub(super) async fn take(&self, wanted: &AllWanted, cost: u64, asked_by: AskedBy, deadline: Instant) -> Decision {
+    /// Takes from all limits or from none, and notes when each was charged.
+    pub(super) async fn take(
+        &self,
+        wanted: &mut AllWanted,
+        cost: u64,
+        asked_by: AskedBy,
+        deadline: Instant,
+    ) -> Decision {
         let inner = &*self.0;
         let _asking_for_all = match self.before_asking(wanted, deadline).await {
             Ok(asking) => asking,
@@ -35,6 +42,10 @@ impl RedisLimiter {
         let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
         let answer = self.ask_all(wanted, deadline).await;
         let answered = inner.shared.clock.now_with_gaps();
+        if let Ok(answer) = &answer {
+            let charged = wanted.iter_mut().zip(&answer.by_slot);
+            charged.for_each(|(one, at)| one.charged_at = Some(*at));
+        }
         match answer.and_then(|answer| self.decided(wanted, &answer, &marks, (asked, answered))) {
             Ok(decision) => Decision { asked: asked_by, cost, ..decision },
             Err(_) => Decision { asked: asked_by, cost, ..self.by_policy(wanted) },
@@ -156,7 +167,12 @@ impl RedisLimiter {
             let answers = self.ask_one_by_one(self.deadline(), &asks, Question::Look).await;
             let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
             let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
-            Answer { at, taken: 0, seen: answers.into_iter().flat_map(|answer| answer.seen).collect() }
+            Answer {
+                at,
+                by_slot: SmallVec::new(),
+                taken: 0,
+                seen: answers.into_iter().flat_map(|answer| answer.seen).collect(),
+            }
         };
         let looked = wanted.iter().zip(&answer.seen).map(|(one, seen)| {
             let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
@@ -183,6 +199,19 @@ impl RedisLimiter {
             self.0.shared.all_denials.forget(&one.ask.name);
         }
         outcome
+    }
+
+    /// Gives back what was taken, by the time at which each was charged.
+    pub(super) async fn refund_all(&self, wanted: &AllWanted, at: Timestamp) -> Result<(), StoreError> {
+        let is_by_slot = wanted.iter().any(|one| one.charged_at.is_some());
+        if !is_by_slot {
+            return self.ask_each(wanted, |asks| Question::Refund(asks, at)).await;
+        }
+        let each = wanted.iter().map(|one| async move {
+            let (one, at) = (SmallVec::from_iter([one.clone()]), one.charged_at.unwrap_or(at));
+            self.ask_each(&one, |asks| Question::Refund(asks, at)).await
+        });
+        join_all(each).await.into_iter().collect()
     }
 
     /// Asks for each by itself, all at the same time: on a cluster a question stays in one slot.
@@ -306,12 +335,13 @@ fn together(answers: Vec<Result<Answer, StoreError>>, asks: &[Ask]) -> Result<An
     let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
     let taken = u64::from(answers.iter().all(|answer| answer.taken > 0));
     let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
+    let by_slot = answers.iter().map(|answer| answer.at).collect();
     // Each slot has a clock of its own: its answer is brought to one time by the answer itself.
     let seen = answers.into_iter().zip(asks).map(|(answer, ask)| {
         let verdict = answer.seen.first().map(|seen| seen.verdict(&ask.terms, answer.at, ask.cost));
         Seen::Verdict(verdict.unwrap_or(NEVER))
     });
-    Ok(Answer { at, taken, seen: seen.collect() })
+    Ok(Answer { at, by_slot, taken, seen: seen.collect() })
 }
 
 /// Asks for all who wait to know whether a denial has ended; ends however it ends.

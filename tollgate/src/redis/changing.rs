@@ -152,6 +152,6 @@ impl Prepared {
 
     pub(super) fn want(&self, limit: LimitId, key: Key<'_>, cost: u64) -> Wanted {
         let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
-        Wanted { limit, ask: Ask { terms, siblings, name: names::name(&self.prefix, key), cost } }
+        Wanted { limit, charged_at: None, ask: Ask { terms, siblings, name: names::name(&self.prefix, key), cost } }
     }
 }

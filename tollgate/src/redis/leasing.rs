@@ -46,27 +46,23 @@ impl Drop for HeldUnits<'_> {
 
 impl RedisLimiter {
     /// Takes all that is wanted or nothing, from slices where a limit is leased.
-    pub(super) async fn take_or_lease(&self, wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
+    pub(super) async fn take_or_lease(&self, mut wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
         if wanted.is_empty() {
             return Decision { asked: asked_by, ..Decision::without_limit(self.0.shared.clock.wall()) };
         }
         let deadline = self.deadline();
-        match &*wanted {
-            [one] => {
-                if let Some(spending) = self.spending(one, Purpose::Spend)
-                    && let FromLease::Taken(decision, _) | FromLease::Denied(decision) =
-                        self.lease(one, spending, deadline).await
-                {
-                    return Decision { asked: asked_by, ..decision };
-                }
-                self.take(&wanted, cost, asked_by, deadline).await
+        if let [one] = &*wanted {
+            if let Some(spending) = self.spending(one, Purpose::Spend)
+                && let FromLease::Taken(decision, _) | FromLease::Denied(decision) =
+                    self.lease(one, spending, deadline).await
+            {
+                return Decision { asked: asked_by, ..decision };
             }
-            several if several.iter().any(|one| self.spending(one, Purpose::Hold).is_some()) => {
-                let decision = self.take_beside_leases(several, cost, deadline).await;
-                Decision { asked: asked_by, ..decision }
-            }
-            _ => self.take(&wanted, cost, asked_by, deadline).await,
+        } else if wanted.iter().any(|one| self.spending(one, Purpose::Hold).is_some()) {
+            let decision = self.take_beside_leases(&wanted, cost, deadline).await;
+            return Decision { asked: asked_by, ..decision };
         }
+        self.take(&mut wanted, cost, asked_by, deadline).await
     }
 
     /// Takes from slices first, and asks the store for the limits that have none. If one of those denies, or fails with
@@ -97,13 +93,13 @@ impl RedisLimiter {
                 ..foremost.unwrap_or_else(|| Decision::without_limit(self.0.shared.clock.wall()))
             };
         }
-        let decision = self.take(&others, cost, AskedBy::Hits, deadline).await;
+        let decision = self.take(&mut others, cost, AskedBy::Hits, deadline).await;
         if decision.is_allowed() {
             held.keep();
         }
         // An answer by the failure policy stays visible as one.
         match foremost {
-            Some(leased) if decision.source == Source::Store => Decision { cost, ..decision.foremost(leased) },
+            Some(leased) if decision.source == Source::Store => Decision { cost, ..leased.foremost(decision) },
             _ => decision,
         }
     }

@@ -72,13 +72,13 @@ impl RedisLimiter {
 
     async fn reserve_wanted(
         &self,
-        wanted: AllWanted,
+        mut wanted: AllWanted,
         cost: u64,
         asked_by: AskedBy,
         expires_after: Duration,
     ) -> Result<RedisReservation, Denied> {
         let expires_at = self.0.shared.clock.now_with_gaps().saturating_add(expires_after);
-        let decision = self.take(&wanted, cost, asked_by, self.deadline()).await;
+        let decision = self.take(&mut wanted, cost, asked_by, self.deadline()).await;
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
@@ -118,7 +118,7 @@ impl RedisLimiter {
     ) -> Result<Settlement, StoreError> {
         let owed = wanted.iter().filter(|one| one.ask.cost > actual);
         let mut owed: AllWanted = owed
-            .map(|one| Wanted { limit: one.limit, ask: Ask { cost: one.ask.cost - actual, ..one.ask.clone() } })
+            .map(|one| Wanted { ask: Ask { cost: one.ask.cost - actual, ..one.ask.clone() }, ..one.clone() })
             .collect();
         if !owed.is_empty() {
             owed.iter_mut().for_each(|one| self.add_later_terms(one));

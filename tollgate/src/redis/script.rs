@@ -134,6 +134,8 @@ impl Question {
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) at: Timestamp,
+    /// The time of each ask's slot, if they are in several: the slots' clocks differ.
+    pub(super) by_slot: SmallVec<[Timestamp; 2]>,
     /// 0: nothing was taken. Else it was; of a slice, which of the costs, from 1.
     pub(super) taken: u64,
     /// For each ask of a take or a look, in order.
@@ -337,7 +339,7 @@ impl Batch {
             let failure = failures.iter().find(|(key, _)| expected.keys.contains(key));
             answers.push(match failure {
                 Some((_, why)) => Err(StoreError::of_key(why)),
-                None => Ok(Answer { at, taken, seen }),
+                None => Ok(Answer { at, by_slot: SmallVec::new(), taken, seen }),
             });
         }
         Ok(answers)

@@ -25,12 +25,18 @@ impl RedisLimiter {
         self.want_hits(hits).unwrap_or_default()
     }
 
-    /// Takes all that is wanted, or nothing.
-    pub(crate) async fn decide_wanted(self, wanted: AllWanted, from: TakeFrom) -> Decision {
+    /// Takes all that is wanted, or nothing. Returns the hits too if several slots of a cluster were charged: each then has
+    /// the time of its slot, for [`settle_wanted`](Self::settle_wanted).
+    pub(crate) async fn decide_wanted(self, mut wanted: AllWanted, from: TakeFrom) -> (Decision, Option<AllWanted>) {
         let cost = wanted.iter().map(|one| one.ask.cost).max().unwrap_or(0);
         match from {
-            TakeFrom::SliceOrStore => self.take_or_lease(wanted, cost, AskedBy::Hits).await,
-            TakeFrom::Store => self.take(&wanted, cost, AskedBy::Hits, self.deadline()).await,
+            // Nothing of it is ever given back.
+            TakeFrom::SliceOrStore => (self.take_or_lease(wanted, cost, AskedBy::Hits).await, None),
+            TakeFrom::Store => {
+                let decision = self.take(&mut wanted, cost, AskedBy::Hits, self.deadline()).await;
+                let is_by_slot = wanted.iter().any(|one| one.charged_at.is_some());
+                (decision, is_by_slot.then_some(wanted))
+            }
         }
     }
 
