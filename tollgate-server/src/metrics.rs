@@ -5,6 +5,7 @@
 
 mod page;
 mod process;
+mod store;
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +50,7 @@ impl Metrics {
         self.tell_expression_errors(page)?;
         self.reloads.tell_metrics(page)?;
         self.report_overflow(page)?;
-        self.tell_store(page)?;
+        store::report(&self.gate, page)?;
         process::tell(page)
     }
 
@@ -112,39 +113,6 @@ impl Metrics {
         let rows = overflows().map(|(name, overflow)| ([("limit", name)], overflow.denied));
         let help = "Denials of keys without a count of their own because max_memory is used up, by limit";
         page.counters("tollgate_overflow_denials", help, rows)
-    }
-
-    /// What there is to know of a store that is elsewhere.
-    fn tell_store(&self, page: &mut Page<'_>) -> fmt::Result {
-        let Some(store) = self.gate.redis() else { return Ok(()) };
-        let (available, stats) = (i64::from(store.is_store_available()), store.stats());
-        page.gauge(
-            "tollgate_store_available",
-            "Whether every server of the store is asked; 0 while one fails",
-            available,
-        )?;
-        let servers = store.servers();
-        let rows = servers.iter().map(|server| ([("server", server.address.as_str())], i64::from(server.available)));
-        page.gauges(
-            "tollgate_store_server_available",
-            "Whether a server of the store is asked; 0 while it fails",
-            rows,
-        )?;
-        for (name, help, count) in [
-            ("tollgate_store_trips", "Script calls sent to the store", stats.trips),
-            ("tollgate_store_questions", "Questions that travelled with them", stats.questions),
-            ("tollgate_store_cached_denials", "Certain denials, answered without asking", stats.cached_denials),
-            ("tollgate_store_leased", "Requests allowed out of a slice taken in advance", stats.leased),
-            ("tollgate_store_failure_decisions", "Decisions made by on_store_failure", stats.by_policy),
-            (
-                "tollgate_store_failures",
-                "How often the store was given up until it would be back",
-                stats.breaker_opened,
-            ),
-        ] {
-            page.counter(name, help, count)?;
-        }
-        Ok(())
     }
 }
 

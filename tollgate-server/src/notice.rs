@@ -32,12 +32,14 @@ pub(crate) fn warn_of_an_absent_store(gate: &Gate) {
     }
 }
 
-/// Tells when the store is given up and when it is back, for ever.
+/// Tells when the store is given up and when it is back, and which of its servers evict keys, for ever.
 pub(crate) async fn follow_store(gate: Gate) {
     const LOOK_EVERY: Duration = Duration::from_secs(1);
     let mut was_absent = gate.redis().and_then(Absent::of).is_some();
+    let mut evicting = Vec::new();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
+        warn_of_evictions(&gate, &mut evicting);
         let absent = gate.redis().and_then(Absent::of);
         match (std::mem::replace(&mut was_absent, absent.is_some()), absent) {
             (false, Some(absent)) => warn(absent),
@@ -45,6 +47,23 @@ pub(crate) async fn follow_store(gate: Gate) {
             _ => {}
         }
     }
+}
+
+/// Warns of servers that evict keys when their memory is full, once for each. `known` has those that do, by address.
+fn warn_of_evictions(gate: &Gate, known: &mut Vec<String>) {
+    let servers = gate.redis().map(|store| store.servers()).unwrap_or_default();
+    let evicting = servers
+        .into_iter()
+        .filter_map(|server| Some((server.address, server.memory.filter(|memory| memory.evicts())?)));
+    let evicting: Vec<_> = evicting.collect();
+    for (address, memory) in evicting.iter().filter(|(address, _)| !known.contains(address)) {
+        warn(format_args!(
+            "the store at {address} evicts keys when its memory is full (maxmemory-policy {}, {} evicted so far), and an evicted \
+             key gets its full quota again; set maxmemory-policy noeviction, or keep limits on a Redis of their own",
+            memory.eviction_policy, memory.evicted_keys
+        ));
+    }
+    *known = evicting.into_iter().map(|(address, _)| address).collect();
 }
 
 /// Warns when `max_memory` is too small for the keys of the limits, at most once in ten minutes, for ever.
@@ -117,9 +136,11 @@ impl Display for Absent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { store, why } = self;
         let (address, policy) = (store.address(), policy_name(store.on_store_failure()));
+        let (verb, until) =
+            if why.is_refused() { ("refuses", "until it decides") } else { ("does not answer", "until it does") };
         write!(
             out,
-            "the store at {address} does not answer: {}; until it does, limits answer by their on_store_failure ({policy} \
+            "the store at {address} {verb}: {}; {until}, limits answer by their on_store_failure ({policy} \
              unless they choose for themselves); {}",
             why.detail(),
             why.fix()

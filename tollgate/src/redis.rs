@@ -25,6 +25,7 @@
 //! - No decision waits longer than the store's timeout. After a few failures nobody waits at all, until Redis is
 //!   back; meanwhile each limit answers by its [`OnStoreFailure`].
 
+mod acl;
 mod asking;
 mod breaker;
 mod builder;
@@ -37,8 +38,11 @@ mod error;
 mod lease;
 mod leases;
 mod leasing;
+mod login;
+mod memory;
 mod names;
 mod node;
+mod probe;
 mod reserving;
 mod rule_sets;
 mod script;
@@ -62,6 +66,8 @@ use self::changing::Prepared;
 use self::denials::{AllDenials, Denials};
 pub use self::error::{ConnectError, StoreError};
 use self::leases::Leases;
+pub use self::memory::ServerMemory;
+use self::node::Node;
 pub use self::reserving::RedisReservation;
 pub use self::rule_sets::{PublishError, Repair, Repairs, RuleSet, RuleSets};
 use self::script::{Ask, Question};
@@ -153,8 +159,11 @@ pub struct Stats {
 pub struct ServerStatus {
     /// Host and port.
     pub address: String,
-    /// Whether it is asked. A server that has failed is not, until it is back.
+    /// Whether it decides. A server that has failed is not asked until it is back; one that refuses, because its memory
+    /// is full or its user lacks a right, is asked in vain.
     pub available: bool,
+    /// Its memory, if it has been read: a few times a minute, where the user may run `INFO`.
+    pub memory: Option<ServerMemory>,
 }
 
 /// A hit on a limit, ready for Redis.
@@ -271,7 +280,11 @@ impl RedisLimiter {
     #[must_use]
     pub fn servers(&self) -> Vec<ServerStatus> {
         let nodes = self.0.shared.topology.nodes();
-        nodes.iter().map(|node| ServerStatus { address: node.to_string(), available: node.is_available() }).collect()
+        let status = |node: &Arc<Node>| {
+            let available = node.breaker.why().is_none();
+            ServerStatus { address: node.to_string(), available, memory: node.memory() }
+        };
+        nodes.iter().map(status).collect()
     }
 
     /// Where Redis is, for people: hosts and ports, and the master's name before those of sentinels. Never a password.

@@ -3,6 +3,8 @@
 #[path = "../common/process.rs"]
 mod common;
 mod process;
+#[path = "../common/redis.rs"]
+mod redis;
 
 mod access_log;
 mod admin;

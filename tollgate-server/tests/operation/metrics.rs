@@ -10,6 +10,7 @@ use crate::common::{Process, RULES};
 use crate::process::{
     Answer, Gateway, HELLO, ask, connect, folder_with, full_listener, moody_upstream, slow_upstream, upstream,
 };
+use crate::redis::Redis;
 
 fn rules(routes: &str, limits: &str) -> String {
     format!("gateway:\n  workers: 2\n  routes:\n{routes}limits:\n{limits}")
@@ -267,10 +268,47 @@ fn a_store_that_fails_is_told() {
 }
 
 #[test]
+fn a_full_redis_is_not_available_until_it_has_memory_again() {
+    let redis = Redis::start();
+    let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
+    let gateway =
+        Gateway::start(&format!("store: {}\nstore_timeout: 5s\non_store_failure: deny\n{rules}", redis.url()));
+    assert_eq!(gateway.get("/shop/1").status, 200);
+    gateway.await_metric("tollgate_store_available", 1.0);
+    redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(gateway.get("/shop/1").status, 503);
+    gateway.await_metric("tollgate_store_available", 0.0);
+    gateway.await_metric("tollgate_store_failures_total", 1.0);
+    let said = gateway.await_said("refuses: ", 1);
+    assert!(said.contains("OOM") && said.contains("; raise its maxmemory, or move other data elsewhere\n"), "{said}");
+    redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    gateway.await_metric("tollgate_store_available", 1.0);
+    gateway.await_metric("tollgate_store_failures_total", 1.0);
+    gateway.await_said("the store answers again", 1);
+    assert_eq!(gateway.get("/shop/1").status, 200);
+}
+
+#[test]
+fn a_redis_that_evicts_keys_is_a_warning() {
+    let redis = Redis::start();
+    redis.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
+    redis.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
+    let gateway = Gateway::start(&format!("store: {}\n{rules}", redis.url()));
+    let server = redis.url().replace("redis://", "");
+    gateway.await_metric(&format!(r#"tollgate_store_server_evicts{{server="{server}",policy="volatile-lru"}}"#), 1.0);
+    gateway.await_metric(&format!(r#"tollgate_store_server_max_memory_bytes{{server="{server}"}}"#), 104_857_600.0);
+    let said = gateway.await_said("evicts keys when its memory is full (maxmemory-policy volatile-lru", 1);
+    assert!(said.contains("; set maxmemory-policy noeviction, or keep limits on a Redis of their own\n"), "{said}");
+}
+
+#[test]
 fn every_metric_is_documented() {
     let document = include_str!("../../../docs/operating.md");
+    let redis = Redis::start();
     let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), PER_CLIENT));
-    let text = gateway.ask_admin("/metrics").text;
+    let on_redis = Gateway::start(&format!("store: {}\n{}", redis.url(), rules(&shop(upstream(HELLO)), PER_CLIENT)));
+    let text = [&gateway, &on_redis].map(|gateway| gateway.ask_admin("/metrics").text).concat();
     let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     assert!(families.len() > 10, "{families:?}");
     for family in families {

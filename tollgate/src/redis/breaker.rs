@@ -1,7 +1,11 @@
 //! Circuit breaker of one server: after a few failures no request waits for it any more, until it answers again.
+//!
+//! A server that answers with a refusal, because its memory is full or its user lacks a right, is not waited for in vain,
+//! so requests still go there: what needs no write is decided. It does not count as available until it serves again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -11,6 +15,9 @@ use super::StoreError;
 /// Failures in a row after which the breaker opens. One lost connection is one failure, however many trips and
 /// decisions it carried: those that set out before it was noticed are not counted again.
 const FAILURES: u32 = 3;
+/// How long ago the last refusal has to be before a server counts as available again: for want of memory, which probes
+/// find out, and for other reasons.
+const QUIET: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 #[derive(Default)]
 pub(super) struct Breaker {
@@ -22,10 +29,15 @@ pub(super) struct Breaker {
     why: Mutex<Option<StoreError>>,
     /// Rung when it opens, for the task that probes.
     opened: Notify,
+    /// Whether the server refuses, without the lock.
+    refusing: AtomicBool,
+    /// The last refusal, and when it was.
+    refusal: Mutex<Option<(StoreError, Instant)>>,
     changes: Arc<Changes>,
 }
 
-/// How often the breakers of a limiter opened and closed, those of servers that are gone included.
+/// How often the breakers of a limiter opened and closed, those of servers that are gone included. A server that begins
+/// to refuse, and one that stops, counts too.
 #[derive(Default)]
 pub(super) struct Changes {
     opened: AtomicU64,
@@ -108,10 +120,46 @@ impl Breaker {
         was_open
     }
 
-    /// Why it is open, if it is.
+    /// Notes that the server has refused. Returns whether it did not before.
+    pub(super) fn refused(&self, why: &StoreError) -> bool {
+        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = refusal.is_none();
+        *refusal = Some((why.clone(), Instant::now()));
+        self.refusing.store(true, Ordering::Relaxed);
+        if is_new {
+            self.changes.opened.fetch_add(1, Ordering::Relaxed);
+        }
+        is_new
+    }
+
+    pub(super) fn is_refusing(&self) -> bool {
+        self.refusing.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the server has served a probe. Returns whether that ends its refusals: the last has to be a while ago,
+    /// since a probe does not need every right and all memory that decisions need.
+    pub(super) fn served(&self) -> bool {
+        let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = refusal.as_ref().is_some_and(|(why, at)| {
+            let quiet = if why.is_full() { QUIET.0 } else { QUIET.1 };
+            at.elapsed() >= quiet
+        });
+        if is_over {
+            *refusal = None;
+            self.refusing.store(false, Ordering::Relaxed);
+            self.changes.closed.fetch_add(1, Ordering::Relaxed);
+        }
+        is_over
+    }
+
+    /// Why it is open, or why the server refuses, if either is so.
     pub(super) fn why(&self) -> Option<StoreError> {
         let reason = self.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        reason.filter(|_| self.is_open())
+        let refusal = || {
+            let refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+            refusal.as_ref().map(|(why, _)| why.clone())
+        };
+        reason.filter(|_| self.is_open()).or_else(refusal)
     }
 
     /// Waits until it opens.

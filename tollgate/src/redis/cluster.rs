@@ -66,9 +66,14 @@ impl Cluster {
 
     /// Waits until every node has been connected to, or has failed.
     pub(super) async fn settled(&self) {
-        let _ = self.requested.subscribe().wait_for(|requested| *requested).await;
+        self.requested().await;
         let nodes = self.nodes();
         join_all(nodes.iter().map(|node| node.settled())).await;
+    }
+
+    /// Waits until the map has been requested once.
+    pub(super) async fn requested(&self) {
+        let _ = self.requested.subscribe().wait_for(|requested| *requested).await;
     }
 
     pub(super) fn submit(&self, job: Job) -> Result<(), StoreError> {
@@ -100,7 +105,13 @@ impl Cluster {
             return Some(why.unwrap_or_else(|| StoreError::unavailable("the cluster has not answered yet")));
         }
         let failed = map.listed().find_map(|member| Some((&member.node, member.node.breaker.why()?)));
-        failed.map(|(node, why)| StoreError::unavailable(&format!("{node}: {}", why.detail())))
+        failed.map(|(node, why)| why.at(node))
+    }
+
+    /// Whether the map is known, and every node on it answers, if with a refusal.
+    fn is_whole(&self) -> bool {
+        let map = self.map.load();
+        !map.is_empty() && map.listed().all(|member| member.node.is_available())
     }
 
     /// Runs a command on the slot that begins at that node, and follows it to where the slot is.
@@ -161,7 +172,7 @@ impl Cluster {
             self.requested.send_replace(true);
             tokio::time::sleep(jittered(SPACING)).await;
             let (usually, in_trouble) = REFRESH_EVERY;
-            let pause = if self.why_unavailable().is_none() { usually } else { in_trouble };
+            let pause = if self.is_whole() { usually } else { in_trouble };
             tokio::select! {
                 () = self.common.trouble.notified() => {}
                 () = tokio::time::sleep(jittered(pause)) => {}

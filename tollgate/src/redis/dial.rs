@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 
 use super::Tasks;
-use super::settings::Login;
+use super::login::Login;
 
 /// When TCP starts to ask a silent peer, how often, and how many unanswered probes end the connection. A backstop: the
 /// probes of `node.rs` are quicker, but nobody probes while a subscriber waits.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use redis::{ErrorKind, RedisError};
+
 /// The longest text of a store that is repeated: enough to know it by, in one line of a log.
 const MAX_DETAIL_BYTES: usize = 200;
 
@@ -19,6 +21,38 @@ enum Kind {
     Busy,
     Refused,
     NotOurs,
+    /// Its memory is full.
+    Full,
+    /// Its user lacks a right.
+    NoPermission,
+    /// It is a replica.
+    ReadOnly,
+    /// It reads its data from disk.
+    Loading,
+    /// It cannot save its data, and takes no writes until it can.
+    CannotSave,
+    /// A script keeps it busy.
+    RunsScript,
+    /// It does not accept the login.
+    Login,
+}
+
+impl Kind {
+    /// What an error reply means, by its code and text.
+    fn of_reply(code: &str, text: &str) -> Option<Self> {
+        Some(match code {
+            "OOM" => Self::Full,
+            "NOPERM" => Self::NoPermission,
+            "READONLY" => Self::ReadOnly,
+            "LOADING" => Self::Loading,
+            "MISCONF" => Self::CannotSave,
+            "BUSY" => Self::RunsScript,
+            "NOAUTH" | "WRONGPASS" => Self::Login,
+            // Redis 7.0 has no code for it where a script runs the command.
+            _ if text.contains("user executing the script can't") => Self::NoPermission,
+            _ => return None,
+        })
+    }
 }
 
 impl StoreError {
@@ -38,22 +72,67 @@ impl StoreError {
         Self { kind: Kind::Refused, detail: one_line(detail) }
     }
 
-    /// What the script said of one key.
+    /// What the script reports of one key.
     pub(super) fn of_key(why: &str) -> Self {
         let not_ours = why.contains("WRONGTYPE") || why.contains("holds something else");
-        Self { kind: if not_ours { Kind::NotOurs } else { Kind::Refused }, detail: one_line(why) }
+        let code = why.split_ascii_whitespace().next().unwrap_or_default();
+        let of_server = || Kind::of_reply(code, why).unwrap_or(Kind::Refused);
+        Self { kind: if not_ours { Kind::NotOurs } else { of_server() }, detail: one_line(why) }
+    }
+
+    /// An error of the client or of the server that is no refusal, unless it is known to be one.
+    pub(super) fn of(error: &RedisError) -> Self {
+        Self { kind: Self::kind_of(error).unwrap_or(Kind::Unavailable), detail: one_line(&error.to_string()) }
+    }
+
+    /// A refusal by the server, unless it is known to be something else.
+    pub(super) fn refused_by(error: &RedisError) -> Self {
+        Self { kind: Self::kind_of(error).unwrap_or(Kind::Refused), detail: one_line(&error.to_string()) }
+    }
+
+    fn kind_of(error: &RedisError) -> Option<Kind> {
+        match error.kind() {
+            ErrorKind::AuthenticationFailed => Some(Kind::Login),
+            _ => Kind::of_reply(error.code().unwrap_or_default(), &error.to_string()),
+        }
+    }
+
+    /// The same of one server of several.
+    pub(super) fn at(mut self, server: &impl fmt::Display) -> Self {
+        self.detail = one_line(&format!("{server}: {}", self.detail()));
+        if matches!(self.kind, Kind::TooLate | Kind::Busy) {
+            self.kind = Kind::Unavailable;
+        }
+        self
+    }
+
+    /// Whether the server refuses all writes or all calls, whatever their keys.
+    pub(super) fn is_refusal_of_all(&self) -> bool {
+        matches!(self.kind, Kind::Full | Kind::NoPermission)
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.kind == Kind::Full
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.kind == Kind::ReadOnly
     }
 
     /// Whether the store did not answer, or not in time.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
-        matches!(self.kind, Kind::Unavailable | Kind::TooLate)
+        match self.kind {
+            Kind::Busy | Kind::Refused | Kind::NotOurs | Kind::Full | Kind::NoPermission => false,
+            Kind::Unavailable | Kind::TooLate | Kind::ReadOnly | Kind::Loading => true,
+            Kind::CannotSave | Kind::RunsScript | Kind::Login => true,
+        }
     }
 
     /// Whether the store answered that it will not, for example because its memory is full.
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        self.kind == Kind::Refused
+        matches!(self.kind, Kind::Refused | Kind::Full | Kind::NoPermission)
     }
 
     /// Whether the key is taken by data that is not a limiter's, which is left alone.
@@ -75,7 +154,7 @@ impl StoreError {
         match self.kind {
             Kind::TooLate => "no answer in time",
             Kind::Busy => "too much is waiting already",
-            Kind::Unavailable | Kind::Refused | Kind::NotOurs => &self.detail,
+            _ => &self.detail,
         }
     }
 
@@ -88,6 +167,15 @@ impl StoreError {
             Kind::Busy => "add nodes or use leases",
             Kind::Refused => "look at its memory, and at what its user may do",
             Kind::NotOurs => "move that data elsewhere",
+            Kind::Full => "raise its maxmemory, or move other data elsewhere",
+            Kind::NoPermission => {
+                "give its user the keys, channels and commands that docs/redis.md lists (ACL SETUSER)"
+            }
+            Kind::ReadOnly => "use the URL of the master, or of sentinels or a cluster, which know it",
+            Kind::Loading => "wait until it has read its data from disk",
+            Kind::CannotSave => "look at its disk and its log: it takes no writes until it can save its data",
+            Kind::RunsScript => "end the script that keeps it busy (SCRIPT KILL)",
+            Kind::Login => "correct the user and the password",
         }
     }
 }
@@ -95,10 +183,12 @@ impl StoreError {
 impl fmt::Display for StoreError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Kind::Unavailable => write!(out, "the store is not available: {}", self.detail),
+            Kind::Unavailable | Kind::ReadOnly | Kind::Loading | Kind::CannotSave | Kind::RunsScript | Kind::Login => {
+                write!(out, "the store is not available: {}", self.detail)
+            }
             Kind::TooLate => out.write_str("the store did not answer in time"),
             Kind::Busy => out.write_str("too much is waiting for the store already"),
-            Kind::Refused => write!(out, "the store refused: {}", self.detail),
+            Kind::Refused | Kind::Full | Kind::NoPermission => write!(out, "the store refused: {}", self.detail),
             Kind::NotOurs => write!(out, "the key holds data that is not a limiter's ({})", self.detail),
         }?;
         write!(out, "; {}", self.fix())

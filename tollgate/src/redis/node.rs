@@ -18,7 +18,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::StoreError;
 use super::breaker::{Breaker, Changes};
 use super::dial::{Address, Connection, Dialer};
+use super::memory::ServerMemory;
 use super::names::Names;
+use super::probe::Probed;
 use super::script;
 use super::sentinels::Sentinels;
 use super::topology::subscriber;
@@ -26,11 +28,13 @@ use super::topology::subscriber;
 /// How long finding a server, connecting, TLS and the login may take together.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// How long a probe of a server may take that was not given up. Forks of a large Redis take nearly as long.
-const PROBE_LIMIT: Duration = Duration::from_millis(500);
+pub(super) const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// How long nothing may be answered before the connection is probed.
 const IDLE: Duration = Duration::from_secs(1);
 /// How often to see whether a server that failed is back: at first, and at most.
 const PROBE_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+/// How often the memory of a server is looked at.
+const INSPECT_EVERY: Duration = Duration::from_secs(30);
 
 /// How long a server that came back has to be well before it is probed as soon as at first when it fails again.
 const STEADY: Duration = Duration::from_secs(5);
@@ -59,8 +63,8 @@ pub(super) struct Common {
 }
 
 pub(super) struct Node {
-    place: Place,
-    common: Common,
+    pub(super) place: Place,
+    pub(super) common: Common,
     pub(super) breaker: Breaker,
     link: watch::Sender<Link>,
     /// Where the server was found last.
@@ -69,6 +73,7 @@ pub(super) struct Node {
     suspect: Notify,
     /// Calls that were answered.
     answered: AtomicU64,
+    pub(super) memory: Mutex<Option<ServerMemory>>,
 }
 
 #[derive(Clone)]
@@ -117,6 +122,7 @@ impl Node {
             found: Mutex::new(None),
             suspect: Notify::new(),
             answered: AtomicU64::new(0),
+            memory: Mutex::new(None),
         }
     }
 
@@ -141,12 +147,14 @@ impl Node {
             call(&connection).await.map_err(|error| self.classified(&error))
         });
         let outcome = outcome.await.unwrap_or_else(|_| Err(RunError::Lost(StoreError::too_late())));
-        match &outcome {
-            Err(RunError::Lost(error)) => self.failed(began, error),
-            _ => {
-                self.answered.fetch_add(1, Ordering::Relaxed);
-                self.breaker.succeeded();
-            }
+        if let Err(RunError::Lost(error)) = &outcome {
+            self.failed(began, error);
+            return outcome;
+        }
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        self.breaker.succeeded();
+        if let Err(RunError::Refused(error)) = &outcome {
+            self.refused(error);
         }
         outcome
     }
@@ -181,7 +189,15 @@ impl Node {
         self.common.trouble.notify_one();
     }
 
-    fn classified(&self, error: &RedisError) -> RunError {
+    /// Notes a refusal, if it is one of more than a single key.
+    pub(super) fn refused(&self, why: &StoreError) {
+        if why.is_refusal_of_all() && self.breaker.refused(why) {
+            self.log_failure(why);
+            self.suspect.notify_one();
+        }
+    }
+
+    pub(super) fn classified(&self, error: &RedisError) -> RunError {
         let redirected = |make: fn(Address) -> RunError| match error.redirect_node() {
             Some((to, _)) => self.address_of(to).map_or_else(|| lost(error), make),
             None => lost(error),
@@ -192,7 +208,7 @@ impl Node {
             Some("ASK") => redirected(RunError::Ask),
             Some("TRYAGAIN") => RunError::TryAgain,
             Some("OOM" | "WRONGTYPE" | "NOPERM" | "CROSSSLOT" | "ERR") => {
-                RunError::Refused(StoreError::refused(&error.to_string()))
+                RunError::Refused(StoreError::refused_by(error))
             }
             _ => lost(error),
         }
@@ -245,9 +261,9 @@ impl Node {
         loop {
             let began = Instant::now();
             match self.connect().await {
-                Ok(connection) => {
+                Ok((connection, probed)) => {
                     self.link.send_replace(Link::Up(connection.clone()));
-                    self.log_recovery();
+                    self.note(probed);
                     self.tend(&connection).await;
                     self.link.send_replace(Link::Connecting);
                     self.common.trouble.notify_one();
@@ -271,7 +287,7 @@ impl Node {
     }
 
     /// Connects, and makes sure that the server answers in time and can be written to.
-    async fn connect(&self) -> Result<Connection, StoreError> {
+    async fn connect(&self) -> Result<(Connection, Probed), StoreError> {
         let connecting = timeout(CONNECT_LIMIT.max(self.common.timeout), async {
             let address = self.locate().await?;
             *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
@@ -285,8 +301,8 @@ impl Node {
             Ok::<_, StoreError>(connection)
         });
         let connection = connecting.await.map_err(|_| StoreError::too_late())??;
-        self.probe(&connection, self.probe_limit()).await?;
-        Ok(connection)
+        let probed = self.probe(&connection, self.probe_limit()).await?;
+        Ok((connection, probed))
     }
 
     /// How long a probe may take. A server that was given up has to answer as quickly as decisions need it.
@@ -297,7 +313,9 @@ impl Node {
     /// Watches over a connection until it is of no more use.
     async fn tend(&self, connection: &Connection) {
         let (mut pause, mut closed_at) = (PROBE_EVERY.0, Instant::now());
+        let mut inspect_at = Instant::now();
         loop {
+            let idle = if self.breaker.is_refusing() { PROBE_EVERY.1 } else { IDLE };
             let answered = self.answered.load(Ordering::Relaxed);
             tokio::select! {
                 // What opens the breaker is suspect too, and then the pause must not be left out.
@@ -308,50 +326,35 @@ impl Node {
                     pause = (pause * 2).min(PROBE_EVERY.1);
                 }
                 () = self.suspect.notified() => {}
-                () = tokio::time::sleep(jittered(IDLE)) => {
-                    if self.answered.load(Ordering::Relaxed) != answered {
+                () = tokio::time::sleep_until(inspect_at) => {
+                    self.inspect(connection).await;
+                    inspect_at = Instant::now() + jittered(INSPECT_EVERY);
+                    continue;
+                }
+                () = tokio::time::sleep(jittered(idle)) => {
+                    if self.answered.load(Ordering::Relaxed) != answered && !self.breaker.is_refusing() {
                         continue;
                     }
                 }
             }
             let is_open = self.breaker.is_open();
-            if self.probe(connection, self.probe_limit()).await.is_err() {
-                return;
-            }
+            let Ok(probed) = self.probe(connection, self.probe_limit()).await else { return };
+            self.note(probed);
             if is_open {
                 closed_at = Instant::now();
-                self.log_recovery();
             } else if closed_at.elapsed() > STEADY {
                 pause = PROBE_EVERY.0;
             }
         }
     }
 
-    /// Asks whether the server is there and can be written to. One whose memory is full is there.
-    async fn probe(&self, connection: &Connection, limit: Duration) -> Result<(), StoreError> {
-        let command = match self.place {
-            // A key may be in a slot of another node.
-            Place::InCluster(_) => redis::cmd("PING"),
-            Place::At(_) | Place::Master(_) => script::probe(&self.common.names.of("{probe}")),
-        };
-        match timeout(limit, connection.run(&command)).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => match self.classified(&error) {
-                RunError::Refused(_) => Ok(()),
-                error => Err(error.into()),
-            },
-            Err(_) => Err(StoreError::too_late()),
-        }
+    /// The memory of the server, if it has said.
+    pub(super) fn memory(&self) -> Option<ServerMemory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn log_failure(&self, why: &StoreError) {
         tracing::warn!(node = %self, %why, "the store fails: limits answer by their failure policy until it is back");
-    }
-
-    fn log_recovery(&self) {
-        if self.breaker.close() {
-            tracing::info!(node = %self, "the store is back");
-        }
     }
 }
 
@@ -370,7 +373,7 @@ fn lost(error: &RedisError) -> RunError {
 }
 
 pub(super) fn unavailable(error: &RedisError) -> StoreError {
-    StoreError::unavailable(&error.to_string())
+    StoreError::of(error)
 }
 
 /// Half to one and a half of a pause, so that many processes do not knock at once.

@@ -32,10 +32,15 @@ pub(super) fn load() -> [redis::Cmd; 2] {
     })
 }
 
-/// Asks whether Redis is there and can be written to: a replica refuses even to delete what is not there.
-pub(super) fn probe(key: &str) -> redis::Cmd {
-    let mut command = redis::cmd("DEL");
-    command.arg(key);
+/// Returns a command that succeeds only on a server that can be written to. With `#!lua`, Redis checks before the script
+/// runs that it is no replica, has memory, and can save its data. On a cluster there is no key: it might be in a slot of
+/// another node.
+pub(super) fn probe(key: Option<&str>) -> redis::Cmd {
+    let mut command = redis::cmd("EVAL");
+    match key {
+        Some(key) => command.arg("#!lua\nreturn redis.call('MGET', KEYS[1])").arg(1).arg(key),
+        None => command.arg("#!lua\nreturn 1").arg(0),
+    };
     command
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::aio::PubSub;
 use redis::{Cmd, Value};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::breaker::Changes;
 use super::cluster::Cluster;
@@ -136,6 +136,8 @@ impl Topology {
             Servers::One(member) => member.node.run(command, deadline).await,
             Servers::Cluster(cluster) => {
                 let slot = names::slot(key);
+                // A command may be the first thing that a new connection is for.
+                let _ = timeout_at(deadline, cluster.requested()).await;
                 let node = cluster.owner(slot).map_err(RunError::Lost)?;
                 cluster.run(&node, slot, command, deadline).await
             }

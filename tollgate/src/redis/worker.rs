@@ -151,7 +151,16 @@ impl Worker {
             let _again = MadeAgain::begin(&self.made_again);
             reply = self.call(slot, batch, now, deadline).await?;
         }
-        batch.answers(reply).inspect_err(|error| self.node.failed(began, error))
+        let answers = batch.answers(reply).inspect_err(|error| self.node.failed(began, error))?;
+        // An error of one key may be one of the whole server.
+        for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
+            if error.is_unavailable() {
+                self.node.failed(began, error);
+                break;
+            }
+            self.node.refused(error);
+        }
+        Ok(answers)
     }
 
     async fn call(

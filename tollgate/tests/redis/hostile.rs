@@ -6,6 +6,7 @@ mod full_memory;
 mod keys;
 mod not_ours;
 mod stepped_clock;
+mod unusable;
 
 use std::time::Duration;
 

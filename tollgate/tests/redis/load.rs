@@ -147,6 +147,19 @@ pub(crate) fn until_back(limiter: &RedisLimiter, key: &str) -> impl Future<Outpu
     }
 }
 
+/// Waits until the store counts as available, without asking it anything.
+#[track_caller]
+pub(crate) fn until_available(limiter: &RedisLimiter) -> impl Future<Output = ()> {
+    let caller = std::panic::Location::caller();
+    async move {
+        let begin = Instant::now();
+        while let Some(why) = limiter.why_unavailable() {
+            assert!(begin.elapsed() < RECOVERY, "{caller}: still {why}");
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
 /// Asks until the store is given up.
 #[track_caller]
 pub(crate) fn until_gone(limiter: &RedisLimiter, key: &str) -> impl Future<Output = ()> {

@@ -1,5 +1,6 @@
 //! The store on Redis, against real servers that these tests start and stop.
 
+mod acl;
 mod batching;
 mod changing_limits;
 mod conformance;

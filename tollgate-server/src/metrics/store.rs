@@ -1,0 +1,75 @@
+//! Metrics of a store on Redis.
+
+use std::fmt;
+
+use tollgate::Gate;
+use tollgate::redis::{ServerMemory, ServerStatus, Stats};
+
+use super::Page;
+
+pub(super) fn report(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
+    let Some(store) = gate.redis() else { return Ok(()) };
+    page.gauge(
+        "tollgate_store_available",
+        "Whether every server of the store decides; 0 while one fails or refuses",
+        i64::from(store.is_store_available()),
+    )?;
+    report_servers(&store.servers(), page)?;
+    report_stats(&store.stats(), page)
+}
+
+fn report_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {
+    let rows = servers.iter().map(|server| ([("server", server.address.as_str())], i64::from(server.available)));
+    page.gauges(
+        "tollgate_store_server_available",
+        "Whether a server of the store decides; 0 while it fails or refuses",
+        rows,
+    )?;
+    let known = || servers.iter().filter_map(|server| Some((server.address.as_str(), server.memory.as_ref()?)));
+    let gauge = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let sizes: [(&str, &str, fn(&ServerMemory) -> u64); 2] = [
+        ("tollgate_store_server_memory_bytes", "Memory in use of a server of the store", |memory| memory.used),
+        (
+            "tollgate_store_server_max_memory_bytes",
+            "The most memory that a server of the store may use (maxmemory); 0 if there is no bound",
+            |memory| memory.maximum,
+        ),
+    ];
+    for (name, help, size) in sizes {
+        let rows = known().map(|(address, memory)| ([("server", address)], gauge(size(memory))));
+        page.gauges(name, help, rows)?;
+    }
+    let policy = |memory: &ServerMemory| memory.eviction_policy.clone();
+    let rows = known().map(|(address, memory)| {
+        ([("server", address.to_owned()), ("policy", policy(memory))], i64::from(memory.evicts()))
+    });
+    page.gauges(
+        "tollgate_store_server_evicts",
+        "Whether a server of the store evicts keys when its memory is full, by its maxmemory-policy",
+        rows,
+    )?;
+    let rows = known().map(|(address, memory)| ([("server", address)], memory.evicted_keys));
+    page.counters(
+        "tollgate_store_server_evicted_keys",
+        "Keys that a server of the store has evicted since it started",
+        rows,
+    )
+}
+
+fn report_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
+    for (name, help, count) in [
+        ("tollgate_store_trips", "Script calls sent to the store", stats.trips),
+        ("tollgate_store_questions", "Questions that travelled with them", stats.questions),
+        ("tollgate_store_cached_denials", "Certain denials, answered without asking", stats.cached_denials),
+        ("tollgate_store_leased", "Requests allowed out of a slice taken in advance", stats.leased),
+        ("tollgate_store_failure_decisions", "Decisions made by on_store_failure", stats.by_policy),
+        (
+            "tollgate_store_failures",
+            "How often a server of the store began to fail or to refuse, and was given up until it would be back",
+            stats.breaker_opened,
+        ),
+    ] {
+        page.counter(name, help, count)?;
+    }
+    Ok(())
+}

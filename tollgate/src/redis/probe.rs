@@ -1,0 +1,65 @@
+//! Probes of a server: whether it serves, refuses or fails, and how it does for memory.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::StoreError;
+use super::dial::Connection;
+use super::memory::{self, ServerMemory};
+use super::node::{Node, PROBE_LIMIT, Place, RunError};
+use super::script;
+
+/// The outcome of a probe that was answered.
+pub(super) enum Probed {
+    Serves,
+    /// The server is there, and of no use for decisions.
+    Refuses(StoreError),
+}
+
+impl Node {
+    /// Finds out whether the server is there and can be written to.
+    pub(super) async fn probe(&self, connection: &Connection, limit: Duration) -> Result<Probed, StoreError> {
+        let (key, is_in_cluster) = match self.place {
+            Place::InCluster(_) => (None, true),
+            Place::At(_) | Place::Master(_) => (Some(self.common.names.of("{probe}")), false),
+        };
+        match timeout(limit, connection.run(&script::probe(key.as_deref()))).await {
+            Ok(Ok(_)) => Ok(Probed::Serves),
+            Ok(Err(error)) => match self.classified(&error) {
+                RunError::Refused(why) => Ok(Probed::Refuses(why)),
+                // A node that has become a replica has no slots any more, as the map of slots will say.
+                RunError::Lost(why) if is_in_cluster && why.is_read_only() => Ok(Probed::Serves),
+                error => Err(error.into()),
+            },
+            Err(_) => Err(StoreError::too_late()),
+        }
+    }
+
+    /// Takes the outcome of a probe to the breaker.
+    pub(super) fn note(&self, probed: Probed) {
+        let was_open = self.breaker.close();
+        match probed {
+            Probed::Refuses(why) => self.refused(&why),
+            Probed::Serves => {
+                let has_refused = self.breaker.served();
+                if (was_open || has_refused) && !self.breaker.is_refusing() {
+                    tracing::info!(node = %self, "the store is back");
+                }
+            }
+        }
+    }
+
+    /// Reads how much memory the server has, and what it does when that is used up. A server that does not say is none
+    /// the worse for it.
+    pub(super) async fn inspect(&self, connection: &Connection) {
+        let Ok(Ok(reply)) = timeout(PROBE_LIMIT, connection.run(&memory::command())).await else { return };
+        let Some(memory) = ServerMemory::read(&reply) else { return };
+        let mut known = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if memory.evicts() && !known.as_ref().is_some_and(ServerMemory::evicts) {
+            tracing::warn!(node = %self, policy = memory.eviction_policy, "{}", memory::EVICTS);
+        }
+        *known = Some(memory);
+    }
+}

@@ -1,0 +1,173 @@
+//! A user with exactly the rights that are documented, and what is reported when some are missing.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use tollgate::redis::{RedisLimiter, RedisSettings, RuleSets};
+use tollgate::{Ban, Consistency, FixedWindow, HOUR, Hit, Limit, MINUTE, Rate, SlidingWindowLog, Source, TokenBucket};
+
+use crate::load::{RECOVERY, until_back};
+use crate::servers::{Cluster, RedisServer};
+use crate::variants::variants;
+
+const PREFIX: &str = "shop";
+
+fn grant(server: &RedisServer, rules: &[String]) {
+    let mut command = redis::cmd("ACL");
+    command.arg("SETUSER").arg("limiter").arg(&["reset", "on", ">s3cret"]).arg(rules);
+    let _: () = command.query(&mut server.connection()).expect("the rules are valid");
+}
+
+/// What the server has refused to anybody, as the reason and the object of each entry.
+fn refused(server: &RedisServer) -> Vec<String> {
+    let log: Vec<HashMap<String, redis::Value>> =
+        redis::cmd("ACL").arg("LOG").query(&mut server.connection()).expect("the log can be read");
+    log.iter().map(|entry| format!("{:?} {:?}", entry.get("reason"), entry.get("object"))).collect()
+}
+
+/// The commands that the server has run.
+fn run_by(server: &RedisServer) -> BTreeSet<String> {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("answered");
+    let names = info.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':'));
+    names.map(|(name, _)| name.to_owned()).collect()
+}
+
+/// Every operation, on every algorithm, on leases, bans and rule sets.
+async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
+    let bucket = TokenBucket::new(1_000_000, Rate::per_second(100_000));
+    let leased = Limit::new("leased", bucket).expect("valid").with_consistency(Consistency::Leased);
+    let ban = Limit::ban("banned", Ban { after: 3, within: MINUTE, for_: HOUR }).expect("valid");
+    let mut lose_scripts = Some(lose_scripts);
+    for variant in variants(10, HOUR) {
+        let builder = RedisLimiter::builder(settings.clone()).limit(variant.limit());
+        let limiter = builder.store_timeout(Duration::from_secs(5)).connect().await.expect("the settings are good");
+        for _ in 0..12 {
+            let source = limiter.check("ann").await.source();
+            assert!([Source::Store, Source::DenialCache].contains(&source), "{}: {source:?}", variant.name);
+        }
+        limiter.reset("ann").await.expect("reset");
+        let Ok(reservation) = limiter.reserve("ann", 3, HOUR).await else { panic!("{}: 3 of 10 fit", variant.name) };
+        let _ = limiter.settle(reservation, 2).await.expect("settled");
+        let Ok(reservation) = limiter.reserve("ann", 3, HOUR).await else { panic!("{}: 3 of 8 fit", variant.name) };
+        limiter.refund(reservation).await.expect("refunded");
+        let _ = limiter.peek("ann").await.expect("looked");
+        // Other numbers, which convert the state.
+        let other = variants(20, HOUR).into_iter().find(|other| other.name == variant.name).expect("the same variants");
+        let changed = limiter.with_limits([other.limit()].to_vec()).expect("valid");
+        assert_eq!(changed.check("ann").await.source(), Source::Store, "{}", variant.name);
+        if let Some(lose) = lose_scripts.take() {
+            lose();
+            assert_eq!(limiter.check("bob").await.source(), Source::Store);
+        }
+    }
+    // So long that it is kept in blocks.
+    let log = Limit::new("long log", SlidingWindowLog::new(10_000, HOUR)).expect("valid");
+    let builder = RedisLimiter::builder(settings.clone()).limit(log).store_timeout(Duration::from_secs(5));
+    let limiter = builder.connect().await.expect("the settings are good");
+    for _ in 0..300 {
+        assert_eq!(limiter.check("ann").await.source(), Source::Store);
+    }
+    let limits = vec![leased, ban, Limit::new("user", FixedWindow::new(5, HOUR)).expect("valid")];
+    let builder = RedisLimiter::builder(settings.clone()).limits(limits).store_timeout(Duration::from_secs(5));
+    let limiter = builder.connect().await.expect("the settings are good");
+    let id = |name: &str| limiter.id(name).expect("there is such a limit");
+    for _ in 0..8 {
+        let hits = [Hit::new(id("user"), "ann"), Hit::new(id("banned"), "ann").cost(0), Hit::new(id("leased"), "all")];
+        let source = limiter.decide(&hits).await.source();
+        assert!([Source::Store, Source::DenialCache].contains(&source), "{source:?}");
+        let source = limiter.decide(&[Hit::new(id("leased"), "all")]).await.source();
+        assert!([Source::Store, Source::Lease].contains(&source), "{source:?}");
+        let source = limiter.decide(&[Hit::new(id("banned"), "eve")]).await.source();
+        assert!([Source::Store, Source::DenialCache].contains(&source), "{source:?}");
+    }
+    limiter.return_leases().await;
+    assert_eq!(limiter.why_unavailable(), None);
+
+    let rules = RuleSets::connect(settings).expect("the settings are good");
+    let version = rules.publish(b"limits: []", None).await.expect("published");
+    let mut latest = rules.latest();
+    let heard = latest.wait_for(|latest| latest.as_ref().is_some_and(|latest| latest.version == version));
+    let _ = tokio::time::timeout(RECOVERY, heard).await.expect("in time").expect("heard");
+    let _ = rules.newest().await.expect("looked").expect("published");
+    let _ = rules.withdraw(Some(version)).await.expect("withdrawn");
+}
+
+fn flush_scripts(server: &RedisServer) {
+    let _: () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut server.connection()).expect("flushed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_with_the_documented_rights_can_do_everything_and_uses_all_of_them() {
+    let server = RedisServer::start();
+    let url = format!("redis://127.0.0.1:{}/1", server.port());
+    let settings = RedisSettings::new(url).prefix(PREFIX).username("limiter").password("s3cret");
+    let rules = settings.acl_rules().expect("the settings are good");
+    grant(&server, &rules);
+    let before = run_by(&server);
+    do_everything(settings, || flush_scripts(&server)).await;
+    assert_eq!(refused(&server), Vec::<String>::new());
+    let run = run_by(&server);
+    let allowed: BTreeSet<String> = rules.iter().filter_map(|rule| rule.strip_prefix('+')).map(String::from).collect();
+    // A subscriber sends it after seconds in which it heard nothing.
+    let unused: Vec<&String> = allowed.difference(&run).filter(|name| *name != "ping").collect();
+    assert_eq!(unused, Vec::<&String>::new(), "the list has commands that nothing needs");
+    let suite = ["auth", "acl|setuser", "acl|log", "script|flush", "hello"].map(String::from).into();
+    let known: BTreeSet<String> =
+        allowed.union(&before).cloned().collect::<BTreeSet<_>>().union(&suite).cloned().collect();
+    assert_eq!(run.difference(&known).collect::<Vec<_>>(), Vec::<&String>::new(), "the list lacks commands");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_documented_rights_are_enough_on_a_cluster() {
+    let mut cluster = Cluster::start();
+    let url = cluster.url();
+    let settings = RedisSettings::new(url).prefix(PREFIX).username("limiter").password("s3cret");
+    let rules = settings.acl_rules().expect("the settings are good");
+    for node in 0..6 {
+        grant(cluster.node(node), &rules);
+    }
+    do_everything(settings, || ()).await;
+    for node in 0..6 {
+        assert_eq!(refused(cluster.node(node)), Vec::<String>::new(), "node {node}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_right_is_reported_with_the_fix_until_it_is_granted() {
+    let server = RedisServer::start();
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let settings = RedisSettings::new(url).username("limiter").password("s3cret");
+    let all = settings.acl_rules().expect("the settings are good");
+    let without = |missing: &str| all.iter().filter(|rule| *rule != missing).cloned().collect::<Vec<_>>();
+    for missing in ["+evalsha", "+mget", "+set", "~rate_limit:*"] {
+        grant(&server, &without(missing));
+        let limit = Limit::new("user", FixedWindow::new(1_000_000, HOUR)).expect("valid");
+        let builder = RedisLimiter::builder(settings.clone()).limit(limit).store_timeout(Duration::from_secs(5));
+        let limiter = builder.connect().await.expect("the settings are good");
+        assert_eq!(limiter.check("ann").await.source(), Source::Local, "{missing}");
+        let why = limiter.why_unavailable().unwrap_or_else(|| panic!("without {missing} it is of no use"));
+        assert!(why.is_refused(), "{missing}: {why}");
+        let text = why.to_string();
+        assert!(
+            text.ends_with("; give its user the keys, channels and commands that docs/redis.md lists (ACL SETUSER)"),
+            "{text}"
+        );
+        if missing == "+evalsha" {
+            assert!(text.contains("'evalsha'"), "{text}");
+        }
+        assert!(!text.contains("s3cret"), "{text}");
+        assert!(limiter.servers().iter().all(|server| !server.available), "{missing}");
+        assert_eq!(limiter.stats().breaker_opened, 1, "{missing}");
+        grant(&server, &all);
+        until_back(&limiter, "ann").await;
+    }
+}
+
+#[test]
+fn the_documentation_lists_the_rights() {
+    let documented = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/redis.md")).expect("read");
+    let line = |settings: RedisSettings| settings.acl_rules().expect("good").join(" ");
+    let single = line(RedisSettings::new("redis://h"));
+    let documented = documented.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(documented.contains(&single), "docs/redis.md lacks: {single}");
+}

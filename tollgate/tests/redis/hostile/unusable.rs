@@ -1,0 +1,112 @@
+//! Servers that answer, and with nothing of use: replicas, servers that load their data or cannot save it, servers that a
+//! script keeps busy. None of them counts as available.
+
+use std::time::Duration;
+
+use tollgate::redis::{RedisLimiter, StoreError};
+use tollgate::{FixedWindow, HOUR, Limit, OnStoreFailure, Source};
+
+use crate::load::{until_available, until_back, until_gone};
+use crate::servers::RedisServer;
+
+async fn limiter(server: &RedisServer) -> RedisLimiter {
+    let limit = Limit::new("user", FixedWindow::new(1_000_000, HOUR)).expect("valid");
+    let builder = RedisLimiter::builder(server.url()).limit(limit).store_timeout(Duration::from_millis(500));
+    builder.on_store_failure(OnStoreFailure::Deny).connect().await.expect("the settings are good")
+}
+
+/// Uses the store until it is given up, and returns why.
+async fn why_given_up(limiter: &RedisLimiter) -> StoreError {
+    until_gone(limiter, "ann").await;
+    let why = limiter.why_unavailable().expect("it is given up");
+    assert!(why.is_unavailable(), "{why}");
+    assert!(limiter.servers().iter().all(|server| !server.available));
+    assert_eq!(limiter.stats().breaker_opened, 1, "{why}");
+    why
+}
+
+async fn is_used_again(limiter: &RedisLimiter) {
+    until_back(limiter, "ann").await;
+    until_available(limiter).await;
+}
+
+fn run(connection: &mut redis::Connection, words: &[&str]) {
+    let mut command = redis::cmd(words[0]);
+    let _: redis::Value =
+        command.arg(&words[1..]).query(connection).unwrap_or_else(|error| panic!("{words:?}: {error}"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_is_of_no_use_until_it_is_a_master() {
+    let (master, server) = (RedisServer::start(), RedisServer::start());
+    let limiter = limiter(&server).await;
+    assert_eq!(limiter.check("ann").await.source(), Source::Store);
+    let mut connection = server.connection();
+    run(&mut connection, &["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    let why = why_given_up(&limiter).await;
+    assert!(why.detail().contains("READONLY") || why.detail().to_lowercase().contains("read only"), "{why}");
+    assert!(why.fix().contains("URL of the master"), "{why}");
+    run(&mut connection, &["REPLICAOF", "NO", "ONE"]);
+    is_used_again(&limiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_cannot_save_its_data_is_of_no_use_until_it_can() {
+    let server = RedisServer::with(&["--enable-protected-configs", "yes", "--save", "3600 1"]);
+    let limiter = limiter(&server).await;
+    assert_eq!(limiter.check("ann").await.source(), Source::Store);
+    let mut connection = server.connection();
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    let path = folder.path().join("gone");
+    let path_text = path.display().to_string();
+    std::fs::create_dir(&path).expect("created");
+    run(&mut connection, &["CONFIG", "SET", "dir", &path_text]);
+    std::fs::remove_dir(&path).expect("removed");
+    run(&mut connection, &["BGSAVE"]);
+    let why = why_given_up(&limiter).await;
+    assert!(why.detail().contains("MISCONF"), "{why}");
+    assert!(why.fix().contains("look at its disk"), "{why}");
+    std::fs::create_dir(&path).expect("created");
+    run(&mut connection, &["CONFIG", "SET", "dir", &path_text]);
+    run(&mut connection, &["BGSAVE"]);
+    is_used_again(&limiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_loads_its_data_is_of_no_use_until_it_has() {
+    let server = RedisServer::with(&[
+        "--enable-debug-command",
+        "yes",
+        "--loading-process-events-interval-bytes",
+        "1024",
+        // In microseconds, for each of the keys below.
+        "--key-load-delay",
+        "300",
+    ]);
+    let limiter = limiter(&server).await;
+    assert_eq!(limiter.check("ann").await.source(), Source::Store);
+    let mut connection = server.connection();
+    run(&mut connection, &["DEBUG", "POPULATE", "10000"]);
+    let loading = std::thread::spawn(move || run(&mut connection, &["DEBUG", "RELOAD"]));
+    let why = why_given_up(&limiter).await;
+    assert!(why.to_string().to_lowercase().contains("loading"), "{why}");
+    loading.join().expect("it has loaded");
+    is_used_again(&limiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_a_script_keeps_busy_is_of_no_use_until_it_ends() {
+    let server = RedisServer::with(&["--busy-reply-threshold", "50"]);
+    let limiter = limiter(&server).await;
+    assert_eq!(limiter.check("ann").await.source(), Source::Store);
+    let mut connection = server.connection();
+    let busy = std::thread::spawn(move || {
+        let _: redis::RedisResult<()> = redis::cmd("EVAL").arg("while true do end").arg(0).query(&mut connection);
+    });
+    let why = why_given_up(&limiter).await;
+    // Until Redis notices that the script is slow, it does not answer at all.
+    assert!(why.detail().contains("BUSY") || why.detail() == "no answer in time", "{why}");
+    run(&mut server.connection(), &["SCRIPT", "KILL"]);
+    busy.join().expect("it was ended");
+    is_used_again(&limiter).await;
+}
