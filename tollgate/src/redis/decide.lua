@@ -780,7 +780,11 @@ local function store_log(k, p, ttl)
   for id, text in pairs(log.changed) do
     words[#words + 1], words[#words + 2] = format('%d', id), text
   end
-  if not try(k, 'HSET', key, unpack(words)) then return end
+  if not try(k, 'HSET', key, unpack(words)) then
+    -- A user without the right to HSET must not lose the log: it stays the string that it was.
+    if values[k] and not hashes[k] then pcall_redis('SET', key, values[k], 'PX', ttl) end
+    return
+  end
   words = {}
   for id in pairs(log.removed) do
     words[#words + 1] = format('%d', id)

@@ -99,6 +99,25 @@ async fn a_user_with_no_more_rights_than_needed_is_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_who_may_not_write_hashes_loses_no_log() {
+    let server = RedisServer::start();
+    let mut set_user = redis::cmd("ACL");
+    set_user.arg("SETUSER").arg("ann").arg(&["reset", "on", ">s3cret", "~*", "&*", "+@all", "-hset"]);
+    let _: () = set_user.query(&mut server.connection()).expect("set");
+    let limit = Limit::new("long", SlidingWindowLog::new(1_000, HOUR)).expect("the numbers are within the bounds");
+    let url = format!("redis://ann:s3cret@127.0.0.1:{}", server.port());
+    let limiter = RedisLimiter::builder(url).limit(limit).on_store_failure(OnStoreFailure::Deny);
+    let limiter = limiter.store_timeout(Duration::from_secs(5)).connect().await.unwrap();
+    let mut admitted = 0;
+    // A long log is a hash.
+    for _ in 0..300 {
+        admitted += u64::from(limiter.check("key").await.is_allowed());
+    }
+    assert!(admitted < 300, "no request needed the hash");
+    assert_eq!(limiter.peek("key").await.expect("Redis answers").remaining(), 1_000 - admitted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_without_rights_to_the_keys_is_left_to_the_policy() {
     let server = RedisServer::start();
     let mut set_user = redis::cmd("ACL");
