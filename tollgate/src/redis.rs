@@ -143,7 +143,7 @@ pub struct Stats {
     pub questions: u64,
     /// Denials that were answered without asking, because they were certain.
     pub cached_denials: u64,
-    /// Requests that were let through out of a slice of the quota that was taken in advance.
+    /// Hits of admitted requests that were taken out of a slice of the quota, which this process took in advance.
     pub leased: u64,
     /// Decisions made by the failure policy.
     pub by_policy: u64,

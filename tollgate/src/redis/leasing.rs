@@ -27,20 +27,21 @@ enum FromLease {
 /// Units of slices that a request holds while its other limits decide. Dropped, they go back to their slices, also when
 /// the caller has gone away.
 struct HeldUnits<'a> {
-    leases: &'a Leases,
+    shared: &'a Shared,
     held: SmallVec<[(&'a Ask, Held); 2]>,
 }
 
 impl HeldUnits<'_> {
     /// Keeps all of them: the request is admitted.
     fn keep(mut self) {
-        self.held.drain(..).for_each(|(ask, _)| self.leases.keep(ask));
+        self.shared.counts.leased.fetch_add(self.held.len() as u64, Ordering::Relaxed);
+        self.held.drain(..).for_each(|(ask, _)| self.shared.leases.keep(ask));
     }
 }
 
 impl Drop for HeldUnits<'_> {
     fn drop(&mut self) {
-        self.held.drain(..).for_each(|(ask, held)| self.leases.give_back(ask, held));
+        self.held.drain(..).for_each(|(ask, held)| self.shared.leases.give_back(ask, held));
     }
 }
 
@@ -74,7 +75,7 @@ impl RedisLimiter {
         if let Some(denied) = self.certain_denial(&others) {
             return denied;
         }
-        let mut held = HeldUnits { leases: &self.0.shared.leases, held: SmallVec::new() };
+        let mut held = HeldUnits { shared: &self.0.shared, held: SmallVec::new() };
         let mut foremost: Option<Decision> = None;
         for (one, spending) in leased {
             match self.lease(one, spending, deadline).await {
@@ -123,7 +124,9 @@ impl RedisLimiter {
                     if let Some(wish) = renew {
                         self.renew(&one.ask, spending.horizon, wish);
                     }
-                    inner.shared.counts.leased.fetch_add(1, Ordering::Relaxed);
+                    if spending.purpose == Purpose::Spend {
+                        inner.shared.counts.leased.fetch_add(1, Ordering::Relaxed);
+                    }
                     let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining, reset_after };
                     let decision = self.decision(one, verdict, inner.shared.clock.wall(), Source::Lease);
                     return FromLease::Taken(decision, held);

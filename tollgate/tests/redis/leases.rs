@@ -143,7 +143,6 @@ async fn demand_above_a_limit_uses_most_of_it_and_never_more() {
         let last = admitted.iter().map(|(_, answered)| *answered).max().expect("some pass");
         let most = capacity as f64 + rate as f64 * last.as_secs_f64();
         let used = admitted.len() as f64 / most;
-        println!("{algorithm:?}: {used:.3} of the limit used, {} trips", trips(&nodes));
         assert!(used <= 1.0, "{algorithm:?}: {} admitted, at most {most}", admitted.len());
         // The bench measures how much it is. A machine that stands still for a while loses what comes back meanwhile.
         assert!(used > 0.2, "{algorithm:?}: {} admitted, at most {most}", admitted.len());
@@ -160,7 +159,6 @@ async fn demand_above_a_window_of_a_second_uses_most_of_it() {
     let admitted = offer(&nodes[..3], Duration::from_millis(1_900)).await.len() as u64;
     let (end, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).expect("the time");
     let most = limit * (end - seconds);
-    println!("{:.3} of the windows used, {} trips", admitted as f64 / most as f64, trips(&nodes));
     assert!(admitted <= most, "{admitted} admitted, at most {most}");
     assert!(admitted > most / 4, "{admitted} admitted, at most {most}");
 }
@@ -172,9 +170,8 @@ async fn a_spent_bucket_is_asked_for_less_and_less() {
     let node = node(&server, TokenBucket::new(1_000, Rate::per_second(1_000))).await;
     let nodes = [node];
     let (before, began) = (trips(&nodes), Instant::now());
-    let admitted = offer(&nodes, 3 * SECOND).await.len();
+    assert!(!offer(&nodes, 3 * SECOND).await.is_empty());
     let (trips, seconds) = (trips(&nodes) - before, began.elapsed().as_secs_f64());
-    println!("{trips} trips in {seconds:.1} s, {admitted} admitted");
     // The pauses grow to 80 ms, less a jitter of up to two thirds. Asking every 10 ms would be 100 trips a second.
     assert!((trips as f64) < 60.0 + 40.0 * seconds, "{trips} trips in {seconds} s");
 }
