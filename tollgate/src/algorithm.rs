@@ -21,6 +21,8 @@ pub(crate) mod portable;
 pub(crate) mod record;
 #[cfg(feature = "http")]
 pub(crate) mod refill;
+#[cfg(feature = "redis")]
+mod share;
 pub(crate) mod sliding_window_counter;
 pub(crate) mod sliding_window_log;
 pub(crate) mod spill;

@@ -44,7 +44,9 @@ pub enum Consistency {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnStoreFailure {
-    /// This process's own memory takes over with the same limit.
+    /// This process's own memory takes over with this process's share of the limit: the quota and the rate, divided by
+    /// the number of processes that shared the store lately. Together they admit the limit and at most one unit more for
+    /// each of them, beside what the store admitted before it failed. See `RedisLimiter::fleet_nodes`.
     #[default]
     Local,
     /// Everything passes.
@@ -149,6 +151,13 @@ impl Limit {
     #[cfg(feature = "redis")]
     pub(crate) fn queues(&self) -> bool {
         matches!(self.algorithm(), Algorithm::LeakyBucket(bucket) if bucket.queues())
+    }
+
+    /// The share of this limit that one of several nodes takes while it decides by itself.
+    #[cfg(feature = "redis")]
+    pub(crate) fn share(&self, nodes: u32) -> Self {
+        let share = Self::new(self.name(), self.algorithm().share(nodes));
+        share.unwrap_or_else(|_| self.clone())
     }
 
     pub(crate) fn compiled(&self) -> &Compiled {

@@ -2,6 +2,8 @@
 
 use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
+#[cfg(feature = "redis")]
+use crate::limit::OnStoreFailure;
 use crate::limit::{Limit, LimitId};
 
 /// Limits in one limiter: each takes 8 to 64 KiB before it has a single key, more with hundreds of segments.
@@ -70,6 +72,20 @@ impl LimitSet {
     #[cfg(feature = "rules")]
     pub(crate) fn of_rules(asked: &[Limit], beside: &[Limit]) -> Self {
         Self { asked: asked.to_vec(), beside: beside.to_vec(), is_of_rules: true }
+    }
+
+    /// The share of each limit that one of several nodes takes while it decides by itself.
+    #[cfg(feature = "redis")]
+    pub(crate) fn share(&self, nodes: u32) -> Self {
+        let share = |limits: &[Limit]| limits.iter().map(|limit| limit.share(nodes)).collect();
+        Self { asked: share(&self.asked), beside: share(&self.beside), is_of_rules: self.is_of_rules }
+    }
+
+    /// Returns whether a limit answers by that policy while its store fails, if those without one follow `default`.
+    #[cfg(feature = "redis")]
+    pub(crate) fn has_policy(&self, policy: OnStoreFailure, default: OnStoreFailure) -> bool {
+        let mut limits = self.asked.iter().chain(&self.beside);
+        limits.any(|limit| limit.on_store_failure().unwrap_or(default) == policy)
     }
 
     /// Sees to it that there are limits, not too many of them, and that names say which is which.

@@ -136,6 +136,17 @@ impl Limiter {
         Ok(Self(Arc::new(Inner { limits: limits.into(), asked, store, clock: inner.clock.clone() })))
     }
 
+    /// A limiter with other limits and keys of its own, within the same memory and by the same clock.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_other_keys(&self, limits: LimitSet) -> Result<Self, InvalidLimit> {
+        let inner = &*self.0;
+        let Checked { mut limits, asked } = limits.checked()?;
+        let wall_offset = inner.clock.wall_offset();
+        limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
+        let store = inner.store.with_other_keys(&mut limits, self.now())?;
+        Ok(Self(Arc::new(Inner { limits: limits.into(), asked, store, clock: inner.clock.clone() })))
+    }
+
     /// Takes one unit of the key from every limit, or from none.
     #[inline]
     #[must_use = "a decision that is not looked at limits nothing"]

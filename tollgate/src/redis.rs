@@ -35,6 +35,8 @@ mod cluster;
 mod denials;
 mod dial;
 mod error;
+mod fallback;
+mod fleet;
 mod lease;
 mod leases;
 mod leasing;
@@ -65,6 +67,8 @@ pub use self::builder::RedisLimiterBuilder;
 use self::changing::Prepared;
 use self::denials::{AllDenials, Denials};
 pub use self::error::{ConnectError, StoreError};
+use self::fallback::{Fallback, LocalStore};
+use self::fleet::Fleet;
 use self::leases::Leases;
 pub use self::memory::ServerMemory;
 use self::node::Node;
@@ -95,8 +99,10 @@ struct Inner {
     limits: Box<[Prepared]>,
     /// So many of them, the first ones, are asked for every key. The others are asked only by hits that name them.
     asked: usize,
+    /// Knows the limits by their names and ids, and the numbers that they have had. It decides nothing.
+    catalogue: Limiter,
     /// Takes over for limits that fail over to memory.
-    local: Limiter,
+    fallback: Fallback,
     /// Denials by these numbers: what was denied by others may pass now.
     denials: Arc<Denials>,
     shared: Arc<Shared>,
@@ -114,6 +120,8 @@ struct Shared {
     clock: TimeSource,
     store_timeout: Duration,
     counts: Counts,
+    fleet: Arc<Fleet>,
+    local: LocalStore,
     _tasks: Tasks,
 }
 
@@ -227,7 +235,7 @@ impl RedisLimiter {
     pub async fn reset<'k>(&self, key: impl Into<Key<'k>>) -> Result<(), StoreError> {
         let wanted = self.want_all(key.into(), 0);
         for one in &wanted {
-            self.0.local.reset(&*one.ask.name);
+            self.reset_locally(&one.ask.name);
             self.0.shared.leases.forget(&one.ask.name);
         }
         let outcome = self.ask_each(&wanted, Question::Reset).await;
@@ -238,18 +246,18 @@ impl RedisLimiter {
     /// The limit of that name.
     #[must_use]
     pub fn id(&self, name: &str) -> Option<LimitId> {
-        self.0.local.id(name)
+        self.0.catalogue.id(name)
     }
 
     /// The limits that are asked for every key, in the order they were given.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
-        self.0.local.limits()
+        self.0.catalogue.limits()
     }
 
     /// The variants and bans, in the order they were given: see [`LimitSet`](crate::LimitSet).
     pub fn beside(&self) -> impl Iterator<Item = LimitId> + use<> {
-        self.0.local.beside()
+        self.0.catalogue.beside()
     }
 
     /// The limit a decision speaks of.
@@ -259,7 +267,7 @@ impl RedisLimiter {
     /// If the id comes from another limiter that has more limits.
     #[must_use]
     pub fn limit(&self, id: LimitId) -> &Limit {
-        self.0.local.limit(id)
+        self.0.catalogue.limit(id)
     }
 
     /// Returns whether Redis decides on every key. A server that has failed is not asked until it is back; on a cluster
@@ -299,6 +307,18 @@ impl RedisLimiter {
         self.0.shared.on_store_failure
     }
 
+    /// Returns by how many nodes local limits are divided while Redis fails: see
+    /// [`OnStoreFailure::Local`](crate::OnStoreFailure::Local).
+    ///
+    /// Nodes are limiters on the same Redis that have a limit with that policy. Each registers there a second after it
+    /// was made, and every two seconds or so from then on. This is the largest number that was seen alive in the last
+    /// five minutes before Redis failed, and never less than
+    /// [`expected_nodes`](RedisLimiterBuilder::expected_nodes).
+    #[must_use]
+    pub fn fleet_nodes(&self) -> u32 {
+        self.0.shared.fleet.nodes()
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -315,41 +335,10 @@ impl RedisLimiter {
         }
     }
 
-    fn by_policy(&self, wanted: &AllWanted) -> Decision {
-        let now = self.0.shared.clock.wall();
-        self.0.shared.counts.by_policy.fetch_add(1, Ordering::Relaxed);
-        if let Some(denying) = wanted.iter().find(|one| self.policy(one) == OnStoreFailure::Deny) {
-            let outcome = Outcome::Denied { retry_after: RETRY_A_FAILED_STORE };
-            let verdict = Verdict { outcome, remaining: 0, reset_after: RETRY_A_FAILED_STORE };
-            return self.decision(denying, verdict, now, Source::Policy);
-        }
-        let hits = self.local_hits(wanted);
-        if hits.is_empty() {
-            let Some(one) = wanted.first() else { return Decision::without_limit(now) };
-            let quota = self.0.limits[one.limit.index()].limit.quota();
-            let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: quota, reset_after: 0 };
-            return self.decision(one, verdict, now, Source::Policy);
-        }
-        Decision { source: Source::Local, ..self.0.local.decide_now(&hits) }
-    }
-
-    fn policy(&self, one: &Wanted) -> OnStoreFailure {
-        let limit = &self.0.limits[one.limit.index()].limit;
-        limit.on_store_failure().unwrap_or(self.0.shared.on_store_failure)
-    }
-
-    /// What this node's memory counts while the store fails, by the names that keys have on the store.
-    fn local_hits<'w>(&self, wanted: &'w AllWanted) -> SmallVec<[Hit<'w>; 2]> {
-        let local = wanted.iter().filter(|one| self.policy(one) == OnStoreFailure::Local);
-        local.map(|one| Hit::new(one.limit, &*one.ask.name).cost(one.ask.cost)).collect()
-    }
-
     async fn give_back(&self, wanted: &AllWanted, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
             Source::Store => return self.refund_all(wanted, decision.at).await,
-            Source::Local => {
-                self.0.local.give_back_hits(&self.local_hits(wanted), decision);
-            }
+            Source::Local => self.give_back_locally(wanted, decision),
             // What was spent out of a slice was charged before: giving it back now would give back too much.
             Source::Lease | Source::DenialCache | Source::Policy => {}
         }
@@ -392,8 +381,6 @@ impl RedisLimiter {
     }
 }
 
-/// What to tell a client to wait while the store fails and the policy is to deny: a second, in microseconds.
-const RETRY_A_FAILED_STORE: u64 = 1_000_000;
 const NEVER: Verdict = Verdict { outcome: Outcome::NeverFits, remaining: 0, reset_after: 0 };
 
 impl std::fmt::Debug for RedisLimiter {

@@ -15,6 +15,8 @@ pub(super) fn report(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
         i64::from(store.is_store_available()),
     )?;
     report_servers(&store.servers(), page)?;
+    let help = "Nodes seen on the store, by which local limits are divided while it fails";
+    page.gauge("tollgate_fleet_nodes", help, i64::from(store.fleet_nodes()))?;
     report_stats(&store.stats(), page)
 }
 

@@ -80,6 +80,28 @@ fn without_redis_each_policy_answers_in_its_way() {
 }
 
 #[test]
+fn nodes_without_redis_share_a_limit() {
+    let mut redis = Redis::start();
+    let admin = "admin: { listen: '127.0.0.1:0' }";
+    let nodes = [(); 3].map(|()| Server::with_rules(&rules(&redis, 10, admin)));
+    for node in &nodes {
+        let seen = || metric(node, "tollgate_fleet_nodes").filter(|line| line == "tollgate_fleet_nodes 3");
+        assert!(crate::process::wait_until(seen).is_some(), "{:?}", metric(node, "tollgate_fleet_nodes"));
+    }
+    redis.kill();
+    let mut admitted = 0;
+    for node in &nodes {
+        let mut connection = node.connect();
+        for _ in 0..10 {
+            let answer = connection.check(&user("ann"));
+            assert_eq!((&answer["source"], &answer["quota"]), (&json!("local"), &json!(10)));
+            admitted += u64::from(answer["allowed"] == true);
+        }
+    }
+    assert_eq!(admitted, 12, "the share of each is 4");
+}
+
+#[test]
 fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
     let mut redis = Redis::start();
     redis.kill();

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "redis")]
+use super::share;
 use super::{Algorithm, Compiled, checked, meter};
 use crate::error::InvalidLimit;
 use crate::rate::Rate;
@@ -49,6 +51,13 @@ impl LeakyBucket {
     #[cfg(feature = "redis")]
     pub(crate) fn queues(&self) -> bool {
         matches!(self.overflow, Overflow::Queue { .. })
+    }
+
+    /// The share of one of several nodes.
+    #[cfg(feature = "redis")]
+    pub(super) fn share(&self, nodes: u32) -> Self {
+        let (capacity, leak) = (share::quota(self.capacity, nodes), share::rate(self.leak, nodes));
+        Self { capacity, leak, ..*self }
     }
 
     /// How long a full bucket takes to run empty.

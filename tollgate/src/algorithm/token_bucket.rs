@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::packing::Pair;
+#[cfg(feature = "redis")]
+use super::share;
 use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, meter, never_fits};
 use crate::error::InvalidLimit;
 use crate::rate::Rate;
@@ -52,6 +54,16 @@ impl TokenBucket {
     #[must_use]
     pub const fn interval(self) -> Self {
         Self { mode: Refill::Interval, ..self }
+    }
+
+    /// The share of one of several nodes.
+    #[cfg(feature = "redis")]
+    pub(super) fn share(&self, nodes: u32) -> Self {
+        let refill = match self.mode {
+            Refill::Smooth => share::rate(self.refill, nodes),
+            Refill::Interval => Rate::new(share::quota(self.refill.count(), nodes), self.refill.period()),
+        };
+        Self { capacity: share::quota(self.capacity, nodes), refill, ..*self }
     }
 
     /// How long an empty bucket takes to fill. Portions come whole, so the last one counts as a full period.

@@ -6,8 +6,8 @@ use super::ConnectError;
 use super::settings::RedisSettings;
 use super::target::Servers;
 
-/// Commands of decisions and rule sets: those of this program, and those of its scripts.
-const COMMANDS: [&str; 18] = [
+/// Commands of decisions, rule sets and the number of nodes: those of this program, and those of its scripts.
+const COMMANDS: [&str; 21] = [
     "evalsha",
     "eval",
     "script|load",
@@ -22,6 +22,9 @@ const COMMANDS: [&str; 18] = [
     "hdel",
     "hexists",
     "pexpire",
+    "zadd",
+    "zcard",
+    "zremrangebyscore",
     "publish",
     "subscribe",
     "ping",

@@ -5,6 +5,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::denials::AllDenials;
+use super::fallback::{Fallback, LocalStore};
+use super::fleet::Fleet;
 use super::leases::Leases;
 use super::settings::RedisSettings;
 use super::topology::Topology;
@@ -33,6 +35,7 @@ pub struct RedisLimiterBuilder {
     clock: Option<TimeSource>,
     max_memory: Option<usize>,
     denial_cache: bool,
+    expected_nodes: u32,
 }
 
 impl RedisLimiterBuilder {
@@ -45,6 +48,7 @@ impl RedisLimiterBuilder {
             clock: None,
             max_memory: None,
             denial_cache: true,
+            expected_nodes: 1,
         }
     }
 
@@ -91,6 +95,16 @@ impl RedisLimiterBuilder {
         self
     }
 
+    /// The least number of nodes that local limits are divided by while Redis fails: see
+    /// [`RedisLimiter::fleet_nodes`]. 1 unless set.
+    ///
+    /// Nodes that have seen each other on Redis know their number without it. A node that starts while Redis is down
+    /// knows of no other, and takes this share.
+    pub fn expected_nodes(mut self, nodes: u32) -> Self {
+        self.expected_nodes = nodes;
+        self
+    }
+
     /// Asks Redis again even where a denial is certain.
     pub fn without_denial_cache(mut self) -> Self {
         self.denial_cache = false;
@@ -113,16 +127,17 @@ impl RedisLimiterBuilder {
             let given = self.store_timeout;
             return Err(ConnectError::new(format!("a store_timeout of {given:?} is out of bounds; use 1ms to 60s")));
         }
-        let local = Limiter::builder().limits(self.limits.clone());
-        let local = match &self.clock {
-            Some(clock) => local.time_source(clock.clone()),
-            None => local,
+        let catalogue = Limiter::builder().limits(self.limits.clone());
+        let catalogue = match &self.clock {
+            Some(clock) => catalogue.time_source(clock.clone()),
+            None => catalogue,
         };
-        let local = match self.max_memory {
-            Some(bytes) => local.max_memory(bytes),
-            None => local,
+        let catalogue = match self.max_memory {
+            Some(bytes) => catalogue.max_memory(bytes),
+            None => catalogue,
         };
-        let local = local.build()?;
+        let catalogue = catalogue.build()?;
+        let fallback = Fallback::new(self.limits.clone());
         let Checked { limits, asked } = self.limits.checked()?;
         super::changing::check(&limits)?;
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
@@ -137,7 +152,7 @@ impl RedisLimiterBuilder {
         let topology = Arc::new(Topology::new(&self.settings, self.store_timeout, Some(&trips))?);
         // A server that hangs has failed by then.
         let _ = tokio::time::timeout(self.store_timeout.max(PATIENCE), topology.settled()).await;
-        let all_denials = Arc::new(AllDenials::new(local.budget()));
+        let all_denials = Arc::new(AllDenials::new(catalogue.budget()));
         let denials = all_denials.begin();
         let hears = Arc::new(AtomicBool::new(false));
         let mut tasks = Vec::new();
@@ -147,9 +162,12 @@ impl RedisLimiterBuilder {
             tasks.push(tokio::spawn(ear).abort_handle());
         }
         let leases = Arc::new(Leases::new());
+        let fleet = Arc::new(Fleet::new(self.expected_nodes));
+        fleet.join_if(fallback.has_local_limit(self.on_store_failure));
         let shared = Arc::new_cyclic(|itself| {
             let leftovers = super::leasing::return_leftovers(leases.clone(), Weak::clone(itself));
             tasks.push(tokio::spawn(leftovers).abort_handle());
+            tasks.push(tokio::spawn(fleet.clone().beat(topology.clone(), self.store_timeout)).abort_handle());
             Shared {
                 on_store_failure: self.on_store_failure,
                 topology,
@@ -160,10 +178,12 @@ impl RedisLimiterBuilder {
                 clock,
                 store_timeout: self.store_timeout,
                 counts: Counts::default(),
+                fleet,
+                local: LocalStore::default(),
                 _tasks: Tasks(tasks),
             }
         });
-        let limits = Prepared::all(limits, &[], &local, shared.topology.names());
-        Ok(RedisLimiter(Arc::new(Inner { limits, asked, local, denials, shared })))
+        let limits = Prepared::all(limits, &[], &catalogue, shared.topology.names());
+        Ok(RedisLimiter(Arc::new(Inner { limits, asked, catalogue, fallback, denials, shared })))
     }
 }

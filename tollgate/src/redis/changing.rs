@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::names::Names;
 use super::script::{Ask, Terms};
-use super::{Inner, RedisLimiter, Wanted, names};
+use super::{Fallback, Inner, RedisLimiter, Wanted, names};
 use crate::algorithm::succession::Signature;
 use crate::algorithm::{Algorithm, Compiled};
 use crate::error::InvalidLimit;
@@ -51,14 +51,15 @@ impl RedisLimiter {
         let limits = limits.into();
         let Checked { limits: checked, asked } = limits.clone().checked()?;
         check(&checked)?;
-        let local = inner.local.with_limits(limits)?;
-        let limits = checked;
+        let catalogue = inner.catalogue.with_limits(limits.clone())?;
+        let (limits, fallback) = (checked, Fallback::new(limits));
         let shared = inner.shared.clone();
-        let limits = Prepared::all(limits, &inner.limits, &local, shared.topology.names());
+        shared.fleet.join_if(fallback.has_local_limit(shared.on_store_failure));
+        let limits = Prepared::all(limits, &inner.limits, &catalogue, shared.topology.names());
         let kept: HashSet<*const Terms> = limits.iter().map(|prepared| Arc::as_ptr(&prepared.terms)).collect();
         shared.leases.withdraw_unless(|terms| kept.contains(&Arc::as_ptr(terms)));
         let denials = shared.all_denials.begin();
-        Ok(Self(Arc::new(Inner { limits, asked, local, denials, shared })))
+        Ok(Self(Arc::new(Inner { limits, asked, catalogue, fallback, denials, shared })))
     }
 }
 
@@ -66,7 +67,7 @@ impl RedisLimiter {
     /// Adds the terms that the limit of a hit has had since this limiter was made. A charge may have been counted under
     /// them, so a refund gives back no more than they still count.
     pub(super) fn add_later_terms(&self, wanted: &mut Wanted) {
-        let (ceiling, configurations) = self.0.local.configurations(wanted.limit);
+        let (ceiling, configurations) = self.0.catalogue.configurations(wanted.limit);
         let Ask { terms, siblings, .. } = &wanted.ask;
         let known = || siblings.iter().chain([terms]);
         let is_later = |other: &&Compiled| known().all(|known| *known.signature() != other.meaning().signature());
@@ -100,8 +101,8 @@ fn stored(limit: &Limit) -> (Compiled, Option<u64>) {
 const MAX_SIBLINGS: usize = 16;
 
 impl Prepared {
-    /// Prepares limits that take the place of others. The limiter for when Redis fails knows what they were before.
-    pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], local: &Limiter, names: &Names) -> Box<[Self]> {
+    /// Prepares limits that take the place of others. The catalogue knows the numbers that they had before.
+    pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], catalogue: &Limiter, names: &Names) -> Box<[Self]> {
         // Redis's clock is the wall clock, also for limits that have been in a limiter in memory.
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&WallOffset::default()));
         let mut by_name: HashMap<&str, Vec<&Self>> = HashMap::new();
@@ -126,7 +127,7 @@ impl Prepared {
         let prepared = ids.zip(&limits).zip(stored).map(|((id, limit), (compiled, horizon))| {
             let signatures = variants.get(&(limit.name(), family(limit))).filter(|signatures| signatures.len() > 1);
             let signatures = signatures.map_or(&[][..], Vec::as_slice);
-            let (before, (ceiling, configurations)) = (related_before(limit), local.configurations(id));
+            let (before, (ceiling, configurations)) = (related_before(limit), catalogue.configurations(id));
             let numbers = |limit: &Limit| (*limit.algorithm(), limit.consistency());
             // A limit that was there before keeps its terms, so that what goes by them goes on.
             let same = before.iter().find(|old| {

@@ -131,6 +131,25 @@ impl Node {
         self.answer(deadline, async |connection| connection.run(command).await).await
     }
 
+    /// Runs a command whose failure says nothing about the server. A server that was given up is not asked.
+    pub(super) async fn run_aside(&self, command: &Cmd, patience: Duration) -> Option<Value> {
+        if self.breaker.is_open() {
+            return None;
+        }
+        let reply = timeout(patience, async {
+            let connection = self.connection().await.ok()?;
+            connection.run(command).await.inspect_err(|error| self.note_redirection(error)).ok()
+        });
+        reply.await.ok().flatten()
+    }
+
+    /// Has the map of slots refreshed if the key was not here.
+    fn note_redirection(&self, error: &RedisError) {
+        if let RunError::Moved(_) = self.classified(error) {
+            self.common.trouble.notify_one();
+        }
+    }
+
     /// Runs a command on a slot that is moving here.
     pub(super) async fn run_asking(&self, command: &Cmd, deadline: Instant) -> Result<Value, RunError> {
         self.answer(deadline, async |connection| connection.run_asking(command).await).await

@@ -144,6 +144,16 @@ impl Topology {
         }
     }
 
+    /// Runs a command that no decision depends on: whatever becomes of it says nothing about the server. `None` if there
+    /// is no reply in time.
+    pub(super) async fn run_aside(&self, key: &[u8], command: &Cmd, patience: Duration) -> Option<Value> {
+        let node = match &self.servers {
+            Servers::One(member) => member.node.clone(),
+            Servers::Cluster(cluster) => cluster.owner(names::slot(key)).ok()?,
+        };
+        node.run_aside(command, patience).await
+    }
+
     /// Returns a connection for what is published. On a cluster any node hears it all.
     pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
         match &self.servers {

@@ -135,6 +135,14 @@ impl MemoryStore {
         Ok(Self::of(chosen, self.families.clone(), self.seed, self.budget.clone()))
     }
 
+    /// A store for other limits with keys of its own, within the same memory.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_other_keys(&self, limits: &mut [Limit], now: Timestamp) -> Result<Self, InvalidLimit> {
+        let families = Arc::new(Families::default());
+        let chosen = tables::choose(limits, &families, &self.budget, now.as_micros())?;
+        Ok(Self::of(chosen, families, self.seed, self.budget.clone()))
+    }
+
     fn of(chosen: Chosen, families: Arc<Families>, seed: [u64; 4], budget: Budget) -> Self {
         let (Chosen { tables, families: kin, usages }, secret) = (chosen, secret_of(seed));
         Self { first: tables.first().cloned(), tables, kin, usages, families, secret, seed, budget }

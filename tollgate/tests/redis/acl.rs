@@ -82,6 +82,16 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
     }
     limiter.return_leases().await;
     assert_eq!(limiter.why_unavailable(), None);
+    // Nodes register a moment after they start.
+    let seen = async {
+        while limiter.fleet_nodes() == 1 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let builder =
+        RedisLimiter::builder(settings.clone()).limit(Limit::new("user", FixedWindow::new(5, HOUR)).expect("valid"));
+    let _other = builder.connect().await.expect("the settings are good");
+    tokio::time::timeout(RECOVERY, seen).await.expect("the other registers");
 
     let rules = RuleSets::connect(settings).expect("the settings are good");
     let version = rules.publish(b"limits: []", None).await.expect("published");
@@ -161,6 +171,26 @@ async fn a_missing_right_is_reported_with_the_fix_until_it_is_granted() {
         grant(&server, &all);
         until_back(&limiter, "ann").await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_that_may_not_register_nodes_is_served_all_the_same() {
+    let server = RedisServer::start();
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let settings = RedisSettings::new(url).username("limiter").password("s3cret");
+    let all = settings.acl_rules().expect("the settings are good");
+    grant(&server, &all.iter().filter(|rule| !rule.starts_with("+z")).cloned().collect::<Vec<_>>());
+    let limit = Limit::new("user", FixedWindow::new(1_000_000, HOUR)).expect("valid");
+    let builder = RedisLimiter::builder(settings).limit(limit).store_timeout(Duration::from_secs(5));
+    let limiter = builder.connect().await.expect("the settings are good");
+    let asked = async {
+        while refused(&server).is_empty() {
+            assert_eq!(limiter.check("ann").await.source(), Source::Store);
+        }
+    };
+    tokio::time::timeout(RECOVERY, asked).await.expect("it tries to register");
+    assert_eq!(limiter.check("ann").await.source(), Source::Store);
+    assert_eq!((limiter.why_unavailable(), limiter.stats().breaker_opened, limiter.fleet_nodes()), (None, 0, 1));
 }
 
 #[test]

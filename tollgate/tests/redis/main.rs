@@ -6,6 +6,7 @@ mod changing_limits;
 mod conformance;
 mod exactness;
 mod failures;
+mod fleet;
 mod hostile;
 mod leases;
 mod load;

@@ -89,7 +89,7 @@ impl Default for RuleFile {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FailurePolicy {
-    /// This process's own memory takes over with the same limits.
+    /// This process's own memory takes over with its share of the limits, by the number of nodes seen on the store.
     #[default]
     Local,
     /// Everything passes.

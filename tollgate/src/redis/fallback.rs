@@ -1,0 +1,148 @@
+//! Decisions while the store fails: by the policy of each limit.
+//!
+//! Limits that fail over to memory are counted by a limiter in memory, which is made when it is first needed. It has
+//! the share of each limit that falls to one of the nodes seen alive. When that number or the limits change, a limiter
+//! with the new shares takes its place and keeps what keys have spent, so a change admits nothing by itself.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwapOption;
+use smallvec::SmallVec;
+
+use super::{AllWanted, Inner, RedisLimiter, Wanted};
+use crate::decision::{Decision, Outcome, Source, Verdict};
+use crate::limit::OnStoreFailure;
+use crate::limit_set::LimitSet;
+use crate::limiter::{Hit, Limiter};
+
+/// The wait that a client is advised while the store fails and the policy denies: a second, in microseconds.
+const RETRY_A_FAILED_STORE: u64 = 1_000_000;
+
+/// The local limits of one set of limits.
+pub(super) struct Fallback {
+    limits: LimitSet,
+    share: ArcSwapOption<Share>,
+}
+
+/// Local limits for one of so many nodes.
+struct Share {
+    nodes: u32,
+    limiter: Limiter,
+}
+
+/// The keys that local limits of all sets have in common.
+#[derive(Default)]
+pub(super) struct LocalStore {
+    /// The limiter that was made last. Those made from one another count together.
+    latest: Mutex<Option<Limiter>>,
+}
+
+impl Fallback {
+    pub(super) fn new(limits: LimitSet) -> Self {
+        Self { limits, share: ArcSwapOption::empty() }
+    }
+
+    /// Returns whether a limit fails over to memory.
+    pub(super) fn has_local_limit(&self, default: OnStoreFailure) -> bool {
+        self.limits.has_policy(OnStoreFailure::Local, default)
+    }
+}
+
+impl Inner {
+    /// Returns the local limits with this node's share. `None` if they cannot be made: then nothing is admitted.
+    fn local(&self) -> Option<Limiter> {
+        let nodes = self.shared.fleet.nodes();
+        self.local_for(nodes).or_else(|| self.make_local(nodes))
+    }
+
+    fn local_for(&self, nodes: u32) -> Option<Limiter> {
+        let share = self.fallback.share.load();
+        share.as_ref().filter(|share| share.nodes == nodes).map(|share| share.limiter.clone())
+    }
+
+    #[cold]
+    fn make_local(&self, nodes: u32) -> Option<Limiter> {
+        let mut latest = self.shared.local.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have been faster.
+        if let Some(limiter) = self.local_for(nodes) {
+            return Some(limiter);
+        }
+        let limits = self.fallback.limits.share(nodes);
+        let made = match &*latest {
+            Some(latest) => latest.with_limits(limits),
+            None => self.catalogue.with_other_keys(limits),
+        };
+        let limiter = made.inspect_err(|error| tracing::error!(%error, "no local limits can be made")).ok()?;
+        *latest = Some(limiter.clone());
+        self.fallback.share.store(Some(Arc::new(Share { nodes, limiter: limiter.clone() })));
+        Some(limiter)
+    }
+
+    /// Returns whether anything was ever counted locally.
+    fn has_local(&self) -> bool {
+        self.shared.local.latest.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+}
+
+impl RedisLimiter {
+    pub(super) fn by_policy(&self, wanted: &AllWanted) -> Decision {
+        let now = self.0.shared.clock.wall();
+        self.0.shared.counts.by_policy.fetch_add(1, Ordering::Relaxed);
+        if let Some(denying) = wanted.iter().find(|one| self.policy(one) == OnStoreFailure::Deny) {
+            return self.denied_by_policy(denying);
+        }
+        let hits = self.local_hits(wanted);
+        if hits.is_empty() {
+            let Some(one) = wanted.first() else { return Decision::without_limit(now) };
+            let quota = self.0.limits[one.limit.index()].limit.quota();
+            let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: quota, reset_after: 0 };
+            return self.decision(one, verdict, now, Source::Policy);
+        }
+        let Some(local) = self.0.local() else { return self.denied_by_policy(&wanted[0]) };
+        self.of_whole_limit(wanted, local.decide_now(&hits))
+    }
+
+    fn denied_by_policy(&self, denying: &Wanted) -> Decision {
+        let verdict = Verdict { outcome: RETRY_LATER, remaining: 0, reset_after: RETRY_A_FAILED_STORE };
+        self.decision(denying, verdict, self.0.shared.clock.wall(), Source::Policy)
+    }
+
+    /// A local decision with the quota of the whole limit. A cost above the share alone fits again once the store is back.
+    fn of_whole_limit(&self, wanted: &AllWanted, decision: Decision) -> Decision {
+        let decision = Decision { source: Source::Local, ..decision };
+        let Some(one) = wanted.iter().find(|one| Some(one.limit) == decision.limit) else { return decision };
+        let (quota, mut verdict) = (self.0.limits[one.limit.index()].limit.quota(), decision.verdict);
+        if verdict.outcome == Outcome::NeverFits && one.ask.cost <= quota {
+            verdict.outcome = RETRY_LATER;
+        }
+        Decision { quota, verdict, ..decision }
+    }
+
+    fn policy(&self, one: &Wanted) -> OnStoreFailure {
+        let limit = &self.0.limits[one.limit.index()].limit;
+        limit.on_store_failure().unwrap_or(self.0.shared.on_store_failure)
+    }
+
+    /// The hits that this node's memory counts while the store fails, by the names that keys have on the store.
+    fn local_hits<'w>(&self, wanted: &'w AllWanted) -> SmallVec<[Hit<'w>; 2]> {
+        let local = wanted.iter().filter(|one| self.policy(one) == OnStoreFailure::Local);
+        local.map(|one| Hit::new(one.limit, &*one.ask.name).cost(one.ask.cost)).collect()
+    }
+
+    pub(super) fn give_back_locally(&self, wanted: &AllWanted, decision: &Decision) {
+        if let Some(local) = self.0.local() {
+            local.give_back_hits(&self.local_hits(wanted), decision);
+        }
+    }
+
+    pub(super) fn reset_locally(&self, name: &[u8]) {
+        if self.0.has_local()
+            && let Some(local) = self.0.local()
+        {
+            local.reset(name);
+        }
+    }
+}
+
+const RETRY_LATER: Outcome = Outcome::Denied { retry_after: RETRY_A_FAILED_STORE };
