@@ -235,3 +235,41 @@ fn a_limiter_is_cloned_into_threads_and_counts_as_one() {
         .collect();
     assert_eq!(threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>(), 100);
 }
+
+#[test]
+fn several_limits_on_many_keys_are_taken_together() {
+    const KEYS: usize = 1_000;
+    // Enough keys that some are not in their home bucket, in tables of different sizes.
+    for algorithm in variants(10) {
+        let shown = format!("{algorithm:?}");
+        let limit = |name: &str, algorithm: Algorithm| Limit::new(name, algorithm).expect("a valid limit");
+        let limiter = Limiter::builder()
+            .limit(limit("first", algorithm))
+            .limit(limit("second", FixedWindow::new(12, HOUR).into()))
+            .limit(limit("third", FixedWindow::new(1_000_000, HOUR).into()))
+            .clock(ManualClock::at(Timestamp::from_micros(START_US)))
+            .build()
+            .expect("enough memory");
+        let ids = ["first", "second", "third"].map(|name| limiter.id(name).expect("there is such a limit"));
+        let admitted = in_threads(|thread| {
+            let mut admitted = vec![0_u64; KEYS];
+            for turn in 0..2 * KEYS {
+                let key = (turn * 7 + thread * 125) % KEYS;
+                let name = key.to_string();
+                let hits = [Hit::new(ids[0], &name), Hit::new(ids[1], &name), Hit::new(ids[2], "all")];
+                admitted[key] += u64::from(limiter.decide_now(&hits).is_allowed());
+            }
+            admitted
+        });
+        let quota = limiter.limit(ids[0]).quota().min(12);
+        for key in 0..KEYS {
+            let sum: u64 = admitted.iter().map(|admitted| admitted[key]).sum();
+            assert_eq!(sum, quota, "{shown}: key {key}");
+            let left = limiter.decide_now(&[Hit::new(ids[1], &key.to_string()).cost(0)]).remaining();
+            assert_eq!(left, 12 - quota, "{shown}: key {key}");
+        }
+        let all: u64 = admitted.iter().flatten().sum();
+        let left = limiter.decide_now(&[Hit::new(ids[2], "all").cost(0)]).remaining();
+        assert_eq!(left, 1_000_000 - all, "{shown}: a denied request has taken something");
+    }
+}

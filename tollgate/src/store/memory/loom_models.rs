@@ -80,9 +80,9 @@ impl Model {
     }
 
     /// What taking one unit of a key would be, on the fast path for several.
-    fn draft(&self, fingerprint: u64) -> Result<Draft<'_>, Unready> {
+    fn draft<'a>(&'a self, fingerprint: u64, draft: &mut Draft<'a>) -> Result<(), Unready> {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        self.table.draft_now(rules, &Asked { limit: LimitId(0), fingerprint, cost: 1 }, NOW)
+        self.table.draft_now(rules, &Asked { limit: LimitId(0), fingerprint, cost: 1 }, NOW, draft)
     }
 
     /// In how many slots of the first block a fingerprint is.
@@ -96,8 +96,13 @@ impl Model {
 
 /// Takes from key 8 of both if both pass, or says which denies. Gives up if another thread is in the way.
 fn take_both(cold: &Model, hot: &Model) -> Result<bool, Unready> {
-    let Draft { change: Some(change), .. } = cold.draft(8)? else { return Ok(false) };
-    write_all(&[Some(change)], None, || hot.draft(8)).map(|verdict| verdict.is_allowed())
+    let (mut others, mut last) = ([Draft::UNKNOWN], Draft::UNKNOWN);
+    cold.draft(8, &mut others[0])?;
+    if others[0].change.is_none() {
+        return Ok(false);
+    }
+    write_all(&others, &mut last, |last| hot.draft(8, last))?;
+    Ok(last.verdict.is_allowed())
 }
 
 fn check_all_orders(model: impl Fn() + Sync + Send + 'static) {

@@ -1,4 +1,4 @@
-//! The fast path for several keys at once: each has one word, in its home bucket.
+//! The fast path for several keys at once: each has one word.
 //!
 //! One of the words is decisive: that of the table with the fewest keys, a global limit for example, which every thread
 //! wants. The others are mostly wanted by nobody else.
@@ -32,14 +32,21 @@ use crate::units::Timestamp;
 
 /// More keys than this go the slow path.
 const MOST: usize = 8;
+/// Most requests have no more than this. Preparing room for [`MOST`] takes them longer.
+const FEW: usize = 4;
 /// How often to try to replace the decisive word while the others are sealed.
 const TRIES: u32 = 2;
 
 /// What one key says, and what will be written if all pass.
 pub(super) struct Draft<'a> {
     pub(super) verdict: Verdict,
-    /// `None` if it denies.
+    /// `None` if it denies, or has not been looked at.
     pub(super) change: Option<Change<'a>>,
+}
+
+impl Draft<'_> {
+    /// Of a key that has not been looked at.
+    pub(super) const UNKNOWN: Self = Self { verdict: crate::algorithm::allowed(u64::MAX, 0), change: None };
 }
 
 /// A word that is to be replaced.
@@ -51,19 +58,19 @@ pub(super) struct Change<'a> {
 
 /// Words that are sealed until this is dropped. Then they are what they were before, unless they were written.
 struct Seals<'c, 'a> {
-    changes: &'c [Option<Change<'a>>],
+    drafts: &'c [Draft<'a>],
 }
 
 impl<'c, 'a> Seals<'c, 'a> {
     /// Seals all words that are to be replaced, or none if one of them is not what it was.
     #[inline(always)]
-    fn new(changes: &'c [Option<Change<'a>>]) -> Option<Self> {
-        let mut seals = Self { changes: &changes[..0] };
-        for (index, change) in changes.iter().enumerate() {
-            if change.as_ref().is_some_and(|change| !change.place.seal(change.old)) {
+    fn new(drafts: &'c [Draft<'a>]) -> Option<Self> {
+        let mut seals = Self { drafts: &drafts[..0] };
+        for (index, draft) in drafts.iter().enumerate() {
+            if draft.change.as_ref().is_some_and(|change| !change.place.seal(change.old)) {
                 return None;
             }
-            seals.changes = &changes[..=index];
+            seals.drafts = &drafts[..=index];
         }
         Some(seals)
     }
@@ -71,25 +78,38 @@ impl<'c, 'a> Seals<'c, 'a> {
     /// Replaces the words.
     #[inline(always)]
     fn write(mut self) {
-        let changes = std::mem::take(&mut self.changes);
-        changes.iter().flatten().for_each(|change| change.place.unseal(change.new));
+        let drafts = std::mem::take(&mut self.drafts);
+        changes(drafts).for_each(|change| change.place.unseal(change.new));
     }
 }
 
 impl Drop for Seals<'_, '_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.changes.iter().flatten().for_each(|change| change.place.unseal(change.old));
+        changes(self.drafts).for_each(|change| change.place.unseal(change.old));
     }
+}
+
+#[inline(always)]
+fn changes<'c, 'a>(drafts: &'c [Draft<'a>]) -> impl Iterator<Item = &'c Change<'a>> {
+    drafts.iter().filter_map(|draft| draft.change.as_ref())
 }
 
 impl MemoryStore {
     /// Decides if it is as easy as it mostly is. `None`: it has to be decided on the slow path.
     #[inline]
     pub(super) fn decide_together(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Option<Decision> {
+        if asked.len() <= FEW {
+            self.decide_up_to::<FEW>(limits, asked, now)
+        } else {
+            self.decide_up_to::<MOST>(limits, asked, now)
+        }
+    }
+
+    fn decide_up_to<const N: usize>(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Option<Decision> {
         let mut contention = Contention::new();
         for _ in 0..ATTEMPTS {
-            match self.try_together(limits, asked, now, !contention.is_likely()) {
+            match self.try_together::<N>(limits, asked, now, !contention.is_likely()) {
                 Ok(decision) => {
                     contention.end();
                     return Some(decision);
@@ -102,18 +122,18 @@ impl MemoryStore {
     }
 
     #[inline(always)]
-    fn try_together(
+    fn try_together<const N: usize>(
         &self,
         limits: &[Limit],
         asked: &[Asked],
         now: Timestamp,
         look_first: bool,
     ) -> Result<Decision, Unready> {
-        let (mut homes, mut changes) = ([None; MOST], [const { None::<Change<'_>> }; MOST]);
-        let mut verdicts = [NOTHING_SAID; MOST];
+        let (mut homes, mut drafts) = ([None; N], [const { Draft::UNKNOWN }; N]);
         let homes = homes.get_mut(..asked.len()).ok_or(Unready::Unusual)?;
-        let changes = changes.get_mut(..asked.len()).ok_or(Unready::Unusual)?;
-        let verdicts = verdicts.get_mut(..asked.len()).ok_or(Unready::Unusual)?;
+        let drafts = drafts.get_mut(..asked.len()).ok_or(Unready::Unusual)?;
+        // Of the decisive key, whose word is not sealed with the others.
+        let mut last = Draft::UNKNOWN;
         let decisive = self.decisive(asked);
         // All buckets are asked for before any is looked into, so that their cache misses overlap.
         for (index, (home, one)) in homes.iter_mut().zip(asked).enumerate() {
@@ -122,27 +142,25 @@ impl MemoryStore {
                 *home = Some(table.short_home(one.fingerprint)?);
             }
         }
-        for (index, one) in asked.iter().enumerate() {
+        for (index, ((one, home), draft)) in asked.iter().zip(&*homes).zip(&mut *drafts).enumerate() {
             if one.cost == 0 {
                 let verdict = self.ask(limits, *one, now, Mode::Look);
-                verdicts[index] = Some(verdict).filter(Verdict::is_allowed).ok_or(Unready::Unusual)?;
-            } else if let Some(home) = homes[index] {
-                let draft = self.draft(limits, one, home, now)?;
-                (verdicts[index], changes[index]) = (draft.verdict, draft.change);
+                draft.verdict = Some(verdict).filter(Verdict::is_allowed).ok_or(Unready::Unusual)?;
+            } else if let Some(home) = *home {
+                let draft = if Some(index) == decisive { &mut last } else { draft };
+                self.draft(limits, one, (home, Displaced::Search), now, draft)?;
             }
         }
-        let Some(decisive) = decisive else {
-            return self.foremost(limits, asked, verdicts, now);
-        };
-        if !verdicts.iter().all(Verdict::is_allowed) {
-            if !look_first {
-                verdicts[decisive] = self.draft_anew(limits, &asked[decisive], now)?.verdict;
+        if let Some(decisive) = decisive {
+            let all_pass = last.verdict.is_allowed() && drafts.iter().all(|draft| draft.verdict.is_allowed());
+            if all_pass {
+                write_all(drafts, &mut last, |last| self.draft_anew(limits, &asked[decisive], now, last))?;
+            } else if !look_first {
+                self.draft_anew(limits, &asked[decisive], now, &mut last)?;
             }
-            return self.foremost(limits, asked, verdicts, now);
+            drafts[decisive].verdict = last.verdict;
         }
-        let early = changes[decisive].take().map(|change| Draft { verdict: verdicts[decisive], change: Some(change) });
-        verdicts[decisive] = write_all(changes, early, || self.draft_anew(limits, &asked[decisive], now))?;
-        self.foremost(limits, asked, verdicts, now)
+        self.foremost(limits, asked, drafts, now)
     }
 
     /// Which of the words is not sealed: of those that are to be replaced, the one of the table with the fewest keys.
@@ -158,21 +176,33 @@ impl MemoryStore {
         &'a self,
         limits: &[Limit],
         one: &Asked,
-        home: Home<'a>,
+        (home, displaced): (Home<'a>, Displaced),
         now: Timestamp,
-    ) -> Result<Draft<'a>, Unready> {
+        draft: &mut Draft<'a>,
+    ) -> Result<(), Unready> {
         let table = self.tables.get(one.limit.index()).ok_or(Unready::Unusual)?;
+        let place = match home.place_of(one.fingerprint) {
+            Some(place) => place,
+            None => table.place_elsewhere(one.fingerprint, displaced)?,
+        };
         match limits.get(one.limit.index()).ok_or(Unready::Unusual)?.compiled() {
-            Compiled::Meter(rules) => table.draft(rules, home, one, now.as_micros()),
-            other => with_rules!(other, rules => table.draft_of_others(rules, home, one, now.as_micros())),
+            Compiled::Meter(rules) => table.draft(rules, place, one, now.as_micros(), draft),
+            other => with_rules!(other, rules => table.draft_of_others(rules, place, one, now.as_micros(), draft)),
         }
     }
 
-    /// A draft by what is there now.
+    /// Makes a draft by what is there now, without waiting for anybody.
     #[inline(always)]
-    fn draft_anew(&self, limits: &[Limit], one: &Asked, now: Timestamp) -> Result<Draft<'_>, Unready> {
+    fn draft_anew<'a>(
+        &'a self,
+        limits: &[Limit],
+        one: &Asked,
+        now: Timestamp,
+        draft: &mut Draft<'a>,
+    ) -> Result<(), Unready> {
         let table = self.tables.get(one.limit.index()).ok_or(Unready::Unusual)?;
-        self.draft(limits, one, table.short_home(one.fingerprint)?, now)
+        let home = table.short_home(one.fingerprint)?;
+        self.draft(limits, one, (home, Displaced::GiveUp), now, draft)
     }
 
     /// The decision, by what each limit says.
@@ -181,12 +211,12 @@ impl MemoryStore {
         &self,
         limits: &[Limit],
         asked: &[Asked],
-        verdicts: &[Verdict],
+        drafts: &[Draft<'_>],
         now: Timestamp,
     ) -> Result<Decision, Unready> {
         let mut foremost = None::<(&Asked, &Verdict, u64)>;
         let mut delay = 0;
-        for (one, verdict) in asked.iter().zip(verdicts) {
+        for (one, Draft { verdict, .. }) in asked.iter().zip(drafts) {
             delay = delay.max(verdict.delay());
             let quota = limits.get(one.limit.index()).ok_or(Unready::Unusual)?.quota();
             if foremost.is_none_or(|(_, said, others)| verdict.is_before(quota, (said, others))) {
@@ -198,27 +228,35 @@ impl MemoryStore {
     }
 }
 
-/// Writes all words, or none if the decisive key denies. Returns what that says. `early` is a draft of it that was made
-/// before, and `anew` makes one.
+/// What to do about a key that is not in its home bucket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Displaced {
+    /// Look into the next buckets, and wait for one that another thread holds.
+    Search,
+    /// Go the slow path: a thread that has a seal must not wait.
+    GiveUp,
+}
+
+/// Writes all words, or none if the decisive key denies. `last` is the draft of that key; `anew` makes one if there is none
+/// yet, or if another thread was faster.
 #[inline(always)]
 pub(super) fn write_all<'a>(
-    others: &[Option<Change<'a>>],
-    mut early: Option<Draft<'a>>,
-    mut anew: impl FnMut() -> Result<Draft<'a>, Unready>,
-) -> Result<Verdict, Unready> {
+    others: &[Draft<'a>],
+    last: &mut Draft<'a>,
+    mut anew: impl FnMut(&mut Draft<'a>) -> Result<(), Unready>,
+) -> Result<(), Unready> {
     let seals = Seals::new(others).ok_or(Unready::Changed)?;
-    for _ in 0..TRIES {
-        let Draft { verdict, change } = match early.take() {
-            Some(draft) => draft,
-            None => anew()?,
-        };
-        let Some(change) = change else {
-            return Ok(verdict);
+    for attempt in 0..TRIES {
+        if attempt > 0 || last.change.is_none() {
+            anew(last)?;
+        }
+        let Some(change) = &last.change else {
+            return Ok(());
         };
         match change.place.replace(change.old, change.new) {
             Ok(()) => {
                 seals.write();
-                return Ok(verdict);
+                return Ok(());
             }
             // At once: the swap that failed has brought the cache line here.
             Err(Lost::To(_)) => {}
@@ -228,14 +266,17 @@ pub(super) fn write_all<'a>(
     Err(Unready::Changed)
 }
 
-/// Of a key that has not been looked at.
-const NOTHING_SAID: Verdict = crate::algorithm::allowed(u64::MAX, 0);
-
 impl Table {
-    /// What a key says to a cost that is not 0.
+    /// Drafts what a key says to a cost that is not 0.
     #[inline(always)]
-    fn draft<'a, R: Rules>(&'a self, rules: &R, home: Home<'a>, asked: &Asked, now: u64) -> Result<Draft<'a>, Unready> {
-        let place = home.place_of(asked.fingerprint).ok_or(Unready::Unusual)?;
+    fn draft<'a, R: Rules>(
+        &'a self,
+        rules: &R,
+        place: Place<'a>,
+        asked: &Asked,
+        now: u64,
+        draft: &mut Draft<'a>,
+    ) -> Result<(), Unready> {
         let tags = self.layout.tags;
         let old = place.word.load(Ordering::Relaxed);
         if old == SEAL {
@@ -243,32 +284,52 @@ impl Table {
         }
         let cells = Copied::new(old & !tags, &self.spill);
         let Step { verdict, edit } = rules.decide(&cells, now, asked.cost);
-        match edit {
+        draft.verdict = verdict;
+        draft.change = match edit {
             Some(edit) if verdict.is_allowed() => {
                 rules.apply(&cells, edit);
-                Ok(Draft { verdict, change: Some(Change { place, old, new: old & tags | cells.state.get() }) })
+                Some(Change { place, old, new: old & tags | cells.state.get() })
             }
-            None if verdict.is_allowed() => Err(Unready::Unusual),
-            None if place.proves(old) => Ok(Draft { verdict, change: None }),
-            None => Err(Unready::Changed),
+            None if verdict.is_allowed() => return Err(Unready::Unusual),
+            None if place.proves(old) => None,
+            None => return Err(Unready::Changed),
             // A denial that changes something.
-            Some(_) => Err(Unready::Unusual),
-        }
+            Some(_) => return Err(Unready::Unusual),
+        };
+        Ok(())
     }
 
     #[inline(never)]
     fn draft_of_others<'a, R: Rules>(
         &'a self,
         rules: &R,
-        home: Home<'a>,
+        place: Place<'a>,
         asked: &Asked,
         now: u64,
-    ) -> Result<Draft<'a>, Unready> {
-        self.draft(rules, home, asked, now)
+        draft: &mut Draft<'a>,
+    ) -> Result<(), Unready> {
+        self.draft(rules, place, asked, now, draft)
+    }
+
+    /// The word of a key that is not in its home bucket, if it has a slot.
+    #[cold]
+    #[inline(never)]
+    fn place_elsewhere(&self, fingerprint: u64, displaced: Displaced) -> Result<Place<'_>, Unready> {
+        match displaced {
+            Displaced::Search => self.find(fingerprint).map(|found| self.place(found)).ok_or(Unready::Unusual),
+            Displaced::GiveUp => Err(Unready::Unusual),
+        }
     }
 
     #[cfg(all(test, loom))]
-    pub(super) fn draft_now<R: Rules>(&self, rules: &R, asked: &Asked, now: u64) -> Result<Draft<'_>, Unready> {
-        self.draft(rules, self.short_home(asked.fingerprint)?, asked, now)
+    pub(super) fn draft_now<'a, R: Rules>(
+        &'a self,
+        rules: &R,
+        asked: &Asked,
+        now: u64,
+        draft: &mut Draft<'a>,
+    ) -> Result<(), Unready> {
+        let place = self.short_home(asked.fingerprint)?.place_of(asked.fingerprint).ok_or(Unready::Unusual)?;
+        self.draft(rules, place, asked, now, draft)
     }
 }
