@@ -51,6 +51,7 @@ mod script;
 mod sentinels;
 mod settings;
 mod slots;
+mod stats;
 mod target;
 mod topology;
 #[cfg(feature = "rules")]
@@ -58,7 +59,7 @@ mod wanted;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -76,6 +77,8 @@ pub use self::reserving::RedisReservation;
 pub use self::rule_sets::{PublishError, Repair, Repairs, RuleSet, RuleSets};
 use self::script::{Ask, Question};
 pub use self::settings::RedisSettings;
+use self::stats::Counts;
+pub use self::stats::{Histogram, Stats};
 use self::topology::Topology;
 #[cfg(feature = "rules")]
 pub(crate) use self::wanted::{TakeFrom, cost, only};
@@ -125,13 +128,6 @@ struct Shared {
     _tasks: Tasks,
 }
 
-#[derive(Default)]
-struct Counts {
-    cached_denials: AtomicU64,
-    leased: AtomicU64,
-    by_policy: AtomicU64,
-}
-
 /// Ends the tasks of a limiter with the last that was made of it.
 struct Tasks(Vec<tokio::task::AbortHandle>);
 
@@ -139,26 +135,6 @@ impl Drop for Tasks {
     fn drop(&mut self) {
         self.0.iter().for_each(tokio::task::AbortHandle::abort);
     }
-}
-
-/// What a limiter has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Script calls sent to Redis.
-    pub trips: u64,
-    /// Questions that travelled with them.
-    pub questions: u64,
-    /// Denials that were answered without asking, because they were certain.
-    pub cached_denials: u64,
-    /// Hits of admitted requests that were taken out of a slice of the quota, which this process took in advance.
-    pub leased: u64,
-    /// Decisions made by the failure policy.
-    pub by_policy: u64,
-    /// How often the store was given up, until it would be back.
-    pub breaker_opened: u64,
-    /// How often it came back.
-    pub breaker_closed: u64,
 }
 
 /// A server of the store; see [`RedisLimiter::servers`].
@@ -323,16 +299,7 @@ impl RedisLimiter {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let Shared { trips, topology, counts, .. } = &*self.0.shared;
-        let (breaker_opened, breaker_closed) = topology.changes();
-        Stats {
-            trips: trips.trips.load(Ordering::Relaxed),
-            questions: trips.asked.load(Ordering::Relaxed),
-            cached_denials: counts.cached_denials.load(Ordering::Relaxed),
-            leased: counts.leased.load(Ordering::Relaxed),
-            by_policy: counts.by_policy.load(Ordering::Relaxed),
-            breaker_opened,
-            breaker_closed,
-        }
+        Stats::read(counts, &trips.calls, topology.traffic(), topology.changes())
     }
 
     async fn give_back(&self, wanted: &AllWanted, decision: &Decision) -> Result<(), StoreError> {

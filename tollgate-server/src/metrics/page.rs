@@ -53,6 +53,13 @@ impl<'a> Page<'a> {
         Ok(())
     }
 
+    /// A histogram without labels: the sum, and the number of values in each bucket.
+    pub(crate) fn histogram(&mut self, name: &str, help: &str, sum: f64, buckets: &[(f64, u64)]) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        family.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
+    }
+
     /// Each row is its labels, the sum, and how many are in which bucket.
     pub(crate) fn histograms<Labels: EncodeLabelSet>(
         &mut self,

@@ -63,7 +63,10 @@ fn report_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
         ("tollgate_store_trips", "Script calls sent to the store", stats.trips),
         ("tollgate_store_questions", "Questions that travelled with them", stats.questions),
         ("tollgate_store_cached_denials", "Certain denials, answered without asking", stats.cached_denials),
-        ("tollgate_store_leased", "Requests allowed out of a slice taken in advance", stats.leased),
+        ("tollgate_store_leased", "Hits taken from a lease, without a call", stats.leased),
+        ("tollgate_store_leases", "Leases taken from the store", stats.leases),
+        ("tollgate_store_sent_bytes", "Bytes sent to the servers of the store", stats.bytes_sent),
+        ("tollgate_store_received_bytes", "Bytes received from the servers of the store", stats.bytes_received),
         ("tollgate_store_failure_decisions", "Decisions made by on_store_failure", stats.by_policy),
         (
             "tollgate_store_failures",
@@ -72,6 +75,20 @@ fn report_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
         ),
     ] {
         page.counter(name, help, count)?;
+    }
+    const SECONDS: f64 = 1e6;
+    for (name, help, histogram, unit) in [
+        ("tollgate_store_batch_size", "Questions in one call to the store", stats.batch_sizes, 1.0),
+        (
+            "tollgate_store_call_duration_seconds",
+            "Time from sending a call to the store to its reply or failure",
+            stats.call_micros,
+            SECONDS,
+        ),
+    ] {
+        let bound = |bound: Option<u64>| bound.map_or(f64::INFINITY, |bound| bound as f64 / unit);
+        let buckets: Vec<_> = histogram.buckets().map(|(upper, count)| (bound(upper), count)).collect();
+        page.histogram(name, help, histogram.sum() as f64 / unit, &buckets)?;
     }
     Ok(())
 }

@@ -289,6 +289,21 @@ fn a_full_redis_is_not_available_until_it_has_memory_again() {
 }
 
 #[test]
+fn calls_to_redis_are_counted() {
+    let redis = Redis::start();
+    let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
+    let gateway = Gateway::start(&format!("store: {}\nstore_timeout: 5s\n{rules}", redis.url()));
+    assert_eq!([(); 2].map(|()| gateway.get("/shop/1").status), [200, 200]);
+    gateway.await_metric("tollgate_store_trips_total", 2.0);
+    gateway.await_metric("tollgate_store_batch_size_count", 2.0);
+    gateway.await_metric(r#"tollgate_store_batch_size_bucket{le="1.0"}"#, 2.0);
+    gateway.await_metric("tollgate_store_call_duration_seconds_count", 2.0);
+    gateway.await_metric(r#"tollgate_store_call_duration_seconds_bucket{le="+Inf"}"#, 2.0);
+    assert!(gateway.metric("tollgate_store_sent_bytes_total").unwrap() > 1000.0, "the scripts were sent");
+    assert!(gateway.metric("tollgate_store_received_bytes_total").unwrap() > 100.0);
+}
+
+#[test]
 fn a_redis_that_evicts_keys_is_a_warning() {
     let redis = Redis::start();
     redis.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);

@@ -1,6 +1,6 @@
 //! Puts a limiter on Redis together.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -9,9 +9,10 @@ use super::fallback::{Fallback, LocalStore};
 use super::fleet::Fleet;
 use super::leases::Leases;
 use super::settings::RedisSettings;
+use super::stats::{Calls, Counts};
 use super::topology::Topology;
 use super::worker::Trips;
-use super::{ConnectError, Counts, Inner, Prepared, RedisLimiter, Shared, Tasks};
+use super::{ConnectError, Inner, Prepared, RedisLimiter, Shared, Tasks};
 use crate::clock::{Clock, TimeSource};
 use crate::limit::{Limit, OnStoreFailure};
 use crate::limit_set::{Checked, LimitSet};
@@ -143,12 +144,7 @@ impl RedisLimiterBuilder {
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
             return Err(ConnectError::new("this platform has no system clock; set one with `clock`".into()));
         };
-        let trips = Arc::new(Trips {
-            timeout: self.store_timeout,
-            clock: self.clock.clone(),
-            trips: AtomicU64::new(0),
-            asked: AtomicU64::new(0),
-        });
+        let trips = Arc::new(Trips { timeout: self.store_timeout, clock: self.clock.clone(), calls: Calls::default() });
         let topology = Arc::new(Topology::new(&self.settings, self.store_timeout, Some(&trips))?);
         // A server that hangs has failed by then.
         let _ = tokio::time::timeout(self.store_timeout.max(PATIENCE), topology.settled()).await;

@@ -3,10 +3,13 @@
 //! Connections are opened here and not by the Redis client, so that we know when one is closed: a request on a closed
 //! connection was never sent and can be sent on the next one. Deadlines are the caller's.
 
-use std::fmt;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::Duration;
+use std::{fmt, io};
 
 use futures_util::FutureExt;
 use futures_util::future::select_ok;
@@ -14,13 +17,14 @@ use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 
 use super::Tasks;
 use super::login::Login;
+use super::stats::Traffic;
 
 /// When TCP starts to ask a silent peer, how often, and how many unanswered probes end the connection. A backstop: the
 /// probes of `node.rs` are quicker, but nobody probes while a subscriber waits.
@@ -71,6 +75,7 @@ impl fmt::Display for Address {
 pub(super) struct Dialer {
     tls: Option<TlsConnector>,
     login: Login,
+    traffic: Arc<Traffic>,
 }
 
 /// A connection that many tasks may use at once. The last clone closes it.
@@ -83,8 +88,8 @@ pub(super) struct Connection {
 }
 
 impl Dialer {
-    pub(super) fn new(tls: Option<TlsConnector>, login: Login) -> Self {
-        Self { tls, login }
+    pub(super) fn new(tls: Option<TlsConnector>, login: Login, traffic: Arc<Traffic>) -> Self {
+        Self { tls, login, traffic }
     }
 
     /// Connects and logs in.
@@ -106,9 +111,9 @@ impl Dialer {
     async fn open(&self, to: &Address) -> Result<Box<dyn Stream>, RedisError> {
         let (host, port) = match to {
             Address::Tcp { host, port } => (host, *port),
-            Address::Unix(path) => return open_socket(path).await,
+            Address::Unix(path) => return open_socket(path, self.traffic.clone()).await,
         };
-        let tcp = open_tcp(host, port).await?;
+        let tcp = Counted { stream: open_tcp(host, port).await?, traffic: self.traffic.clone() };
         match &self.tls {
             None => Ok(Box::new(tcp)),
             Some(tls) => Ok(Box::new(tls.connect(server_name(host)?, tcp).await?)),
@@ -120,6 +125,61 @@ impl Dialer {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A stream whose bytes are counted.
+struct Counted<S> {
+    stream: S,
+    traffic: Arc<Traffic>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let outcome = Pin::new(&mut self.stream).poll_read(cx, into);
+        let received = into.filled().len() - before;
+        if received > 0 {
+            self.traffic.received.fetch_add(received as u64, Ordering::Relaxed);
+        }
+        outcome
+    }
+}
+
+impl<S> Counted<S> {
+    fn count_sent(&self, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(sent)) = outcome {
+            self.traffic.sent.fetch_add(sent as u64, Ordering::Relaxed);
+        }
+        outcome
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.count_sent(outcome)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
+        self.count_sent(outcome)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
 
 impl Connection {
     pub(super) fn is_closed(&self) -> bool {
@@ -152,12 +212,12 @@ async fn until_closed(driver: impl Future<Output = ()>, closes: watch::Sender<()
 }
 
 #[cfg(unix)]
-async fn open_socket(path: &Path) -> Result<Box<dyn Stream>, RedisError> {
-    Ok(Box::new(tokio::net::UnixStream::connect(path).await?))
+async fn open_socket(path: &Path, traffic: Arc<Traffic>) -> Result<Box<dyn Stream>, RedisError> {
+    Ok(Box::new(Counted { stream: tokio::net::UnixStream::connect(path).await?, traffic }))
 }
 
 #[cfg(not(unix))]
-async fn open_socket(_: &Path) -> Result<Box<dyn Stream>, RedisError> {
+async fn open_socket(_: &Path, _: Arc<Traffic>) -> Result<Box<dyn Stream>, RedisError> {
     Err(std::io::Error::other("this platform has no Unix sockets; use redis://host:6379").into())
 }
 

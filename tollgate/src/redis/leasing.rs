@@ -228,6 +228,7 @@ impl Renewing {
         let after = seen.verdict(&self.ask.terms, answer.at, *units);
         let full_at = Timestamp::from_micros(times.answered.as_micros().saturating_add(after.reset_after));
         let before = self.ask.terms.compiled.before(seen.numbers(), answer.at.as_micros());
+        inner.shared.counts.leases.fetch_add(1, Ordering::Relaxed);
         let grant = Grant { units: *units, left: *units, until, at: answer.at, before };
         self.granted = Some(Granted { grant, store_left: after.remaining, full_at });
         // Less than was wished for: the store is running out, and what comes back is better fetched at once.

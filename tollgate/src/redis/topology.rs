@@ -15,6 +15,7 @@ use super::names::{self, Names};
 use super::node::{CONNECT_LIMIT, Common, Node, Place, RunError, unavailable};
 use super::sentinels::Sentinels;
 use super::settings::{RedisSettings, Resolved};
+use super::stats::Traffic;
 use super::worker::{Job, MAX_WAITING, Trips, Worker};
 use super::{ConnectError, StoreError, Tasks};
 
@@ -24,6 +25,7 @@ pub(super) struct Topology {
     /// For people.
     address: String,
     names: Names,
+    traffic: Arc<Traffic>,
     changes: Arc<Changes>,
     _tasks: Tasks,
 }
@@ -79,7 +81,8 @@ impl Topology {
     ) -> Result<Self, ConnectError> {
         let Resolved { address, servers, tls, login, sentinel_login, names } = settings.resolved()?;
         let changes = Arc::new(Changes::default());
-        let dialer = Arc::new(Dialer::new(tls.clone(), login));
+        let traffic = Arc::new(Traffic::default());
+        let dialer = Arc::new(Dialer::new(tls.clone(), login, traffic.clone()));
         let (loads_scripts, trouble) = (trips.is_some(), Arc::new(Notify::new()));
         let common = Common { dialer, timeout, loads_scripts, changes: changes.clone(), trouble, names: names.clone() };
         let mut tasks = Vec::new();
@@ -89,7 +92,7 @@ impl Topology {
             }
             super::target::Servers::Sentinel { sentinels, service } => {
                 // Sentinels have logins of their own.
-                let sentinels = Sentinels::new(sentinels, service, Dialer::new(tls, sentinel_login));
+                let sentinels = Sentinels::new(sentinels, service, Dialer::new(tls, sentinel_login, traffic.clone()));
                 Servers::One(Member::start(Place::Master(sentinels), common, trips, None))
             }
             super::target::Servers::Cluster(seeds) => {
@@ -98,7 +101,7 @@ impl Topology {
                 Servers::Cluster(cluster)
             }
         };
-        Ok(Self { servers, address, names, changes, _tasks: Tasks(tasks) })
+        Ok(Self { servers, address, names, traffic, changes, _tasks: Tasks(tasks) })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -108,6 +111,10 @@ impl Topology {
     /// The names of keys and channels there.
     pub(super) fn names(&self) -> &Names {
         &self.names
+    }
+
+    pub(super) fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     pub(super) fn is_cluster(&self) -> bool {

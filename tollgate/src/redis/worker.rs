@@ -6,7 +6,7 @@
 //! keeps no question for another waiting.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use super::cluster::Cluster;
 use super::names;
 use super::node::{Node, RunError};
 use super::script::{Answer, Batch, Question};
+use super::stats::Calls;
 use crate::clock::TimeSource;
 use crate::units::Timestamp;
 
@@ -56,8 +57,7 @@ pub(super) struct Trips {
     pub(super) timeout: Duration,
     /// Stands in for Redis's time, for tests.
     pub(super) clock: Option<TimeSource>,
-    pub(super) trips: AtomicU64,
-    pub(super) asked: AtomicU64,
+    pub(super) calls: Calls,
 }
 
 /// Takes the questions for one server there.
@@ -106,7 +106,6 @@ impl Worker {
     }
 
     async fn travel(&self, jobs: Vec<Job>) {
-        self.trips.asked.fetch_add(jobs.len() as u64, Ordering::Relaxed);
         if self.cluster.is_none() {
             for jobs in in_bounds(jobs) {
                 self.trip(0, jobs).await;
@@ -124,7 +123,7 @@ impl Worker {
     }
 
     async fn trip(&self, slot: u16, jobs: Vec<Job>) {
-        self.trips.trips.fetch_add(1, Ordering::Relaxed);
+        self.trips.calls.sent(jobs.len());
         let mut batch = Batch::default();
         for job in &jobs {
             batch.add(&job.question);
@@ -146,7 +145,9 @@ impl Worker {
     async fn decide(&self, slot: u16, batch: &mut Batch) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
         let (now, began) = (self.trips.clock.as_ref().map(TimeSource::now), Instant::now());
         let deadline = began + self.trips.timeout;
-        let mut reply = self.call(slot, batch, now, deadline).await?;
+        let reply = self.call(slot, batch, now, deadline).await;
+        self.trips.calls.ended(began.elapsed());
+        let mut reply = reply?;
         if batch.is_for_the_other(&reply) {
             let _again = MadeAgain::begin(&self.made_again);
             reply = self.call(slot, batch, now, deadline).await?;

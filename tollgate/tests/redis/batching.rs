@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate::redis::RedisLimiter;
-use tollgate::{DAY, FixedWindow, Hit, Limit, OnStoreFailure, Source};
+use tollgate::{Consistency, DAY, FixedWindow, Hit, Limit, OnStoreFailure, Rate, Source, TokenBucket};
 
 use crate::servers::RedisServer;
 use crate::variants::variants;
@@ -36,6 +36,44 @@ async fn many_at_once_take_few_trips() {
     let (trips, questions) = (limiter.stats().trips - before.trips, limiter.stats().questions - before.questions);
     assert_eq!(questions, 256 * 20);
     assert!(trips * 8 < questions, "{trips} trips for {questions} questions");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_their_sizes_times_and_bytes_are_counted() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server, Limit::new("user", FixedWindow::new(1_000_000, DAY)).unwrap()).await;
+    let keys: Vec<String> = (0..40).map(|key| format!("user {key}")).collect();
+    let before = limiter.stats();
+    for decision in join_all(keys.iter().map(|key| limiter.check(key))).await {
+        assert!(decision.is_allowed());
+    }
+    let stats = limiter.stats();
+    assert_eq!((stats.batch_sizes.count(), stats.batch_sizes.sum()), (stats.trips, stats.questions));
+    assert_eq!(stats.questions - before.questions, 40);
+    let large: u64 = stats
+        .batch_sizes
+        .buckets()
+        .filter(|(bound, _)| bound.is_none_or(|bound| bound > 1))
+        .map(|(_, count)| count)
+        .sum();
+    assert!(large > 0, "{:?}", stats.batch_sizes);
+    assert_eq!(stats.call_micros.count(), stats.trips);
+    assert!(stats.call_micros.sum() > 0);
+    let bytes: usize = keys.iter().map(|key| "rate_limit:{user|}".len() + key.len()).sum();
+    assert!(stats.bytes_sent - before.bytes_sent > bytes as u64, "{stats:?}");
+    assert!(stats.bytes_received > before.bytes_received, "{stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_and_the_hits_that_they_serve_are_counted() {
+    let server = RedisServer::start();
+    let limit = Limit::new("global", TokenBucket::new(1_000_000, Rate::per_second(1_000_000))).unwrap();
+    let limiter = limiter(&server, limit.with_consistency(Consistency::Leased)).await;
+    for _ in 0..1000 {
+        assert!(limiter.check("all").await.is_allowed());
+    }
+    let stats = limiter.stats();
+    assert!(stats.leases >= 1 && stats.leased > stats.leases, "{stats:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
