@@ -81,7 +81,7 @@ use self::stats::Counts;
 pub use self::stats::{Histogram, Stats};
 use self::topology::Topology;
 #[cfg(feature = "rules")]
-pub(crate) use self::wanted::{TakeFrom, cost, only};
+pub(crate) use self::wanted::{cost, only, take_from_store};
 use self::worker::Trips;
 use crate::clock::TimeSource;
 use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
@@ -155,8 +155,31 @@ pub struct ServerStatus {
 pub(crate) struct Wanted {
     limit: LimitId,
     ask: Ask,
-    /// When it was charged, by the clock of its slot. `None` if that is the time of the whole decision.
-    charged_at: Option<Timestamp>,
+    take_from: TakeFrom,
+    charge: Charge,
+}
+
+/// Where quota may be taken from.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum TakeFrom {
+    /// A slice that this process has, if the limit is leased, or else the store.
+    #[default]
+    SliceOrStore,
+    /// The store alone. Units from a slice cannot be given back later.
+    #[cfg(feature = "rules")]
+    Store,
+}
+
+/// Where a hit was charged, if the decision on the whole request does not tell.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Charge {
+    /// Where the decision was made, and at its time.
+    #[default]
+    AsDecided,
+    /// At the store, at this time by the clock of its slot.
+    Store(Timestamp),
+    /// In a slice, some time before. It is not given back: its refill has begun at an earlier time.
+    Slice,
 }
 
 pub(crate) type AllWanted = SmallVec<[Wanted; 2]>;
@@ -178,8 +201,8 @@ impl RedisLimiter {
     /// Takes `cost` units of the key from every limit, or from none.
     #[must_use = "a decision that is not looked at limits nothing"]
     pub async fn check_n<'k>(&self, key: impl Into<Key<'k>>, cost: u64) -> Decision {
-        let wanted = self.want_all(key.into(), cost);
-        self.take_or_lease(wanted, cost, AskedBy::Key).await
+        let mut wanted = self.want_all(key.into(), cost);
+        self.take_or_lease(&mut wanted, cost, AskedBy::Key).await
     }
 
     /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. One
@@ -188,7 +211,7 @@ impl RedisLimiter {
     pub async fn decide(&self, hits: &[Hit<'_>]) -> Decision {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
         match self.want_hits(hits) {
-            Some(wanted) => self.take_or_lease(wanted, cost, AskedBy::Hits).await,
+            Some(mut wanted) => self.take_or_lease(&mut wanted, cost, AskedBy::Hits).await,
             None => self.no_such_limit(cost),
         }
     }
@@ -303,9 +326,19 @@ impl RedisLimiter {
     }
 
     async fn give_back(&self, wanted: &AllWanted, decision: &Decision) -> Result<(), StoreError> {
+        let charged_by_slot = wanted.iter().filter(|one| matches!(one.charge, Charge::Store(_)));
+        let by_slot: AllWanted = charged_by_slot.cloned().collect();
+        self.refund_by_slot(&by_slot).await?;
+        let as_decided: AllWanted = wanted.iter().filter(|one| one.charge == Charge::AsDecided).cloned().collect();
+        if as_decided.is_empty() {
+            return Ok(());
+        }
         match decision.source {
-            Source::Store => return self.refund_all(wanted, decision.at).await,
-            Source::Local => self.give_back_locally(wanted, decision),
+            Source::Store => {
+                let at = decision.at;
+                return self.ask_each(&as_decided, |asks| Question::Refund(asks, at)).await;
+            }
+            Source::Local => self.give_back_locally(&as_decided, decision),
             // What was spent out of a slice was charged before: giving it back now would give back too much.
             Source::Lease | Source::DenialCache | Source::Policy => {}
         }

@@ -10,7 +10,7 @@ use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
 use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
-use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder, TakeFrom};
+use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
 #[cfg(feature = "tower")]
@@ -255,17 +255,13 @@ async fn ask_redis(mut ruling: Ruling, what: Elsewhere) -> Ruling {
     let Elsewhere { mut posed, limiter, denied } = what;
     let state = ruling.state.clone();
     let decide = |wanted: &Wanted| {
-        let wanted = match wanted {
+        let mut wanted = match wanted {
             Wanted::Redis(wanted) => (**wanted).clone(),
             Wanted::Memory(_) => AllWanted::new(),
         };
         // What may have to be settled is charged where it can be.
-        let may_change = |limit| state.rules.may_change(state.rules.owner(limit));
-        let from = match wanted.iter().any(|one| may_change(crate::redis::cost(one).0)) {
-            true => TakeFrom::Store,
-            false => TakeFrom::SliceOrStore,
-        };
-        limiter.clone().decide_wanted(wanted, from)
+        crate::redis::take_from_store(&mut wanted, |limit| state.rules.may_change(state.rules.owner(limit)));
+        limiter.clone().decide_wanted(wanted)
     };
     // All at once, so that they travel together.
     let watching = posed.iter().flat_map(|posed| &posed.watching).map(|(rule, wanted)| {

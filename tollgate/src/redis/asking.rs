@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use super::denials::{Denials, Known, Times};
 use super::script::{Answer, Ask, Asks, Question, Seen};
 use super::worker::{Job, MAX_KEYS};
-use super::{AllWanted, NEVER, RedisLimiter, Shared, StoreError, names};
+use super::{AllWanted, Charge, NEVER, RedisLimiter, Shared, StoreError, names};
 use crate::algorithm::portable::Before;
 use crate::decision::{AskedBy, Decision, Denied, Outcome, Source};
 use crate::key::Key;
@@ -44,7 +44,7 @@ impl RedisLimiter {
         let answered = inner.shared.clock.now_with_gaps();
         if let Ok(answer) = &answer {
             let charged = wanted.iter_mut().zip(&answer.by_slot);
-            charged.for_each(|(one, at)| one.charged_at = Some(*at));
+            charged.for_each(|(one, at)| one.charge = Charge::Store(*at));
         }
         match answer.and_then(|answer| self.decided(wanted, &answer, &marks, (asked, answered))) {
             Ok(decision) => Decision { asked: asked_by, cost, ..decision },
@@ -201,15 +201,14 @@ impl RedisLimiter {
         outcome
     }
 
-    /// Gives back what was taken, by the time at which each was charged.
-    pub(super) async fn refund_all(&self, wanted: &AllWanted, at: Timestamp) -> Result<(), StoreError> {
-        let is_by_slot = wanted.iter().any(|one| one.charged_at.is_some());
-        if !is_by_slot {
-            return self.ask_each(wanted, |asks| Question::Refund(asks, at)).await;
-        }
-        let each = wanted.iter().map(|one| async move {
-            let (one, at) = (SmallVec::from_iter([one.clone()]), one.charged_at.unwrap_or(at));
-            self.ask_each(&one, |asks| Question::Refund(asks, at)).await
+    /// Gives back what slots took, by the time of each.
+    pub(super) async fn refund_by_slot(&self, wanted: &AllWanted) -> Result<(), StoreError> {
+        let each = wanted.iter().filter_map(|one| match one.charge {
+            Charge::Store(at) => Some(async move {
+                let one = SmallVec::from_iter([one.clone()]);
+                self.ask_each(&one, |asks| Question::Refund(asks, at)).await
+            }),
+            Charge::AsDecided | Charge::Slice => None,
         });
         join_all(each).await.into_iter().collect()
     }

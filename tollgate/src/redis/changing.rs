@@ -153,6 +153,7 @@ impl Prepared {
 
     pub(super) fn want(&self, limit: LimitId, key: Key<'_>, cost: u64) -> Wanted {
         let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
-        Wanted { limit, charged_at: None, ask: Ask { terms, siblings, name: names::name(&self.prefix, key), cost } }
+        let ask = Ask { terms, siblings, name: names::name(&self.prefix, key), cost };
+        Wanted { limit, ask, take_from: super::TakeFrom::default(), charge: super::Charge::default() }
     }
 }

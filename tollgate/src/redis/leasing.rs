@@ -11,7 +11,7 @@ use super::denials::{Known, Times};
 use super::lease::{Grant, Granted, Held, Wish};
 use super::leases::{Attempt, Leases, Next, Purpose, SWEEP_EVERY, Spending};
 use super::script::{Ask, Question};
-use super::{AllWanted, RedisLimiter, Shared, Wanted};
+use super::{AllWanted, Charge, RedisLimiter, Shared, TakeFrom, Wanted};
 use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
 use crate::units::Timestamp;
 
@@ -47,12 +47,12 @@ impl Drop for HeldUnits<'_> {
 
 impl RedisLimiter {
     /// Takes all that is wanted or nothing, from slices where a limit is leased.
-    pub(super) async fn take_or_lease(&self, mut wanted: AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
+    pub(super) async fn take_or_lease(&self, wanted: &mut AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
         if wanted.is_empty() {
             return Decision { asked: asked_by, ..Decision::without_limit(self.0.shared.clock.wall()) };
         }
         let deadline = self.deadline();
-        if let [one] = &*wanted {
+        if let [one] = &**wanted {
             if let Some(spending) = self.spending(one, Purpose::Spend)
                 && let FromLease::Taken(decision, _) | FromLease::Denied(decision) =
                     self.lease(one, spending, deadline).await
@@ -60,47 +60,61 @@ impl RedisLimiter {
                 return Decision { asked: asked_by, ..decision };
             }
         } else if wanted.iter().any(|one| self.spending(one, Purpose::Hold).is_some()) {
-            let decision = self.take_beside_leases(&wanted, cost, deadline).await;
+            let decision = self.take_beside_leases(wanted, cost, deadline).await;
             return Decision { asked: asked_by, ..decision };
         }
-        self.take(&mut wanted, cost, asked_by, deadline).await
+        self.take(wanted, cost, asked_by, deadline).await
     }
 
     /// Takes from slices first, and asks the store for the limits that have none. If one of those denies, or fails with
     /// a policy that denies, the slices get their units back.
-    async fn take_beside_leases(&self, wanted: &[Wanted], cost: u64, deadline: Instant) -> Decision {
-        let leased = wanted.iter().filter_map(|one| Some((one, self.spending(one, Purpose::Hold)?)));
-        let mut others: AllWanted =
-            wanted.iter().filter(|one| self.spending(one, Purpose::Hold).is_none()).cloned().collect();
+    async fn take_beside_leases(&self, wanted: &mut AllWanted, cost: u64, deadline: Instant) -> Decision {
+        let is_leased = |one: &Wanted| self.spending(one, Purpose::Hold).is_some();
+        let mut others: AllWanted = wanted.iter().filter(|one| !is_leased(one)).cloned().collect();
         if let Some(denied) = self.certain_denial(&others) {
             return denied;
         }
+        // Where each of the others is among all.
+        let mut places: SmallVec<[usize; 4]> = (0..wanted.len()).filter(|place| !is_leased(&wanted[*place])).collect();
         let mut held = HeldUnits { shared: &self.0.shared, held: SmallVec::new() };
         let mut foremost: Option<Decision> = None;
-        for (one, spending) in leased {
+        for (place, one) in wanted.iter().enumerate() {
+            let Some(spending) = self.spending(one, Purpose::Hold) else { continue };
             match self.lease(one, spending, deadline).await {
                 FromLease::Taken(decision, units) => {
                     held.held.push((&one.ask, units));
                     foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
                 }
                 FromLease::Denied(decision) => return decision,
-                FromLease::AskStore => others.push(one.clone()),
+                FromLease::AskStore => {
+                    others.push(one.clone());
+                    places.push(place);
+                }
             }
         }
+        let Some(leased) = foremost else {
+            drop(held);
+            return self.take(wanted, cost, AskedBy::Hits, deadline).await;
+        };
         if others.is_empty() {
             held.keep();
-            return Decision {
-                cost,
-                ..foremost.unwrap_or_else(|| Decision::without_limit(self.0.shared.clock.wall()))
-            };
+            return Decision { cost, ..leased };
         }
         let decision = self.take(&mut others, cost, AskedBy::Hits, deadline).await;
-        if decision.is_allowed() {
-            held.keep();
+        if !decision.is_allowed() {
+            return decision;
+        }
+        held.keep();
+        wanted.iter_mut().for_each(|one| one.charge = Charge::Slice);
+        for (place, other) in places.into_iter().zip(others) {
+            wanted[place].charge = match other.charge {
+                Charge::AsDecided if decision.source == Source::Store => Charge::Store(decision.at),
+                charge => charge,
+            };
         }
         // An answer by the failure policy stays visible as one.
-        match foremost {
-            Some(leased) if decision.source == Source::Store => Decision { cost, ..leased.foremost(decision) },
+        match decision.source {
+            Source::Store => Decision { cost, ..leased.foremost(decision) },
             _ => decision,
         }
     }
@@ -108,7 +122,8 @@ impl RedisLimiter {
     /// Returns how a hit spends from a lease, if its limit is leased.
     fn spending(&self, one: &Wanted, purpose: Purpose) -> Option<Spending> {
         let prepared = &self.0.limits[one.limit.index()];
-        let horizon = prepared.horizon.filter(|_| one.ask.cost > 0)?;
+        let may_lease = one.ask.cost > 0 && one.take_from == TakeFrom::SliceOrStore;
+        let horizon = prepared.horizon.filter(|_| may_lease)?;
         Some(Spending { quota: prepared.limit.quota(), horizon, purpose })
     }
 

@@ -1,17 +1,9 @@
 //! Questions that were made ready before, for rules.
 
-use super::{AllWanted, RedisLimiter, StoreError, Wanted};
+use super::{AllWanted, Charge, RedisLimiter, StoreError, TakeFrom, Wanted};
 use crate::decision::{AskedBy, Decision};
 use crate::limit::LimitId;
 use crate::limiter::Hit;
-
-/// Where quota may be taken from.
-pub(crate) enum TakeFrom {
-    /// A slice that this node has, if the limit is leased.
-    SliceOrStore,
-    /// The store alone: what came out of a slice cannot be given back.
-    Store,
-}
 
 impl RedisLimiter {
     /// Returns the wall clock's time, as this process knows it.
@@ -25,25 +17,24 @@ impl RedisLimiter {
         self.want_hits(hits).unwrap_or_default()
     }
 
-    /// Takes all that is wanted, or nothing. Returns the hits too if several slots of a cluster were charged: each then has
-    /// the time of its slot, for [`settle_wanted`](Self::settle_wanted).
-    pub(crate) async fn decide_wanted(self, mut wanted: AllWanted, from: TakeFrom) -> (Decision, Option<AllWanted>) {
+    /// Takes all that is wanted, or nothing. Returns the hits too if the decision alone does not tell where each was
+    /// charged: [`settle_wanted`](Self::settle_wanted) needs to know.
+    pub(crate) async fn decide_wanted(self, mut wanted: AllWanted) -> (Decision, Option<AllWanted>) {
         let cost = wanted.iter().map(|one| one.ask.cost).max().unwrap_or(0);
-        match from {
-            // Nothing of it is ever given back.
-            TakeFrom::SliceOrStore => (self.take_or_lease(wanted, cost, AskedBy::Hits).await, None),
-            TakeFrom::Store => {
-                let decision = self.take(&mut wanted, cost, AskedBy::Hits, self.deadline()).await;
-                let is_by_slot = wanted.iter().any(|one| one.charged_at.is_some());
-                (decision, is_by_slot.then_some(wanted))
-            }
-        }
+        let decision = self.take_or_lease(&mut wanted, cost, AskedBy::Hits).await;
+        let differs = wanted.iter().any(|one| one.charge != Charge::AsDecided);
+        (decision, differs.then_some(wanted))
     }
 
     /// What would be decided, taking nothing.
     pub(crate) async fn look_wanted(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
         self.look(wanted).await
     }
+}
+
+/// Takes these limits from the store alone, because their cost may be corrected later.
+pub(crate) fn take_from_store(wanted: &mut AllWanted, may_change: impl Fn(LimitId) -> bool) {
+    wanted.iter_mut().filter(|one| may_change(one.limit)).for_each(|one| one.take_from = TakeFrom::Store);
 }
 
 /// One of the limits alone, at another cost.

@@ -12,7 +12,8 @@ use tollgate::http::Refusal;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{Answers, Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet};
 use tollgate::{
-    Ban, Consistency, FixedWindow, Gate, HOUR, Limit, OnStoreFailure, Ruling, Settlement, SlidingWindowLog,
+    Ban, Consistency, FixedWindow, Gate, HOUR, Limit, OnStoreFailure, Rate, Ruling, Settlement, SlidingWindowLog,
+    TokenBucket,
 };
 
 fn user() -> KeyPart {
@@ -211,6 +212,51 @@ async fn an_estimate_is_never_taken_out_of_a_lease() {
     assert!(looked.allowed);
     let left = ask(&gate, "/", "ann").await;
     assert_eq!(remaining(&left), 10_000 - 50 * 10 - 2);
+}
+
+/// What is left of a limit, once slices have been returned.
+async fn left(gate: &Gate, limit: &str, key: &[&[u8]]) -> u64 {
+    gate.redis().expect("on Redis").return_leases().await;
+    remaining(&gate.ask_by_name(limit, key, 0).unwrap().ruling().await)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leased_limit_beside_one_that_is_settled_comes_out_of_a_lease() {
+    let server = RedisServer::start();
+    let leased = Limit::new("global", FixedWindow::new(10_000, HOUR)).unwrap().with_consistency(Consistency::Leased);
+    let failures = hourly("failures", 10_000).key(user()).count(Answers::failures());
+    let gate = gate(&server, [Rule::new(leased), failures]).await;
+    for turn in 0..200 {
+        let ruling = ask(&gate, "/", "ann").await;
+        let status = if turn % 4 == 0 { http::StatusCode::BAD_GATEWAY } else { http::StatusCode::OK };
+        assert_eq!(ruling.hear_answer(status, &HeaderMap::new()).await, Settlement::Settled);
+    }
+    assert!(gate.redis().expect("on Redis").stats().leased > 0);
+    assert_eq!(left(&gate, "global", &[]).await, 10_000 - 200);
+    assert_eq!(left(&gate, "failures", &[b"ann"]).await, 10_000 - 50);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refund_beside_a_lease_gives_back_what_the_store_was_charged() {
+    let server = RedisServer::start();
+    // All of the bucket is there at first, and nearly nothing comes back: a refund too much would show.
+    let leased = Limit::new("global", TokenBucket::new(10_000, Rate::per_day(10_000))).unwrap();
+    let leased = leased.with_consistency(Consistency::Leased);
+    let gate = gate(&server, [Rule::new(leased), hourly("user", 10_000).key(user())]).await;
+    let (mut out_of_leases, mut before) = (0, 0);
+    for _ in 0..200 {
+        let ruling = ask(&gate, "/", "ann").await;
+        let now = gate.redis().expect("on Redis").stats().leased;
+        out_of_leases += now - before;
+        before = now;
+        assert_eq!(ruling.refund().await, Settlement::Settled);
+    }
+    assert!(out_of_leases > 0);
+    assert_eq!(left(&gate, "user", &[b"ann"]).await, 10_000);
+    // Units out of a lease stay spent. The bucket has refilled a few since, and keeps back one.
+    let global = left(&gate, "global", &[]).await;
+    let spent = 10_000 - global;
+    assert!(spent + 20 >= out_of_leases && spent <= out_of_leases + 10, "{spent}, {out_of_leases} out of leases");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
