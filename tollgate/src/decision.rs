@@ -18,7 +18,6 @@ pub struct Decision {
     pub(crate) at: Timestamp,
     /// How far the wall clock was ahead of that, in microseconds.
     pub(crate) wall_offset: i64,
-    pub(crate) asked: AskedBy,
     pub(crate) source: Source,
     pub(crate) verdict: Verdict,
 }
@@ -65,15 +64,6 @@ pub enum Source {
     Local,
     /// The failure policy alone, while the store fails: allowed or denied without counting.
     Policy,
-}
-
-/// What a decision was asked about, so that it is not given back to limits it never took from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AskedBy {
-    /// One key, in every limit.
-    Key,
-    /// A list of hits.
-    Hits,
 }
 
 /// What one limit says of one request: the decision without the names. Times are in microseconds.
@@ -240,8 +230,7 @@ impl Decision {
     /// The answer when no limit was asked: nothing stands in the way.
     pub(crate) fn without_limit(now: Timestamp) -> Self {
         let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
-        let (asked, source) = (AskedBy::Key, Source::Store);
-        Self { limit: None, quota: u64::MAX, cost: 0, at: now, wall_offset: 0, asked, source, verdict }
+        Self { limit: None, quota: u64::MAX, cost: 0, at: now, wall_offset: 0, source: Source::Store, verdict }
     }
 
     /// The same told of another limit, whose ban it is: while that lasts, nothing is left of the limit.

@@ -17,7 +17,7 @@ pub(crate) use self::asked::{FewAsked, only};
 pub use self::builder::LimiterBuilder;
 pub use self::snapshot::{RestoreError, Restored};
 use crate::clock::TimeSource;
-use crate::decision::{AskedBy, Decision, Denied};
+use crate::decision::{Decision, Denied};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
@@ -209,7 +209,7 @@ impl Limiter {
 
     pub(crate) fn decide_asked(&self, asked: &[Asked]) -> Decision {
         let inner = &*self.0;
-        self.dated(Decision { asked: AskedBy::Hits, ..inner.store.decide(&inner.limits, asked, self.now()) })
+        self.dated(inner.store.decide(&inner.limits, asked, self.now()))
     }
 
     fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
@@ -328,7 +328,7 @@ impl Limiter {
     pub(crate) fn settle_asked(&self, asked: &[Asked], decision: &Decision, actual: u64) -> Settlement {
         let owed = asked.iter().filter(|one| one.cost > actual);
         let owed: AllAsked = owed.map(|one| Asked { cost: one.cost - actual, ..*one }).collect();
-        self.give_back(&owed, decision);
+        self.give_back(&owed, decision.at, decision.wall_offset);
         let short = asked.iter().filter(|one| one.cost < actual);
         let missing = short.map(|one| self.take_up_to(*one, actual - one.cost)).max();
         match missing.unwrap_or(0) {
@@ -352,20 +352,20 @@ impl Limiter {
         cost - left
     }
 
-    /// Gives back what a decision on these hits has taken, once.
+    /// Gives back what a hit took at that time, once. `wall_offset` is that of the decision.
     #[cfg(feature = "redis")]
-    pub(crate) fn give_back_hits(&self, hits: &[Hit<'_>], decision: &Decision) {
-        self.give_back(&self.ask_hits(hits), decision);
+    pub(crate) fn give_back_hit(&self, hit: Hit<'_>, at: Timestamp, wall_offset: i64) {
+        self.give_back(&self.ask_hits(&[hit]), at, wall_offset);
     }
 
-    fn give_back(&self, asked: &[Asked], decision: &Decision) {
+    fn give_back(&self, asked: &[Asked], at: Timestamp, wall_offset: i64) {
         let now = self.now();
         // The wall clock was stepped since: nobody knows in which windows the charge was made.
-        if decision.wall_offset != self.0.clock.wall_offset_micros() {
+        if wall_offset != self.0.clock.wall_offset_micros() {
             return;
         }
         for one in asked {
-            self.0.store.refund(&self.0.limits, *one, decision.at, now);
+            self.0.store.refund(&self.0.limits, *one, at, now);
         }
     }
 

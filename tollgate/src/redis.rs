@@ -45,6 +45,7 @@ mod memory;
 mod names;
 mod node;
 mod probe;
+mod receipt;
 mod reserving;
 mod rule_sets;
 mod script;
@@ -73,6 +74,7 @@ use self::fleet::Fleet;
 use self::leases::Leases;
 pub use self::memory::ServerMemory;
 use self::node::Node;
+use self::receipt::Receipt;
 pub use self::reserving::RedisReservation;
 pub use self::rule_sets::{PublishError, Repair, Repairs, RuleSet, RuleSets};
 use self::script::{Ask, Question};
@@ -84,7 +86,7 @@ use self::topology::Topology;
 pub(crate) use self::wanted::{cost, only, take_from_store};
 use self::worker::Trips;
 use crate::clock::TimeSource;
-use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
+use crate::decision::{Decision, Outcome, Source, Verdict};
 use crate::key::Key;
 use crate::limit::{Limit, LimitId, OnStoreFailure};
 use crate::limiter::{Hit, Limiter};
@@ -156,7 +158,8 @@ pub(crate) struct Wanted {
     limit: LimitId,
     ask: Ask,
     take_from: TakeFrom,
-    charge: Charge,
+    /// Where its units were taken, once that was decided.
+    receipt: Receipt,
 }
 
 /// Where quota may be taken from.
@@ -165,21 +168,9 @@ enum TakeFrom {
     /// A slice that this process has, if the limit is leased, or else the store.
     #[default]
     SliceOrStore,
-    /// The store alone. Units from a slice cannot be given back later.
+    /// The store alone, by which a cost that changes later is counted exactly.
     #[cfg(feature = "rules")]
     Store,
-}
-
-/// Where a hit was charged, if the decision on the whole request does not tell.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Charge {
-    /// Where the decision was made, and at its time.
-    #[default]
-    AsDecided,
-    /// At the store, at this time by the clock of its slot.
-    Store(Timestamp),
-    /// In a slice, some time before. It is not given back: its refill has begun at an earlier time.
-    Slice,
 }
 
 pub(crate) type AllWanted = SmallVec<[Wanted; 2]>;
@@ -202,7 +193,7 @@ impl RedisLimiter {
     #[must_use = "a decision that is not looked at limits nothing"]
     pub async fn check_n<'k>(&self, key: impl Into<Key<'k>>, cost: u64) -> Decision {
         let mut wanted = self.want_all(key.into(), cost);
-        self.take_or_lease(&mut wanted, cost, AskedBy::Key).await
+        self.take_or_lease(&mut wanted, cost).await
     }
 
     /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. One
@@ -211,7 +202,7 @@ impl RedisLimiter {
     pub async fn decide(&self, hits: &[Hit<'_>]) -> Decision {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
         match self.want_hits(hits) {
-            Some(mut wanted) => self.take_or_lease(&mut wanted, cost, AskedBy::Hits).await,
+            Some(mut wanted) => self.take_or_lease(&mut wanted, cost).await,
             None => self.no_such_limit(cost),
         }
     }
@@ -325,35 +316,14 @@ impl RedisLimiter {
         Stats::read(counts, &trips.calls, topology.traffic(), topology.changes())
     }
 
-    async fn give_back(&self, wanted: &AllWanted, decision: &Decision) -> Result<(), StoreError> {
-        let charged_by_slot = wanted.iter().filter(|one| matches!(one.charge, Charge::Store(_)));
-        let by_slot: AllWanted = charged_by_slot.cloned().collect();
-        self.refund_by_slot(&by_slot).await?;
-        let as_decided: AllWanted = wanted.iter().filter(|one| one.charge == Charge::AsDecided).cloned().collect();
-        if as_decided.is_empty() {
-            return Ok(());
-        }
-        match decision.source {
-            Source::Store => {
-                let at = decision.at;
-                return self.ask_each(&as_decided, |asks| Question::Refund(asks, at)).await;
-            }
-            Source::Local => self.give_back_locally(&as_decided, decision),
-            // What was spent out of a slice was charged before: giving it back now would give back too much.
-            Source::Lease | Source::DenialCache | Source::Policy => {}
-        }
-        Ok(())
-    }
-
     fn decision(&self, one: &Wanted, verdict: Verdict, at: Timestamp, source: Source) -> Decision {
         let quota = self.0.limits[one.limit.index()].limit.quota();
-        let (limit, cost, asked) = (Some(one.limit), one.ask.cost, AskedBy::Key);
-        Decision { limit, quota, cost, at, wall_offset: 0, asked, source, verdict }
+        Decision { limit: Some(one.limit), quota, cost: one.ask.cost, at, wall_offset: 0, source, verdict }
     }
 
     /// The answer to a limit of some other limiter: nothing passes by mistake.
     fn no_such_limit(&self, cost: u64) -> Decision {
-        Decision { cost, verdict: NEVER, asked: AskedBy::Hits, ..Decision::without_limit(self.0.shared.clock.wall()) }
+        Decision { cost, verdict: NEVER, ..Decision::without_limit(self.0.shared.clock.wall()) }
     }
 
     fn want_all(&self, key: Key<'_>, cost: u64) -> AllWanted {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use http::HeaderMap;
 
 use super::{Gate, Ruling, State};
-use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
+use crate::decision::{Decision, Outcome, Source, Verdict};
 use crate::key::Key;
 use crate::limiter::{Hit, Limiter};
 use crate::rules::PerAddress;
@@ -97,7 +97,6 @@ impl Admitted {
             cost: asked.cost,
             at: *at,
             wall_offset: *wall_offset,
-            asked: AskedBy::Hits,
             source: Source::Store,
             verdict,
         }

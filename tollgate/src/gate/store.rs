@@ -72,6 +72,13 @@ impl Wanted {
         }
     }
 
+    /// Replaces the hits by the same hits with their receipts.
+    fn set_charged(&mut self, charged: AllWanted) {
+        if let Self::Redis(wanted) = self {
+            **wanted = charged;
+        }
+    }
+
     pub(super) fn append(&mut self, other: Self) {
         match (self, other) {
             (Self::Memory(asked), Self::Memory(mut other)) => asked.append(&mut other),
@@ -194,7 +201,7 @@ impl Store {
             }
             (Self::Redis(limiter), Wanted::Redis(wanted)) => {
                 let wanted = wanted.get(hit..=hit).unwrap_or_default();
-                limiter.settle_wanted(wanted, decision, actual).await.unwrap_or(Settlement::Unreachable)
+                limiter.settle_wanted(wanted, actual).await.unwrap_or(Settlement::Unreachable)
             }
             _ => Settlement::Unreachable,
         }
@@ -259,24 +266,27 @@ async fn ask_redis(mut ruling: Ruling, what: Elsewhere) -> Ruling {
             Wanted::Redis(wanted) => (**wanted).clone(),
             Wanted::Memory(_) => AllWanted::new(),
         };
-        // What may have to be settled is charged where it can be.
+        // A cost that may change later is charged at the store, which knows best what is left for the rest.
         crate::redis::take_from_store(&mut wanted, |limit| state.rules.may_change(state.rules.owner(limit)));
         limiter.clone().decide_wanted(wanted)
     };
     // All at once, so that they travel together.
     let watching = posed.iter().flat_map(|posed| &posed.watching).map(|(rule, wanted)| {
         let decided = decide(wanted);
-        async move { (*rule, decided.await.0) }
+        async move { (*rule, decided.await) }
     });
     let enforced = async {
         match denied {
             Some(denied) => (denied, None),
-            None => decide(&ruling.wanted).await,
+            None => {
+                let (decision, charged) = decide(&ruling.wanted).await;
+                (decision, Some(charged))
+            }
         }
     };
     let ((mut decision, charged), watched) = join(enforced, join_all(watching)).await;
     if let Some(charged) = charged {
-        ruling.wanted = Wanted::Redis(Box::new(charged));
+        ruling.wanted.set_charged(charged);
     }
     if let Some(strike) = strike(&ruling, &decision) {
         // Whoever hangs up before the answer is struck all the same.
@@ -285,7 +295,11 @@ async fn ask_redis(mut ruling: Ruling, what: Elsewhere) -> Ruling {
         }
     }
     if let Some(posed) = &mut posed {
-        posed.watched = watched;
+        let watched = watched.into_iter().zip(&mut posed.watching).map(|((rule, (decision, charged)), watching)| {
+            watching.1.set_charged(charged);
+            (rule, decision)
+        });
+        posed.watched = watched.collect();
     }
     ruling.decided(posed, decision);
     ruling

@@ -149,7 +149,7 @@ impl LastMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decision::{AskedBy, Outcome, Source, Verdict};
+    use crate::decision::{Outcome, Source, Verdict};
     use crate::http::{Families, HeaderFamily, HeaderLine};
     use crate::{Decision, FixedWindow, Limit, MINUTE, Timestamp};
 
@@ -174,16 +174,7 @@ mod tests {
             let at = Timestamp::from_secs(1_000);
             let reset_after = (reset_at_secs - 1_000) * 1_000_000;
             let verdict = Verdict { outcome, remaining, reset_after };
-            Decision {
-                limit: None,
-                quota: 1,
-                cost: 1,
-                at,
-                wall_offset: 0,
-                asked: AskedBy::Hits,
-                source: self.source,
-                verdict,
-            }
+            Decision { limit: None, quota: 1, cost: 1, at, wall_offset: 0, source: self.source, verdict }
         }
 
         fn matched(&self) -> Vec<&Policy> {

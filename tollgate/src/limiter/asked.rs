@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Hit, Limiter};
-use crate::decision::{AskedBy, Decision};
+use crate::decision::Decision;
 use crate::limit::LimitId;
 use crate::store::memory::Asked;
 use crate::units::Timestamp;
@@ -30,14 +30,14 @@ impl Limiter {
         // The processor reads its counter once all that went before is done, so not after a cache miss.
         let now = self.now();
         let inner = &*self.0;
-        self.dated(Decision { asked: AskedBy::Hits, ..inner.store.decide_one(&inner.limits, asked, now) })
+        self.dated(inner.store.decide_one(&inner.limits, asked, now))
     }
 
     /// The denial, if one of the limits denies. Otherwise nothing has changed.
     pub(crate) fn refuse_asked(&self, asked: &[Asked]) -> Option<Decision> {
         let inner = &*self.0;
         let denied = inner.store.refuse(&inner.limits, asked, self.now())?;
-        Some(self.dated(Decision { asked: AskedBy::Hits, ..denied }))
+        Some(self.dated(denied))
     }
 
     /// What would be decided, taking nothing.

@@ -12,9 +12,9 @@ use tokio::time::{Instant, timeout_at};
 use super::denials::{Denials, Known, Times};
 use super::script::{Answer, Ask, Asks, Question, Seen};
 use super::worker::{Job, MAX_KEYS};
-use super::{AllWanted, Charge, NEVER, RedisLimiter, Shared, StoreError, names};
+use super::{AllWanted, NEVER, Receipt, RedisLimiter, Shared, StoreError, Wanted, names};
 use crate::algorithm::portable::Before;
-use crate::decision::{AskedBy, Decision, Denied, Outcome, Source};
+use crate::decision::{Decision, Denied, Outcome, Source};
 use crate::key::Key;
 use crate::units::Timestamp;
 
@@ -22,33 +22,26 @@ use crate::units::Timestamp;
 type Marks = SmallVec<[u64; 2]>;
 
 impl RedisLimiter {
-    /// Takes from all limits or from none, and notes when each was charged.
-    pub(super) async fn take(
-        &self,
-        wanted: &mut AllWanted,
-        cost: u64,
-        asked_by: AskedBy,
-        deadline: Instant,
-    ) -> Decision {
+    /// Takes from all limits or from none, and notes on each hit where that was.
+    pub(super) async fn take(&self, wanted: &mut AllWanted, cost: u64, deadline: Instant) -> Decision {
         let inner = &*self.0;
         let _asking_for_all = match self.before_asking(wanted, deadline).await {
             Ok(asking) => asking,
             Err(denied) => {
                 inner.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
-                return Decision { asked: asked_by, ..denied.0 };
+                return denied.0;
             }
         };
         let asked = inner.shared.clock.now_with_gaps();
         let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
         let answer = self.ask_all(wanted, deadline).await;
         let answered = inner.shared.clock.now_with_gaps();
-        if let Ok(answer) = &answer {
-            let charged = wanted.iter_mut().zip(&answer.by_slot);
-            charged.for_each(|(one, at)| one.charge = Charge::Store(*at));
-        }
         match answer.and_then(|answer| self.decided(wanted, &answer, &marks, (asked, answered))) {
-            Ok(decision) => Decision { asked: asked_by, cost, ..decision },
-            Err(_) => Decision { asked: asked_by, cost, ..self.by_policy(wanted) },
+            Ok(decision) => Decision { cost, ..decision },
+            Err(_) => {
+                let mut failed: SmallVec<[&mut Wanted; 2]> = wanted.iter_mut().collect();
+                Decision { cost, ..self.by_policy(&mut failed) }
+            }
         }
     }
 
@@ -75,7 +68,7 @@ impl RedisLimiter {
 
     fn decided(
         &self,
-        wanted: &AllWanted,
+        wanted: &mut AllWanted,
         answer: &Answer,
         marks: &Marks,
         (asked, answered): (Timestamp, Timestamp),
@@ -94,6 +87,11 @@ impl RedisLimiter {
         let decision = foremost.unwrap_or_else(|| Decision::without_limit(answer.at));
         if decision.is_allowed() != (answer.taken > 0) {
             return Err(StoreError::unavailable("the script and this program disagree: are they of one version?"));
+        }
+        if decision.is_allowed() {
+            for (index, one) in wanted.iter_mut().enumerate() {
+                one.receipt = Receipt::Store { at: answer.by_slot.get(index).copied().unwrap_or(answer.at) };
+            }
         }
         Ok(decision)
     }
@@ -151,7 +149,7 @@ impl RedisLimiter {
         });
         let denied = denials.reduce(Decision::foremost)?;
         inner.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
-        Some(Decision { asked: AskedBy::Hits, ..denied })
+        Some(denied)
     }
 
     /// Returns what [`check_n`](Self::check_n) would, and takes nothing.
@@ -199,18 +197,6 @@ impl RedisLimiter {
             self.0.shared.all_denials.forget(&one.ask.name);
         }
         outcome
-    }
-
-    /// Gives back what slots took, by the time of each.
-    pub(super) async fn refund_by_slot(&self, wanted: &AllWanted) -> Result<(), StoreError> {
-        let each = wanted.iter().filter_map(|one| match one.charge {
-            Charge::Store(at) => Some(async move {
-                let one = SmallVec::from_iter([one.clone()]);
-                self.ask_each(&one, |asks| Question::Refund(asks, at)).await
-            }),
-            Charge::AsDecided | Charge::Slice => None,
-        });
-        join_all(each).await.into_iter().collect()
     }
 
     /// Asks for each by itself, all at the same time: on a cluster a question stays in one slot.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::names::Names;
 use super::script::{Ask, Terms};
-use super::{Fallback, Inner, RedisLimiter, Wanted, names};
+use super::{Fallback, Inner, Receipt, RedisLimiter, TakeFrom, Wanted, names};
 use crate::algorithm::succession::Signature;
 use crate::algorithm::{Algorithm, Compiled};
 use crate::error::InvalidLimit;
@@ -154,6 +154,6 @@ impl Prepared {
     pub(super) fn want(&self, limit: LimitId, key: Key<'_>, cost: u64) -> Wanted {
         let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
         let ask = Ask { terms, siblings, name: names::name(&self.prefix, key), cost };
-        Wanted { limit, ask, take_from: super::TakeFrom::default(), charge: super::Charge::default() }
+        Wanted { limit, ask, take_from: TakeFrom::default(), receipt: Receipt::Nothing }
     }
 }

@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwapOption;
 use smallvec::SmallVec;
 
-use super::{AllWanted, Inner, RedisLimiter, Wanted};
+use super::{Inner, Receipt, RedisLimiter, Wanted};
 use crate::decision::{Decision, Outcome, Source, Verdict};
 use crate::limit::OnStoreFailure;
 use crate::limit_set::LimitSet;
 use crate::limiter::{Hit, Limiter};
+use crate::units::Timestamp;
 
 /// The wait that a client is advised while the store fails and the policy denies: a second, in microseconds.
 const RETRY_A_FAILED_STORE: u64 = 1_000_000;
@@ -85,22 +86,39 @@ impl Inner {
     }
 }
 
+impl Wanted {
+    /// Returns the hit as this process's memory counts it: by the name that the key has on the store.
+    fn local_hit(&self) -> Hit<'_> {
+        Hit::new(self.limit, &*self.ask.name).cost(self.ask.cost)
+    }
+}
+
 impl RedisLimiter {
-    pub(super) fn by_policy(&self, wanted: &AllWanted) -> Decision {
+    /// Answers for hits whose servers fail, each by the policy of its limit: all of them are taken, or none.
+    pub(super) fn by_policy(&self, failed: &mut [&mut Wanted]) -> Decision {
         let now = self.0.shared.clock.wall();
         self.0.shared.counts.by_policy.fetch_add(1, Ordering::Relaxed);
-        if let Some(denying) = wanted.iter().find(|one| self.policy(one) == OnStoreFailure::Deny) {
+        if let Some(denying) = failed.iter().find(|one| self.policy(one) == OnStoreFailure::Deny) {
             return self.denied_by_policy(denying);
         }
-        let hits = self.local_hits(wanted);
-        if hits.is_empty() {
-            let Some(one) = wanted.first() else { return Decision::without_limit(now) };
+        let is_local = |one: &Wanted| self.policy(one) == OnStoreFailure::Local;
+        if !failed.iter().any(|one| is_local(one)) {
+            let Some(one) = failed.first() else { return Decision::without_limit(now) };
             let quota = self.0.limits[one.limit.index()].limit.quota();
             let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: quota, reset_after: 0 };
             return self.decision(one, verdict, now, Source::Policy);
         }
-        let Some(local) = self.0.local() else { return self.denied_by_policy(&wanted[0]) };
-        self.of_whole_limit(wanted, local.decide_now(&hits))
+        let Some(local) = self.0.local() else { return self.denied_by_policy(failed[0]) };
+        let decision = {
+            let hits = failed.iter().filter(|one| is_local(one)).map(|one| one.local_hit());
+            local.decide_now(&hits.collect::<SmallVec<[Hit<'_>; 2]>>())
+        };
+        if decision.is_allowed() {
+            let Decision { at, wall_offset, .. } = decision;
+            let counted = failed.iter_mut().filter(|one| is_local(one));
+            counted.for_each(|one| one.receipt = Receipt::Local { at, wall_offset });
+        }
+        self.of_whole_limit(failed, decision)
     }
 
     fn denied_by_policy(&self, denying: &Wanted) -> Decision {
@@ -109,9 +127,9 @@ impl RedisLimiter {
     }
 
     /// A local decision with the quota of the whole limit. A cost above the share alone fits again once the store is back.
-    fn of_whole_limit(&self, wanted: &AllWanted, decision: Decision) -> Decision {
+    fn of_whole_limit(&self, failed: &[&mut Wanted], decision: Decision) -> Decision {
         let decision = Decision { source: Source::Local, ..decision };
-        let Some(one) = wanted.iter().find(|one| Some(one.limit) == decision.limit) else { return decision };
+        let Some(one) = failed.iter().find(|one| Some(one.limit) == decision.limit) else { return decision };
         let (quota, mut verdict) = (self.0.limits[one.limit.index()].limit.quota(), decision.verdict);
         if verdict.outcome == Outcome::NeverFits && one.ask.cost <= quota {
             verdict.outcome = RETRY_LATER;
@@ -124,15 +142,10 @@ impl RedisLimiter {
         limit.on_store_failure().unwrap_or(self.0.shared.on_store_failure)
     }
 
-    /// The hits that this node's memory counts while the store fails, by the names that keys have on the store.
-    fn local_hits<'w>(&self, wanted: &'w AllWanted) -> SmallVec<[Hit<'w>; 2]> {
-        let local = wanted.iter().filter(|one| self.policy(one) == OnStoreFailure::Local);
-        local.map(|one| Hit::new(one.limit, &*one.ask.name).cost(one.ask.cost)).collect()
-    }
-
-    pub(super) fn give_back_locally(&self, wanted: &AllWanted, decision: &Decision) {
+    /// Gives back what this process's memory took for a hit at that time. `wall_offset` is that of the decision.
+    pub(super) fn give_back_locally(&self, one: &Wanted, at: Timestamp, wall_offset: i64) {
         if let Some(local) = self.0.local() {
-            local.give_back_hits(&self.local_hits(wanted), decision);
+            local.give_back_hit(one.local_hit(), at, wall_offset);
         }
     }
 

@@ -109,6 +109,13 @@ pub(super) struct Held {
     resets: u64,
 }
 
+impl Held {
+    /// Returns when the slice was charged, by the store's clock, and the debt of the key before that.
+    pub(super) fn charge(&self) -> (Timestamp, Before) {
+        (self.at, self.before)
+    }
+}
+
 /// The unspent rest of a slice that expired.
 pub(super) struct Leftover {
     pub(super) ask: Ask,
@@ -176,6 +183,19 @@ impl Lease {
                 self.grants.push(Grant { units, left: units, until, at: held.at, before: held.before });
             }
         }
+    }
+
+    /// Puts the units of a request that was admitted back into their slice. Returns false if nothing is spent from that
+    /// slice any more: then they belong to the store. After a reset they belong to nobody.
+    pub(super) fn refund(&mut self, units: u64, held: Held, now: Timestamp) -> bool {
+        if held.resets != self.resets {
+            return true;
+        }
+        let grant = self.grants.iter_mut().find(|grant| grant.at == held.at && grant.until > now);
+        grant.is_some_and(|grant| {
+            grant.left += units;
+            true
+        })
     }
 
     /// Adds a slice, and ends the renewal: everyone who waits for it tries again. `short` is a cost that the store has no

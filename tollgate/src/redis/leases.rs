@@ -141,6 +141,11 @@ impl Leases {
         }
     }
 
+    /// Puts the units of a request that was admitted back into their slice: see [`Lease::refund`].
+    pub(super) fn refund(&self, ask: &Ask, held: Held, now: Timestamp) -> bool {
+        find(&mut self.shard(&ask.name), ask).is_some_and(|lease| lease.refund(ask.cost, held, now))
+    }
+
     /// Ends a renewal: see [`Lease::renewed`].
     pub(super) fn renewed(&self, ask: &Ask, resets: u64, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
         if let Some(lease) = find(&mut self.shard(&ask.name), ask) {

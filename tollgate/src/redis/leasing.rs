@@ -11,8 +11,8 @@ use super::denials::{Known, Times};
 use super::lease::{Grant, Granted, Held, Wish};
 use super::leases::{Attempt, Leases, Next, Purpose, SWEEP_EVERY, Spending};
 use super::script::{Ask, Question};
-use super::{AllWanted, Charge, RedisLimiter, Shared, TakeFrom, Wanted};
-use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
+use super::{AllWanted, Receipt, RedisLimiter, Shared, TakeFrom, Wanted};
+use crate::decision::{Decision, Outcome, Source, Verdict};
 use crate::units::Timestamp;
 
 /// The answer of a lease to one hit.
@@ -24,93 +24,104 @@ enum FromLease {
     AskStore,
 }
 
-/// Units of slices that a request holds while its other limits decide. Dropped, they go back to their slices, also when
-/// the caller has gone away.
+/// Positions of hits in their request.
+type Positions = SmallVec<[usize; 4]>;
+
+/// The hits of a request, and the units of slices that it holds while its other limits decide. Dropped, the units go back
+/// to their slices, also when the caller has gone away.
 struct HeldUnits<'a> {
     shared: &'a Shared,
-    held: SmallVec<[(&'a Ask, Held); 2]>,
+    hits: &'a mut AllWanted,
+    /// With the positions of their hits.
+    held: SmallVec<[(usize, Held); 2]>,
 }
 
 impl HeldUnits<'_> {
     /// Keeps all of them: the request is admitted.
     fn keep(mut self) {
         self.shared.counts.leased.fetch_add(self.held.len() as u64, Ordering::Relaxed);
-        self.held.drain(..).for_each(|(ask, _)| self.shared.leases.keep(ask));
+        for (index, held) in std::mem::take(&mut self.held) {
+            self.shared.leases.keep(&self.hits[index].ask);
+            self.hits[index].receipt = Receipt::Slice(held);
+        }
     }
 }
 
 impl Drop for HeldUnits<'_> {
     fn drop(&mut self) {
-        self.held.drain(..).for_each(|(ask, held)| self.shared.leases.give_back(ask, held));
+        let Self { shared, hits, held } = self;
+        held.drain(..).for_each(|(index, held)| shared.leases.give_back(&hits[index].ask, held));
     }
 }
 
 impl RedisLimiter {
-    /// Takes all that is wanted or nothing, from slices where a limit is leased.
-    pub(super) async fn take_or_lease(&self, wanted: &mut AllWanted, cost: u64, asked_by: AskedBy) -> Decision {
+    /// Takes all that is wanted or nothing, from slices where a limit is leased, and notes on each hit where that was.
+    pub(super) async fn take_or_lease(&self, wanted: &mut AllWanted, cost: u64) -> Decision {
         if wanted.is_empty() {
-            return Decision { asked: asked_by, ..Decision::without_limit(self.0.shared.clock.wall()) };
+            return Decision::without_limit(self.0.shared.clock.wall());
         }
         let deadline = self.deadline();
-        if let [one] = &**wanted {
-            if let Some(spending) = self.spending(one, Purpose::Spend)
-                && let FromLease::Taken(decision, _) | FromLease::Denied(decision) =
-                    self.lease(one, spending, deadline).await
-            {
-                return Decision { asked: asked_by, ..decision };
+        if let [one] = &mut **wanted {
+            if let Some(spending) = self.spending(one, Purpose::Spend) {
+                match self.lease(one, spending, deadline).await {
+                    FromLease::Taken(decision, held) => {
+                        one.receipt = Receipt::Slice(held);
+                        return decision;
+                    }
+                    FromLease::Denied(decision) => return decision,
+                    FromLease::AskStore => {}
+                }
             }
         } else if wanted.iter().any(|one| self.spending(one, Purpose::Hold).is_some()) {
-            let decision = self.take_beside_leases(wanted, cost, deadline).await;
-            return Decision { asked: asked_by, ..decision };
+            return self.take_beside_leases(wanted, cost, deadline).await;
         }
-        self.take(wanted, cost, asked_by, deadline).await
+        self.take(wanted, cost, deadline).await
     }
 
     /// Takes from slices first, and asks the store for the limits that have none. If one of those denies, or fails with
     /// a policy that denies, the slices get their units back.
     async fn take_beside_leases(&self, wanted: &mut AllWanted, cost: u64, deadline: Instant) -> Decision {
         let is_leased = |one: &Wanted| self.spending(one, Purpose::Hold).is_some();
-        let mut others: AllWanted = wanted.iter().filter(|one| !is_leased(one)).cloned().collect();
+        let (leased, mut positions): (Positions, Positions) =
+            (0..wanted.len()).partition(|index| is_leased(&wanted[*index]));
+        let mut others: AllWanted = positions.iter().map(|index| wanted[*index].clone()).collect();
         if let Some(denied) = self.certain_denial(&others) {
             return denied;
         }
-        // Where each of the others is among all.
-        let mut places: SmallVec<[usize; 4]> = (0..wanted.len()).filter(|place| !is_leased(&wanted[*place])).collect();
-        let mut held = HeldUnits { shared: &self.0.shared, held: SmallVec::new() };
+        let mut held = HeldUnits { shared: &self.0.shared, hits: wanted, held: SmallVec::new() };
         let mut foremost: Option<Decision> = None;
-        for (place, one) in wanted.iter().enumerate() {
-            let Some(spending) = self.spending(one, Purpose::Hold) else { continue };
-            match self.lease(one, spending, deadline).await {
+        for index in leased {
+            let one = &held.hits[index];
+            let from_lease = match self.spending(one, Purpose::Hold) {
+                Some(spending) => self.lease(one, spending, deadline).await,
+                None => FromLease::AskStore,
+            };
+            match from_lease {
                 FromLease::Taken(decision, units) => {
-                    held.held.push((&one.ask, units));
+                    held.held.push((index, units));
                     foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
                 }
                 FromLease::Denied(decision) => return decision,
                 FromLease::AskStore => {
                     others.push(one.clone());
-                    places.push(place);
+                    positions.push(index);
                 }
             }
         }
         let Some(leased) = foremost else {
             drop(held);
-            return self.take(wanted, cost, AskedBy::Hits, deadline).await;
+            return self.take(wanted, cost, deadline).await;
         };
         if others.is_empty() {
             held.keep();
             return Decision { cost, ..leased };
         }
-        let decision = self.take(&mut others, cost, AskedBy::Hits, deadline).await;
-        if !decision.is_allowed() {
-            return decision;
-        }
-        held.keep();
-        wanted.iter_mut().for_each(|one| one.charge = Charge::Slice);
-        for (place, other) in places.into_iter().zip(others) {
-            wanted[place].charge = match other.charge {
-                Charge::AsDecided if decision.source == Source::Store => Charge::Store(decision.at),
-                charge => charge,
-            };
+        let decision = self.take(&mut others, cost, deadline).await;
+        if decision.is_allowed() {
+            for (index, other) in positions.into_iter().zip(&others) {
+                held.hits[index].receipt = other.receipt;
+            }
+            held.keep();
         }
         // An answer by the failure policy stays visible as one.
         match decision.source {

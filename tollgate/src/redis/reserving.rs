@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::script::{Ask, Question};
 use super::{AllWanted, RedisLimiter, StoreError, Wanted};
-use crate::decision::{AskedBy, Decision, Denied, Source};
+use crate::decision::{Decision, Denied};
 use crate::key::Key;
 use crate::limiter::Hit;
 use crate::reservation::Settlement;
@@ -54,7 +54,7 @@ impl RedisLimiter {
         expires_after: Duration,
     ) -> Result<RedisReservation, Denied> {
         let wanted = self.want_all(key.into(), cost);
-        self.reserve_wanted(wanted, cost, AskedBy::Key, expires_after).await
+        self.reserve_wanted(wanted, cost, expires_after).await
     }
 
     /// Takes what every hit asks for, or nothing, to be given back or corrected later: see [`reserve`](Self::reserve).
@@ -65,7 +65,7 @@ impl RedisLimiter {
     pub async fn reserve_hits(&self, hits: &[Hit<'_>], expires_after: Duration) -> Result<RedisReservation, Denied> {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
         match self.want_hits(hits) {
-            Some(wanted) => self.reserve_wanted(wanted, cost, AskedBy::Hits, expires_after).await,
+            Some(wanted) => self.reserve_wanted(wanted, cost, expires_after).await,
             None => Err(Denied(self.no_such_limit(cost))),
         }
     }
@@ -74,11 +74,10 @@ impl RedisLimiter {
         &self,
         mut wanted: AllWanted,
         cost: u64,
-        asked_by: AskedBy,
         expires_after: Duration,
     ) -> Result<RedisReservation, Denied> {
         let expires_at = self.0.shared.clock.now_with_gaps().saturating_add(expires_after);
-        let decision = self.take(&mut wanted, cost, asked_by, self.deadline()).await;
+        let decision = self.take(&mut wanted, cost, self.deadline()).await;
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
@@ -93,11 +92,11 @@ impl RedisLimiter {
     ///
     /// When the store cannot be reached in time: then what was taken stays taken.
     pub async fn settle(&self, reservation: RedisReservation, actual: u64) -> Result<Settlement, StoreError> {
-        let RedisReservation { limiter, wanted, decision, expires_at } = reservation;
+        let RedisReservation { limiter, wanted, expires_at, .. } = reservation;
         if limiter.0.shared.clock.now_with_gaps() >= expires_at {
             return Ok(Settlement::Expired);
         }
-        limiter.settle_wanted(&wanted, &decision, actual).await
+        limiter.settle_wanted(&wanted, actual).await
     }
 
     /// Gives back what a reservation took, as far as [`Limiter::refund`](crate::Limiter::refund) would.
@@ -109,26 +108,20 @@ impl RedisLimiter {
         self.settle(reservation, 0).await
     }
 
-    /// Brings what a decision has taken to its actual cost, as far as that can be.
-    pub(crate) async fn settle_wanted(
-        &self,
-        wanted: &[Wanted],
-        decision: &Decision,
-        actual: u64,
-    ) -> Result<Settlement, StoreError> {
+    /// Brings hits that were taken to their actual cost, as far as that can be, each where it was taken.
+    pub(crate) async fn settle_wanted(&self, wanted: &[Wanted], actual: u64) -> Result<Settlement, StoreError> {
         let owed = wanted.iter().filter(|one| one.ask.cost > actual);
         let mut owed: AllWanted = owed
             .map(|one| Wanted { ask: Ask { cost: one.ask.cost - actual, ..one.ask.clone() }, ..one.clone() })
             .collect();
         if !owed.is_empty() {
             owed.iter_mut().for_each(|one| self.add_later_terms(one));
-            self.give_back(&owed, decision).await?;
+            self.give_back(&owed).await?;
         }
-        // What this node's memory or the policy let through is not on the store. What came out of a slice is.
-        let is_on_store = matches!(decision.source, Source::Store | Source::Lease);
         let mut missing = 0;
         for one in wanted.iter().filter(|one| one.ask.cost < actual) {
             let cost = actual - one.ask.cost;
+            let is_on_store = one.receipt.is_on_store();
             missing = missing.max(if is_on_store { self.take_up_to(one, cost).await? } else { cost });
         }
         Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })

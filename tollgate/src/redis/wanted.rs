@@ -1,7 +1,7 @@
 //! Questions that were made ready before, for rules.
 
-use super::{AllWanted, Charge, RedisLimiter, StoreError, TakeFrom, Wanted};
-use crate::decision::{AskedBy, Decision};
+use super::{AllWanted, RedisLimiter, StoreError, TakeFrom, Wanted};
+use crate::decision::Decision;
 use crate::limit::LimitId;
 use crate::limiter::Hit;
 
@@ -17,13 +17,12 @@ impl RedisLimiter {
         self.want_hits(hits).unwrap_or_default()
     }
 
-    /// Takes all that is wanted, or nothing. Returns the hits too if the decision alone does not tell where each was
-    /// charged: [`settle_wanted`](Self::settle_wanted) needs to know.
-    pub(crate) async fn decide_wanted(self, mut wanted: AllWanted) -> (Decision, Option<AllWanted>) {
+    /// Takes all that is wanted, or nothing. The hits that come back have their receipts, for
+    /// [`settle_wanted`](Self::settle_wanted).
+    pub(crate) async fn decide_wanted(self, mut wanted: AllWanted) -> (Decision, AllWanted) {
         let cost = wanted.iter().map(|one| one.ask.cost).max().unwrap_or(0);
-        let decision = self.take_or_lease(&mut wanted, cost, AskedBy::Hits).await;
-        let differs = wanted.iter().any(|one| one.charge != Charge::AsDecided);
-        (decision, differs.then_some(wanted))
+        let decision = self.take_or_lease(&mut wanted, cost).await;
+        (decision, wanted)
     }
 
     /// What would be decided, taking nothing.

@@ -46,7 +46,7 @@ use self::tables::{Chosen, Families};
 use self::word::{Copied, Lent};
 use crate::algorithm::{Charge, Compiled, Rules, Step, with_rules};
 use crate::budget::Budget;
-use crate::decision::{AskedBy, Decision, Outcome, Source, Verdict};
+use crate::decision::{Decision, Outcome, Source, Verdict};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
@@ -440,9 +440,8 @@ impl MemoryStore {
     fn answer(&self, limits: &[Limit], asked: Asked, now: Timestamp, verdict: Verdict) -> Decision {
         let quota = limits.get(asked.limit.index()).map_or(0, Limit::quota);
         let Asked { limit, cost, .. } = asked;
-        let (asked, source) = (AskedBy::Key, Source::Store);
         // The limiter knows the wall clock.
-        Decision { limit: Some(limit), quota, cost, at: now, wall_offset: 0, asked, source, verdict }
+        Decision { limit: Some(limit), quota, cost, at: now, wall_offset: 0, source: Source::Store, verdict }
     }
 }
 

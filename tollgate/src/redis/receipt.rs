@@ -1,0 +1,71 @@
+//! Receipts: where each hit of a request took its units, and when. Refunds and corrections go back there.
+//!
+//! The limits of one request may take their units in different places: from the store, whose servers have different
+//! clocks, from slices that were charged earlier, and from this process's memory while a server fails.
+
+use futures_util::future::{join, join_all};
+use smallvec::SmallVec;
+
+use super::lease::Held;
+use super::script::Question;
+use super::{AllWanted, RedisLimiter, StoreError, Wanted};
+use crate::units::Timestamp;
+
+/// Where the units of a hit were taken, and when.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Receipt {
+    /// Nothing was taken: the request was denied, or its limit was answered by the failure policy.
+    #[default]
+    Nothing,
+    /// The store took them at this time by its clock.
+    Store { at: Timestamp },
+    /// They came from a slice of this process.
+    Slice(Held),
+    /// This process's memory took them while the store failed.
+    Local { at: Timestamp, wall_offset: i64 },
+}
+
+impl Receipt {
+    /// Returns whether the store counts the units.
+    pub(super) fn is_on_store(&self) -> bool {
+        matches!(self, Self::Store { .. } | Self::Slice(_))
+    }
+}
+
+impl RedisLimiter {
+    /// Gives the cost of each hit back where it was taken, as far as it still counts there.
+    pub(super) async fn give_back(&self, hits: &[Wanted]) -> Result<(), StoreError> {
+        // Hits that were charged together are refunded together.
+        let mut charges: SmallVec<[(Timestamp, AllWanted); 1]> = SmallVec::new();
+        for one in hits {
+            match one.receipt {
+                Receipt::Store { at } => match charges.iter_mut().find(|(charged_at, _)| *charged_at == at) {
+                    Some((_, together)) => together.push(one.clone()),
+                    None => charges.push((at, SmallVec::from_iter([one.clone()]))),
+                },
+                Receipt::Local { at, wall_offset } => {
+                    self.give_back_locally(one, at, wall_offset);
+                }
+                Receipt::Slice(_) | Receipt::Nothing => {}
+            }
+        }
+        let at_store = charges.iter().map(|(at, hits)| self.ask_each(hits, |asks| Question::Refund(asks, *at)));
+        let to_slices = hits.iter().filter_map(|one| match one.receipt {
+            Receipt::Slice(held) => Some(self.give_back_to_slice(one, held)),
+            _ => None,
+        });
+        let (at_store, to_slices) = join(join_all(at_store), join_all(to_slices)).await;
+        at_store.into_iter().chain(to_slices).collect()
+    }
+
+    /// Puts units back into their slice. The units of a slice that has expired go to the store, by the time at which the
+    /// slice was charged: what a bucket has refilled since then is not given back a second time.
+    async fn give_back_to_slice(&self, one: &Wanted, held: Held) -> Result<(), StoreError> {
+        let shared = &*self.0.shared;
+        if shared.leases.refund(&one.ask, held, shared.clock.now_with_gaps()) {
+            return Ok(());
+        }
+        let (at, before) = held.charge();
+        shared.undo(one.ask.clone(), at, before).await
+    }
+}
