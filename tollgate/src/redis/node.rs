@@ -264,7 +264,7 @@ impl Node {
             Place::At(address) | Place::InCluster(address) => Ok(address.clone()),
             Place::Master(sentinels) => match self.found() {
                 Some(address) if self.is_connected() => Ok(address),
-                failed => sentinels.master(failed.as_ref()).await,
+                _ => sentinels.master().await,
             },
         }
     }
@@ -321,6 +321,9 @@ impl Node {
         });
         let connection = connecting.await.map_err(|_| StoreError::too_late())??;
         let probed = self.probe(&connection, self.probe_limit()).await?;
+        if let Place::Master(sentinels) = &self.place {
+            sentinels.confirm();
+        }
         Ok((connection, probed))
     }
 

@@ -26,12 +26,29 @@ impl Node {
             Place::At(_) | Place::Master(_) => (Some(self.common.names.of("{probe}")), false),
         };
         match timeout(limit, connection.run(&script::probe(key.as_deref()))).await {
+            Ok(Ok(_)) if is_in_cluster => self.probe_slots(connection, limit).await,
             Ok(Ok(_)) => Ok(Probed::Serves),
             Ok(Err(error)) => match self.classified(&error) {
                 RunError::Refused(why) => Ok(Probed::Refuses(why)),
                 // A node that has become a replica has no slots any more, as the map of slots will say.
                 RunError::Lost(why) if is_in_cluster && why.is_read_only() => Ok(Probed::Serves),
                 error => Err(error.into()),
+            },
+            Err(_) => Err(StoreError::too_late()),
+        }
+    }
+
+    /// Finds out whether a node of a cluster serves keys. While slots are not covered it answers `CLUSTERDOWN` to all
+    /// commands with a key, whatever the slot, and to no others. So it does not matter where the key of the probe is.
+    async fn probe_slots(&self, connection: &Connection, limit: Duration) -> Result<Probed, StoreError> {
+        let mut command = redis::cmd("EXISTS");
+        command.arg(self.common.names.of("{probe}"));
+        match timeout(limit, connection.run(&command)).await {
+            Ok(Ok(_)) => Ok(Probed::Serves),
+            Ok(Err(error)) => match self.classified(&error) {
+                RunError::Lost(why) => Err(why),
+                RunError::Refused(why) => Ok(Probed::Refuses(why)),
+                _ => Ok(Probed::Serves),
             },
             Err(_) => Err(StoreError::too_late()),
         }

@@ -1,5 +1,6 @@
 //! Sentinels, which know where the master is.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -11,18 +12,20 @@ use super::StoreError;
 use super::dial::{Address, Dialer};
 use super::node::{CONNECT_LIMIT, unavailable};
 
-/// How long to wait for other sentinels once one has named the server that has failed.
+/// How long to wait for other sentinels once one has named a server.
 const OTHERS_WITHIN: Duration = Duration::from_millis(100);
 
 pub(super) struct Sentinels {
     addresses: Vec<Address>,
     service: String,
     dialer: Dialer,
+    /// The server that was returned last, until it is confirmed.
+    tried: Mutex<Option<Address>>,
 }
 
 impl Sentinels {
     pub(super) fn new(addresses: Vec<Address>, service: String, dialer: Dialer) -> Self {
-        Self { addresses, service, dialer }
+        Self { addresses, service, dialer, tried: Mutex::new(None) }
     }
 
     /// The master's name.
@@ -32,17 +35,33 @@ impl Sentinels {
 
     /// Returns where the master is. All sentinels are asked at once, so that none that hangs is waited for.
     ///
-    /// `before` is where it was: that has failed, or this would not be asked. So a sentinel that names another server is
-    /// believed first: the others may not have heard of a failover yet.
-    pub(super) async fn master(&self, before: Option<&Address>) -> Result<Address, StoreError> {
+    /// The server that most of them name is the master: one sentinel that is cut off from the others may name a server
+    /// that is a master no more. Right after a failover it is the other way round, and most may not have heard of it
+    /// yet. So if the server that was returned last is not [confirmed](Self::confirm), the next one is another, if a
+    /// sentinel names one.
+    pub(super) async fn master(&self) -> Result<Address, StoreError> {
         let mut answers: FuturesUnordered<_> = self.addresses.iter().map(|sentinel| self.ask(sentinel)).collect();
-        let (mut same, mut last) = (None, None);
+        let (mut named, mut last): (Vec<(Address, usize)>, _) = (Vec::new(), None);
+        let tried = self.tried();
         loop {
-            let patience = if same.is_some() { OTHERS_WITHIN } else { CONNECT_LIMIT };
+            let patience = if named.is_empty() { CONNECT_LIMIT } else { OTHERS_WITHIN };
             let Ok(Some(answer)) = timeout(patience, answers.next()).await else { break };
             match answer {
-                Ok(Some(address)) if before.is_some_and(|before| *before == address) => same = Some(address),
-                Ok(Some(address)) => return Ok(address),
+                Ok(Some(address)) => {
+                    let votes = match named.iter_mut().find(|(other, _)| *other == address) {
+                        Some((_, votes)) => {
+                            *votes += 1;
+                            *votes
+                        }
+                        None => {
+                            named.push((address.clone(), 1));
+                            1
+                        }
+                    };
+                    if votes > self.addresses.len() / 2 && tried.as_ref() != Some(&address) {
+                        return Ok(self.try_next(address));
+                    }
+                }
                 Ok(None) => {
                     let service = &self.service;
                     last = Some(StoreError::unavailable(&format!("the sentinels know no master named {service}")));
@@ -50,7 +69,25 @@ impl Sentinels {
                 Err(error) => last = Some(unavailable(&error)),
             }
         }
-        same.ok_or_else(|| last.unwrap_or_else(|| StoreError::unavailable("no sentinel answers")))
+        let best = named.into_iter().max_by_key(|(address, votes)| (tried.as_ref() != Some(address), *votes));
+        match best {
+            Some((address, _)) => Ok(self.try_next(address)),
+            None => Err(last.unwrap_or_else(|| StoreError::unavailable("no sentinel answers"))),
+        }
+    }
+
+    /// Notes that the server that was returned last is a master that answers.
+    pub(super) fn confirm(&self) {
+        *self.tried.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn tried(&self) -> Option<Address> {
+        self.tried.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn try_next(&self, address: Address) -> Address {
+        *self.tried.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
+        address
     }
 
     async fn ask(&self, sentinel: &Address) -> Result<Option<Address>, RedisError> {

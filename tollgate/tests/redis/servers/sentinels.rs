@@ -64,6 +64,14 @@ impl Sentinels {
         &mut self.sentinels[index]
     }
 
+    /// Lets a sentinel name another server than the others do, as one does that a partition cut off from them.
+    pub(crate) fn mislead(&self, index: usize, port: u16) {
+        let sentinel = &self.sentinels[index];
+        let () = sentinel.ask(redis::cmd("SENTINEL").arg("REMOVE").arg(MASTER_NAME));
+        let mut monitor = redis::cmd("SENTINEL");
+        let () = sentinel.ask(monitor.arg("MONITOR").arg(MASTER_NAME).arg("127.0.0.1").arg(port).arg(QUORUM));
+    }
+
     /// After the master was killed or stopped: returns when every sentinel that runs names the replica as master and
     /// the replica agrees. From then on the two have changed names here too. The answer is the new master's port.
     pub(crate) fn wait_for_failover(&mut self) -> u16 {

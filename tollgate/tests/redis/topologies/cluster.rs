@@ -9,8 +9,8 @@ use tokio::time::sleep;
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{DAY, FixedWindow, Hit, Limit, OnStoreFailure, Rate, SlidingWindowLog, Source, TokenBucket};
 
-use crate::load::{Load, RECOVERY, until};
-use crate::servers::Cluster;
+use crate::load::{Load, RECOVERY, until, until_back, until_gone};
+use crate::servers::{Cluster, RedisServer};
 
 const QUOTA: u64 = 1_000_000;
 
@@ -187,4 +187,29 @@ async fn a_failover_during_requests_across_slots_leaves_nothing_taken() {
         assert!(begin.elapsed() < RECOVERY, "{} are taken for {admitted} admitted", spent().await);
         sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_is_down_is_given_up_once_and_comes_back() {
+    let server = RedisServer::with(&["--cluster-enabled", "yes"]);
+    let slots = |change: &str, first: u16, last: u16| {
+        let mut command = redis::cmd("CLUSTER");
+        let () = command.arg(change).arg(first).arg(last).query(&mut server.connection()).expect("slots are changed");
+    };
+    slots("ADDSLOTSRANGE", 0, 16_383);
+    let url = format!("redis+cluster://127.0.0.1:{}", server.port());
+    let limits = RedisLimiter::builder(url).limit(wide()).store_timeout(Duration::from_secs(1));
+    let limiter = limits.on_store_failure(OnStoreFailure::Deny).connect().await.unwrap();
+    until_back(&limiter, "key").await;
+    // Not all slots are covered: it answers `PING`, and `CLUSTERDOWN` to every command with a key.
+    slots("DELSLOTSRANGE", 0, 0);
+    until_gone(&limiter, "key").await;
+    let opened = limiter.stats().breaker_opened;
+    let load = Load::begin(&limiter, 8, |task| format!("key {task}"));
+    // Many probes.
+    sleep(Duration::from_secs(2)).await;
+    let tally = load.end().await;
+    assert_eq!((limiter.stats().breaker_opened, tally.by_store), (opened, 0), "it does not flap");
+    slots("ADDSLOTSRANGE", 0, 0);
+    until_back(&limiter, "key").await;
 }

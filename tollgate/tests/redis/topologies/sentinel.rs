@@ -7,7 +7,7 @@ use tollgate::redis::{RedisLimiter, RedisLimiterBuilder, RedisSettings};
 use tollgate::{DAY, FixedWindow, HOUR, Limit, OnStoreFailure, Source};
 
 use crate::load::{Load, Tally, until, until_back};
-use crate::servers::{Sentinels, Traffic};
+use crate::servers::{RedisServer, Sentinels, Traffic};
 
 const TIMEOUT: Duration = Duration::from_millis(200);
 const TASKS: usize = 32;
@@ -125,6 +125,23 @@ async fn a_sentinel_that_hangs_stops_neither_start_nor_failover() {
     sentinels.wait_for_failover();
     until_back(&before, "key").await;
     until_back(&after, "key").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_names_another_master_than_the_others_is_outvoted() {
+    let mut sentinels = Sentinels::start();
+    let other = RedisServer::start();
+    sentinels.mislead(0, other.port());
+    for _ in 0..5 {
+        let limiter = builder(&sentinels, wide()).connect().await.unwrap();
+        until_back(&limiter, "key").await;
+        // The connection is lost, and the master is looked for again.
+        let kill = ["KILL", "TYPE", "normal"];
+        let _: u64 = redis::cmd("CLIENT").arg(&kill).query(&mut sentinels.master().connection()).expect("closed");
+        until_back(&limiter, "key").await;
+    }
+    let keys: usize = redis::cmd("DBSIZE").query(&mut other.connection()).expect("counted");
+    assert_eq!(keys, 0, "nothing was decided there");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
