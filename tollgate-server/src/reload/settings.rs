@@ -17,6 +17,7 @@ impl StoreChange {
     pub(super) fn between(before: &Parsed, after: &Parsed) -> Self {
         let same_terms = before.store_timeout == after.store_timeout
             && before.on_store_failure == after.on_store_failure
+            && before.expected_nodes == after.expected_nodes
             && before.max_memory == after.max_memory;
         let (old, new) = (&before.store, &after.store);
         match (old.is_memory(), new.is_memory()) {

@@ -105,6 +105,9 @@ fn nodes_without_redis_share_a_limit() {
 fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
     let mut redis = Redis::start();
     redis.kill();
+    let lonely = Server::with_rules(&rules(&redis, 10, "expected_nodes: 5"));
+    let answer = lonely.connect().check(&user("ann"));
+    assert_eq!((&answer["source"], &answer["remaining"]), (&json!("local"), &json!(1)), "its share is 2");
     let server = Server::with_rules(&rules(&redis, 10, "on_store_failure: deny"));
     let address = redis.url().replace("redis://", "");
     let said = server.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);

@@ -25,6 +25,9 @@ impl Gate {
                 if let Some(bytes) = max_memory(file) {
                     settings = settings.max_memory(bytes);
                 }
+                if let Some(nodes) = file.expected_nodes {
+                    settings = settings.expected_nodes(nodes);
+                }
                 Self::on_redis(rules, settings).await.map_err(OpenError::store)
             }
             None => Ok(Self::with_limiter(rules, limiter(file))?),

@@ -259,7 +259,7 @@ const UNREACHABLE: [&str; 26] = [
 ];
 
 /// Numbers that cannot be meant.
-const NUMBERS: [&str; 50] = [
+const NUMBERS: [&str; 52] = [
     "limits: [{ name: a, limit: 10_000 }]\n",
     "limits: [{ name: a, limit: 0 }]\n",
     "limits: [{ name: a, limit: 4294967297 }]\n",
@@ -310,6 +310,8 @@ const NUMBERS: [&str; 50] = [
     "gateway: { routes: [{ path: /, upstream: http://h, upstream_connections: { idle: 0s, max_age: 2d, max_requests: 0 } }] }\n",
     "store_timeout: 0s\nlimits: [{ name: a }]\n",
     "max_memory: 5KiB\nlimits: [{ name: a }]\n",
+    "expected_nodes: 0\nlimits: [{ name: a }]\n",
+    "expected_nodes: 10001\nlimits: [{ name: a }]\n",
 ];
 
 /// Names, keys, routes, listeners and tokens that do not go together.

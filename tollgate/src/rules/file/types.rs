@@ -46,6 +46,10 @@ pub struct RuleFile {
     pub store_timeout: Span,
     /// What is answered while the store fails; a limit may choose for itself.
     pub on_store_failure: FailurePolicy,
+    /// The least number of nodes that limits are divided by while the store fails and the policy is `local`. Nodes that
+    /// have seen each other on the store know their number without it.
+    #[schemars(range(min = 1, max = 10_000))]
+    pub expected_nodes: Option<u32>,
     /// The most memory that counts may take in this process.
     pub max_memory: Option<ByteSize>,
     /// Which families of headers tell a client about its limits.
@@ -72,6 +76,7 @@ impl Default for RuleFile {
             store: StoreRule::default(),
             store_timeout: Span::new(std::time::Duration::from_millis(50)),
             on_store_failure: FailurePolicy::default(),
+            expected_nodes: None,
             max_memory: None,
             headers: vec![HeaderFamily::Legacy, HeaderFamily::Ietf],
             body: BodyRule::default(),

@@ -12,6 +12,8 @@ use crate::units::{HOUR, MIN_SPAN, MINUTE};
 const MAX_STORE_TIMEOUT: Duration = MINUTE;
 /// A token that expired longer ago than this has expired, whatever the clocks.
 const MAX_LEEWAY: Duration = HOUR;
+/// More nodes than share one Redis.
+const MAX_NODES: u32 = 10_000;
 /// Less than this holds no table of keys worth the name.
 const MIN_MEMORY: u64 = 1 << 20;
 
@@ -20,6 +22,10 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     if !(MIN_SPAN..=MAX_STORE_TIMEOUT).contains(&timeout) {
         let message = "store_timeout is not between 1ms and 1m";
         findings.error(root.value_at("store_timeout"), message, "use a time such as 50ms");
+    }
+    if file.expected_nodes.is_some_and(|nodes| !(1..=MAX_NODES).contains(&nodes)) {
+        let message = "expected_nodes is not between 1 and 10000";
+        findings.error(root.value_at("expected_nodes"), message, "use the number of nodes that share the store");
     }
     if file.max_memory.is_some_and(|size| size.bytes() < MIN_MEMORY) {
         let message = "max_memory is too little to count in";
