@@ -23,7 +23,7 @@ async fn hears(node: &RuleSets, version: u64) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_node_hears_of_a_rule_set_and_who_comes_late_finds_it() {
     let server = RedisServer::start();
-    let nodes: Vec<RuleSets> = (0..4).map(|_| RuleSets::connect(&server.url()).expect("connects")).collect();
+    let nodes: Vec<RuleSets> = (0..4).map(|_| RuleSets::connect(server.url()).expect("connects")).collect();
     assert_eq!(nodes[0].publish(b"first", None).await, Ok(1));
     for node in &nodes {
         assert_eq!(hears(node, 1).await, b"first");
@@ -33,7 +33,7 @@ async fn every_node_hears_of_a_rule_set_and_who_comes_late_finds_it() {
     for node in &nodes {
         assert_eq!(hears(node, 2).await, b"second \xff\0");
     }
-    let late = RuleSets::connect(&server.url()).expect("connects");
+    let late = RuleSets::connect(server.url()).expect("connects");
     assert_eq!(hears(&late, 2).await, b"second \xff\0");
 }
 
@@ -69,7 +69,7 @@ async fn repaired(node: &RuleSets, is_it: impl Fn(&Repair) -> bool) -> Repairs {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_comes_back_empty_is_given_the_rule_set_again() {
     let mut server = RedisServer::start();
-    let nodes: Vec<RuleSets> = (0..3).map(|_| RuleSets::connect(&server.url()).expect("connects")).collect();
+    let nodes: Vec<RuleSets> = (0..3).map(|_| RuleSets::connect(server.url()).expect("connects")).collect();
     for version in 1..=3 {
         assert_eq!(nodes[0].publish(format!("set {version}").as_bytes(), None).await, Ok(version));
     }
@@ -80,7 +80,7 @@ async fn a_redis_that_comes_back_empty_is_given_the_rule_set_again() {
     server.kill();
     assert!(nodes[0].publish(b"nowhere", None).await.is_err());
     server.restart();
-    let late = RuleSets::connect(&server.url()).expect("connects");
+    let late = RuleSets::connect(server.url()).expect("connects");
     let found = holds(&late, &published.id).await;
     assert_eq!((found.version, found.rules.as_deref()), (3, Some(&b"set 3"[..])));
     assert_eq!(late.publish(b"set 4", Some(3)).await, Ok(4), "versions go on");
@@ -98,7 +98,7 @@ async fn split() -> (RedisServer, RedisServer, [(Switch, RuleSets); 2]) {
     let mut nodes = Vec::new();
     for _ in 0..2 {
         let switch = Switch::to(master.port()).await;
-        let node = RuleSets::connect(&switch.url()).expect("connects");
+        let node = RuleSets::connect(switch.url()).expect("connects");
         nodes.push((switch, node));
     }
     assert_eq!(nodes[0].1.publish(b"first", None).await, Ok(1));
@@ -133,7 +133,7 @@ async fn a_publication_that_a_failover_lost_is_restored_and_reaches_every_node()
         lost.id
     );
     assert_eq!(text, expected);
-    let late = RuleSets::connect(&replica.url()).expect("connects");
+    let late = RuleSets::connect(replica.url()).expect("connects");
     assert_eq!(late.publish(b"stale", Some(1)).await, Err(PublishError::Conflict { version: 2 }));
     assert_eq!(newest(&late).await.id, lost.id);
 }
@@ -151,7 +151,7 @@ async fn a_fleet_that_a_failover_split_converges_to_the_set_on_redis_and_reports
     master.kill();
     // The other side knows nothing of them, and publishes a version 2 of its own.
     missed_at.turn(Some(replica.port()));
-    let publisher = RuleSets::connect(&replica.url()).expect("connects");
+    let publisher = RuleSets::connect(replica.url()).expect("connects");
     assert_eq!(publisher.publish(b"other 2", Some(1)).await, Ok(2));
     assert_eq!(hears(&missed, 2).await, b"other 2");
     heard_at.turn(Some(replica.port()));
@@ -217,7 +217,7 @@ async fn a_rule_set_that_an_earlier_release_published_is_read_and_followed() {
         let () = redis::cmd("PUBLISH").arg("rate_limit:rules").arg(version).query(&mut connection).expect("announced");
     };
     publish(1);
-    let node = RuleSets::connect(&server.url()).expect("connects");
+    let node = RuleSets::connect(server.url()).expect("connects");
     assert_eq!(hears(&node, 1).await, b"set 1");
     publish(2);
     assert_eq!(hears(&node, 2).await, b"set 2");
@@ -234,10 +234,10 @@ async fn a_rule_set_that_an_earlier_release_published_is_read_and_followed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_stored_stays_small_after_many_publications() {
     let server = RedisServer::start();
-    let publisher = RuleSets::connect(&server.url()).expect("connects");
+    let publisher = RuleSets::connect(server.url()).expect("connects");
     let (away, node) = {
         let switch = Switch::to(server.port()).await;
-        let node = RuleSets::connect(&switch.url()).expect("connects");
+        let node = RuleSets::connect(switch.url()).expect("connects");
         (switch, node)
     };
     assert_eq!(publisher.publish(b"first", None).await, Ok(1));
@@ -261,7 +261,7 @@ async fn what_is_stored_stays_small_after_many_publications() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rule_set_that_is_withdrawn_is_gone_for_every_node_and_who_comes_late_knows() {
     let server = RedisServer::start();
-    let nodes: Vec<RuleSets> = (0..2).map(|_| RuleSets::connect(&server.url()).expect("connects")).collect();
+    let nodes: Vec<RuleSets> = (0..2).map(|_| RuleSets::connect(server.url()).expect("connects")).collect();
     assert_eq!(nodes[0].newest().await, Ok(None));
     assert_eq!(nodes[0].withdraw(None).await, Ok(0), "there is nothing to withdraw");
     assert_eq!(nodes[0].publish(b"first", None).await, Ok(1));
@@ -276,7 +276,7 @@ async fn a_rule_set_that_is_withdrawn_is_gone_for_every_node_and_who_comes_late_
     for node in &nodes {
         assert_eq!(hears(node, 2).await, WITHDRAWN);
     }
-    let late = RuleSets::connect(&server.url()).expect("connects");
+    let late = RuleSets::connect(server.url()).expect("connects");
     assert_eq!(hears(&late, 2).await, WITHDRAWN);
     assert_eq!(late.publish(b"second", Some(2)).await, Ok(3));
     assert_eq!(hears(&nodes[0], 3).await, b"second");
@@ -285,7 +285,7 @@ async fn a_rule_set_that_is_withdrawn_is_gone_for_every_node_and_who_comes_late_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rule_set_has_a_bound() {
     let server = RedisServer::start();
-    let node = RuleSets::connect(&server.url()).expect("connects");
+    let node = RuleSets::connect(server.url()).expect("connects");
     assert_eq!(node.publish(&vec![b'x'; (4 << 20) + 1], None).await, Err(PublishError::TooLarge));
     assert!(RuleSets::connect("nowhere").is_err());
 }
