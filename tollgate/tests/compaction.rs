@@ -212,6 +212,29 @@ fn variants_in_several_tables_shrink_together() {
     assert_eq!(limiter.decide_now(&[Hit::new(hourly, "ann")]).remaining(), 45);
 }
 
+/// A denial by one variant leaves the charges of another where they are, in the larger table too.
+#[test]
+fn a_denial_by_another_variant_changes_nothing_in_a_replaced_table() {
+    let clock = ManualClock::at(Timestamp::from_micros(START_US));
+    let limits = LimitSet::new().limit(limit(FixedWindow::new(10, MINUTE))).variant(limit(FixedWindow::new(50, HOUR)));
+    let limiter = Limiter::builder().limits(limits).clock(clock.clone()).build().expect("enough memory");
+    let hourly = limiter.beside().next().expect("the variant");
+    for key in 0..20_000_u32 {
+        assert!(limiter.decide_now(&[Hit::new(hourly, &key.to_le_bytes())]).is_allowed());
+    }
+    clock.advance(2 * HOUR);
+    assert_eq!(limiter.decide_now(&[Hit::new(hourly, "ann").cost(20)]).remaining(), 30);
+    let smaller = limiter.compacted().expect("the table is mostly empty");
+    assert!(!smaller.check("ann").is_allowed());
+    clock.advance(2 * MINUTE);
+    assert_eq!(smaller.decide_now(&[Hit::new(hourly, "ann").cost(0)]).remaining(), 30);
+    // And the other way round: the store of before finds the key in the smaller table.
+    assert_eq!(smaller.decide_now(&[Hit::new(hourly, "ann").cost(5)]).remaining(), 25);
+    assert!(!limiter.check("ann").is_allowed());
+    clock.advance(2 * MINUTE);
+    assert_eq!(limiter.decide_now(&[Hit::new(hourly, "ann").cost(0)]).remaining(), 25);
+}
+
 #[test]
 fn the_larger_table_stays_while_it_is_used_and_counts_with_the_other() {
     let Rig { limiter, clock } = Rig::of(FixedWindow::new(10, MINUTE));

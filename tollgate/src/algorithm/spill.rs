@@ -27,8 +27,6 @@ struct Free {
     first: u32,
     /// The highest number ever given out.
     used: u32,
-    /// Chunks on the list.
-    count: u32,
 }
 
 impl Spill {
@@ -42,7 +40,6 @@ impl Spill {
         if free.first != 0 {
             let chunk = free.first;
             free.first = self.next(chunk);
-            free.count -= 1;
             self.set_next(chunk, 0);
             return Some(chunk);
         }
@@ -59,14 +56,9 @@ impl Spill {
 
     /// Gives back a list of chunks, from its first to its last.
     pub(crate) fn give_back(&self, first: u32, last: u32) {
-        let (mut count, mut chunk) = (1, first);
-        while chunk != last {
-            (count, chunk) = (count + 1, self.next(chunk));
-        }
         let mut free = self.free.lock();
         self.set_next(last, free.first);
         free.first = first;
-        free.count += count;
     }
 
     /// The bytes of all chunks, in use or not.
@@ -74,10 +66,16 @@ impl Spill {
         self.segments.iter().filter_map(OnceLock::get).map(Words::bytes).sum()
     }
 
-    /// The bytes of the chunks that are in use.
+    /// Estimates the bytes of the chunks that are in use. Walks all free chunks, and without the lock, because decisions
+    /// need that: exact while nobody takes chunks or gives them back.
     pub(crate) fn bytes_in_use(&self) -> usize {
-        let free = self.free.lock();
-        (free.used - free.count) as usize * CHUNK_WORDS * size_of::<u64>()
+        let (first, used) = {
+            let free = self.free.lock();
+            (free.first, free.used)
+        };
+        let free = std::iter::successors(Some(first), |chunk| Some(self.next(*chunk))).take_while(|chunk| *chunk != 0);
+        let free = free.take(used as usize).count();
+        (used as usize - free) * CHUNK_WORDS * size_of::<u64>()
     }
 
     pub(crate) fn next(&self, chunk: u32) -> u32 {

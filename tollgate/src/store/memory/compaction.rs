@@ -8,11 +8,12 @@
 //!
 //! Deliberately not here: when to compact. That is for the owner of the limiter.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 
 use super::MemoryStore;
 use super::bucket::{Layout, header_at};
-use super::family::{Family, Kin, Member, Members, Usage};
+use super::family::{Family, Kin, Member, Usage};
 use super::table::Table;
 use super::tables;
 use crate::algorithm::{Rules, with_rules};
@@ -25,6 +26,9 @@ use crate::units::Timestamp;
 const PART: usize = 4;
 /// Slots of a new table for each key: it is at most half full.
 const SLOTS_PER_KEY: usize = 2;
+/// A full budget does not keep a table from being replaced, as long as the new one takes at most this part of it: the
+/// memory of the old one comes back soon.
+const BEYOND: usize = 16;
 /// Buckets that are looked at to estimate how many keys a table has.
 const SAMPLE: usize = 1 << 10;
 
@@ -41,7 +45,11 @@ impl MemoryStore {
         }
         let (mut tables, mut usages) = (self.tables.clone(), self.usages.clone());
         let mut is_changed = false;
+        let mut looked_at: HashSet<*const Table> = HashSet::new();
         for (index, family) in self.kin.iter().enumerate() {
+            if !looked_at.insert(Arc::as_ptr(&self.tables[index])) {
+                continue;
+            }
             let Some((table, usage)) = replacement(family, &self.tables[index], &self.budget, now) else { continue };
             is_changed = true;
             // Variants may share the table.
@@ -67,7 +75,7 @@ impl MemoryStore {
 
 /// Adds a smaller table of the same meaning to the family, if the table is mostly empty.
 fn replacement(family: &Family, table: &Arc<Table>, budget: &Budget, now: u64) -> Option<(Arc<Table>, Arc<Usage>)> {
-    let mut members = Members::clone(&family.members());
+    let members = family.members();
     let member = members.tables.iter().find(|member| Arc::ptr_eq(&member.table, table))?;
     // One after the other: otherwise a store that is never dropped could keep any number of tables.
     if member.replaces.is_some() || members.tables.iter().any(|other| other.replaces(table)) {
@@ -77,8 +85,7 @@ fn replacement(family: &Family, table: &Arc<Table>, budget: &Budget, now: u64) -
     let (smaller, usage) = (Arc::new(smaller), Arc::new(Usage));
     let mut member = Member::new(&smaller, &member.rules, &usage);
     member.replaces = Some(Arc::downgrade(table));
-    members.tables.push(member);
-    family.set(members);
+    family.add(member);
     Some((smaller, usage))
 }
 
@@ -143,14 +150,15 @@ impl Table {
         sample.sum::<usize>() * step
     }
 
-    /// An empty table that has grown to a level already, if the budget has the memory.
+    /// An empty table that has grown to a level already, if the budget has the memory or it is a small part of that.
     fn of_level(layout: Layout, level: u32, budget: &Budget) -> Option<Self> {
-        if !budget.has(Self::first_words(layout) << level) {
+        let words = Self::first_words(layout) << level;
+        if !budget.has(words) && words * size_of::<u64>() > budget.max() / BEYOND {
             return None;
         }
         let table = Self::new(layout, budget.clone())?;
-        for segment in 1..=level {
-            table.add_segment(segment as usize)?;
+        for segment in 1..=level as usize {
+            let _ = table.segments[segment].set(budget.take_anyway(table.words_in(segment))?);
         }
         let header = header_at(level);
         table.buckets().for_each(|bucket| bucket.header().store(header, Ordering::Relaxed));

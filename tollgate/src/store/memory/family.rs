@@ -39,6 +39,8 @@ pub(crate) struct Family {
     /// Whether there is more than one table. What is read with a bucket held is true until the bucket is let go, as
     /// far as that bucket's keys are concerned.
     has_several: AtomicBool,
+    /// Set while a copy of the list is changed, to take its place. Written with the list locked.
+    is_frozen: AtomicBool,
     /// The largest quota that the limit has or had, for buckets of stores that were made before it was raised.
     pub(super) ceiling: Arc<std::sync::atomic::AtomicU64>,
 }
@@ -103,7 +105,12 @@ enum Place<'a> {
 
 impl Family {
     pub(super) fn new() -> Self {
-        Self { members: Mutex::new(Arc::default()), has_several: AtomicBool::new(false), ceiling: Arc::default() }
+        Self {
+            members: Mutex::new(Arc::default()),
+            has_several: AtomicBool::new(false),
+            is_frozen: AtomicBool::new(false),
+            ceiling: Arc::default(),
+        }
     }
 
     #[inline]
@@ -124,9 +131,31 @@ impl Family {
 
     pub(super) fn set(&self, members: Members) {
         self.ceiling.fetch_max(members.ceiling, Ordering::AcqRel);
+        self.change(|current| *current = members);
+    }
+
+    /// Changes the list of tables.
+    fn change(&self, change: impl FnOnce(&mut Members)) {
         let mut current = self.members.lock();
+        let mut members = Members::clone(&current);
+        change(&mut members);
         self.has_several.store(members.tables.len() > 1, Ordering::Release);
-        *current = Arc::new(members);
+        let before = std::mem::replace(&mut *current, Arc::new(members));
+        drop(current);
+        // After the lock is released: freeing a large table takes long.
+        drop(before);
+    }
+
+    /// Copies the list of tables. Until the guard is dropped, decisions drop no table, so that the copy can take the place
+    /// of the list.
+    pub(super) fn freeze(self: &Arc<Self>) -> (Members, Frozen) {
+        let current = self.members.lock();
+        self.is_frozen.store(true, Ordering::Relaxed);
+        (Members::clone(&current), Frozen(self.clone()))
+    }
+
+    pub(super) fn add(&self, member: Member) {
+        self.change(|members| members.tables.push(member));
     }
 
     /// The members, if there are several tables.
@@ -140,23 +169,29 @@ impl Family {
 
     /// Drops a table whose keys were all moved to others.
     pub(super) fn remove(&self, table: &Arc<Table>) {
-        let mut current = self.members.lock();
-        let mut members = Members::clone(&current);
-        members.retain(|member| !Arc::ptr_eq(&member.table, table));
-        self.has_several.store(members.tables.len() > 1, Ordering::Release);
-        *current = Arc::new(members);
+        self.change(|members| members.retain(|member| !Arc::ptr_eq(&member.table, table)));
     }
 
     /// Drops tables that no store uses and that hold nothing any more.
     pub(super) fn drop_retired(&self, now: u64) {
-        let mut current = self.members.lock();
-        if !current.changes_at(now) {
-            return;
+        if self.members.lock().changes_at(now) {
+            // Read with the lock held, as it is written.
+            self.change(|members| {
+                if !self.is_frozen.load(Ordering::Relaxed) {
+                    members.retire(now);
+                }
+            });
         }
-        let mut members = Members::clone(&current);
-        members.retire(now);
-        self.has_several.store(members.tables.len() > 1, Ordering::Release);
-        *current = Arc::new(members);
+    }
+}
+
+/// Keeps the tables of a family in their list.
+pub(super) struct Frozen(Arc<Family>);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _members = self.0.members.lock();
+        self.0.is_frozen.store(false, Ordering::Relaxed);
     }
 }
 
@@ -236,7 +271,7 @@ impl<'a> Kin<'a> {
             let Step { verdict, edit } = rules.decide(&copy, now, cost);
             let edit = edit.filter(|_| mode.writes(&verdict));
             let is_denied = !verdict.is_allowed() && mode != Mode::Look && cost > 0;
-            if edit.is_none() && !(is_denied && self.is_replaced_by_this(&place)) {
+            if edit.is_none() && !(is_denied && self.is_replaced_by_this(members, &place)) {
                 if is_denied {
                     note_step_back(holds, &place, now);
                 }
@@ -257,12 +292,16 @@ impl<'a> Kin<'a> {
         Ok(Some(verdict))
     }
 
-    /// Whether the key is in the table of a configuration that is not a variant beside this one.
-    fn is_replaced_by_this(self, place: &Place<'a>) -> bool {
-        match place {
-            Place::There(member, _) => !self.tables.iter().any(|table| Arc::ptr_eq(table, &member.table)),
-            Place::Here(_) | Place::Nowhere => false,
-        }
+    /// Whether the key is in the table of a configuration that is not a variant beside this one. A table that takes the
+    /// place of another for compaction belongs to the same configuration.
+    fn is_replaced_by_this(self, members: &Members, place: &Place<'a>) -> bool {
+        let Place::There(member, _) = place else { return false };
+        let is_ours = |table: &Arc<Table>| self.tables.iter().any(|own| Arc::ptr_eq(own, table));
+        let mut replacing = members.tables.iter().filter(|other| other.replaces(&member.table));
+        let is_variant = is_ours(&member.table)
+            || replacing.any(|other| is_ours(&other.table))
+            || self.tables.iter().any(|own| member.replaces(own));
+        !is_variant
     }
 
     /// Holds the slot of a key in its own table, and gives it one if it has none. `None` if there is none to be had:

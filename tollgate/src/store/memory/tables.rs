@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::bucket::{Bucket, Busy, EMPTY, LOCKED, Layout, pause, unchanged};
-use super::family::{Family, Kin, Member, Members, Usage};
+use super::family::{Family, Frozen, Kin, Member, Members, Usage};
 use super::holds::Holds;
 use super::table::Table;
 use crate::algorithm::{Algorithm, Compiled, Rules, with_rules};
@@ -47,6 +47,7 @@ type Owner = (Arc<Family>, Arc<Usage>);
 struct Draft {
     family: Arc<Family>,
     members: Members,
+    frozen: Frozen,
 }
 
 /// Chooses a table for every limit. A limit that shares one adopts the layout of the others in it. If it fails, nothing
@@ -63,8 +64,8 @@ pub(super) fn choose(
         let name = name_of(limit);
         let draft = drafts.entry(name.clone()).or_insert_with(|| {
             let family = known.get(&name).cloned().unwrap_or_else(|| Arc::new(Family::new()));
-            let members = Members::clone(&family.members());
-            Draft { family, members }
+            let (members, frozen) = family.freeze();
+            Draft { family, members, frozen }
         });
         draft.members.ceiling = draft.members.ceiling.max(limit.quota());
     }
@@ -79,7 +80,7 @@ pub(super) fn choose(
     order.sort_by_key(|index| Reverse(limits[*index].quota()));
     let (mut first_words, count) = (0, limits.len());
     for index in order {
-        let Some(Draft { family, members }) = drafts.get_mut(&name_of(&limits[index])) else { continue };
+        let Some(Draft { family, members, .. }) = drafts.get_mut(&name_of(&limits[index])) else { continue };
         let compiled = limits[index].compiled().with_ceiling(members.ceiling);
         let (compiled, table, usage) = match members.shared_by(&compiled) {
             Some(shared) => shared,
@@ -98,8 +99,9 @@ pub(super) fn choose(
         limits[index] = limits[index].with_compiled(compiled);
         tables[index] = Some((table, (family.clone(), usage)));
     }
-    for (name, Draft { family, members }) in drafts {
+    for (name, Draft { family, members, frozen }) in drafts {
         family.set(members);
+        drop(frozen);
         merge_retired(&family, now);
         known.insert(name, family);
     }
@@ -153,7 +155,8 @@ fn merge_retired(family: &Family, now: u64) {
         }
         // One that is not used may be dropped before the keys that come from elsewhere are at rest.
         let Some(newest) = members.tables.iter().rev().find(|member| member.is_in_use()) else { return };
-        let Some(oldest) = members.tables.iter().find(|member| member.can_be_emptied(now)) else { return };
+        let mut others = members.tables.iter().filter(|member| !Arc::ptr_eq(&member.table, &newest.table));
+        let Some(oldest) = others.find(|member| member.can_be_emptied(now)) else { return };
         // If there is no room, the table stays until its keys are at rest.
         if !empty(family, oldest, newest, now) {
             return;
