@@ -37,6 +37,7 @@ mod dial;
 mod error;
 mod fallback;
 mod fleet;
+mod lean;
 mod lease;
 mod leases;
 mod leasing;
@@ -54,6 +55,7 @@ mod settings;
 mod slots;
 mod stats;
 mod target;
+mod terms;
 mod topology;
 #[cfg(feature = "rules")]
 mod wanted;

@@ -36,6 +36,15 @@ pub(crate) enum Shape {
     Answer,
 }
 
+/// Which of the scripts decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Script {
+    /// The one for requests that take, of common algorithms.
+    Lean,
+    /// The one for everything.
+    Full,
+}
+
 /// The kinds by which the script tells algorithms apart.
 mod kind {
     pub(super) const METER: u64 = 1;
@@ -95,6 +104,21 @@ impl Compiled {
     /// Whether it is a log that may have more entries than one block of the script.
     pub(crate) fn may_be_long_log(&self) -> bool {
         matches!(self, Self::Log(log) if log.limit > LOG_BLOCK)
+    }
+
+    /// Returns an estimate of the script's work on one state, in that of a bucket.
+    pub(crate) fn script_work(&self, by: Script) -> usize {
+        let (segments, blocks) = match self {
+            Self::Counter(rules) => (rules.segments as usize, 0),
+            Self::Log(log) => (0, (log.limit / LOG_BLOCK) as usize),
+            _ => (0, 0),
+        };
+        match by {
+            // Segments are copied, and not looked at one by one.
+            Script::Lean => 1 + segments / 256,
+            // Segments are read into a table, and written from one.
+            Script::Full => 2 + segments / 16 + blocks / 64,
+        }
     }
 
     /// Sees to it that a store with one thread for all clients can keep it.

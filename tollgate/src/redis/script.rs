@@ -1,16 +1,16 @@
 //! The script that decides, what it is told and what it tells.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use redis::Value;
 use smallvec::SmallVec;
 
 use super::StoreError;
-use crate::algorithm::portable::{Before, Shape};
-use crate::algorithm::succession::Signature;
-use crate::algorithm::{Compiled, MAX_QUOTA};
+use super::lean::{self, Lean};
+pub(super) use super::terms::Terms;
+use crate::algorithm::MAX_QUOTA;
+use crate::algorithm::portable::{Before, Script, Shape};
 use crate::decision::{Outcome, Verdict};
 use crate::units::Timestamp;
 
@@ -42,59 +42,6 @@ pub(super) fn probe(key: Option<&str>) -> redis::Cmd {
         None => command.arg("#!lua\nreturn 1").arg(0),
     };
     command
-}
-
-/// A limit as the script knows it.
-#[derive(Debug)]
-pub(super) struct Terms {
-    pub(super) compiled: Compiled,
-    parameters: SmallVec<[i64; 9]>,
-    /// The beginning of every state that these terms write.
-    signature: Signature,
-    /// The signatures of the limit's variants; empty if there are none of another meaning.
-    variants: Vec<Signature>,
-    shape: Shape,
-    /// How many more requests go to the larger script at once, because a log was longer than the smaller one decides.
-    long: AtomicU32,
-}
-
-/// Requests after which the smaller script is tried again on a limit whose log was too long for it.
-const LONG_FOR: u32 = 4096;
-
-impl Terms {
-    /// A limit whose keys may have spent up to `ceiling` units, under other numbers.
-    pub(super) fn new(compiled: &Compiled, ceiling: u64, variants: Vec<Signature>) -> Self {
-        let parameters = compiled.with_ceiling(ceiling).parameters(ceiling);
-        let signature = compiled.meaning().signature();
-        // The script has cut what a clock that stepped back has left. Other nodes may have raised the quota since, so
-        // that what it reports is never cut again.
-        let compiled = compiled.with_ceiling(MAX_QUOTA).with_room();
-        Self { parameters, signature, variants, shape: compiled.shape(), compiled, long: AtomicU32::new(0) }
-    }
-
-    pub(super) fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    /// Whether the limit's variants have these signatures.
-    pub(super) fn has_variants(&self, signatures: &[Signature]) -> bool {
-        self.variants == signatures
-    }
-
-    /// Whether the smaller script is likely to decide a request under these terms.
-    fn is_taken_lean(&self) -> bool {
-        let long = self.long.load(Ordering::Relaxed);
-        if long > 0 {
-            // Requests that are lost in a race make it a little longer.
-            self.long.store(long - 1, Ordering::Relaxed);
-        }
-        long == 0 && self.compiled.is_taken_lean()
-    }
-
-    /// Whether a denial changes nothing, so that it stays true for a while.
-    pub(super) fn keeps_denials(&self) -> bool {
-        !self.compiled.counts_denied()
-    }
 }
 
 /// One key of one limit, and a cost.
@@ -133,6 +80,20 @@ impl Question {
             Self::Slice(ask, _) | Self::Undo(ask, ..) => std::slice::from_ref(ask),
         }
     }
+
+    /// Returns an estimate of the script's work, in that of a request of one bucket.
+    pub(super) fn work(&self) -> usize {
+        let work = |ask: &Ask| {
+            let compiled = &ask.terms.compiled;
+            match self {
+                Self::Take(_) if compiled.is_taken_lean() => compiled.script_work(Script::Lean),
+                Self::Slice(_, costs) => compiled.script_work(Script::Full) * costs.len(),
+                Self::Refund(..) | Self::Undo(..) => compiled.script_work(Script::Full) + ask.siblings.len(),
+                _ => compiled.script_work(Script::Full),
+            }
+        };
+        self.asks().iter().map(work).sum()
+    }
 }
 
 /// What the store saw, and what it did.
@@ -145,6 +106,12 @@ pub(super) struct Answer {
     pub(super) taken: u64,
     /// For each ask of a take or a look, in order.
     pub(super) seen: SmallVec<[Seen; 2]>,
+}
+
+impl Answer {
+    pub(super) fn new(at: Timestamp, taken: u64, seen: SmallVec<[Seen; 2]>) -> Self {
+        Self { at, by_slot: SmallVec::new(), taken, seen }
+    }
 }
 
 /// A state as it was before the decision.
@@ -182,6 +149,8 @@ pub(super) struct Batch {
     asked: Vec<u64>,
     /// How to read the answers.
     expected: Vec<Expected>,
+    /// The same for the smaller script, as long as that can decide all of it.
+    lean: Lean,
     /// Whether there is anything that only the larger script decides.
     mixed: bool,
 }
@@ -213,7 +182,7 @@ impl Batch {
         self.asked.extend([op, count as u64]);
         let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new() };
         let takes = matches!(question, Question::Take(_));
-        self.mixed |= !takes || asks.iter().any(|ask| ask.cost == 0 || !ask.terms.is_taken_lean());
+        self.mixed |= !takes || asks.is_empty() || asks.iter().any(|ask| ask.cost == 0 || !ask.terms.is_taken_lean());
         for ask in asks {
             let (limit, key) = (self.index_of_terms(&ask.terms), self.index_of_key(&ask.name));
             expected.keys.push(key);
@@ -225,7 +194,9 @@ impl Batch {
             match question {
                 Question::Take(_) | Question::Look(_) => {
                     expected.terms.push(limit);
-                    self.asked.extend(cost(ask.cost));
+                    let cost = cost(ask.cost);
+                    self.asked.extend(cost);
+                    self.mixed = self.mixed || !self.lean.add(limit, key, (cost[0], cost[1]));
                 }
                 Question::Refund(_, at) | Question::Undo(_, at, _) => {
                     self.asked.extend([ask.cost.min(MAX_QUOTA), at.as_micros()]);
@@ -244,6 +215,7 @@ impl Batch {
                 Question::Reset(_) => {}
             }
         }
+        self.lean.end_request();
         self.expected.push(expected);
     }
 
@@ -272,8 +244,7 @@ impl Batch {
         let is_for_the_other = !self.mixed && matches!(reply, Value::Int(_));
         self.mixed |= is_for_the_other;
         if is_for_the_other {
-            let long = self.terms.iter().filter(|terms| terms.compiled.may_be_long_log());
-            long.for_each(|terms| terms.long.store(LONG_FOR, Ordering::Relaxed));
+            self.terms.iter().for_each(|terms| terms.expect_long_log());
         }
         is_for_the_other
     }
@@ -294,7 +265,11 @@ impl Batch {
         for key in &self.keys {
             command.arg(&**key);
         }
-        command.arg(self.encoded(now));
+        command.arg(if self.mixed {
+            self.encoded(now)
+        } else {
+            self.lean.encoded(now, self.terms.iter().map(|terms| &**terms))
+        });
         command
     }
 
@@ -332,6 +307,9 @@ impl Batch {
 
     /// One answer per question, in order. A key that failed fails the questions that named it, and no others.
     pub(super) fn answers(&self, reply: Value) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+        if !self.mixed {
+            return self.lean_answers(reply);
+        }
         let Value::Array(items) = reply else { return Err(unreadable()) };
         let mut items = items.into_iter();
         let at = Timestamp::from_micros(number(items.next())?);
@@ -339,23 +317,45 @@ impl Batch {
         let mut answers = Vec::with_capacity(self.expected.len());
         for expected in &self.expected {
             let taken = number(items.next())?;
-            let terms = expected.terms.iter().map(|index| &self.terms[*index as usize - 1]);
-            let seen = terms.map(|terms| seen(terms, items.next())).collect::<Result<_, StoreError>>()?;
-            let failure = failures.iter().find(|(key, _)| expected.keys.contains(key));
-            answers.push(match failure {
-                Some((_, why)) => Err(StoreError::of_key(why)),
-                None => Ok(Answer { at, by_slot: SmallVec::new(), taken, seen }),
-            });
+            let mut states = SmallVec::new();
+            for terms in self.terms_of(expected) {
+                let Some(Value::BulkString(bytes)) = items.next() else { return Err(unreadable()) };
+                states.push(seen(terms, &bytes)?);
+            }
+            answers.push(expected.unless_failed(&failures, Answer::new(at, taken, states)));
         }
         Ok(answers)
+    }
+
+    fn lean_answers(&self, reply: Value) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+        let mut reply = lean::Reply::new(reply)?;
+        let mut answers = Vec::with_capacity(self.expected.len());
+        for expected in &self.expected {
+            let answer = reply.answer(self.terms_of(expected))?;
+            answers.push(expected.unless_failed(&reply.failures, answer));
+        }
+        Ok(answers)
+    }
+
+    fn terms_of<'a>(&'a self, expected: &'a Expected) -> impl Iterator<Item = &'a Terms> {
+        expected.terms.iter().map(|index| &*self.terms[*index as usize - 1])
+    }
+}
+
+impl Expected {
+    /// The answer, or the failure of a key that was named.
+    fn unless_failed(&self, failures: &[(u64, String)], answer: Answer) -> Result<Answer, StoreError> {
+        match failures.iter().find(|(key, _)| self.keys.contains(key)) {
+            Some((_, why)) => Err(StoreError::of_key(why)),
+            None => Ok(answer),
+        }
     }
 }
 
 /// What the script reports of a state.
-fn seen(terms: &Terms, reported: Option<Value>) -> Result<Seen, StoreError> {
-    let Some(Value::BulkString(bytes)) = reported else { return Err(unreadable()) };
+pub(super) fn seen(terms: &Terms, bytes: &[u8]) -> Result<Seen, StoreError> {
     if terms.shape == Shape::Answer {
-        return Ok(Seen::Verdict(verdict(&numbers(&bytes)?)?));
+        return Ok(Seen::Verdict(verdict(&numbers(bytes)?)?));
     }
     if bytes.is_empty() {
         return Ok(Seen::Numbers(SmallVec::new()));
@@ -364,7 +364,7 @@ fn seen(terms: &Terms, reported: Option<Value>) -> Result<Seen, StoreError> {
     state.map(Seen::Numbers).ok_or_else(unreadable)
 }
 
-fn failures(value: Option<Value>) -> Result<Vec<(u64, String)>, StoreError> {
+pub(super) fn failures(value: Option<Value>) -> Result<Vec<(u64, String)>, StoreError> {
     let Some(Value::Array(items)) = value else { return Ok(Vec::new()) };
     let mut failures = Vec::new();
     let mut items = items.into_iter();
@@ -401,6 +401,6 @@ fn verdict(numbers: &[u64]) -> Result<Verdict, StoreError> {
     Ok(Verdict { outcome, remaining, reset_after })
 }
 
-fn unreadable() -> StoreError {
+pub(super) fn unreadable() -> StoreError {
     StoreError::unavailable("the script's reply is not what was expected")
 }

@@ -2,18 +2,23 @@
 -- `decide.lua` does, without all that this does not need. It creates no functions: creating those of the other
 -- script costs Redis more than a decision.
 --
--- It reads the same arguments and replies the same. Where it cannot decide (a state of other terms, a clock that has
--- stepped back, arithmetic beyond 2^53) it replies 0 and has written nothing, and `decide.lua` is called instead.
+-- KEYS: the distinct keys of the batch. ARGV[1]: the time or 0, costs, limits, and for each hit four bytes: the limit (128
+-- more in the last hit of a request), the cost, and the key (2), as `lean.rs` writes them. Numbers are big-endian. Tables
+-- and numbers in text cost Redis more than a decision, so the argument and the reply are one string each.
+--
+-- Where it cannot decide (a state of other terms, a clock that has stepped back, arithmetic beyond 2^53) it replies 0 and
+-- has written nothing, and `decide.lua` is called instead.
 
 local METER, CLOCK, LOG, COUNTER = 1, 3, 5, 6
-local asked = cmsgpack.unpack(ARGV[1])
-local now, limits, q = asked[1], asked[2], asked[3]
+local keys, pack, read, sub, byte, ceil = KEYS, struct.pack, struct.unpack, string.sub, string.byte, math.ceil
+local char, format = string.char, string.format
+local asked = ARGV[1]
+local now, limit_count, cost_count, from = read('>I7I1I1', asked, 1)
 local injected = now > 0
 if not injected then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local keys, pack, read, sub, ceil, format = KEYS, struct.pack, struct.unpack, string.sub, math.ceil, string.format
 local values = redis.call('MGET', unpack(keys))
 local absent = nil
 for k = 1, #keys do
@@ -24,50 +29,82 @@ for k = 1, #keys do
 end
 if absent and redis.call('EXISTS', unpack(absent)) > 0 then return 0 end
 
-local out, size, at = { now, 0 }, 2, 1
--- Of each key that changes, when its state may be forgotten. Of each hit of a request, its state if all pass.
-local lasts, next_value, next_last = {}, {}, {}
-while q[at] do
-  local hits = q[at + 1]
-  local verdict_at, all = size + 1, true
-  at, size = at + 2, verdict_at
-  for hit = 1, hits do
-    local p, k, cost = limits[q[at]], q[at + 1], q[at + 2]
-    local kind, signature, value = p[1], p[#p], values[k]
-    local first, length = #signature + 1, value and #value
+local costs, cost_parts, limits = {}, {}, {}
+for index = 1, cost_count do
+  costs[index], cost_parts[index], from = read('>I7I5', asked, from)
+end
+-- A limit is its kind, its signature, the format of its state (of a counter and a log: of the beginning), and its numbers.
+for index = 1, limit_count do
+  local kind, length = byte(asked, from, from + 1)
+  local signature = sub(asked, from + 2, from + 1 + length)
+  from = from + 2 + length
+  if kind == METER then
+    local units, full, full_parts, wait, most, most_parts, ceiling, after = read('>I5I7I5I7I7I5I5', asked, from)
+    local layout
+    if length == 7 then
+      layout = '>c7I5I7'
+    else
+      layout = '>c' .. length .. (units > 1 and 'I5I7I5' or 'I5I7')
+    end
+    limits[index] = { kind, signature, layout, units, full, full_parts, wait, most, most_parts, ceiling }
+    from = after
+  elseif kind == COUNTER then
+    local limit, window, segments, after = read('>I5I7I2', asked, from)
+    limits[index] = { kind, signature, '>c' .. length .. (segments > 1 and 'I7I5' or 'I7'), limit, window, segments }
+    from = after
+  else
+    local limit, window, after = read('>I5I7', asked, from)
+    local layout = length == 7 and '>c7' or '>c8'
+    limits[index] = { kind, signature, layout .. (kind == LOG and 'I5I5' or 'I7I5'), limit, window }
+    from = after
+  end
+end
+
+-- The reply: the time, then of each request whether it passes, and of each of its hits the length of the state that was
+-- seen and the state; of a log the answer itself.
+local out, size, lengths = { pack('>I7', now) }, 1, {}
+-- Of each key that changes, when its state may be forgotten; 0 if that stays as it is. Of each hit of a request, its key,
+-- and its state if all pass.
+local lasts, hit_keys, next_value, next_last = {}, {}, {}, {}
+local last_record = #asked - 3
+while from <= last_record do
+  local verdict_at, all, hit, is_last = size + 1, true, 0, false
+  size = verdict_at
+  repeat
+    local limit_index, cost_index, high, low = byte(asked, from, from + 3)
+    from, hit = from + 4, hit + 1
+    if limit_index > 127 then is_last, limit_index = true, limit_index - 128 end
+    local p, k, cost = limits[limit_index], high * 256 + low, costs[cost_index]
+    local kind, signature, value = p[1], p[2], values[k]
+    local first, length = #signature + 1, value and #value or 0
     local passes, new, last
-    size = size + 1
-    out[size] = value or ''
-    if value and sub(value, 1, first - 1) ~= signature then return 0 end
+    local seen = value or ''
     if kind == METER then
-      local units, full, most, debt, parts = p[2], p[3], p[9], 0, 0
+      local units, full, most, debt, parts = p[4], p[5], p[10], 0, 0
       if value then
         if length ~= first + (units > 1 and 16 or 11) then return 0 end
-        local quota, moment
-        if units > 1 then
-          quota, moment, parts = read('>I5I7I5', value, first)
-        else
-          quota, moment = read('>I5I7', value, first)
-        end
+        local found, quota, moment, stored = read(p[3], value)
+        if found ~= signature then return 0 end
+        if units > 1 then parts = stored end
         if quota > most then most = quota end
         debt = moment - now
         if debt < 0 then
           debt, parts = 0, 0
-        elseif debt > p[7] or (debt == p[7] and parts > p[8]) then
+        elseif debt > p[8] or (debt == p[8] and parts > p[9]) then
           return 0
         end
       end
-      passes = p[5] < 0 or debt + (parts > 0 and 1 or 0) <= p[5]
-      debt, parts = debt + cost, parts + q[at + 3]
+      passes = p[7] == 0 or debt + (parts > 0 and 1 or 0) < p[7]
+      debt, parts = debt + cost, parts + cost_parts[cost_index]
       if parts >= units then debt, parts = debt + 1, parts - units end
-      passes = passes and (debt < full or (debt == full and parts <= p[4]))
+      passes = passes and (debt < full or (debt == full and parts <= p[6]))
       if passes then
         last = now + debt
-        new = signature .. (units > 1 and pack('>I5I7I5', most, last, parts) or pack('>I5I7', most, last))
+        if units > 1 then new = pack(p[3], signature, most, last, parts) else new = pack(p[3], signature, most, last) end
         last = last + 1
       end
     elseif kind == COUNTER then
-      local limit, window, segments = p[2], p[3], p[4]
+      local limit, window, segments = p[4], p[5], p[6]
       local segment, left = p.segment, p.left
       if not segment then
         local rest = now % window
@@ -86,40 +123,39 @@ while q[at] do
       local pair, width, cycle = p.pair, p.width, p.cycle
       -- Units: of all segments, of the one that is leaving the window, and of the current one. Of the stored pairs,
       -- those that stay.
-      local total, leaving, current, from, to = 0, 0, 0, 1, 0
+      local total, leaving, current, kept_from, kept_to, is_current = 0, 0, 0, 1, 0, false
       if value then
-        local newest
-        from, to = first + (segments > 1 and 12 or 7), length
-        if to < from or (to + 1 - from) % width ~= 0 then return 0 end
-        if segments > 1 then
-          newest, total = read('>I7I5', value, first)
-        else
-          newest = read('>I7', value, first)
-        end
+        local found, newest, units_of_all
+        kept_from, kept_to = first + (segments > 1 and 12 or 7), length
+        if kept_to < kept_from or (kept_to + 1 - kept_from) % width ~= 0 then return 0 end
+        found, newest, units_of_all = read(p[3], value)
+        if found ~= signature then return 0 end
+        if segments > 1 then total = units_of_all end
         local passed = segment - newest
         if passed < 0 then return 0 end
+        is_current = passed == 0
         if passed > segments then
-          total, from = 0, to + 1
+          total, kept_from = 0, kept_to + 1
         else
           if segments == 1 then
-            for pos = from, to, width do
+            for pos = kept_from, kept_to, width do
               local _, units = read(pair, value, pos)
               total = total + units
             end
           end
-          while from <= to do
-            local place, units = read(pair, value, from)
+          while kept_from <= kept_to do
+            local place, units = read(pair, value, kept_from)
             local age = passed + (newest - place) % cycle
             if age < segments then break end
             if age == segments then
               leaving = units
               break
             end
-            total, from = total - units, from + width
+            total, kept_from = total - units, kept_from + width
           end
           if passed == 0 then
-            local _, units = read(pair, value, to - width + 1)
-            current, to = units, to - width
+            local _, units = read(pair, value, kept_to - width + 1)
+            current, kept_to = units, kept_to - width
           end
         end
       end
@@ -132,23 +168,25 @@ while q[at] do
         passes = weighed < whole
       end
       if passes then
-        local kept = value and sub(value, from, to) or ''
+        local kept = kept_from <= kept_to and sub(value, kept_from, kept_to) or ''
         if segments > 1 then
-          new = signature .. pack('>I7I5', segment, total + cost) .. kept .. pack(pair, segment % cycle, current + cost)
+          new = pack(p[3], signature, segment, total + cost) .. kept .. pack(pair, segment % cycle, current + cost)
         else
-          new = signature .. pack('>I7', segment) .. kept .. pack(pair, segment % cycle, current + cost)
+          new = pack(p[3], signature, segment) .. kept .. pack(pair, segment % cycle, current + cost)
         end
-        last = p.last
+        last = is_current and 0 or p.last
       end
     elseif kind == LOG then
       -- One block: see `decide.lua`. Sums are of all units up to an entry, modulo 2^40.
-      local limit, window, body = p[2], p[3], first + 10
+      local limit, window, body = p[4], p[5], first + 10
       local entries, base, newest, sum, total, of_newest = 0, 0, 0, 0, 0, 0
       local held, dropped, gone, dropped_sum = now, 0, 0, 0
       if value then
         entries = (length + 1 - body) / 12
         if entries < 1 or entries % 1 > 0 then return 0 end
-        base = read('>I5', value, first + 5)
+        local found, _
+        found, _, base = read(p[3], value)
+        if found ~= signature then return 0 end
         newest, sum = read('>I7I5', value, length - 11)
         total = (sum - base) % 1099511627776
         if total == 0 then
@@ -197,7 +235,7 @@ while q[at] do
             new = sub(value, 1, first + 4) .. pack('>I5', dropped_sum) .. sub(value, body + 12 * dropped, to) .. entry
           end
         end
-        out[size] = format('1 %.0f 0 %.0f', room - cost, last - now)
+        seen = format('1 %.0f 0 %.0f', room - cost, last - now)
       else
         if room < 0 then room = 0 end
         local reset = 0
@@ -206,7 +244,7 @@ while q[at] do
           if at + window > now then reset = at + window - now end
         end
         if cost > limit then
-          out[size] = format('2 %.0f 0 %.0f', room, reset)
+          seen = format('2 %.0f 0 %.0f', room, reset)
         else
           -- The wait ends when the entry leaves with which enough units have left.
           local need, low, high = gone + units + cost - limit, dropped + 1, entries
@@ -216,43 +254,58 @@ while q[at] do
             if (up_to - base) % 1099511627776 >= need then high = middle else low = middle + 1 end
           end
           local retry = read('>I7', value, body + 12 * low - 12) + window - now
-          out[size] = format('0 %.0f %.0f %.0f', room, retry > 0 and retry or 0, reset)
+          seen = format('0 %.0f %.0f %.0f', room, retry > 0 and retry or 0, reset)
         end
       end
     else
-      local window, begun, units = p[3], now, 0
+      local window, begun, units, is_current = p[5], now, 0, false
       if kind == CLOCK then begun = now - now % window end
       if value then
         if length ~= first + 11 then return 0 end
-        local stored, count = read('>I7I5', value, first)
-        if stored > begun then return 0 end
+        local found, stored, count = read(p[3], value)
+        if found ~= signature or stored > begun then return 0 end
         if kind == CLOCK then
-          if stored == begun then units = count end
+          if stored == begun then units, is_current = count, true end
         elseif count > 0 and now < stored + window then
-          begun, units = stored, count
+          begun, units, is_current = stored, count, true
         end
       end
       units = units + cost
-      passes = units <= p[2]
-      if passes then new, last = signature .. pack('>I7I5', begun, units), begun + window end
+      passes = units <= p[4]
+      if passes then new, last = pack(p[3], signature, begun, units), is_current and 0 or begun + window end
     end
-    if passes then next_value[hit], next_last[hit] = new, last else all = false end
-    at = at + 4
-  end
-  out[verdict_at] = all and 1 or 0
+    if passes then hit_keys[hit], next_value[hit], next_last[hit] = k, new, last else all = false end
+    length = #seen
+    local prefix = lengths[length]
+    if not prefix then
+      prefix = char((length - length % 65536) / 65536, (length - length % 256) / 256 % 256, length % 256)
+      lengths[length] = prefix
+    end
+    out[size + 1], out[size + 2] = prefix, seen
+    size = size + 2
+  until is_last
+  out[verdict_at] = all and '\1' or '\0'
   if all then
-    local first = at - 4 * hits
-    for hit = 1, hits do
-      local k = q[first + 4 * hit - 3]
-      values[k], lasts[k] = next_value[hit], next_last[hit]
+    for index = 1, hit do
+      local k, last = hit_keys[index], next_last[index]
+      values[k] = next_value[index]
+      -- A state of the same window or segment is forgotten when the one before it would have been.
+      if last > 0 then lasts[k] = last elseif not lasts[k] then lasts[k] = 0 end
     end
   end
 end
 
-local set, failed = redis.pcall, nil
+local set, failed, shown, expires = redis.pcall, nil, 0, ''
 for k, last in pairs(lasts) do
-  local ttl = injected and '3600000' or format('%d', ceil((last - now) / 1000) + 1)
-  local reply = set('SET', keys[k], values[k], 'PX', ttl)
+  local reply
+  if last == 0 then
+    reply = set('SET', keys[k], values[k], 'KEEPTTL')
+  elseif injected then
+    reply = set('SET', keys[k], values[k], 'PX', '3600000')
+  else
+    if last ~= shown then shown, expires = last, format('%d', ceil(last / 1000) + 1) end
+    reply = set('SET', keys[k], values[k], 'PXAT', expires)
+  end
   if reply.err then
     -- A replica can decide nothing, and has written nothing.
     if reply.err:find('READONLY', 1, true) then error(reply) end
@@ -261,5 +314,6 @@ for k, last in pairs(lasts) do
     failed[#failed + 1] = reply.err
   end
 end
-if failed then out[2] = failed end
-return out
+local seen = table.concat(out)
+if failed then return { seen, failed } end
+return seen

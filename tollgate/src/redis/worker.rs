@@ -31,6 +31,9 @@ use crate::units::Timestamp;
 pub(super) const MAX_BATCH: usize = 64;
 /// Keys in one script call: Lua's stack holds some thousands.
 pub(super) const MAX_KEYS: usize = 1024;
+/// Work in one script call, in that of a request of one bucket: some two milliseconds of Redis, which serves nobody else
+/// meanwhile. One question is always a call, however much work it is.
+const MAX_WORK: usize = 256;
 /// Questions that may wait for a trip to one server. Beyond that it is too slow to be waited for.
 pub(super) const MAX_WAITING: usize = 16_384;
 /// Trips under way at once: while Redis decides one, the next is waiting there and the last is read here.
@@ -191,19 +194,22 @@ impl Worker {
     }
 }
 
-/// The same questions in order, in as many calls as their keys need; nearly always one.
+/// The same questions in order, in as many calls as their keys and their work need; nearly always one.
 fn in_bounds(jobs: Vec<Job>) -> Vec<Vec<Job>> {
-    let keys = |job: &Job| job.question.asks().len();
-    if jobs.iter().map(keys).sum::<usize>() <= MAX_KEYS {
+    let size = |job: &Job| (job.question.asks().len(), job.question.work());
+    let add = |(keys, work): (usize, usize), (more_keys, more_work)| (keys + more_keys, work + more_work);
+    let fits = |(keys, work)| keys <= MAX_KEYS && work <= MAX_WORK;
+    if fits(jobs.iter().map(size).fold((0, 0), add)) {
         return vec![jobs];
     }
-    let (mut calls, mut call, mut count) = (Vec::new(), Vec::new(), 0);
+    let (mut calls, mut call, mut total) = (Vec::new(), Vec::new(), (0, 0));
     for job in jobs {
-        if count + keys(&job) > MAX_KEYS {
+        let size = size(&job);
+        if !call.is_empty() && !fits(add(total, size)) {
             calls.push(std::mem::take(&mut call));
-            count = 0;
+            total = (0, 0);
         }
-        count += keys(&job);
+        total = add(total, size);
         call.push(job);
     }
     calls.push(call);

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate::redis::RedisLimiter;
-use tollgate::{Consistency, DAY, FixedWindow, Hit, Limit, OnStoreFailure, Rate, Source, TokenBucket};
+use tollgate::{
+    Consistency, DAY, FixedWindow, Hit, Limit, OnStoreFailure, Rate, SlidingWindowCounter, Source, TokenBucket,
+};
 
 use crate::servers::RedisServer;
 use crate::variants::variants;
@@ -36,6 +38,21 @@ async fn many_at_once_take_few_trips() {
     let (trips, questions) = (limiter.stats().trips - before.trips, limiter.stats().questions - before.questions);
     assert_eq!(questions, 256 * 20);
     assert!(trips * 8 < questions, "{trips} trips for {questions} questions");
+}
+
+/// A peek at a counter of 1,000 segments reads them all, so that 64 of them would keep Redis busy for long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn questions_of_much_work_share_a_call_with_few() {
+    let server = RedisServer::start();
+    let counter = SlidingWindowCounter::new(1_000_000, DAY).segments(1_000);
+    let limiter = limiter(&server, Limit::new("fine", counter).unwrap()).await;
+    let before = limiter.stats();
+    let keys: Vec<String> = (0..256).map(|key| key.to_string()).collect();
+    for looked in join_all(keys.iter().map(|key| limiter.peek(key))).await {
+        assert_eq!(looked.expect("Redis answers").remaining(), 1_000_000);
+    }
+    let trips = limiter.stats().trips - before.trips;
+    assert!(trips >= 256 / 8, "{trips} trips");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
