@@ -29,18 +29,14 @@ fn report_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result 
     )?;
     let known = || servers.iter().filter_map(|server| Some((server.address.as_str(), server.memory.as_ref()?)));
     let gauge = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let sizes: [(&str, &str, fn(&ServerMemory) -> u64); 2] = [
-        ("tollgate_store_server_memory_bytes", "Memory in use of a server of the store", |memory| memory.used),
-        (
-            "tollgate_store_server_max_memory_bytes",
-            "The most memory that a server of the store may use (maxmemory); 0 if there is no bound",
-            |memory| memory.maximum,
-        ),
-    ];
-    for (name, help, size) in sizes {
-        let rows = known().map(|(address, memory)| ([("server", address)], gauge(size(memory))));
-        page.gauges(name, help, rows)?;
-    }
+    let rows = known().map(|(address, memory)| ([("server", address)], gauge(memory.used)));
+    page.gauges("tollgate_store_server_memory_bytes", "Memory in use of a server of the store", rows)?;
+    let rows = known().map(|(address, memory)| ([("server", address)], gauge(memory.maximum)));
+    page.gauges(
+        "tollgate_store_server_max_memory_bytes",
+        "The most memory that a server of the store may use (maxmemory); 0 if there is no bound",
+        rows,
+    )?;
     let policy = |memory: &ServerMemory| memory.eviction_policy.clone();
     let rows = known().map(|(address, memory)| {
         ([("server", address.to_owned()), ("policy", policy(memory))], i64::from(memory.evicts()))

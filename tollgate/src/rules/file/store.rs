@@ -10,6 +10,9 @@ use crate::redis::RedisSettings;
 /// More than the certificates of any authority take. A larger file is another file.
 const MAX_PEM: u64 = 4 << 20;
 
+/// Takes the content of a file into the settings.
+type SetPem = fn(RedisSettings, Vec<u8>) -> RedisSettings;
+
 impl Parsed {
     /// Returns the settings of the Redis that the file names, or `None` if counts are kept in memory. Files that it names
     /// are read beside the rule file if that was loaded, else in the current folder.
@@ -25,7 +28,7 @@ impl Parsed {
         if let Some(prefix) = prefix {
             settings = settings.prefix(prefix.as_str());
         }
-        let files: [(&str, &Option<String>, fn(RedisSettings, Vec<u8>) -> RedisSettings); 3] = [
+        let files: [(&str, &Option<String>, SetPem); 3] = [
             ("ca", ca, RedisSettings::tls_ca),
             ("client_cert", client_cert, RedisSettings::client_cert),
             ("client_key", client_key, RedisSettings::client_key),
