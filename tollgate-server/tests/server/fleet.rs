@@ -131,7 +131,7 @@ fn a_store_that_does_not_take_the_password_is_told_without_it() {
     let address = redis.url().replace("redis://", "");
     let said = server.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);
     assert!(said.contains("uthentication failed") && !said.contains("hunter2"), "{said}");
-    assert!(said.contains("; start it, or correct its URL\n"), "{said}");
+    assert!(said.contains("; correct the user and the password\n"), "{said}");
 }
 
 #[test]
