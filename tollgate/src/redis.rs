@@ -65,6 +65,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 pub use self::builder::RedisLimiterBuilder;
@@ -79,7 +80,7 @@ use self::node::Node;
 use self::receipt::Receipt;
 pub use self::reserving::RedisReservation;
 pub use self::rule_sets::{PublishError, Repair, Repairs, RuleSet, RuleSets};
-use self::script::{Ask, Question};
+use self::script::{Ask, Asks, Question};
 pub use self::settings::RedisSettings;
 use self::stats::Counts;
 pub use self::stats::{Histogram, Stats};
@@ -226,13 +227,25 @@ impl RedisLimiter {
     /// When the store cannot be reached in time.
     pub async fn reset<'k>(&self, key: impl Into<Key<'k>>) -> Result<(), StoreError> {
         let wanted = self.want_all(key.into(), 0);
+        let shared = &*self.0.shared;
         for one in &wanted {
             self.reset_locally(&one.ask.name);
-            self.0.shared.leases.forget(&one.ask.name);
+            shared.leases.drop_slices(&one.ask.name);
         }
-        let outcome = self.ask_each(&wanted, Question::Reset).await;
-        wanted.iter().for_each(|one| self.0.shared.leases.forget(&one.ask.name));
-        outcome
+        let asks: Asks = wanted.into_iter().map(|one| one.ask).collect();
+        // On a cluster a question stays in one slot.
+        let in_one_question = if shared.topology.is_cluster() { 1 } else { asks.len().max(1) };
+        let each = asks.chunks(in_one_question).map(|asks| async move {
+            let outcome = shared.ask(Question::Reset(asks.into())).await;
+            let reset_at = outcome.as_ref().ok().map(|answer| answer.at);
+            for ask in asks {
+                // Also what was decided just before, and is remembered only now.
+                shared.all_denials.forget(&ask.name);
+                shared.leases.forget(&ask.name, reset_at);
+            }
+            outcome.map(drop)
+        });
+        join_all(each).await.into_iter().collect()
     }
 
     /// The limit of that name.

@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::denials::{Denials, Known, Times};
+use super::leases::Outlook;
 use super::script::{Answer, Ask, Asks, Question, Seen};
 use super::worker::{Job, MAX_KEYS};
 use super::{AllWanted, NEVER, Receipt, RedisLimiter, Shared, StoreError, Wanted, names};
@@ -144,11 +145,20 @@ impl RedisLimiter {
         }
         let now = inner.shared.clock.now_with_gaps();
         let denials = wanted.iter().filter_map(|one| {
-            let (verdict, at) = inner.denials.certain(&one.ask, now)?;
-            Some(self.decision(one, verdict, at, Source::DenialCache))
+            let dry = match self.lease_outlook(one, now) {
+                // A slice may have units while the store has none.
+                Outlook::Open => return None,
+                Outlook::Dry { wait } => Some(wait),
+                Outlook::Exact => None,
+            };
+            let certain = inner.denials.certain(&one.ask, now);
+            let certain = certain.map(|(verdict, at)| self.decision(one, verdict, at, Source::DenialCache));
+            certain.or_else(|| Some(self.dry_denial(one, dry?)))
         });
         let denied = denials.reduce(Decision::foremost)?;
-        inner.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+        if denied.source == Source::DenialCache {
+            inner.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+        }
         Some(denied)
     }
 

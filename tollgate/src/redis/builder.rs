@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::changes::Resets;
 use super::denials::AllDenials;
 use super::fallback::{Fallback, LocalStore};
 use super::fleet::Fleet;
@@ -151,13 +152,14 @@ impl RedisLimiterBuilder {
         let all_denials = Arc::new(AllDenials::new(catalogue.budget()));
         let denials = all_denials.begin();
         let hears = Arc::new(AtomicBool::new(false));
-        let mut tasks = Vec::new();
-        // Remembered denials go by real time, which an injected clock knows nothing of.
-        if self.denial_cache && self.clock.is_none() {
-            let ear = super::changes::listen(topology.clone(), all_denials.clone(), hears.clone());
-            tasks.push(tokio::spawn(ear).abort_handle());
-        }
         let leases = Arc::new(Leases::new());
+        let resets = Resets {
+            denials: all_denials.clone(),
+            leases: leases.clone(),
+            // Remembered denials go by real time, which an injected clock knows nothing of.
+            hears: (self.denial_cache && self.clock.is_none()).then(|| hears.clone()),
+        };
+        let mut tasks = vec![tokio::spawn(super::changes::listen(topology.clone(), resets)).abort_handle()];
         let fleet = Arc::new(Fleet::new(self.expected_nodes));
         fleet.join_if(fallback.has_local_limit(self.on_store_failure));
         let shared = Arc::new_cyclic(|itself| {

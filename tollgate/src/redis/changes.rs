@@ -1,4 +1,4 @@
-//! Subscribes to resets by other processes, so that no remembered denial outlives one.
+//! Subscribes to resets by other processes, so that no remembered denial and no slice outlives one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +9,11 @@ use redis::aio::PubSub;
 use tokio::time::timeout;
 
 use super::denials::AllDenials;
+use super::leases::Leases;
 use super::topology::Topology;
+use crate::units::Timestamp;
 
-/// The channel on which the script publishes the names of keys that were reset, after `rate_limit:`.
+/// The channel on which the script publishes the times and names of keys that were reset, after `rate_limit:`.
 const CHANNEL: &str = "changed";
 
 /// How soon to listen again after the connection was lost: at first, and at most.
@@ -21,8 +23,53 @@ const AGAIN_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::
 const QUIET_FOR: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The state of this process that a reset ends.
+pub(super) struct Resets {
+    pub(super) denials: Arc<AllDenials>,
+    pub(super) leases: Arc<Leases>,
+    /// Set while resets are heard of, if denials are remembered at all.
+    pub(super) hears: Option<Arc<AtomicBool>>,
+}
+
+impl Resets {
+    fn begin(&self) {
+        self.denials.clear();
+        self.leases.resets_are_heard();
+        self.set_hears(true);
+    }
+
+    fn end(&self) {
+        self.set_hears(false);
+        self.leases.resets_are_missed();
+        self.denials.clear();
+    }
+
+    fn set_hears(&self, hears: bool) {
+        if let Some(flag) = &self.hears {
+            flag.store(hears, Ordering::Relaxed);
+        }
+    }
+
+    fn apply(&self, message: &[u8]) {
+        let (reset_at, name) = parse(message);
+        self.denials.forget(name);
+        self.leases.forget(name, reset_at);
+    }
+}
+
+/// Splits a message into the time of the reset, by the store's clock, and the name of the key. Names have no space before
+/// the first brace, and earlier versions sent the name alone.
+fn parse(message: &[u8]) -> (Option<Timestamp>, &[u8]) {
+    let Some(space) = message.iter().position(|byte| !byte.is_ascii_digit()).filter(|at| message[*at] == b' ') else {
+        return (None, message);
+    };
+    let (time, name) = (&message[..space], &message[space + 1..]);
+    let micros = std::str::from_utf8(time).ok().and_then(|digits| digits.parse().ok());
+    (micros.map(Timestamp::from_micros), name)
+}
+
 /// Listens for ever. While nothing is heard, nothing is certain.
-pub(super) async fn listen(topology: Arc<Topology>, denials: Arc<AllDenials>, hears: Arc<AtomicBool>) {
+pub(super) async fn listen(topology: Arc<Topology>, resets: Resets) {
     let mut pause = AGAIN_AFTER.0;
     loop {
         let ear = timeout(PATIENCE, async {
@@ -31,12 +78,10 @@ pub(super) async fn listen(topology: Arc<Topology>, denials: Arc<AllDenials>, he
             Some(ear)
         });
         if let Ok(Some(ear)) = ear.await {
-            denials.clear();
-            hears.store(true, Ordering::Relaxed);
+            resets.begin();
             pause = AGAIN_AFTER.0;
-            hear(ear, &denials).await;
-            hears.store(false, Ordering::Relaxed);
-            denials.clear();
+            hear(ear, &resets).await;
+            resets.end();
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(AGAIN_AFTER.1);
@@ -44,11 +89,11 @@ pub(super) async fn listen(topology: Arc<Topology>, denials: Arc<AllDenials>, he
 }
 
 /// Hears until the connection is gone, also if nobody says so.
-async fn hear(ear: PubSub, denials: &AllDenials) {
+async fn hear(ear: PubSub, resets: &Resets) {
     let (mut mouth, mut ear) = ear.split();
     loop {
         match timeout(QUIET_FOR, ear.next()).await {
-            Ok(Some(message)) => denials.forget(message.get_payload_bytes()),
+            Ok(Some(message)) => resets.apply(message.get_payload_bytes()),
             Ok(None) => return,
             Err(_) => match timeout(PATIENCE, mouth.ping::<redis::Value>()).await {
                 Ok(Ok(_)) => {}

@@ -797,11 +797,12 @@ local function store_log(k, p, ttl)
   try(k, 'PEXPIRE', key, ttl)
 end
 
--- Other processes may remember that this key is denied. Only resets are published, because a message to every process costs
--- Redis more than a decision: a denial is remembered for a second at most, so a refund is noticed soon without one.
+-- Other processes may remember that this key is denied, or hold slices of its quota. The message is the time and the key.
+-- Only resets are published, because a message to every process costs Redis more than a decision: a denial is remembered for
+-- a second at most, so a refund is noticed soon without one.
 local function tell_others(k)
   -- The channel has the prefix of the key, if there is one.
-  pcall_redis('PUBLISH', string.match(KEYS[k], '^[^{]*rate_limit:') .. 'changed', KEYS[k])
+  pcall_redis('PUBLISH', string.match(KEYS[k], '^[^{]*rate_limit:') .. 'changed', format('%.0f ', now) .. KEYS[k])
 end
 
 -- Conversion of a state to other terms: `algorithm/conversion.rs`, number by number.

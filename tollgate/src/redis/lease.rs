@@ -44,6 +44,9 @@ pub(super) struct Lease {
     renewing: Option<Arc<Semaphore>>,
     /// Counts resets of the key. A charge from before a reset no longer exists.
     resets: u64,
+    /// The latest reset that became known since the renewal began, by the store's clock. A slice that was charged before it
+    /// is not used.
+    reset_at: Timestamp,
     /// Requests that hold units while their other limits decide.
     holders: usize,
     /// Units left at the store when it last granted a slice, and when the quota would be full again.
@@ -63,6 +66,14 @@ pub(super) struct Grant {
     pub(super) at: Timestamp,
     /// The debt of the key before the charge.
     pub(super) before: Before,
+    /// The connection on which it was charged, if that was certain.
+    pub(super) connection: Option<u64>,
+}
+
+impl Grant {
+    fn can_spend(&self, cost: u64, now: Timestamp) -> bool {
+        self.until > now && self.left >= cost
+    }
 }
 
 /// The store's answer to a renewal.
@@ -78,8 +89,6 @@ pub(super) struct Granted {
 pub(super) struct Wish {
     pub(super) most: u64,
     pub(super) least: u64,
-    /// The count of resets at the time of the wish.
-    pub(super) resets: u64,
     /// The units that the last renewal brought, if that was less than its wish. About as many are likely to be there.
     expected: u64,
 }
@@ -106,6 +115,7 @@ pub(super) struct Held {
     at: Timestamp,
     until: Timestamp,
     before: Before,
+    connection: Option<u64>,
     resets: u64,
 }
 
@@ -114,6 +124,11 @@ impl Held {
     pub(super) fn charge(&self) -> (Timestamp, Before) {
         (self.at, self.before)
     }
+
+    /// Returns the connection on which the slice was charged, if that was certain.
+    pub(super) fn connection(&self) -> Option<u64> {
+        self.connection
+    }
 }
 
 /// The unspent rest of a slice that expired.
@@ -121,6 +136,8 @@ pub(super) struct Leftover {
     pub(super) ask: Ask,
     pub(super) at: Timestamp,
     pub(super) before: Before,
+    /// The connection on which the slice was charged, if that was certain.
+    pub(super) connection: Option<u64>,
 }
 
 impl Lease {
@@ -137,6 +154,7 @@ impl Lease {
             last_short: 0,
             renewing: None,
             resets: 0,
+            reset_at: Timestamp::EPOCH,
             holders: 0,
             store_left: 0,
             full_at: now,
@@ -152,11 +170,17 @@ impl Lease {
         self.renewing.as_ref()
     }
 
+    /// Returns whether a slice has as many units.
+    pub(super) fn can_spend(&self, cost: u64, now: Timestamp) -> bool {
+        self.grants.iter().any(|grant| grant.can_spend(cost, now))
+    }
+
     /// Takes units from a slice, if one has as many.
     pub(super) fn spend(&mut self, cost: u64, now: Timestamp) -> Option<Held> {
-        let grant = self.grants.iter_mut().find(|grant| grant.until > now && grant.left >= cost)?;
+        let grant = self.grants.iter_mut().find(|grant| grant.can_spend(cost, now))?;
         grant.left -= cost;
-        Some(Held { at: grant.at, until: grant.until, before: grant.before, resets: self.resets })
+        let Grant { at, until, before, connection, .. } = *grant;
+        Some(Held { at, until, before, connection, resets: self.resets })
     }
 
     /// Notes that a request holds units. The lease is kept until it lets go of them.
@@ -173,14 +197,14 @@ impl Lease {
     pub(super) fn give_back(&mut self, units: u64, held: Held) {
         self.holders = self.holders.saturating_sub(1);
         self.demand = self.demand.saturating_sub(units);
-        if held.resets != self.resets {
-            return;
-        }
         match self.grants.iter_mut().find(|grant| grant.at == held.at) {
             Some(grant) => grant.left += units,
+            // The slice was dropped with a reset, or nothing was left of it.
+            None if held.resets != self.resets => {}
             None => {
                 let until = if self.withdrawn { Timestamp::EPOCH } else { held.until };
-                self.grants.push(Grant { units, left: units, until, at: held.at, before: held.before });
+                let Held { at, before, connection, .. } = held;
+                self.grants.push(Grant { units, left: units, until, at, before, connection });
             }
         }
     }
@@ -188,22 +212,21 @@ impl Lease {
     /// Puts the units of a request that was admitted back into their slice. Returns false if nothing is spent from that
     /// slice any more: then they belong to the store. After a reset they belong to nobody.
     pub(super) fn refund(&mut self, units: u64, held: Held, now: Timestamp) -> bool {
-        if held.resets != self.resets {
-            return true;
-        }
         let grant = self.grants.iter_mut().find(|grant| grant.at == held.at && grant.until > now);
-        grant.is_some_and(|grant| {
-            grant.left += units;
-            true
-        })
+        match grant {
+            Some(grant) => grant.left += units,
+            None if held.resets != self.resets => {}
+            None => return false,
+        }
+        true
     }
 
     /// Adds a slice, and ends the renewal: everyone who waits for it tries again. `short` is a cost that the store has no
     /// units for, or soon will have none for, and when it answered.
-    pub(super) fn renewed(&mut self, resets: u64, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
+    pub(super) fn renewed(&mut self, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
         let units = granted.as_ref().map_or(0, |granted| granted.grant.units);
         if let Some(Granted { mut grant, store_left, full_at }) = granted
-            && self.resets == resets
+            && grant.at > self.reset_at
         {
             if self.withdrawn {
                 grant.until = Timestamp::EPOCH;
@@ -238,7 +261,8 @@ impl Lease {
             if dead && grant.left > 0 {
                 // The units that were spent are those that the refill pays first.
                 let before = ask.terms.compiled.before_rest(grant.before, grant.units.saturating_sub(grant.left));
-                leftovers.push(Leftover { ask: Ask { cost: grant.left, ..ask.clone() }, at: grant.at, before });
+                let ask = Ask { cost: grant.left, ..ask.clone() };
+                leftovers.push(Leftover { ask, at: grant.at, before, connection: grant.connection });
             }
             !dead && grant.left > 0
         });
@@ -247,9 +271,28 @@ impl Lease {
         is_used || (self.wanted() > 0 && !self.withdrawn)
     }
 
-    /// Drops the slices of a key that was reset: the store no longer knows their charges.
-    pub(super) fn forget(&mut self) {
-        self.grants.clear();
+    /// Drops the slices that are held. A slice that is on its way is kept.
+    pub(super) fn drop_slices(&mut self) {
+        self.drop_charged_until(Timestamp::MAX);
+    }
+
+    /// Drops the slices of a key that was reset at that time by the store's clock: the store no longer knows their charges.
+    /// If the time is not known, drops all of them, and the one that is on its way.
+    pub(super) fn forget(&mut self, reset_at: Option<Timestamp>) {
+        let reset_at = reset_at.unwrap_or(Timestamp::MAX);
+        self.reset_at = self.reset_at.max(reset_at);
+        self.drop_charged_until(reset_at);
+    }
+
+    /// Keeps the slices to be spent, and gives nothing of them back: a reset may have been missed.
+    pub(super) fn resets_are_missed(&mut self) {
+        self.grants.iter_mut().for_each(|grant| grant.connection = None);
+        self.reset_at = Timestamp::MAX;
+        self.resets += 1;
+    }
+
+    fn drop_charged_until(&mut self, reset_at: Timestamp) {
+        self.grants.retain(|grant| grant.at > reset_at);
         self.dry = None;
         (self.shortages, self.last_short) = (0, 0);
         self.resets += 1;
@@ -303,9 +346,82 @@ impl Lease {
 
     pub(super) fn begin_renewing(&mut self, cost: u64, quota: u64, now: Timestamp) -> Wish {
         self.renewing = Some(Arc::new(Semaphore::new(0)));
+        // The slice will be charged after all resets that are known by now.
+        self.reset_at = Timestamp::EPOCH;
         let (covered, of) = COVERED;
         let wanted = (self.wanted().saturating_mul(covered) / of).min(quota / SHARE);
         let most = wanted.saturating_sub(self.left(now)).max(cost);
-        Wish { most, least: cost, resets: self.resets, expected: self.last_short }
+        Wish { most, least: cost, expected: self.last_short }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redis::script::Terms;
+    use crate::{FixedWindow, HOUR, Limit};
+
+    const NOW: Timestamp = Timestamp::EPOCH;
+
+    fn lease() -> Lease {
+        let limit = Limit::new("l", FixedWindow::new(100, HOUR)).unwrap();
+        let terms = Arc::new(Terms::new(limit.compiled(), 100, Vec::new()));
+        Lease::new(Ask { terms, siblings: Arc::from([]), name: Arc::from(&b"key"[..]), cost: 1 }, 200_000, NOW)
+    }
+
+    /// A slice that was charged at that time by the store's clock.
+    fn charged_at(micros: u64) -> Option<Granted> {
+        let (at, until) = (Timestamp::from_micros(micros), Timestamp::MAX);
+        let grant = Grant { units: 10, left: 10, until, at, before: Before(0, 0), connection: Some(1) };
+        Some(Granted { grant, store_left: 0, full_at: NOW })
+    }
+
+    fn reset_at(micros: u64) -> Option<Timestamp> {
+        Some(Timestamp::from_micros(micros))
+    }
+
+    #[test]
+    fn a_reset_keeps_the_slice_that_was_charged_after_it() {
+        // The slice is on its way when the key is reset, or is asked for before the reset is answered.
+        for is_answered_first in [true, false] {
+            for (charged, is_kept) in [(29, false), (30, false), (31, true)] {
+                let mut lease = lease();
+                lease.drop_slices();
+                let _ = lease.begin_renewing(1, 100, NOW);
+                if is_answered_first {
+                    lease.renewed(charged_at(charged), None);
+                    lease.forget(reset_at(30));
+                } else {
+                    lease.forget(reset_at(30));
+                    lease.renewed(charged_at(charged), None);
+                }
+                assert_eq!(lease.can_spend(1, NOW), is_kept, "charged at {charged}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_reset_at_an_unknown_time_drops_the_slice_on_its_way() {
+        let mut lease = lease();
+        let _ = lease.begin_renewing(1, 100, NOW);
+        lease.forget(None);
+        lease.renewed(charged_at(50), None);
+        assert!(!lease.can_spend(1, NOW));
+        // The next one is charged after it, whatever the clock of the store is.
+        let _ = lease.begin_renewing(1, 100, NOW);
+        lease.renewed(charged_at(20), None);
+        assert!(lease.can_spend(1, NOW));
+    }
+
+    #[test]
+    fn units_held_across_a_reset_are_not_given_back_to_the_store() {
+        let mut lease = lease();
+        lease.renewed(charged_at(20), None);
+        let held = lease.spend(1, NOW).unwrap();
+        lease.forget(reset_at(30));
+        lease.give_back(1, held);
+        let mut leftovers = Vec::new();
+        let _ = lease.sweep(NOW, true, &mut leftovers);
+        assert!(leftovers.is_empty());
     }
 }

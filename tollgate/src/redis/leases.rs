@@ -10,6 +10,7 @@
 //! denies, the units go back to their slices.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ pub(super) struct Leases {
     hasher: ahash::RandomState,
     /// Rung when there is a lease where there was none, for the one who looks after them.
     taken: Notify,
+    /// Whether resets by other processes are heard of. Without that, no slices are taken.
+    hears_resets: AtomicBool,
 }
 
 /// How a request spends from a lease.
@@ -78,12 +81,23 @@ pub(super) enum Next {
     Exact,
 }
 
+/// What a lease would do with a hit now.
+pub(super) enum Outlook {
+    /// Spend from a slice, or ask the store for one.
+    Open,
+    /// Deny: there are no units, and the store is not asked for `wait` microseconds.
+    Dry { wait: u64 },
+    /// Let the store decide.
+    Exact,
+}
+
 impl Leases {
     pub(super) fn new() -> Self {
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
             hasher: ahash::RandomState::new(),
             taken: Notify::new(),
+            hears_resets: AtomicBool::new(false),
         }
     }
 
@@ -95,9 +109,15 @@ impl Leases {
     /// Takes units from a slice, or returns what to do instead.
     pub(super) fn spend(&self, ask: &Ask, spending: Spending, attempt: Attempt, now: Timestamp) -> Next {
         let Spending { quota, horizon, purpose } = spending;
+        // No slice is large enough, so it is no demand for slices either.
+        if ask.cost > quota / SHARE {
+            return Next::Exact;
+        }
         let mut shard = self.shard(&ask.name);
+        // Read under the lock, so that no slice is taken after `resets_are_missed` has gone through this shard.
+        let may_renew = self.hears_resets.load(Ordering::Relaxed);
         if find(&mut shard, ask).is_none() {
-            if shard.len() >= MOST / SHARDS {
+            if !may_renew || shard.len() >= MOST / SHARDS {
                 return Next::Exact;
             }
             shard.entry(ask.name.clone()).or_default().push(Lease::new(ask.clone(), horizon, now));
@@ -105,25 +125,48 @@ impl Leases {
         }
         let Some(lease) = find(&mut shard, ask).filter(|lease| !lease.is_withdrawn()) else { return Next::Exact };
         if attempt == Attempt::First {
-            lease.count(ask.cost.min(quota), now);
+            lease.count(ask.cost, now);
         }
         if let Some(held) = lease.spend(ask.cost, now) {
             if purpose == Purpose::Hold {
                 lease.hold();
             }
-            let renew = lease.is_low(ask.cost, quota, now).then(|| lease.begin_renewing(ask.cost, quota, now));
+            let is_low = may_renew && lease.is_low(ask.cost, quota, now);
+            let renew = is_low.then(|| lease.begin_renewing(ask.cost, quota, now));
             let (remaining, reset_after) = lease.remaining(now);
             return Next::Spent { held, remaining, reset_after, renew };
         }
         if let Some(renewal) = lease.renewal() {
             return Next::Wait(renewal.clone());
         }
-        if lease.wanted() < BUSY || ask.cost > quota / SHARE {
+        if !may_renew || lease.wanted() < BUSY {
             return Next::Exact;
         }
         match lease.dry_for(ask.cost, now) {
             0 => Next::Renew(lease.begin_renewing(ask.cost, quota, now)),
             wait => Next::Dry { wait },
+        }
+    }
+
+    /// Returns what [`spend`](Self::spend) would do. Only a denial counts as demand.
+    pub(super) fn outlook(&self, ask: &Ask, quota: u64, now: Timestamp) -> Outlook {
+        if ask.cost > quota / SHARE {
+            return Outlook::Exact;
+        }
+        let mut shard = self.shard(&ask.name);
+        let Some(lease) = find(&mut shard, ask).filter(|lease| !lease.is_withdrawn()) else { return Outlook::Exact };
+        if lease.can_spend(ask.cost, now) || lease.renewal().is_some() {
+            return Outlook::Open;
+        }
+        if !self.hears_resets.load(Ordering::Relaxed) || lease.wanted() < BUSY {
+            return Outlook::Exact;
+        }
+        match lease.dry_for(ask.cost, now) {
+            0 => Outlook::Open,
+            wait => {
+                lease.count(ask.cost, now);
+                Outlook::Dry { wait }
+            }
         }
     }
 
@@ -147,9 +190,9 @@ impl Leases {
     }
 
     /// Ends a renewal: see [`Lease::renewed`].
-    pub(super) fn renewed(&self, ask: &Ask, resets: u64, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
+    pub(super) fn renewed(&self, ask: &Ask, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
         if let Some(lease) = find(&mut self.shard(&ask.name), ask) {
-            lease.renewed(resets, granted, short);
+            lease.renewed(granted, short);
         }
     }
 
@@ -175,9 +218,29 @@ impl Leases {
         shards.flat_map(renewals).collect()
     }
 
-    /// Drops all slices of a key that is reset.
-    pub(super) fn forget(&self, name: &[u8]) {
-        self.shard(name).get_mut(name).into_iter().flatten().for_each(Lease::forget);
+    /// Drops the slices of a key that is about to be reset.
+    pub(super) fn drop_slices(&self, name: &[u8]) {
+        self.shard(name).get_mut(name).into_iter().flatten().for_each(Lease::drop_slices);
+    }
+
+    /// Drops the slices of a key that were charged before it was reset: see [`Lease::forget`].
+    pub(super) fn forget(&self, name: &[u8], reset_at: Option<Timestamp>) {
+        self.shard(name).get_mut(name).into_iter().flatten().for_each(|lease| lease.forget(reset_at));
+    }
+
+    /// Takes slices from now on: resets by other processes are heard of.
+    pub(super) fn resets_are_heard(&self) {
+        self.hears_resets.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes no slices until resets by other processes are heard of again, and gives nothing back of those that there are.
+    /// Any key may be reset meanwhile, and to give back a slice from before would give back what others have spent since.
+    pub(super) fn resets_are_missed(&self) {
+        self.hears_resets.store(false, Ordering::Relaxed);
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.values_mut().flatten().for_each(Lease::resets_are_missed);
+        }
     }
 
     /// Ends all leases except those by the terms that are kept. The next sweep returns what is left of them.

@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::denials::{Known, Times};
-use super::lease::{Grant, Granted, Held, Wish};
-use super::leases::{Attempt, Leases, Next, Purpose, SWEEP_EVERY, Spending};
+use super::lease::{Grant, Granted, Held, Leftover, Wish};
+use super::leases::{Attempt, Leases, Next, Outlook, Purpose, SWEEP_EVERY, Spending};
 use super::script::{Ask, Question};
 use super::{AllWanted, Receipt, RedisLimiter, Shared, TakeFrom, Wanted};
 use crate::decision::{Decision, Outcome, Source, Verdict};
@@ -158,17 +158,14 @@ impl RedisLimiter {
                     return FromLease::Taken(decision, held);
                 }
                 Next::Dry { wait } => {
-                    return FromLease::Denied(self.known_denial(one, now).unwrap_or_else(|| {
-                        let outcome = Outcome::Denied { retry_after: wait };
-                        let verdict = Verdict { outcome, remaining: 0, reset_after: wait };
-                        self.decision(one, verdict, inner.shared.clock.wall(), Source::Lease)
-                    }));
+                    let known = self.known_denial(one, now);
+                    return FromLease::Denied(known.unwrap_or_else(|| self.dry_denial(one, wait)));
                 }
                 Next::Renew(wish) => {
-                    let denied = self.known_denial(one, now);
-                    if denied.is_some() || has_asked {
-                        inner.shared.leases.renewed(&one.ask, wish.resets, None, None);
-                        return denied.map_or(FromLease::AskStore, FromLease::Denied);
+                    // Remembered denials are not consulted: other processes give slices back, which ends a denial early.
+                    if has_asked {
+                        inner.shared.leases.renewed(&one.ask, None, None);
+                        return FromLease::AskStore;
                     }
                     has_asked = true;
                     self.renew(&one.ask, spending.horizon, wish);
@@ -182,6 +179,21 @@ impl RedisLimiter {
             }
             attempt = Attempt::Again;
         }
+    }
+
+    /// Returns what a lease would do with a hit.
+    pub(super) fn lease_outlook(&self, one: &Wanted, now: Timestamp) -> Outlook {
+        match self.spending(one, Purpose::Spend) {
+            Some(spending) => self.0.shared.leases.outlook(&one.ask, spending.quota, now),
+            None => Outlook::Exact,
+        }
+    }
+
+    /// The denial of a lease without units, whose process does not ask the store again for so many microseconds.
+    pub(super) fn dry_denial(&self, one: &Wanted, wait: u64) -> Decision {
+        let outcome = Outcome::Denied { retry_after: wait };
+        let verdict = Verdict { outcome, remaining: 0, reset_after: wait };
+        self.decision(one, verdict, self.0.shared.clock.wall(), Source::Lease)
     }
 
     fn known_denial(&self, one: &Wanted, now: Timestamp) -> Option<Decision> {
@@ -215,9 +227,17 @@ impl RedisLimiter {
 }
 
 impl Shared {
+    /// Returns whether the connection on which a slice was charged is still there. On a server that was connected to anew
+    /// the charge may be lost, and to give it back would give back what others have spent.
+    pub(super) fn is_still_charged(&self, ask: &Ask, connection: Option<u64>) -> bool {
+        connection.is_some() && connection == self.topology.connection_to(&ask.name)
+    }
+
     async fn return_slices(&self, all: bool) {
         let leftovers = self.leases.sweep(self.clock.now_with_gaps(), all);
-        let given_back = leftovers.into_iter().map(|leftover| self.undo(leftover.ask, leftover.at, leftover.before));
+        let is_charged = |leftover: &Leftover| self.is_still_charged(&leftover.ask, leftover.connection);
+        let leftovers = leftovers.into_iter().filter(is_charged);
+        let given_back = leftovers.map(|leftover| self.undo(leftover.ask, leftover.at, leftover.before));
         // What cannot be given back is missing until the limit gives it back: too strict, never too lax.
         let _ = join_all(given_back).await;
     }
@@ -239,6 +259,7 @@ impl Renewing {
         let inner = &*self.limiter.0;
         let (asked, choices) = (inner.shared.clock.now_with_gaps(), self.wish.choices());
         let mark = inner.denials.mark(&self.ask.name);
+        let connection = inner.shared.topology.connection_to(&self.ask.name);
         let Ok(answer) = self.limiter.ask(Question::Slice(self.ask.clone(), choices.clone())).await else { return };
         let times = Times { asked, answered: inner.shared.clock.now_with_gaps(), mark };
         let Some(seen) = answer.seen.first() else { return };
@@ -255,7 +276,9 @@ impl Renewing {
         let full_at = Timestamp::from_micros(times.answered.as_micros().saturating_add(after.reset_after));
         let before = self.ask.terms.compiled.before(seen.numbers(), answer.at.as_micros());
         inner.shared.counts.leases.fetch_add(1, Ordering::Relaxed);
-        let grant = Grant { units: *units, left: *units, until, at: answer.at, before };
+        let is_same = |id: &u64| inner.shared.topology.connection_to(&self.ask.name) == Some(*id);
+        let connection = connection.filter(is_same);
+        let grant = Grant { units: *units, left: *units, until, at: answer.at, before, connection };
         self.granted = Some(Granted { grant, store_left: after.remaining, full_at });
         // Less than was wished for: the store is running out, and what comes back is better fetched at once.
         if *units < self.wish.most {
@@ -267,7 +290,7 @@ impl Renewing {
 impl Drop for Renewing {
     fn drop(&mut self) {
         let granted = self.granted.take();
-        self.limiter.0.shared.leases.renewed(&self.ask, self.wish.resets, granted, self.short);
+        self.limiter.0.shared.leases.renewed(&self.ask, granted, self.short);
     }
 }
 

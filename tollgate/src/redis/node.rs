@@ -39,6 +39,9 @@ const INSPECT_EVERY: Duration = Duration::from_secs(30);
 /// How long a server that came back has to be well before it is probed as soon as at first when it fails again.
 const STEADY: Duration = Duration::from_secs(5);
 
+/// Connections that this process has made.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
+
 /// Where a server is found.
 pub(super) enum Place {
     At(Address),
@@ -67,6 +70,8 @@ pub(super) struct Node {
     pub(super) common: Common,
     pub(super) breaker: Breaker,
     link: watch::Sender<Link>,
+    /// The number of the connection that was made last.
+    connection_number: AtomicU64,
     /// Where the server was found last.
     found: Mutex<Option<Address>>,
     /// Rung when a call got no answer, or one that speaks against the connection.
@@ -119,6 +124,7 @@ impl Node {
             breaker: Breaker::new(common.changes.clone()),
             common,
             link: watch::Sender::new(Link::Connecting),
+            connection_number: AtomicU64::new(0),
             found: Mutex::new(None),
             suspect: Notify::new(),
             answered: AtomicU64::new(0),
@@ -253,6 +259,12 @@ impl Node {
         matches!(&*self.link.borrow(), Link::Up(connection) if !connection.is_closed())
     }
 
+    /// Returns the number of the connection, if there is one. No two connections of this process have the same number, so
+    /// while it is the same, so is the server.
+    pub(super) fn connection_number(&self) -> Option<u64> {
+        self.is_connected().then(|| self.connection_number.load(Ordering::Relaxed))
+    }
+
     /// Returns a connection for what is published there.
     pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
         let address = self.locate().await?;
@@ -281,6 +293,7 @@ impl Node {
             let began = Instant::now();
             match self.connect().await {
                 Ok((connection, probed)) => {
+                    self.connection_number.store(CONNECTIONS.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
                     self.link.send_replace(Link::Up(connection.clone()));
                     self.note(probed);
                     self.tend(&connection).await;

@@ -65,6 +65,9 @@ impl RedisLimiter {
         if shared.leases.refund(&one.ask, held, shared.clock.now_with_gaps()) {
             return Ok(());
         }
+        if !shared.is_still_charged(&one.ask, held.connection()) {
+            return Ok(());
+        }
         let (at, before) = held.charge();
         shared.undo(one.ask.clone(), at, before).await
     }

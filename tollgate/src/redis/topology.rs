@@ -161,6 +161,14 @@ impl Topology {
         node.run_aside(command, patience).await
     }
 
+    /// Returns the number of the connection to the server that has the key, if it is up: see [`Node::connection_number`].
+    pub(super) fn connection_to(&self, key: &[u8]) -> Option<u64> {
+        match &self.servers {
+            Servers::One(member) => member.node.connection_number(),
+            Servers::Cluster(cluster) => cluster.owner(names::slot(key)).ok()?.connection_number(),
+        }
+    }
+
     /// Returns a connection for what is published. On a cluster any node hears it all.
     pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
         match &self.servers {

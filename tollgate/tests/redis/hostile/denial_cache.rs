@@ -236,3 +236,21 @@ async fn resets_are_published_and_refunds_are_not() {
         assert_eq!(published(&server), before + 1, "{}", variant.name);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn denials_are_remembered_after_a_reload_however_many_have_ended() {
+    let server = RedisServer::start();
+    let limit = |quota| Limit::new("one", FixedWindow::new(quota, HOUR).from_first_request()).unwrap();
+    let builder = RedisLimiter::builder(server.url()).limit(limit(1)).store_timeout(super::PATIENCE);
+    // Room for some hundreds of denials.
+    let mut limiter = builder.max_memory(1 << 20).connect().await.expect("the settings are valid");
+    exhaust(&limiter, "key").await;
+    for quota in 2..5 {
+        // More keys than there is room for, which do not come back. All of the quota is taken, so the next is denied.
+        for number in 0..2_000 {
+            assert!(limiter.check_n(&format!("{quota} {number}"), quota - 1).await.is_allowed());
+        }
+        limiter = limiter.with_limits(vec![limit(quota)]).expect("a valid limit");
+        exhaust(&limiter, "key").await;
+    }
+}
