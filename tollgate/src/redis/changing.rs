@@ -86,10 +86,13 @@ pub(super) fn check(limits: &[Limit]) -> Result<(), InvalidLimit> {
 }
 
 /// What Redis counts a limit by, and how long a slice of it lives if it is leased.
-fn stored(limit: &Limit) -> (Compiled, Option<u64>) {
+///
+/// A limit with a ban is never leased. A lease may deny a request because another process holds the units, and such a denial
+/// must not count towards a ban.
+fn stored(limit: &Limit, has_ban: bool) -> (Compiled, Option<u64>) {
     let leased = match limit.consistency() {
-        Consistency::Leased => limit.compiled().leased(),
-        Consistency::Exact => None,
+        Consistency::Leased if !has_ban => limit.compiled().leased(),
+        Consistency::Leased | Consistency::Exact => None,
     };
     match leased {
         Some(leased) => (leased.stored, Some(leased.horizon)),
@@ -115,7 +118,9 @@ impl Prepared {
         };
         let mut variants: HashMap<(&str, bool), Vec<Signature>> = HashMap::new();
         let family = |limit: &'_ Limit| matches!(limit.algorithm(), Algorithm::Ban(_));
-        let stored: Vec<(Compiled, Option<u64>)> = limits.iter().map(stored).collect();
+        let banned: HashSet<&str> = limits.iter().filter(|limit| family(limit)).map(Limit::name).collect();
+        let has_ban = |limit: &Limit| banned.contains(limit.name());
+        let stored: Vec<(Compiled, Option<u64>)> = limits.iter().map(|limit| stored(limit, has_ban(limit))).collect();
         for (limit, (compiled, _)) in limits.iter().zip(&stored) {
             let signatures = variants.entry((limit.name(), family(limit))).or_default();
             let signature = compiled.meaning().signature();
@@ -128,11 +133,11 @@ impl Prepared {
             let signatures = variants.get(&(limit.name(), family(limit))).filter(|signatures| signatures.len() > 1);
             let signatures = signatures.map_or(&[][..], Vec::as_slice);
             let (before, (ceiling, configurations)) = (related_before(limit), catalogue.configurations(id));
-            let numbers = |limit: &Limit| (*limit.algorithm(), limit.consistency());
             // A limit that was there before keeps its terms, so that what goes by them goes on.
             let same = before.iter().find(|old| {
                 let is_same = old.ceiling == ceiling && old.terms.has_variants(signatures);
-                is_same && numbers(&old.limit) == numbers(limit)
+                // The life of a slice decides what Redis counts by.
+                is_same && old.limit.algorithm() == limit.algorithm() && old.horizon == horizon
             });
             let new = || Arc::new(Terms::new(&compiled, ceiling, signatures.to_vec()));
             let terms = same.map_or_else(new, |old| old.terms.clone());
