@@ -70,7 +70,7 @@ use smallvec::SmallVec;
 
 pub use self::builder::RedisLimiterBuilder;
 use self::changing::Prepared;
-use self::denials::{AllDenials, Denials};
+use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
 use self::fleet::Fleet;
@@ -111,7 +111,7 @@ struct Inner {
     catalogue: Limiter,
     /// Takes over for limits that fail over to memory.
     fallback: Fallback,
-    /// Denials by these numbers: what was denied by others may pass now.
+    /// The same as in [`Shared`], one step nearer.
     denials: Arc<Denials>,
     shared: Arc<Shared>,
 }
@@ -121,7 +121,7 @@ struct Shared {
     on_store_failure: OnStoreFailure,
     topology: Arc<Topology>,
     trips: Arc<Trips>,
-    all_denials: Arc<AllDenials>,
+    denials: Arc<Denials>,
     leases: Arc<Leases>,
     /// Whether we would hear of it if another process gave something back.
     hears: Arc<AtomicBool>,
@@ -240,7 +240,7 @@ impl RedisLimiter {
             let reset_at = outcome.as_ref().ok().map(|answer| answer.at);
             for ask in asks {
                 // Also what was decided just before, and is remembered only now.
-                shared.all_denials.forget(&ask.name);
+                shared.denials.forget(&ask.name);
                 shared.leases.forget(&ask.name, reset_at);
             }
             outcome.map(drop)

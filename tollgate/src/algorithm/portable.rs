@@ -207,6 +207,15 @@ impl Compiled {
         }
     }
 
+    /// Returns the highest cost that a sliding window ever admits. `None` for other limits.
+    pub(crate) fn largest_cost(&self) -> Option<u64> {
+        match self {
+            Self::Log(log) => Some(log.limit),
+            Self::Counter(rules) => Some(rules.limit),
+            _ => None,
+        }
+    }
+
     /// The answer for a state of two numbers, or of a segment and its counts, by a limit [with
     /// room](Self::with_room) for it.
     pub(crate) fn verdict(&self, state: &[u64], now: u64, cost: u64) -> Verdict {

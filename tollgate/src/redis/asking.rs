@@ -204,7 +204,7 @@ impl RedisLimiter {
         };
         // Also what was decided just before, and is remembered only now.
         for one in wanted {
-            self.0.shared.all_denials.forget(&one.ask.name);
+            self.0.shared.denials.forget(&one.ask.name);
         }
         outcome
     }
@@ -270,7 +270,7 @@ impl Shared {
     pub(super) async fn undo(&self, ask: Ask, at: Timestamp, before: Before) -> Result<(), StoreError> {
         let name = ask.name.clone();
         let outcome = self.ask(Question::Undo(ask, at, before)).await;
-        self.all_denials.forget(&name);
+        self.denials.forget(&name);
         outcome.map(drop)
     }
 

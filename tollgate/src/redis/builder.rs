@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::changes::Resets;
-use super::denials::AllDenials;
+use super::denials::Denials;
 use super::fallback::{Fallback, LocalStore};
 use super::fleet::Fleet;
 use super::leases::Leases;
@@ -149,12 +149,11 @@ impl RedisLimiterBuilder {
         let topology = Arc::new(Topology::new(&self.settings, self.store_timeout, Some(&trips))?);
         // A server that hangs has failed by then.
         let _ = tokio::time::timeout(self.store_timeout.max(PATIENCE), topology.settled()).await;
-        let all_denials = Arc::new(AllDenials::new(catalogue.budget()));
-        let denials = all_denials.begin();
+        let denials = Arc::new(Denials::new(catalogue.budget()));
         let hears = Arc::new(AtomicBool::new(false));
         let leases = Arc::new(Leases::new());
         let resets = Resets {
-            denials: all_denials.clone(),
+            denials: denials.clone(),
             leases: leases.clone(),
             // Remembered denials go by real time, which an injected clock knows nothing of.
             hears: (self.denial_cache && self.clock.is_none()).then(|| hears.clone()),
@@ -170,7 +169,7 @@ impl RedisLimiterBuilder {
                 on_store_failure: self.on_store_failure,
                 topology,
                 trips,
-                all_denials,
+                denials: denials.clone(),
                 leases,
                 hears,
                 clock,

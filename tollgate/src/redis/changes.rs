@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use redis::aio::PubSub;
 use tokio::time::timeout;
 
-use super::denials::AllDenials;
+use super::denials::Denials;
 use super::leases::Leases;
 use super::topology::Topology;
 use crate::units::Timestamp;
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The state of this process that a reset ends.
 pub(super) struct Resets {
-    pub(super) denials: Arc<AllDenials>,
+    pub(super) denials: Arc<Denials>,
     pub(super) leases: Arc<Leases>,
     /// Set while resets are heard of, if denials are remembered at all.
     pub(super) hears: Option<Arc<AtomicBool>>,

@@ -58,7 +58,8 @@ impl RedisLimiter {
         let limits = Prepared::all(limits, &inner.limits, &catalogue, shared.topology.names());
         let kept: HashSet<*const Terms> = limits.iter().map(|prepared| Arc::as_ptr(&prepared.terms)).collect();
         shared.leases.withdraw_unless(|terms| kept.contains(&Arc::as_ptr(terms)));
-        let denials = shared.all_denials.begin();
+        let denials = inner.denials.clone();
+        denials.clear();
         Ok(Self(Arc::new(Inner { limits, asked, catalogue, fallback, denials, shared })))
     }
 }

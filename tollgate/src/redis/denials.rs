@@ -4,13 +4,14 @@
 //! something is given back. Resets by any process and refunds by this one end an entry at once. Other processes' refunds,
 //! and keys that someone deletes on Redis, are not announced: an entry has a maximum age, and then Redis is asked again.
 //!
-//! The cache is part of the limiter's `max_memory`, of which it takes an eighth at most.
+//! The cache is part of the limiter's `max_memory`, of which it takes an eighth at most. It outlives changes of limits: an
+//! entry answers only for the terms under which it was denied.
 //!
 //! Only durations cross machines. An entry lasts from before the question was sent, so it never outlives the
 //! denial; what it answers is counted from when the answer came, so a client that waits that long passes.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -27,6 +28,11 @@ const WAYS: usize = 8;
 const MAX_AGE: Duration = Duration::from_secs(1);
 /// The most sets: 65,536 entries.
 const MAX_SETS: usize = 8192;
+/// Sets that are searched for ended entries when there is no memory for another set.
+const SEARCHED: usize = 16;
+/// Costs of one key that have entries of their own where only verdicts are kept. Beyond that, a cost is answered like the
+/// next lower one that has an entry: it is denied for certain, and its `retry_after` may be too short.
+const MAX_COSTS: usize = 4;
 /// The part of the limiter's memory that the cache may take.
 const SHARE_OF_MEMORY: usize = 8;
 /// Numbers of a state that are kept, to answer higher costs too. Of a longer state, which is that of a counter with many
@@ -41,10 +47,12 @@ pub(super) struct Denials {
     /// How often something was given back to a key of the set: a denial that was decided before that is not certain.
     given_back: Box<[AtomicU64]>,
     hasher: ahash::RandomState,
-    memory: Arc<Memory>,
+    memory: Memory,
+    /// The set that is searched next for ended entries.
+    next_searched: AtomicUsize,
 }
 
-/// The memory of all caches of a limiter.
+/// The memory of the cache.
 struct Memory {
     budget: Budget,
     used: AtomicUsize,
@@ -108,47 +116,11 @@ pub(super) struct Times {
     pub(super) mark: u64,
 }
 
-/// The denials of every set of limits that is still in use: a denial by one set's numbers says nothing of another's,
-/// but what is given back is given back to all.
-pub(super) struct AllDenials {
-    all: Mutex<Vec<Weak<Denials>>>,
-    memory: Arc<Memory>,
-}
-
-impl AllDenials {
+impl Denials {
     /// Takes its memory out of that budget.
     pub(super) fn new(budget: Budget) -> Self {
         let max = budget.max() / SHARE_OF_MEMORY;
-        Self { all: Mutex::default(), memory: Arc::new(Memory { budget, used: AtomicUsize::new(0), max }) }
-    }
-
-    /// No denials yet, for a set of limits.
-    pub(super) fn begin(&self) -> Arc<Denials> {
-        let denials = Arc::new(Denials::new(self.memory.clone()));
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|other| other.strong_count() > 0);
-        all.push(Arc::downgrade(&denials));
-        denials
-    }
-
-    /// Something was given back to that key.
-    pub(super) fn forget(&self, name: &[u8]) {
-        self.each(|denials| denials.forget(name));
-    }
-
-    /// Nothing is certain any more.
-    pub(super) fn clear(&self) {
-        self.each(Denials::clear);
-    }
-
-    fn each(&self, then: impl Fn(&Denials)) {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().filter_map(Weak::upgrade).for_each(|denials| then(&denials));
-    }
-}
-
-impl Denials {
-    fn new(memory: Arc<Memory>) -> Self {
+        let memory = Memory { budget, used: AtomicUsize::new(0), max };
         // As many as have room when all are full.
         let sets = (memory.max / (SET_BYTES + EMPTY_SET_BYTES)).clamp(1, MAX_SETS);
         // Without room for empty sets there are none, and nothing is remembered.
@@ -158,6 +130,7 @@ impl Denials {
             given_back: (0..sets).map(|_| AtomicU64::new(0)).collect(),
             hasher: ahash::RandomState::new(),
             memory,
+            next_searched: AtomicUsize::new(0),
         }
     }
 
@@ -166,9 +139,9 @@ impl Denials {
     }
 
     /// The set of a key, and how often something was given back to keys of the set. `None` if there is no memory for any.
-    fn set(&self, fingerprint: u64) -> Option<(std::sync::MutexGuard<'_, Vec<Entry>>, &AtomicU64)> {
+    fn set(&self, fingerprint: u64) -> Option<(MutexGuard<'_, Vec<Entry>>, &AtomicU64)> {
         let index = (fingerprint as usize).checked_rem(self.sets.len())?;
-        let set = self.sets[index].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let set = self.sets[index].lock().unwrap_or_else(PoisonError::into_inner);
         Some((set, &self.given_back[index]))
     }
 
@@ -182,6 +155,21 @@ impl Denials {
             *set = Vec::new();
             self.memory.give_back(SET_BYTES);
         }
+    }
+
+    /// Takes the memory of a set, if need be that of a set whose entries have ended.
+    fn take_set(&self, now: Timestamp) -> bool {
+        if self.memory.take(SET_BYTES) {
+            return true;
+        }
+        for _ in 0..SEARCHED.min(self.sets.len()) {
+            let index = self.next_searched.fetch_add(1, Ordering::Relaxed) % self.sets.len();
+            // The caller has locked a set of its own: to wait for another could be to wait for each other.
+            if let Ok(mut set) = self.sets[index].try_lock() {
+                self.remove(&mut set, |entry| entry.ended <= now && entry.asking.is_none());
+            }
+        }
+        self.memory.take(SET_BYTES)
     }
 
     /// To be taken before a question is asked, and shown with its answer.
@@ -208,13 +196,21 @@ impl Denials {
         if given_back.load(Ordering::SeqCst) != times.mark {
             return;
         }
-        if let Some(same) = set.iter_mut().find(|other| other.is_of(fingerprint, ask)) {
-            *same = entry;
+        let is_replaced = |other: &Entry| {
+            let is_exact = !entry.is_verdict() || !other.is_verdict() || other.cost == entry.cost;
+            other.is_of(fingerprint, ask) && (is_exact || other.until <= answered)
+        };
+        self.remove(&mut set, is_replaced);
+        if costs(&set, fingerprint, ask) >= MAX_COSTS {
+            let of_key = set.iter_mut().filter(|other| other.is_of(fingerprint, ask));
+            if let Some(highest) = of_key.max_by_key(|other| other.cost) {
+                *highest = entry;
+            }
         } else if set.len() == WAYS {
             if let Some(first) = set.iter_mut().min_by_key(|other| other.until) {
                 *first = entry;
             }
-        } else if !set.is_empty() || self.memory.take(SET_BYTES) {
+        } else if !set.is_empty() || self.take_set(answered) {
             if set.is_empty() {
                 set.reserve_exact(WAYS);
             }
@@ -236,8 +232,7 @@ impl Denials {
     pub(super) fn known(&self, ask: &Ask, now: Timestamp) -> Known {
         let fingerprint = self.fingerprint(&ask.name);
         let Some((mut set, _)) = self.set(fingerprint) else { return Known::Nothing };
-        let entry = set.iter_mut().find(|entry| entry.is_of(fingerprint, ask));
-        let Some(entry) = entry.filter(|entry| ask.cost >= entry.cost) else { return Known::Nothing };
+        let Some(entry) = answering(&mut set, fingerprint, ask) else { return Known::Nothing };
         if now >= entry.until {
             return match &entry.asking {
                 Some(asking) => Known::Wait(asking.clone()),
@@ -253,9 +248,9 @@ impl Denials {
     /// The denial of this key and cost, if it is certain, as of that time by the store's clock.
     pub(super) fn certain(&self, ask: &Ask, now: Timestamp) -> Option<(Verdict, Timestamp)> {
         let fingerprint = self.fingerprint(&ask.name);
-        let (set, _) = self.set(fingerprint)?;
-        let entry = set.iter().find(|entry| entry.is_of(fingerprint, ask))?;
-        if ask.cost >= entry.cost && now < entry.until { entry.denial(ask, now) } else { None }
+        let (mut set, _) = self.set(fingerprint)?;
+        let entry = answering(&mut set, fingerprint, ask)?;
+        if now < entry.until { entry.denial(ask, now) } else { None }
     }
 
     /// Whoever asked for all knows: what ended without a new denial is forgotten.
@@ -269,7 +264,7 @@ impl Denials {
     }
 
     /// Something was given back to that key.
-    fn forget(&self, name: &[u8]) {
+    pub(super) fn forget(&self, name: &[u8]) {
         let fingerprint = self.fingerprint(name);
         if let Some((mut set, given_back)) = self.set(fingerprint) {
             given_back.fetch_add(1, Ordering::SeqCst);
@@ -278,10 +273,10 @@ impl Denials {
     }
 
     /// Nothing is certain any more.
-    fn clear(&self) {
+    pub(super) fn clear(&self) {
         for (set, given_back) in self.sets.iter().zip(&self.given_back) {
             given_back.fetch_add(1, Ordering::SeqCst);
-            self.remove(&mut set.lock().unwrap_or_else(std::sync::PoisonError::into_inner), |_| true);
+            self.remove(&mut set.lock().unwrap_or_else(PoisonError::into_inner), |_| true);
         }
     }
 }
@@ -298,18 +293,39 @@ impl Entry {
         self.fingerprint == fingerprint && Arc::ptr_eq(&self.terms, &ask.terms)
     }
 
+    /// Whether it has only the verdict about its own cost.
+    fn is_verdict(&self) -> bool {
+        matches!(self.seen, Seen::Verdict(_))
+    }
+
     /// What it answers now, while it is certain.
     fn denial(&self, ask: &Ask, now: Timestamp) -> Option<(Verdict, Timestamp)> {
         let since = now.as_micros().saturating_sub(self.answered.as_micros());
         let at = Timestamp::from_micros(self.at.as_micros().saturating_add(since));
         let verdict = match &self.seen {
             // An answer that was computed then ages by as much as the clock has moved.
-            Seen::Verdict(verdict) if ask.cost == self.cost => aged(*verdict, since),
-            Seen::Verdict(_) => return None,
+            Seen::Verdict(verdict) => aged(*verdict, since),
             seen => seen.verdict(&ask.terms, at, ask.cost),
         };
         (!verdict.is_allowed()).then_some((verdict, at))
     }
+}
+
+/// The number of costs of a key that have entries.
+fn costs(set: &[Entry], fingerprint: u64, ask: &Ask) -> usize {
+    set.iter().filter(|entry| entry.is_of(fingerprint, ask)).count()
+}
+
+/// Returns the entry that answers a cost: of those that do, the one of the highest cost.
+fn answering<'s>(set: &'s mut [Entry], fingerprint: u64, ask: &Ask) -> Option<&'s mut Entry> {
+    let costs = costs(set, fingerprint, ask);
+    // A cost that never fits has no `retry_after`.
+    let any_cost = || costs >= MAX_COSTS && ask.terms.compiled.largest_cost().is_some_and(|most| ask.cost <= most);
+    let answers = |entry: &&mut Entry| {
+        let is_lower = entry.is_of(fingerprint, ask) && entry.cost <= ask.cost;
+        is_lower && (entry.cost == ask.cost || !entry.is_verdict() || any_cost())
+    };
+    set.iter_mut().filter(answers).max_by_key(|entry| entry.cost)
 }
 
 fn aged(verdict: Verdict, by: u64) -> Verdict {
@@ -325,10 +341,16 @@ mod tests {
     use super::*;
     use crate::{HOUR, Limit, SlidingWindowCounter};
 
-    fn remember(denials: &Denials, terms: &Arc<Terms>, key: usize) {
+    const NOW: Timestamp = Timestamp::from_micros(1_000_000_000_000_000);
+
+    /// Remembers a denial, if there is memory for it, and returns whether it was remembered.
+    fn remember(denials: &Denials, terms: &Arc<Terms>, key: usize) -> bool {
+        remember_at(denials, terms, key, NOW)
+    }
+
+    fn remember_at(denials: &Denials, terms: &Arc<Terms>, key: usize, at: Timestamp) -> bool {
         let name: Arc<[u8]> = Arc::from(key.to_string().as_bytes());
         let ask = Ask { terms: terms.clone(), siblings: Arc::from([]), name, cost: 1 };
-        let at = Timestamp::from_micros(1_000_000_000_000_000);
         let segments = terms.compiled.parameters(1)[3] as usize;
         // All segments are full.
         let numbers = std::iter::once(at.as_micros()).chain(std::iter::repeat_n(100, segments + 1)).collect();
@@ -336,6 +358,7 @@ mod tests {
         denials.remember(&ask, &Seen::Numbers(numbers), at, 1_000_000, times);
         let certain = denials.certain(&ask, at);
         assert!(certain.is_none_or(|(verdict, _)| !verdict.is_allowed()));
+        certain.is_some()
     }
 
     #[test]
@@ -345,10 +368,12 @@ mod tests {
             let terms = Arc::new(Terms::new(limit.compiled(), 100, Vec::new()));
             for max in [0, 10_000, 1 << 20] {
                 let budget = Budget::new(max);
-                let all = AllDenials::new(budget.clone());
-                // After a reload there are two sets of limits for a while.
-                for denials in [all.begin(), all.begin()] {
-                    (0..keys).for_each(|key| remember(&denials, &terms, key));
+                let denials = Denials::new(budget.clone());
+                // After a reload there are other terms for the same keys.
+                for terms in [&terms, &Arc::new(Terms::new(limit.compiled(), 100, Vec::new()))] {
+                    for key in 0..keys {
+                        let _ = remember(&denials, terms, key);
+                    }
                     for set in &denials.sets {
                         let set = set.lock().unwrap();
                         assert!(set.capacity() <= WAYS);
@@ -357,6 +382,7 @@ mod tests {
                     assert!(budget.used() <= max / SHARE_OF_MEMORY, "{} of {max}", budget.used());
                     assert!(max < 1 << 20 || budget.used() > SET_BYTES, "{} of {max}", budget.used());
                 }
+                drop(denials);
                 assert_eq!(budget.used(), 0, "all is given back");
             }
         }
@@ -368,9 +394,25 @@ mod tests {
         let terms = Arc::new(Terms::new(limit.compiled(), 100, Vec::new()));
         let budget = Budget::new(1 << 20);
         assert!(budget.reserve((1 << 20) - 20_000), "keys have taken nearly all");
-        let all = AllDenials::new(budget.clone());
-        let denials = all.begin();
-        (0..1_000).for_each(|key| remember(&denials, &terms, key));
+        let denials = Denials::new(budget.clone());
+        for key in 0..1_000 {
+            let _ = remember(&denials, &terms, key);
+        }
+        assert!(budget.used() <= 1 << 20);
+    }
+
+    #[test]
+    fn ended_denials_make_room_for_others() {
+        let limit = Limit::new("l", SlidingWindowCounter::new(100, HOUR)).unwrap();
+        let terms = Arc::new(Terms::new(limit.compiled(), 100, Vec::new()));
+        let budget = Budget::new(1 << 20);
+        let denials = Denials::new(budget.clone());
+        assert!(remember(&denials, &terms, 0));
+        while budget.reserve(64) {}
+        let set_of = |key: usize| denials.fingerprint(key.to_string().as_bytes()) as usize % denials.sets.len();
+        let elsewhere = |at| (1..100).any(|key| set_of(key) != set_of(0) && remember_at(&denials, &terms, key, at));
+        assert!(!elsewhere(NOW), "there is no memory for another set");
+        assert!(elsewhere(NOW.saturating_add(2 * MAX_AGE)));
         assert!(budget.used() <= 1 << 20);
     }
 }

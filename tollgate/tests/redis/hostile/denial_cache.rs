@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 use tollgate::redis::RedisLimiter;
-use tollgate::{FixedWindow, HOUR, Limit, Rate, SECOND, Source, TokenBucket};
+use tollgate::{FixedWindow, HOUR, Limit, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog, Source, TokenBucket};
 
 use super::limiter;
 use crate::load::{RECOVERY, until};
@@ -252,5 +252,28 @@ async fn denials_are_remembered_after_a_reload_however_many_have_ended() {
         }
         limiter = limiter.with_limits(vec![limit(quota)]).expect("a valid limit");
         exhaust(&limiter, "key").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_changing_costs_does_not_reach_redis() {
+    let server = RedisServer::start();
+    let counter = Limit::new("counter", SlidingWindowCounter::new(20, HOUR).segments(10)).unwrap();
+    let log = Limit::new("log", SlidingWindowLog::new(20, HOUR)).unwrap();
+    for limit in [counter, log] {
+        let limiter = limiter(&server.url(), limit).await;
+        exhaust(&limiter, "key").await;
+        let (before, began) = (limiter.stats().questions, Instant::now());
+        for turn in 0..2_000 {
+            let denied = limiter.check_n("key", 1 + turn % 8).await;
+            assert!(denied.retry_after().is_some_and(|wait| wait <= HOUR), "{denied:?}");
+            if turn % 100 == 0 {
+                let never = limiter.check_n("key", 21).await;
+                assert_eq!((never.is_allowed(), never.retry_after()), (false, None), "{never:?}");
+            }
+        }
+        // Each cost once a second, and those that never fit.
+        let (asked, seconds) = (limiter.stats().questions - before, began.elapsed().as_secs());
+        assert!(asked <= 40 + 16 * seconds, "{asked} questions in {seconds} s");
     }
 }
