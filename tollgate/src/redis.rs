@@ -26,6 +26,7 @@
 //!   back; meanwhile each limit answers by its [`OnStoreFailure`].
 
 mod acl;
+mod across_slots;
 mod asking;
 mod breaker;
 mod builder;

@@ -13,14 +13,14 @@ use super::denials::{Denials, Known, Times};
 use super::leases::Outlook;
 use super::script::{Answer, Ask, Asks, Question, Seen};
 use super::worker::{Job, MAX_KEYS};
-use super::{AllWanted, NEVER, Receipt, RedisLimiter, Shared, StoreError, Wanted, names};
+use super::{AllWanted, Receipt, RedisLimiter, Shared, StoreError, Wanted, names};
 use crate::algorithm::portable::Before;
 use crate::decision::{Decision, Denied, Outcome, Source};
 use crate::key::Key;
 use crate::units::Timestamp;
 
 /// What was given back before each was asked.
-type Marks = SmallVec<[u64; 2]>;
+pub(super) type Marks = SmallVec<[u64; 2]>;
 
 impl RedisLimiter {
     /// Takes from all limits or from none, and notes on each hit where that was.
@@ -35,7 +35,11 @@ impl RedisLimiter {
         };
         let asked = inner.shared.clock.now_with_gaps();
         let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
-        let answer = self.ask_all(wanted, deadline).await;
+        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
+        if inner.shared.topology.is_cluster() && !self.one_slot(&asks) {
+            return Decision { cost, ..self.take_across_slots(wanted, &marks, deadline).await };
+        }
+        let answer = self.ask_by(deadline, Question::Take(asks)).await;
         let answered = inner.shared.clock.now_with_gaps();
         match answer.and_then(|answer| self.decided(wanted, &answer, &marks, (asked, answered))) {
             Ok(decision) => Decision { cost, ..decision },
@@ -43,22 +47,6 @@ impl RedisLimiter {
                 let mut failed: SmallVec<[&mut Wanted; 2]> = wanted.iter_mut().collect();
                 Decision { cost, ..self.by_policy(&mut failed) }
             }
-        }
-    }
-
-    /// Asks for all at once, where that is possible; on a cluster slot by slot.
-    async fn ask_all(&self, wanted: &AllWanted, deadline: Instant) -> Result<Answer, StoreError> {
-        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        if !self.0.shared.topology.is_cluster() || self.one_slot(&asks) {
-            return self.ask_by(deadline, Question::Take(asks)).await;
-        }
-        // In a task that outlives the caller: what some slots have taken is given back also if it goes away.
-        let (reply, answer) = oneshot::channel();
-        tokio::spawn(take_in_slots(self.0.shared.clone(), asks, deadline, reply));
-        match timeout_at(deadline, answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(StoreError::unavailable("the limiter is being dropped")),
-            Err(_) => Err(StoreError::too_late()),
         }
     }
 
@@ -90,9 +78,7 @@ impl RedisLimiter {
             return Err(StoreError::unavailable("the script and this program disagree: are they of one version?"));
         }
         if decision.is_allowed() {
-            for (index, one) in wanted.iter_mut().enumerate() {
-                one.receipt = Receipt::Store { at: answer.by_slot.get(index).copied().unwrap_or(answer.at) };
-            }
+            wanted.iter_mut().for_each(|one| one.receipt = Receipt::Store { at: answer.at });
         }
         Ok(decision)
     }
@@ -175,12 +161,7 @@ impl RedisLimiter {
             let answers = self.ask_one_by_one(self.deadline(), &asks, Question::Look).await;
             let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
             let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
-            Answer {
-                at,
-                by_slot: SmallVec::new(),
-                taken: 0,
-                seen: answers.into_iter().flat_map(|answer| answer.seen).collect(),
-            }
+            Answer { at, taken: 0, seen: answers.into_iter().flat_map(|answer| answer.seen).collect() }
         };
         let looked = wanted.iter().zip(&answer.seen).map(|(one, seen)| {
             let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
@@ -275,7 +256,7 @@ impl Shared {
     }
 
     /// Asks by the deadline, and waits for an answer that comes later, too.
-    async fn ask_to_the_end(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
+    pub(super) async fn ask_to_the_end(&self, deadline: Instant, question: Question) -> Result<Answer, StoreError> {
         if question.asks().len() > MAX_KEYS {
             return Err(StoreError::refused(&format!("a request may have {MAX_KEYS} limits and keys")));
         }
@@ -287,56 +268,6 @@ impl Shared {
             Err(_) => Err(StoreError::too_late()),
         }
     }
-}
-
-/// Takes from several slots of a cluster. If one denies or fails, or the caller is gone by then, gives back what the
-/// others took.
-async fn take_in_slots(
-    shared: Arc<Shared>,
-    asks: Asks,
-    deadline: Instant,
-    reply: oneshot::Sender<Result<Answer, StoreError>>,
-) {
-    // Answers that come after the deadline are waited for, too: what they took is to be given back.
-    let take = |ask: &Ask| shared.ask_to_the_end(deadline, Question::Take(SmallVec::from_iter([ask.clone()])));
-    let answers: Vec<Result<Answer, StoreError>> = join_all(asks.iter().map(take)).await;
-    let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|answer| answer.taken > 0));
-    let undo = || {
-        let taken = asks.iter().zip(&answers).filter_map(|(ask, answer)| {
-            let answer = answer.as_ref().ok().filter(|answer| answer.taken > 0)?;
-            let numbers = answer.seen.first().map_or(&[][..], Seen::numbers);
-            let before = ask.terms.compiled.before(numbers, answer.at.as_micros());
-            Some(shared.undo(ask.clone(), answer.at, before))
-        });
-        // A slot that cannot be reached any more keeps what it took: too strict, never too lax.
-        join_all(taken.collect::<Vec<_>>())
-    };
-    if all {
-        if reply.send(together(answers.clone(), &asks)).is_err() {
-            undo().await;
-        }
-        return;
-    }
-    let mut undoing = std::pin::pin!(undo());
-    let is_undone = timeout_at(deadline, &mut undoing).await.is_ok();
-    let _ = reply.send(together(answers.clone(), &asks));
-    if !is_undone {
-        undoing.await;
-    }
-}
-
-/// One answer of those of several slots.
-fn together(answers: Vec<Result<Answer, StoreError>>, asks: &[Ask]) -> Result<Answer, StoreError> {
-    let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
-    let taken = u64::from(answers.iter().all(|answer| answer.taken > 0));
-    let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
-    let by_slot = answers.iter().map(|answer| answer.at).collect();
-    // Each slot has a clock of its own: its answer is brought to one time by the answer itself.
-    let seen = answers.into_iter().zip(asks).map(|(answer, ask)| {
-        let verdict = answer.seen.first().map(|seen| seen.verdict(&ask.terms, answer.at, ask.cost));
-        Seen::Verdict(verdict.unwrap_or(NEVER))
-    });
-    Ok(Answer { at, by_slot, taken, seen: seen.collect() })
 }
 
 /// Asks for all who wait to know whether a denial has ended; ends however it ends.

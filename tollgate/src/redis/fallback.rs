@@ -159,3 +159,12 @@ impl RedisLimiter {
 }
 
 const RETRY_LATER: Outcome = Outcome::Denied { retry_after: RETRY_A_FAILED_STORE };
+
+/// Returns the decision to report on a request: that of the limits that decided, or that of the rest, for which the failure
+/// policy may have answered. A limit that its policy allows is as if it were absent.
+pub(super) fn reported(decided: Decision, rest: Decision) -> Decision {
+    match rest.source {
+        Source::Policy if rest.is_allowed() => decided,
+        _ => decided.foremost(rest),
+    }
+}

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::denials::{Known, Times};
+use super::fallback::reported;
 use super::lease::{Grant, Granted, Held, Leftover, Wish};
 use super::leases::{Attempt, Leases, Next, Outlook, Purpose, SWEEP_EVERY, Spending};
 use super::script::{Ask, Question};
@@ -123,11 +124,7 @@ impl RedisLimiter {
             }
             held.keep();
         }
-        // An answer by the failure policy stays visible as one.
-        match decision.source {
-            Source::Store => Decision { cost, ..leased.foremost(decision) },
-            _ => decision,
-        }
+        Decision { cost, ..reported(leased, decision) }
     }
 
     /// Returns how a hit spends from a lease, if its limit is leased.

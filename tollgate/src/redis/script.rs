@@ -100,8 +100,6 @@ impl Question {
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) at: Timestamp,
-    /// The time of each ask's slot, if they are in several: the slots' clocks differ.
-    pub(super) by_slot: SmallVec<[Timestamp; 2]>,
     /// 0: nothing was taken. Else it was; of a slice, which of the costs, from 1.
     pub(super) taken: u64,
     /// For each ask of a take or a look, in order.
@@ -110,7 +108,7 @@ pub(super) struct Answer {
 
 impl Answer {
     pub(super) fn new(at: Timestamp, taken: u64, seen: SmallVec<[Seen; 2]>) -> Self {
-        Self { at, by_slot: SmallVec::new(), taken, seen }
+        Self { at, taken, seen }
     }
 }
 

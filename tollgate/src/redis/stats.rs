@@ -27,7 +27,7 @@ pub struct Stats {
     pub leased: u64,
     /// Slices that were taken in advance.
     pub leases: u64,
-    /// Decisions made by the failure policy.
+    /// Decisions in which the failure policy answered for a limit.
     pub by_policy: u64,
     /// How often a server was given up until it would be back, or began to refuse.
     pub breaker_opened: u64,

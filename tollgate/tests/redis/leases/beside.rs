@@ -175,8 +175,9 @@ async fn a_request_that_is_given_up_or_answered_by_policy_leaves_the_slice_whole
     cluster.node(on_user).kill();
     let by_policy = async |node: &RedisLimiter| -> Decision {
         loop {
+            let before = node.stats().by_policy;
             let decision = node.decide(&hits).await;
-            if decision.source() == Source::Policy {
+            if node.stats().by_policy > before {
                 return decision;
             }
         }
@@ -192,9 +193,8 @@ async fn a_request_that_is_given_up_or_answered_by_policy_leaves_the_slice_whole
     allowing.return_leases().await;
     for (id, key) in [(global, "all"), (tenant, &tenant_key)] {
         let left = left(&denying, id, key).await;
-        // The policy admits what the leases cover; while a key is still quiet, it admits without them.
-        assert!(left >= WIDE - admitted, "{left} left after {admitted}");
-        assert!(left <= WIDE - (admitted - 50), "{left} left after {admitted}");
+        // The server of these limits is healthy: they count what the policy of the other limit admits.
+        assert_eq!(left, WIDE - admitted);
     }
 }
 
