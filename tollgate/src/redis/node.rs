@@ -295,7 +295,7 @@ impl Node {
                 Ok((connection, probed)) => {
                     self.connection_number.store(CONNECTIONS.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
                     self.link.send_replace(Link::Up(connection.clone()));
-                    self.note(probed);
+                    self.close_breaker(probed);
                     self.tend(&connection).await;
                     self.link.send_replace(Link::Connecting);
                     self.common.trouble.notify_one();
@@ -374,10 +374,13 @@ impl Node {
             }
             let is_open = self.breaker.is_open();
             let Ok(probed) = self.probe(connection, self.probe_limit()).await else { return };
-            self.note(probed);
             if is_open {
+                self.close_breaker(probed);
                 closed_at = Instant::now();
-            } else if closed_at.elapsed() > STEADY {
+                continue;
+            }
+            self.note_probe(probed);
+            if closed_at.elapsed() > STEADY {
                 pause = PROBE_EVERY.0;
             }
         }

@@ -54,18 +54,35 @@ impl Node {
         }
     }
 
-    /// Takes the outcome of a probe to the breaker.
-    pub(super) fn note(&self, probed: Probed) {
+    /// Closes the breaker after a probe that was as quick as decisions need the server.
+    pub(super) fn close_breaker(&self, probed: Probed) {
         let was_open = self.breaker.close();
-        match probed {
-            Probed::Refuses(why) => self.refused(&why),
-            Probed::Serves => {
-                let has_refused = self.breaker.served();
-                if (was_open || has_refused) && !self.breaker.is_refusing() {
-                    tracing::info!(node = %self, "the store is back");
-                }
-            }
+        if self.note(probed) || (was_open && !self.breaker.is_refusing()) {
+            self.log_recovery();
         }
+    }
+
+    /// Takes the outcome of a probe of a server that was not given up to the breaker. Failures of decisions still count: a
+    /// server can be quick enough for a probe and too slow for them.
+    pub(super) fn note_probe(&self, probed: Probed) {
+        if self.note(probed) {
+            self.log_recovery();
+        }
+    }
+
+    /// Returns whether the server has stopped refusing.
+    fn note(&self, probed: Probed) -> bool {
+        match probed {
+            Probed::Refuses(why) => {
+                self.refused(&why);
+                false
+            }
+            Probed::Serves => self.breaker.served(),
+        }
+    }
+
+    fn log_recovery(&self) {
+        tracing::info!(node = %self, "the store is back");
     }
 
     /// Reads how much memory the server has, and what it does when that is used up. A server that does not say is none
