@@ -544,7 +544,7 @@ local function split_by_time(log, moment)
   return at, low, units + units_of(text, low)
 end
 
--- The same for the entries that have at most so many units together.
+-- The same for the oldest entries whose units add up to at most this number.
 local function split_by_units(log, most)
   local at, units = 1, 0
   while at <= #log.index do

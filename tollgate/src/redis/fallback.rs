@@ -26,7 +26,7 @@ pub(super) struct Fallback {
     share: ArcSwapOption<Share>,
 }
 
-/// Local limits for one of so many nodes.
+/// Local limits, divided by a number of nodes.
 struct Share {
     nodes: u32,
     limiter: Limiter,

@@ -186,7 +186,7 @@ impl RedisLimiter {
         }
     }
 
-    /// The denial of a lease without units, whose process does not ask the store again for so many microseconds.
+    /// The denial of a lease without units. Its process asks the store again after `wait` microseconds.
     pub(super) fn dry_denial(&self, one: &Wanted, wait: u64) -> Decision {
         let outcome = Outcome::Denied { retry_after: wait };
         let verdict = Verdict { outcome, remaining: 0, reset_after: wait };

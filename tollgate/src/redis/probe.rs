@@ -85,8 +85,8 @@ impl Node {
         tracing::info!(node = %self, "the store is back");
     }
 
-    /// Reads how much memory the server has, and what it does when that is used up. A server that does not say is none
-    /// the worse for it.
+    /// Reads how much memory the server has, and what it does when that is used up. A server that does not
+    /// report it is used all the same.
     pub(super) async fn inspect(&self, connection: &Connection) {
         let Ok(Ok(reply)) = timeout(PROBE_LIMIT, connection.run(&memory::command())).await else { return };
         let Some(memory) = ServerMemory::read(&reply) else { return };

@@ -63,7 +63,7 @@ end
 -- The reply: the time, then of each request whether it passes, and of each of its hits the length of the state that was
 -- seen and the state; of a log the answer itself.
 local out, size, lengths = { pack('>I7', now) }, 1, {}
--- Of each key that changes, when its state may be forgotten; 0 if that stays as it is. Of each hit of a request, its key,
+-- Of each key that changes, when its state may be forgotten; 0 if that does not change. Of each hit of a request, its key,
 -- and its state if all pass.
 local lasts, hit_keys, next_value, next_last = {}, {}, {}, {}
 local last_record = #asked - 3

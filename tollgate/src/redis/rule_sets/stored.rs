@@ -1,4 +1,4 @@
-//! The rule set as it is stored: a hash under one key.
+//! The stored rule set: a hash under one key.
 //!
 //! | field | |
 //! |---|---|

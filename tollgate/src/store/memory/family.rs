@@ -175,7 +175,7 @@ impl Family {
     /// Drops tables that no store uses and that hold nothing any more.
     pub(super) fn drop_retired(&self, now: u64) {
         if self.members.lock().changes_at(now) {
-            // Read with the lock held, as it is written.
+            // Read and written with the lock held.
             self.change(|members| {
                 if !self.is_frozen.load(Ordering::Relaxed) {
                     members.retire(now);

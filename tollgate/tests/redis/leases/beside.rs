@@ -75,7 +75,7 @@ async fn left(node: &RedisLimiter, id: LimitId, key: &str) -> u64 {
     decision.remaining()
 }
 
-/// Asks for every user so many times, on all nodes by turns. Returns how many were admitted, by user.
+/// Asks for every user the given number of times, on all nodes by turns. Returns how many were admitted, by user.
 async fn ask_for_all(nodes: &[RedisLimiter], users: &[String], times: usize) -> Vec<u64> {
     let ids = ["global", "per-user"].map(|name| nodes[0].id(name).expect("a limit"));
     let tasks = users.iter().map(|user| {
