@@ -306,11 +306,12 @@ impl Node {
                     }
                 }
                 Err(error) => {
-                    self.link.send_replace(Link::Down(error.clone()));
+                    // First the breaker: a request that hears of the failure can be asked why.
                     if self.breaker.open(&error) {
                         self.log_failure(&error);
                         self.common.trouble.notify_one();
                     }
+                    self.link.send_replace(Link::Down(error));
                 }
             }
             tokio::time::sleep(jittered(pause)).await;
