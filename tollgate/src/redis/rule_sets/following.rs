@@ -98,6 +98,11 @@ impl Follower {
 
     async fn restore(&self, lost: RuleSet, found: &str) {
         sleep(jittered(RESTORE_AFTER)).await;
+        // A set may be large: if another node was faster, it is not sent again.
+        let current = stored::current_id(&self.topology).await;
+        if !current.is_ok_and(|id| id.unwrap_or_default() == found) {
+            return;
+        }
         match stored::restore(&self.topology, &lost, found).await {
             Ok(true) => self.report(Repair::Restored { lost }),
             // Another node was faster, or another set was published: that is announced.

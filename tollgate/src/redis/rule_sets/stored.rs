@@ -41,7 +41,8 @@ local function current()
   return tonumber(version), version .. '@' .. (fields[3] or '0'), id
 end
 local function announce(version)
-  redis.call('PUBLISH', ARGV[1], version)
+  -- The set is stored by now. A user without the right to the channel is heard at the next poll.
+  redis.pcall('PUBLISH', ARGV[1], version)
 end
 local function advance(version, id, overtaken, random)
   local known = id
