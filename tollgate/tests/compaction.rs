@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -312,4 +313,50 @@ fn a_snapshot_has_the_keys_of_both_tables() {
     let restored = Limiter::builder().limit(limit(FixedWindow::new(10, MINUTE))).clock(clock).restore(&snapshot[..]);
     let (restored, _) = restored.expect("it was just written");
     assert_eq!([restored.peek("ann").remaining(), restored.peek("bob").remaining()], [7, 7]);
+}
+
+/// Takes a snapshot, and moves the keys to a smaller table once it has begun.
+struct MovesKeys<'a> {
+    limiter: &'a Limiter,
+    smaller: Option<Limiter>,
+    written: Vec<u8>,
+}
+
+impl Write for MovesKeys<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let smaller = self.smaller.get_or_insert_with(|| {
+            let smaller = self.limiter.compacted().expect("the table is mostly empty");
+            for key in 0..200_u32 {
+                assert_eq!(smaller.check(&key.to_le_bytes()).remaining(), 7);
+            }
+            smaller
+        });
+        assert!(smaller.limits().len() == 1);
+        self.written.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_snapshot_has_the_keys_that_move_while_it_is_made() {
+    let Rig { limiter, clock } = Rig::of(FixedWindow::new(10, MINUTE));
+    burst(&limiter, 50_000);
+    clock.advance(MINUTE);
+    for key in 0..200_u32 {
+        assert_eq!(limiter.check_n(&key.to_le_bytes(), 2).remaining(), 8);
+    }
+    let mut writer = MovesKeys { limiter: &limiter, smaller: None, written: Vec::new() };
+    limiter.snapshot(&mut writer).expect("a vector takes everything");
+    let restored =
+        Limiter::builder().limit(limit(FixedWindow::new(10, MINUTE))).clock(clock).restore(&writer.written[..]);
+    let (restored, _) = restored.expect("it was just written");
+    for key in 0..200_u32 {
+        let left = restored.peek(&key.to_le_bytes()).remaining();
+        // What was spent while the snapshot was made may be missing, and nothing else.
+        assert!(left == 7 || left == 8, "{key}: {left} left");
+    }
 }

@@ -31,6 +31,7 @@ pub(crate) struct Section<'a> {
     /// The largest quota that the limit has or had.
     pub(crate) ceiling: u64,
     table: &'a Arc<Table>,
+    family: &'a Family,
     /// Tables of former configurations, with the rules by which their words are read.
     former: Vec<(Arc<Table>, Compiled)>,
 }
@@ -63,7 +64,7 @@ impl MemoryStore {
             let is_first = families.insert(Arc::as_ptr(family).addr());
             let former = members.tables.iter().filter(|member| !in_use.contains(&Arc::as_ptr(&member.table).addr()));
             let former = former.filter(|_| is_first).map(|member| (member.table.clone(), member.rules.clone()));
-            sections.push(Section { limit, ceiling: members.ceiling, table, former: former.collect() });
+            sections.push(Section { limit, ceiling: members.ceiling, table, family, former: former.collect() });
         }
         sections
     }
@@ -132,14 +133,30 @@ impl Section<'_> {
         let (now, rules) = (now.as_micros(), self.limit.compiled());
         // Keys move from former tables to this one: a key that moves meanwhile is read twice, and the later record counts.
         for (table, before) in &self.former {
-            let converted = |cells: &Lent<'_, '_>| {
-                let copy = Converted::of(rules, &self.table.spill);
-                let _ = rules.convert(&copy, before, cells, now);
-                rules.record(&copy, now, wall_offset)
-            };
-            table.visit(converted, &mut see)?;
+            self.visit_other(table, before, (now, wall_offset), &mut see)?;
         }
-        self.table.visit(|cells| rules.record(cells, now, wall_offset), &mut see)
+        self.table.visit(|cells| rules.record(cells, now, wall_offset), &mut see)?;
+        // A smaller table may take the place of this one, and keys move there meanwhile.
+        let members = self.family.members();
+        let mut replacing = members.tables.iter().filter(|member| member.replaces(self.table));
+        replacing.try_for_each(|member| self.visit_other(&member.table, &member.rules, (now, wall_offset), &mut see))
+    }
+
+    /// Visits the keys of another table of the limit, converted to this configuration.
+    fn visit_other<E>(
+        &self,
+        table: &Table,
+        before: &Compiled,
+        (now, wall_offset): (u64, i64),
+        see: &mut impl FnMut(u64, &Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let rules = self.limit.compiled();
+        let converted = |cells: &Lent<'_, '_>| {
+            let copy = Converted::of(rules, &self.table.spill);
+            let _ = rules.convert(&copy, before, cells, now);
+            rules.record(&copy, now, wall_offset)
+        };
+        table.visit(converted, see)
     }
 }
 
