@@ -146,7 +146,7 @@ async fn utilisation(bench: &Bench, results: &mut Results) -> anyhow::Result<()>
     let window = FixedWindow::new(USE_PER_SECOND, Duration::from_secs(1));
     let window_nodes = nodes(bench, Limit::new("use-window", window)?, USE_NODES).await?;
     // Windows begin at whole seconds.
-    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+    let since_epoch = clock::wall().duration_since(std::time::UNIX_EPOCH)?;
     let windows = length.as_secs();
     tokio::time::sleep(Duration::from_secs(1) - Duration::from_nanos(u64::from(since_epoch.subsec_nanos()))).await;
     // A little less than whole seconds: the last request is not to open another window.

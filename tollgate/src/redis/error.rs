@@ -48,8 +48,9 @@ impl Kind {
             "MISCONF" => Self::CannotSave,
             "BUSY" => Self::RunsScript,
             "NOAUTH" | "WRONGPASS" => Self::Login,
-            // Redis 7.0 has no code for it where a script runs the command.
+            // There is no code for it where a script runs the command. Redis 7.0 says the first, later ones the second.
             _ if text.contains("user executing the script can't") => Self::NoPermission,
+            _ if text.contains("ACL failure in script") => Self::NoPermission,
             _ => return None,
         })
     }

@@ -13,7 +13,7 @@ use super::dial::{Address, Dialer};
 use super::node::{CONNECT_LIMIT, unavailable};
 
 /// How long to wait for other sentinels once one has named a server.
-const OTHERS_WITHIN: Duration = Duration::from_millis(100);
+const OTHERS_WITHIN: Duration = Duration::from_millis(500);
 
 pub(super) struct Sentinels {
     addresses: Vec<Address>,

@@ -87,6 +87,8 @@ async fn a_redis_that_loads_its_data_is_of_no_use_until_it_has() {
     assert_eq!(limiter.check("ann").await.source(), Source::Store);
     let mut connection = server.connection();
     run(&mut connection, &["DEBUG", "POPULATE", "10000"]);
+    // Loading takes seconds, and longer than a reply may take elsewhere on a busy machine.
+    connection.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
     let loading = std::thread::spawn(move || run(&mut connection, &["DEBUG", "RELOAD"]));
     let why = why_given_up(&limiter).await;
     assert!(why.to_string().to_lowercase().contains("loading"), "{why}");

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{DAY, FixedWindow, Hit, Limit, OnStoreFailure, Rate, SlidingWindowLog, Source, TokenBucket};
 
-use crate::load::{Load, RECOVERY, until, until_back, until_gone};
+use crate::load::{Load, RECOVERY, until, until_available, until_back, until_gone};
 use crate::servers::{Cluster, RedisServer};
 
 const QUOTA: u64 = 1_000_000;
@@ -59,6 +59,7 @@ async fn a_request_across_slots_is_all_or_nothing() {
         .connect()
         .await
         .unwrap();
+    until_available(&limiter).await;
     let ids = ["tight", "counted", "logged"].map(|name| limiter.id(name).expect("a limit"));
     // Some of these share a slot and some do not.
     for key in 0..20 {
@@ -149,8 +150,9 @@ async fn a_failover_during_requests_across_slots_leaves_nothing_taken() {
     const TASKS: usize = 16;
     let mut cluster = Cluster::with(&["--cluster-require-full-coverage", "no"]);
     let limit = |name| Limit::new(name, FixedWindow::new(QUOTA, DAY).from_first_request()).unwrap();
-    let limiter = builder(&cluster, Duration::from_millis(300)).limit(limit("lost")).limit(limit("kept"));
+    let limiter = builder(&cluster, Duration::from_secs(2)).limit(limit("lost")).limit(limit("kept"));
     let limiter = limiter.connect().await.unwrap();
+    until_available(&limiter).await;
     let (lost, kept) = (limiter.id("lost").unwrap(), limiter.id("kept").unwrap());
     let key_of = |limit: &str, master: usize| {
         let keys = (0..).map(|nth| format!("key {nth}"));
