@@ -23,7 +23,7 @@ const LEAD_IN_TURNS: usize = 2;
 /// The largest number of rules, which the benchmark of the layer reports too.
 const MANY: usize = 1000;
 
-/// Rules: nanoseconds of processor time from the facts of a request to its ruling.
+/// Rules: nanoseconds of processor time from the facts of a request to its outcome.
 ///
 /// Half of the rules name a path, nearly half a host, and one is for every request. A request meets three of them: the
 /// one for all, one by its path and one by its host. All limits are token buckets counted by a header, and every
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         ("no rules: the three limits alone", Contender::limits()?),
     ];
     let times = race(&field, rounds);
-    let mut table = Table::new("Rules: from the facts of a request to its ruling", ["", "ns"]);
+    let mut table = Table::new("Rules: from the facts of a request to its outcome", ["", "ns"]);
     for times in &times {
         table.row([times.name.to_owned(), format!("{:.0}", times.median())]);
     }
@@ -140,7 +140,7 @@ impl Contender {
         let allowed = match self {
             Self::Gate(gate, requests) => {
                 let ask = |request: &&Asked| {
-                    black_box(gate.decide_now(black_box(&request.facts()))).is_some_and(|ruling| ruling.is_allowed())
+                    black_box(gate.decide_now(black_box(&request.facts()))).is_some_and(|outcome| outcome.is_allowed())
                 };
                 requests.0.iter().filter(ask).count()
             }

@@ -7,7 +7,7 @@ use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, HeaderValue};
 use tollgate::rules::Facts;
 use tollgate::rules::file::RuleFile;
-use tollgate::{Gate, Ruling};
+use tollgate::{Gate, Outcome};
 
 use crate::clock::thread_time;
 use crate::race::{self, Rounds, Times, per_decision};
@@ -52,7 +52,7 @@ impl Contender {
         Ok(Self { gate, requests: (0..TOKENS).map(request).collect::<Result<_, _>>()? })
     }
 
-    fn ask(&self, headers: &HeaderMap) -> Option<Ruling> {
+    fn ask(&self, headers: &HeaderMap) -> Option<Outcome> {
         let facts = Facts::new("GET", "/").headers(headers).peer([192, 0, 2, 1].into());
         self.gate.decide_now(black_box(&facts))
     }
@@ -106,16 +106,16 @@ pub(crate) fn run(rounds: Rounds, results: &mut Results) -> anyhow::Result<()> {
     for (name, _, contender) in &field {
         // The first takes the only unit of the address.
         black_box(contender.ask(&contender.requests[0]));
-        let ruling = contender.ask(&contender.requests[1]);
-        let is_verified = ruling.as_ref().map(|ruling| (ruling.is_allowed(), ruling.signatures_verified()));
-        anyhow::ensure!(matches!(is_verified, Some((false, 0) | (true, 1))), "{name}: {ruling:?}");
+        let outcome = contender.ask(&contender.requests[1]);
+        let is_verified = outcome.as_ref().map(|outcome| (outcome.is_allowed(), outcome.signatures_verified()));
+        anyhow::ensure!(matches!(is_verified, Some((false, 0) | (true, 1))), "{name}: {outcome:?}");
     }
     let mut times: Vec<Times> = field.iter().map(|(name, ..)| Times::new(name)).collect();
     let Ok(()) = race::take_turns::<std::convert::Infallible>(rounds.count, field.len(), |_, turn| {
         times[turn].push(field[turn].2.turn(rounds.slice));
         Ok(())
     });
-    let mut table = Table::new("Tokens: from the facts of a request to its ruling", ["", "ns"]);
+    let mut table = Table::new("Tokens: from the facts of a request to its outcome", ["", "ns"]);
     for (times, (_, name, _)) in times.iter().zip(&field) {
         table.row([times.name.to_owned(), format!("{:.0}", times.median())]);
         results.quantity(*name, times.median());

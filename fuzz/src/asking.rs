@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use tollgate::rules::file::RuleFile;
 use tollgate::rules::{Facts, RuleSet};
-use tollgate::{Explanation, Gate, Limiter, ManualClock, Standing, Timestamp};
+use tollgate::{Explanation, Gate, Limiter, ManualClock, RuleState, Timestamp};
 
 /// Any day will do: the second of November 2023.
 const TODAY: Timestamp = Timestamp::from_secs(1_700_000_000);
@@ -35,7 +35,7 @@ pub(crate) fn explained(gate: &Gate, facts: &Facts<'_>) -> Explanation {
 /// The parts of the key that a rule counts a request by; `None` if it does not count it.
 pub(crate) fn key(gate: &Gate, rule: usize, facts: &Facts<'_>) -> Option<Vec<String>> {
     match explained(gate, facts).rules.swap_remove(rule).standing {
-        Standing::Counted { key, .. } => Some(key),
+        RuleState::Counted { key, .. } => Some(key),
         _ => None,
     }
 }

@@ -29,8 +29,8 @@ pub fn cookies(input: &[u8]) {
     let headers: HeaderMap = cookies.map(|line| (COOKIE, line)).collect();
     let target = format!("/?{query}");
     let facts = Facts::new("GET", &target).headers(&headers);
-    let Some(ruling) = GATE.decide_now(&facts) else { panic!("memory answers at once") };
-    if !ruling.is_allowed() {
+    let Some(outcome) = GATE.decide_now(&facts) else { panic!("memory answers at once") };
+    if !outcome.is_allowed() {
         // Only differing values of a name are refused, so there are several.
         let lines = headers.get_all(COOKIE).iter().map(|line| String::from_utf8_lossy(line.as_bytes()).into_owned());
         let several = lines.chain([decoded(query)]).map(|line| line.matches(NAME).count()).sum::<usize>() > 1;

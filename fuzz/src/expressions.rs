@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::Facts;
 use tollgate::rules::file::RuleFile;
-use tollgate::{Gate, Standing};
+use tollgate::{Gate, RuleState};
 
 use crate::asking;
 use crate::refusals::check_refusal;
@@ -70,9 +70,9 @@ fn quoted(text: &str) -> String {
 
 /// Whether the rule is for the request, by its explanation and by its decision.
 fn holds(gate: &Gate, facts: &Facts<'_>) -> bool {
-    let holds = !matches!(asking::explained(gate, facts).rules[0].standing, Standing::NotMatched(_));
-    let Some(ruling) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
-    assert_eq!(ruling.limit().is_some(), holds, "{ruling:?}");
+    let holds = !matches!(asking::explained(gate, facts).rules[0].standing, RuleState::NotMatched(_));
+    let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
+    assert_eq!(outcome.limit().is_some(), holds, "{outcome:?}");
     holds
 }
 

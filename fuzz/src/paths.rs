@@ -1,7 +1,7 @@
 //! Paths and globs: however a path is spelled, it meets the same rules and makes the same key.
 
 use tollgate::rules::{CleanPath, Facts, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder};
-use tollgate::{Explanation, FixedWindow, Gate, InvalidLimit, Limit, MINUTE, Standing};
+use tollgate::{Explanation, FixedWindow, Gate, InvalidLimit, Limit, MINUTE, RuleState};
 
 use crate::asking;
 
@@ -19,7 +19,7 @@ pub fn paths(input: &[u8]) {
     let is_readable = CleanPath::new(&path).is_ok_and(|path| path.forwarded(PathReading::default()).is_ok());
     if has_dots || !is_readable {
         let refused = gate(&globs).decide_now(&Facts::new("GET", &path));
-        assert!(refused.is_some_and(|ruling| !ruling.is_allowed()), "{path}");
+        assert!(refused.is_some_and(|outcome| !outcome.is_allowed()), "{path}");
         return;
     }
     let Ok(everything) = "/**".parse::<PathGlob>() else { panic!("/** is no glob") };
@@ -59,7 +59,7 @@ fn asked(gate: &Gate, globs: &[PathGlob], path: &str) -> (String, Vec<bool>) {
     let facts = Facts::new("GET", path);
     let before = asking::explained(gate, &facts);
     // Decided by index: each rule that it finds has one request less left.
-    assert!(gate.decide_now(&facts).is_some_and(|ruling| ruling.is_allowed()));
+    assert!(gate.decide_now(&facts).is_some_and(|outcome| outcome.is_allowed()));
     let after = asking::explained(gate, &facts);
     let met = globs.iter().enumerate().map(|(number, glob)| {
         let spent = remaining(&before, number) != remaining(&after, number);
@@ -73,7 +73,7 @@ fn asked(gate: &Gate, globs: &[PathGlob], path: &str) -> (String, Vec<bool>) {
 
 fn remaining(explanation: &Explanation, number: usize) -> Option<u64> {
     match &explanation.rules[number].standing {
-        Standing::Counted { decision: Some(decision), .. } => Some(decision.remaining()),
+        RuleState::Counted { decision: Some(decision), .. } => Some(decision.remaining()),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use tollgate::rules::Facts;
 use tollgate::rules::file::{Parsed, RuleFile};
-use tollgate::{Gate, Standing};
+use tollgate::{Gate, RuleState};
 
 use crate::asking;
 use crate::refusals::{check_refusal, check_warnings};
@@ -62,19 +62,19 @@ fn compiled(file: &Parsed) {
 /// What is explained is what is then decided, and either can be told to the client.
 fn decided(gate: &Gate, facts: &Facts<'_>) {
     let explanation = asking::explained(gate, facts);
-    let Some(ruling) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
-    assert_eq!(ruling.is_allowed(), explanation.allowed, "{ruling:?} {explanation:?}");
-    let counts = |standing: &Standing| matches!(standing, Standing::Counted { .. });
+    let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
+    assert_eq!(outcome.is_allowed(), explanation.allowed, "{outcome:?} {explanation:?}");
+    let counts = |standing: &RuleState| matches!(standing, RuleState::Counted { .. });
     let watched = explanation.rules.iter().filter(|rule| rule.shadow && counts(&rule.standing)).count();
     // Who is refused by a rule whatever is left is not counted by any other.
-    assert!(watched == ruling.watched().count() || ruling.decision().is_none(), "{ruling:?} {explanation:?}");
+    assert!(watched == outcome.watched().count() || outcome.decision().is_none(), "{outcome:?} {explanation:?}");
     let mut told = HeaderMap::new();
-    ruling.write_headers(&mut told);
+    outcome.write_headers(&mut told);
     let request = HeaderMap::new();
-    match ruling.response(&request) {
-        None => assert!(ruling.is_allowed() && ruling.grpc_response().is_none()),
+    match outcome.response(&request) {
+        None => assert!(outcome.is_allowed() && outcome.grpc_response().is_none()),
         Some(response) => {
-            assert!(!ruling.is_allowed() && ruling.grpc_response().is_some());
+            assert!(!outcome.is_allowed() && outcome.grpc_response().is_some());
             let known = [StatusCode::TOO_MANY_REQUESTS, StatusCode::FORBIDDEN, StatusCode::BAD_REQUEST];
             assert!(known.contains(&response.status()), "{}", response.status());
         }

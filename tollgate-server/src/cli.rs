@@ -43,18 +43,18 @@ enum Command {
 
 /// What a command answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum Completion {
     Yes,
     No,
 }
 
 /// Does what the command line asks; for `serve`, until a signal ends it.
-pub(crate) fn run(cli: Cli) -> Result<Outcome, Error> {
+pub(crate) fn run(cli: Cli) -> Result<Completion, Error> {
     threads::check(threads::of_runtime()).map_err(Error::Threads)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Error::Runtime)?;
     let outcome = runtime.block_on(async {
         match cli.command {
-            Command::Serve(arguments) => serve::run(arguments).await.map(|()| Outcome::Yes),
+            Command::Serve(arguments) => serve::run(arguments).await.map(|()| Completion::Yes),
             Command::Validate(arguments) => validate::run(&arguments).await,
             Command::Explain(arguments) => explain::run(&arguments).await,
             Command::Publish(arguments) => publish::run(&arguments).await,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tollgate::Ruling;
+use tollgate::Outcome;
 use tollgate::http::{Refusal, TokenError};
 use tollgate::rules::TokenStatus;
 
@@ -42,7 +42,7 @@ pub(crate) struct TokenSums {
 #[derive(Debug)]
 struct OfLimit {
     name: Box<str>,
-    outcomes: [Counter; Outcome::ALL.len()],
+    outcomes: [Counter; DecisionLabel::ALL.len()],
 }
 
 /// The limit that was noted last by the only one who notes.
@@ -50,14 +50,14 @@ struct OfLimit {
 pub(crate) struct LastNoted(Option<Arc<OfLimit>>);
 
 /// Decisions added up, by the names of the limits.
-pub(crate) type Sums = BTreeMap<Box<str>, Outcomes>;
+pub(crate) type Sums = BTreeMap<Box<str>, DecisionCounts>;
 
 /// How often each outcome has come about.
-pub(crate) type Outcomes = [u64; Outcome::ALL.len()];
+pub(crate) type DecisionCounts = [u64; DecisionLabel::ALL.len()];
 
 /// What a limit made of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum DecisionLabel {
     Allowed,
     Denied,
     Banned,
@@ -69,7 +69,7 @@ pub(crate) enum Outcome {
     ShadowDenied,
 }
 
-impl Outcome {
+impl DecisionLabel {
     /// All of them, in their order.
     pub(crate) const ALL: [Self; 9] = [
         Self::Allowed,
@@ -83,8 +83,8 @@ impl Outcome {
         Self::ShadowDenied,
     ];
 
-    pub(crate) fn of(ruling: &Ruling) -> Self {
-        match ruling.refusal() {
+    pub(crate) fn of(outcome: &Outcome) -> Self {
+        match outcome.refusal() {
             None => Self::Allowed,
             Some(Refusal::Banned { .. }) => Self::Banned,
             Some(Refusal::Blocked) => Self::Blocked,
@@ -111,20 +111,20 @@ impl Outcome {
 }
 
 impl Decisions {
-    pub(crate) fn note<'r>(&self, rulings: impl IntoIterator<Item = &'r Ruling>) {
-        self.note_all(rulings);
+    pub(crate) fn note<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) {
+        self.note_all(outcomes);
     }
 
     /// The limit that decided the last of them comes back.
-    fn note_all<'r>(&self, rulings: impl IntoIterator<Item = &'r Ruling>) -> Option<Arc<OfLimit>> {
-        let counts = |ruling: &&Ruling| {
-            ruling.limit().is_some() || ruling.watched().next().is_some() || ruling.token() != TokenStatus::NotRead
+    fn note_all<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) -> Option<Arc<OfLimit>> {
+        let counts = |outcome: &&Outcome| {
+            outcome.limit().is_some() || outcome.watched().next().is_some() || outcome.token() != TokenStatus::NotRead
         };
-        let mut rulings = rulings.into_iter().filter(counts).peekable();
-        rulings.peek()?;
+        let mut outcomes = outcomes.into_iter().filter(counts).peekable();
+        outcomes.peek()?;
         let mut last = None;
         let mut names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut note = |name: &str, outcome: Outcome| {
+        let mut note = |name: &str, outcome: DecisionLabel| {
             if let Some(known) = names.get(name) {
                 known.add(outcome);
                 return Some(Arc::clone(known));
@@ -136,28 +136,31 @@ impl Decisions {
                 new
             })
         };
-        for ruling in rulings {
-            self.tokens.note(ruling);
-            if let Some(name) = ruling.limit() {
-                last = note(name, Outcome::of(ruling));
+        for outcome in outcomes {
+            self.tokens.note(outcome);
+            if let Some(name) = outcome.limit() {
+                last = note(name, DecisionLabel::of(outcome));
             }
-            for (name, decision) in ruling.watched() {
-                note(name, if decision.is_allowed() { Outcome::ShadowAllowed } else { Outcome::ShadowDenied });
+            for (name, decision) in outcome.watched() {
+                note(
+                    name,
+                    if decision.is_allowed() { DecisionLabel::ShadowAllowed } else { DecisionLabel::ShadowDenied },
+                );
             }
         }
         last
     }
 
-    /// The same for one ruling, by the only thread that notes anything here: it needs no lock as long as the same limit
+    /// The same for one outcome, by the only thread that notes anything here: it needs no lock as long as the same limit
     /// decides.
-    pub(crate) fn note_alone(&self, ruling: &Ruling, last: &mut LastNoted) {
-        let name = ruling.limit().filter(|_| ruling.watched().next().is_none());
+    pub(crate) fn note_alone(&self, outcome: &Outcome, last: &mut LastNoted) {
+        let name = outcome.limit().filter(|_| outcome.watched().next().is_none());
         match (name, &last.0) {
             (Some(name), Some(known)) if *known.name == *name => {
-                known.add(Outcome::of(ruling));
-                self.tokens.note(ruling);
+                known.add(DecisionLabel::of(outcome));
+                self.tokens.note(outcome);
             }
-            _ => last.0 = self.note_all([ruling]).or(last.0.take()),
+            _ => last.0 = self.note_all([outcome]).or(last.0.take()),
         }
     }
 
@@ -184,20 +187,20 @@ impl Decisions {
 }
 
 impl Tokens {
-    fn note(&self, ruling: &Ruling) {
-        if ruling.token() == TokenStatus::NotRead {
+    fn note(&self, outcome: &Outcome) {
+        if outcome.token() == TokenStatus::NotRead {
             return;
         }
-        self.signatures.add(u64::from(ruling.signatures_verified()));
+        self.signatures.add(u64::from(outcome.signatures_verified()));
         let failed = |error| TokenError::ALL.iter().position(|known| *known == error);
-        if let Some(count) = ruling.token().error().and_then(failed).and_then(|number| self.failures.get(number)) {
+        if let Some(count) = outcome.token().error().and_then(failed).and_then(|number| self.failures.get(number)) {
             count.add(1);
         }
     }
 }
 
 impl OfLimit {
-    fn add(&self, outcome: Outcome) {
+    fn add(&self, outcome: DecisionLabel) {
         self.outcomes[outcome as usize].add(1);
     }
 }

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use self::cli::{Cli, Outcome};
+use self::cli::{Cli, Completion};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -36,8 +36,8 @@ const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     match cli::run(Cli::parse()) {
-        Ok(Outcome::Yes) => ExitCode::SUCCESS,
-        Ok(Outcome::No) => ExitCode::from(EXIT_NO),
+        Ok(Completion::Yes) => ExitCode::SUCCESS,
+        Ok(Completion::No) => ExitCode::from(EXIT_NO),
         Err(error) => {
             error.tell();
             ExitCode::from(EXIT_USAGE)

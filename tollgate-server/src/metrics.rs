@@ -17,7 +17,7 @@ use tollgate::Gate;
 use tollgate::http::TokenError;
 
 pub(crate) use self::page::Page;
-use crate::decisions::{Decisions, Outcome, Sums, TokenSums};
+use crate::decisions::{DecisionLabel, Decisions, Sums, TokenSums};
 use crate::reload::Reloads;
 use crate::standing::Standing;
 
@@ -62,7 +62,7 @@ impl Metrics {
             gateway.add_decisions_to(&mut limits);
         }
         let rows = limits.iter().flat_map(|(name, outcomes)| {
-            let named = Outcome::ALL.iter().zip(outcomes);
+            let named = DecisionLabel::ALL.iter().zip(outcomes);
             named.map(move |(outcome, count)| ([("limit", &**name), ("outcome", outcome.as_str())], *count))
         });
         let help = "Requests and questions by the limit that decided and what it decided";

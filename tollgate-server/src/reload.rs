@@ -286,7 +286,7 @@ impl Reload {
     async fn open_store(&self, file: &Parsed) -> Result<(), String> {
         let other = Gate::open(file).await.map_err(|error| error.to_string())?;
         let before = self.gate.redis();
-        self.gate.become_like(&other);
+        self.gate.adopt(&other);
         if let Some(before) = before {
             // What it has leased is missing elsewhere until it is given back.
             tokio::spawn(async move { before.return_leases().await });

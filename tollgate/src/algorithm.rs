@@ -32,7 +32,7 @@ pub(crate) mod token_bucket;
 
 use std::time::Duration;
 
-use crate::decision::{Outcome, Verdict};
+use crate::decision::{Admission, Verdict};
 use crate::error::InvalidLimit;
 use crate::units::WallOffset;
 
@@ -71,7 +71,7 @@ impl Default for Algorithm {
 }
 
 /// The state of one key, as words that a store lends.
-pub(crate) trait Cells {
+pub(crate) trait StateWords {
     fn get(&self, index: usize) -> u64;
     fn set(&self, index: usize, word: u64);
     /// Where a log goes on that has outgrown its words.
@@ -92,7 +92,7 @@ pub(crate) struct Charge {
 }
 
 /// How the words of a key are read and written. Times are microseconds since the Unix epoch.
-pub(crate) trait Rules {
+pub(crate) trait LimitAlgorithm {
     type Edit;
 
     /// How many words a key needs.
@@ -109,20 +109,20 @@ pub(crate) trait Rules {
         false
     }
 
-    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Self::Edit>;
+    fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Self::Edit>;
 
     /// What to change so that a charge is taken back, as far as it still weighs on the key. Giving back more
     /// would mint quota.
-    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Self::Edit>;
+    fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Self::Edit>;
 
-    fn apply(&self, cells: &impl Cells, edit: Self::Edit);
+    fn apply(&self, cells: &impl StateWords, edit: Self::Edit);
 
     /// Whether the key is at rest, so that forgetting it changes no answer from now on.
-    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool;
+    fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool;
 
     /// Called on words that other keys have written to, to keep whoever comes now no richer than it would be
     /// alone. Most states see to that by themselves.
-    fn shared(&self, cells: &impl Cells, now: u64) {
+    fn shared(&self, cells: &impl StateWords, now: u64) {
         let _ = (cells, now);
     }
 
@@ -130,20 +130,20 @@ pub(crate) trait Rules {
     /// That must need no later date for any charge, or a floor that is raised again and again would never decay.
     /// Changes nothing and returns false if less than half the quota, or just half, would be left, or if the states of
     /// this algorithm cannot be combined in this way.
-    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+    fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let _ = (floor, state, now);
         false
     }
 
     /// Makes the key a newcomer that has spent all that `from` has.
-    fn inherit(&self, cells: &impl Cells, from: &impl Cells) {
+    fn inherit(&self, cells: &impl StateWords, from: &impl StateWords) {
         for index in 0..self.words() {
             cells.set(index, from.get(index));
         }
     }
 
     /// Puts the key to rest.
-    fn clear(&self, cells: &impl Cells) {
+    fn clear(&self, cells: &impl StateWords) {
         for index in 0..self.words() {
             cells.set(index, 0);
         }
@@ -344,13 +344,13 @@ fn div_wide(a: u128, b: u64) -> u64 {
 }
 
 pub(crate) const fn allowed(remaining: u64, reset_after: u64) -> Verdict {
-    Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining, reset_after }
+    Verdict { admission: Admission::Allowed { delay: 0 }, remaining, reset_after }
 }
 
 fn denied(retry_after: u64, remaining: u64, reset_after: u64) -> Verdict {
-    Verdict { outcome: Outcome::Denied { retry_after }, remaining, reset_after }
+    Verdict { admission: Admission::Denied { retry_after }, remaining, reset_after }
 }
 
 fn never_fits(remaining: u64, reset_after: u64) -> Verdict {
-    Verdict { outcome: Outcome::NeverFits, remaining, reset_after }
+    Verdict { admission: Admission::NeverFits, remaining, reset_after }
 }

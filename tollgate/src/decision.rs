@@ -36,14 +36,14 @@ impl Denied {
 
 impl std::fmt::Display for Denied {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.verdict.outcome {
-            Outcome::Allowed { .. } => {
+        match self.0.verdict.admission {
+            Admission::Allowed { .. } => {
                 write!(out, "rate limited: the turn in the queue comes after {:?}, which is too late", self.0.delay())
             }
-            Outcome::Denied { retry_after } => {
+            Admission::Denied { retry_after } => {
                 write!(out, "rate limited: retry after {:?}", Duration::from_micros(retry_after))
             }
-            Outcome::NeverFits => out.write_str("rate limited: the cost exceeds the whole quota; ask for less"),
+            Admission::NeverFits => out.write_str("rate limited: the cost exceeds the whole quota; ask for less"),
         }
     }
 }
@@ -69,14 +69,14 @@ pub enum Source {
 /// What one limit says of one request: the decision without the names. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    pub(crate) outcome: Outcome,
+    pub(crate) admission: Admission,
     pub(crate) remaining: u64,
     pub(crate) reset_after: u64,
 }
 
 /// Whether a request passes, and what waiting is worth. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum Admission {
     /// It may leave after this delay; zero everywhere but in a queue.
     Allowed { delay: u64 },
     /// It would pass after this wait if nothing else arrived.
@@ -147,9 +147,9 @@ impl Decision {
     /// can help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        match self.verdict.outcome {
-            Outcome::Denied { retry_after } => Some(Duration::from_micros(retry_after)),
-            Outcome::Allowed { .. } | Outcome::NeverFits => None,
+        match self.verdict.admission {
+            Admission::Denied { retry_after } => Some(Duration::from_micros(retry_after)),
+            Admission::Allowed { .. } | Admission::NeverFits => None,
         }
     }
 
@@ -181,15 +181,15 @@ impl Decision {
 
 impl Verdict {
     pub(crate) fn is_allowed(&self) -> bool {
-        matches!(self.outcome, Outcome::Allowed { .. })
+        matches!(self.admission, Admission::Allowed { .. })
     }
 
     /// How long a denied request has to wait; forever if it can never fit.
     pub(crate) fn wait(&self) -> u64 {
-        match self.outcome {
-            Outcome::Allowed { .. } => 0,
-            Outcome::Denied { retry_after } => retry_after,
-            Outcome::NeverFits => u64::MAX,
+        match self.admission {
+            Admission::Allowed { .. } => 0,
+            Admission::Denied { retry_after } => retry_after,
+            Admission::NeverFits => u64::MAX,
         }
     }
 
@@ -210,16 +210,16 @@ impl Verdict {
     /// How long it has to be held if it is admitted.
     #[inline]
     pub(crate) fn delay(&self) -> u64 {
-        match self.outcome {
-            Outcome::Allowed { delay } => delay,
-            Outcome::Denied { .. } | Outcome::NeverFits => 0,
+        match self.admission {
+            Admission::Allowed { delay } => delay,
+            Admission::Denied { .. } | Admission::NeverFits => 0,
         }
     }
 
     /// A request that several queues let in leaves when the slowest of them lets it go.
     #[inline]
     pub(crate) fn held_for(mut self, longest: u64) -> Self {
-        if let Outcome::Allowed { delay } = &mut self.outcome {
+        if let Admission::Allowed { delay } = &mut self.admission {
             *delay = longest;
         }
         self
@@ -229,7 +229,7 @@ impl Verdict {
 impl Decision {
     /// The answer when no limit was asked: nothing stands in the way.
     pub(crate) fn without_limit(now: Timestamp) -> Self {
-        let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
+        let verdict = Verdict { admission: Admission::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
         Self { limit: None, quota: u64::MAX, cost: 0, at: now, wall_offset: 0, source: Source::Store, verdict }
     }
 
@@ -243,8 +243,8 @@ impl Decision {
     /// The denial that the strike which brings a ban means for who was struck.
     #[cfg(feature = "rules")]
     pub(crate) fn denied_until_reset(self) -> Self {
-        let outcome = Outcome::Denied { retry_after: self.verdict.reset_after };
-        Self { verdict: Verdict { outcome, ..self.verdict }, ..self }
+        let admission = Admission::Denied { retry_after: self.verdict.reset_after };
+        Self { verdict: Verdict { admission, ..self.verdict }, ..self }
     }
 
     /// Of two decisions on one request, the one to report; see [`Verdict::is_before`].

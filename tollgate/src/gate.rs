@@ -1,13 +1,12 @@
 //! Rules and a store in one handle: the whole of a decision about a request.
 //!
-//! A surface makes [`Facts`] of a request and asks; the [`Ruling`] says what to answer. Rules can be replaced at
+//! A surface makes [`Facts`] of a request and asks; the [`Outcome`] says what to answer. Rules can be replaced at
 //! any moment: a request is decided wholly by the old ones or wholly by the new.
 
 #[cfg(feature = "tower")]
 mod admitted;
-mod asker;
+mod cached;
 mod explain;
-mod hearing;
 mod in_flight;
 #[cfg(all(feature = "file", feature = "redis"))]
 mod open;
@@ -16,9 +15,10 @@ mod open;
 mod open;
 #[cfg(feature = "file")]
 mod opening;
+mod outcome;
+mod pending;
 mod phases;
-mod posed;
-mod ruling;
+mod settle;
 mod snapshot;
 #[cfg(feature = "redis")]
 mod store;
@@ -33,15 +33,15 @@ use arc_swap::ArcSwap;
 
 #[cfg(feature = "tower")]
 pub(crate) use self::admitted::{Admitted, ByAddress};
-pub use self::asker::Asker;
-pub use self::explain::{Explanation, RuleExplained, Standing};
-#[cfg(feature = "tower")]
-pub(crate) use self::hearing::Told;
+pub use self::cached::CachedGate;
+pub use self::explain::{Explanation, RuleExplained, RuleState};
 use self::in_flight::InFlight;
-pub use self::in_flight::Place;
+pub use self::in_flight::InFlightPermit;
 #[cfg(feature = "file")]
 pub use self::opening::OpenError;
-pub use self::ruling::Ruling;
+pub use self::outcome::Outcome;
+#[cfg(feature = "tower")]
+pub(crate) use self::settle::Told;
 use self::store::Store;
 use crate::error::InvalidLimit;
 use crate::limiter::{Limiter, LimiterBuilder};
@@ -58,7 +58,7 @@ use crate::rules::{Facts, RuleSet};
 /// let per_ip = Rule::new(Limit::new("per-ip", FixedWindow::new(2, MINUTE))?).key(KeyPart::ip());
 /// let gate = Gate::in_memory(RuleSet::builder().rule(per_ip).build()?)?;
 /// let facts = Facts::new("GET", "/").peer([192, 0, 2, 7].into());
-/// assert!(gate.decide_now(&facts).is_some_and(|ruling| ruling.is_allowed()));
+/// assert!(gate.decide_now(&facts).is_some_and(|outcome| outcome.is_allowed()));
 /// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```
 #[derive(Clone)]
@@ -86,13 +86,13 @@ impl State {
     }
 }
 
-/// A ruling, or the way to one.
-#[must_use = "a ruling that nobody looks at limits nothing"]
-pub enum Asking {
+/// A outcome, or the way to one.
+#[must_use = "a outcome that nobody looks at limits nothing"]
+pub enum Check {
     /// The store is this process's memory, and has answered; or no store had to be asked.
-    Done(Ruling),
+    Ready(Outcome),
     /// The store is somewhere else.
-    Waiting(Pin<Box<dyn Future<Output = Ruling> + Send>>),
+    Pending(Pin<Box<dyn Future<Output = Outcome> + Send>>),
 }
 
 impl Gate {
@@ -159,13 +159,13 @@ impl Gate {
     /// This gate as it is now: it shares the counts, but keeps to these rules when others are put in force. So
     /// several questions can be decided by the same rules.
     #[must_use]
-    pub fn as_it_is(&self) -> Self {
+    pub fn pinned(&self) -> Self {
         let state = ArcSwap::new(self.0.state.load_full());
         Self(Arc::new(Inner { state, changing: Mutex::new(()) }))
     }
 
     /// Goes over to the rules and the store of another gate.
-    pub fn become_like(&self, other: &Self) {
+    pub fn adopt(&self, other: &Self) {
         let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let other = other.0.state.load();
         let state = State::after(&self.0.state.load(), other.rules.clone(), other.store.clone());
@@ -174,32 +174,32 @@ impl Gate {
 
     /// Decides a request, at once if the store is this process's memory. The facts are not needed for longer than
     /// the call.
-    pub fn ask(&self, facts: &Facts<'_>) -> Asking {
-        Asking::of(self.0.state.load_full(), facts)
+    pub fn check(&self, facts: &Facts<'_>) -> Check {
+        Check::of(self.0.state.load_full(), facts)
     }
 
     /// Decides a request.
-    pub fn decide(&self, facts: &Facts<'_>) -> impl Future<Output = Ruling> + Send + use<> {
-        self.ask(facts).ruling()
+    pub fn decide(&self, facts: &Facts<'_>) -> impl Future<Output = Outcome> + Send + use<> {
+        self.check(facts).outcome()
     }
 
     /// Decides a request, if the store is this process's memory.
     #[must_use]
-    pub fn decide_now(&self, facts: &Facts<'_>) -> Option<Ruling> {
-        match self.ask(facts) {
-            Asking::Done(ruling) => Some(ruling),
-            Asking::Waiting(_) => None,
+    pub fn decide_now(&self, facts: &Facts<'_>) -> Option<Outcome> {
+        match self.check(facts) {
+            Check::Ready(outcome) => Some(outcome),
+            Check::Pending(_) => None,
         }
     }
 
     /// Counts a request that was refused before any limit could look at it, such as a malformed one: a strike towards
     /// the [bans](crate::rules::Rule::ban) of limits that match every request and count by what its connection shows
     /// (address, certificate). So a flood of such requests is banned like one of denied requests.
-    pub fn strike(&self, facts: &Facts<'_>) -> Asking {
-        let mut ruling = Ruling::unasked(self);
-        match ruling.strike(facts) {
-            None => Asking::Done(ruling),
-            Some(elsewhere) => Asking::Waiting(ruling.elsewhere(elsewhere)),
+    pub fn strike(&self, facts: &Facts<'_>) -> Check {
+        let mut outcome = Outcome::unasked(self);
+        match outcome.strike(facts) {
+            None => Check::Ready(outcome),
+            Some(elsewhere) => Check::Pending(outcome.elsewhere(elsewhere)),
         }
     }
 
@@ -207,36 +207,36 @@ impl Gate {
     /// bans by key apply. Limits of what is in flight do not: nobody would tell when it ends. `None` if there is no such
     /// rule.
     #[must_use]
-    pub fn ask_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Asking> {
-        let mut ruling = Ruling::unasked(self);
-        Some(match ruling.ask_by_name(rule, key, cost)? {
-            None => Asking::Done(ruling),
-            Some(elsewhere) => Asking::Waiting(ruling.elsewhere(elsewhere)),
+    pub fn check_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Check> {
+        let mut outcome = Outcome::unasked(self);
+        Some(match outcome.check_by_name(rule, key, cost)? {
+            None => Check::Ready(outcome),
+            Some(elsewhere) => Check::Pending(outcome.elsewhere(elsewhere)),
         })
     }
 }
 
-impl Asking {
-    /// Asks by these rules. The ruling is made where it stays, for it is large.
+impl Check {
+    /// Asks by these rules. The outcome is made where it stays, for it is large.
     #[inline(always)]
     fn of(state: Arc<State>, facts: &Facts<'_>) -> Self {
-        let mut asking = Self::Done(Ruling::unlimited(state));
+        let mut asking = Self::Ready(Outcome::unlimited(state));
         let elsewhere = match &mut asking {
-            Self::Done(ruling) => ruling.ask(facts),
-            Self::Waiting(_) => None,
+            Self::Ready(outcome) => outcome.ask(facts),
+            Self::Pending(_) => None,
         };
         let Some(elsewhere) = elsewhere else { return asking };
         match asking {
-            Self::Done(ruling) => Self::Waiting(ruling.elsewhere(elsewhere)),
-            waiting @ Self::Waiting(_) => waiting,
+            Self::Ready(outcome) => Self::Pending(outcome.elsewhere(elsewhere)),
+            waiting @ Self::Pending(_) => waiting,
         }
     }
 
-    /// The ruling, once it is there.
-    pub async fn ruling(self) -> Ruling {
+    /// The outcome, once it is there.
+    pub async fn outcome(self) -> Outcome {
         match self {
-            Self::Done(ruling) => ruling,
-            Self::Waiting(ruling) => ruling.await,
+            Self::Ready(outcome) => outcome,
+            Self::Pending(outcome) => outcome.await,
         }
     }
 }

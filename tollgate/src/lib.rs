@@ -65,7 +65,7 @@ pub use error::InvalidLimit;
 #[cfg(feature = "file")]
 pub use gate::OpenError;
 #[cfg(feature = "rules")]
-pub use gate::{Asker, Asking, Explanation, Gate, Place, RuleExplained, Ruling, Standing};
+pub use gate::{CachedGate, Check, Explanation, Gate, InFlightPermit, Outcome, RuleExplained, RuleState};
 pub use key::Key;
 pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
 pub use limit_set::LimitSet;

@@ -20,7 +20,7 @@ const MAX_LIMITS: usize = 10_000;
 /// let limiter = Limiter::builder().limits(limits).build()?;
 /// assert_eq!(limiter.check("ann").remaining(), 9);
 /// // Ann buys a plan: what she has spent counts there too.
-/// let plan = limiter.beside().next().unwrap();
+/// let plan = limiter.variants().next().unwrap();
 /// assert_eq!(limiter.decide_now(&[Hit::new(plan, "ann")]).remaining(), 998);
 /// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```

@@ -1,8 +1,8 @@
 //! The limiter: limits, a store and a clock in one handle.
 
-#[cfg(feature = "rules")]
-mod asked;
 mod builder;
+#[cfg(feature = "rules")]
+mod hashed;
 mod snapshot;
 #[cfg(test)]
 mod wall_clock_tests;
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-#[cfg(feature = "rules")]
-pub(crate) use self::asked::{FewAsked, only};
 pub use self::builder::LimiterBuilder;
+#[cfg(feature = "rules")]
+pub(crate) use self::hashed::{FewAsked, only};
 pub use self::snapshot::{RestoreError, Restored};
 use crate::clock::TimeSource;
 use crate::decision::{Decision, Denied};
@@ -23,7 +23,7 @@ use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::{self, Checked, LimitSet};
 use crate::reservation::{Reservation, Settlement};
-use crate::store::memory::{Asked, MemoryStore, Overflow, Positions};
+use crate::store::memory::{HashedHit, MemoryStore, Overflow, Positions};
 use crate::units::Timestamp;
 
 /// Decides requests by one limit or by several, in this process's memory.
@@ -76,7 +76,7 @@ impl<'a> Hit<'a> {
     }
 }
 
-type AllAsked = SmallVec<[Asked; 8]>;
+type HashedHits = SmallVec<[HashedHit; 8]>;
 
 impl Limiter {
     /// A limiter with one limit, a memory of 512 MiB at most and the system's clock.
@@ -163,7 +163,7 @@ impl Limiter {
             let fingerprint = inner.store.fingerprint(key.into());
             // The processor reads its counter once all that went before is done, so not after a cache miss.
             let now = self.now();
-            let asked = Asked { limit: LimitId(0), fingerprint, cost };
+            let asked = HashedHit { limit: LimitId(0), fingerprint, cost };
             return self.dated(inner.store.decide_one(&inner.limits, asked, now));
         }
         self.check_several(key.into(), cost)
@@ -207,23 +207,24 @@ impl Limiter {
         self.decide_asked(&self.ask_hits(hits))
     }
 
-    pub(crate) fn decide_asked(&self, asked: &[Asked]) -> Decision {
+    pub(crate) fn decide_asked(&self, asked: &[HashedHit]) -> Decision {
         let inner = &*self.0;
         self.dated(inner.store.decide(&inner.limits, asked, self.now()))
     }
 
-    fn ask_hits(&self, hits: &[Hit<'_>]) -> AllAsked {
+    fn ask_hits(&self, hits: &[Hit<'_>]) -> HashedHits {
         let store = &self.0.store;
-        let (mut all, mut positions) = (AllAsked::new(), Positions::default());
+        let (mut all, mut positions) = (HashedHits::new(), Positions::default());
         for hit in hits {
             let fingerprint = store.fingerprint(hit.key);
             // The same key twice asks for the sum.
-            let is_same =
-                |one: &Asked| one.fingerprint == fingerprint && store.identity(one.limit) == store.identity(hit.limit);
+            let is_same = |one: &HashedHit| {
+                one.fingerprint == fingerprint && store.identity(one.limit) == store.identity(hit.limit)
+            };
             match positions.of(&all, is_same, || (fingerprint, store.identity(hit.limit))) {
                 Some(same) => all[same].cost = all[same].cost.saturating_add(hit.cost),
                 None => {
-                    all.push(Asked { limit: hit.limit, fingerprint, cost: hit.cost });
+                    all.push(HashedHit { limit: hit.limit, fingerprint, cost: hit.cost });
                     positions.added(&all, |one| (one.fingerprint, store.identity(one.limit)));
                 }
             }
@@ -279,7 +280,7 @@ impl Limiter {
         self.reserve_asked(self.ask_hits(hits), expires_after)
     }
 
-    fn reserve_asked(&self, asked: AllAsked, expires_after: Duration) -> Result<Reservation, Denied> {
+    fn reserve_asked(&self, asked: HashedHits, expires_after: Duration) -> Result<Reservation, Denied> {
         let now = self.now();
         let decision = self.dated(self.0.store.decide(&self.0.limits, &asked, now));
         if !decision.is_allowed() {
@@ -325,9 +326,9 @@ impl Limiter {
     }
 
     /// Brings what a decision has taken to its actual cost, as far as that can be.
-    pub(crate) fn settle_asked(&self, asked: &[Asked], decision: &Decision, actual: u64) -> Settlement {
+    pub(crate) fn settle_asked(&self, asked: &[HashedHit], decision: &Decision, actual: u64) -> Settlement {
         let owed = asked.iter().filter(|one| one.cost > actual);
-        let owed: AllAsked = owed.map(|one| Asked { cost: one.cost - actual, ..*one }).collect();
+        let owed: HashedHits = owed.map(|one| HashedHit { cost: one.cost - actual, ..*one }).collect();
         self.give_back(&owed, decision.at, decision.wall_offset);
         let short = asked.iter().filter(|one| one.cost < actual);
         let missing = short.map(|one| self.take_up_to(*one, actual - one.cost)).max();
@@ -338,11 +339,12 @@ impl Limiter {
     }
 
     /// Takes what there is of a cost that has been spent already, and says how much there was not.
-    fn take_up_to(&self, asked: Asked, cost: u64) -> u64 {
+    fn take_up_to(&self, asked: HashedHit, cost: u64) -> u64 {
         let inner = &*self.0;
-        let mut left = inner.store.look(&inner.limits, &[Asked { cost: 0, ..asked }], self.now()).remaining().min(cost);
+        let mut left =
+            inner.store.look(&inner.limits, &[HashedHit { cost: 0, ..asked }], self.now()).remaining().min(cost);
         while left > 0 {
-            let taken = inner.store.decide(&inner.limits, &[Asked { cost: left, ..asked }], self.now());
+            let taken = inner.store.decide(&inner.limits, &[HashedHit { cost: left, ..asked }], self.now());
             if taken.is_allowed() {
                 break;
             }
@@ -358,7 +360,7 @@ impl Limiter {
         self.give_back(&self.ask_hits(&[hit]), at, wall_offset);
     }
 
-    fn give_back(&self, asked: &[Asked], at: Timestamp, wall_offset: i64) {
+    fn give_back(&self, asked: &[HashedHit], at: Timestamp, wall_offset: i64) {
         let now = self.now();
         // The wall clock was stepped since: nobody knows in which windows the charge was made.
         if wall_offset != self.0.clock.wall_offset_micros() {
@@ -384,7 +386,7 @@ impl Limiter {
     }
 
     /// The variants and bans, in the order they were given: see [`LimitSet`].
-    pub fn beside(&self) -> impl Iterator<Item = LimitId> + use<> {
+    pub fn variants(&self) -> impl Iterator<Item = LimitId> + use<> {
         limit_set::ids(self.0.asked..self.0.limits.len())
     }
 
@@ -507,9 +509,9 @@ impl Limiter {
     }
 
     #[inline]
-    fn ask_all(&self, key: Key<'_>, cost: u64) -> AllAsked {
+    fn ask_all(&self, key: Key<'_>, cost: u64) -> HashedHits {
         let fingerprint = self.0.store.fingerprint(key);
-        limit_set::ids(0..self.0.asked).map(|limit| Asked { limit, fingerprint, cost }).collect()
+        limit_set::ids(0..self.0.asked).map(|limit| HashedHit { limit, fingerprint, cost }).collect()
     }
 }
 

@@ -90,7 +90,7 @@ use self::topology::Topology;
 pub(crate) use self::wanted::{cost, only, take_from_store};
 use self::worker::Trips;
 use crate::clock::TimeSource;
-use crate::decision::{Decision, Outcome, Source, Verdict};
+use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::key::Key;
 use crate::limit::{Limit, LimitId, OnStoreFailure};
 use crate::limiter::{Hit, Limiter};
@@ -237,14 +237,14 @@ impl RedisLimiter {
         // On a cluster a question stays in one slot.
         let in_one_question = if shared.topology.is_cluster() { 1 } else { asks.len().max(1) };
         let each = asks.chunks(in_one_question).map(|asks| async move {
-            let outcome = shared.ask(Question::Reset(asks.into())).await;
-            let reset_at = outcome.as_ref().ok().map(|answer| answer.at);
+            let admission = shared.ask(Question::Reset(asks.into())).await;
+            let reset_at = admission.as_ref().ok().map(|answer| answer.at);
             for ask in asks {
                 // Also what was decided just before, and is remembered only now.
                 shared.denials.forget(&ask.name);
                 shared.leases.forget(&ask.name, reset_at);
             }
-            outcome.map(drop)
+            admission.map(drop)
         });
         join_all(each).await.into_iter().collect()
     }
@@ -262,8 +262,8 @@ impl RedisLimiter {
     }
 
     /// The variants and bans, in the order they were given: see [`LimitSet`](crate::LimitSet).
-    pub fn beside(&self) -> impl Iterator<Item = LimitId> + use<> {
-        self.0.catalogue.beside()
+    pub fn variants(&self) -> impl Iterator<Item = LimitId> + use<> {
+        self.0.catalogue.variants()
     }
 
     /// The limit a decision speaks of.
@@ -367,7 +367,7 @@ impl RedisLimiter {
     }
 }
 
-const NEVER: Verdict = Verdict { outcome: Outcome::NeverFits, remaining: 0, reset_after: 0 };
+const NEVER: Verdict = Verdict { admission: Admission::NeverFits, remaining: 0, reset_after: 0 };
 
 impl std::fmt::Debug for RedisLimiter {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

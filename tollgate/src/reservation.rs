@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::decision::Decision;
 use crate::limiter::Limiter;
-use crate::store::memory::Asked;
+use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
 /// What was taken and may be given back or corrected; see [`Limiter::reserve`](crate::Limiter::reserve).
@@ -24,7 +24,7 @@ use crate::units::Timestamp;
 pub struct Reservation {
     /// Whose limits took it: they may have been changed by the time it is settled.
     pub(crate) limiter: Limiter,
-    pub(crate) asked: SmallVec<[Asked; 8]>,
+    pub(crate) asked: SmallVec<[HashedHit; 8]>,
     pub(crate) decision: Decision,
     pub(crate) expires_at: Timestamp,
 }

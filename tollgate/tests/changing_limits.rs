@@ -247,7 +247,7 @@ fn plans_of_other_windows_and_rates_count_together() {
         // A variant has the algorithm of its limit.
         let limits = LimitSet::new().limit(limit(one)).variant(limit(other));
         let Ok(limiter) = Limiter::builder().limits(limits).clock(clock).build() else { continue };
-        let plan = limiter.beside().next().unwrap();
+        let plan = limiter.variants().next().unwrap();
         let mut admitted = 0;
         for round in 0..30 {
             let id = if round % 2 == 0 { limiter.id("limit").unwrap() } else { plan };
@@ -387,7 +387,7 @@ fn variants_of_a_limit_count_together_and_are_only_asked_by_hits() {
         let clock = ManualClock::at(Timestamp::from_micros(START_US));
         let limits = LimitSet::new().limit(limit(way(10))).variant(limit(way(1_000))).variant(limit(way(5)));
         let limiter = Limiter::builder().limits(limits).clock(clock).build().unwrap();
-        let [large, small] = *limiter.beside().collect::<Vec<_>>() else { panic!("two") };
+        let [large, small] = *limiter.variants().collect::<Vec<_>>() else { panic!("two") };
         assert_eq!(limiter.limits().len(), 1);
         assert_eq!(limiter.id("limit").map(|id| limiter.limit(id).quota()), Some(10));
         assert_eq!(limiter.check_n("ann", 3).remaining(), 7);
@@ -410,7 +410,7 @@ fn variants_keep_each_other_s_keys() {
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
     let limits = LimitSet::new().limit(limit(way(1))).variant(limit(way(1_000)));
     let limiter = Limiter::builder().limits(limits).clock(clock.clone()).max_memory(1 << 15).build().unwrap();
-    let fast = limiter.beside().next().unwrap();
+    let fast = limiter.variants().next().unwrap();
     assert_eq!(limiter.check_n("ann", 1_000).remaining(), 0);
     clock.advance(MINUTE);
     for key in 0..5_000 {

@@ -108,7 +108,7 @@ fn bans_and_variants_go_on_too() {
             .ban(Limit::ban("limit", Ban { after: 2, within: MINUTE, for_: DAY }).unwrap())
     };
     let before = Limiter::builder().limits(limits()).clock(clock.clone()).build().unwrap();
-    let ids: Vec<_> = before.id("limit").into_iter().chain(before.beside()).collect();
+    let ids: Vec<_> = before.id("limit").into_iter().chain(before.variants()).collect();
     let [base, plan, ban] = ids[..] else { panic!("three limits: {ids:?}") };
     assert!(before.decide_now(&[Hit::new(base, "ann").cost(7)]).is_allowed());
     assert!(before.decide_now(&[Hit::new(plan, "bob").cost(700)]).is_allowed());

@@ -172,8 +172,8 @@ async fn share(nodes: &[RedisLimiter], length: Duration) -> anyhow::Result<Share
     let began = clock::now();
     let mut askers = JoinSet::new();
     for node in nodes {
-        for asker in 0..ASKERS_PER_NODE {
-            let offset = ASK_EVERY * u32::try_from(asker)? / u32::try_from(ASKERS_PER_NODE)?;
+        for cached in 0..ASKERS_PER_NODE {
+            let offset = ASK_EVERY * u32::try_from(cached)? / u32::try_from(ASKERS_PER_NODE)?;
             askers.spawn(ask(node.clone(), offset, ticks));
         }
     }

@@ -14,7 +14,7 @@ use tollgate::rules::{CleanPath, Facts, PathReading, Unreadable, check_host, che
 use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
-use super::{ConfigArgument, Error, Outcome, StoreArgument, load, say};
+use super::{Completion, ConfigArgument, Error, StoreArgument, load, say};
 use crate::{gateway, notice};
 
 /// Those that people mean when they write them in small letters.
@@ -77,7 +77,7 @@ struct Explained<'a> {
     counts: Counts,
 }
 
-pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     arguments.check()?;
     let file = arguments.store.over(load(&arguments.config.config)?)?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
@@ -98,7 +98,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     }
     let explained = Explained { arguments, routed, file: &file, explanation, overall, counts };
     say(if arguments.json { json::show(&explained) } else { text::show(&explained) });
-    Ok(if explained.overall.allowed { Outcome::Yes } else { Outcome::No })
+    Ok(if explained.overall.allowed { Completion::Yes } else { Completion::No })
 }
 
 impl Arguments {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tollgate::redis::{PublishError, RuleSet, RuleSets};
 use tollgate::rules::file::{Parsed, RuleFile};
 
-use super::{ConfigArgument, Error, Outcome, StoreArgument, load, say};
+use super::{Completion, ConfigArgument, Error, StoreArgument, load, say};
 use crate::notice;
 
 #[derive(clap::Args)]
@@ -43,7 +43,7 @@ struct PublishedJson<'a> {
     rules: Option<&'a str>,
 }
 
-pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     let path = &arguments.config.config;
     let file = load(path)?;
     let rule_sets = rule_sets(&arguments.store.over(file.clone())?, path)?;
@@ -63,7 +63,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     }
     let told = |version| format!("{} is published as version {version}", path.display());
     let published = outcome(rule_sets.publish(file.source().as_bytes(), arguments.expect).await, told)?;
-    if published == Outcome::Yes {
+    if published == Completion::Yes {
         tell_what_nodes_leave(&file);
     }
     Ok(published)
@@ -97,16 +97,16 @@ fn rule_sets(file: &Parsed, path: &Path) -> Result<RuleSets, Error> {
     }
 }
 
-fn outcome(changed: Result<u64, PublishError>, told: impl Fn(u64) -> String) -> Result<Outcome, Error> {
+fn outcome(changed: Result<u64, PublishError>, told: impl Fn(u64) -> String) -> Result<Completion, Error> {
     match changed {
         Ok(version) => {
             say(told(version));
-            Ok(Outcome::Yes)
+            Ok(Completion::Yes)
         }
         Err(PublishError::Conflict { version }) => {
             let problem = format_args!("the newest version is {version}, not the one that was expected");
             notice::tell(format_args!("{problem}; look at it with `tollgate publish --show`"));
-            Ok(Outcome::No)
+            Ok(Completion::No)
         }
         Err(error) => Err(Error::Publish(error)),
     }
@@ -114,7 +114,7 @@ fn outcome(changed: Result<u64, PublishError>, told: impl Fn(u64) -> String) -> 
 
 /// The rules that are published, with their version in a comment before them, so that they are a rule file. If nothing
 /// is, the answer is no. They may have been published by a program that takes logins with them.
-async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Outcome, Error> {
+async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Completion, Error> {
     let newest = rule_sets.newest().await.map_err(|error| Error::Publish(PublishError::Store(error)))?;
     let version = newest.as_ref().map_or(0, |newest| newest.version);
     let rules = newest.as_ref().and_then(rules_text);
@@ -129,7 +129,7 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Outcome, Error> {
             None => say(format_args!("nothing is published; version {version} withdrew what was")),
         }
     }
-    Ok(if rules.is_some() { Outcome::Yes } else { Outcome::No })
+    Ok(if rules.is_some() { Completion::Yes } else { Completion::No })
 }
 
 fn rules_text(rule_set: &RuleSet) -> Option<String> {

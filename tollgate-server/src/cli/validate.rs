@@ -6,7 +6,7 @@ use serde::Serialize;
 use tollgate::rules::file::{LoadError, Parsed, Problem, Problems, Severity};
 use tollgate::{Gate, OpenError};
 
-use super::{Error, Outcome, say};
+use super::{Completion, Error, say};
 use crate::config;
 
 #[derive(clap::Args)]
@@ -51,7 +51,7 @@ enum Verdict {
     Invalid,
 }
 
-pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     let mut reports = Vec::with_capacity(arguments.files.len());
     for path in &arguments.files {
         let mut report = report(path).await?;
@@ -67,7 +67,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         reports.iter().for_each(|report| say(report.text()));
     }
     let valid = reports.iter().all(|report| report.verdict == Verdict::Valid);
-    Ok(if valid { Outcome::Yes } else { Outcome::No })
+    Ok(if valid { Completion::Yes } else { Completion::No })
 }
 
 async fn report(path: &Path) -> Result<Report, Error> {

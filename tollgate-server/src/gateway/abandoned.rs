@@ -23,7 +23,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
-use tollgate::Place;
+use tollgate::InFlightPermit;
 
 use super::answer::Failure;
 use super::body::ToUpstream;
@@ -50,7 +50,7 @@ pub(super) struct Abandoned {
 impl Abandoned {
     /// Keeps the connection of a request whose client has left. Returns `None` if the caller has to close it; the permit
     /// is held then, too.
-    pub(super) fn new(held: Held, permit: Place, tally: &Arc<Tally>) -> Option<Self> {
+    pub(super) fn new(held: Held, permit: InFlightPermit, tally: &Arc<Tally>) -> Option<Self> {
         let permit = AbandonedPermit::new(permit, tally);
         match Connected::new(tally) {
             Some(connected) => Some(Self { held, permit, _connected: connected }),
@@ -95,12 +95,12 @@ impl Abandoned {
 
 /// The permit of a request whose client has left.
 struct AbandonedPermit {
-    _permit: Place,
+    _permit: InFlightPermit,
     tally: Arc<Tally>,
 }
 
 impl AbandonedPermit {
-    fn new(permit: Place, tally: &Arc<Tally>) -> Self {
+    fn new(permit: InFlightPermit, tally: &Arc<Tally>) -> Self {
         tally.abandoned.fetch_add(1, Relaxed);
         Self { _permit: permit, tally: Arc::clone(tally) }
     }
@@ -121,7 +121,7 @@ impl Drop for AbandonedPermit {
 
 /// Holds the permit of a request for the route's timeout, after its connection was closed because its client broke off
 /// its body.
-pub(super) fn hold_permit(permit: Place, timeout: Wait, tally: &Arc<Tally>) {
+pub(super) fn hold_permit(permit: InFlightPermit, timeout: Wait, tally: &Arc<Tally>) {
     AbandonedPermit::new(permit, tally).hold_for(timeout);
 }
 
@@ -178,7 +178,7 @@ type Sending = Pin<Box<dyn Future<Output = (Answer, Option<Wire>)> + Send>>;
 pub(super) struct PermittedRequest {
     sending: Option<Sending>,
     held: Option<Held>,
-    permit: Option<Place>,
+    permit: Option<InFlightPermit>,
     patience: Arc<Patience>,
     tally: Arc<Tally>,
 }
@@ -193,7 +193,7 @@ pub(super) enum Begun {
 impl PermittedRequest {
     pub(super) fn new(
         sending: Sending,
-        (held, permit): (Held, Place),
+        (held, permit): (Held, InFlightPermit),
         patience: Arc<Patience>,
         tally: &Arc<Tally>,
     ) -> Self {
@@ -214,7 +214,7 @@ impl PermittedRequest {
     }
 
     /// Takes the upstream and the permit of a request whose answer has begun.
-    pub(super) fn into_parts(mut self) -> Option<(Held, Place)> {
+    pub(super) fn into_parts(mut self) -> Option<(Held, InFlightPermit)> {
         let mut held = self.held.take()?;
         held.patience = Some(Arc::clone(&self.patience));
         Some((held, self.permit.take()?))

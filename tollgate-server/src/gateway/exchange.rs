@@ -25,7 +25,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
 use tollgate::rules::{CleanPath, Facts, Unreadable, check_host, check_method, is_padded};
-use tollgate::{Asking, Gate, Ruling};
+use tollgate::{Check, Gate, Outcome};
 
 pub(super) use self::ending::{Ending, Held};
 pub(super) use self::forward::would_fail_again;
@@ -120,9 +120,9 @@ impl Service<Request<Incoming>> for Exchange {
                 let this = self.clone();
                 Answering::OnTheWay(Box::pin(async move {
                     let response = match asking {
-                        Asking::Done(ruling) => this.pass(ruling, passing).await,
+                        Check::Ready(outcome) => this.pass(outcome, passing).await,
                         // In a box: with a store elsewhere the way is longer, and the others need not have room for it.
-                        Asking::Waiting(ruling) => Box::pin(this.ruled(ruling, passing)).await,
+                        Check::Pending(outcome) => Box::pin(this.ruled(outcome, passing)).await,
                     };
                     this.finish(response, form)
                 }))
@@ -155,7 +155,7 @@ struct Passing {
 impl Worker {
     /// Counts a request that nobody could read towards bans of its sender.
     pub(super) fn strike(&self, facts: &Facts<'_>) {
-        if let Asking::Waiting(strike) = self.gate.strike(facts) {
+        if let Check::Pending(strike) = self.gate.strike(facts) {
             // It ends by the store's deadline.
             tokio::spawn(strike);
         }
@@ -184,7 +184,7 @@ impl Worker {
 impl Exchange {
     /// The answer to a request if it is known at once, or what goes on with it.
     #[expect(clippy::result_large_err, reason = "it is no error, and goes into a box at once")]
-    fn begin(&self, mut request: Request<Incoming>) -> Result<Response<ToClient>, (Asking, Passing)> {
+    fn begin(&self, mut request: Request<Incoming>) -> Result<Response<ToClient>, (Check, Passing)> {
         let mut ending = Ending::new(&self.client);
         // What was decided before hyper has read the request must not be decided again.
         let asked = self.client.take_asked();
@@ -215,10 +215,10 @@ impl Exchange {
         if let Some(number) = route {
             ending.enter(site.routes[number].tally(self.worker.number));
         }
-        if let Asking::Done(ruling) = &asking {
-            ending.note_ruling(ruling);
-            if !ruling.is_allowed() {
-                return Ok(self.refuse(request, ruling, ending));
+        if let Check::Ready(outcome) = &asking {
+            ending.note_ruling(outcome);
+            if !outcome.is_allowed() {
+                return Ok(self.refuse(request, outcome, ending));
             }
         }
         Err((asking, Passing { request, site, route, ending }))
@@ -240,46 +240,46 @@ impl Exchange {
     }
 
     /// A store elsewhere has answered.
-    async fn ruled(&self, ruling: impl Future<Output = Ruling>, mut passing: Passing) -> Response<ToClient> {
-        let ruling = ruling.await;
-        passing.ending.note_ruling(&ruling);
-        if !ruling.is_allowed() {
-            return self.refuse(passing.request, &ruling, passing.ending);
+    async fn ruled(&self, outcome: impl Future<Output = Outcome>, mut passing: Passing) -> Response<ToClient> {
+        let outcome = outcome.await;
+        passing.ending.note_ruling(&outcome);
+        if !outcome.is_allowed() {
+            return self.refuse(passing.request, &outcome, passing.ending);
         }
-        self.pass(ruling, passing).await
+        self.pass(outcome, passing).await
     }
 
     /// A request that may pass. What few requests need is in boxes, so that it takes no room in all of them.
-    async fn pass(&self, mut ruling: Ruling, passing: Passing) -> Response<ToClient> {
+    async fn pass(&self, mut outcome: Outcome, passing: Passing) -> Response<ToClient> {
         let Passing { request, site, route, mut ending } = passing;
-        ending.keep_place(ruling.take_place());
+        ending.keep_permit(outcome.take_permit());
         // Until an upstream reads it, as much of the body may come as the client may send ahead.
         let mut held = (!request.body().is_end_stream()).then(|| HeldBytes::none(&self.client));
         let upload_bytes = self.client.upload_bytes(request.body());
         if held.as_mut().is_some_and(|held| held.set(upload_bytes).is_err()) {
-            _ = Box::pin(ruling.refund()).await;
+            _ = Box::pin(outcome.refund()).await;
             return self.fail(request.into_body(), Failure::Overloaded, ending);
         }
-        if !ruling.delay().is_zero()
-            && let Err(failure) = Box::pin(self.hold(&ruling, &site)).await
+        if !outcome.delay().is_zero()
+            && let Err(failure) = Box::pin(self.hold(&outcome, &site)).await
         {
-            _ = Box::pin(ruling.refund()).await;
+            _ = Box::pin(outcome.refund()).await;
             return self.fail(request.into_body(), failure, ending);
         }
         let Some(route) = route.map(|number| &site.routes[number]) else {
-            return self.tell_limits(&ruling, self.fail(request.into_body(), Failure::NoRoute, ending)).await;
+            return self.tell_limits(&outcome, self.fail(request.into_body(), Failure::NoRoute, ending)).await;
         };
         match &route.leads {
-            Leads::Upstreams(_) => self.forward((request, held), (&site, route), &ruling, ending).await,
+            Leads::Upstreams(_) => self.forward((request, held), (&site, route), &outcome, ending).await,
             Leads::Respond(written) => {
                 self.drain(request.into_body());
                 let response = written.response().map(|text| ToClient::written(text, ending));
-                self.tell_limits(&ruling, self.dress(response, route)).await
+                self.tell_limits(&outcome, self.dress(response, route)).await
             }
             Leads::Echo => {
                 let response = Box::pin(echo::answer(request, &self.client)).await;
                 let response = response.map(|text| ToClient::written(text, ending));
-                self.tell_limits(&ruling, self.dress(response, route)).await
+                self.tell_limits(&outcome, self.dress(response, route)).await
             }
         }
     }
@@ -315,14 +315,14 @@ impl Exchange {
         self.client.sends(facts)
     }
 
-    fn ask(&self, request: &Request<Incoming>, site: &Site, route: Option<usize>) -> Asking {
-        self.worker.gate.ask(&site.tell_route(self.facts(request, None), route))
+    fn ask(&self, request: &Request<Incoming>, site: &Site, route: Option<usize>) -> Check {
+        self.worker.gate.check(&site.tell_route(self.facts(request, None), route))
     }
 
     /// Holds a request until its turn in a queue comes.
-    async fn hold(&self, ruling: &Ruling, site: &Site) -> Result<(), Failure> {
+    async fn hold(&self, outcome: &Outcome, site: &Site) -> Result<(), Failure> {
         let _place = Queued::enter(&self.worker.queued, site.max_queued).ok_or(Failure::QueueFull)?;
-        tokio::time::sleep(ruling.delay()).await;
+        tokio::time::sleep(outcome.delay()).await;
         Ok(())
     }
 
@@ -333,12 +333,12 @@ impl Exchange {
     }
 
     /// Lets limits that count answers hear this one, and tells the client what is left.
-    async fn tell_limits(&self, ruling: &Ruling, mut response: Response<ToClient>) -> Response<ToClient> {
-        if ruling.hears_answer() {
+    async fn tell_limits(&self, outcome: &Outcome, mut response: Response<ToClient>) -> Response<ToClient> {
+        if outcome.awaits_response() {
             // What cannot be settled stays as it was estimated.
-            _ = Box::pin(ruling.hear_answer(response.status(), response.headers())).await;
+            _ = Box::pin(outcome.settle_response(response.status(), response.headers())).await;
         }
-        ruling.write_headers(response.headers_mut());
+        outcome.write_headers(response.headers_mut());
         response
     }
 

@@ -31,7 +31,7 @@ use http::{Response, Version};
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tollgate::rules::{Certificate, Facts};
-use tollgate::{Asking, Ruling};
+use tollgate::{Check, Outcome};
 
 pub(super) use self::link::Link;
 use self::passing::{Passed, Passing};
@@ -106,7 +106,7 @@ pub(super) struct Left {
 pub(super) struct Asked {
     pub(super) site: Arc<Site>,
     pub(super) route: Option<usize>,
-    pub(super) asking: Asking,
+    pub(super) asking: Check,
 }
 
 /// What comes next on a connection.
@@ -264,7 +264,7 @@ impl<'a> Lane<'a> {
         let bytes = &input[..filled];
         desk.clean();
         let mut lines = Lines::default();
-        let (site, asker) = in_force.load(self.worker);
+        let (site, cached) = in_force.load(self.worker);
         let plain = match Plain::read(bytes, &mut lines, self.max_head, &HeaderFilter::new(site, self.peer)) {
             Read::Whole(plain) => plain,
             Read::Part => return Ok(None),
@@ -277,17 +277,17 @@ impl<'a> Lane<'a> {
         let facts = Facts::new(plain.method, plain.target).headers(plain.headers.lines).peer(self.peer);
         let facts = self.certificate.map_or(facts, |certificate| facts.certificate(certificate));
         let route = site.find(&facts);
-        let asking = asker.ask(&site.tell_route(facts, route));
-        if let Asking::Done(ruling) = &asking
-            && !ruling.is_allowed()
+        let asking = cached.check(&site.tell_route(facts, route));
+        if let Check::Ready(outcome) = &asking
+            && !outcome.is_allowed()
             && site.log.is_none()
         {
-            self.refuse_unlogged(&plain, desk, (site, route), ruling, context)?;
+            self.refuse_unlogged(&plain, desk, (site, route), outcome, context)?;
             return Ok(Some(Next::Answered));
         }
         match asking {
-            Asking::Done(ruling) => self.act(&plain, desk, (Arc::clone(site), route), ruling, context).map(Some),
-            asking @ Asking::Waiting(_) => {
+            Check::Ready(outcome) => self.act(&plain, desk, (Arc::clone(site), route), outcome, context).map(Some),
+            asking @ Check::Pending(_) => {
                 self.hold(&plain);
                 let site = Arc::clone(site);
                 Ok(Some(Next::Ask(Box::new(Asked { site, route, asking }))))
@@ -304,18 +304,18 @@ impl<'a> Lane<'a> {
     /// A store elsewhere is asked, and what it says is done.
     async fn ruled(&mut self, asked: Box<Asked>) -> io::Result<Next> {
         let Asked { site, route, asking } = *asked;
-        let mut ruling = Some((asking.ruling().await, site));
+        let mut outcome = Some((asking.outcome().await, site));
         poll_fn(|context| {
             let desk = &mut scratch().desk;
             desk.clean();
             let held = std::mem::take(&mut self.held);
             let mut lines = Lines::default();
-            let Some((ruling, site)) = ruling.take() else { return Poll::Ready(Ok(Next::Over)) };
+            let Some((outcome, site)) = outcome.take() else { return Poll::Ready(Ok(Next::Over)) };
             let filter = HeaderFilter::new(&site, self.peer);
             let Read::Whole(plain) = Plain::read(&held, &mut lines, self.max_head, &filter) else {
                 return Poll::Ready(Ok(Next::Over));
             };
-            let next = self.act(&plain, desk, (Arc::clone(&site), route), ruling, context);
+            let next = self.act(&plain, desk, (Arc::clone(&site), route), outcome, context);
             if let Ok(Next::Leave) = next {
                 self.ahead.splice(..0, held.iter().copied());
             }
@@ -330,11 +330,11 @@ impl<'a> Lane<'a> {
         plain: &Plain<'_>,
         desk: &mut Desk,
         (site, route): (Arc<Site>, Option<usize>),
-        mut ruling: Ruling,
+        mut outcome: Outcome,
         context: &mut Context<'_>,
     ) -> io::Result<Next> {
-        if ruling.is_allowed() && !is_plain(&ruling, &site, route) {
-            self.client.leave(Asked { site, route, asking: Asking::Done(ruling) });
+        if outcome.is_allowed() && !is_plain(&outcome, &site, route) {
+            self.client.leave(Asked { site, route, asking: Check::Ready(outcome) });
             return Ok(Next::Leave);
         }
         self.is_last = plain.is_last;
@@ -351,11 +351,11 @@ impl<'a> Lane<'a> {
         if let Some(number) = route {
             ending.enter(site.routes[number].tally(self.worker.number));
         }
-        self.worker.tally.note_ruling_after(&mut desk.last_noted, &ruling);
-        ending.record_ruling(&ruling);
-        ending.keep_place(ruling.take_place());
-        if !ruling.is_allowed() {
-            self.refuse(plain, &ruling, ending, desk, context)?;
+        self.worker.tally.note_ruling_after(&mut desk.last_noted, &outcome);
+        ending.record_ruling(&outcome);
+        ending.keep_permit(outcome.take_permit());
+        if !outcome.is_allowed() {
+            self.refuse(plain, &outcome, ending, desk, context)?;
             return Ok(Next::Answered);
         }
         let mut response = match route.map(|number| (number, &site.routes[number].leads)) {
@@ -365,12 +365,12 @@ impl<'a> Lane<'a> {
                 response
             }
             Some((number, _)) => {
-                let passing = Box::new(Passing::new(plain, (site, number), ruling, ending));
+                let passing = Box::new(Passing::new(plain, (site, number), outcome, ending));
                 return Ok(Next::Forward(self.set_out(plain, desk, passing, context)));
             }
             None => failed(Failure::NoRoute),
         };
-        ruling.write_headers(response.headers_mut());
+        outcome.write_headers(response.headers_mut());
         let response = if plain.is_head() { bodiless(response) } else { response };
         self.answer(&response, ending, desk, context)?;
         Ok(Next::Answered)
@@ -395,11 +395,11 @@ impl<'a> Lane<'a> {
 
 /// Whether an admitted request needs nothing that only hyper's way has: no turn in a queue to wait for, no limit that
 /// hears the answer, no upstream that speaks TLS or HTTP/2.
-fn is_plain(ruling: &Ruling, site: &Site, route: Option<usize>) -> bool {
+fn is_plain(outcome: &Outcome, site: &Site, route: Option<usize>) -> bool {
     let is_plain_route = route.is_none_or(|number| match &site.routes[number].leads {
         Leads::Upstreams(_) => site.routes[number].is_plain(),
         Leads::Respond(_) => true,
         Leads::Echo => false,
     });
-    is_plain_route && ruling.delay().is_zero() && !ruling.hears_answer()
+    is_plain_route && outcome.delay().is_zero() && !outcome.awaits_response()
 }

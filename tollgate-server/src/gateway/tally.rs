@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32};
 
 use http::StatusCode;
-use tollgate::Ruling;
+use tollgate::Outcome;
 use tollgate::http::Refusal;
 use tollgate::rules::Unreadable;
 
@@ -151,19 +151,19 @@ impl Tally {
         }
     }
 
-    pub(super) fn note_ruling(&self, ruling: &Ruling) {
-        self.decisions.note([ruling]);
-        self.note_if_unreadable(ruling);
+    pub(super) fn note_ruling(&self, outcome: &Outcome) {
+        self.decisions.note([outcome]);
+        self.note_if_unreadable(outcome);
     }
 
     /// The same, for less where one limit decides over and over.
-    pub(super) fn note_ruling_after(&self, last: &mut LastNoted, ruling: &Ruling) {
-        self.decisions.note_alone(ruling, last);
-        self.note_if_unreadable(ruling);
+    pub(super) fn note_ruling_after(&self, last: &mut LastNoted, outcome: &Outcome) {
+        self.decisions.note_alone(outcome, last);
+        self.note_if_unreadable(outcome);
     }
 
-    fn note_if_unreadable(&self, ruling: &Ruling) {
-        if let Some(Refusal::Unreadable(request)) = ruling.refusal()
+    fn note_if_unreadable(&self, outcome: &Outcome) {
+        if let Some(Refusal::Unreadable(request)) = outcome.refusal()
             && let Some(number) = Unreadable::REASONS.iter().position(|one| *one == request.reason)
         {
             self.note_unreadable(number);

@@ -11,7 +11,7 @@ use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidirectional, sink};
 use tokio::time::{sleep, timeout};
-use tollgate::Place;
+use tollgate::InFlightPermit;
 
 use super::exchange::Held;
 use super::ticks::{Ticks, Wait};
@@ -19,7 +19,7 @@ use super::workers::Counted;
 
 /// What a connection has for as long as it is there: its upstream, its place among the requests of its key, and its
 /// place among all connections.
-pub(super) type Keeps = (Held, Option<Place>, Counted);
+pub(super) type Keeps = (Held, Option<InFlightPermit>, Counted);
 
 /// How long both sides may be silent.
 pub(super) struct Silence {

@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tollgate::http::Refusal as LimitRefusal;
-use tollgate::{Asking, Gate};
+use tollgate::{Check, Gate};
 
 use self::answer::Answer;
 pub(crate) use self::answer::reason;
@@ -69,14 +69,14 @@ async fn check(State(answering): State<Answering>, request: Request) -> Result<R
     is_json(request.headers())?;
     let body = read_body(request).await?;
     let questions = Questions::parse(&body)?;
-    let asking: Vec<Asking> = {
+    let asking: Vec<Check> = {
         // One set of rules for all of them, whatever is put in force meanwhile.
-        let gate = answering.gate.as_it_is();
+        let gate = answering.gate.pinned();
         questions.understood(&gate.rules())?.iter().map(|question| question.ask(&gate)).collect()
     };
-    let rulings = join_all(asking.into_iter().map(Asking::ruling)).await;
-    if let (Shape::One, [ruling]) = (questions.shape(), &rulings[..])
-        && let Some(LimitRefusal::Unreadable(request)) = ruling.refusal()
+    let outcomes = join_all(asking.into_iter().map(Check::outcome)).await;
+    if let (Shape::One, [outcome]) = (questions.shape(), &outcomes[..])
+        && let Some(LimitRefusal::Unreadable(request)) = outcome.refusal()
     {
         return Err(Refusal {
             status: StatusCode::BAD_REQUEST,
@@ -85,9 +85,9 @@ async fn check(State(answering): State<Answering>, request: Request) -> Result<R
         });
     }
     // Who only looks has nothing decided.
-    let decided = rulings.iter().zip(questions.looks()).filter(|(_, looks)| !looks);
-    answering.decisions.note(decided.map(|(ruling, _)| ruling));
-    let mut answers = rulings.iter().map(Answer::new);
+    let decided = outcomes.iter().zip(questions.looks()).filter(|(_, looks)| !looks);
+    answering.decisions.note(decided.map(|(outcome, _)| outcome));
+    let mut answers = outcomes.iter().map(Answer::new);
     Ok(match questions.shape() {
         Shape::One => Json(answers.next()).into_response(),
         Shape::Batch => Json(answers.collect::<Vec<_>>()).into_response(),

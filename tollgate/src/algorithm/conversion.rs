@@ -23,7 +23,7 @@ use super::packing::Pair;
 use super::record::Record;
 use super::sliding_window_counter::Counter;
 use super::token_bucket::Interval;
-use super::{Cells, Charge, Compiled};
+use super::{Charge, Compiled, StateWords};
 use crate::units::MAX_SPAN;
 
 /// Units that count at a moment, and the latest moment at which they can have been spent: now, unless the clock has
@@ -55,7 +55,7 @@ impl Fit {
 
 impl Compiled {
     /// Converts the state of a key of `old` to this configuration. The words of `into` are at rest.
-    pub(crate) fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+    pub(crate) fn convert(&self, into: &impl StateWords, old: &Self, from: &impl StateWords, now: u64) -> Fit {
         if self.meaning() == old.meaning() {
             return self.transcribe(into, old, from);
         }
@@ -76,7 +76,7 @@ impl Compiled {
     }
 
     /// Copies a state of the same meaning to words of another layout.
-    fn transcribe(&self, into: &impl Cells, old: &Self, from: &impl Cells) -> Fit {
+    fn transcribe(&self, into: &impl StateWords, old: &Self, from: &impl StateWords) -> Fit {
         let copy = |new: Pair, old: Pair| {
             let (first, second) = old.load(from);
             new.store_at_most(into, first, second)
@@ -98,7 +98,7 @@ impl Compiled {
     }
 
     /// Returns what the state counts at `now`.
-    pub(crate) fn spent(&self, cells: &impl Cells, now: u64) -> Spent {
+    pub(crate) fn spent(&self, cells: &impl StateWords, now: u64) -> Spent {
         match self {
             Self::Meter(_) | Self::WideMeter(_) => {
                 let micros = self.bucket().map_or(1, |bucket| u128::from(bucket.micros));
@@ -116,7 +116,7 @@ impl Compiled {
     }
 
     /// Charges a key at rest with what it has spent elsewhere.
-    pub(crate) fn charge(&self, cells: &impl Cells, spent: Spent, now: u64) -> Fit {
+    pub(crate) fn charge(&self, cells: &impl StateWords, spent: Spent, now: u64) -> Fit {
         if spent.units == 0 {
             return Fit::Whole;
         }
@@ -156,7 +156,7 @@ impl Compiled {
         }
     }
 
-    pub(super) fn debt_at(&self, cells: &impl Cells, now: u64) -> u128 {
+    pub(super) fn debt_at(&self, cells: &impl StateWords, now: u64) -> u128 {
         match self {
             Self::Meter(rules) => rules.debt_at(cells, now),
             Self::WideMeter(rules) => rules.debt_at(cells, now),
@@ -164,7 +164,7 @@ impl Compiled {
         }
     }
 
-    pub(super) fn set_debt(&self, cells: &impl Cells, debt: u128, now: u64) -> Fit {
+    pub(super) fn set_debt(&self, cells: &impl StateWords, debt: u128, now: u64) -> Fit {
         match self {
             Self::Meter(rules) => rules.set_debt(cells, debt, now),
             Self::WideMeter(rules) => rules.set_debt(cells, debt, now),
@@ -174,7 +174,7 @@ impl Compiled {
 }
 
 impl Interval {
-    fn spent_at(&self, cells: &impl Cells, now: u64) -> Spent {
+    fn spent_at(&self, cells: &impl StateWords, now: u64) -> Spent {
         let aligned = self.aligned(now);
         let (spent, _) = self.spent(cells, aligned);
         let ahead = (spent.period * self.period).saturating_sub(aligned);
@@ -182,7 +182,7 @@ impl Interval {
     }
 
     /// There is no room for more than comes back in the longest window.
-    fn charge(&self, cells: &impl Cells, spent: Spent) -> Fit {
+    fn charge(&self, cells: &impl StateWords, spent: Spent) -> Fit {
         let longest = (MAX_SPAN.as_micros() as u64 / self.period).saturating_mul(self.portion);
         let units = spent.units.min(longest.max(self.capacity));
         self.packing
@@ -192,28 +192,28 @@ impl Interval {
 }
 
 impl ClockWindow {
-    fn spent_at(&self, cells: &impl Cells, now: u64) -> Spent {
+    fn spent_at(&self, cells: &impl StateWords, now: u64) -> Spent {
         let wall = self.at_wall(now);
         let (count, _) = self.count(cells, wall);
         let ahead = (count.window * self.window).saturating_sub(wall);
         Spent { at: now + ahead, units: count.units }
     }
 
-    fn charge(&self, cells: &impl Cells, spent: Spent) -> Fit {
+    fn charge(&self, cells: &impl StateWords, spent: Spent) -> Fit {
         self.packing.store_at_most(cells, self.at_wall(spent.at) / self.window, spent.units)
     }
 }
 
 impl OpenedWindow {
-    fn spent_at(&self, cells: &impl Cells, now: u64) -> Spent {
+    fn spent_at(&self, cells: &impl StateWords, now: u64) -> Spent {
         Spent { at: now, units: self.count(cells, now).0.units }
     }
 
-    fn charge(&self, cells: &impl Cells, spent: Spent) -> Fit {
+    fn charge(&self, cells: &impl StateWords, spent: Spent) -> Fit {
         self.packing.store_at_most(cells, spent.at, spent.units)
     }
 
-    fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+    fn convert(&self, into: &impl StateWords, old: &Self, from: &impl StateWords, now: u64) -> Fit {
         let (count, _) = old.count(from, now);
         let is_open = now < count.window.saturating_add(self.window);
         let at = if is_open { count.window } else { now };
@@ -222,31 +222,31 @@ impl OpenedWindow {
 }
 
 impl Counter {
-    fn spent_at(&self, cells: &impl Cells, now: u64) -> Spent {
+    fn spent_at(&self, cells: &impl StateWords, now: u64) -> Spent {
         let (place, passed, _) = self.judged_from(cells, now);
         let share = u128::from(self.leaving(cells, passed)) * u128::from(self.window - place.elapsed);
         let units = self.inside(cells, passed) + super::div_ceil(share, self.window);
         Spent { at: now.max(self.start_of(place.segment)), units }
     }
 
-    fn charge(&self, cells: &impl Cells, spent: Spent) -> Fit {
+    fn charge(&self, cells: &impl StateWords, spent: Spent) -> Fit {
         self.set_segment(cells, self.place(spent.at).segment);
         self.add_to_count(cells, 0, spent.units)
     }
 
-    fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+    fn convert(&self, into: &impl StateWords, old: &Self, from: &impl StateWords, now: u64) -> Fit {
         let (place, _, _) = old.judged_from(from, now);
         self.restore(into, &old.counts(from, now), now.max(old.start_of(place.segment)))
     }
 
-    fn transcribe(&self, into: &impl Cells, old: &Self, from: &impl Cells) -> Fit {
+    fn transcribe(&self, into: &impl StateWords, old: &Self, from: &impl StateWords) -> Fit {
         self.set_segment(into, old.stored_segment(from));
         (0..=self.segments).fold(Fit::Whole, |fit, age| fit.and(self.add_to_count(into, age, old.stored(from, age))))
     }
 
     /// Returns the units of each segment that still counts. They count as spent at its last moment, or now if that is
     /// earlier.
-    pub(super) fn counts(&self, cells: &impl Cells, now: u64) -> Record {
+    pub(super) fn counts(&self, cells: &impl StateWords, now: u64) -> Record {
         let (place, passed, _) = self.judged_from(cells, now);
         let latest = now.max(self.start_of(place.segment));
         let count = |age: u64| {
@@ -257,7 +257,7 @@ impl Counter {
     }
 
     /// Charges a key at rest with units of moments up to `latest`.
-    pub(super) fn restore(&self, cells: &impl Cells, counts: &[(u64, u64)], latest: u64) -> Fit {
+    pub(super) fn restore(&self, cells: &impl StateWords, counts: &[(u64, u64)], latest: u64) -> Fit {
         let current = self.place(latest).segment;
         let (mut fit, mut any) = (Fit::Whole, false);
         for (at, units) in counts {
@@ -273,7 +273,7 @@ impl Counter {
         fit
     }
 
-    fn add_to_count(&self, cells: &impl Cells, age: u64, units: u64) -> Fit {
+    fn add_to_count(&self, cells: &impl StateWords, age: u64, units: u64) -> Fit {
         let sum = self.stored(cells, age).saturating_add(units);
         let most = 1_u64.unbounded_shl(self.count_bits).wrapping_sub(1);
         self.set_count(cells, age, sum.min(most));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::packing::Pair;
-use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, never_fits};
+use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied, never_fits};
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;
 use crate::units::{MINUTE, Timestamp, WallOffset};
@@ -116,7 +116,7 @@ impl ClockWindow {
     }
 
     /// Returns the count at a wall-clock time, and whether the clock has stepped back by more than a window.
-    pub(super) fn count(&self, cells: &impl Cells, now: u64) -> (Count, bool) {
+    pub(super) fn count(&self, cells: &impl StateWords, now: u64) -> (Count, bool) {
         let (window, units) = self.packing.load(cells);
         let current = now / self.window;
         if window < current {
@@ -126,7 +126,7 @@ impl ClockWindow {
     }
 }
 
-impl Rules for ClockWindow {
+impl LimitAlgorithm for ClockWindow {
     type Edit = Count;
 
     fn words(&self) -> usize {
@@ -137,7 +137,7 @@ impl Rules for ClockWindow {
         self.packing.free_bits()
     }
 
-    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Count> {
+    fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Count> {
         let now = self.at_wall(now);
         let (count, stepped_back) = self.count(cells, now);
         let left = (count.window + 1) * self.window - now;
@@ -146,21 +146,21 @@ impl Rules for ClockWindow {
     }
 
     /// Only a charge of this window can be taken back: the others are forgotten already.
-    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Count> {
+    fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Count> {
         let (count, _) = self.count(cells, self.at_wall(now));
         if self.at_wall(charge.at) / self.window == count.window { count.give_back(charge.cost) } else { None }
     }
 
-    fn apply(&self, cells: &impl Cells, edit: Count) {
+    fn apply(&self, cells: &impl StateWords, edit: Count) {
         self.packing.store(cells, edit.window, edit.units);
     }
 
-    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+    fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool {
         self.count(cells, self.at_wall(now)).0.units == 0
     }
 
     /// The larger count. Both are of one window, unless the clock has stepped back.
-    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+    fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let now = self.at_wall(now);
         let [one, other] = [self.count(floor, now).0, self.count(state, now).0];
         let count = Count { window: one.window.max(other.window), units: one.units.max(other.units) };
@@ -184,7 +184,7 @@ pub(crate) struct OpenedWindow {
 }
 
 impl OpenedWindow {
-    pub(super) fn count(&self, cells: &impl Cells, now: u64) -> (Count, bool) {
+    pub(super) fn count(&self, cells: &impl StateWords, now: u64) -> (Count, bool) {
         let (opened, units) = self.packing.load(cells);
         let open = units > 0 && now < opened.saturating_add(self.window);
         if !open {
@@ -194,7 +194,7 @@ impl OpenedWindow {
     }
 }
 
-impl Rules for OpenedWindow {
+impl LimitAlgorithm for OpenedWindow {
     type Edit = Count;
 
     fn words(&self) -> usize {
@@ -205,29 +205,29 @@ impl Rules for OpenedWindow {
         self.packing.free_bits()
     }
 
-    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Count> {
+    fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Count> {
         let (count, stepped_back) = self.count(cells, now);
         let left = count.window + self.window - now;
         let (verdict, edit) = count.judge(self.limit, left, cost);
         Step { verdict, edit: edit.or(stepped_back.then_some(count)) }
     }
 
-    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Count> {
+    fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Count> {
         let (count, _) = self.count(cells, now);
         if charge.at >= count.window { count.give_back(charge.cost) } else { None }
     }
 
-    fn apply(&self, cells: &impl Cells, edit: Count) {
+    fn apply(&self, cells: &impl StateWords, edit: Count) {
         self.packing.store(cells, edit.window, edit.units);
     }
 
     /// Someone else opened this window, perhaps long ago, and it would end too soon for who has just come.
-    fn shared(&self, cells: &impl Cells, now: u64) {
+    fn shared(&self, cells: &impl StateWords, now: u64) {
         let (count, _) = self.count(cells, now);
         self.packing.store(cells, now, count.units);
     }
 
-    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+    fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool {
         self.count(cells, now).0.units == 0
     }
 }

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::conversion::Fit;
 use super::divisor::Divisor;
 use super::packing::Pair;
-use super::{Cells, Charge, Compiled, Rules, Step, div, div_ceil};
-use crate::decision::{Outcome, Verdict};
+use super::{Charge, Compiled, LimitAlgorithm, StateWords, Step, div, div_ceil};
+use crate::decision::{Admission, Verdict};
 use crate::rate::gcd;
 use crate::units::{MAX_SPAN, Timestamp};
 
@@ -185,12 +185,12 @@ impl<D: Debt> Meter<D> {
     }
 
     /// The debt at `now`, in `units`-ths of a microsecond.
-    pub(super) fn debt_at(&self, cells: &impl Cells, now: u64) -> u128 {
+    pub(super) fn debt_at(&self, cells: &impl StateWords, now: u64) -> u128 {
         self.debt(self.load(cells), now).0.wide()
     }
 
     /// Charges a key at rest with a debt at `now`. There is no room for more than the largest debt.
-    pub(super) fn set_debt(&self, cells: &impl Cells, debt: u128, now: u64) -> Fit {
+    pub(super) fn set_debt(&self, cells: &impl StateWords, debt: u128, now: u64) -> Fit {
         let most = self.most_now().wide();
         if debt > 0 {
             self.apply(cells, self.moment_of(debt.min(most), now));
@@ -199,7 +199,7 @@ impl<D: Debt> Meter<D> {
     }
 
     #[inline(always)]
-    fn load(&self, cells: &impl Cells) -> Moment {
+    fn load(&self, cells: &impl StateWords) -> Moment {
         let (micros, parts) = self.packing.load(cells);
         Moment { micros, parts }
     }
@@ -242,7 +242,7 @@ impl<D: Debt> Meter<D> {
     }
 }
 
-impl<D: Debt> Rules for Meter<D> {
+impl<D: Debt> LimitAlgorithm for Meter<D> {
     type Edit = Moment;
 
     fn words(&self) -> usize {
@@ -254,7 +254,7 @@ impl<D: Debt> Rules for Meter<D> {
     }
 
     #[inline(always)]
-    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Moment> {
+    fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Moment> {
         let rest = self.load(cells);
         let (debt, cut) = self.debt(rest, now);
         let rest = match debt {
@@ -267,7 +267,7 @@ impl<D: Debt> Rules for Meter<D> {
         if cost == 0 {
             let delay = if self.max_wait.is_some() { wait } else { 0 };
             let verdict =
-                Verdict { outcome: Outcome::Allowed { delay }, remaining: self.remaining(debt), reset_after: wait };
+                Verdict { admission: Admission::Allowed { delay }, remaining: self.remaining(debt), reset_after: wait };
             return Step { verdict, edit };
         }
         if cost > self.capacity {
@@ -283,13 +283,14 @@ impl<D: Debt> Rules for Meter<D> {
         }
         let rest = self.add(rest, cost);
         let reset_after = rest.micros - now + u64::from(rest.parts > 0);
-        let verdict = Verdict { outcome: Outcome::Allowed { delay }, remaining: self.remaining(after), reset_after };
+        let verdict =
+            Verdict { admission: Admission::Allowed { delay }, remaining: self.remaining(after), reset_after };
         Step { verdict, edit: Some(rest) }
     }
 
     /// A charge is worth giving back only as far as time has not paid it off already: what was paid off since
     /// it was made could have been someone else's share of the same debt, so giving it back would mint.
-    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Moment> {
+    fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Moment> {
         // A place in the queue was promised to those behind it, so it cannot be given twice; and if the clock has
         // stepped back, nobody knows what was paid off since.
         if self.max_wait.is_some() || now < charge.at {
@@ -303,17 +304,17 @@ impl<D: Debt> Rules for Meter<D> {
     }
 
     #[inline(always)]
-    fn apply(&self, cells: &impl Cells, edit: Moment) {
+    fn apply(&self, cells: &impl StateWords, edit: Moment) {
         self.packing.store(cells, edit.micros, edit.parts);
     }
 
-    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+    fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool {
         let rest = self.load(cells);
         rest.micros < now || (rest.micros == now && rest.parts == 0)
     }
 
     /// The later moment of rest.
-    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+    fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let [one, other] = [self.load(floor), self.load(state)];
         let later = if (one.micros, one.parts) > (other.micros, other.parts) { one } else { other };
         let (debt, stepped_back) = self.debt(later, now);

@@ -1,7 +1,7 @@
 //! Numbers in as few words as they need.
 
 use super::conversion::Fit;
-use super::{Cells, MAX_QUOTA};
+use super::{MAX_QUOTA, StateWords};
 
 /// How many bits it takes to write every number up to `max`.
 pub(super) fn bits_for(max: u64) -> u32 {
@@ -9,7 +9,7 @@ pub(super) fn bits_for(max: u64) -> u32 {
 }
 
 /// The high bits that a state of one word leaves to the store, where there is room for them: see
-/// [`Rules::free_bits`](super::Rules::free_bits).
+/// [`LimitAlgorithm::free_bits`](super::LimitAlgorithm::free_bits).
 pub(super) const FREE_BITS: u32 = 2;
 
 /// Two numbers: in one word where they fit, else in two.
@@ -54,7 +54,7 @@ impl Pair {
     }
 
     #[inline]
-    pub(super) fn load(self, cells: &impl Cells) -> (u64, u64) {
+    pub(super) fn load(self, cells: &impl StateWords) -> (u64, u64) {
         let word = cells.get(0);
         match self.low_bits {
             Some(bits) => (word >> bits, word & ((1_u64 << bits) - 1)),
@@ -63,7 +63,7 @@ impl Pair {
     }
 
     #[inline]
-    pub(super) fn store(self, cells: &impl Cells, first: u64, second: u64) {
+    pub(super) fn store(self, cells: &impl StateWords, first: u64, second: u64) {
         match self.low_bits {
             Some(bits) => cells.set(0, first << bits | second),
             None => {
@@ -76,7 +76,7 @@ impl Pair {
 
 impl Pair {
     /// Stores two numbers, or the largest second number that there is room for.
-    pub(super) fn store_at_most(self, cells: &impl Cells, first: u64, second: u64) -> Fit {
+    pub(super) fn store_at_most(self, cells: &impl StateWords, first: u64, second: u64) -> Fit {
         let most = self.low_bits.map_or(u64::MAX, |bits| (1_u64 << bits) - 1);
         self.store(cells, first, second.min(most));
         Fit::of(second <= most)

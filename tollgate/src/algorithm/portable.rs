@@ -11,7 +11,7 @@ use super::packing::Pair;
 use super::sliding_window_counter::Counter;
 use super::sliding_window_log::Counted;
 use super::spill::Spill;
-use super::{Cells, Compiled, MAX_QUOTA, Rules};
+use super::{Compiled, LimitAlgorithm, MAX_QUOTA, StateWords};
 use crate::budget::Budget;
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;
@@ -353,7 +353,7 @@ impl Restored {
     }
 }
 
-impl Cells for Restored {
+impl StateWords for Restored {
     fn get(&self, index: usize) -> u64 {
         self.0.get(index).map_or(0, Cell::get)
     }

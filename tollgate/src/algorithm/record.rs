@@ -13,8 +13,8 @@ use smallvec::{SmallVec, smallvec};
 use super::conversion::{Fit, Spent};
 use super::sliding_window_log::Counted;
 use super::{
-    Algorithm, Ban, Cells, Compiled, FixedWindow, LeakyBucket, Rules, SlidingWindowCounter, SlidingWindowLog,
-    TokenBucket,
+    Algorithm, Ban, Compiled, FixedWindow, LeakyBucket, LimitAlgorithm, SlidingWindowCounter, SlidingWindowLog,
+    StateWords, TokenBucket,
 };
 use crate::rate::Rate;
 use crate::units::{MIN_SPAN, Timestamp};
@@ -62,7 +62,7 @@ impl Compiled {
     }
 
     /// Returns what a key has spent that still counts at `now`. `wall_offset` is how far the wall clock is ahead.
-    pub(crate) fn record(&self, cells: &impl Cells, now: u64, wall_offset: i64) -> Record {
+    pub(crate) fn record(&self, cells: &impl StateWords, now: u64, wall_offset: i64) -> Record {
         let mut record: Record = match self {
             Self::Meter(_) | Self::WideMeter(_) => {
                 let debt = self.debt_at(cells, now);
@@ -89,7 +89,7 @@ impl Compiled {
     }
 
     /// Charges a key at rest with what a record of the same numbers says.
-    pub(crate) fn restore(&self, cells: &impl Cells, record: &[(u64, u64)], recorded: RecordedAt) -> Fit {
+    pub(crate) fn restore(&self, cells: &impl StateWords, record: &[(u64, u64)], recorded: RecordedAt) -> Fit {
         let RecordedAt { now, shift } = recorded;
         if let (true, Some((high, low))) = (self.bucket().is_some(), record.first()) {
             return self.set_debt(cells, u128::from(*high) << 64 | u128::from(*low), now);
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    impl Cells for Words {
+    impl StateWords for Words {
         fn get(&self, index: usize) -> u64 {
             self.words[index].get()
         }

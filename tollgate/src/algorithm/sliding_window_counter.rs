@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::divisor::Divisor;
 use super::packing::{FREE_BITS, bits_for, read_bits, write_bits};
 use super::{
-    Algorithm, Cells, Charge, Compiled, MAX_QUOTA, Rules, Step, allowed, checked, denied, div_ceil, mul_div, never_fits,
+    Algorithm, Charge, Compiled, LimitAlgorithm, MAX_QUOTA, StateWords, Step, allowed, checked, denied, div_ceil,
+    mul_div, never_fits,
 };
 use crate::error::InvalidLimit;
 use crate::units::{MINUTE, Timestamp};
@@ -147,12 +148,12 @@ impl Counter {
         self.place(later).segment.saturating_sub(self.place(earlier).segment)
     }
 
-    pub(super) fn stored_segment(&self, cells: &impl Cells) -> u64 {
+    pub(super) fn stored_segment(&self, cells: &impl StateWords) -> u64 {
         read_bits(|index| cells.get(index), 0, self.index_bits)
     }
 
     /// The stored count of the segment that was `age` segments old when the state was written.
-    pub(super) fn stored(&self, cells: &impl Cells, age: u64) -> u64 {
+    pub(super) fn stored(&self, cells: &impl StateWords, age: u64) -> u64 {
         if age > self.segments {
             return 0;
         }
@@ -160,17 +161,17 @@ impl Counter {
         read_bits(|index| cells.get(index), at, self.count_bits)
     }
 
-    pub(super) fn set_segment(&self, cells: &impl Cells, segment: u64) {
+    pub(super) fn set_segment(&self, cells: &impl StateWords, segment: u64) {
         write_bits(|index| cells.get(index), |index, word| cells.set(index, word), 0, self.index_bits, segment);
     }
 
-    pub(super) fn set_count(&self, cells: &impl Cells, age: u64, units: u64) {
+    pub(super) fn set_count(&self, cells: &impl StateWords, age: u64, units: u64) {
         let at = self.index_bits as usize + self.count_bits as usize * age as usize;
         write_bits(|index| cells.get(index), |index, word| cells.set(index, word), at, self.count_bits, units);
     }
 
     /// Where to judge from, and how many segments that is after the state was written.
-    pub(super) fn judged_from(&self, cells: &impl Cells, now: u64) -> (Place, u64, bool) {
+    pub(super) fn judged_from(&self, cells: &impl StateWords, now: u64) -> (Place, u64, bool) {
         let place = self.place(now);
         let stored = self.stored_segment(cells);
         if stored <= place.segment {
@@ -181,18 +182,18 @@ impl Counter {
     }
 
     /// The count of the segments that lie wholly inside the window, once `passed` segments have gone by.
-    pub(super) fn inside(&self, cells: &impl Cells, passed: u64) -> u64 {
+    pub(super) fn inside(&self, cells: &impl StateWords, passed: u64) -> u64 {
         (0..self.segments.saturating_sub(passed)).map(|age| self.stored(cells, age)).sum()
     }
 
     /// The count of the segment that is leaving the window, once `passed` segments have gone by.
-    pub(super) fn leaving(&self, cells: &impl Cells, passed: u64) -> u64 {
+    pub(super) fn leaving(&self, cells: &impl StateWords, passed: u64) -> u64 {
         self.segments.checked_sub(passed).map_or(0, |age| self.stored(cells, age))
     }
 
     /// The first moment at which `cost` passes, if nothing else arrives. The estimate only falls until then,
     /// and without a jump, so it is enough to find the segment in which it falls far enough.
-    fn passes_at(&self, cells: &impl Cells, from: Place, passed: u64, cost: u64) -> u64 {
+    fn passes_at(&self, cells: &impl StateWords, from: Place, passed: u64, cost: u64) -> u64 {
         let mut inside = self.inside(cells, passed);
         let room = self.limit + 1 - cost;
         for later in 0..=self.segments + 1 {
@@ -222,7 +223,7 @@ impl Counter {
     }
 }
 
-impl Rules for Counter {
+impl LimitAlgorithm for Counter {
     type Edit = Move;
 
     fn words(&self) -> usize {
@@ -235,7 +236,7 @@ impl Rules for Counter {
         u64::BITS.saturating_sub(self.index_bits + counts * self.count_bits)
     }
 
-    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Move> {
+    fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Move> {
         let (place, passed, stepped_back) = self.judged_from(cells, now);
         let leaving = self.leaving(cells, passed);
         let staying = self.by_window.div(u128::from(leaving) * u128::from(self.window - place.elapsed));
@@ -263,7 +264,7 @@ impl Rules for Counter {
     }
 
     /// A charge is taken back from the segment it was made in, while that still counts.
-    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Move> {
+    fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Move> {
         let (place, passed, _) = self.judged_from(cells, now);
         let age = place.segment.checked_sub(self.place(charge.at).segment)?;
         if age > self.segments || age < passed {
@@ -274,7 +275,7 @@ impl Rules for Counter {
         (left != units).then_some(Move { segment: place.segment, age: age as usize, units: left })
     }
 
-    fn apply(&self, cells: &impl Cells, edit: Move) {
+    fn apply(&self, cells: &impl StateWords, edit: Move) {
         let passed = edit.segment.saturating_sub(self.stored_segment(cells));
         if passed == 0 {
             self.set_count(cells, edit.age as u64, edit.units);
@@ -292,13 +293,13 @@ impl Rules for Counter {
         self.set_segment(cells, edit.segment);
     }
 
-    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+    fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool {
         let (_, passed, _) = self.judged_from(cells, now);
         passed > self.segments || (0..=self.segments - passed).all(|age| self.stored(cells, age) == 0)
     }
 
     /// The larger count of every segment.
-    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+    fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let place = self.place(now);
         let [one, other] = [self.stored_segment(floor), self.stored_segment(state)];
         let (Some(passed_of_one), Some(passed_of_other)) =

@@ -11,7 +11,7 @@ use std::time::Duration;
 use self::inline::Head;
 use self::list::List;
 use super::packing::bits_for;
-use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, never_fits};
+use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied, never_fits};
 use crate::error::InvalidLimit;
 use crate::units::MINUTE;
 
@@ -132,7 +132,7 @@ struct Reading<'a, C> {
     list: List,
 }
 
-impl<C: Cells> Reading<'_, C> {
+impl<C: StateWords> Reading<'_, C> {
     fn units(&self) -> u64 {
         if self.log.has_list() { self.list.units } else { self.head.units }
     }
@@ -227,7 +227,7 @@ impl Log {
         self.layout.list
     }
 
-    fn read<'a, C: Cells>(&'a self, cells: &'a C) -> Reading<'a, C> {
+    fn read<'a, C: StateWords>(&'a self, cells: &'a C) -> Reading<'a, C> {
         Reading { log: self, cells, head: self.head(cells), list: self.read_list(cells) }
     }
 
@@ -252,7 +252,7 @@ impl Log {
     }
 
     /// How long a request has to wait that is denied in a log of `total` units, its own included if it counts.
-    fn wait(&self, log: &Reading<'_, impl Cells>, expired: u64, total: u64, cost: u64, now: u64) -> Wait {
+    fn wait(&self, log: &Reading<'_, impl StateWords>, expired: u64, total: u64, cost: u64, now: u64) -> Wait {
         let ceiling = self.ceiling_now();
         let (mut seen, mut left) = (0, total);
         let mut wait = Wait { retry_after: None, trim: 0, trimmed: 0 };
@@ -275,7 +275,15 @@ impl Log {
 
     /// Adds an entry to a log of `total` units, and returns how many it has then. Entries that become one have at most
     /// `most` units, unless one of them has more already.
-    fn add(&self, cells: &impl Cells, head: &mut Head, list: &mut List, total: u64, entry: Entry, most: u64) -> u64 {
+    fn add(
+        &self,
+        cells: &impl StateWords,
+        head: &mut Head,
+        list: &mut List,
+        total: u64,
+        entry: Entry,
+        most: u64,
+    ) -> u64 {
         let sum = |before: u64| (before + entry.units).min(most.max(before)).min(self.most_units());
         if head.len > 0 && head.newest == entry.at {
             let newest = self.inline_entry(cells, head.len - 1, head.newest);
@@ -312,7 +320,7 @@ struct Wait {
     trimmed: u64,
 }
 
-impl Rules for Log {
+impl LimitAlgorithm for Log {
     type Edit = Edit;
 
     fn words(&self) -> usize {
@@ -324,7 +332,7 @@ impl Rules for Log {
         self.has_list()
     }
 
-    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Edit> {
+    fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Edit> {
         let log = self.read(cells);
         let newest = if log.units() == 0 { 0 } else { log.head.newest };
         if newest > now.saturating_add(self.window) {
@@ -364,11 +372,11 @@ impl Rules for Log {
         }
     }
 
-    fn refund(&self, _: &impl Cells, _: u64, charge: Charge) -> Option<Edit> {
+    fn refund(&self, _: &impl StateWords, _: u64, charge: Charge) -> Option<Edit> {
         Some(Edit::GiveBack(Entry { at: charge.at, units: charge.cost }))
     }
 
-    fn apply(&self, cells: &impl Cells, edit: Edit) {
+    fn apply(&self, cells: &impl StateWords, edit: Edit) {
         let Reading { mut head, mut list, .. } = self.read(cells);
         let mut units = if self.has_list() { list.units } else { head.units };
         match edit {
@@ -405,13 +413,13 @@ impl Rules for Log {
         self.write_list(cells, list);
     }
 
-    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+    fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool {
         let log = self.read(cells);
         log.units() == 0 || log.head.newest + self.window <= now
     }
 
     /// The newcomer starts with one entry for all that was spent.
-    fn inherit(&self, cells: &impl Cells, from: &impl Cells) {
+    fn inherit(&self, cells: &impl StateWords, from: &impl StateWords) {
         let log = self.read(from);
         let (newest, units) = (log.head.newest, log.units().min(self.ceiling_now()).min(self.most_units()));
         self.set_inline_entry(cells, 0, Entry { at: newest, units });
@@ -419,7 +427,7 @@ impl Rules for Log {
         self.write_list(cells, List::without_chunks(units));
     }
 
-    fn clear(&self, cells: &impl Cells) {
+    fn clear(&self, cells: &impl StateWords) {
         self.read_list(cells).release(cells.spill());
         (0..self.words()).for_each(|index| cells.set(index, 0));
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::conversion::Fit;
 use super::packing::Pair;
-use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied};
+use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied};
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;
 use crate::units::Timestamp;
@@ -26,7 +26,7 @@ use crate::units::Timestamp;
 ///     .limit(Limit::new("login", FixedWindow::new(5, MINUTE))?)
 ///     .ban(Limit::new("login", Ban { after: 2, within: MINUTE, for_: HOUR })?);
 /// let limiter = Limiter::builder().limits(limits).build()?;
-/// let (login, ban) = (limiter.id("login").unwrap(), limiter.beside().next().unwrap());
+/// let (login, ban) = (limiter.id("login").unwrap(), limiter.variants().next().unwrap());
 ///
 /// // Every request asks for the ban, and who is denied is struck.
 /// assert!(limiter.decide_now(&[Hit::new(login, "eve"), Hit::new(ban, "eve").cost(0)]).is_allowed());
@@ -105,7 +105,7 @@ impl Strikes {
     }
 
     /// What counts at `now`, and whether that differs from what is stored because the clock stepped back.
-    fn struck(&self, cells: &impl Cells, now: u64) -> (Struck, bool) {
+    fn struck(&self, cells: &impl StateWords, now: u64) -> (Struck, bool) {
         let (since, marks) = self.packing.load(cells);
         let marks = Marks(marks);
         let counts = marks.0 > 0 && now < since.saturating_add(self.span(marks));
@@ -116,7 +116,7 @@ impl Strikes {
     }
 
     /// A ban began at a known moment. Strikes count as struck now, unless the new period would not be over yet.
-    pub(super) fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+    pub(super) fn convert(&self, into: &impl StateWords, old: &Self, from: &impl StateWords, now: u64) -> Fit {
         let (struck, _) = old.struck(from, now);
         let Struck { since, marks } = struck;
         if marks.0 == 0 {
@@ -147,7 +147,7 @@ impl Strikes {
     }
 }
 
-impl Rules for Strikes {
+impl LimitAlgorithm for Strikes {
     type Edit = Struck;
 
     fn words(&self) -> usize {
@@ -158,7 +158,7 @@ impl Rules for Strikes {
         self.packing.free_bits()
     }
 
-    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Struck> {
+    fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Struck> {
         let (struck, stepped_back) = self.struck(cells, now);
         let edit = stepped_back.then_some(struck);
         if struck.marks.is_ban() {
@@ -175,7 +175,7 @@ impl Rules for Strikes {
     }
 
     /// Strikes are taken back while they count together. A ban stands.
-    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Struck> {
+    fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Struck> {
         let (struck, _) = self.struck(cells, now);
         let strikes = struck.marks.strikes();
         if struck.marks.is_ban() || charge.at < struck.since || strikes == 0 || charge.cost == 0 {
@@ -184,20 +184,20 @@ impl Rules for Strikes {
         Some(Struck { marks: Marks(2 * strikes.saturating_sub(charge.cost)), ..struck })
     }
 
-    fn apply(&self, cells: &impl Cells, edit: Struck) {
+    fn apply(&self, cells: &impl StateWords, edit: Struck) {
         self.packing.store(cells, edit.since, edit.marks.0);
     }
 
     /// Someone else was struck first, perhaps long ago, and the period would end too soon for who has just come. A ban
     /// ends when it ends: who comes into it has done nothing to make it longer.
-    fn shared(&self, cells: &impl Cells, now: u64) {
+    fn shared(&self, cells: &impl StateWords, now: u64) {
         let (struck, _) = self.struck(cells, now);
         if !struck.marks.is_ban() {
             self.packing.store(cells, now, struck.marks.0);
         }
     }
 
-    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+    fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool {
         self.struck(cells, now).0.marks.0 == 0
     }
 }
@@ -211,14 +211,14 @@ mod tests {
     use super::super::spill::Spill;
     use super::*;
     use crate::budget::Budget;
-    use crate::decision::{Outcome, Verdict};
+    use crate::decision::{Admission, Verdict};
 
     struct Words {
         words: [Cell<u64>; 2],
         spill: Spill,
     }
 
-    impl Cells for Words {
+    impl StateWords for Words {
         fn get(&self, index: usize) -> u64 {
             self.words[index].get()
         }
@@ -252,8 +252,8 @@ mod tests {
         }
 
         fn waits(&self, now: u64) -> Option<u64> {
-            match self.ask(now, 0).outcome {
-                Outcome::Denied { retry_after } => Some(retry_after),
+            match self.ask(now, 0).admission {
+                Admission::Denied { retry_after } => Some(retry_after),
                 _ => None,
             }
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use super::packing::{Pair, bits_for};
 use super::sliding_window_counter::Counter;
 use super::sliding_window_log::Log;
-use super::{Compiled, Rules, meter};
+use super::{Compiled, LimitAlgorithm, meter};
 use crate::units::{MAX_SPAN, Timestamp};
 
 /// What the numbers of a state mean, apart from the quota: see [`Compiled::meaning`].

@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::packing::Pair;
 #[cfg(feature = "redis")]
 use super::share;
-use super::{Algorithm, Cells, Charge, Compiled, Rules, Step, allowed, checked, denied, meter, never_fits};
+use super::{
+    Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied, meter, never_fits,
+};
 use crate::error::InvalidLimit;
 use crate::rate::Rate;
 use crate::units::{Timestamp, WallOffset, whole_micros};
@@ -145,7 +147,7 @@ impl Interval {
 
     /// What is spent at `now`, and whether that differs from what is stored because the clock stepped back. It may
     /// exceed the capacity, if that was larger before.
-    pub(super) fn spent(&self, cells: &impl Cells, now: u64) -> (Spent, bool) {
+    pub(super) fn spent(&self, cells: &impl StateWords, now: u64) -> (Spent, bool) {
         let (period, tokens) = self.packing.load(cells);
         let current = now / self.period;
         if period <= current {
@@ -164,7 +166,7 @@ impl Interval {
     }
 }
 
-impl Rules for Interval {
+impl LimitAlgorithm for Interval {
     type Edit = Spent;
 
     fn words(&self) -> usize {
@@ -175,7 +177,7 @@ impl Rules for Interval {
         self.packing.free_bits()
     }
 
-    fn decide(&self, cells: &impl Cells, now: u64, cost: u64) -> Step<Spent> {
+    fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Spent> {
         let now = self.aligned(now);
         let (spent, stepped_back) = self.spent(cells, now);
         let remaining = self.capacity.saturating_sub(spent.tokens);
@@ -194,7 +196,7 @@ impl Rules for Interval {
     }
 
     /// As with smooth refill: portions that came since the charge may have been it coming back.
-    fn refund(&self, cells: &impl Cells, now: u64, charge: Charge) -> Option<Spent> {
+    fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Spent> {
         if now < charge.at {
             return None;
         }
@@ -205,16 +207,16 @@ impl Rules for Interval {
         (owed > 0).then_some(Spent { tokens: spent.tokens - owed, ..spent })
     }
 
-    fn apply(&self, cells: &impl Cells, edit: Spent) {
+    fn apply(&self, cells: &impl StateWords, edit: Spent) {
         self.packing.store(cells, edit.period, edit.tokens);
     }
 
-    fn is_idle(&self, cells: &impl Cells, now: u64) -> bool {
+    fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool {
         self.spent(cells, self.aligned(now)).0.tokens == 0
     }
 
     /// The larger number of tokens spent. Both are of one period, unless the clock has stepped back.
-    fn cover(&self, floor: &impl Cells, state: &impl Cells, now: u64) -> bool {
+    fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let now = self.aligned(now);
         let [one, other] = [self.spent(floor, now).0, self.spent(state, now).0];
         let spent = Spent { period: one.period.max(other.period), tokens: one.tokens.max(other.tokens) };

@@ -1,6 +1,6 @@
 //! The short way: what is asked by the client's address alone, and what is kept of a request that one limit let in.
 //!
-//! A ruling knows all that can ever be asked of it, and is large for that. A layer has something of it travel with each
+//! A outcome knows all that can ever be asked of it, and is large for that. A layer has something of it travel with each
 //! request to the service and back, where it is moved more often than it is looked at, so that is no more than what an
 //! answer needs.
 
@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use super::{Gate, Ruling, State};
-use crate::decision::{Decision, Outcome, Source, Verdict};
+use super::{Gate, Outcome, State};
+use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::key::Key;
 use crate::limiter::{Hit, Limiter};
 use crate::rules::PerAddress;
-use crate::store::memory::Asked;
+use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
 /// A request that one limit of this process's memory let in at once, with nothing else to be known of it.
 pub(crate) struct Admitted {
     state: Arc<State>,
-    asked: Asked,
+    asked: HashedHit,
     at: Timestamp,
     wall_offset: i64,
     remaining: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Admitted {
 pub(crate) enum ByAddress {
     Admitted(Admitted),
     /// It may not go on at once.
-    Ruled(Box<Ruling>),
+    Ruled(Box<Outcome>),
     /// The rules want to know more of it.
     Unasked(Unasked),
 }
@@ -50,8 +50,8 @@ impl Gate {
         // What to do with a request of unknown address is for the rules to say.
         let Some(peer) = peer() else { return ByAddress::Unasked(Unasked(state)) };
         let (asked, decision) = decide(limiter, rule, peer);
-        let Verdict { outcome, remaining, reset_after } = decision.verdict;
-        if outcome == AT_ONCE {
+        let Verdict { admission, remaining, reset_after } = decision.verdict;
+        if admission == AT_ONCE {
             let Decision { at, wall_offset, .. } = decision;
             return ByAddress::Admitted(Admitted { state, asked, at, wall_offset, remaining, reset_after });
         }
@@ -60,18 +60,18 @@ impl Gate {
 }
 
 impl Unasked {
-    /// The ruling, to be asked for: large, so in a box from the start.
+    /// The outcome, to be asked for: large, so in a box from the start.
     #[inline]
-    pub(crate) fn ruling(self) -> Box<Ruling> {
-        Box::new(Ruling::unlimited(self.0))
+    pub(crate) fn outcome(self) -> Box<Outcome> {
+        Box::new(Outcome::unlimited(self.0))
     }
 }
 
 /// What most requests are told.
-const AT_ONCE: Outcome = Outcome::Allowed { delay: 0 };
+const AT_ONCE: Admission = Admission::Allowed { delay: 0 };
 
 #[inline(never)]
-fn decide(limiter: &Limiter, rule: PerAddress, peer: IpAddr) -> (Asked, Decision) {
+fn decide(limiter: &Limiter, rule: PerAddress, peer: IpAddr) -> (HashedHit, Decision) {
     let text = rule.group.text(peer);
     let asked = limiter.ask_hit(&Hit::new(rule.limit, Key::from(text.as_bytes())).cost(rule.cost));
     (asked, limiter.decide_one_asked(asked))
@@ -79,18 +79,18 @@ fn decide(limiter: &Limiter, rule: PerAddress, peer: IpAddr) -> (Asked, Decision
 
 #[cold]
 #[inline(never)]
-fn ruled(state: Arc<State>, asked: Asked, decision: Decision) -> Box<Ruling> {
-    let mut ruling = Unasked(state).ruling();
-    ruling.wanted.push(asked);
-    ruling.decided(None, decision);
-    ruling
+fn ruled(state: Arc<State>, asked: HashedHit, decision: Decision) -> Box<Outcome> {
+    let mut outcome = Unasked(state).outcome();
+    outcome.wanted.push(asked);
+    outcome.decided(None, decision);
+    outcome
 }
 
 impl Admitted {
     #[inline(always)]
     fn decision(&self) -> Decision {
         let Self { state, asked, at, wall_offset, remaining, reset_after } = self;
-        let verdict = Verdict { outcome: AT_ONCE, remaining: *remaining, reset_after: *reset_after };
+        let verdict = Verdict { admission: AT_ONCE, remaining: *remaining, reset_after: *reset_after };
         Decision {
             limit: Some(asked.limit),
             quota: state.rules.policy(asked.limit).quota(),
@@ -102,16 +102,16 @@ impl Admitted {
         }
     }
 
-    /// As a [`Ruling`] does it.
+    /// As a [`Outcome`] does it.
     #[inline]
     pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
         self.state.rules.policy(self.asked.limit).merge(&self.decision(), headers);
     }
 
-    /// The whole ruling, for what is rarely done with one.
+    /// The whole outcome, for what is rarely done with one.
     #[cold]
     #[inline(never)]
-    pub(crate) fn into_ruling(self) -> Box<Ruling> {
+    pub(crate) fn into_ruling(self) -> Box<Outcome> {
         let decision = self.decision();
         ruled(self.state, self.asked, decision)
     }

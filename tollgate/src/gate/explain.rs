@@ -39,7 +39,7 @@ pub struct RuleExplained {
     /// Whether it only watches.
     pub shadow: bool,
     /// Where the request stands with it.
-    pub standing: Standing,
+    pub standing: RuleState,
     /// Its expressions that failed for the request.
     pub failed_expressions: Vec<FailedExpression>,
 }
@@ -47,7 +47,7 @@ pub struct RuleExplained {
 /// Where a request stands with a rule.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Standing {
+pub enum RuleState {
     /// The rule is disabled.
     Disabled,
     /// The rule is not for it, and why.
@@ -82,7 +82,7 @@ pub enum Standing {
 
 /// A rule's standing, and what to look up for it.
 struct Looked {
-    standing: Standing,
+    standing: RuleState,
     limit: Option<Wanted>,
     ban: Option<Wanted>,
     /// Whether the rule decides before the token of the request is verified.
@@ -123,11 +123,11 @@ impl State {
         let mut pieces = Pieces::new();
         let early = self.rules.is_early(number, request);
         let standing = match self.rules.meet(number, request, &mut pieces) {
-            Met::Not(miss) => Standing::NotMatched(miss.to_string()),
-            Met::Disabled => Standing::Disabled,
-            Met::Lacks(part) => Standing::KeyMissing(part.to_string()),
-            Met::Exempt => Standing::Exempt,
-            Met::Refused(_, refused) => Standing::Refused(refused.into()),
+            Met::Not(miss) => RuleState::NotMatched(miss.to_string()),
+            Met::Disabled => RuleState::Disabled,
+            Met::Lacks(part) => RuleState::KeyMissing(part.to_string()),
+            Met::Exempt => RuleState::Exempt,
+            Met::Refused(_, refused) => RuleState::Refused(refused.into()),
             Met::Hit(finding) => return Looked { early, ..self.look_up(&finding, &pieces) },
         };
         Looked { standing, limit: None, ban: None, early, failed: Vec::new() }
@@ -146,17 +146,17 @@ impl State {
         if finding.is_place {
             let in_flight = self.in_flight.count(finding.rule, key);
             let decision = in_flight::decision(self, finding.limit, in_flight);
-            let standing = Standing::InFlight { key: key_text, in_flight, decision };
+            let standing = RuleState::InFlight { key: key_text, in_flight, decision };
             return Looked { standing, limit: None, ban: None, early: false, failed: Vec::new() };
         }
-        let standing = Standing::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };
+        let standing = RuleState::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };
         let ban = finding.ban.map(|ban| want(ban, 0));
         Looked { standing, limit: Some(want(finding.limit, finding.cost)), ban, early: false, failed: Vec::new() }
     }
 
-    async fn stand(&self, looked: Looked) -> (Standing, Vec<FailedExpression>) {
+    async fn stand(&self, looked: Looked) -> (RuleState, Vec<FailedExpression>) {
         let Looked { mut standing, limit, ban, failed, .. } = looked;
-        if let Standing::Counted { decision, banned_for, .. } = &mut standing {
+        if let RuleState::Counted { decision, banned_for, .. } = &mut standing {
             if let Some(limit) = limit {
                 *decision = self.store.look(&limit).await;
             }
@@ -187,12 +187,12 @@ fn foremost<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Optio
     // As a request meets them: a rule that refuses whatever is left, then places, bans and denials, then who
     // has the least share left.
     let refused = enforced().find_map(|rule| match &rule.standing {
-        Standing::Refused(refusal) => Some((rule.name.clone(), Some(refusal.clone()))),
+        RuleState::Refused(refusal) => Some((rule.name.clone(), Some(refusal.clone()))),
         _ => None,
     });
     let full = || {
         enforced().find_map(|rule| match &rule.standing {
-            Standing::InFlight { decision, .. } if !decision.is_allowed() => {
+            RuleState::InFlight { decision, .. } if !decision.is_allowed() => {
                 Some((rule.name.clone(), Some(Refusal::Limited)))
             }
             _ => None,
@@ -200,7 +200,7 @@ fn foremost<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Optio
     };
     let banned = || {
         enforced().find_map(|rule| match &rule.standing {
-            Standing::Counted { banned_for: Some(left), .. } => {
+            RuleState::Counted { banned_for: Some(left), .. } => {
                 Some((rule.name.clone(), Some(Refusal::Banned { retry_after: *left })))
             }
             _ => None,
@@ -208,7 +208,7 @@ fn foremost<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Optio
     };
     let counted = || {
         let decided = enforced().filter_map(|rule| match &rule.standing {
-            Standing::Counted { decision: Some(decision), .. } => Some((rule.name.clone(), *decision)),
+            RuleState::Counted { decision: Some(decision), .. } => Some((rule.name.clone(), *decision)),
             _ => None,
         });
         let is_first = |one: Decision, other: Decision| one.foremost(other).limit() == one.limit();

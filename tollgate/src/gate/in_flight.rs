@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::posed::{Posed, Watched};
-use super::store::{self, Elsewhere};
-use super::{Ruling, State};
-use crate::decision::{Decision, Outcome, Verdict};
+use super::pending::{PendingChecks, Watched};
+use super::store::{self, RemoteCheck};
+use super::{Outcome, State};
+use crate::decision::{Admission, Decision, Verdict};
 use crate::key::Key;
 use crate::limit::LimitId;
 use crate::rules::{Facts, Finding, Mode, RuleSet};
@@ -40,7 +40,7 @@ struct Table {
 }
 
 /// A place that a request wants.
-pub(super) struct WantedPlace {
+pub(super) struct WantedPermit {
     rule: u32,
     limit: LimitId,
     mode: Mode,
@@ -48,21 +48,21 @@ pub(super) struct WantedPlace {
 }
 
 /// Of most requests none, of the others one.
-pub(super) type WantedPlaces = SmallVec<[WantedPlace; 2]>;
+pub(super) type WantedPermits = SmallVec<[WantedPermit; 2]>;
 
 /// The limits of requests in flight that a request matched.
 pub(super) type InFlightLimits = SmallVec<[LimitId; 2]>;
 
 /// The places that a request has taken, and what rules that only watch say of it.
-pub(super) struct TakenPlaces {
-    pub(super) place: Place,
+pub(super) struct TakenPermits {
+    pub(super) place: InFlightPermit,
     pub(super) watched: Watched,
 }
 
 /// The place of a request among those that are in flight, in every limit of that. Dropped, it is given back: keep it as
 /// long as the request is served.
 #[must_use = "a place that is dropped is free for the next"]
-pub struct Place(SmallVec<[Held; 2]>);
+pub struct InFlightPermit(SmallVec<[Held; 2]>);
 
 struct Held {
     table: Arc<Table>,
@@ -84,9 +84,9 @@ impl InFlight {
         Self { secret, tables: (0..rules.len()).map(table).collect() }
     }
 
-    pub(super) fn want(&self, finding: &Finding, key: Key<'_>) -> WantedPlace {
+    pub(super) fn want(&self, finding: &Finding, key: Key<'_>) -> WantedPermit {
         let Finding { rule, limit, mode, .. } = *finding;
-        WantedPlace { rule, limit, mode, fingerprint: self.fingerprint(key) }
+        WantedPermit { rule, limit, mode, fingerprint: self.fingerprint(key) }
     }
 
     /// How many requests of a key are in flight.
@@ -150,25 +150,25 @@ impl Drop for Held {
     }
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for InFlightPermit {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Place").field("limits", &self.0.len()).finish()
+        out.debug_struct("InFlightPermit").field("limits", &self.0.len()).finish()
     }
 }
 
 /// Asks all that a request asks, once it has its places.
-pub(super) fn ask(ruling: &mut Ruling, mut posed: Box<Posed>, facts: &Facts<'_>) -> Option<Elsewhere> {
-    match take_wanted(&ruling.state, &mut posed, facts) {
-        Ok(()) => store::ask(ruling, Some(posed)),
+pub(super) fn ask(outcome: &mut Outcome, mut posed: Box<PendingChecks>, facts: &Facts<'_>) -> Option<RemoteCheck> {
+    match take_wanted(&outcome.state, &mut posed, facts) {
+        Ok(()) => store::ask(outcome, Some(posed)),
         Err(full) => {
-            ruling.full(full, posed.in_flight);
+            outcome.full(full, posed.in_flight);
             None
         }
     }
 }
 
 /// Takes all places that a request wants beside those that it has, or none.
-pub(super) fn take_wanted(state: &State, posed: &mut Posed, facts: &Facts<'_>) -> Result<(), Decision> {
+pub(super) fn take_wanted(state: &State, posed: &mut PendingChecks, facts: &Facts<'_>) -> Result<(), Decision> {
     let wanted = std::mem::take(&mut posed.places);
     // Nobody would tell when it ends.
     if facts.is_served_elsewhere() {
@@ -178,20 +178,20 @@ pub(super) fn take_wanted(state: &State, posed: &mut Posed, facts: &Facts<'_>) -
     if wanted.is_empty() {
         return Ok(());
     }
-    let TakenPlaces { place, watched } = take(state, &wanted)?;
+    let TakenPermits { place, watched } = take(state, &wanted)?;
     match &mut posed.taken {
         Some(before) => {
             before.place.0.extend(place.0);
             before.watched.extend(watched);
         }
-        none => *none = Some(TakenPlaces { place, watched }),
+        none => *none = Some(TakenPermits { place, watched }),
     }
     Ok(())
 }
 
 /// Takes all places that are wanted, or none.
-fn take(state: &State, wanted: &[WantedPlace]) -> Result<TakenPlaces, Decision> {
-    let mut taken = TakenPlaces { place: Place(SmallVec::new()), watched: Watched::new() };
+fn take(state: &State, wanted: &[WantedPermit]) -> Result<TakenPermits, Decision> {
+    let mut taken = TakenPermits { place: InFlightPermit(SmallVec::new()), watched: Watched::new() };
     for one in wanted {
         let Some(table) = state.in_flight.table(one.rule) else { continue };
         let most = state.rules.most_in_flight(one.limit);
@@ -215,11 +215,11 @@ pub(super) fn decision(state: &State, limit: LimitId, in_flight: u64) -> Decisio
     let most = state.rules.most_in_flight(limit);
     let verdict = match most.saturating_sub(in_flight) {
         0 => Verdict {
-            outcome: Outcome::Denied { retry_after: RETRY_AFTER_MICROS },
+            admission: Admission::Denied { retry_after: RETRY_AFTER_MICROS },
             remaining: 0,
             reset_after: RETRY_AFTER_MICROS,
         },
-        free => Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: free - 1, reset_after: 0 },
+        free => Verdict { admission: Admission::Allowed { delay: 0 }, remaining: free - 1, reset_after: 0 },
     };
     let unlimited = Decision::without_limit(state.store.now());
     Decision { limit: Some(limit), quota: most, cost: 1, verdict, ..unlimited }

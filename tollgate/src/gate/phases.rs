@@ -3,64 +3,64 @@
 //! A request that is refused so gets the same answer as from all rules, and as little is taken for it. Rules that read
 //! claims do not count it, not even those that only watch. Should one of them deny it for longer, nobody learns that.
 
-use super::posed::{Posed, Posing};
-use super::store::{self, Elsewhere};
-use super::{Ruling, State, in_flight};
+use super::pending::{CheckCollector, PendingChecks};
+use super::store::{self, RemoteCheck};
+use super::{Outcome, State, in_flight};
 use crate::limit::LimitId;
 use crate::rules::{Facts, Phase, Request};
 
 /// Whether a request is refused already.
 enum Gathered {
     Refused,
-    Open(Option<Box<Posed>>),
+    Open(Option<Box<PendingChecks>>),
 }
 
 /// Asks about a request. It is `Some` if that has to be asked elsewhere.
 #[inline(never)]
-pub(super) fn ask(ruling: &mut Ruling, facts: &Facts<'_>) -> Option<Elsewhere> {
-    let state = &*ruling.state.clone();
+pub(super) fn ask(outcome: &mut Outcome, facts: &Facts<'_>) -> Option<RemoteCheck> {
+    let state = &*outcome.state.clone();
     let request = state.rules.request(facts);
     let mut posed = None;
     if state.rules.refuse_early() {
-        posed = match gather(ruling, state, &request, Phase::WithoutToken, None) {
+        posed = match gather(outcome, state, &request, Phase::WithoutToken, None) {
             Gathered::Refused => return None,
             Gathered::Open(posed) => posed,
         };
-        if let Some(denied) = state.store.refuse(&ruling.wanted) {
-            return store::ask_after_denial(ruling, posed, denied);
+        if let Some(denied) = state.store.refuse(&outcome.wanted) {
+            return store::ask_after_denial(outcome, posed, denied);
         }
     }
-    let gathered = gather(ruling, state, &request, Phase::WithToken, posed);
-    ruling.token = request.token_status();
-    ruling.signatures_verified = request.signatures_verified();
+    let gathered = gather(outcome, state, &request, Phase::WithToken, posed);
+    outcome.token = request.token_status();
+    outcome.signatures_verified = request.signatures_verified();
     match gathered {
         Gathered::Refused => None,
         Gathered::Open(posed) => {
-            ruling.wanted.sort_by_key(|limit| place(state, limit));
-            store::ask(ruling, posed)
+            outcome.wanted.sort_by_key(|limit| place(state, limit));
+            store::ask(outcome, posed)
         }
     }
 }
 
 /// Gathers what the rules of one phase ask, and takes the request's places among those in flight.
 fn gather(
-    ruling: &mut Ruling,
+    outcome: &mut Outcome,
     state: &State,
     request: &Request<'_>,
     phase: Phase,
-    posed: Option<Box<Posed>>,
+    posed: Option<Box<PendingChecks>>,
 ) -> Gathered {
-    let mut posing = Posing::resume(state, &mut ruling.wanted, posed);
+    let mut posing = CheckCollector::resume(state, &mut outcome.wanted, posed);
     let found = state.rules.find_in(phase, request, &mut |finding, key| posing.add(finding, key));
     let mut posed = posing.posed();
     if let Err((rule, refused)) = found {
-        ruling.refused_by(rule, refused);
+        outcome.refused_by(rule, refused);
         return Gathered::Refused;
     }
     if let Some(posed) = &mut posed
         && let Err(full) = in_flight::take_wanted(state, posed, request.facts())
     {
-        ruling.full(full, std::mem::take(&mut posed.in_flight));
+        outcome.full(full, std::mem::take(&mut posed.in_flight));
         return Gathered::Refused;
     }
     Gathered::Open(posed)

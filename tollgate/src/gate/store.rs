@@ -4,8 +4,8 @@ use std::pin::Pin;
 
 use futures_util::future::{join, join_all};
 
-use super::posed::{Posed, decide_now, strike, struck};
-use super::{Gate, Ruling};
+use super::pending::{PendingChecks, decide_now, strike, struck};
+use super::{Gate, Outcome};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -14,7 +14,7 @@ use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
 #[cfg(feature = "tower")]
-use crate::store::memory::Asked;
+use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
 #[derive(Clone)]
@@ -58,7 +58,7 @@ impl Wanted {
 
     /// That too, of a store in memory.
     #[cfg(feature = "tower")]
-    pub(super) fn push(&mut self, one: Asked) {
+    pub(super) fn push(&mut self, one: HashedHit) {
         if let Self::Memory(asked) = self {
             asked.push(one);
         }
@@ -209,8 +209,8 @@ impl Store {
 }
 
 /// What has to be asked elsewhere.
-pub(crate) struct Elsewhere {
-    posed: Option<Box<Posed>>,
+pub(crate) struct RemoteCheck {
+    posed: Option<Box<PendingChecks>>,
     limiter: RedisLimiter,
     /// The decision of the rules that are enforced, if it is known.
     denied: Option<Decision>,
@@ -218,49 +218,57 @@ pub(crate) struct Elsewhere {
 
 /// Asks all that a request asks, unless that has to be asked elsewhere.
 #[inline(always)]
-pub(super) fn ask(ruling: &mut Ruling, posed: Option<Box<Posed>>) -> Option<Elsewhere> {
-    ask_unless_known(ruling, posed, None)
+pub(super) fn ask(outcome: &mut Outcome, posed: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
+    ask_unless_known(outcome, posed, None)
 }
 
 /// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are asked, and the key is struck.
-pub(super) fn ask_after_denial(ruling: &mut Ruling, posed: Option<Box<Posed>>, denied: Decision) -> Option<Elsewhere> {
-    ask_unless_known(ruling, posed, Some(denied))
+pub(super) fn ask_after_denial(
+    outcome: &mut Outcome,
+    posed: Option<Box<PendingChecks>>,
+    denied: Decision,
+) -> Option<RemoteCheck> {
+    ask_unless_known(outcome, posed, Some(denied))
 }
 
 /// Asks all that is not known already: `denied` is the decision of the rules that are enforced.
 #[inline(always)]
-fn ask_unless_known(ruling: &mut Ruling, mut posed: Option<Box<Posed>>, denied: Option<Decision>) -> Option<Elsewhere> {
-    let decision = match &ruling.state.store {
+fn ask_unless_known(
+    outcome: &mut Outcome,
+    mut posed: Option<Box<PendingChecks>>,
+    denied: Option<Decision>,
+) -> Option<RemoteCheck> {
+    let decision = match &outcome.state.store {
         Store::Memory(limiter) => {
             let decide = |wanted: &Wanted| match wanted {
                 Wanted::Memory(asked) => limiter.decide_asked(asked),
                 Wanted::Redis(_) => limiter.decide_asked(&[]),
             };
-            decide_now(ruling, posed.as_deref_mut(), denied, decide)
+            decide_now(outcome, posed.as_deref_mut(), denied, decide)
         }
         Store::Redis(limiter) => {
             let watches = posed.as_ref().is_some_and(|posed| !posed.watching.is_empty());
             let asks = match &denied {
-                Some(denied) => strike(ruling, denied).is_some(),
-                None => ruling.wanted.costs().next().is_some(),
+                Some(denied) => strike(outcome, denied).is_some(),
+                None => outcome.wanted.costs().next().is_some(),
             };
             if watches || asks {
-                return Some(Elsewhere { posed, limiter: limiter.clone(), denied });
+                return Some(RemoteCheck { posed, limiter: limiter.clone(), denied });
             }
             denied.unwrap_or_else(|| Decision::without_limit(limiter.now()))
         }
     };
-    ruling.decided(posed, decision);
+    outcome.decided(posed, decision);
     None
 }
 
-pub(super) fn ask_elsewhere(ruling: Ruling, what: Elsewhere) -> Pin<Box<dyn Future<Output = Ruling> + Send>> {
-    Box::pin(ask_redis(ruling, what))
+pub(super) fn ask_elsewhere(outcome: Outcome, what: RemoteCheck) -> Pin<Box<dyn Future<Output = Outcome> + Send>> {
+    Box::pin(ask_redis(outcome, what))
 }
 
-async fn ask_redis(mut ruling: Ruling, what: Elsewhere) -> Ruling {
-    let Elsewhere { mut posed, limiter, denied } = what;
-    let state = ruling.state.clone();
+async fn ask_redis(mut outcome: Outcome, what: RemoteCheck) -> Outcome {
+    let RemoteCheck { mut posed, limiter, denied } = what;
+    let state = outcome.state.clone();
     let decide = |wanted: &Wanted| {
         let mut wanted = match wanted {
             Wanted::Redis(wanted) => (**wanted).clone(),
@@ -279,16 +287,16 @@ async fn ask_redis(mut ruling: Ruling, what: Elsewhere) -> Ruling {
         match denied {
             Some(denied) => (denied, None),
             None => {
-                let (decision, charged) = decide(&ruling.wanted).await;
+                let (decision, charged) = decide(&outcome.wanted).await;
                 (decision, Some(charged))
             }
         }
     };
     let ((mut decision, charged), watched) = join(enforced, join_all(watching)).await;
     if let Some(charged) = charged {
-        ruling.wanted.set_charged(charged);
+        outcome.wanted.set_charged(charged);
     }
-    if let Some(strike) = strike(&ruling, &decision) {
+    if let Some(strike) = strike(&outcome, &decision) {
         // Whoever hangs up before the answer is struck all the same.
         if let Ok((strike, _)) = tokio::spawn(decide(&strike)).await {
             decision = struck(decision, strike);
@@ -301,6 +309,6 @@ async fn ask_redis(mut ruling: Ruling, what: Elsewhere) -> Ruling {
         });
         posed.watched = watched.collect();
     }
-    ruling.decided(posed, decision);
-    ruling
+    outcome.decided(posed, decision);
+    outcome
 }

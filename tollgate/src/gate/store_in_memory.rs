@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 
-use super::posed::{Posed, decide_now};
-use super::{Gate, Ruling};
+use super::pending::{PendingChecks, decide_now};
+use super::{Gate, Outcome};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -12,7 +12,7 @@ use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
 #[cfg(feature = "tower")]
-use crate::store::memory::Asked;
+use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
 #[derive(Clone)]
@@ -39,7 +39,7 @@ impl Wanted {
 
     /// That too.
     #[cfg(feature = "tower")]
-    pub(super) fn push(&mut self, one: Asked) {
+    pub(super) fn push(&mut self, one: HashedHit) {
         self.0.push(one);
     }
 
@@ -113,27 +113,35 @@ impl Store {
 }
 
 /// What has to be asked elsewhere: nothing.
-pub(crate) type Elsewhere = Infallible;
+pub(crate) type RemoteCheck = Infallible;
 
 /// Asks all that a request asks.
 #[inline(always)]
-pub(super) fn ask(ruling: &mut Ruling, posed: Option<Box<Posed>>) -> Option<Elsewhere> {
-    ask_unless_known(ruling, posed, None)
+pub(super) fn ask(outcome: &mut Outcome, posed: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
+    ask_unless_known(outcome, posed, None)
 }
 
 /// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are asked, and the key is struck.
-pub(super) fn ask_after_denial(ruling: &mut Ruling, posed: Option<Box<Posed>>, denied: Decision) -> Option<Elsewhere> {
-    ask_unless_known(ruling, posed, Some(denied))
+pub(super) fn ask_after_denial(
+    outcome: &mut Outcome,
+    posed: Option<Box<PendingChecks>>,
+    denied: Decision,
+) -> Option<RemoteCheck> {
+    ask_unless_known(outcome, posed, Some(denied))
 }
 
 #[inline(always)]
-fn ask_unless_known(ruling: &mut Ruling, mut posed: Option<Box<Posed>>, denied: Option<Decision>) -> Option<Elsewhere> {
-    let decide = |wanted: &Wanted| ruling.state.store.0.decide_asked(&wanted.0);
-    let decision = decide_now(ruling, posed.as_deref_mut(), denied, decide);
-    ruling.decided(posed, decision);
+fn ask_unless_known(
+    outcome: &mut Outcome,
+    mut posed: Option<Box<PendingChecks>>,
+    denied: Option<Decision>,
+) -> Option<RemoteCheck> {
+    let decide = |wanted: &Wanted| outcome.state.store.0.decide_asked(&wanted.0);
+    let decision = decide_now(outcome, posed.as_deref_mut(), denied, decide);
+    outcome.decided(posed, decision);
     None
 }
 
-pub(super) fn ask_elsewhere(_: Ruling, nothing: Elsewhere) -> Pin<Box<dyn Future<Output = Ruling> + Send>> {
+pub(super) fn ask_elsewhere(_: Outcome, nothing: RemoteCheck) -> Pin<Box<dyn Future<Output = Outcome> + Send>> {
     match nothing {}
 }

@@ -131,23 +131,23 @@ impl Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decision::{Outcome, Verdict};
+    use crate::decision::{Admission, Verdict};
     use crate::units::Timestamp;
 
-    fn decided(outcome: Outcome, source: Source) -> Decision {
-        let verdict = Verdict { outcome, remaining: 0, reset_after: 1_000_000 };
+    fn decided(admission: Admission, source: Source) -> Decision {
+        let verdict = Verdict { admission, remaining: 0, reset_after: 1_000_000 };
         Decision { source, verdict, ..Decision::without_limit(Timestamp::EPOCH) }
     }
 
     #[test]
     fn a_store_that_fails_is_not_a_limit_that_is_spent() {
-        let denied = Outcome::Denied { retry_after: 1_000_000 };
+        let denied = Admission::Denied { retry_after: 1_000_000 };
         for source in [Source::Store, Source::DenialCache, Source::Lease, Source::Local] {
             assert_eq!(Refusal::of(&decided(denied, source)), Some(Refusal::Limited), "{source:?}");
         }
         assert_eq!(Refusal::of(&decided(denied, Source::Policy)), Some(Refusal::StoreUnavailable));
-        assert_eq!(Refusal::of(&decided(Outcome::NeverFits, Source::Store)), Some(Refusal::Limited));
-        assert_eq!(Refusal::of(&decided(Outcome::Allowed { delay: 0 }, Source::Policy)), None);
+        assert_eq!(Refusal::of(&decided(Admission::NeverFits, Source::Store)), Some(Refusal::Limited));
+        assert_eq!(Refusal::of(&decided(Admission::Allowed { delay: 0 }, Source::Policy)), None);
     }
 
     #[test]
@@ -156,7 +156,7 @@ mod tests {
         use crate::{Limit, TokenBucket};
 
         let policy = Policy::new(&Limit::new("per-user", TokenBucket::default()).unwrap(), Families::default());
-        let decision = decided(Outcome::Denied { retry_after: 1_500_000 }, Source::Policy);
+        let decision = decided(Admission::Denied { retry_after: 1_500_000 }, Source::Policy);
         let refusal = Refusal::of(&decision).unwrap();
         let response = Answer::new(&refusal).limit(&policy).decision(&decision);
         let response = response.response(&Body::Json, &::http::HeaderMap::new());

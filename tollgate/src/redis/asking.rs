@@ -15,7 +15,7 @@ use super::script::{Answer, Ask, Asks, Question, Seen};
 use super::worker::{Job, MAX_KEYS};
 use super::{AllWanted, Receipt, RedisLimiter, Shared, StoreError, Wanted, names};
 use crate::algorithm::portable::Before;
-use crate::decision::{Decision, Denied, Outcome, Source};
+use crate::decision::{Admission, Decision, Denied, Source};
 use crate::key::Key;
 use crate::units::Timestamp;
 
@@ -177,7 +177,7 @@ impl RedisLimiter {
         question: impl Fn(Asks) -> Question,
     ) -> Result<(), StoreError> {
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        let outcome = if self.0.shared.topology.is_cluster() {
+        let admission = if self.0.shared.topology.is_cluster() {
             let answers = self.ask_one_by_one(self.deadline(), &asks, question).await;
             answers.into_iter().try_for_each(|answer| answer.map(drop))
         } else {
@@ -187,7 +187,7 @@ impl RedisLimiter {
         for one in wanted {
             self.0.shared.denials.forget(&one.ask.name);
         }
-        outcome
+        admission
     }
 
     /// Asks for each by itself, all at the same time: on a cluster a question stays in one slot.
@@ -222,7 +222,7 @@ impl RedisLimiter {
     }
 
     pub(super) fn remember_denial(&self, ask: &Ask, seen: &Seen, at: Timestamp, times: Times) {
-        if let Outcome::Denied { retry_after } = seen.verdict(&ask.terms, at, ask.cost).outcome
+        if let Admission::Denied { retry_after } = seen.verdict(&ask.terms, at, ask.cost).admission
             && self.0.shared.hears.load(Ordering::Relaxed)
             && ask.terms.keeps_denials()
         {
@@ -250,9 +250,9 @@ impl Shared {
     /// Gives back what was taken at that time, as if it had never been taken, and forgets denials that it caused.
     pub(super) async fn undo(&self, ask: Ask, at: Timestamp, before: Before) -> Result<(), StoreError> {
         let name = ask.name.clone();
-        let outcome = self.ask(Question::Undo(ask, at, before)).await;
+        let admission = self.ask(Question::Undo(ask, at, before)).await;
         self.denials.forget(&name);
-        outcome.map(drop)
+        admission.map(drop)
     }
 
     /// Asks by the deadline, and waits for an answer that comes later, too.

@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 
 use super::script::{Ask, Seen, Terms};
 use crate::budget::Budget;
-use crate::decision::{Outcome, Verdict};
+use crate::decision::{Admission, Verdict};
 use crate::units::Timestamp;
 
 /// Entries in one set. A new entry takes the place of the one that ends first.
@@ -329,11 +329,11 @@ fn answering<'s>(set: &'s mut [Entry], fingerprint: u64, ask: &Ask) -> Option<&'
 }
 
 fn aged(verdict: Verdict, by: u64) -> Verdict {
-    let outcome = match verdict.outcome {
-        Outcome::Denied { retry_after } => Outcome::Denied { retry_after: retry_after.saturating_sub(by) },
+    let admission = match verdict.admission {
+        Admission::Denied { retry_after } => Admission::Denied { retry_after: retry_after.saturating_sub(by) },
         other => other,
     };
-    Verdict { outcome, reset_after: verdict.reset_after.saturating_sub(by), ..verdict }
+    Verdict { admission, reset_after: verdict.reset_after.saturating_sub(by), ..verdict }
 }
 
 #[cfg(test)]

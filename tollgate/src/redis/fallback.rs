@@ -11,7 +11,7 @@ use arc_swap::ArcSwapOption;
 use smallvec::SmallVec;
 
 use super::{Inner, Receipt, RedisLimiter, Wanted};
-use crate::decision::{Decision, Outcome, Source, Verdict};
+use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::limit::OnStoreFailure;
 use crate::limit_set::LimitSet;
 use crate::limiter::{Hit, Limiter};
@@ -105,7 +105,7 @@ impl RedisLimiter {
         if !failed.iter().any(|one| is_local(one)) {
             let Some(one) = failed.first() else { return Decision::without_limit(now) };
             let quota = self.0.limits[one.limit.index()].limit.quota();
-            let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining: quota, reset_after: 0 };
+            let verdict = Verdict { admission: Admission::Allowed { delay: 0 }, remaining: quota, reset_after: 0 };
             return self.decision(one, verdict, now, Source::Policy);
         }
         let Some(local) = self.0.local() else { return self.denied_by_policy(failed[0]) };
@@ -122,7 +122,7 @@ impl RedisLimiter {
     }
 
     fn denied_by_policy(&self, denying: &Wanted) -> Decision {
-        let verdict = Verdict { outcome: RETRY_LATER, remaining: 0, reset_after: RETRY_A_FAILED_STORE };
+        let verdict = Verdict { admission: RETRY_LATER, remaining: 0, reset_after: RETRY_A_FAILED_STORE };
         self.decision(denying, verdict, self.0.shared.clock.wall(), Source::Policy)
     }
 
@@ -131,8 +131,8 @@ impl RedisLimiter {
         let decision = Decision { source: Source::Local, ..decision };
         let Some(one) = failed.iter().find(|one| Some(one.limit) == decision.limit) else { return decision };
         let (quota, mut verdict) = (self.0.limits[one.limit.index()].limit.quota(), decision.verdict);
-        if verdict.outcome == Outcome::NeverFits && one.ask.cost <= quota {
-            verdict.outcome = RETRY_LATER;
+        if verdict.admission == Admission::NeverFits && one.ask.cost <= quota {
+            verdict.admission = RETRY_LATER;
         }
         Decision { quota, verdict, ..decision }
     }
@@ -158,7 +158,7 @@ impl RedisLimiter {
     }
 }
 
-const RETRY_LATER: Outcome = Outcome::Denied { retry_after: RETRY_A_FAILED_STORE };
+const RETRY_LATER: Admission = Admission::Denied { retry_after: RETRY_A_FAILED_STORE };
 
 /// Returns the decision to report on a request: that of the limits that decided, or that of the rest, for which the failure
 /// policy may have answered. A limit that its policy allows is as if it were absent.

@@ -13,7 +13,7 @@ use super::lease::{Grant, Granted, Held, Leftover, Wish};
 use super::leases::{Attempt, Leases, Next, Outlook, Purpose, SWEEP_EVERY, Spending};
 use super::script::{Ask, Question};
 use super::{AllWanted, Receipt, RedisLimiter, Shared, TakeFrom, Wanted};
-use crate::decision::{Decision, Outcome, Source, Verdict};
+use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::units::Timestamp;
 
 /// The answer of a lease to one hit.
@@ -150,7 +150,7 @@ impl RedisLimiter {
                     if spending.purpose == Purpose::Spend {
                         inner.shared.counts.leased.fetch_add(1, Ordering::Relaxed);
                     }
-                    let verdict = Verdict { outcome: Outcome::Allowed { delay: 0 }, remaining, reset_after };
+                    let verdict = Verdict { admission: Admission::Allowed { delay: 0 }, remaining, reset_after };
                     let decision = self.decision(one, verdict, inner.shared.clock.wall(), Source::Lease);
                     return FromLease::Taken(decision, held);
                 }
@@ -188,8 +188,8 @@ impl RedisLimiter {
 
     /// The denial of a lease without units. Its process asks the store again after `wait` microseconds.
     pub(super) fn dry_denial(&self, one: &Wanted, wait: u64) -> Decision {
-        let outcome = Outcome::Denied { retry_after: wait };
-        let verdict = Verdict { outcome, remaining: 0, reset_after: wait };
+        let admission = Admission::Denied { retry_after: wait };
+        let verdict = Verdict { admission, remaining: 0, reset_after: wait };
         self.decision(one, verdict, self.0.shared.clock.wall(), Source::Lease)
     }
 

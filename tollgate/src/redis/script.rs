@@ -11,7 +11,7 @@ use super::lean::{self, Lean};
 pub(super) use super::terms::Terms;
 use crate::algorithm::MAX_QUOTA;
 use crate::algorithm::portable::{Before, Script, Shape};
-use crate::decision::{Outcome, Verdict};
+use crate::decision::{Admission, Verdict};
 use crate::units::Timestamp;
 
 /// Decides any batch.
@@ -390,13 +390,13 @@ fn numbers(bytes: &[u8]) -> Result<SmallVec<[u64; 4]>, StoreError> {
 
 /// The script's own words: outcome, remaining, retry_after, reset_after.
 fn verdict(numbers: &[u64]) -> Result<Verdict, StoreError> {
-    let [outcome, remaining, retry_after, reset_after] = *numbers else { return Err(unreadable()) };
-    let outcome = match outcome {
-        0 => Outcome::Denied { retry_after },
-        1 => Outcome::Allowed { delay: 0 },
-        _ => Outcome::NeverFits,
+    let [admission, remaining, retry_after, reset_after] = *numbers else { return Err(unreadable()) };
+    let admission = match admission {
+        0 => Admission::Denied { retry_after },
+        1 => Admission::Allowed { delay: 0 },
+        _ => Admission::NeverFits,
     };
-    Ok(Verdict { outcome, remaining, reset_after })
+    Ok(Verdict { admission, remaining, reset_after })
 }
 
 pub(super) fn unreadable() -> StoreError {

@@ -1,6 +1,6 @@
 //! What the answer to a request says of its cost: whether it counts at all, and what it really took.
 //!
-//! Deliberately not here: giving anything back. See [`Ruling::hear_answer`](crate::Ruling::hear_answer).
+//! Deliberately not here: giving anything back. See [`Outcome::settle_response`](crate::Outcome::settle_response).
 
 use http::{HeaderMap, HeaderName, StatusCode};
 use smallvec::SmallVec;

@@ -69,7 +69,7 @@ struct Inner {
     policies: Box<[Policy]>,
     body: Body,
     /// Whether any rule wants to know how requests are answered.
-    hear_answers: bool,
+    await_responses: bool,
     /// Whether any rule bans.
     have_bans: bool,
     per_address: Option<PerAddress>,
@@ -508,12 +508,12 @@ impl RuleSet {
 
     /// Whether any rule wants to know how requests are answered.
     #[inline]
-    pub(crate) fn hear_answers(&self) -> bool {
-        self.0.hear_answers
+    pub(crate) fn await_responses(&self) -> bool {
+        self.0.await_responses
     }
 
     /// Whether a rule wants to know how a request is answered.
-    pub(crate) fn hears_answer(&self, rule: u32) -> bool {
+    pub(crate) fn awaits_response(&self, rule: u32) -> bool {
         self.hearing(rule).is_needed()
     }
 
@@ -525,7 +525,7 @@ impl RuleSet {
     /// Whether what a rule takes of a request may be given back in part, or be too little.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "memory has it where it was taken"))]
     pub(crate) fn may_change(&self, rule: u32) -> bool {
-        self.estimates(rule) || self.hears_answer(rule)
+        self.estimates(rule) || self.awaits_response(rule)
     }
 
     pub(crate) fn policy(&self, limit: LimitId) -> &Policy {

@@ -12,6 +12,7 @@
 mod bucket;
 #[cfg(all(test, not(loom)))]
 mod churn_tests;
+mod claim;
 mod compaction;
 mod contention;
 mod family;
@@ -19,7 +20,7 @@ mod growth;
 mod holds;
 #[cfg(all(test, loom))]
 mod loom_models;
-mod newcomer;
+mod multi_key;
 mod positions;
 mod quick;
 mod snapshot;
@@ -27,7 +28,6 @@ mod split;
 mod sweep;
 mod table;
 mod tables;
-mod together;
 mod word;
 
 use std::hash::{BuildHasher, Hasher};
@@ -38,15 +38,15 @@ use smallvec::SmallVec;
 use self::bucket::{Busy, hold_unchanged, pause, unchanged};
 pub(crate) use self::family::Family;
 use self::family::{Kin, Members, Usage};
-use self::holds::{Holds, Seat};
+use self::holds::{Holds, SlotRef};
 pub(crate) use self::positions::Positions;
 pub(crate) use self::snapshot::SectionHead;
 use self::table::{Found, Table};
 use self::tables::{Chosen, Families};
 use self::word::{Copied, Lent};
-use crate::algorithm::{Charge, Compiled, Rules, Step, with_rules};
+use crate::algorithm::{Charge, Compiled, LimitAlgorithm, Step, with_rules};
 use crate::budget::Budget;
-use crate::decision::{Decision, Outcome, Source, Verdict};
+use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
@@ -71,7 +71,7 @@ pub(crate) struct MemoryStore {
 
 /// One limit, one key and a cost, as the store asks them of a table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct HashedHit {
     pub(crate) limit: LimitId,
     pub(crate) fingerprint: u64,
     pub(crate) cost: u64,
@@ -208,7 +208,7 @@ impl MemoryStore {
     }
 
     /// Decides all that is asked: all of it passes and is taken, or nothing is.
-    pub(crate) fn decide(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
+    pub(crate) fn decide(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
         match asked {
             [] => Decision::without_limit(now),
             [one] => self.decide_one(limits, *one, now),
@@ -217,14 +217,14 @@ impl MemoryStore {
     }
 
     #[inline(always)]
-    pub(crate) fn decide_one(&self, limits: &[Limit], asked: Asked, now: Timestamp) -> Decision {
+    pub(crate) fn decide_one(&self, limits: &[Limit], asked: HashedHit, now: Timestamp) -> Decision {
         let (Some(table), Some(limit)) = (self.table(asked.limit), limits.get(asked.limit.index())) else {
             return self.answer(limits, asked, now, NO_SUCH_LIMIT);
         };
         // The buckets are what most limits use, and short: all the others in one place would crowd them out of
         // the registers.
         if let Compiled::Meter(rules) = limit.compiled() {
-            let (now_micros, Asked { fingerprint, cost, .. }) = (now.as_micros(), asked);
+            let (now_micros, HashedHit { fingerprint, cost, .. }) = (now.as_micros(), asked);
             if let Some(verdict) = table.decide_quickly(rules, fingerprint, now_micros, cost, Mode::Take) {
                 // Its own return, so that the verdict stays in registers until it is written once.
                 return self.answer(limits, asked, now, verdict);
@@ -241,7 +241,7 @@ impl MemoryStore {
     }
 
     /// What the decision would be, taking nothing.
-    pub(crate) fn look(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
+    pub(crate) fn look(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
         let answers = asked.iter().map(|one| self.answer(limits, *one, now, self.ask(limits, *one, now, Mode::Look)));
         answers.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now))
     }
@@ -249,14 +249,14 @@ impl MemoryStore {
     /// The denial, if one of them denies: then it is decided, and denials that count are counted. Otherwise nothing has
     /// changed.
     #[cfg(feature = "rules")]
-    pub(crate) fn refuse(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Option<Decision> {
+    pub(crate) fn refuse(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Option<Decision> {
         let verdicts = asked.iter().map(|one| (*one, self.ask(limits, *one, now, Mode::Refuse)));
         let denied = verdicts.filter(|(_, verdict)| !verdict.is_allowed());
         denied.map(|(one, verdict)| self.answer(limits, one, now, verdict)).reduce(Decision::foremost)
     }
 
     #[inline(never)]
-    fn decide_several(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
+    fn decide_several(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
         match self.decide_together(limits, asked, now) {
             Some(decision) => decision,
             None => self.decide_in_turn(limits, asked, now),
@@ -265,7 +265,7 @@ impl MemoryStore {
 
     /// The long way, which is always open.
     #[inline(never)]
-    fn decide_in_turn(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
+    fn decide_in_turn(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
         // All buckets are asked for before any is looked into, so that their cache misses overlap.
         for one in asked {
             if let Some(table) = self.tables.get(one.limit.index()) {
@@ -275,7 +275,7 @@ impl MemoryStore {
         // Most denials are found without holding anything, and the buckets are in the cache afterwards. What takes
         // nothing is answered by this look alone: it needs no seat.
         let (mut denied, mut looked) = (None::<Decision>, None::<Decision>);
-        let mut taking: SmallVec<[Asked; 8]> = SmallVec::new();
+        let mut taking: SmallVec<[HashedHit; 8]> = SmallVec::new();
         for one in asked {
             let verdict = self.ask(limits, *one, now, Mode::Refuse);
             if verdict.is_allowed() && one.cost > 0 {
@@ -306,7 +306,7 @@ impl MemoryStore {
         }
     }
 
-    fn take_several(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Decision {
+    fn take_several(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
         let mut attempts = 0;
         loop {
             match self.take_all(limits, asked, now) {
@@ -332,12 +332,12 @@ impl MemoryStore {
     }
 
     /// Holds every key's seat, then takes from all of them or from none.
-    fn take_all(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Result<Decision, (Asked, Busy)> {
+    fn take_all(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Result<Decision, (HashedHit, Busy)> {
         let members: SmallVec<[Option<Arc<Members>>; 8]> =
             asked.iter().map(|one| self.kin.get(one.limit.index())?.if_several()).collect();
         let mut holds = Holds::default();
         // With whether each may take what it asks for.
-        let mut seats: SmallVec<[(Asked, Seat<'_>, bool); 8]> = SmallVec::new();
+        let mut seats: SmallVec<[(HashedHit, SlotRef<'_>, bool); 8]> = SmallVec::new();
         let mut positions = Positions::default();
         for (one, members) in asked.iter().zip(&members) {
             let Some(kin) = self.kin(limits, one.limit) else {
@@ -383,7 +383,7 @@ impl MemoryStore {
 
     /// Gives back what a decision took, as far as it still weighs on the key. A key that was evicted gets a slot again,
     /// and the charge is taken from what the floor says of it.
-    pub(crate) fn refund(&self, limits: &[Limit], asked: Asked, charged_at: Timestamp, now: Timestamp) {
+    pub(crate) fn refund(&self, limits: &[Limit], asked: HashedHit, charged_at: Timestamp, now: Timestamp) {
         let charge = Charge { at: charged_at.as_micros(), cost: asked.cost };
         let Some(kin) = self.kin(limits, asked.limit) else { return };
         let is_changed = kin.family.is_alone()
@@ -415,7 +415,7 @@ impl MemoryStore {
     }
 
     #[inline(never)]
-    fn ask(&self, limits: &[Limit], asked: Asked, now: Timestamp, mode: Mode) -> Verdict {
+    fn ask(&self, limits: &[Limit], asked: HashedHit, now: Timestamp, mode: Mode) -> Verdict {
         let Some(kin) = self.kin(limits, asked.limit) else {
             return NO_SUCH_LIMIT;
         };
@@ -437,9 +437,9 @@ impl MemoryStore {
     }
 
     #[inline(always)]
-    fn answer(&self, limits: &[Limit], asked: Asked, now: Timestamp, verdict: Verdict) -> Decision {
+    fn answer(&self, limits: &[Limit], asked: HashedHit, now: Timestamp, verdict: Verdict) -> Decision {
         let quota = limits.get(asked.limit.index()).map_or(0, Limit::quota);
-        let Asked { limit, cost, .. } = asked;
+        let HashedHit { limit, cost, .. } = asked;
         // The limiter knows the wall clock.
         Decision { limit: Some(limit), quota, cost, at: now, wall_offset: 0, source: Source::Store, verdict }
     }
@@ -456,20 +456,34 @@ fn random_seed() -> [u64; 4] {
 }
 
 /// The answer to a limit of some other limiter: nothing passes by mistake.
-const NO_SUCH_LIMIT: Verdict = Verdict { outcome: Outcome::NeverFits, remaining: 0, reset_after: 0 };
+const NO_SUCH_LIMIT: Verdict = Verdict { admission: Admission::NeverFits, remaining: 0, reset_after: 0 };
 
 impl Table {
     /// Decides on a key. `kin` is what else there is of the limit, if anything.
     #[inline(always)]
-    fn decide<R: Rules>(&self, rules: &R, kin: Option<Kin<'_>>, asked: Asked, now: u64, mode: Mode) -> Verdict {
+    fn decide<R: LimitAlgorithm>(
+        &self,
+        rules: &R,
+        kin: Option<Kin<'_>>,
+        asked: HashedHit,
+        now: u64,
+        mode: Mode,
+    ) -> Verdict {
         match self.decide_quickly(rules, asked.fingerprint, now, asked.cost, mode) {
             Some(verdict) => verdict,
             None => self.decide_slowly(rules, kin, asked, now, mode),
         }
     }
 
-    fn decide_slowly<R: Rules>(&self, rules: &R, kin: Option<Kin<'_>>, asked: Asked, now: u64, mode: Mode) -> Verdict {
-        let Asked { fingerprint, cost, .. } = asked;
+    fn decide_slowly<R: LimitAlgorithm>(
+        &self,
+        rules: &R,
+        kin: Option<Kin<'_>>,
+        asked: HashedHit,
+        now: u64,
+        mode: Mode,
+    ) -> Verdict {
+        let HashedHit { fingerprint, cost, .. } = asked;
         let mut sought = self.find(fingerprint);
         let mut attempts = 0;
         // Who has lost a race to write claims first and computes then, so as not to lose the next one as well.
@@ -494,7 +508,7 @@ impl Table {
 
     /// Decides on a key that was found; `None` if its bucket has changed meanwhile.
     #[inline(always)]
-    fn decide_found<R: Rules>(
+    fn decide_found<R: LimitAlgorithm>(
         &self,
         rules: &R,
         found: Found<'_>,
@@ -534,7 +548,7 @@ impl Table {
     /// Decides on a key that has no seat; `None` if there are other tables meanwhile where it may have one.
     #[cold]
     #[inline(never)]
-    fn decide_stranger<R: Rules>(
+    fn decide_stranger<R: LimitAlgorithm>(
         &self,
         rules: &R,
         kin: Option<Kin<'_>>,
@@ -546,7 +560,7 @@ impl Table {
         let mut attempts = 0;
         while kin.is_none_or(|kin| kin.family.is_alone()) {
             let verdict = self.look_at_stranger(rules, fingerprint, now, cost);
-            if matches!(verdict.outcome, Outcome::Denied { .. }) && mode != Mode::Look {
+            if matches!(verdict.admission, Admission::Denied { .. }) && mode != Mode::Look {
                 self.overflow.denied.fetch_add(1, Ordering::Relaxed);
             }
             if mode != Mode::Take || cost == 0 || !verdict.is_allowed() {
@@ -565,7 +579,7 @@ impl Table {
         None
     }
 
-    fn seat_and_take<R: Rules>(
+    fn seat_and_take<R: LimitAlgorithm>(
         &self,
         rules: &R,
         kin: Option<Kin<'_>>,
@@ -589,7 +603,7 @@ impl Table {
 
     /// Changes the words of a key. A key without a slot gets one first, if others may have spent on its account. False:
     /// the family has other tables by now, and the key may be in one of them.
-    fn change<R: Rules>(
+    fn change<R: LimitAlgorithm>(
         &self,
         rules: &R,
         family: Option<&Family>,
@@ -614,7 +628,7 @@ impl Table {
 
     /// Gives a slot to a key that has none and changes it there. If there is no slot to be had, nothing is changed.
     #[cold]
-    fn change_in_new_slot<R: Rules>(
+    fn change_in_new_slot<R: LimitAlgorithm>(
         &self,
         rules: &R,
         family: Option<&Family>,

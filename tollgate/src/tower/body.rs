@@ -8,7 +8,7 @@ use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::gate::Place;
+use crate::gate::InFlightPermit;
 
 pin_project! {
     /// The body of an answer: what the service inside said, or why it was not asked.
@@ -27,7 +27,7 @@ pin_project! {
             #[pin]
             body: B,
             // Given back when the body has ended, and not only when a connection lets go of it.
-            place: Option<Place>,
+            place: Option<InFlightPermit>,
         },
         Refusal { text: Bytes },
     }
@@ -36,11 +36,11 @@ pin_project! {
 /// A body that the layer can make of the service's.
 pub(super) trait Outgoing<B> {
     /// What the service said, and the place of the request among those in flight, to be kept as long as that takes.
-    fn inner(body: B, place: Option<Place>) -> Self;
+    fn inner(body: B, place: Option<InFlightPermit>) -> Self;
 
     /// The whole answer of the service.
     #[inline]
-    fn answer(response: Response<B>, place: Option<Place>) -> Response<Self>
+    fn answer(response: Response<B>, place: Option<InFlightPermit>) -> Response<Self>
     where
         Self: Sized,
     {
@@ -53,7 +53,7 @@ pub(super) trait Outgoing<B> {
 
 impl<B> Outgoing<B> for ResponseBody<B> {
     #[inline]
-    fn inner(body: B, place: Option<Place>) -> Self {
+    fn inner(body: B, place: Option<InFlightPermit>) -> Self {
         Self { kind: Kind::Inner { body, place } }
     }
 

@@ -6,7 +6,7 @@ use http::Request;
 
 use super::layer::Limits;
 use crate::decision::Decision;
-use crate::gate::Ruling;
+use crate::gate::Outcome;
 use crate::rules::RuleSet;
 
 /// The decision about a request, in the extensions of the request: see
@@ -41,10 +41,10 @@ pub struct LimitDecision {
 }
 
 impl LimitDecision {
-    fn of(ruling: &Ruling) -> Option<Self> {
-        let decision = *ruling.decision()?;
+    fn of(outcome: &Outcome) -> Option<Self> {
+        let decision = *outcome.decision()?;
         decision.limit()?;
-        Some(Self { rules: ruling.rules().clone(), decision })
+        Some(Self { rules: outcome.rules().clone(), decision })
     }
 
     /// The name of the limit that decided: of several, the one with the least share of its quota left.
@@ -74,9 +74,9 @@ impl std::fmt::Debug for LimitDecision {
 impl Limits {
     /// Puts the decision into the extensions of a request, if it is to be shared.
     #[inline]
-    pub(super) fn leave_decision<B>(&self, ruling: &Ruling, request: &mut Request<B>) {
+    pub(super) fn leave_decision<B>(&self, outcome: &Outcome, request: &mut Request<B>) {
         if self.share_decision
-            && let Some(decision) = LimitDecision::of(ruling)
+            && let Some(decision) = LimitDecision::of(outcome)
         {
             request.extensions_mut().insert(decision);
         }

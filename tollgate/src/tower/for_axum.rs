@@ -16,7 +16,7 @@ use tower_service::Service;
 use super::body::Outgoing;
 use super::future::Stage;
 use super::{RateLimit, RateLimitLayer, ResponseBody};
-use crate::gate::{Gate, Place};
+use crate::gate::{Gate, InFlightPermit};
 
 /// A [`RateLimitLayer`] for axum's routers; see [`RateLimitLayer::for_axum`].
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ where
 
 impl Outgoing<Body> for Body {
     #[inline]
-    fn inner(body: Body, place: Option<Place>) -> Self {
+    fn inner(body: Body, place: Option<InFlightPermit>) -> Self {
         match place {
             None => body,
             // Somebody has to see when it ends.
@@ -98,7 +98,7 @@ impl Outgoing<Body> for Body {
 
     /// Nothing is moved where the body stays.
     #[inline]
-    fn answer(response: Response<Body>, place: Option<Place>) -> Response<Self> {
+    fn answer(response: Response<Body>, place: Option<InFlightPermit>) -> Response<Self> {
         match place {
             None => response,
             place => response.map(|body| Self::inner(body, place)),

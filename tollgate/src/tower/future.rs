@@ -13,7 +13,7 @@ use super::body::Outgoing;
 use super::layer::Limits;
 use super::on::Tunnel;
 use super::{ActualCost, ResponseBody};
-use crate::gate::{Admitted, Ruling};
+use crate::gate::{Admitted, Outcome};
 
 type Answer<B, E> = Result<Response<B>, E>;
 
@@ -37,17 +37,17 @@ pin_project! {
     }
 }
 
-/// What is kept of a ruling until the service has answered. Futures are moved about, so it is small.
+/// What is kept of a outcome until the service has answered. Futures are moved about, so it is small.
 pub(super) enum Kept {
     Admitted(Admitted),
-    Ruling(Box<Ruling>),
+    Outcome(Box<Outcome>),
 }
 
 impl Kept {
-    fn into_ruling(self) -> Box<Ruling> {
+    fn into_ruling(self) -> Box<Outcome> {
         match self {
             Self::Admitted(admitted) => admitted.into_ruling(),
-            Self::Ruling(ruling) => ruling,
+            Self::Outcome(outcome) => outcome,
         }
     }
 }
@@ -84,13 +84,13 @@ impl<F, B, E> Stage<F, B, E> {
     }
 
     #[inline]
-    pub(super) fn inside(future: F, ruling: Box<Ruling>) -> Self {
-        Self::Inside { future, kept: Some(Kept::Ruling(ruling)) }
+    pub(super) fn inside(future: F, outcome: Box<Outcome>) -> Self {
+        Self::Inside { future, kept: Some(Kept::Outcome(outcome)) }
     }
 
     /// Waits for the decision of a store that is elsewhere.
     pub(super) fn longer<S, Q, R>(
-        ruling: impl Future<Output = Ruling> + Send + 'static,
+        outcome: impl Future<Output = Outcome> + Send + 'static,
         limits: Arc<Limits>,
         inner: S,
         request: Request<Q>,
@@ -103,17 +103,17 @@ impl<F, B, E> Stage<F, B, E> {
         B: Outgoing<R>,
     {
         let way = Box::pin(async move {
-            let ruling = ruling.await;
-            if let Some(refused) = limits.refusal::<_, R, B>(&ruling, &request) {
+            let outcome = outcome.await;
+            if let Some(refused) = limits.refusal::<_, R, B>(&outcome, &request) {
                 return Ok(refused);
             }
-            serve(ruling, limits, inner, request).await
+            serve(outcome, limits, inner, request).await
         });
         Self::Longer { way }
     }
 
     /// Holds an admitted request until its delay is over and the service is ready.
-    pub(super) fn admitted_later<S, Q, R>(ruling: Ruling, limits: Arc<Limits>, inner: S, request: Request<Q>) -> Self
+    pub(super) fn admitted_later<S, Q, R>(outcome: Outcome, limits: Arc<Limits>, inner: S, request: Request<Q>) -> Self
     where
         S: Service<Request<Q>, Response = Response<R>, Error = E, Future = F> + Send + 'static,
         F: Future<Output = Result<Response<R>, E>> + Send,
@@ -121,7 +121,7 @@ impl<F, B, E> Stage<F, B, E> {
         R: Send + 'static,
         B: Outgoing<R> + 'static,
     {
-        Self::Longer { way: Box::pin(serve(ruling, limits, inner, request)) }
+        Self::Longer { way: Box::pin(serve(outcome, limits, inner, request)) }
     }
 
     #[inline]
@@ -146,9 +146,9 @@ impl<F, B, E> Stage<F, B, E> {
                         admitted.write_headers(response.headers_mut());
                         return Poll::Ready(Ok(B::answer(response, None)));
                     }
-                    Some(Kept::Ruling(ruling)) if !says_cost && !ruling.hears_answer() => {
-                        ruling.write_headers(response.headers_mut());
-                        let place = ruling.take_place();
+                    Some(Kept::Outcome(outcome)) if !says_cost && !outcome.awaits_response() => {
+                        outcome.write_headers(response.headers_mut());
+                        let place = outcome.take_permit();
                         return Poll::Ready(Ok(B::answer(response, place)));
                     }
                     _ => {}
@@ -167,7 +167,7 @@ impl<F, B, E> Stage<F, B, E> {
 
 /// Calls the service with an admitted request, once its delay is over and the service is ready.
 async fn serve<S, Q, R, B>(
-    ruling: Ruling,
+    outcome: Outcome,
     limits: Arc<Limits>,
     mut inner: S,
     mut request: Request<Q>,
@@ -176,32 +176,32 @@ where
     S: Service<Request<Q>, Response = Response<R>>,
     B: Outgoing<R>,
 {
-    let delay = ruling.delay();
-    let unserved = Unserved(Some(ruling));
+    let delay = outcome.delay();
+    let unserved = Unserved(Some(outcome));
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
     }
     poll_fn(|context| inner.poll_ready(context)).await?;
-    let ruling = unserved.into_ruling();
-    limits.leave_decision(&ruling, &mut request);
-    let tunnel = if ruling.has_place() { Tunnel::before(&mut request) } else { None };
+    let outcome = unserved.into_ruling();
+    limits.leave_decision(&outcome, &mut request);
+    let tunnel = if outcome.has_place() { Tunnel::before(&mut request) } else { None };
     let response = inner.call(request).await?;
-    Ok(answered(ruling, response, tunnel).await)
+    Ok(answered(outcome, response, tunnel).await)
 }
 
 /// A request that was admitted, before the service is called with it. If it is dropped, what it took is given back.
-struct Unserved(Option<Ruling>);
+struct Unserved(Option<Outcome>);
 
 impl Unserved {
-    fn into_ruling(mut self) -> Ruling {
+    fn into_ruling(mut self) -> Outcome {
         self.0.take().expect("only taken here and when it is dropped")
     }
 }
 
 impl Drop for Unserved {
     fn drop(&mut self) {
-        if let Some(ruling) = self.0.take() {
-            ruling.refund_detached();
+        if let Some(outcome) = self.0.take() {
+            outcome.refund_detached();
         }
     }
 }
@@ -209,26 +209,26 @@ impl Drop for Unserved {
 /// What few answers need: a cost to settle, or rules that want to know of it.
 #[cold]
 #[inline(never)]
-fn settling<R, B, E>(ruling: Box<Ruling>, response: Response<R>) -> Pin<Box<dyn Future<Output = Answer<B, E>> + Send>>
+fn settling<R, B, E>(outcome: Box<Outcome>, response: Response<R>) -> Pin<Box<dyn Future<Output = Answer<B, E>> + Send>>
 where
     R: Send + 'static,
     B: Outgoing<R> + 'static,
     E: 'static,
 {
-    Box::pin(async move { Ok(answered(*ruling, response, None).await) })
+    Box::pin(async move { Ok(answered(*outcome, response, None).await) })
 }
 
-/// The service's answer with the headers of a ruling, once what it really cost is settled.
+/// The service's answer with the headers of a outcome, once what it really cost is settled.
 async fn answered<R, B: Outgoing<R>>(
-    mut ruling: Ruling,
+    mut outcome: Outcome,
     mut response: Response<R>,
     tunnel: Option<Tunnel>,
 ) -> Response<B> {
-    ruling.write_headers(response.headers_mut());
+    outcome.write_headers(response.headers_mut());
     let cost = response.extensions_mut().remove::<ActualCost>();
     // Nobody is left to tell when the store cannot be reached: what was taken stands.
-    _ = ruling.hear(response.status(), response.headers(), cost.as_ref().map(ActualCost::told)).await;
-    let mut place = ruling.take_place();
+    _ = outcome.hear(response.status(), response.headers(), cost.as_ref().map(ActualCost::told)).await;
+    let mut place = outcome.take_permit();
     if let Some(tunnel) = tunnel
         && tunnel.is_opened_by(response.status())
     {

@@ -9,7 +9,7 @@ use tower_layer::Layer;
 
 use super::{RateLimit, on};
 use crate::error::InvalidLimit;
-use crate::gate::{Gate, Ruling};
+use crate::gate::{Gate, Outcome};
 use crate::limit::Limit;
 use crate::rules::{Facts, Finders, KeyPart, Request, Rule, RuleSet};
 
@@ -17,10 +17,10 @@ use crate::rules::{Facts, Finders, KeyPart, Request, Rule, RuleSet};
 type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
 
 /// Observes the decision about a request.
-type OnDecision = Arc<dyn Fn(&Ruling, &Facts<'_>) + Send + Sync>;
+type OnDecision = Arc<dyn Fn(&Outcome, &Facts<'_>) + Send + Sync>;
 
 /// Makes the response to a refused request out of the usual one.
-type RefuseWith = Arc<dyn Fn(&Ruling, &Facts<'_>, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
+type RefuseWith = Arc<dyn Fn(&Outcome, &Facts<'_>, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
 
 /// Puts rate limits around a service.
 ///
@@ -139,8 +139,8 @@ impl RateLimitLayer {
     /// let refused = Arc::new(AtomicU64::new(0));
     /// let counter = Arc::clone(&refused);
     /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
-    /// let layer = RateLimitLayer::per_ip(per_client)?.on_decision(move |ruling, request| {
-    ///     if let Some(reason) = ruling.refusal() {
+    /// let layer = RateLimitLayer::per_ip(per_client)?.on_decision(move |outcome, request| {
+    ///     if let Some(reason) = outcome.refusal() {
     ///         counter.fetch_add(1, Ordering::Relaxed);
     ///         eprintln!("{} {} refused: {}", request.method(), request.path(), reason.code());
     ///     }
@@ -148,7 +148,7 @@ impl RateLimitLayer {
     /// # let _ = layer;
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
-    pub fn on_decision(mut self, observe: impl Fn(&Ruling, &Facts<'_>) + Send + Sync + 'static) -> Self {
+    pub fn on_decision(mut self, observe: impl Fn(&Outcome, &Facts<'_>) + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.0).on_decision = Some(Arc::new(observe));
         self
     }
@@ -166,10 +166,10 @@ impl RateLimitLayer {
     /// use tollgate::{Limit, Rate, TokenBucket};
     ///
     /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
-    /// let layer = RateLimitLayer::per_ip(per_client)?.refuse_with(|ruling, _request, usual| {
+    /// let layer = RateLimitLayer::per_ip(per_client)?.refuse_with(|outcome, _request, usual| {
     ///     let (mut head, _) = usual.into_parts();
     ///     head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html"));
-    ///     let limit = ruling.limit().unwrap_or("this server");
+    ///     let limit = outcome.limit().unwrap_or("this server");
     ///     Response::from_parts(head, format!("<h1>Slow down</h1><p>Limited by {limit}.</p>").into())
     /// });
     /// # let _ = layer;
@@ -177,7 +177,7 @@ impl RateLimitLayer {
     /// ```
     pub fn refuse_with(
         mut self,
-        respond: impl Fn(&Ruling, &Facts<'_>, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
+        respond: impl Fn(&Outcome, &Facts<'_>, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
     ) -> Self {
         Arc::make_mut(&mut self.0).refuse_with = Some(Arc::new(respond));
         self

@@ -3,7 +3,7 @@
 use http::{Extensions, Request, StatusCode};
 
 pub(super) use super::peer::peer;
-use crate::gate::Place;
+use crate::gate::InFlightPermit;
 
 /// Routes are a server's own.
 pub(super) fn route(_: &Extensions) -> Option<&str> {
@@ -26,7 +26,7 @@ impl Tunnel {
         match *self {}
     }
 
-    pub(super) fn open(self, _: Option<Place>) {
+    pub(super) fn open(self, _: Option<InFlightPermit>) {
         match self {}
     }
 }

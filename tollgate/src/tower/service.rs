@@ -14,7 +14,7 @@ use super::future::Stage;
 use super::layer::Limits;
 use super::on::Tunnel;
 use super::{ResponseBody, ResponseFuture};
-use crate::gate::{ByAddress, Ruling, Told};
+use crate::gate::{ByAddress, Outcome, Told};
 use crate::http::is_grpc;
 use crate::rules::Facts;
 
@@ -91,24 +91,24 @@ impl Limits {
 
     /// Reports the decision, and returns the response to a request that is refused.
     #[inline]
-    pub(super) fn refusal<Q, R, B: Outgoing<R>>(&self, ruling: &Ruling, request: &Request<Q>) -> Option<Response<B>> {
+    pub(super) fn refusal<Q, R, B: Outgoing<R>>(&self, outcome: &Outcome, request: &Request<Q>) -> Option<Response<B>> {
         if let Some(on_decision) = &self.on_decision {
-            on_decision(ruling, &self.facts(request));
+            on_decision(outcome, &self.facts(request));
         }
-        if ruling.is_allowed() { None } else { refusal_to(self, ruling, request) }
+        if outcome.is_allowed() { None } else { refusal_to(self, outcome, request) }
     }
 }
 
 /// The refusal in the form that the client of this request understands.
 #[cold]
 #[inline(never)]
-fn refusal_to<Q, R, B: Outgoing<R>>(limits: &Limits, ruling: &Ruling, request: &Request<Q>) -> Option<Response<B>> {
+fn refusal_to<Q, R, B: Outgoing<R>>(limits: &Limits, outcome: &Outcome, request: &Request<Q>) -> Option<Response<B>> {
     if is_grpc(request.headers()) {
-        return ruling.grpc_response().map(|response| response.map(|()| B::refusal(Bytes::new())));
+        return outcome.grpc_response().map(|response| response.map(|()| B::refusal(Bytes::new())));
     }
-    let mut response = ruling.response(request.headers())?;
+    let mut response = outcome.response(request.headers())?;
     if let Some(refuse_with) = &limits.refuse_with {
-        response = refuse_with(ruling, &limits.facts(request), response);
+        response = refuse_with(outcome, &limits.facts(request), response);
     }
     // Not every server takes the body from an answer to HEAD; its length is told all the same.
     if request.method() == Method::HEAD {
@@ -186,28 +186,28 @@ impl<S> RateLimit<S> {
         R: Send + 'static,
         B: Outgoing<R> + 'static,
     {
-        let ruling = match asked {
+        let outcome = match asked {
             ByAddress::Admitted(admitted) => admitted.into_ruling(),
-            ByAddress::Ruled(ruling) => ruling,
+            ByAddress::Ruled(outcome) => outcome,
             ByAddress::Unasked(unasked) => {
-                let mut ruling = unasked.ruling();
-                if let Some(elsewhere) = ruling.ask(&self.limits.facts(&request)) {
+                let mut outcome = unasked.outcome();
+                if let Some(elsewhere) = outcome.ask(&self.limits.facts(&request)) {
                     let (inner, limits) = (self.take_inner(), Arc::clone(&self.limits));
-                    return Stage::longer(ruling.elsewhere(elsewhere), limits, inner, request);
+                    return Stage::longer(outcome.elsewhere(elsewhere), limits, inner, request);
                 }
-                ruling
+                outcome
             }
         };
-        if let Some(refused) = self.limits.refusal::<_, R, _>(&ruling, &request) {
+        if let Some(refused) = self.limits.refusal::<_, R, _>(&outcome, &request) {
             return Stage::refused(refused);
         }
-        let wants_tunnel = ruling.has_place() && Tunnel::is_wanted(request.extensions());
-        if !self.inner_ready || !ruling.delay().is_zero() || wants_tunnel {
+        let wants_tunnel = outcome.has_place() && Tunnel::is_wanted(request.extensions());
+        if !self.inner_ready || !outcome.delay().is_zero() || wants_tunnel {
             let (inner, limits) = (self.take_inner(), Arc::clone(&self.limits));
-            return Stage::admitted_later(*ruling, limits, inner, request);
+            return Stage::admitted_later(*outcome, limits, inner, request);
         }
-        self.limits.leave_decision(&ruling, &mut request);
-        Stage::inside(self.call_ready(request), ruling)
+        self.limits.leave_decision(&outcome, &mut request);
+        Stage::inside(self.call_ready(request), outcome)
     }
 
     #[inline]

@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use tokio::task::coop::unconstrained;
 use tokio::time::timeout;
 
-use crate::gate::Place;
+use crate::gate::InFlightPermit;
 
 /// Bytes in the pipe in each direction: two frames of the largest size that most WebSocket libraries write at once.
 const PIPE_BYTES: usize = 16 << 10;
@@ -73,7 +73,7 @@ impl Tunnel {
     }
 
     /// Carries bytes between the client and the handler, and holds the permit until the handler is gone.
-    pub(super) fn open(self, place: Option<Place>) {
+    pub(super) fn open(self, place: Option<InFlightPermit>) {
         let Self { client, handler, handler_gone, .. } = self;
         tokio::spawn(async move {
             match client.await {

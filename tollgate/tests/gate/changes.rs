@@ -36,10 +36,10 @@ fn memory_of_a_burst_is_freed_and_counts_stay() {
     let before = used();
     assert!(!gate.compact(), "the keys are not at rest");
     clock.advance(MINUTE);
-    let ruling = ask(&gate, "GET", "/", &ANN);
+    let outcome = ask(&gate, "GET", "/", &ANN);
     assert!(gate.compact());
     assert!(!gate.compact() && used() > before, "a request is under way that may be settled");
-    drop(ruling);
+    drop(outcome);
     assert!(!gate.compact());
     assert!(used() < before / 16, "{} bytes of {before}", used());
     assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 8);
@@ -68,13 +68,13 @@ fn a_limit_of_another_window_keeps_what_was_spent() {
 #[test]
 fn a_ruling_is_settled_by_the_rules_that_made_it() {
     let (gate, _) = gate([per_user(10)]);
-    let ruling = ask(&gate, "GET", "/", &ANN);
+    let outcome = ask(&gate, "GET", "/", &ANN);
     gate.replace(rule_set([Rule::new(Limit::new("other", FixedWindow::new(5, MINUTE)).unwrap()), per_user(20)]))
         .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(ruling.refund());
-    let after = gate.ask_by_name("per-user", &[b"ann"], 0).unwrap();
-    assert_eq!(remaining(&runtime.block_on(after.ruling())), 20);
+    runtime.block_on(outcome.refund());
+    let after = gate.check_by_name("per-user", &[b"ann"], 0).unwrap();
+    assert_eq!(remaining(&runtime.block_on(after.outcome())), 20);
 }
 
 /// Threads ask while the rules are replaced without end. The quota of the test is never above 1000, so no more than
@@ -89,10 +89,10 @@ fn rules_are_replaced_under_load_without_one_wrong_answer() {
                 scope.spawn(|| {
                     let headers = headers(&ANN);
                     for _ in 0..20_000 {
-                        let ruling = gate.decide_now(&Facts::new("GET", "/").headers(&headers)).unwrap();
-                        let quota = ruling.decision().map(tollgate::Decision::quota);
+                        let outcome = gate.decide_now(&Facts::new("GET", "/").headers(&headers)).unwrap();
+                        let quota = outcome.decision().map(tollgate::Decision::quota);
                         assert!(matches!(quota, Some(1000 | 600)), "{quota:?}");
-                        if ruling.is_allowed() {
+                        if outcome.is_allowed() {
                             admitted.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -126,7 +126,7 @@ fn replace_without_end(gate: &Gate, done: &AtomicBool) {
 #[test]
 fn a_gate_as_it_is_keeps_its_rules_and_shares_its_counts() {
     let (gate, _) = gate([per_user(10)]);
-    let kept = gate.as_it_is();
+    let kept = gate.pinned();
     gate.replace(rule_set([per_user(20)])).unwrap();
     assert_eq!(remaining(&ask(&kept, "GET", "/", &ANN)), 9);
     assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 18);
@@ -139,9 +139,9 @@ fn a_cost_that_is_given_counts_where_the_rule_leaves_it_at_one_and_none_counts_n
     let (gate, _) = gate([fixed("plain"), fixed("dear").cost(tollgate::rules::Cost::constant(10))]);
     let left = |cost: u64| {
         let _ = gate.decide_now(&Facts::new("GET", "/").cost(cost)).unwrap();
-        ["plain", "dear"].map(|name| match gate.ask_by_name(name, &[], 0).unwrap() {
-            tollgate::Asking::Done(ruling) => remaining(&ruling),
-            tollgate::Asking::Waiting(_) => unreachable!("the store is memory"),
+        ["plain", "dear"].map(|name| match gate.check_by_name(name, &[], 0).unwrap() {
+            tollgate::Check::Ready(outcome) => remaining(&outcome),
+            tollgate::Check::Pending(_) => unreachable!("the store is memory"),
         })
     };
     assert_eq!(left(7), [93, 90]);

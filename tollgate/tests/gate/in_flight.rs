@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use http::HeaderMap;
 use tollgate::http::Refusal;
 use tollgate::rules::{Cost, Facts, KeyPart, Listing, Match, Mode, Rule, RuleSet};
-use tollgate::{Asking, Ban, FixedWindow, Gate, Limit, MINUTE, Place, Ruling, Standing};
+use tollgate::{Ban, Check, FixedWindow, Gate, InFlightPermit, Limit, MINUTE, Outcome, RuleState};
 
 use super::{ask, gate, headers, remaining, rule_set};
 
@@ -18,16 +18,16 @@ fn rate(limit: u64) -> Rule {
 }
 
 fn left(gate: &Gate, limit: &str) -> u64 {
-    let Asking::Done(looked) = gate.ask_by_name(limit, &[], 0).unwrap() else { panic!("in memory") };
+    let Check::Ready(looked) = gate.check_by_name(limit, &[], 0).unwrap() else { panic!("in memory") };
     remaining(&looked)
 }
 
-fn get(gate: &Gate, user: &str) -> Ruling {
+fn get(gate: &Gate, user: &str) -> Outcome {
     ask(gate, "GET", "/", &[("x-user-id", user)])
 }
 
-fn place(gate: &Gate, user: &str) -> Option<Place> {
-    get(gate, user).take_place()
+fn place(gate: &Gate, user: &str) -> Option<InFlightPermit> {
+    get(gate, user).take_permit()
 }
 
 #[test]
@@ -36,9 +36,9 @@ fn a_place_is_free_again_when_it_is_dropped_or_was_never_taken() {
     let (first, second) = (place(&gate, "ann").unwrap(), place(&gate, "ann").unwrap());
     assert!(!get(&gate, "ann").is_allowed() && get(&gate, "bob").is_allowed());
     drop(first);
-    let ruling = get(&gate, "ann");
-    assert!(ruling.is_allowed() && !get(&gate, "ann").is_allowed());
-    drop(ruling);
+    let outcome = get(&gate, "ann");
+    assert!(outcome.is_allowed() && !get(&gate, "ann").is_allowed());
+    drop(outcome);
     let third = place(&gate, "ann").unwrap();
     assert!(!get(&gate, "ann").is_allowed());
     std::thread::spawn(move || drop((second, third))).join().unwrap();
@@ -61,7 +61,7 @@ fn a_request_that_a_rate_denies_holds_no_place() {
     let (gate, clock) = gate([per_user(1), everyone, rate(1)]);
     drop(get(&gate, "ann"));
     let denied: Vec<_> = (0..5).map(|_| get(&gate, "ann")).collect();
-    assert!(denied.iter().all(|ruling| ruling.limit() == Some("rate")));
+    assert!(denied.iter().all(|outcome| outcome.limit() == Some("rate")));
     clock.advance(MINUTE);
     assert!(get(&gate, "ann").is_allowed(), "while the denials are still there");
 }
@@ -102,9 +102,9 @@ fn who_finds_no_place_is_told_like_who_is_limited() {
 fn who_is_admitted_is_told_of_its_rate() {
     let (gate, _) = gate([per_user(3), rate(10)]);
     let mut told = HeaderMap::new();
-    let ruling = get(&gate, "ann");
-    ruling.write_headers(&mut told);
-    assert_eq!((ruling.limit(), &told["x-ratelimit-limit"]), (Some("rate"), &"10".parse().unwrap()));
+    let outcome = get(&gate, "ann");
+    outcome.write_headers(&mut told);
+    assert_eq!((outcome.limit(), &told["x-ratelimit-limit"]), (Some("rate"), &"10".parse().unwrap()));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn plans_and_single_keys_have_numbers_of_their_own() {
     let (gate, _) = gate([rule]);
     let most = |user: &str, plan: &str| {
         let mut held = Vec::new();
-        while let Some(place) = ask(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]).take_place() {
+        while let Some(place) = ask(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]).take_permit() {
             held.push(place);
         }
         held.len()
@@ -129,21 +129,21 @@ fn matches_exemptions_and_blocks_hold_as_for_rates() {
         .blocked(Listing::nobody().key(&["eve"]));
     let (gate, _) = gate([rule]);
     let post = |user| ask(&gate, "POST", "/", &[("x-user-id", user)]);
-    assert!(get(&gate, "ann").take_place().is_none() && post("ops").take_place().is_none());
+    assert!(get(&gate, "ann").take_permit().is_none() && post("ops").take_permit().is_none());
     assert_eq!(post("eve").refusal(), Some(&Refusal::Blocked));
-    assert!(post("ann").take_place().is_some());
+    assert!(post("ann").take_permit().is_some());
 }
 
 #[test]
 fn a_rule_that_only_watches_says_what_it_would_do() {
     let (gate, _) = gate([per_user(1).mode(Mode::Shadow)]);
-    let watched = |ruling: &Ruling| ruling.watched().map(|(_, decision)| decision.is_allowed()).collect::<Vec<_>>();
+    let watched = |outcome: &Outcome| outcome.watched().map(|(_, decision)| decision.is_allowed()).collect::<Vec<_>>();
     let mut first = get(&gate, "ann");
     assert_eq!(watched(&first), [true]);
     let second = get(&gate, "ann");
     assert!(second.is_allowed());
     assert_eq!(watched(&second), [false]);
-    drop(first.take_place());
+    drop(first.take_permit());
     assert_eq!(watched(&get(&gate, "ann")), [true]);
 }
 
@@ -157,7 +157,7 @@ fn other_numbers_apply_at_once_and_places_survive_the_change() {
     gate.replace(rule_set([per_user(2)])).unwrap();
     drop(held);
     assert!(get(&gate, "ann").is_allowed());
-    gate.become_like(&Gate::in_memory(rule_set([per_user(1)])).unwrap());
+    gate.adopt(&Gate::in_memory(rule_set([per_user(1)])).unwrap());
     assert!(!get(&gate, "ann").is_allowed());
     drop(fourth);
     assert!(get(&gate, "ann").is_allowed());
@@ -169,10 +169,10 @@ fn who_does_not_serve_the_request_takes_no_place() {
     let _held = place(&gate, "ann").unwrap();
     let ann = headers(&[("x-user-id", "ann")]);
     let elsewhere = Facts::new("GET", "/").headers(&ann).served_elsewhere();
-    let mut ruling = gate.decide_now(&elsewhere).unwrap();
-    assert!(ruling.is_allowed() && ruling.take_place().is_none());
-    assert_eq!((ruling.limit(), left(&gate, "rate")), (Some("rate"), 8));
-    let Some(Asking::Done(named)) = gate.ask_by_name("at-once", &[b"ann"], 1) else { panic!("in memory") };
+    let mut outcome = gate.decide_now(&elsewhere).unwrap();
+    assert!(outcome.is_allowed() && outcome.take_permit().is_none());
+    assert_eq!((outcome.limit(), left(&gate, "rate")), (Some("rate"), 8));
+    let Some(Check::Ready(named)) = gate.check_by_name("at-once", &[b"ann"], 1) else { panic!("in memory") };
     assert!(named.is_allowed());
 }
 
@@ -183,7 +183,7 @@ async fn an_explanation_says_how_many_are_in_flight() {
     let mut held = Vec::new();
     for (expected, allowed) in [(0, true), (1, true), (2, false)] {
         let explanation = gate.explain(&Facts::new("GET", "/").headers(&ann)).await;
-        let Standing::InFlight { key, in_flight, decision } = &explanation.rules[0].standing else {
+        let RuleState::InFlight { key, in_flight, decision } = &explanation.rules[0].standing else {
             panic!("in flight")
         };
         assert_eq!((&**key, *in_flight, decision.quota()), (&["ann".to_owned()][..], expected, 2));

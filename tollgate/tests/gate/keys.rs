@@ -18,7 +18,7 @@ fn key_of(part: KeyPart, facts: &Facts<'_>) -> Vec<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let mut explained = runtime.block_on(gate.explain(facts));
     match explained.rules.remove(0).standing {
-        tollgate::Standing::Counted { key, .. } => key,
+        tollgate::RuleState::Counted { key, .. } => key,
         other => panic!("{other:?}"),
     }
 }

@@ -51,10 +51,10 @@ fn a_rule_that_watches_counts_every_request_and_refuses_none() {
     let (gate, _) = gate([watching, enforced]);
     let seen: Vec<(bool, bool, Option<String>)> = (0..5)
         .map(|_| {
-            let ruling = ask(&gate, "GET", "/", &ANN);
-            let (name, decision) = ruling.watched().next().unwrap();
+            let outcome = ask(&gate, "GET", "/", &ANN);
+            let (name, decision) = outcome.watched().next().unwrap();
             assert_eq!(name, "per-user");
-            (ruling.is_allowed(), decision.is_allowed(), ruling.limit().map(Into::into))
+            (outcome.is_allowed(), decision.is_allowed(), outcome.limit().map(Into::into))
         })
         .collect();
     let all = || Some("all".to_owned());

@@ -14,7 +14,7 @@ mod settling;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::{Facts, Rule, RuleSet};
-use tollgate::{Gate, Limiter, ManualClock, Ruling};
+use tollgate::{Gate, Limiter, ManualClock, Outcome};
 
 /// A gate with these rules, at a time that only the test moves.
 fn gate(rules: impl IntoIterator<Item = Rule>) -> (Gate, ManualClock) {
@@ -34,10 +34,10 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 /// What is ruled about a request with these headers.
-fn ask(gate: &Gate, method: &str, path: &str, pairs: &[(&'static str, &str)]) -> Ruling {
+fn ask(gate: &Gate, method: &str, path: &str, pairs: &[(&'static str, &str)]) -> Outcome {
     gate.decide_now(&Facts::new(method, path).headers(&headers(pairs))).expect("the store is in memory")
 }
 
-fn remaining(ruling: &Ruling) -> u64 {
-    ruling.decision().expect("a limit was asked").remaining()
+fn remaining(outcome: &Outcome) -> u64 {
+    outcome.decision().expect("a limit was asked").remaining()
 }

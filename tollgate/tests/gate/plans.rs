@@ -22,9 +22,9 @@ fn tiered() -> Rule {
 fn plans_and_single_keys_have_numbers_of_their_own() {
     let (gate, _) = gate([tiered()]);
     let left = |user: &str, plan: &str| {
-        let ruling = ask(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]);
-        let decision = ruling.decision().unwrap();
-        assert_eq!(ruling.limit(), Some("per-user"));
+        let outcome = ask(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]);
+        let decision = outcome.decision().unwrap();
+        assert_eq!(outcome.limit(), Some("per-user"));
         (decision.quota(), decision.remaining())
     };
     assert_eq!(left("ann", "gold"), (1000, 999));

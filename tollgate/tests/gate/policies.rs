@@ -2,7 +2,7 @@
 
 use http::HeaderMap;
 use tollgate::rules::{KeyPart, Match, Mode, Rule};
-use tollgate::{Ban, FixedWindow, HOUR, Limit, MINUTE, Rate, Ruling, SlidingWindowLog, TokenBucket};
+use tollgate::{Ban, FixedWindow, HOUR, Limit, MINUTE, Outcome, Rate, SlidingWindowLog, TokenBucket};
 
 use super::{ask, gate};
 
@@ -12,26 +12,26 @@ fn per_user(name: &str, limit: u64) -> Rule {
 }
 
 /// The headers of the answer, in a map and as lines, which must be the same.
-fn told(ruling: &Ruling) -> HeaderMap {
-    if let Some(response) = ruling.response(&HeaderMap::new()) {
+fn told(outcome: &Outcome) -> HeaderMap {
+    if let Some(response) = outcome.response(&HeaderMap::new()) {
         let mut message = Vec::new();
-        ruling.write_message(&HeaderMap::new(), b"", &mut message).unwrap();
+        outcome.write_message(&HeaderMap::new(), b"", &mut message).unwrap();
         let message = String::from_utf8(message).unwrap();
         let policy = response.headers().get("ratelimit-policy").map(|value| value.to_str().unwrap());
         assert_eq!(message.lines().find_map(|line| line.strip_prefix("ratelimit-policy: ")), policy);
         return response.headers().clone();
     }
     let (mut map, mut lines) = (HeaderMap::new(), Vec::new());
-    ruling.write_headers(&mut map);
-    ruling.write_header_lines(&mut lines);
+    outcome.write_headers(&mut map);
+    outcome.write_header_lines(&mut lines);
     let lines = String::from_utf8(lines).unwrap();
     let policy = map.get("ratelimit-policy").map(|value| value.to_str().unwrap());
     assert_eq!(lines.lines().find_map(|line| line.strip_prefix("ratelimit-policy: ")), policy);
     map
 }
 
-fn policy(ruling: &Ruling) -> String {
-    told(ruling)["ratelimit-policy"].to_str().unwrap().to_owned()
+fn policy(outcome: &Outcome) -> String {
+    told(outcome)["ratelimit-policy"].to_str().unwrap().to_owned()
 }
 
 #[test]
@@ -40,9 +40,9 @@ fn all_policies_that_matched_are_listed_whichever_decided() {
     let both = r#""per-user";q=2;w=60, "everyone";q=3;w=60"#;
     let mut reported = Vec::new();
     for user in ["ann", "ann", "ann", "bob", "ann"] {
-        let ruling = ask(&gate, "GET", "/", &[("x-user-id", user)]);
-        assert_eq!(policy(&ruling), both);
-        reported.push(ruling.limit().unwrap().to_owned());
+        let outcome = ask(&gate, "GET", "/", &[("x-user-id", user)]);
+        assert_eq!(policy(&outcome), both);
+        reported.push(outcome.limit().unwrap().to_owned());
     }
     clock.advance(MINUTE);
     assert_eq!(policy(&ask(&gate, "GET", "/", &[("x-user-id", "ann")])), both);
@@ -66,7 +66,7 @@ fn bans_are_not_listed_and_requests_in_flight_are() {
     let listed = r#""rate";q=2;w=60, "at-once";q=1;qu="concurrent-requests""#;
     let mut first = ask(&gate, "GET", "/", &[]);
     assert_eq!(policy(&first), listed);
-    let place = first.take_place();
+    let place = first.take_permit();
     let full = ask(&gate, "GET", "/", &[]);
     assert_eq!((full.limit(), policy(&full).as_str()), (Some("at-once"), listed));
     drop(place);

@@ -23,9 +23,9 @@ fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() {
     ]);
     let ann = [("x-user-id", "ann")];
     for left in (0..10).rev() {
-        let ruling = ask(&gate, "GET", "/api/expensive", &ann);
-        assert!(ruling.is_allowed());
-        assert_eq!((ruling.limit(), remaining(&ruling)), (Some("endpoint"), left));
+        let outcome = ask(&gate, "GET", "/api/expensive", &ann);
+        assert!(outcome.is_allowed());
+        assert_eq!((outcome.limit(), remaining(&outcome)), (Some("endpoint"), left));
     }
     let denied = ask(&gate, "GET", "/api/expensive", &ann);
     assert_eq!((denied.is_allowed(), denied.limit()), (false, Some("endpoint")));
@@ -63,8 +63,8 @@ fn a_request_without_the_header_is_anonymous() {
 fn a_request_that_no_rule_is_for_passes_without_a_word() {
     let (gate, _) = gate([per_minute("posts", 1).matching(Match::everything().method("POST"))]);
     for _ in 0..3 {
-        let ruling = ask(&gate, "GET", "/", &[]);
-        assert!(ruling.is_allowed() && ruling.limit().is_none() && ruling.decision().is_none());
+        let outcome = ask(&gate, "GET", "/", &[]);
+        assert!(outcome.is_allowed() && outcome.limit().is_none() && outcome.decision().is_none());
     }
 }
 

@@ -11,37 +11,37 @@ fn tokens_and_requests() -> Gate {
 }
 
 fn left(gate: &Gate, limit: &str) -> u64 {
-    let tollgate::Asking::Done(looked) = gate.ask_by_name(limit, &[], 0).unwrap() else { panic!("in memory") };
+    let tollgate::Check::Ready(looked) = gate.check_by_name(limit, &[], 0).unwrap() else { panic!("in memory") };
     remaining(&looked)
 }
 
 #[tokio::test]
 async fn what_was_too_much_is_given_back_where_the_cost_was_an_estimate() {
     let gate = tokens_and_requests();
-    let ruling = ask(&gate, "POST", "/", &[]);
+    let outcome = ask(&gate, "POST", "/", &[]);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (500, 9));
-    assert_eq!(ruling.settle(120).await, Settlement::Settled);
+    assert_eq!(outcome.settle(120).await, Settlement::Settled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (880, 9));
 }
 
 #[tokio::test]
 async fn what_was_too_little_is_taken_as_far_as_there_is_any() {
     let gate = tokens_and_requests();
-    let ruling = ask(&gate, "POST", "/", &[]);
-    assert_eq!(ruling.settle(1200).await, Settlement::Short { missing: 200 });
+    let outcome = ask(&gate, "POST", "/", &[]);
+    assert_eq!(outcome.settle(1200).await, Settlement::Short { missing: 200 });
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (0, 9));
 }
 
 #[tokio::test]
 async fn a_refund_gives_back_from_every_limit_and_a_denial_gave_nothing() {
     let gate = tokens_and_requests();
-    let ruling = ask(&gate, "POST", "/", &[]);
-    assert_eq!(ruling.refund().await, Settlement::Settled);
+    let outcome = ask(&gate, "POST", "/", &[]);
+    assert_eq!(outcome.refund().await, Settlement::Settled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (1000, 10));
     let facts = Facts::new("GET", "/");
     let taken: Vec<_> = (0..2).map(|_| gate.decide_now(&facts).unwrap()).collect();
     let denied = gate.decide_now(&facts).unwrap();
-    assert!(taken.iter().all(tollgate::Ruling::is_allowed) && !denied.is_allowed());
+    assert!(taken.iter().all(tollgate::Outcome::is_allowed) && !denied.is_allowed());
     _ = denied.refund().await;
     assert_eq!(left(&gate, "tokens"), 0);
 }
@@ -49,8 +49,8 @@ async fn a_refund_gives_back_from_every_limit_and_a_denial_gave_nothing() {
 #[tokio::test]
 async fn one_limit_can_be_settled_by_its_name() {
     let gate = tokens_and_requests();
-    let ruling = ask(&gate, "POST", "/", &[]);
-    assert_eq!(ruling.settle_limit("requests", 3).await, Settlement::Settled);
+    let outcome = ask(&gate, "POST", "/", &[]);
+    assert_eq!(outcome.settle_limit("requests", 3).await, Settlement::Settled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (500, 7));
 }
 
@@ -58,16 +58,16 @@ async fn one_limit_can_be_settled_by_its_name() {
 async fn what_was_settled_once_is_not_given_back_again() {
     let gate = tokens_and_requests();
     let first = ask(&gate, "POST", "/", &[]);
-    let ruling = ask(&gate, "POST", "/", &[]);
+    let outcome = ask(&gate, "POST", "/", &[]);
     assert!(first.is_allowed());
-    assert_eq!(ruling.settle(120).await, Settlement::Settled);
-    assert_eq!(ruling.settle(0).await, Settlement::AlreadySettled);
-    assert_eq!(ruling.settle_limit("tokens", 0).await, Settlement::AlreadySettled);
+    assert_eq!(outcome.settle(120).await, Settlement::Settled);
+    assert_eq!(outcome.settle(0).await, Settlement::AlreadySettled);
+    assert_eq!(outcome.settle_limit("tokens", 0).await, Settlement::AlreadySettled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (380, 8));
     // The other limit was not settled yet.
-    assert_eq!(ruling.refund().await, Settlement::Settled);
+    assert_eq!(outcome.refund().await, Settlement::Settled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (380, 9));
-    assert_eq!(ruling.refund().await, Settlement::AlreadySettled);
+    assert_eq!(outcome.refund().await, Settlement::AlreadySettled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (380, 9));
 }
 
@@ -75,10 +75,10 @@ async fn what_was_settled_once_is_not_given_back_again() {
 async fn many_that_settle_one_request_give_back_once() {
     let gate = tokens_and_requests();
     let other = ask(&gate, "POST", "/", &[]);
-    let ruling = std::sync::Arc::new(ask(&gate, "POST", "/", &[]));
+    let outcome = std::sync::Arc::new(ask(&gate, "POST", "/", &[]));
     let tasks = [(); 8].map(|()| {
-        let ruling = ruling.clone();
-        tokio::spawn(async move { ruling.refund().await })
+        let outcome = outcome.clone();
+        tokio::spawn(async move { outcome.refund().await })
     });
     let mut settled = Vec::new();
     for task in tasks {
@@ -93,15 +93,15 @@ async fn every_limit_of_a_request_with_many_is_settled_once() {
     let log =
         |number: u32| Rule::new(Limit::new(format!("limit-{number}"), SlidingWindowLog::new(10, MINUTE)).unwrap());
     let gate = gate((0..100).map(log)).0;
-    let ruling = ask(&gate, "GET", "/", &[]);
+    let outcome = ask(&gate, "GET", "/", &[]);
     for number in [31, 32, 63, 64, 99] {
         let name = format!("limit-{number}");
         assert_eq!(left(&gate, &name), 9, "{name}");
-        assert_eq!(ruling.settle_limit(&name, 0).await, Settlement::Settled, "{name}");
-        assert_eq!(ruling.settle_limit(&name, 0).await, Settlement::AlreadySettled, "{name}");
+        assert_eq!(outcome.settle_limit(&name, 0).await, Settlement::Settled, "{name}");
+        assert_eq!(outcome.settle_limit(&name, 0).await, Settlement::AlreadySettled, "{name}");
     }
-    assert_eq!(ruling.refund().await, Settlement::Settled);
-    assert_eq!(ruling.refund().await, Settlement::AlreadySettled);
+    assert_eq!(outcome.refund().await, Settlement::Settled);
+    assert_eq!(outcome.refund().await, Settlement::AlreadySettled);
     assert!((0..100).all(|number| left(&gate, &format!("limit-{number}")) == 10));
 }
 
@@ -114,13 +114,13 @@ async fn limits_in_shadow_mode_are_settled_once_however_many_they_are() {
     };
     let gate = gate((0..80).map(log)).0;
     let other = ask(&gate, "GET", "/", &[]);
-    let ruling = ask(&gate, "GET", "/", &[]);
+    let outcome = ask(&gate, "GET", "/", &[]);
     for _ in 0..2 {
-        _ = ruling.hear_answer(http::StatusCode::OK, &http::HeaderMap::new()).await;
+        _ = outcome.settle_response(http::StatusCode::OK, &http::HeaderMap::new()).await;
     }
     let looked = ask(&gate, "GET", "/", &[]);
     assert!(other.is_allowed() && looked.watched().count() == 60);
-    // One of `other`, one of `looked`: `ruling` has given back its own, and nothing else.
+    // One of `other`, one of `looked`: `outcome` has given back its own, and nothing else.
     assert!(looked.watched().all(|(_, decision)| decision.remaining() == 8));
     assert_eq!(remaining(&looked), 8);
 }

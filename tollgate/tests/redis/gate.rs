@@ -1,4 +1,4 @@
-//! Rules on a real Redis: the same rulings as in memory, shared by several gates.
+//! Rules on a real Redis: the same outcomes as in memory, shared by several gates.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -14,7 +14,7 @@ use tollgate::http::Refusal;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{Answers, Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet};
 use tollgate::{
-    Ban, Consistency, FixedWindow, Gate, HOUR, Limit, OnStoreFailure, Rate, Ruling, Settlement, SlidingWindowLog,
+    Ban, Consistency, FixedWindow, Gate, HOUR, Limit, OnStoreFailure, Outcome, Rate, Settlement, SlidingWindowLog,
     TokenBucket,
 };
 
@@ -35,14 +35,14 @@ async fn gate(server: &RedisServer, rules: impl IntoIterator<Item = Rule>) -> Ga
     Gate::on_redis(rule_set(rules), settings).await.unwrap()
 }
 
-async fn ask(gate: &Gate, path: &str, user: &str) -> Ruling {
+async fn ask(gate: &Gate, path: &str, user: &str) -> Outcome {
     let headers: HeaderMap =
         [(HeaderName::from_static("x-user-id"), HeaderValue::from_str(user).unwrap())].into_iter().collect();
     gate.decide(&Facts::new("GET", path).headers(&headers)).await
 }
 
-fn remaining(ruling: &Ruling) -> u64 {
-    ruling.decision().expect("a limit was asked").remaining()
+fn remaining(outcome: &Outcome) -> u64 {
+    outcome.decision().expect("a limit was asked").remaining()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -58,8 +58,8 @@ async fn two_gates_share_limits_and_a_denial_takes_nothing_from_the_others() {
     };
     let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
     for left in (0..10).rev() {
-        let ruling = ask(&gates[left as usize % 2], "/api/expensive", "ann").await;
-        assert_eq!((ruling.limit(), remaining(&ruling)), (Some("endpoint"), left));
+        let outcome = ask(&gates[left as usize % 2], "/api/expensive", "ann").await;
+        assert_eq!((outcome.limit(), remaining(&outcome)), (Some("endpoint"), left));
     }
     for gate in &gates {
         let denied = ask(gate, "/api/expensive", "ann").await;
@@ -97,8 +97,8 @@ async fn a_client_within_a_leased_limit_is_not_banned() {
     for user in ["ann", "bob", "eve"] {
         // One gate is busy with the key, then the other gets the rest.
         for turn in 0..100 {
-            let ruling = ask(&gates[turn / 80], "/", user).await;
-            assert!(ruling.is_allowed(), "{user}, request {turn}: {ruling:?}");
+            let outcome = ask(&gates[turn / 80], "/", user).await;
+            assert!(outcome.is_allowed(), "{user}, request {turn}: {outcome:?}");
         }
         for _ in 0..2 {
             assert_eq!(ask(&gates[1], "/", user).await.refusal(), Some(&Refusal::Limited));
@@ -128,9 +128,9 @@ async fn a_rule_that_watches_is_asked_beside_the_others() {
     let gate = gate(&server, [hourly("new", 1).key(user()).mode(Mode::Shadow), hourly("old", 5).key(user())]).await;
     let mut would = Vec::new();
     for _ in 0..3 {
-        let ruling = ask(&gate, "/", "ann").await;
-        assert!(ruling.is_allowed());
-        would.extend(ruling.watched().map(|(name, decision)| (name.to_owned(), decision.is_allowed())));
+        let outcome = ask(&gate, "/", "ann").await;
+        assert!(outcome.is_allowed());
+        would.extend(outcome.watched().map(|(name, decision)| (name.to_owned(), decision.is_allowed())));
     }
     assert_eq!(would, [("new".into(), true), ("new".into(), false), ("new".into(), false)]);
 }
@@ -140,13 +140,13 @@ async fn costs_are_settled_on_the_store() {
     let server = RedisServer::start();
     let tokens = Rule::new(Limit::new("tokens", SlidingWindowLog::new(1000, HOUR)).unwrap()).key(user());
     let gate = gate(&server, [tokens.cost(Cost::constant(500))]).await;
-    let ruling = ask(&gate, "/", "ann").await;
-    assert_eq!(ruling.settle(120).await, Settlement::Settled);
-    assert_eq!(ruling.settle(0).await, Settlement::AlreadySettled);
-    assert_eq!(ruling.refund().await, Settlement::AlreadySettled);
-    let ruling = ask(&gate, "/", "ann").await;
-    assert_eq!(remaining(&ruling), 380);
-    assert_eq!(ruling.settle(2000).await, Settlement::Short { missing: 1120 });
+    let outcome = ask(&gate, "/", "ann").await;
+    assert_eq!(outcome.settle(120).await, Settlement::Settled);
+    assert_eq!(outcome.settle(0).await, Settlement::AlreadySettled);
+    assert_eq!(outcome.refund().await, Settlement::AlreadySettled);
+    let outcome = ask(&gate, "/", "ann").await;
+    assert_eq!(remaining(&outcome), 380);
+    assert_eq!(outcome.settle(2000).await, Settlement::Short { missing: 1120 });
     assert!(!ask(&gate, "/", "ann").await.is_allowed());
 }
 
@@ -160,10 +160,10 @@ async fn rules_are_replaced_under_load_without_one_wrong_answer() {
             tokio::spawn(async move {
                 let mut admitted = 0;
                 for _ in 0..250 {
-                    let ruling = ask(&gate, "/", "ann").await;
-                    let quota = ruling.decision().map(tollgate::Decision::quota);
+                    let outcome = ask(&gate, "/", "ann").await;
+                    let quota = outcome.decision().map(tollgate::Decision::quota);
                     assert!(matches!(quota, Some(1000 | 700)), "{quota:?}");
-                    admitted += u64::from(ruling.is_allowed());
+                    admitted += u64::from(outcome.is_allowed());
                 }
                 admitted
             })
@@ -197,7 +197,7 @@ async fn without_its_store_a_gate_answers_by_policy() {
     assert_eq!(refused.refusal(), Some(&Refusal::StoreUnavailable));
     assert_eq!(refused.response(&HeaderMap::new()).unwrap().status(), 503);
     let allowed = [ask(&gate, "/", "bob").await, ask(&gate, "/", "bob").await, ask(&gate, "/", "bob").await];
-    assert_eq!(allowed.map(|ruling| ruling.is_allowed()), [true, true, false]);
+    assert_eq!(allowed.map(|outcome| outcome.is_allowed()), [true, true, false]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -210,13 +210,13 @@ async fn what_is_explained_is_what_the_store_has_and_takes_nothing() {
     for _ in 0..2 {
         let explained = gate.explain(&facts).await;
         assert!(explained.allowed);
-        let tollgate::Standing::Counted { decision: Some(decision), .. } = &explained.rules[0].standing else {
+        let tollgate::RuleState::Counted { decision: Some(decision), .. } = &explained.rules[0].standing else {
             panic!("{explained:?}")
         };
         // After this request there would be one left.
         assert_eq!((decision.is_allowed(), decision.remaining()), (true, 1));
         assert!(
-            matches!(&explained.rules[1].standing, tollgate::Standing::NotMatched(why) if why == "method is not POST")
+            matches!(&explained.rules[1].standing, tollgate::RuleState::NotMatched(why) if why == "method is not POST")
         );
     }
 }
@@ -227,8 +227,8 @@ async fn an_estimate_is_never_taken_out_of_a_lease() {
     let leased = Limit::new("tokens", FixedWindow::new(10_000, HOUR)).unwrap().with_consistency(Consistency::Leased);
     let gate = gate(&server, [Rule::new(leased).key(user()).cost(Cost::constant(2))]).await;
     for _ in 0..50 {
-        let ruling = ask(&gate, "/", "ann").await;
-        assert_eq!(ruling.settle(10).await, Settlement::Settled);
+        let outcome = ask(&gate, "/", "ann").await;
+        assert_eq!(outcome.settle(10).await, Settlement::Settled);
     }
     let looked = gate.explain(&Facts::new("GET", "/")).await;
     assert!(looked.allowed);
@@ -239,7 +239,7 @@ async fn an_estimate_is_never_taken_out_of_a_lease() {
 /// What is left of a limit, once slices have been returned.
 async fn left(gate: &Gate, limit: &str, key: &[&[u8]]) -> u64 {
     gate.redis().expect("on Redis").return_leases().await;
-    remaining(&gate.ask_by_name(limit, key, 0).unwrap().ruling().await)
+    remaining(&gate.check_by_name(limit, key, 0).unwrap().outcome().await)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -249,9 +249,9 @@ async fn a_leased_limit_beside_one_that_is_settled_comes_out_of_a_lease() {
     let failures = hourly("failures", 10_000).key(user()).count(Answers::failures());
     let gate = gate(&server, [Rule::new(leased), failures]).await;
     for turn in 0..200 {
-        let ruling = ask(&gate, "/", "ann").await;
+        let outcome = ask(&gate, "/", "ann").await;
         let status = if turn % 4 == 0 { http::StatusCode::BAD_GATEWAY } else { http::StatusCode::OK };
-        assert_eq!(ruling.hear_answer(status, &HeaderMap::new()).await, Settlement::Settled);
+        assert_eq!(outcome.settle_response(status, &HeaderMap::new()).await, Settlement::Settled);
     }
     assert!(gate.redis().expect("on Redis").stats().leased > 0);
     assert_eq!(left(&gate, "global", &[]).await, 10_000 - 200);
@@ -267,11 +267,11 @@ async fn a_refund_beside_a_lease_gives_back_what_was_taken() {
     let gate = gate(&server, [Rule::new(leased), hourly("user", 10_000).key(user())]).await;
     let (mut out_of_leases, mut before) = (0, 0);
     for _ in 0..200 {
-        let ruling = ask(&gate, "/", "ann").await;
+        let outcome = ask(&gate, "/", "ann").await;
         let now = gate.redis().expect("on Redis").stats().leased;
         out_of_leases += now - before;
         before = now;
-        assert_eq!(ruling.refund().await, Settlement::Settled);
+        assert_eq!(outcome.refund().await, Settlement::Settled);
     }
     assert!(out_of_leases > 0);
     assert_eq!(left(&gate, "user", &[b"ann"]).await, 10_000);
@@ -288,16 +288,16 @@ async fn a_ban_answers_as_its_limit_does_while_the_store_fails() {
     let settings = RedisLimiter::builder(server.url()).on_store_failure(OnStoreFailure::Deny);
     let gate = Gate::on_redis(rule_set([Rule::new(allowing).ban(ban)]), settings).await.unwrap();
     server.kill();
-    let ruling = gate.decide(&Facts::new("GET", "/")).await;
-    assert!(ruling.is_allowed(), "{ruling:?}");
-    assert_eq!(remaining(&ruling), 5);
+    let outcome = gate.decide(&Facts::new("GET", "/")).await;
+    assert!(outcome.is_allowed(), "{outcome:?}");
+    assert_eq!(remaining(&outcome), 5);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_no_rule_is_for_is_answered_at_once() {
     let server = RedisServer::start();
     let gate = gate(&server, [hourly("posts", 1).matching(Match::everything().method("POST"))]).await;
-    assert!(gate.decide_now(&Facts::new("GET", "/")).is_some_and(|ruling| ruling.is_allowed()));
+    assert!(gate.decide_now(&Facts::new("GET", "/")).is_some_and(|outcome| outcome.is_allowed()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -314,27 +314,27 @@ async fn answers_settle_limits_on_redis_and_places_are_each_gate_s_own() {
     let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
     let cost: HeaderMap = [(HeaderName::from_static("x-cost"), HeaderValue::from_static("30"))].into_iter().collect();
     for (turn, status) in [200, 404, 200, 503].into_iter().enumerate() {
-        let ruling = ask(&gates[turn % 2], "/", "ann").await;
-        assert!(ruling.is_allowed() && ruling.hears_answer());
+        let outcome = ask(&gates[turn % 2], "/", "ann").await;
+        assert!(outcome.is_allowed() && outcome.awaits_response());
         let status = http::StatusCode::from_u16(status).unwrap();
-        assert_eq!(ruling.hear_answer(status, &cost).await, Settlement::Settled);
+        assert_eq!(outcome.settle_response(status, &cost).await, Settlement::Settled);
     }
     for (limit, left) in [("failures", 8), ("leased", 880)] {
-        assert_eq!(remaining(&gates[0].ask_by_name(limit, &[], 0).unwrap().ruling().await), left, "{limit}");
+        assert_eq!(remaining(&gates[0].check_by_name(limit, &[], 0).unwrap().outcome().await), left, "{limit}");
     }
-    let held = ask(&gates[0], "/", "ann").await.take_place();
+    let held = ask(&gates[0], "/", "ann").await.take_permit();
     let refused = ask(&gates[0], "/", "ann").await;
     assert_eq!((held.is_some(), refused.limit()), (true, Some("at-once")));
     assert!(ask(&gates[1], "/", "ann").await.is_allowed());
-    assert_eq!(remaining(&gates[1].ask_by_name("failures", &[], 0).unwrap().ruling().await), 6);
+    assert_eq!(remaining(&gates[1].check_by_name("failures", &[], 0).unwrap().outcome().await), 6);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_place_is_kept_where_redis_has_nothing_to_say() {
     let server = RedisServer::start();
     let gate = gate(&server, [Rule::in_flight("at-once", 1).unwrap().key(user())]).await;
-    let mut ruling = ask(&gate, "/", "ann").await;
-    let held = ruling.take_place();
+    let mut outcome = ask(&gate, "/", "ann").await;
+    let held = outcome.take_permit();
     assert!(held.is_some() && !ask(&gate, "/", "ann").await.is_allowed());
     drop(held);
     assert!(ask(&gate, "/", "ann").await.is_allowed());
@@ -405,7 +405,8 @@ limits:
     let rules = tollgate::rules::file::RuleFile::load(&path).unwrap().compile().unwrap();
     let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
     let gate = Gate::on_redis(rules, settings).await.unwrap();
-    let look = async |site: &str| remaining(&gate.ask_by_name("site", &[site.as_bytes()], 0).unwrap().ruling().await);
+    let look =
+        async |site: &str| remaining(&gate.check_by_name("site", &[site.as_bytes()], 0).unwrap().outcome().await);
     let mut unspent = Vec::new();
     for round in 0..3 {
         let site = format!("site-{round}");
@@ -418,7 +419,7 @@ limits:
         }
         // Another process takes all that is left, and this one has a slice.
         let rest = look(&site).await;
-        let taken = gate.ask_by_name("site", &[site.as_bytes()], rest).unwrap().ruling().await;
+        let taken = gate.check_by_name("site", &[site.as_bytes()], rest).unwrap().outcome().await;
         admitted += if taken.is_allowed() { rest } else { 0 };
         while gate.decide(&facts).await.is_allowed() {
             admitted += 1;

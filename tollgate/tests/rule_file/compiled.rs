@@ -8,7 +8,7 @@ use jsonwebtoken::{EncodingKey, Header};
 use tollgate::http::Refusal;
 use tollgate::rules::Facts;
 use tollgate::rules::file::RuleFile;
-use tollgate::{Gate, Ruling};
+use tollgate::{Gate, Outcome};
 
 /// A gate on a rule file in memory.
 pub(crate) fn gate(text: &str) -> Gate {
@@ -25,7 +25,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// A request as a test writes it: `GET /a?b=c`, headers, and an address.
-pub(crate) fn ask(gate: &Gate, line: &str, headers: &[(&str, &str)], peer: &str) -> Ruling {
+pub(crate) fn ask(gate: &Gate, line: &str, headers: &[(&str, &str)], peer: &str) -> Outcome {
     let (method, target) = line.split_once(' ').unwrap();
     let headers: HeaderMap = headers
         .iter()
@@ -35,8 +35,8 @@ pub(crate) fn ask(gate: &Gate, line: &str, headers: &[(&str, &str)], peer: &str)
     gate.decide_now(&facts).unwrap()
 }
 
-fn left(ruling: &Ruling) -> (Option<&str>, Option<u64>) {
-    (ruling.limit(), ruling.decision().map(tollgate::Decision::remaining))
+fn left(outcome: &Outcome) -> (Option<&str>, Option<u64>) {
+    (outcome.limit(), outcome.decision().map(tollgate::Decision::remaining))
 }
 
 #[test]
@@ -107,8 +107,8 @@ limits:
 "#,
     );
     let one = |line: &str, user: &str, plan: &str| {
-        let ruling = ask(&gate, line, &[("x-user-id", user), ("x-plan", plan)], "192.0.2.1");
-        (ruling.is_allowed(), ruling.decision().map(tollgate::Decision::remaining))
+        let outcome = ask(&gate, line, &[("x-user-id", user), ("x-plan", plan)], "192.0.2.1");
+        (outcome.is_allowed(), outcome.decision().map(tollgate::Decision::remaining))
     };
     assert_eq!(one("GET /export/a", "ann", "none"), (true, Some(5)));
     assert_eq!(one("GET /", "ann", "gold"), (true, Some(994)));
@@ -147,24 +147,24 @@ limits:
 ",
     );
     let asked = |user: &str, plan: &str| ask(&gate, "GET /", &[("x-user-id", user), ("x-plan", plan)], "192.0.2.1");
-    let left = |limit: &str, key: &[&[u8]]| match gate.ask_by_name(limit, key, 0).unwrap() {
-        tollgate::Asking::Done(ruling) => ruling.decision().unwrap().remaining(),
-        tollgate::Asking::Waiting(_) => unreachable!("the store is memory"),
+    let left = |limit: &str, key: &[&[u8]]| match gate.check_by_name(limit, key, 0).unwrap() {
+        tollgate::Check::Ready(outcome) => outcome.decision().unwrap().remaining(),
+        tollgate::Check::Pending(_) => unreachable!("the store is memory"),
     };
     let tokens: HeaderMap = [("x-tokens".parse().unwrap(), "30".parse().unwrap())].into_iter().collect();
     for (status, logins, rest) in [(200, 5, 970), (401, 4, 970), (404, 4, 970), (503, 3, 970), (302, 3, 940)] {
-        let ruling = asked("ann", "none");
-        assert!(ruling.hears_answer());
-        _ = block_on(ruling.hear_answer(http::StatusCode::from_u16(status).unwrap(), &tokens));
+        let outcome = asked("ann", "none");
+        assert!(outcome.awaits_response());
+        _ = block_on(outcome.settle_response(http::StatusCode::from_u16(status).unwrap(), &tokens));
         assert_eq!((left("logins", &[b"ann"]), left("tokens", &[])), (logins, rest), "{status}");
     }
     for (user, plan, most) in [("bob", "none", 1), ("cid", "gold", 3), ("vip", "gold", 2)] {
         let mut held = Vec::new();
         let refused = loop {
-            let mut ruling = asked(user, plan);
-            match ruling.take_place() {
-                Some(place) => held.push((place, block_on(ruling.refund()))),
-                None => break ruling,
+            let mut outcome = asked(user, plan);
+            match outcome.take_permit() {
+                Some(place) => held.push((place, block_on(outcome.refund()))),
+                None => break outcome,
             }
         };
         assert_eq!((held.len(), refused.limit()), (most, Some("at-once")), "{user}");
@@ -209,8 +209,8 @@ limits:
     std::fs::write(&file, text).unwrap();
     let gate = open(&RuleFile::load(&file).unwrap());
     let asked = |token: &str| {
-        let ruling = ask(&gate, "GET /", &[("authorization", &format!("Bearer {token}"))], "192.0.2.1");
-        (ruling.is_allowed(), ruling.decision().unwrap().quota())
+        let outcome = ask(&gate, "GET /", &[("authorization", &format!("Bearer {token}"))], "192.0.2.1");
+        (outcome.is_allowed(), outcome.decision().unwrap().quota())
     };
     let good = token(secret, &serde_json::json!({ "sub": "ann", "org": { "plan": "gold" } }));
     assert_eq!(asked(&good), (true, 7));
@@ -247,18 +247,18 @@ fn a_disabled_limit_is_checked_but_counts_nothing() {
     };
     let gate = gate(&text(false));
     for peer in ["192.0.2.1", "192.0.2.1", "10.0.0.1"] {
-        let ruling = ask(&gate, "GET /?x=1", &[], peer);
-        assert_eq!((ruling.refusal(), ruling.limit()), (None, None), "{peer}");
+        let outcome = ask(&gate, "GET /?x=1", &[], peer);
+        assert_eq!((outcome.refusal(), outcome.limit()), (None, None), "{peer}");
     }
     // Its expression is not evaluated, so it cannot fail.
     assert!(ask(&gate, "GET /", &[], "192.0.2.1").is_allowed());
     assert_eq!(gate.rules().expression_errors().map(|(.., count)| count).sum::<u64>(), 0);
     for _ in 0..3 {
-        let asking = gate.ask_by_name("a", &[], 1).unwrap();
-        assert_eq!(block_on(asking.ruling()).limit(), None);
+        let asking = gate.check_by_name("a", &[], 1).unwrap();
+        assert_eq!(block_on(asking.outcome()).limit(), None);
     }
     let explained = block_on(gate.explain(&Facts::new("GET", "/")));
-    assert!(explained.rules.iter().all(|rule| matches!(rule.standing, tollgate::Standing::Disabled)));
+    assert!(explained.rules.iter().all(|rule| matches!(rule.standing, tollgate::RuleState::Disabled)));
     // It is refused for its mistakes like any other.
     assert!(RuleFile::parse("tollgate.yaml", "limits: [{ name: a, enabled: false, limit: 0 }]\n").is_err());
     // Enabled again, it applies.
@@ -278,7 +278,7 @@ fn the_suggestions_for_words_of_nginx_admit_what_nginx_admits() {
         let clock = tollgate::ManualClock::at(tollgate::Timestamp::from_secs(1_700_000_000));
         let gate = Gate::with_limiter(rules, tollgate::Limiter::builder().clock(clock)).unwrap();
         let ask = |_| ask(&gate, "GET /", &[], "192.0.2.1");
-        (0..8).map(ask).map(|ruling| ruling.is_allowed().then(|| ruling.delay().as_millis())).collect()
+        (0..8).map(ask).map(|outcome| outcome.is_allowed().then(|| outcome.delay().as_millis())).collect()
     };
     let at_once = "algorithm: token_bucket, capacity: 6, refill: 10/s";
     assert_eq!(decisions(at_once), [[Some(0); 6].as_slice(), &[None; 2]].concat());

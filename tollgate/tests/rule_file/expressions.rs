@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::http::Refusal;
 use tollgate::rules::file::RuleFile;
 use tollgate::rules::{ExpressionField, Facts};
-use tollgate::{Gate, RuleExplained, Ruling, Standing};
+use tollgate::{Gate, Outcome, RuleExplained, RuleState};
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
@@ -25,12 +25,12 @@ fn with_headers<T>(target: &str, headers: &[(&str, &str)], ask: impl FnOnce(&Fac
     ask(&Facts::new("GET", target).headers(&headers).peer(IpAddr::from([192, 0, 2, 1])))
 }
 
-fn get(gate: &Gate, target: &str) -> Ruling {
+fn get(gate: &Gate, target: &str) -> Outcome {
     with_headers(target, &[], |facts| gate.decide_now(facts).unwrap())
 }
 
-fn remaining(ruling: &Ruling) -> Option<u64> {
-    ruling.decision().map(tollgate::Decision::remaining)
+fn remaining(outcome: &Outcome) -> Option<u64> {
+    outcome.decision().map(tollgate::Decision::remaining)
 }
 
 fn explained(gate: &Gate, target: &str) -> RuleExplained {
@@ -116,8 +116,8 @@ fn a_cost_that_fails_takes_what_the_file_says() {
     for (cost, taken) in costs {
         for target in ["/?n=garbage", "/?n=99999999999999999999", "/?n=", "/"] {
             let gate = gate(&format!("limits: [{{ name: a, limit: 100, window: 1h, cost: {cost} }}]\n"));
-            let ruling = get(&gate, target);
-            assert_eq!((ruling.is_allowed(), remaining(&ruling)), (true, Some(100 - taken)), "{cost} {target}");
+            let outcome = get(&gate, target);
+            assert_eq!((outcome.is_allowed(), remaining(&outcome)), (true, Some(100 - taken)), "{cost} {target}");
             assert_eq!(errors(&gate), [("a".to_owned(), ExpressionField::Cost, 1)], "{cost} {target}");
         }
     }
@@ -142,7 +142,7 @@ fn an_error_is_explained_and_not_counted() {
          cost: { expression: 'int(request.query.z)', when_error: 3 } }]\n",
     );
     let rule = explained(&gate, "/?z=ten");
-    assert!(matches!(rule.standing, Standing::Counted { cost: 3, .. }), "{rule:?}");
+    assert!(matches!(rule.standing, RuleState::Counted { cost: 3, .. }), "{rule:?}");
     let failed: Vec<(&str, &str)> =
         rule.failed_expressions.iter().map(|failed| (failed.field.as_str(), failed.error.as_str())).collect();
     assert_eq!(failed[..2], [("match.when", "there is no entry `x`"), ("exempt.when", "there is no entry `y`")]);

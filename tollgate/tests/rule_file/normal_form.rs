@@ -6,8 +6,8 @@ use super::compiled::{ask, gate};
 
 /// What a request gets: `ok`, or the code of its refusal.
 fn answer(gate: &tollgate::Gate, line: &str, headers: &[(&str, &str)]) -> String {
-    let ruling = ask(gate, line, headers, "192.0.2.1");
-    ruling.refusal().map_or("ok".to_owned(), |refusal: &Refusal| refusal.code().to_owned())
+    let outcome = ask(gate, line, headers, "192.0.2.1");
+    outcome.refusal().map_or("ok".to_owned(), |refusal: &Refusal| refusal.code().to_owned())
 }
 
 #[test]
@@ -61,8 +61,8 @@ limits:
   - { name: cost, limit: 60, cost: 'request.path.matches("^/[^/]+$") ? 50 : 1' }
 "#,
     );
-    let ruling = ask(&gate, "GET /a%2Fb", &[], "192.0.2.1");
-    assert_eq!(ruling.decision().map(tollgate::Decision::remaining), Some(10));
+    let outcome = ask(&gate, "GET /a%2Fb", &[], "192.0.2.1");
+    assert_eq!(outcome.decision().map(tollgate::Decision::remaining), Some(10));
 }
 
 #[test]

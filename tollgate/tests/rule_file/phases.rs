@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value};
 use tollgate::rules::Facts;
 use tollgate::rules::file::RuleFile;
-use tollgate::{Gate, Limiter, ManualClock, Ruling};
+use tollgate::{Gate, Limiter, ManualClock, Outcome};
 
 const SECRET: &[u8] = b"a secret of at least thirty-two bytes";
 
@@ -52,7 +52,7 @@ fn gate(chosen: &[&str], [sub, plan]: [&str; 2], clock: &ManualClock) -> Gate {
     Gate::with_limiter(rules, Limiter::builder().clock(clock.clone())).unwrap()
 }
 
-fn ask(gate: &Gate, request: &Asked) -> Ruling {
+fn ask(gate: &Gate, request: &Asked) -> Outcome {
     let named = [("sub", request.sub), ("plan", request.plan)];
     let named: Vec<(&str, &str)> = named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
     let claims: Map<String, Value> = named.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect();

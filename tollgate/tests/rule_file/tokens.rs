@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tollgate::http::{Refusal, TokenError};
 use tollgate::rules::file::{Parsed, RuleFile};
 use tollgate::rules::{Facts, TokenStatus};
-use tollgate::{Explanation, Gate, Limiter, ManualClock, Ruling};
+use tollgate::{Explanation, Gate, Limiter, ManualClock, Outcome};
 
 const SECRET: &[u8] = b"a secret of at least thirty-two bytes";
 const OTHER_SECRET: &[u8] = b"another secret of at least thirty-two bytes";
@@ -39,13 +39,13 @@ impl Site {
         Self { gate, clock, _folder: folder }
     }
 
-    fn ask_at(&self, path: &str, token: Option<&str>, peer: &str) -> Ruling {
+    fn ask_at(&self, path: &str, token: Option<&str>, peer: &str) -> Outcome {
         let headers = headers(token);
         let facts = Facts::new("GET", path).headers(&headers).peer(peer.parse::<IpAddr>().unwrap());
         self.gate.decide_now(&facts).unwrap()
     }
 
-    fn ask(&self, token: &str) -> Ruling {
+    fn ask(&self, token: &str) -> Outcome {
         self.ask_at("/", Some(token), "192.0.2.1")
     }
 
@@ -103,7 +103,7 @@ fn a_request_that_is_denied_without_its_token_has_no_signature_verified() {
 #[test]
 fn a_denial_by_either_kind_of_rule_takes_nothing_from_the_other() {
     let site = Site::new("", BOTH);
-    let left = |ruling: &Ruling| (ruling.limit().unwrap().to_owned(), ruling.decision().unwrap().remaining());
+    let left = |outcome: &Outcome| (outcome.limit().unwrap().to_owned(), outcome.decision().unwrap().remaining());
     // Both have the same share left: the first in the file speaks.
     let site_even = Site::new("", &BOTH.replace("limit: 4", "limit: 2"));
     assert_eq!(left(&site_even.ask(&good("ann"))), ("per-user".into(), 1));
@@ -187,7 +187,7 @@ fn a_request_that_finds_no_permit_has_no_signature_verified() {
 ",
     );
     let mut first = site.ask(&good("ann"));
-    let permit = first.take_place();
+    let permit = first.take_permit();
     assert!(first.is_allowed() && permit.is_some());
     // Denied by the user's limit: the address gets its permit back.
     for _ in 0..3 {
@@ -195,7 +195,7 @@ fn a_request_that_finds_no_permit_has_no_signature_verified() {
         assert_eq!((denied.limit(), denied.token()), (Some("per-user"), TokenStatus::Valid));
     }
     let mut second = site.ask(&good("bob"));
-    let other = second.take_place();
+    let other = second.take_permit();
     assert!(second.is_allowed());
     let full = site.ask(&bad(0));
     assert_eq!((full.refusal(), full.limit()), (Some(&Refusal::Limited), Some("per-ip")));
@@ -232,8 +232,8 @@ fn a_rule_in_shadow_mode_counts_denied_requests_unless_it_reads_their_token() {
   - { name: shadow-user, key: 'jwt:sub', algorithm: fixed_window, limit: 9, window: 1h, shadow: true }
 ",
     );
-    let watched = |ruling: &Ruling| -> Vec<(String, u64)> {
-        ruling.watched().map(|(name, decision)| (name.to_owned(), decision.remaining())).collect()
+    let watched = |outcome: &Outcome| -> Vec<(String, u64)> {
+        outcome.watched().map(|(name, decision)| (name.to_owned(), decision.remaining())).collect()
     };
     assert_eq!(watched(&site.ask(&good("ann"))), [("shadow-ip".into(), 8), ("shadow-user".into(), 8)]);
     let denied = site.ask(&good("ann"));

@@ -75,9 +75,9 @@ async fn a_hook_sees_every_decision_once() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let log = seen.clone();
         let (gate, _) = gate([per_minute("all", 1).key(key)]);
-        let layer = layer(&gate).on_decision(move |ruling, request| {
-            let remaining = ruling.decision().map(|decision| decision.remaining());
-            let line = format!("{} {} {:?} {remaining:?}", request.method(), request.path(), ruling.refusal());
+        let layer = layer(&gate).on_decision(move |outcome, request| {
+            let remaining = outcome.decision().map(|decision| decision.remaining());
+            let line = format!("{} {} {:?} {remaining:?}", request.method(), request.path(), outcome.refusal());
             log.lock().unwrap().push(line);
         });
         let server = Server::serving(Router::new().route("/a", get(async || "hello")).layer(layer)).await;
@@ -90,11 +90,11 @@ async fn a_hook_sees_every_decision_once() {
 #[tokio::test]
 async fn a_closure_makes_the_response_to_refused_requests() {
     let (gate, _) = gate([per_minute("all", 1)]);
-    let layer = layer(&gate).refuse_with(|ruling, request, usual| {
-        assert_eq!(ruling.refusal(), Some(&Refusal::Limited));
+    let layer = layer(&gate).refuse_with(|outcome, request, usual| {
+        assert_eq!(outcome.refusal(), Some(&Refusal::Limited));
         let (mut head, _) = usual.into_parts();
         head.headers.insert("content-type", HeaderValue::from_static("text/plain"));
-        let text = format!("{} is limited by {}", request.path(), ruling.limit().unwrap());
+        let text = format!("{} is limited by {}", request.path(), outcome.limit().unwrap());
         Response::from_parts(head, Bytes::from(text))
     });
     let server = Server::serving(Router::new().fallback(async || "hello").layer(layer)).await;

@@ -7,7 +7,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use tollgate::rules::{Answers, Cost, Rule};
 use tollgate::tower::ActualCost;
-use tollgate::{Asking, Gate, Limit, MINUTE, SlidingWindowLog};
+use tollgate::{Check, Gate, Limit, MINUTE, SlidingWindowLog};
 
 use super::gate;
 use super::server::{Server, layer};
@@ -19,7 +19,7 @@ fn log(name: &str, limit: u64) -> Rule {
 }
 
 fn left(gate: &Gate, limit: &str) -> u64 {
-    let Some(Asking::Done(looked)) = gate.ask_by_name(limit, &[], 0) else { panic!("it is there, in memory") };
+    let Some(Check::Ready(looked)) = gate.check_by_name(limit, &[], 0) else { panic!("it is there, in memory") };
     looked.decision().unwrap().remaining()
 }
 

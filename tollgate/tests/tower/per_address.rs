@@ -10,7 +10,7 @@ use http_body_util::Full;
 use tollgate::rules::{Answers, Cost, KeyPart, Listing, Match, Missing, Mode, Rule, RuleSet, RuleSetBuilder};
 use tollgate::rules::{Networks, TrustedProxies};
 use tollgate::tower::{ActualCost, PeerAddress, RateLimitLayer};
-use tollgate::{Asking, Ban, FixedWindow, Gate, HOUR, LeakyBucket, Limit, MINUTE, ManualClock, Rate, TokenBucket};
+use tollgate::{Ban, Check, FixedWindow, Gate, HOUR, LeakyBucket, Limit, MINUTE, ManualClock, Rate, TokenBucket};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::server::Answer;
@@ -121,7 +121,9 @@ async fn an_address_is_the_key_that_others_ask_for_by_name() {
     ask(&gate, ("192.0.2.1:1", "", "/"), None).await;
     ask(&gate, ("[2001:db8::1]:1", "", "/"), None).await;
     for (key, remaining) in [("192.0.2.1", 4), ("2001:db8::/64", 4), ("192.0.2.2", 5)] {
-        let Some(Asking::Done(looked)) = gate.ask_by_name("per-client", &[key.as_bytes()], 0) else { panic!("{key}") };
+        let Some(Check::Ready(looked)) = gate.check_by_name("per-client", &[key.as_bytes()], 0) else {
+            panic!("{key}")
+        };
         assert_eq!(looked.decision().unwrap().remaining(), remaining, "{key}");
     }
 }
@@ -141,7 +143,7 @@ async fn what_it_really_cost_is_settled() {
         let (gate, _) = gate_of(of(per_client(10).cost(Cost::constant(cost))));
         let answer = ask(&gate, ("192.0.2.1:1", "", "/"), Some(actual.clone())).await;
         assert_eq!(answer.header("x-ratelimit-remaining"), Some(&*(10 - cost).to_string()));
-        let Some(Asking::Done(looked)) = gate.ask_by_name("per-client", &[b"192.0.2.1"], 0) else {
+        let Some(Check::Ready(looked)) = gate.check_by_name("per-client", &[b"192.0.2.1"], 0) else {
             panic!("in memory")
         };
         assert_eq!(looked.decision().unwrap().remaining(), left, "{cost} {actual:?}");

@@ -188,7 +188,7 @@ async fn a_service_that_fails_before_it_is_called_gives_back_what_the_request_to
 async fn a_denied_client_gets_its_answer_while_an_admitted_one_waits() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let (decided, mut decisions) = tokio::sync::mpsc::unbounded_channel();
-    let limits = layer(&gate).on_decision(move |ruling, _| decided.send(ruling.is_allowed()).unwrap());
+    let limits = layer(&gate).on_decision(move |outcome, _| decided.send(outcome.is_allowed()).unwrap());
     let room = Room::default();
     let inside = room.clone();
     let busy = layer_fn(move |inner| Busy { room: inside.clone(), has_room: false, inner });

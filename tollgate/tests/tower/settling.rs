@@ -6,7 +6,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use tollgate::rules::{Cost, Rule};
 use tollgate::tower::ActualCost;
-use tollgate::{Asking, Gate, Limit, MINUTE, SlidingWindowLog};
+use tollgate::{Check, Gate, Limit, MINUTE, SlidingWindowLog};
 
 use super::gate;
 use super::server::{Server, layer};
@@ -17,7 +17,7 @@ fn tokens_and_requests() -> Gate {
 }
 
 fn left(gate: &Gate, limit: &str) -> u64 {
-    let Some(Asking::Done(looked)) = gate.ask_by_name(limit, &[], 0) else { panic!("it is there, in memory") };
+    let Some(Check::Ready(looked)) = gate.check_by_name(limit, &[], 0) else { panic!("it is there, in memory") };
     looked.decision().unwrap().remaining()
 }
 

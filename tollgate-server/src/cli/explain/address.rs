@@ -2,7 +2,7 @@
 
 use tollgate::http::Refusal;
 use tollgate::rules::file::{KeyPart, LimitRule};
-use tollgate::{RuleExplained, Standing};
+use tollgate::{RuleExplained, RuleState};
 
 use super::Explained;
 use crate::notice;
@@ -34,7 +34,7 @@ pub(super) fn made_without(explained: &Explained<'_>) -> Vec<String> {
         Some(_) => [COUNTED, REFUSED, SKIPPED].into_iter().filter_map(|made| told(made, &by_ip)).collect(),
     };
     let has_list = |(limit, rule): (&LimitRule, &RuleExplained)| {
-        let is_matched = !matches!(rule.standing, Standing::NotMatched(_));
+        let is_matched = !matches!(rule.standing, RuleState::NotMatched(_));
         is_matched && (!limit.exempt.ips.is_empty() || !limit.blocked.ips.is_empty())
     };
     if limits().any(has_list) {
@@ -47,9 +47,9 @@ fn made_by(limit: &LimitRule, rule: &RuleExplained) -> Option<Made> {
     let is_by_ip = limit.key.iter().flatten().any(|part| matches!(part, KeyPart::Ip { .. }));
     let is_ip = |part: &str| part == "ip" || part.starts_with("ip/");
     match &rule.standing {
-        Standing::Counted { .. } | Standing::InFlight { .. } if is_by_ip => Some(COUNTED),
-        Standing::Refused(Refusal::KeyMissing { part }) if is_ip(part) => Some(REFUSED),
-        Standing::KeyMissing(part) if is_ip(part) => Some(SKIPPED),
+        RuleState::Counted { .. } | RuleState::InFlight { .. } if is_by_ip => Some(COUNTED),
+        RuleState::Refused(Refusal::KeyMissing { part }) if is_ip(part) => Some(REFUSED),
+        RuleState::KeyMissing(part) if is_ip(part) => Some(SKIPPED),
         // Not for it, or decided before anybody asked for the key.
         _ => None,
     }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tollgate::http::TokenError;
 use tollgate::rules::TokenStatus;
 use tollgate::rules::file::RouteRule;
-use tollgate::{Decision, RuleExplained, Standing};
+use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::overall::reason;
 use super::{Counts, Explained, Routed, path_reading};
@@ -153,17 +153,17 @@ fn limit(rule: &RuleExplained) -> LimitJson<'_> {
         failed.map(|failed| ExpressionErrorJson { field: failed.field.as_str(), error: &failed.error }).collect();
     let limit = LimitJson { limit: &rule.name, shadow: rule.shadow, expression_errors, ..LimitJson::default() };
     match &rule.standing {
-        Standing::NotMatched(why) => LimitJson { standing: "not_matched", why: Some(why), ..limit },
-        Standing::Disabled => LimitJson { standing: "disabled", ..limit },
-        Standing::KeyMissing(part) => LimitJson { standing: "key_missing", why: Some(part), ..limit },
-        Standing::Exempt => LimitJson { standing: "exempt", ..limit },
-        Standing::Refused(refusal) => LimitJson { standing: "refused", reason: Some(reason(refusal)), ..limit },
-        Standing::InFlight { key, in_flight, decision } => {
+        RuleState::NotMatched(why) => LimitJson { standing: "not_matched", why: Some(why), ..limit },
+        RuleState::Disabled => LimitJson { standing: "disabled", ..limit },
+        RuleState::KeyMissing(part) => LimitJson { standing: "key_missing", why: Some(part), ..limit },
+        RuleState::Exempt => LimitJson { standing: "exempt", ..limit },
+        RuleState::Refused(refusal) => LimitJson { standing: "refused", reason: Some(reason(refusal)), ..limit },
+        RuleState::InFlight { key, in_flight, decision } => {
             let (allowed, quota) = (decision.is_allowed(), decision.quota());
             let in_flight = InFlightJson { key, allowed, quota, in_flight: *in_flight };
             LimitJson { standing: "in_flight", in_flight: Some(in_flight), ..limit }
         }
-        Standing::Counted { key, cost, decision, banned_for } => {
+        RuleState::Counted { key, cost, decision, banned_for } => {
             let counted = CountedJson {
                 key,
                 cost: *cost,

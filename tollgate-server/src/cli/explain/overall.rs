@@ -4,7 +4,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use tollgate::http::{Answer, Body, Refusal, UnreadableRequest};
 use tollgate::rules::Unreadable;
 use tollgate::rules::file::{FailurePolicy, Parsed};
-use tollgate::{Decision, Explanation, RuleExplained, Standing};
+use tollgate::{Decision, Explanation, RuleExplained, RuleState};
 
 pub(super) struct Overall {
     pub(super) allowed: bool,
@@ -66,14 +66,14 @@ fn answer(refusal: &Refusal, decision: Option<&Decision>) -> (StatusCode, Option
 
 fn decision_of<'e>(explanation: &'e Explanation, name: &str) -> Option<&'e Decision> {
     explanation.rules.iter().find(|rule| rule.name == name).and_then(|rule| match &rule.standing {
-        Standing::Counted { decision, .. } => decision.as_ref(),
-        Standing::InFlight { decision, .. } => Some(decision),
+        RuleState::Counted { decision, .. } => decision.as_ref(),
+        RuleState::InFlight { decision, .. } => Some(decision),
         _ => None,
     })
 }
 
 fn denied_by_policy<'e>(explanation: &'e Explanation, file: &Parsed) -> Option<&'e str> {
-    let untold = |rule: &&RuleExplained| matches!(rule.standing, Standing::Counted { decision: None, .. });
+    let untold = |rule: &&RuleExplained| matches!(rule.standing, RuleState::Counted { decision: None, .. });
     let enforced = explanation.rules.iter().filter(|rule| !rule.shadow);
     let names = enforced.filter(untold).map(|rule| rule.name.as_str());
     names.into_iter().find(|name| policy(file, name) == FailurePolicy::Deny)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate::http::Refusal;
 use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
-use tollgate::{Decision, RuleExplained, Standing};
+use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::address::made_without;
 use super::overall::policy;
@@ -84,15 +84,15 @@ fn expression_errors(rule: &RuleExplained) -> String {
 /// The name, the verdict, and the rest.
 fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
     let (verdict, detail) = match &rule.standing {
-        Standing::NotMatched(why) => ("not matched", why.clone()),
-        Standing::Disabled => ("disabled", "`enabled` is false".to_owned()),
-        Standing::KeyMissing(part) => ("not matched", format!("the request has no {part}")),
-        Standing::Exempt => ("exempt", "is not counted".to_owned()),
-        Standing::Refused(Refusal::KeyMissing { part }) => ("refuses", format!("the request has no {part}")),
-        Standing::Refused(Refusal::TokenInvalid { error, .. }) => ("refuses", format!("token {}", error.code())),
-        Standing::Refused(Refusal::Blocked) => ("refuses", "blocked".to_owned()),
-        Standing::Refused(Refusal::Unreadable(request)) => ("refuses", request.message.clone()),
-        Standing::Counted { key, cost, decision, banned_for } => {
+        RuleState::NotMatched(why) => ("not matched", why.clone()),
+        RuleState::Disabled => ("disabled", "`enabled` is false".to_owned()),
+        RuleState::KeyMissing(part) => ("not matched", format!("the request has no {part}")),
+        RuleState::Exempt => ("exempt", "is not counted".to_owned()),
+        RuleState::Refused(Refusal::KeyMissing { part }) => ("refuses", format!("the request has no {part}")),
+        RuleState::Refused(Refusal::TokenInvalid { error, .. }) => ("refuses", format!("token {}", error.code())),
+        RuleState::Refused(Refusal::Blocked) => ("refuses", "blocked".to_owned()),
+        RuleState::Refused(Refusal::Unreadable(request)) => ("refuses", request.message.clone()),
+        RuleState::Counted { key, cost, decision, banned_for } => {
             let asked = format!("{}, cost {cost}", key_told(key));
             match (decision, banned_for) {
                 (_, Some(left)) => ("refuses", format!("{asked}: banned for {}", seconds(*left))),
@@ -104,7 +104,7 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
                 }
             }
         }
-        Standing::InFlight { key, in_flight, decision } => {
+        RuleState::InFlight { key, in_flight, decision } => {
             let verdict = if decision.is_allowed() { "passes" } else { "refuses" };
             (verdict, format!("{}: {in_flight} of {} in flight", key_told(key), decision.quota()))
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
-use tollgate::{Place, Ruling};
+use tollgate::{InFlightPermit, Outcome};
 
 use super::super::abandoned::{self, Abandoned};
 use super::super::answer::Failure;
@@ -34,7 +34,7 @@ pub(in super::super) struct Ending {
     /// Whether the answer ends only when its connection is closed.
     is_endless: bool,
     /// Among the requests of its key that are under way.
-    place: Option<Place>,
+    place: Option<InFlightPermit>,
     sent_bytes: u64,
     began: Moment,
     route: Option<Arc<RouteTally>>,
@@ -110,7 +110,7 @@ impl Ending {
     }
 
     /// Gives the place back when the answer is over.
-    pub(in super::super) fn keep_place(&mut self, place: Option<Place>) {
+    pub(in super::super) fn keep_permit(&mut self, place: Option<InFlightPermit>) {
         self.place = place;
     }
 
@@ -126,14 +126,14 @@ impl Ending {
     }
 
     /// What was ruled is counted, and written down when the request is over.
-    pub(in super::super) fn note_ruling(&mut self, ruling: &Ruling) {
-        self.client.tally().note_ruling(ruling);
-        self.record_ruling(ruling);
+    pub(in super::super) fn note_ruling(&mut self, outcome: &Outcome) {
+        self.client.tally().note_ruling(outcome);
+        self.record_ruling(outcome);
     }
 
-    pub(in super::super) fn record_ruling(&mut self, ruling: &Ruling) {
+    pub(in super::super) fn record_ruling(&mut self, outcome: &Outcome) {
         if let Some(record) = &mut self.record {
-            record.note_ruling(ruling);
+            record.note_ruling(outcome);
         }
     }
 
@@ -173,7 +173,7 @@ impl Ending {
     }
 
     /// Somebody else gives it back.
-    pub(in super::super) fn take_place(&mut self) -> Option<Place> {
+    pub(in super::super) fn take_permit(&mut self) -> Option<InFlightPermit> {
         self.place.take()
     }
 

@@ -17,7 +17,7 @@ fn a_connection_to_an_upstream_allocates_little_room_for_requests() {
 
 #[test]
 fn a_request_on_its_way_is_a_small_future() {
-    let pass = |(exchange, ruling, passing): (&'static Exchange, Ruling, Passing)| exchange.pass(ruling, passing);
+    let pass = |(exchange, outcome, passing): (&'static Exchange, Outcome, Passing)| exchange.pass(outcome, passing);
     let bytes = future_bytes(pass);
     assert!(bytes <= 7 << 10, "{bytes} bytes");
 }

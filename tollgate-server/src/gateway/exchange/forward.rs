@@ -13,7 +13,7 @@ use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::upgrade::OnUpgrade;
 use tollgate::rules::file::{HostHeader, Told};
-use tollgate::{Place, Ruling};
+use tollgate::{InFlightPermit, Outcome};
 
 use super::super::abandoned::{self, Begun, PermittedRequest};
 use super::super::answer::Failure;
@@ -47,7 +47,7 @@ impl Exchange {
         &self,
         (mut request, held): (Request<Incoming>, Option<HeldBytes>),
         (site, route): (&Arc<Site>, &Route),
-        ruling: &Ruling,
+        outcome: &Outcome,
         mut ending: Ending,
     ) -> Response<ToClient> {
         let upgrading = headers::upgrade_wanted(&request).then(|| hyper::upgrade::on(&mut request));
@@ -65,7 +65,7 @@ impl Exchange {
                 let mut response = answer::failed(fault.failure()).map(|text| ToClient::written(text, ending));
                 route.response_edits.apply(response.headers_mut());
                 self.echo_id(id, &mut response);
-                return self.tell_limits(ruling, response).await;
+                return self.tell_limits(outcome, response).await;
             }
         };
         if abandoned::has_event_stream(answered.headers()) {
@@ -86,7 +86,7 @@ impl Exchange {
         route.response_edits.apply(&mut parts.headers);
         let body = match upgrading.zip(switched) {
             Some(sides) => {
-                self.switch(sides, (held, ending.take_place()));
+                self.switch(sides, (held, ending.take_permit()));
                 ToClient::written(Bytes::new(), ending)
             }
             None => {
@@ -96,7 +96,7 @@ impl Exchange {
         };
         let mut response = Response::from_parts(parts, body);
         self.echo_id(id, &mut response);
-        self.tell_limits(ruling, response).await
+        self.tell_limits(outcome, response).await
     }
 
     fn echo_id(&self, id: Option<HeaderValue>, response: &mut Response<ToClient>) {
@@ -226,7 +226,7 @@ impl Exchange {
             }
         }
         request.body_mut().read_by(wire.patience(), route.timeout);
-        let answered = match ending.take_place() {
+        let answered = match ending.take_permit() {
             None => {
                 let answered = {
                     let mut sending = pin!(wire.send(request));
@@ -293,7 +293,7 @@ impl Exchange {
             Begun::Answered(answer, wire) => {
                 let (mut held, place) = sent.into_parts().ok_or(Failure::Disconnected)?;
                 held.wire = wire;
-                ending.keep_place(Some(place));
+                ending.keep_permit(Some(place));
                 Ok((answer, held))
             }
         }
@@ -311,7 +311,7 @@ impl Exchange {
             (request.body().is_nothing() && request.method().is_idempotent()).then(|| request.clone_without_body());
         let patience = Arc::new(Patience::new(Arc::clone(&self.worker.ticks)));
         request.body_mut().read_by(&patience, route.timeout);
-        let answered = match ending.take_place() {
+        let answered = match ending.take_permit() {
             None => {
                 let mut sending = pin!(sender.try_send_request(request));
                 patience.outlast(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
@@ -380,7 +380,7 @@ impl Exchange {
     }
 
     /// Both sides, the client and the upstream, speak another protocol from here on.
-    fn switch(&self, (client, upstream): (OnUpgrade, OnUpgrade), (held, place): (Held, Option<Place>)) {
+    fn switch(&self, (client, upstream): (OnUpgrade, OnUpgrade), (held, place): (Held, Option<InFlightPermit>)) {
         self.client.upgrade();
         let counted = Counted::new(Arc::clone(&self.worker.tally));
         let silence = Silence { ticks: Arc::clone(&self.worker.ticks), longest: self.worker.site.load().upgraded };

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
-use tollgate::Ruling;
+use tollgate::Outcome;
 use tollgate::http::{Refusal, is_grpc};
 use tollgate::rules::{Facts, Unreadable};
 
@@ -17,20 +17,20 @@ const MAX_DRAINED_BYTES: usize = 256 << 10;
 
 /// Whether a limit refused a request as one that no honest client sends. A browser may have several cookies of one name,
 /// and a page several parameters.
-pub(in super::super) fn is_malformed(ruling: &Ruling) -> bool {
-    matches!(ruling.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header")
+pub(in super::super) fn is_malformed(outcome: &Outcome) -> bool {
+    matches!(outcome.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header")
 }
 
 impl Exchange {
     /// Tells the client why its request does not pass.
-    pub(super) fn refuse(&self, request: Request<Incoming>, ruling: &Ruling, ending: Ending) -> Response<ToClient> {
-        if is_malformed(ruling) {
+    pub(super) fn refuse(&self, request: Request<Incoming>, outcome: &Outcome, ending: Ending) -> Response<ToClient> {
+        if is_malformed(outcome) {
             self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
         }
         let refusal = if is_grpc(request.headers()) {
-            ruling.grpc_response().map(|response| response.map(|()| Bytes::new()))
+            outcome.grpc_response().map(|response| response.map(|()| Bytes::new()))
         } else {
-            ruling.response(request.headers())
+            outcome.response(request.headers())
         };
         let refusal = refusal.unwrap_or_default();
         let refusal = if request.method() == Method::HEAD { bodiless(refusal) } else { refusal };

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use http::header::DATE;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use tollgate::Ruling;
+use tollgate::Outcome;
 
 use super::super::guard::Guard;
 use super::super::headers::{self, X_REQUEST_ID};
@@ -110,7 +110,7 @@ impl<'a> Head<'a> {
         out: &mut Vec<u8>,
         lines: Seen<'_>,
         edits: &Edits,
-        (ruling, id, tells_via): (&Ruling, Option<&HeaderValue>, bool),
+        (outcome, id, tells_via): (&Outcome, Option<&HeaderValue>, bool),
         date: &[u8],
     ) {
         text::put_status(out, self.status, self.reason);
@@ -142,10 +142,10 @@ impl<'a> Head<'a> {
             text::put(out, X_REQUEST_ID.as_str(), id.as_bytes());
         }
         match of_limits {
-            None => ruling.write_header_lines(out),
+            None => outcome.write_header_lines(out),
             // The upstream limits requests too, and the stricter of the two is told.
             Some(mut theirs) => {
-                ruling.write_headers(&mut theirs);
+                outcome.write_headers(&mut theirs);
                 text::put_headers(out, &theirs);
             }
         }

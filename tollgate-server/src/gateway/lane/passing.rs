@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use http::HeaderValue;
 use smallvec::SmallVec;
 use tokio::time::timeout;
-use tollgate::Ruling;
+use tollgate::Outcome;
 use tollgate::rules::file::Told;
 
 use super::super::abandoned::is_event_stream;
@@ -36,7 +36,7 @@ const SMALL_BYTES: usize = 4096;
 pub(super) struct Passing {
     site: Arc<Site>,
     route: usize,
-    ruling: Ruling,
+    outcome: Outcome,
     pub(super) ending: Ending,
     id: Option<HeaderValue>,
     tried: SmallVec<[usize; 4]>,
@@ -80,11 +80,11 @@ impl Stopped {
 }
 
 impl Passing {
-    pub(super) fn new(plain: &Plain<'_>, (site, route): (Arc<Site>, usize), ruling: Ruling, ending: Ending) -> Self {
+    pub(super) fn new(plain: &Plain<'_>, (site, route): (Arc<Site>, usize), outcome: Outcome, ending: Ending) -> Self {
         Self {
             site,
             route,
-            ruling,
+            outcome,
             ending,
             id: None,
             tried: SmallVec::new(),
@@ -199,7 +199,7 @@ impl Lane<'_> {
         if let Some(id) = &passing.id {
             map.insert(X_REQUEST_ID, id.clone());
         }
-        passing.ruling.write_headers(map);
+        passing.outcome.write_headers(map);
         let response = if passing.is_head { super::bodiless(response) } else { response };
         self.answer(&response, passing.ending, &mut scratch().desk, context)
     }
@@ -338,7 +338,7 @@ impl Lane<'_> {
         let Desk { out, date, .. } = desk;
         self.is_last |= self.worker.is_closing();
         out.clear();
-        let told = (&passing.ruling, passing.id.as_ref(), passing.site.tells(Told::Via));
+        let told = (&passing.outcome, passing.id.as_ref(), passing.site.tells(Told::Via));
         let date = date.line(self.worker.ticks.now());
         head.write(out, lines, &passing.route().response_edits, told, date);
         if self.is_last {

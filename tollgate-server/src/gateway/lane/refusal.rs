@@ -3,7 +3,7 @@
 use std::io;
 use std::task::Context;
 
-use tollgate::Ruling;
+use tollgate::Outcome;
 use tollgate::http::Message;
 use tollgate::rules::Facts;
 
@@ -18,12 +18,12 @@ impl Lane<'_> {
     pub(super) fn refuse(
         &mut self,
         plain: &Plain<'_>,
-        ruling: &Ruling,
+        outcome: &Outcome,
         mut ending: Ending,
         desk: &mut Desk,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
-        let Some((message, bytes)) = self.refusal(plain, ruling, desk) else { return Ok(()) };
+        let Some((message, bytes)) = self.refusal(plain, outcome, desk) else { return Ok(()) };
         ending.note_status(message.status);
         ending.note_sent(message.body_bytes);
         self.put(bytes, &[], context)
@@ -35,15 +35,15 @@ impl Lane<'_> {
         plain: &Plain<'_>,
         desk: &mut Desk,
         (site, route): (&Site, Option<usize>),
-        ruling: &Ruling,
+        outcome: &Outcome,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
         let tally = &self.worker.tally;
         let began = tally.now();
         self.is_last = plain.is_last;
-        let Some((message, bytes)) = self.refusal(plain, ruling, desk) else { return Ok(()) };
+        let Some((message, bytes)) = self.refusal(plain, outcome, desk) else { return Ok(()) };
         let put = self.put(bytes, &[], context);
-        tally.note_ruling_after(&mut desk.last_noted, ruling);
+        tally.note_ruling_after(&mut desk.last_noted, outcome);
         tally.note_dropped_headers(plain.dropped);
         let (status, nanos) = (Some(message.status), tally.nanos_since(began));
         match route {
@@ -58,8 +58,8 @@ impl Lane<'_> {
     }
 
     /// What is sent to a client whose request is refused.
-    fn refusal<'d>(&mut self, plain: &Plain<'_>, ruling: &Ruling, desk: &'d mut Desk) -> Option<(Message, &'d [u8])> {
-        if is_malformed(ruling) {
+    fn refusal<'d>(&mut self, plain: &Plain<'_>, outcome: &Outcome, desk: &'d mut Desk) -> Option<(Message, &'d [u8])> {
+        if is_malformed(outcome) {
             let facts = Facts::new("", "/").headers(plain.headers.lines);
             self.worker.strike(&self.client.sends(facts));
         }
@@ -68,9 +68,9 @@ impl Lane<'_> {
         let date = date.line(self.worker.ticks.now());
         let headers = plain.headers.lines;
         let (mut message, mut bytes) = if self.is_last {
-            ruling.message_after(last_message, headers, &[date, text::CLOSE].concat())
+            outcome.message_after(last_message, headers, &[date, text::CLOSE].concat())
         } else {
-            ruling.message_after(last_message, headers, date)
+            outcome.message_after(last_message, headers, date)
         }?;
         if plain.is_head() {
             bytes = &bytes[..bytes.len() - message.body_bytes];

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, Cache};
-use tollgate::Asker;
-use tollgate::http::LastMessage;
+use tollgate::CachedGate;
+use tollgate::http::ReusedResponse;
 
 use super::super::exchange::Worker;
 use super::super::site::Site;
@@ -35,14 +35,14 @@ pub(super) struct Desk {
     pub(super) out: Vec<u8>,
     pub(super) date: Date,
     /// What a client was refused with last.
-    pub(super) last_message: LastMessage,
+    pub(super) last_message: ReusedResponse,
     /// The limit that decided last, which is often the one that decides next.
     pub(super) last_noted: LastNoted,
 }
 
 /// The site and the rules in force, at hand: they are looked for only when they have changed.
 #[derive(Default)]
-pub(in super::super) struct InForce(Option<(SiteInForce, Asker)>);
+pub(in super::super) struct InForce(Option<(SiteInForce, CachedGate)>);
 
 type SiteInForce = Cache<Arc<ArcSwap<Site>>, Arc<Site>>;
 
@@ -76,10 +76,10 @@ impl Scratch {
 
 impl InForce {
     /// That of the worker, of which a thread has one.
-    pub(super) fn load(&mut self, worker: &Worker) -> (&Arc<Site>, &mut Asker) {
-        let at_hand = || (Cache::new(Arc::clone(&worker.site)), worker.gate.asker());
-        let (site, asker) = self.0.get_or_insert_with(at_hand);
-        (site.load(), asker)
+    pub(super) fn load(&mut self, worker: &Worker) -> (&Arc<Site>, &mut CachedGate) {
+        let at_hand = || (Cache::new(Arc::clone(&worker.site)), worker.gate.cached());
+        let (site, cached) = self.0.get_or_insert_with(at_hand);
+        (site.load(), cached)
     }
 }
 

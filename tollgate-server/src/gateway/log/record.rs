@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::header::{HOST, REFERER, USER_AGENT};
 use http::{HeaderValue, Method, StatusCode, Uri, Version};
-use tollgate::Ruling;
+use tollgate::Outcome;
 use tollgate::http::{Headers, Refusal, TokenError};
 use tollgate::rules::{Facts, TrustedProxies};
 
@@ -14,7 +14,7 @@ use super::super::client::Client;
 use super::super::fault::Fault;
 use super::super::target::Target;
 use super::AccessLog;
-use crate::decisions::Outcome;
+use crate::decisions::DecisionLabel;
 
 /// The status of a request whose client left before it had an answer, as nginx has it.
 const CLIENT_LEFT: u16 = 499;
@@ -30,7 +30,7 @@ pub(in super::super) struct Record {
     pub(super) user_agent: Option<HeaderValue>,
     pub(super) referer: Option<HeaderValue>,
     pub(super) limit: Option<Box<str>>,
-    outcome: Option<Outcome>,
+    outcome: Option<DecisionLabel>,
     /// Why the gateway refused it as malformed or ambiguous.
     pub(super) reason: Option<&'static str>,
     /// Why its token failed, if a rule read one.
@@ -105,14 +105,14 @@ impl Record {
         self.reason = Some(reason);
     }
 
-    pub(in super::super) fn note_ruling(&mut self, ruling: &Ruling) {
-        if let Some(Refusal::Unreadable(request)) = ruling.refusal() {
+    pub(in super::super) fn note_ruling(&mut self, outcome: &Outcome) {
+        if let Some(Refusal::Unreadable(request)) = outcome.refusal() {
             self.reason = Some(request.reason);
         }
-        self.token = ruling.token().error();
-        if let Some(limit) = ruling.limit() {
-            (self.limit, self.outcome) = (Some(limit.into()), Some(Outcome::of(ruling)));
-            self.delay = ruling.delay();
+        self.token = outcome.token().error();
+        if let Some(limit) = outcome.limit() {
+            (self.limit, self.outcome) = (Some(limit.into()), Some(DecisionLabel::of(outcome)));
+            self.delay = outcome.delay();
         }
     }
 
@@ -140,7 +140,7 @@ impl Record {
 
     /// `none` if no limit was for the request.
     pub(super) fn decision(&self) -> &'static str {
-        self.outcome.map_or("none", Outcome::as_str)
+        self.outcome.map_or("none", DecisionLabel::as_str)
     }
 }
 

@@ -1,8 +1,8 @@
-//! A ruling as JSON.
+//! A outcome as JSON.
 
 use serde::Serialize;
 use tollgate::http::{Refusal, TokenError};
-use tollgate::{Decision, Ruling, Source};
+use tollgate::{Decision, Outcome, Source};
 
 use crate::seconds::Seconds;
 
@@ -34,19 +34,19 @@ struct Watched<'a> {
 }
 
 impl<'a> Answer<'a> {
-    pub(crate) fn new(ruling: &'a Ruling) -> Self {
-        let decision = ruling.decision();
-        let watched = ruling.watched().map(|(limit, decision)| Watched { limit, allowed: decision.is_allowed() });
+    pub(crate) fn new(outcome: &'a Outcome) -> Self {
+        let decision = outcome.decision();
+        let watched = outcome.watched().map(|(limit, decision)| Watched { limit, allowed: decision.is_allowed() });
         Self {
-            allowed: ruling.is_allowed(),
-            limit: ruling.limit(),
+            allowed: outcome.is_allowed(),
+            limit: outcome.limit(),
             quota: decision.map(Decision::quota),
             remaining: decision.map(Decision::remaining),
             reset_after: decision.map(|decision| Seconds(decision.reset_after())),
             retry_after: decision.and_then(Decision::retry_after).map(Seconds),
-            delay: Seconds(ruling.delay()),
-            reason: ruling.refusal().map(reason),
-            token: ruling.token().error().map(TokenError::code),
+            delay: Seconds(outcome.delay()),
+            reason: outcome.refusal().map(reason),
+            token: outcome.token().error().map(TokenError::code),
             source: decision.map(|decision| source(decision.source())),
             shadow: watched.collect(),
         }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use tollgate::rules::RuleSet;
-use tollgate::{Asking, Gate};
+use tollgate::{Check, Gate};
 
 use self::facts::RequestFacts;
 use self::values::{Cost, Object, OneOrMany};
@@ -114,10 +114,10 @@ impl Question {
 
 impl Understood<'_> {
     /// Asks a gate with the rules that the question was held against.
-    pub(crate) fn ask(&self, gate: &Gate) -> Asking {
+    pub(crate) fn ask(&self, gate: &Gate) -> Check {
         match self {
             Self::Named { limit, key, cost } => {
-                gate.ask_by_name(limit, key, *cost).expect("the rules have been asked for this limit")
+                gate.check_by_name(limit, key, *cost).expect("the rules have been asked for this limit")
             }
             Self::Request { facts, cost } => facts.ask(gate, *cost),
         }

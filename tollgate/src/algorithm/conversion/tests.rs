@@ -6,10 +6,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::super::spill::Spill;
-use super::super::{Rules, Step, with_rules};
+use super::super::{LimitAlgorithm, Step, with_rules};
 use super::*;
 use crate::budget::Budget;
-use crate::decision::{Outcome, Verdict};
+use crate::decision::{Admission, Verdict};
 use crate::{Algorithm, FixedWindow, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
 
 struct Words {
@@ -24,7 +24,7 @@ impl Words {
     }
 }
 
-impl Cells for Words {
+impl StateWords for Words {
     fn get(&self, index: usize) -> u64 {
         self.words[index].get()
     }
@@ -256,7 +256,7 @@ proptest! {
         let cost = cost.min(configs[1].quota());
         let denied = key.ask(1, now, cost);
         // What counts denials makes the wait longer by asking again.
-        if let (Outcome::Denied { retry_after }, false) = (denied.outcome, matches!(configs[1], Config::Log { all: true, .. })) {
+        if let (Admission::Denied { retry_after }, false) = (denied.admission, matches!(configs[1], Config::Log { all: true, .. })) {
             // The state is converted here, so that the wait is that of the new configuration alone.
             let (new, words) = (&key.rules[1], Words::of(&key.rules[1]));
             let _ = new.convert(&words, &key.rules[0], &key.words, now);
@@ -287,8 +287,8 @@ fn a_tighter_rate_keeps_what_was_spent() {
     let mut key = Key::new(&[bucket(1_000, 1_000), bucket(10, 1_000)]);
     assert!(key.ask(0, START, 1_000).is_allowed());
     assert_eq!(key.ask(1, START + 1_000, 0).remaining, 1);
-    assert_eq!(key.ask(1, START + 1_000, 1).outcome, Outcome::Allowed { delay: 0 });
-    assert_eq!(key.ask(0, START + 1_000, 1).outcome, Outcome::Denied { retry_after: 1_000 });
+    assert_eq!(key.ask(1, START + 1_000, 1).admission, Admission::Allowed { delay: 0 });
+    assert_eq!(key.ask(0, START + 1_000, 1).admission, Admission::Denied { retry_after: 1_000 });
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn entries_of_a_log_keep_their_moments() {
     }
     let now = START + 45_000;
     assert_eq!(key.ask(1, now, 0).remaining, 98);
-    assert_eq!(key.ask(2, now, 1).outcome, Outcome::Denied { retry_after: 35_000 + 15_000 });
+    assert_eq!(key.ask(2, now, 1).admission, Admission::Denied { retry_after: 35_000 + 15_000 });
     assert!(key.ask(1, now, 1).is_allowed());
     assert_eq!(key.ask(2, now, 0).remaining, 0);
 }

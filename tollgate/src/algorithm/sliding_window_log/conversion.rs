@@ -4,13 +4,13 @@ use smallvec::smallvec;
 
 use super::super::conversion::{Fit, Spent};
 use super::super::record::Record;
-use super::super::{Cells, Rules};
+use super::super::{LimitAlgorithm, StateWords};
 use super::inline::{Head, MAX_UNITS};
 use super::list::List;
 use super::{Entry, Log};
 
 impl Log {
-    pub(in super::super) fn spent_at(&self, cells: &impl Cells, now: u64) -> Spent {
+    pub(in super::super) fn spent_at(&self, cells: &impl StateWords, now: u64) -> Spent {
         let log = self.read(cells);
         let (units, newest) = (log.units(), log.head.newest);
         if units == 0 || newest > now.saturating_add(self.window) {
@@ -20,7 +20,7 @@ impl Log {
         Spent { at: held, units: units.saturating_sub(log.expired(held).1) }
     }
 
-    pub(in super::super) fn charge(&self, cells: &impl Cells, spent: Spent) -> Fit {
+    pub(in super::super) fn charge(&self, cells: &impl StateWords, spent: Spent) -> Fit {
         let most = self.most_units();
         let units = spent.units.min(most);
         self.set_inline_entry(cells, 0, Entry { at: spent.at, units });
@@ -29,7 +29,13 @@ impl Log {
         Fit::of(spent.units <= most)
     }
 
-    pub(in super::super) fn convert(&self, into: &impl Cells, old: &Self, from: &impl Cells, now: u64) -> Fit {
+    pub(in super::super) fn convert(
+        &self,
+        into: &impl StateWords,
+        old: &Self,
+        from: &impl StateWords,
+        now: u64,
+    ) -> Fit {
         let log = old.read(from);
         if log.units() == 0 || log.head.newest > now.saturating_add(old.window) {
             return self.charge(into, old.spent_at(from, now));
@@ -47,7 +53,7 @@ impl Log {
     }
 
     /// Copies a log of the same window to words of another layout.
-    pub(in super::super) fn transcribe(&self, into: &impl Cells, old: &Self, from: &impl Cells) -> Fit {
+    pub(in super::super) fn transcribe(&self, into: &impl StateWords, old: &Self, from: &impl StateWords) -> Fit {
         let log = old.read(from);
         if log.units() == 0 {
             return Fit::Whole;
@@ -65,7 +71,7 @@ impl Log {
     }
 
     /// Returns the entries that count at `now`, the oldest first.
-    pub(in super::super) fn entries(&self, cells: &impl Cells, now: u64) -> Record {
+    pub(in super::super) fn entries(&self, cells: &impl StateWords, now: u64) -> Record {
         let log = self.read(cells);
         if log.units() == 0 || log.head.newest > now.saturating_add(self.window) {
             let Spent { at, units } = self.spent_at(cells, now);
@@ -82,7 +88,7 @@ impl Log {
     }
 
     /// Fills a log at rest with entries of moments up to `held`, the oldest first.
-    pub(in super::super) fn restore(&self, cells: &impl Cells, entries: &[(u64, u64)], held: u64) -> Fit {
+    pub(in super::super) fn restore(&self, cells: &impl StateWords, entries: &[(u64, u64)], held: u64) -> Fit {
         self.fill(cells, held, |add| {
             let counts = |(at, _): &&(u64, u64)| at + self.window > held;
             entries.iter().filter(counts).for_each(|(at, units)| add(Entry { at: *at, units: *units }));
@@ -90,7 +96,7 @@ impl Log {
     }
 
     /// Fills a log at rest. If there is no room, all of it becomes one entry at `held`.
-    fn fill(&self, into: &impl Cells, held: u64, entries: impl FnOnce(&mut dyn FnMut(Entry))) -> Fit {
+    fn fill(&self, into: &impl StateWords, held: u64, entries: impl FnOnce(&mut dyn FnMut(Entry))) -> Fit {
         let (mut head, mut list) = (Head { newest: 0, len: 0, units: 0 }, List::default());
         let (mut spent, mut total) = (0, 0);
         entries(&mut |entry| {

@@ -1,7 +1,7 @@
 //! The newest entries of a log, in the words of its key: the newest moment and the number of entries in the
 //! first word, the entries after it, oldest first.
 
-use super::super::Cells;
+use super::super::StateWords;
 use super::super::packing::{read_bits, write_bits};
 use super::{Entry, Log};
 
@@ -29,7 +29,7 @@ impl Log {
     }
 
     #[inline]
-    pub(super) fn head(&self, cells: &impl Cells) -> Head {
+    pub(super) fn head(&self, cells: &impl StateWords) -> Head {
         let word = cells.get(0);
         Head {
             newest: word >> (LEN_BITS + UNIT_BITS),
@@ -39,23 +39,23 @@ impl Log {
     }
 
     #[inline]
-    pub(super) fn set_head(&self, cells: &impl Cells, head: Head) {
+    pub(super) fn set_head(&self, cells: &impl StateWords, head: Head) {
         let units = if self.has_list() { 0 } else { head.units };
         cells.set(0, head.newest << (LEN_BITS + UNIT_BITS) | units << LEN_BITS | head.len as u64);
     }
 
     #[inline]
-    pub(super) fn inline_entry(&self, cells: &impl Cells, index: usize, newest: u64) -> Entry {
+    pub(super) fn inline_entry(&self, cells: &impl StateWords, index: usize, newest: u64) -> Entry {
         self.unpack(|word| cells.get(word), index, newest)
     }
 
     #[inline]
-    pub(super) fn set_inline_entry(&self, cells: &impl Cells, index: usize, entry: Entry) {
+    pub(super) fn set_inline_entry(&self, cells: &impl StateWords, index: usize, entry: Entry) {
         self.pack(|word| cells.get(word), |word, value| cells.set(word, value), index, entry);
     }
 
     /// Takes units back from an entry; says how many it had of them.
-    pub(super) fn give_back_inline(&self, cells: &impl Cells, head: &mut Head, index: usize, units: u64) -> u64 {
+    pub(super) fn give_back_inline(&self, cells: &impl StateWords, head: &mut Head, index: usize, units: u64) -> u64 {
         let entry = self.inline_entry(cells, index, head.newest);
         let given = units.min(entry.units);
         if given == entry.units {
@@ -67,7 +67,7 @@ impl Log {
     }
 
     /// Closes the gap that `count` entries leave which began at `from`.
-    pub(super) fn remove_inline(&self, cells: &impl Cells, head: &mut Head, from: usize, count: usize) {
+    pub(super) fn remove_inline(&self, cells: &impl StateWords, head: &mut Head, from: usize, count: usize) {
         for index in from + count..head.len {
             let entry = self.inline_entry(cells, index, head.newest);
             self.set_inline_entry(cells, index - count, entry);

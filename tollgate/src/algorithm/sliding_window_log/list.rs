@@ -3,7 +3,7 @@
 //! Entries come here from the inline words many at a time, so that most decisions touch no chunk, and the time
 //! of the oldest is kept beside the key, so that none is read before something is to be forgotten.
 
-use super::super::Cells;
+use super::super::StateWords;
 use super::super::spill::{CHUNK_WORDS, Spill};
 use super::{Entry, Log};
 
@@ -39,7 +39,7 @@ impl List {
 }
 
 impl Log {
-    pub(super) fn read_list(&self, cells: &impl Cells) -> List {
+    pub(super) fn read_list(&self, cells: &impl StateWords) -> List {
         if !self.has_list() {
             return List::default();
         }
@@ -55,7 +55,7 @@ impl Log {
         }
     }
 
-    pub(super) fn write_list(&self, cells: &impl Cells, list: List) {
+    pub(super) fn write_list(&self, cells: &impl StateWords, list: List) {
         if self.has_list() {
             let at = self.inline_words();
             cells.set(at, list.units << 16 | (list.begin as u64) << 8 | list.end as u64);

@@ -158,7 +158,7 @@ impl RuleSetBuilder {
         let names = compiled.iter().map(|one| one.rule.name().into());
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
-            hear_answers: compiled.iter().any(|one| one.rule.hearing.is_needed()),
+            await_responses: compiled.iter().any(|one| one.rule.hearing.is_needed()),
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
             phases: Phases::of(&compiled),

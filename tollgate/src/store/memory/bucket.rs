@@ -9,7 +9,7 @@
 //! changed meanwhile and claims the bucket. Fingerprints change under the lock only. A denial writes nothing at all, so
 //! a flood of them shares the cache line.
 
-use crate::algorithm::Cells;
+use crate::algorithm::StateWords;
 use crate::algorithm::spill::Spill;
 use crate::sync::{AtomicU64, Ordering, fence, spin_loop, yield_now};
 
@@ -175,7 +175,7 @@ impl<'a> Slot<'a> {
     }
 }
 
-impl Cells for Slot<'_> {
+impl StateWords for Slot<'_> {
     #[inline]
     fn get(&self, index: usize) -> u64 {
         self.words[index].load(Ordering::Relaxed)

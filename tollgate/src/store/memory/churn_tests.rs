@@ -3,7 +3,7 @@
 use super::bucket::Layout;
 use super::holds::Holds;
 use super::table::Table;
-use super::{Asked, Mode};
+use super::{HashedHit, Mode};
 use crate::algorithm::Compiled;
 use crate::algorithm::fixed_window::ClockWindow;
 use crate::budget::Budget;
@@ -42,12 +42,12 @@ impl Churn {
     }
 
     fn takes(&self, fingerprint: u64) -> bool {
-        let asked = Asked { limit: LimitId(0), fingerprint, cost: 1 };
+        let asked = HashedHit { limit: LimitId(0), fingerprint, cost: 1 };
         self.table.decide(self.rules(), None, asked, self.now, Mode::Take).is_allowed()
     }
 
     fn left(&self, fingerprint: u64) -> u64 {
-        let asked = Asked { limit: LimitId(0), fingerprint, cost: 0 };
+        let asked = HashedHit { limit: LimitId(0), fingerprint, cost: 0 };
         self.table.decide(self.rules(), None, asked, self.now, Mode::Look).remaining
     }
 

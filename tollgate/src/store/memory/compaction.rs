@@ -16,7 +16,7 @@ use super::bucket::{Layout, header_at};
 use super::family::{Family, Kin, Member, Usage};
 use super::table::Table;
 use super::tables;
-use crate::algorithm::{Rules, with_rules};
+use crate::algorithm::{LimitAlgorithm, with_rules};
 use crate::budget::Budget;
 use crate::sync::Ordering;
 use crate::units::Timestamp;
@@ -112,7 +112,7 @@ impl Kin<'_> {
 
 impl Table {
     /// Returns an empty table with room for the live keys of this one, if it takes much less memory.
-    fn smaller<R: Rules>(&self, rules: &R, budget: &Budget, now: u64) -> Option<Self> {
+    fn smaller<R: LimitAlgorithm>(&self, rules: &R, budget: &Budget, now: u64) -> Option<Self> {
         self.smaller_level(self.estimated_keys(rules, now))?;
         let level = self.smaller_level(self.live_keys(rules, now))?;
         // Keys without a slot are charged by the floors of their buckets, which are others in a table of another size.
@@ -142,7 +142,7 @@ impl Table {
     }
 
     /// Estimates how many keys are not at rest, by looking at some of the buckets.
-    fn estimated_keys<R: Rules>(&self, rules: &R, now: u64) -> usize {
+    fn estimated_keys<R: LimitAlgorithm>(&self, rules: &R, now: u64) -> usize {
         let (level, split) = self.extent();
         let buckets = self.buckets_at(level) + split;
         let step = (buckets / SAMPLE).max(1);

@@ -24,13 +24,13 @@ use std::sync::{Arc, Weak};
 use smallvec::{SmallVec, smallvec};
 
 use super::bucket::{Bucket, Busy, pause};
-use super::holds::{Holds, Seat};
+use super::holds::{Holds, SlotRef};
 use super::table::Table;
-use super::{Asked, Mode};
+use super::{HashedHit, Mode};
 use crate::algorithm::conversion::{Fit, Spent};
 use crate::algorithm::spill::Spill;
-use crate::algorithm::{Cells, Charge, Compiled, Rules, Step, with_rules};
-use crate::decision::{Outcome, Verdict};
+use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, Step, with_rules};
+use crate::decision::{Admission, Verdict};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
 /// All tables of a limit. Stores that were made from one another share it.
@@ -98,8 +98,8 @@ pub(super) struct Kin<'a> {
 
 /// Where a key was found, with its buckets held.
 enum Place<'a> {
-    Here(Seat<'a>),
-    There(&'a Member, Seat<'a>),
+    Here(SlotRef<'a>),
+    There(&'a Member, SlotRef<'a>),
     Nowhere,
 }
 
@@ -236,7 +236,7 @@ impl<'a> Kin<'a> {
     }
 
     /// Decides on a key that has no slot in its own table. `None`: it has one now, or someone else was in the way.
-    pub(super) fn decide(self, members: &'a Arc<Members>, asked: Asked, now: u64, mode: Mode) -> Option<Verdict> {
+    pub(super) fn decide(self, members: &'a Arc<Members>, asked: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
         let mut holds = Holds::default();
         match self.decide_held(&mut holds, members, asked, now, mode) {
             Ok(verdict) => verdict,
@@ -257,11 +257,11 @@ impl<'a> Kin<'a> {
         self,
         holds: &mut Holds<'a>,
         members: &'a Arc<Members>,
-        asked: Asked,
+        asked: HashedHit,
         now: u64,
         mode: Mode,
     ) -> Result<Option<Verdict>, Busy> {
-        let Asked { fingerprint, cost, .. } = asked;
+        let HashedHit { fingerprint, cost, .. } = asked;
         let place = self.find(holds, members, fingerprint)?;
         if let Place::Here(_) = place {
             return Ok(None);
@@ -312,7 +312,7 @@ impl<'a> Kin<'a> {
         members: Option<&'a Arc<Members>>,
         fingerprint: u64,
         now: u64,
-    ) -> Result<Option<Seat<'a>>, Busy> {
+    ) -> Result<Option<SlotRef<'a>>, Busy> {
         let Some(members) = members else {
             holds.hold_home(self.table, fingerprint)?;
             if !self.family.is_alone() {
@@ -382,7 +382,7 @@ impl<'a> Kin<'a> {
         members: &'a Arc<Members>,
         fingerprint: u64,
         now: u64,
-    ) -> Result<Option<(&'a Table, &'a Compiled, Seat<'a>)>, Busy> {
+    ) -> Result<Option<(&'a Table, &'a Compiled, SlotRef<'a>)>, Busy> {
         let place = self.find(holds, members, fingerprint)?;
         match place {
             Place::Here(seat) => Ok(Some((self.table, self.rules, seat))),
@@ -487,7 +487,7 @@ impl<'a> Kin<'a> {
         place: &Place<'a>,
         fingerprint: u64,
         now: u64,
-    ) -> Result<Option<Seat<'a>>, Busy> {
+    ) -> Result<Option<SlotRef<'a>>, Busy> {
         let home: Bucket<'a> = holds.hold_home(self.table, fingerprint)?;
         with_rules!(self.rules, rules => {
             if let Some(seat) = self.table.free_seat(rules, holds, home, now)? {
@@ -528,14 +528,14 @@ fn note_step_back<'a>(holds: &mut Holds<'a>, place: &Place<'a>, now: u64) {
 
 /// The denial of a key for which there is no room, among several that are asked together.
 pub(super) const NO_ROOM: Verdict =
-    Verdict { outcome: Outcome::Denied { retry_after: 1_000_000 }, remaining: 0, reset_after: 1_000_000 };
+    Verdict { admission: Admission::Denied { retry_after: 1_000_000 }, remaining: 0, reset_after: 1_000_000 };
 
 /// The denial of a key that would pass, but for which there is no room.
 fn without_room(verdict: &Verdict) -> Verdict {
-    match verdict.outcome {
-        Outcome::Allowed { .. } => {
+    match verdict.admission {
+        Admission::Allowed { .. } => {
             let retry_after = verdict.reset_after.max(1);
-            Verdict { outcome: Outcome::Denied { retry_after }, remaining: 0, reset_after: verdict.reset_after }
+            Verdict { admission: Admission::Denied { retry_after }, remaining: 0, reset_after: verdict.reset_after }
         }
         _ => *verdict,
     }
@@ -544,7 +544,7 @@ fn without_room(verdict: &Verdict) -> Verdict {
 /// Decides on a key that its own table does not have. `None`: it has to be looked for again.
 #[cold]
 #[inline(never)]
-pub(super) fn decide(kin: Kin<'_>, asked: Asked, now: u64, mode: Mode) -> Option<Verdict> {
+pub(super) fn decide(kin: Kin<'_>, asked: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
     kin.family.drop_retired(now);
     let members = kin.family.members();
     kin.among(&members).decide(&members, asked, now, mode)
@@ -579,7 +579,7 @@ impl<'a> Converted<'a> {
     }
 
     /// Hands the words on to a slot.
-    fn hand_to(&self, slot: &impl Cells) {
+    fn hand_to(&self, slot: &impl StateWords) {
         for (index, word) in self.words.iter().enumerate() {
             slot.set(index, word.replace(0));
         }
@@ -594,7 +594,7 @@ impl Drop for Converted<'_> {
     }
 }
 
-impl Cells for Converted<'_> {
+impl StateWords for Converted<'_> {
     fn get(&self, index: usize) -> u64 {
         self.words[index].get()
     }

@@ -3,7 +3,7 @@
 
 use super::bucket::Bucket;
 use super::table::{SEGMENTS, Table};
-use crate::algorithm::Rules;
+use crate::algorithm::LimitAlgorithm;
 use crate::sync::{AtomicBool, Ordering};
 
 /// Ends the sweeping or growing of a thread, also if it panics.
@@ -24,7 +24,7 @@ impl Table {
     }
 
     /// Sweeps or grows by a few buckets, if it is time for that.
-    pub(super) fn tend<R: Rules>(&self, rules: &R, now: u64) {
+    pub(super) fn tend<R: LimitAlgorithm>(&self, rules: &R, now: u64) {
         let (level, split) = self.extent();
         if split > 0 || self.is_sweep_due(self.buckets_at(level) * self.layout.slots) {
             self.alone(|| self.sweep_or_grow(rules, now));
@@ -32,7 +32,7 @@ impl Table {
     }
 
     #[cfg(all(test, loom))]
-    pub(super) fn grow_now<R: Rules>(&self, rules: &R, now: u64) {
+    pub(super) fn grow_now<R: LimitAlgorithm>(&self, rules: &R, now: u64) {
         self.alone(|| self.grow(rules, now));
     }
 
@@ -44,7 +44,7 @@ impl Table {
         }
     }
 
-    fn sweep_or_grow<R: Rules>(&self, rules: &R, now: u64) {
+    fn sweep_or_grow<R: LimitAlgorithm>(&self, rules: &R, now: u64) {
         let (level, split) = self.extent();
         let buckets = self.buckets_at(level);
         let is_full = || self.is_crowded(buckets * self.layout.slots);
@@ -54,7 +54,7 @@ impl Table {
     }
 
     /// Splits the next few buckets.
-    fn grow<R: Rules>(&self, rules: &R, now: u64) {
+    fn grow<R: LimitAlgorithm>(&self, rules: &R, now: u64) {
         /// Splits with each newcomer: so many that a doubling is done long before the next is due.
         const STEP: usize = 4;
 
@@ -73,7 +73,7 @@ impl Table {
     /// Makes room where a newcomer found none, by splitting the buckets it looked into before it is their
     /// turn: nobody waits for all the others.
     #[cold]
-    pub(super) fn make_room<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64) {
+    pub(super) fn make_room<R: LimitAlgorithm>(&self, rules: &R, fingerprint: u64, now: u64) {
         let (level, _) = self.extent();
         self.alone(|| self.grow(rules, now));
         if self.segments[level as usize + 1].get().is_none() {

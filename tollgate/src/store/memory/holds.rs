@@ -10,7 +10,7 @@ use crate::sync::Ordering;
 
 /// A slot, or the shared words, of a bucket that is held.
 #[derive(Clone, Copy)]
-pub(super) struct Seat<'a> {
+pub(super) struct SlotRef<'a> {
     pub(super) bucket: Bucket<'a>,
     pub(super) slot: usize,
     /// Where its bucket is among those held.
@@ -19,8 +19,8 @@ pub(super) struct Seat<'a> {
     sealed: Option<usize>,
 }
 
-impl Seat<'_> {
-    pub(super) fn is(self, other: Seat<'_>) -> bool {
+impl SlotRef<'_> {
+    pub(super) fn is(self, other: SlotRef<'_>) -> bool {
         self.bucket.is(other.bucket) && self.slot == other.slot
     }
 
@@ -82,11 +82,11 @@ impl<'a> Holds<'a> {
     }
 
     /// Keeps others from changing a slot: its bucket is held, and a word that is decided without the lock is sealed.
-    pub(super) fn seat(&mut self, table: &'a Table, bucket: Bucket<'a>, slot: usize) -> Result<Seat<'a>, Busy> {
+    pub(super) fn seat(&mut self, table: &'a Table, bucket: Bucket<'a>, slot: usize) -> Result<SlotRef<'a>, Busy> {
         let held = self.hold_index(bucket)?;
         let tags = table.layout.tags;
         if tags == 0 || slot == table.layout.slots {
-            return Ok(Seat { bucket, slot, held, sealed: None });
+            return Ok(SlotRef { bucket, slot, held, sealed: None });
         }
         let word = &bucket.words_of(slot, table.layout)[0];
         let ours = || self.sealed.iter().rposition(|sealed| sealed.is_of(word));
@@ -97,18 +97,18 @@ impl<'a> Holds<'a> {
                 self.sealed.len() - 1
             }
         };
-        Ok(Seat { bucket, slot, held, sealed: Some(index) })
+        Ok(SlotRef { bucket, slot, held, sealed: Some(index) })
     }
 
     /// Lets others change the slot again, if it is the last that was sealed.
-    pub(super) fn unseat(&mut self, seat: Seat<'a>) {
+    pub(super) fn unseat(&mut self, seat: SlotRef<'a>) {
         if seat.sealed.is_some_and(|index| index + 1 == self.sealed.len()) {
             self.sealed.pop();
         }
     }
 
     /// The words of a seat.
-    pub(super) fn cells(&self, table: &'a Table, seat: Seat<'a>) -> Lent<'_, 'a> {
+    pub(super) fn cells(&self, table: &'a Table, seat: SlotRef<'a>) -> Lent<'_, 'a> {
         match seat.sealed {
             Some(index) => Lent::Copy(self.sealed[index].cells()),
             None => Lent::Words(table.slot(seat.bucket, seat.slot)),
@@ -116,7 +116,7 @@ impl<'a> Holds<'a> {
     }
 
     /// Gives a seat to another key, or to none.
-    pub(super) fn hand_over(&mut self, table: &'a Table, seat: Seat<'a>, fingerprint: u64) {
+    pub(super) fn hand_over(&mut self, table: &'a Table, seat: SlotRef<'a>, fingerprint: u64) {
         let held = &mut self.held[seat.held];
         held.mark_written();
         // An empty slot has no decisions on their way to it.

@@ -4,11 +4,11 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::bucket::Layout;
+use super::multi_key::{Draft, write_all};
 use super::quick::Unready;
 use super::table::Table;
-use super::together::{Draft, write_all};
-use super::{Asked, Mode};
-use crate::algorithm::{Charge, Compiled, Rules};
+use super::{HashedHit, Mode};
+use crate::algorithm::{Charge, Compiled, LimitAlgorithm};
 use crate::budget::Budget;
 use crate::decision::Verdict;
 use crate::limit::{Limit, LimitId};
@@ -65,7 +65,7 @@ impl Model {
 
     fn check(&self, fingerprint: u64) -> Verdict {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        let asked = Asked { limit: LimitId(0), fingerprint, cost: 1 };
+        let asked = HashedHit { limit: LimitId(0), fingerprint, cost: 1 };
         self.table.decide(rules, None, asked, NOW, Mode::Take)
     }
 
@@ -75,14 +75,14 @@ impl Model {
 
     fn left(&self, fingerprint: u64) -> u64 {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        let asked = Asked { limit: LimitId(0), fingerprint, cost: 0 };
+        let asked = HashedHit { limit: LimitId(0), fingerprint, cost: 0 };
         self.table.decide(rules, None, asked, NOW, Mode::Look).remaining
     }
 
     /// What taking one unit of a key would be, on the fast path for several.
     fn draft<'a>(&'a self, fingerprint: u64, draft: &mut Draft<'a>) -> Result<(), Unready> {
         let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        self.table.draft_now(rules, &Asked { limit: LimitId(0), fingerprint, cost: 1 }, NOW, draft)
+        self.table.draft_now(rules, &HashedHit { limit: LimitId(0), fingerprint, cost: 1 }, NOW, draft)
     }
 
     /// In how many slots of the first block a fingerprint is.
@@ -345,7 +345,7 @@ fn loom_nobody_sees_half_of_a_state() {
             cost: u64,
             mode: Mode,
         ) -> Verdict {
-            let asked = Asked { limit: LimitId(0), fingerprint: 8, cost };
+            let asked = HashedHit { limit: LimitId(0), fingerprint: 8, cost };
             table.decide(rules, None, asked, NOW, mode)
         }
         ask(&table, rules, (1 << 31) - 1, Mode::Take);

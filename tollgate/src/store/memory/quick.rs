@@ -8,7 +8,7 @@ use super::bucket::{LOCKED, Layout, level_of};
 use super::contention::Contention;
 use super::table::Table;
 use super::word::{Copied, Lost, Place};
-use crate::algorithm::{Rules, Step};
+use crate::algorithm::{LimitAlgorithm, Step};
 use crate::decision::Verdict;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -63,7 +63,7 @@ impl Table {
 
     /// Decides if it is as easy as most are. `None`: it has to be decided on the slow path.
     #[inline(always)]
-    pub(super) fn decide_quickly<R: Rules>(
+    pub(super) fn decide_quickly<R: LimitAlgorithm>(
         &self,
         rules: &R,
         fingerprint: u64,
@@ -83,7 +83,7 @@ impl Table {
     /// Decides on a word that many threads want at once. `None`: it has to be decided on the slow path.
     #[cold]
     #[inline(never)]
-    fn decide_contended<R: Rules>(
+    fn decide_contended<R: LimitAlgorithm>(
         &self,
         rules: &R,
         place: Place<'_>,
@@ -110,7 +110,7 @@ impl Table {
 
     /// Decides on a key of one word, if that is still `old`.
     #[inline(always)]
-    pub(super) fn decide_word<R: Rules>(
+    pub(super) fn decide_word<R: LimitAlgorithm>(
         &self,
         rules: &R,
         place: Place<'_>,

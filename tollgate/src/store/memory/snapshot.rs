@@ -104,7 +104,7 @@ impl MemoryStore {
                 Ok(Some(seat)) if seat.slot < kin.table.layout.slots => {
                     holds.write(seat.bucket);
                     let cells = holds.cells(kin.table, seat);
-                    with_rules!(kin.rules, rules => crate::algorithm::Rules::clear(rules, &cells));
+                    with_rules!(kin.rules, rules => crate::algorithm::LimitAlgorithm::clear(rules, &cells));
                     let _ = kin.rules.restore(&cells, record, recorded);
                     drop(holds);
                     with_rules!(kin.rules, rules => kin.table.tend(rules, now));

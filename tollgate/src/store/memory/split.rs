@@ -3,17 +3,23 @@
 use smallvec::SmallVec;
 
 use super::bucket::{Bucket, Busy, EMPTY};
-use super::holds::{Holds, Seat};
+use super::holds::{Holds, SlotRef};
 use super::table::Table;
-use crate::algorithm::{Cells, Rules};
+use crate::algorithm::{LimitAlgorithm, StateWords};
 use crate::sync::Ordering;
 
-type Seats<'a> = SmallVec<[Seat<'a>; 16]>;
+type Seats<'a> = SmallVec<[SlotRef<'a>; 16]>;
 
 impl Table {
     /// Splits bucket `index` of a table of that level, unless it is split already, and says how many slots that
     /// made free. Keys at rest are dropped on the way.
-    pub(super) fn split<R: Rules>(&self, rules: &R, now: u64, index: usize, level: u32) -> Result<usize, Busy> {
+    pub(super) fn split<R: LimitAlgorithm>(
+        &self,
+        rules: &R,
+        now: u64,
+        index: usize,
+        level: u32,
+    ) -> Result<usize, Busy> {
         let mut holds = Holds::default();
         let (low, high) = (self.bucket(index), self.upper(index, level));
         // The low bucket is let go last: when it sends readers to the high one, that is ready for them.
@@ -44,7 +50,7 @@ impl Table {
     }
 
     /// The keys at home in a held bucket that will be at home in the upper one, wherever in the run they are.
-    fn movers<'a, R: Rules>(
+    fn movers<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
         holds: &mut Holds<'a>,
@@ -84,7 +90,7 @@ impl Table {
     }
 
     /// So many free slots in the run of a held bucket, nearest first; busy when there are not so many.
-    fn seats_above<'a, R: Rules>(
+    fn seats_above<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
         holds: &mut Holds<'a>,
@@ -110,7 +116,7 @@ impl Table {
         Err(Busy::Held)
     }
 
-    pub(super) fn leave<'a>(&'a self, holds: &mut Holds<'a>, seat: Seat<'a>) {
+    pub(super) fn leave<'a>(&'a self, holds: &mut Holds<'a>, seat: SlotRef<'a>) {
         holds.hand_over(self, seat, EMPTY);
         self.occupied.fetch_sub(1, Ordering::Relaxed);
     }

@@ -16,7 +16,7 @@
 use super::bucket::{Bucket, Busy, EMPTY, LOCKED, PASSED_BY};
 use super::holds::Holds;
 use super::table::Table;
-use crate::algorithm::Rules;
+use crate::algorithm::LimitAlgorithm;
 use crate::sync::Ordering;
 
 /// Buckets swept with each new key: a pass ends before the table is 1 % fuller.
@@ -38,7 +38,7 @@ impl Table {
 
     /// Sweeps the next few of `buckets` buckets, and returns whether that ends a pass. For the thread that has set
     /// `growing`.
-    pub(super) fn sweep<R: Rules>(&self, rules: &R, now: u64, buckets: usize) -> bool {
+    pub(super) fn sweep<R: LimitAlgorithm>(&self, rules: &R, now: u64, buckets: usize) -> bool {
         let from = self.swept.load(Ordering::Relaxed);
         let until = (from + STEP).min(buckets);
         for index in from..until {
@@ -60,13 +60,13 @@ impl Table {
     }
 
     /// Whether a key of a bucket looks idle. Reads without the lock, so the answer is only a hint.
-    fn has_idle<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> bool {
+    fn has_idle<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> bool {
         (0..self.layout.slots)
             .any(|slot| bucket.fingerprint(slot) != EMPTY && self.looks_idle(rules, bucket, slot, now))
     }
 
     /// Empties the slots of idle keys in a bucket.
-    fn remove_idle<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> Result<(), Busy> {
+    fn remove_idle<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> Result<(), Busy> {
         let mut holds = Holds::default();
         holds.hold(bucket)?;
         for slot in 0..self.layout.slots {

@@ -10,7 +10,7 @@ use super::bucket::{Bucket, Busy, EMPTY, LOCKED, Layout, pause, unchanged};
 use super::family::{Family, Frozen, Kin, Member, Members, Usage};
 use super::holds::Holds;
 use super::table::Table;
-use crate::algorithm::{Algorithm, Compiled, Rules, with_rules};
+use crate::algorithm::{Algorithm, Compiled, LimitAlgorithm, with_rules};
 use crate::budget::Budget;
 use crate::error::InvalidLimit;
 use crate::limit::Limit;
@@ -206,7 +206,7 @@ fn move_key(family: &Family, to: &Member, fingerprint: u64, now: u64) -> bool {
 
 impl Table {
     /// The fingerprints of all keys that have a slot and are not at rest. Nobody adds any.
-    fn live_fingerprints<R: Rules>(&self, rules: &R, now: u64) -> Vec<u64> {
+    fn live_fingerprints<R: LimitAlgorithm>(&self, rules: &R, now: u64) -> Vec<u64> {
         let live = |bucket: Bucket<'_>| {
             let header = bucket.header().load(Ordering::Acquire);
             let keys = |is_live: &dyn Fn(usize) -> bool| {
@@ -221,7 +221,7 @@ impl Table {
         self.buckets().flat_map(live).collect()
     }
 
-    pub(super) fn has_idle_floors<R: Rules>(&self, rules: &R, now: u64) -> bool {
+    pub(super) fn has_idle_floors<R: LimitAlgorithm>(&self, rules: &R, now: u64) -> bool {
         self.buckets().all(|bucket| rules.is_idle(&self.shared(bucket), now))
     }
 

@@ -40,7 +40,7 @@
 use std::cell::Cell;
 
 use super::bucket::{Busy, Held, PATIENCE, Slot, is_same_lap, unchanged_header};
-use crate::algorithm::Cells;
+use crate::algorithm::StateWords;
 use crate::algorithm::spill::Spill;
 use crate::sync::{AtomicU64, Ordering, spin_loop};
 
@@ -128,7 +128,7 @@ impl<'a> Copied<'a> {
     }
 }
 
-impl Cells for Copied<'_> {
+impl StateWords for Copied<'_> {
     #[inline(always)]
     fn get(&self, _: usize) -> u64 {
         self.state.get()
@@ -194,7 +194,7 @@ pub(super) enum Lent<'c, 'a> {
     Copy(&'c Copied<'a>),
 }
 
-impl Cells for Lent<'_, '_> {
+impl StateWords for Lent<'_, '_> {
     #[inline]
     fn get(&self, index: usize) -> u64 {
         match self {

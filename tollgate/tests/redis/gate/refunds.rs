@@ -40,10 +40,10 @@ async fn gate(server: &RedisServer, clock: &ManualClock, rules: impl IntoIterato
     Gate::on_redis(rules, settings).await.unwrap()
 }
 
-async fn ask(gate: &Gate) -> tollgate::Ruling {
-    let ruling = gate.decide(&Facts::new("GET", "/")).await;
-    assert!(ruling.is_allowed(), "{ruling:?}");
-    ruling
+async fn ask(gate: &Gate) -> tollgate::Outcome {
+    let outcome = gate.decide(&Facts::new("GET", "/")).await;
+    assert!(outcome.is_allowed(), "{outcome:?}");
+    outcome
 }
 
 /// Makes the leased limit busy, and returns how many requests that took.
@@ -74,10 +74,10 @@ async fn both_get_their_units_back(global: u64, user: u64, foremost: Source) {
     let spent = warm_up(&gate).await;
     let before = leased_hits(&gate);
     for _ in 0..20 {
-        let ruling = ask(&gate).await;
-        assert_eq!(ruling.decision().unwrap().source(), foremost);
-        assert_eq!(ruling.refund().await, Settlement::Settled);
-        assert_eq!(ruling.refund().await, Settlement::AlreadySettled);
+        let outcome = ask(&gate).await;
+        assert_eq!(outcome.decision().unwrap().source(), foremost);
+        assert_eq!(outcome.refund().await, Settlement::Settled);
+        assert_eq!(outcome.refund().await, Settlement::AlreadySettled);
     }
     assert_eq!(leased_hits(&gate) - before, 20);
     let limiter = gate.redis().unwrap();
@@ -109,17 +109,17 @@ async fn a_unit_of_a_slice_is_not_refunded_at_the_store() {
     let other = self::gate(&server, &clock, [exact(bucket.clone()).cost(Cost::constant(500))]).await;
     _ = ask(&other).await;
     let before = leased_hits(&gate);
-    let ruling = ask(&gate).await;
-    assert_eq!((leased_hits(&gate) - before, ruling.decision().unwrap().source()), (1, Source::Store));
+    let outcome = ask(&gate).await;
+    assert_eq!((leased_hits(&gate) - before, outcome.decision().unwrap().source()), (1, Source::Store));
     let left_before = left(&limiter, "global").await;
-    assert_eq!(ruling.refund().await, Settlement::Settled);
+    assert_eq!(outcome.refund().await, Settlement::Settled);
     assert_eq!(left(&limiter, "global").await, left_before, "the unit was charged and refilled long before");
     // The same once the slice has expired.
-    let ruling = ask(&gate).await;
+    let outcome = ask(&gate).await;
     clock.advance(Duration::from_millis(20));
     limiter.return_leases().await;
     let left_before = left(&limiter, "global").await;
-    assert_eq!(ruling.refund().await, Settlement::Settled);
+    assert_eq!(outcome.refund().await, Settlement::Settled);
     assert_eq!(left(&limiter, "global").await, left_before, "the unit was charged and refilled long before");
 }
 
@@ -130,14 +130,14 @@ async fn a_unit_of_an_expired_slice_goes_back_to_the_store() {
     let gate = gate(&server, &clock, [leased(window("global", 1_000)), exact(window("user", 1_000))]).await;
     let spent = warm_up(&gate).await;
     let before = leased_hits(&gate);
-    let rulings = [ask(&gate).await, ask(&gate).await];
+    let outcomes = [ask(&gate).await, ask(&gate).await];
     assert_eq!(leased_hits(&gate) - before, 2);
     clock.advance(Duration::from_secs(1));
     let limiter = gate.redis().unwrap();
     limiter.return_leases().await;
     assert_eq!(left(&limiter, "global").await, 1_000 - spent - 2);
-    for ruling in rulings {
-        assert_eq!(ruling.refund().await, Settlement::Settled);
+    for outcome in outcomes {
+        assert_eq!(outcome.refund().await, Settlement::Settled);
     }
     assert_eq!((left(&limiter, "global").await, left(&limiter, "user").await), (1_000 - spent, 1_000 - spent));
 }
@@ -151,9 +151,9 @@ async fn a_slice_gets_its_units_back_while_the_store_fails() {
     server.kill();
     let before = leased_hits(&gate);
     for _ in 0..200 {
-        let ruling = ask(&gate).await;
-        assert_eq!(ruling.decision().unwrap().source(), Source::Local);
-        assert_eq!(ruling.refund().await, Settlement::Settled);
+        let outcome = ask(&gate).await;
+        assert_eq!(outcome.decision().unwrap().source(), Source::Local);
+        assert_eq!(outcome.refund().await, Settlement::Settled);
     }
     assert_eq!(leased_hits(&gate) - before, 200, "the slice is as large as before");
     assert_eq!(ask(&gate).await.decision().unwrap().remaining(), 999, "and so is what this process counts by itself");
@@ -180,9 +180,9 @@ async fn a_leased_rule_alone_is_refunded() {
     let gate = gate(&server, &clock, [leased(window("global", 1_000))]).await;
     let spent = warm_up(&gate).await;
     for _ in 0..20 {
-        let ruling = ask(&gate).await;
-        assert_eq!(ruling.decision().unwrap().source(), Source::Lease);
-        assert_eq!(ruling.refund().await, Settlement::Settled);
+        let outcome = ask(&gate).await;
+        assert_eq!(outcome.decision().unwrap().source(), Source::Lease);
+        assert_eq!(outcome.refund().await, Settlement::Settled);
     }
     let limiter = gate.redis().unwrap();
     limiter.return_leases().await;

@@ -211,7 +211,7 @@ async fn several_leased_limits_with_costs_and_variants_count_what_is_admitted() 
     };
     let nodes = [build().await.expect("connects"), build().await.expect("connects")];
     let [global, plan, per_user] = ["global", "plan", "per-user"].map(|name| nodes[0].id(name).expect("a limit"));
-    let variant = nodes[0].beside().next().expect("the variant");
+    let variant = nodes[0].variants().next().expect("the variant");
     let tasks = (0..40).map(|number| {
         let node = nodes[number % 2].clone();
         tokio::spawn(async move {

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use tollgate::rules::{Facts, Unreadable, check_method};
-use tollgate::{Asking, Gate};
+use tollgate::{Check, Gate};
 
 use super::super::refusal::quoted;
 use super::values::OneOrMany;
@@ -68,7 +68,7 @@ impl RequestFacts {
         }
     }
 
-    pub(super) fn ask(&self, gate: &Gate, cost: Option<u64>) -> Asking {
+    pub(super) fn ask(&self, gate: &Gate, cost: Option<u64>) -> Check {
         let descriptors: Vec<(&str, &str)> = self.descriptors.iter().flat_map(|all| all.0.iter()).map(pair).collect();
         let target = self.path.as_deref().unwrap_or(PATH);
         let method = self.method.as_deref().unwrap_or(METHOD);
@@ -88,7 +88,7 @@ impl RequestFacts {
         if let Some(cost) = cost {
             facts = facts.cost(cost);
         }
-        gate.ask(&facts)
+        gate.check(&facts)
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::AtomicU32;
 
-use super::in_flight::{InFlight, InFlightLimits, Place, TakenPlaces, WantedPlaces};
+use super::in_flight::{InFlight, InFlightLimits, InFlightPermit, TakenPermits, WantedPermits};
 use super::store::{Store, Wanted};
-use super::{Ruling, State};
+use super::{Outcome, State};
 use crate::decision::{Decision, Source};
 use crate::key::Key;
 use crate::limit::LimitId;
@@ -14,18 +14,18 @@ use crate::rules::{Finding, Mode};
 /// What rules that only watch have said, with their numbers.
 pub(super) type Watched = Vec<(u32, Decision)>;
 
-/// What a request asks beside the rules that are enforced together, all or nothing, which its ruling keeps. Few requests
+/// What a request asks beside the rules that are enforced together, all or nothing, which its outcome keeps. Few requests
 /// have one.
 #[derive(Default)]
-pub(super) struct Posed {
+pub(super) struct PendingChecks {
     /// Each rule that only watches asks by itself.
     pub(super) watching: Vec<(u32, Wanted)>,
     pub(super) watched: Watched,
     /// Places among the requests in flight, of the few rules that have such a limit.
-    pub(super) places: WantedPlaces,
+    pub(super) places: WantedPermits,
     /// The limits of these that are enforced.
     pub(super) in_flight: InFlightLimits,
-    pub(super) taken: Option<TakenPlaces>,
+    pub(super) taken: Option<TakenPermits>,
 }
 
 /// What few requests need once they are ruled.
@@ -37,7 +37,7 @@ pub(super) struct Beside {
     /// What rules that only watch took, where they may want to know the answer.
     pub(super) watching: Vec<(u32, Wanted)>,
     /// Its place among the requests in flight.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<InFlightPermit>,
     /// The enforced limits of requests in flight that it matched.
     pub(super) in_flight: InFlightLimits,
     /// A bit for each limit after the first 32 that was settled.
@@ -53,17 +53,17 @@ pub(super) enum AskedBy {
 }
 
 /// The questions of a request, while they are gathered.
-pub(super) struct Posing<'s> {
+pub(super) struct CheckCollector<'s> {
     store: &'s Store,
     in_flight: &'s InFlight,
     enforced: &'s mut Wanted,
     /// Whether keys are banned is asked last, so that a limit speaks where both have all of it left.
     bans: Option<Wanted>,
-    beside: Option<Box<Posed>>,
+    beside: Option<Box<PendingChecks>>,
 }
 
-impl<'s> Posing<'s> {
-    /// What the rules ask that are enforced is put where the ruling keeps it.
+impl<'s> CheckCollector<'s> {
+    /// What the rules ask that are enforced is put where the outcome keeps it.
     #[inline]
     pub(super) fn new(state: &'s State, enforced: &'s mut Wanted) -> Self {
         let State { store, in_flight, .. } = state;
@@ -71,7 +71,7 @@ impl<'s> Posing<'s> {
     }
 
     /// Goes on with what was gathered before.
-    pub(super) fn resume(state: &'s State, enforced: &'s mut Wanted, beside: Option<Box<Posed>>) -> Self {
+    pub(super) fn resume(state: &'s State, enforced: &'s mut Wanted, beside: Option<Box<PendingChecks>>) -> Self {
         Self { beside, ..Self::new(state, enforced) }
     }
 
@@ -107,7 +107,7 @@ impl<'s> Posing<'s> {
     }
 
     #[inline(always)]
-    pub(super) fn posed(self) -> Option<Box<Posed>> {
+    pub(super) fn posed(self) -> Option<Box<PendingChecks>> {
         if let Some(bans) = self.bans {
             self.enforced.append(bans);
         }
@@ -119,28 +119,28 @@ impl<'s> Posing<'s> {
 /// and the strike that a denial is.
 #[inline(always)]
 pub(super) fn decide_now(
-    ruling: &Ruling,
-    posed: Option<&mut Posed>,
+    outcome: &Outcome,
+    posed: Option<&mut PendingChecks>,
     denied: Option<Decision>,
     decide: impl Fn(&Wanted) -> Decision,
 ) -> Decision {
     let mut decision = match denied {
         Some(denied) => denied,
-        None => decide(&ruling.wanted),
+        None => decide(&outcome.wanted),
     };
     if let Some(posed) = posed {
         posed.watched = posed.watching.iter().map(|(rule, wanted)| (*rule, decide(wanted))).collect();
     }
     if !decision.is_allowed()
-        && let Some(strike) = strike(ruling, &decision)
+        && let Some(strike) = strike(outcome, &decision)
     {
         decision = struck(decision, decide(&strike));
     }
     decision
 }
 
-impl Posed {
-    /// What the ruling needs beside the answers of the store. Who is denied gives back its place.
+impl PendingChecks {
+    /// What the outcome needs beside the answers of the store. Who is denied gives back its place.
     #[inline(never)]
     pub(super) fn beside(self, state: &State, decision: &Decision) -> Option<Box<Beside>> {
         let Self { watching, mut watched, in_flight, taken, .. } = self;
@@ -152,17 +152,17 @@ impl Posed {
             taken.place
         });
         let place = place.filter(|_| decision.is_allowed());
-        let watching = if state.rules.hear_answers() { watching } else { Vec::new() };
+        let watching = if state.rules.await_responses() { watching } else { Vec::new() };
         Some(Box::new(Beside { watched, watching, place, in_flight, ..Beside::default() }))
     }
 }
 
 /// The strike that a denial by a rule with a ban is. A failing store is nobody's fault.
-pub(super) fn strike(ruling: &Ruling, decision: &Decision) -> Option<Wanted> {
+pub(super) fn strike(outcome: &Outcome, decision: &Decision) -> Option<Wanted> {
     let denied_by = decision.limit().filter(|_| !decision.is_allowed() && decision.source() != Source::Policy)?;
-    let rules = &ruling.state.rules;
+    let rules = &outcome.state.rules;
     let ban = rules.ban(rules.owner(denied_by))?;
-    (ban != denied_by).then(|| ruling.wanted.only(ban, 1))
+    (ban != denied_by).then(|| outcome.wanted.only(ban, 1))
 }
 
 /// What is told to who was denied and struck for it: of the ban, if it is banned by that, or was already, which the

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
 
-use super::Ruling;
-use super::posed::AskedBy;
+use super::Outcome;
+use super::pending::AskedBy;
 use super::store::Wanted;
 use crate::decision::Decision;
 use crate::reservation::Settlement;
@@ -24,17 +24,17 @@ pub(crate) struct Told<'t> {
     pub(crate) limit: Option<&'t str>,
 }
 
-impl Ruling {
-    /// Whether a rule that counted the request wants to know its answer: see [`hear_answer`](Self::hear_answer).
+impl Outcome {
+    /// Whether a rule that counted the request wants to know its answer: see [`settle_response`](Self::settle_response).
     #[must_use]
-    pub fn hears_answer(&self) -> bool {
+    pub fn awaits_response(&self) -> bool {
         let rules = &self.state.rules;
-        if !rules.hear_answers() || !self.is_allowed() {
+        if !rules.await_responses() || !self.is_allowed() {
             return false;
         }
         let enforced = self.wanted.costs().map(|(limit, _)| rules.owner(limit));
         let watching = self.all_watched().iter().map(|(rule, _)| *rule);
-        enforced.chain(watching).any(|rule| rules.hears_answer(rule))
+        enforced.chain(watching).any(|rule| rules.awaits_response(rule))
     }
 
     /// Tells the rules that counted the request how it was answered. Where the status does not count
@@ -44,7 +44,7 @@ impl Ruling {
     ///
     /// Each limit is settled once, by this, [`settle`](Self::settle) or [`refund`](Self::refund), whichever comes first. If
     /// none of them is called, what was taken stays taken. In memory it never waits.
-    pub async fn hear_answer(&self, status: StatusCode, headers: &HeaderMap) -> Settlement {
+    pub async fn settle_response(&self, status: StatusCode, headers: &HeaderMap) -> Settlement {
         self.hear(status, headers, None).await
     }
 
@@ -126,7 +126,7 @@ impl Ruling {
         worst
     }
 
-    /// Makes room to note which of these limits are settled, where the ruling itself has too little.
+    /// Makes room to note which of these limits are settled, where the outcome itself has too little.
     #[cold]
     #[inline(never)]
     pub(super) fn track_settlements_of(&mut self, limits: usize) {

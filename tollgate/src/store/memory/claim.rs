@@ -6,7 +6,7 @@
 //! that is at home there. An eviction raises the floor to what the evicted key has spent, and a key that gets a slot
 //! starts with the floor as it was before. A floor decays like the state of a key, because it is one.
 //!
-//! A key is evicted only if the floor then leaves more than half of the quota: see [`Rules::cover`]. If no key of the
+//! A key is evicted only if the floor then leaves more than half of the quota: see [`LimitAlgorithm::cover`]. If no key of the
 //! bucket is that near to rest, keys without a slot are charged to the floor itself, as if they were one key, until
 //! slots become free. So however many keys an attacker invents,
 //!
@@ -21,11 +21,11 @@ use std::cell::Cell;
 use smallvec::SmallVec;
 
 use super::bucket::{Bucket, Busy, EMPTY, Slot, pause, unchanged};
-use super::holds::{Holds, Seat};
+use super::holds::{Holds, SlotRef};
 use super::table::Table;
 use super::word::{Copied, SEAL};
 use crate::algorithm::spill::Spill;
-use crate::algorithm::{Cells, Rules};
+use crate::algorithm::{LimitAlgorithm, StateWords};
 use crate::decision::Verdict;
 use crate::sync::Ordering;
 
@@ -35,11 +35,11 @@ const NEAR: usize = 8;
 
 impl Table {
     /// Changes what is at a held seat.
-    pub(super) fn apply<'a, R: Rules>(
+    pub(super) fn apply<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
         holds: &mut Holds<'a>,
-        seat: Seat<'a>,
+        seat: SlotRef<'a>,
         edit: R::Edit,
         now: u64,
     ) {
@@ -60,7 +60,13 @@ impl Table {
     }
 
     /// What a key without a seat would be told, without giving it one.
-    pub(super) fn look_at_stranger<R: Rules>(&self, rules: &R, fingerprint: u64, now: u64, cost: u64) -> Verdict {
+    pub(super) fn look_at_stranger<R: LimitAlgorithm>(
+        &self,
+        rules: &R,
+        fingerprint: u64,
+        now: u64,
+        cost: u64,
+    ) -> Verdict {
         let mut attempts = 0;
         loop {
             if rules.must_lock() {
@@ -80,13 +86,13 @@ impl Table {
     }
 
     /// Holds the seat of a key, giving it one if it has none. The seat may be the shared one.
-    pub(super) fn hold_seat<'a, R: Rules>(
+    pub(super) fn hold_seat<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
         holds: &mut Holds<'a>,
         fingerprint: u64,
         now: u64,
-    ) -> Result<Seat<'a>, Busy> {
+    ) -> Result<SlotRef<'a>, Busy> {
         let home = holds.hold_home(self, fingerprint)?;
         if let Some(seat) = self.seat_in_run(holds, home, fingerprint)? {
             holds.give(seat.bucket, seat.slot);
@@ -116,7 +122,7 @@ impl Table {
         holds: &mut Holds<'a>,
         home: Bucket<'a>,
         fingerprint: u64,
-    ) -> Result<Option<Seat<'a>>, Busy> {
+    ) -> Result<Option<SlotRef<'a>>, Busy> {
         let mut bucket = home;
         for _ in 0..self.run() {
             let passed_by = holds.hold(bucket)?.is_passed_by();
@@ -133,13 +139,13 @@ impl Table {
 
     /// A slot that is empty or whose key is at rest, the nearest to home. The buckets passed by on the way are
     /// marked.
-    pub(super) fn free_seat<'a, R: Rules>(
+    pub(super) fn free_seat<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
         holds: &mut Holds<'a>,
         home: Bucket<'a>,
         now: u64,
-    ) -> Result<Option<Seat<'a>>, Busy> {
+    ) -> Result<Option<SlotRef<'a>>, Busy> {
         let mut bucket = home;
         for distance in 0..self.run() {
             if distance == NEAR
@@ -170,13 +176,13 @@ impl Table {
 
     /// Takes the slot of the key in a held bucket that has the most left, if the floor of that key's home can cover what
     /// it has spent.
-    fn evict<'a, R: Rules>(
+    fn evict<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
         holds: &mut Holds<'a>,
         bucket: Bucket<'a>,
         now: u64,
-    ) -> Result<Option<Seat<'a>>, Busy> {
+    ) -> Result<Option<SlotRef<'a>>, Busy> {
         let candidates = (0..self.layout.slots).filter(|slot| !holds.is_given(bucket, *slot));
         let Some(slot) = candidates.max_by_key(|slot| self.left_in(rules, bucket, *slot, now)) else {
             return Ok(None);
@@ -194,7 +200,7 @@ impl Table {
     }
 
     /// The units that the key of a slot in a held bucket has left, unless it changes just now.
-    fn left_in<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> u64 {
+    fn left_in<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> u64 {
         let cells = self.slot(bucket, slot);
         match self.layout.tags {
             0 => rules.decide(&cells, now, 0).verdict.remaining,
@@ -211,7 +217,7 @@ impl Table {
     }
 
     /// The slots of a held bucket that nobody needs. A decision that began earlier may still spend from a key at rest.
-    pub(super) fn free_slots<'a, R: Rules>(
+    pub(super) fn free_slots<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &'a R,
         bucket: Bucket<'a>,
@@ -222,7 +228,7 @@ impl Table {
     }
 
     /// Whether the key of a slot is at rest, unless it changes just now.
-    pub(super) fn looks_idle<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> bool {
+    pub(super) fn looks_idle<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> bool {
         let cells = self.slot(bucket, slot);
         match self.layout.tags {
             0 => rules.is_idle(&cells, now),
@@ -235,27 +241,27 @@ impl Table {
 
     /// Counts the keys that are not at rest, one bucket after the other. A key that moves meanwhile may count twice or not
     /// at all.
-    pub(super) fn live_keys<R: Rules>(&self, rules: &R, now: u64) -> usize {
+    pub(super) fn live_keys<R: LimitAlgorithm>(&self, rules: &R, now: u64) -> usize {
         self.buckets().map(|bucket| self.live_in(rules, bucket, now)).sum()
     }
 
-    pub(super) fn live_in<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> usize {
+    pub(super) fn live_in<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> usize {
         (0..self.layout.slots).filter(|slot| self.is_live(rules, bucket, *slot, now)).count()
     }
 
-    pub(super) fn is_live<R: Rules>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> bool {
+    pub(super) fn is_live<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> bool {
         bucket.fingerprint(slot) != EMPTY && !self.looks_idle(rules, bucket, slot, now)
     }
 
     /// Takes a slot that was free a moment ago.
-    pub(super) fn seat_if_free<'a, R: Rules>(
+    pub(super) fn seat_if_free<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
         holds: &mut Holds<'a>,
         bucket: Bucket<'a>,
         slot: usize,
         now: u64,
-    ) -> Result<Option<Seat<'a>>, Busy> {
+    ) -> Result<Option<SlotRef<'a>>, Busy> {
         let seat = holds.seat(self, bucket, slot)?;
         let is_free = bucket.fingerprint(slot) == EMPTY || rules.is_idle(&holds.cells(self, seat), now);
         if !is_free {
@@ -265,7 +271,7 @@ impl Table {
     }
 
     /// Puts a free slot to rest for the key that is about to have it.
-    pub(super) fn clear_seat<'a, R: Rules>(&'a self, rules: &R, holds: &mut Holds<'a>, seat: Seat<'a>) {
+    pub(super) fn clear_seat<'a, R: LimitAlgorithm>(&'a self, rules: &R, holds: &mut Holds<'a>, seat: SlotRef<'a>) {
         if seat.bucket.fingerprint(seat.slot) == EMPTY {
             self.occupied.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -305,7 +311,7 @@ impl<'a> Floor<'a> {
     }
 }
 
-impl Cells for Floor<'_> {
+impl StateWords for Floor<'_> {
     fn get(&self, index: usize) -> u64 {
         self.words[index].get()
     }

@@ -23,8 +23,8 @@ use super::contention::Contention;
 use super::quick::{ATTEMPTS, Home, Unready};
 use super::table::Table;
 use super::word::{Copied, Lost, Place, SEAL};
-use super::{Asked, MemoryStore, Mode};
-use crate::algorithm::{Compiled, Rules, Step, with_rules};
+use super::{HashedHit, MemoryStore, Mode};
+use crate::algorithm::{Compiled, LimitAlgorithm, Step, with_rules};
 use crate::decision::{Decision, Verdict};
 use crate::limit::Limit;
 use crate::sync::Ordering;
@@ -98,7 +98,7 @@ fn changes<'c, 'a>(drafts: &'c [Draft<'a>]) -> impl Iterator<Item = &'c Change<'
 impl MemoryStore {
     /// Decides if it is as easy as it mostly is. `None`: it has to be decided on the slow path.
     #[inline]
-    pub(super) fn decide_together(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Option<Decision> {
+    pub(super) fn decide_together(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Option<Decision> {
         if asked.len() <= FEW {
             self.decide_up_to::<FEW>(limits, asked, now)
         } else {
@@ -106,7 +106,7 @@ impl MemoryStore {
         }
     }
 
-    fn decide_up_to<const N: usize>(&self, limits: &[Limit], asked: &[Asked], now: Timestamp) -> Option<Decision> {
+    fn decide_up_to<const N: usize>(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Option<Decision> {
         let mut contention = Contention::new();
         for _ in 0..ATTEMPTS {
             match self.try_together::<N>(limits, asked, now, !contention.is_likely()) {
@@ -125,7 +125,7 @@ impl MemoryStore {
     fn try_together<const N: usize>(
         &self,
         limits: &[Limit],
-        asked: &[Asked],
+        asked: &[HashedHit],
         now: Timestamp,
         look_first: bool,
     ) -> Result<Decision, Unready> {
@@ -165,9 +165,10 @@ impl MemoryStore {
 
     /// Which of the words is not sealed: of those that are to be replaced, the one of the table with the fewest keys.
     #[inline(always)]
-    fn decisive(&self, asked: &[Asked]) -> Option<usize> {
+    fn decisive(&self, asked: &[HashedHit]) -> Option<usize> {
         let taking = asked.iter().enumerate().filter(|(_, one)| one.cost > 0);
-        let keys = |one: &Asked| self.tables.get(one.limit.index()).map(|table| table.occupied.load(Ordering::Relaxed));
+        let keys =
+            |one: &HashedHit| self.tables.get(one.limit.index()).map(|table| table.occupied.load(Ordering::Relaxed));
         taking.min_by_key(|(_, one)| keys(one)).map(|(index, _)| index)
     }
 
@@ -175,7 +176,7 @@ impl MemoryStore {
     fn draft<'a>(
         &'a self,
         limits: &[Limit],
-        one: &Asked,
+        one: &HashedHit,
         (home, displaced): (Home<'a>, Displaced),
         now: Timestamp,
         draft: &mut Draft<'a>,
@@ -196,7 +197,7 @@ impl MemoryStore {
     fn draft_anew<'a>(
         &'a self,
         limits: &[Limit],
-        one: &Asked,
+        one: &HashedHit,
         now: Timestamp,
         draft: &mut Draft<'a>,
     ) -> Result<(), Unready> {
@@ -210,11 +211,11 @@ impl MemoryStore {
     fn foremost(
         &self,
         limits: &[Limit],
-        asked: &[Asked],
+        asked: &[HashedHit],
         drafts: &[Draft<'_>],
         now: Timestamp,
     ) -> Result<Decision, Unready> {
-        let mut foremost = None::<(&Asked, &Verdict, u64)>;
+        let mut foremost = None::<(&HashedHit, &Verdict, u64)>;
         let mut delay = 0;
         for (one, Draft { verdict, .. }) in asked.iter().zip(drafts) {
             delay = delay.max(verdict.delay());
@@ -269,11 +270,11 @@ pub(super) fn write_all<'a>(
 impl Table {
     /// Drafts what a key says to a cost that is not 0.
     #[inline(always)]
-    fn draft<'a, R: Rules>(
+    fn draft<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
         place: Place<'a>,
-        asked: &Asked,
+        asked: &HashedHit,
         now: u64,
         draft: &mut Draft<'a>,
     ) -> Result<(), Unready> {
@@ -300,11 +301,11 @@ impl Table {
     }
 
     #[inline(never)]
-    fn draft_of_others<'a, R: Rules>(
+    fn draft_of_others<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
         place: Place<'a>,
-        asked: &Asked,
+        asked: &HashedHit,
         now: u64,
         draft: &mut Draft<'a>,
     ) -> Result<(), Unready> {
@@ -322,10 +323,10 @@ impl Table {
     }
 
     #[cfg(all(test, loom))]
-    pub(super) fn draft_now<'a, R: Rules>(
+    pub(super) fn draft_now<'a, R: LimitAlgorithm>(
         &'a self,
         rules: &R,
-        asked: &Asked,
+        asked: &HashedHit,
         now: u64,
         draft: &mut Draft<'a>,
     ) -> Result<(), Unready> {

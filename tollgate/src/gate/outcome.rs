@@ -9,12 +9,12 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use smallvec::SmallVec;
 
-use super::in_flight::{self, InFlightLimits, Place};
-use super::posed::{AskedBy, Beside, Posed, Posing};
-use super::store::{self, Elsewhere, Wanted};
+use super::in_flight::{self, InFlightLimits, InFlightPermit};
+use super::pending::{AskedBy, Beside, CheckCollector, PendingChecks};
+use super::store::{self, RemoteCheck, Wanted};
 use super::{Gate, State, phases};
 use crate::decision::Decision;
-use crate::http::{Answer, Headers, LastMessage, Message, Policy, Refusal, UnreadableRequest};
+use crate::http::{Answer, Headers, Message, Policy, Refusal, ReusedResponse, UnreadableRequest};
 use crate::key::Key;
 use crate::limit::LimitId;
 use crate::limiter::Hit;
@@ -28,8 +28,8 @@ type Policies<'a> = SmallVec<[&'a Policy; 4]>;
 const MAX_POLICIES: usize = 32;
 
 /// What is ruled about a request: whether it may pass, by which rule, and what the client is to be told.
-#[must_use = "a ruling that nobody looks at limits nothing"]
-pub struct Ruling {
+#[must_use = "a outcome that nobody looks at limits nothing"]
+pub struct Outcome {
     pub(super) state: Arc<State>,
     /// What was asked of the store by the rules that are enforced.
     pub(super) wanted: Wanted,
@@ -45,11 +45,11 @@ pub struct Ruling {
     pub(super) settled: AtomicU32,
 }
 
-impl Ruling {
+impl Outcome {
     /// Rules by the answers: of the rules that are enforced, and of each that watches. It is made where it stays, because
     /// it is large.
     #[inline(always)]
-    pub(super) fn decided(&mut self, posed: Option<Box<Posed>>, decision: Decision) {
+    pub(super) fn decided(&mut self, posed: Option<Box<PendingChecks>>, decision: Decision) {
         self.beside = posed.and_then(|posed| posed.beside(&self.state, &decision));
         let limits = self.wanted.len() + self.beside.as_ref().map_or(0, |beside| beside.watching.len());
         if limits > u32::BITS as usize {
@@ -96,14 +96,14 @@ impl Ruling {
 
     /// Asks about a request. It is `Some` if that has to be asked elsewhere: see [`elsewhere`](Self::elsewhere).
     ///
-    /// In place, because a ruling is large and on the way of every request.
+    /// In place, because a outcome is large and on the way of every request.
     #[inline]
-    pub(crate) fn ask(&mut self, facts: &Facts<'_>) -> Option<Elsewhere> {
+    pub(crate) fn ask(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
         if self.state.rules.read_tokens() {
             return phases::ask(self, facts);
         }
         let Self { state, wanted, .. } = &mut *self;
-        let mut posing = Posing::new(state, wanted);
+        let mut posing = CheckCollector::new(state, wanted);
         let found = state.rules.find(&state.rules.request(facts), |finding, key| posing.add(finding, key));
         let posed = posing.posed();
         match found {
@@ -119,7 +119,7 @@ impl Ruling {
     }
 
     /// Takes a strike from every ban that a request weighs on which was refused before any rule could look at it.
-    pub(super) fn strike(&mut self, facts: &Facts<'_>) -> Option<Elsewhere> {
+    pub(super) fn strike(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
         let Self { state, wanted, .. } = &mut *self;
         let State { rules, store, .. } = &**state;
         rules.find_bans(&rules.request(facts), |ban, key| store.want_too(wanted, Hit::new(ban, key).cost(1)));
@@ -128,10 +128,10 @@ impl Ruling {
 
     /// Asks about a key of the rule of that name; `None` if there is no such rule.
     #[expect(clippy::option_option, reason = "whether there is the rule, and then what is to be asked elsewhere")]
-    pub(super) fn ask_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<Elsewhere>> {
+    pub(super) fn check_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<RemoteCheck>> {
         self.asked = AskedBy::Name;
         let Self { state, wanted, .. } = &mut *self;
-        let mut posing = Posing::new(state, wanted);
+        let mut posing = CheckCollector::new(state, wanted);
         let key = state.rules.normal_key(rule, key);
         let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
         match state.rules.named(rule, &key, cost)? {
@@ -146,8 +146,8 @@ impl Ruling {
         Some(store::ask(self, posed))
     }
 
-    /// The ruling, once a store that is somewhere else has been asked.
-    pub(crate) fn elsewhere(self, what: Elsewhere) -> Pin<Box<dyn Future<Output = Self> + Send>> {
+    /// The outcome, once a store that is somewhere else has been asked.
+    pub(crate) fn elsewhere(self, what: RemoteCheck) -> Pin<Box<dyn Future<Output = Self> + Send>> {
         store::ask_elsewhere(self, what)
     }
 
@@ -175,8 +175,8 @@ impl Ruling {
     }
 
     /// The place of an admitted request among those in flight, if a rule bounds those: to be kept until the request is
-    /// over. Not taken, it is given back with the ruling.
-    pub fn take_place(&mut self) -> Option<Place> {
+    /// over. Not taken, it is given back with the outcome.
+    pub fn take_permit(&mut self) -> Option<InFlightPermit> {
         self.beside.as_mut()?.place.take()
     }
 
@@ -306,7 +306,7 @@ impl Ruling {
     /// The same, written only if it is not what was written last; see [`Answer::message_after`].
     pub fn message_after<'l, 'h>(
         &self,
-        last: &'l mut LastMessage,
+        last: &'l mut ReusedResponse,
         request: impl Into<Headers<'h>>,
         more: &[u8],
     ) -> Option<(Message, &'l [u8])> {
@@ -331,7 +331,7 @@ impl Ruling {
     /// little, as far as there is any.
     ///
     /// Each limit can be settled once, by this or by [`settle_limit`](Self::settle_limit), [`refund`](Self::refund) or
-    /// [`hear_answer`](Self::hear_answer). What comes later changes nothing: [`Settlement::AlreadySettled`].
+    /// [`settle_response`](Self::settle_response). What comes later changes nothing: [`Settlement::AlreadySettled`].
     pub async fn settle(&self, actual: u64) -> Settlement {
         self.settle_each(|asked, rule| self.is_estimate(asked, rule).then_some(actual)).await
     }
@@ -347,9 +347,9 @@ impl Ruling {
     }
 }
 
-impl std::fmt::Debug for Ruling {
+impl std::fmt::Debug for Outcome {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Ruling")
+        out.debug_struct("Outcome")
             .field("limit", &self.limit())
             .field("decision", &self.decision)
             .field("refusal", &self.refusal)

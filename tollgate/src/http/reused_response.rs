@@ -19,7 +19,7 @@ const KEPT_BYTES: usize = 16 << 10;
 ///
 /// Have one for each thread, or for each connection.
 #[derive(Debug, Default)]
-pub struct LastMessage {
+pub struct ReusedResponse {
     bytes: Vec<u8>,
     /// What went among its headers.
     more: Vec<u8>,
@@ -63,7 +63,7 @@ impl Answer<'_> {
     /// The same as [`write_message`](Self::write_message), but only what differs from the message before is written.
     pub fn message_after<'l, 'h>(
         &self,
-        last: &'l mut LastMessage,
+        last: &'l mut ReusedResponse,
         body: &Body,
         request: impl Into<Headers<'h>>,
         more: &[u8],
@@ -92,7 +92,7 @@ impl Answer<'_> {
     }
 }
 
-impl LastMessage {
+impl ReusedResponse {
     /// Makes the message one that tells this, if only digits have to be changed for that.
     fn tell(&mut self, told: Told) -> Option<Message> {
         let (before, message) = self.written.filter(|(before, _)| before.policy == told.policy)?;
@@ -149,7 +149,7 @@ impl LastMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decision::{Outcome, Source, Verdict};
+    use crate::decision::{Admission, Source, Verdict};
     use crate::http::{Families, HeaderFamily, HeaderLine};
     use crate::{Decision, FixedWindow, Limit, MINUTE, Timestamp};
 
@@ -170,10 +170,10 @@ mod tests {
     impl Case {
         fn decision(&self) -> Decision {
             let [remaining, reset_at_secs, wait_secs] = self.figures;
-            let outcome = Outcome::Denied { retry_after: wait_secs * 1_000_000 };
+            let admission = Admission::Denied { retry_after: wait_secs * 1_000_000 };
             let at = Timestamp::from_secs(1_000);
             let reset_after = (reset_at_secs - 1_000) * 1_000_000;
-            let verdict = Verdict { outcome, remaining, reset_after };
+            let verdict = Verdict { admission, remaining, reset_after };
             Decision { limit: None, quota: 1, cost: 1, at, wall_offset: 0, source: self.source, verdict }
         }
 
@@ -182,7 +182,7 @@ mod tests {
         }
 
         /// Its message, by what was written before.
-        fn after(&self, last: &mut LastMessage) -> (Message, Vec<u8>) {
+        fn after(&self, last: &mut ReusedResponse) -> (Message, Vec<u8>) {
             let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
             let matched = self.matched();
             let answer = Answer::new(&self.refusal).limit(&self.policy).matched(&matched).decision(&decision);
@@ -262,7 +262,7 @@ mod tests {
         let cases = cases();
         for first in &cases {
             for second in &cases {
-                let mut last = LastMessage::default();
+                let mut last = ReusedResponse::default();
                 for case in [first, second, first] {
                     assert_eq!(case.after(&mut last), case.alone(), "{case:?} after {first:?} and {second:?}");
                 }
@@ -272,7 +272,7 @@ mod tests {
 
     /// Whether the message is made of the one before.
     fn is_made_of(first: &Case, second: &Case) -> bool {
-        let mut last = LastMessage::default();
+        let mut last = ReusedResponse::default();
         first.after(&mut last);
         // What is written anew does not have it.
         last.bytes[0] = b'!';

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Cache};
 
-use super::{Asking, Gate, Inner, State};
+use super::{Check, Gate, Inner, State};
 use crate::rules::Facts;
 
 /// Asks a gate over and over, from one thread, for a little less than the gate itself takes: it keeps the rules at hand
@@ -16,16 +16,16 @@ use crate::rules::Facts;
 ///
 /// ```
 /// use tollgate::rules::{Facts, KeyPart, Rule, RuleSet};
-/// use tollgate::{Asking, FixedWindow, Gate, Limit, MINUTE};
+/// use tollgate::{Check, FixedWindow, Gate, Limit, MINUTE};
 ///
 /// let per_ip = Rule::new(Limit::new("per-ip", FixedWindow::new(2, MINUTE))?).key(KeyPart::ip());
 /// let gate = Gate::in_memory(RuleSet::builder().rule(per_ip).build()?)?;
-/// let mut asker = gate.asker();
+/// let mut cached = gate.cached();
 /// let facts = Facts::new("GET", "/").peer([192, 0, 2, 7].into());
-/// assert!(matches!(asker.ask(&facts), Asking::Done(ruling) if ruling.is_allowed()));
+/// assert!(matches!(cached.check(&facts), Check::Ready(outcome) if outcome.is_allowed()));
 /// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```
-pub struct Asker(Cache<Held, Arc<State>>);
+pub struct CachedGate(Cache<Held, Arc<State>>);
 
 /// What a gate decides by, wherever it is.
 struct Held(Arc<Inner>);
@@ -41,15 +41,15 @@ impl Deref for Held {
 impl Gate {
     /// One who asks it over and over.
     #[must_use]
-    pub fn asker(&self) -> Asker {
-        Asker(Cache::new(Held(Arc::clone(&self.0))))
+    pub fn cached(&self) -> CachedGate {
+        CachedGate(Cache::new(Held(Arc::clone(&self.0))))
     }
 }
 
-impl Asker {
+impl CachedGate {
     /// As [`Gate::ask`].
-    pub fn ask(&mut self, facts: &Facts<'_>) -> Asking {
-        Asking::of(Arc::clone(self.0.load()), facts)
+    pub fn check(&mut self, facts: &Facts<'_>) -> Check {
+        Check::of(Arc::clone(self.0.load()), facts)
     }
 
     /// Lets go of rules that are not in force any more.
@@ -58,9 +58,9 @@ impl Asker {
     }
 }
 
-impl std::fmt::Debug for Asker {
+impl std::fmt::Debug for CachedGate {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Asker").finish_non_exhaustive()
+        out.debug_struct("CachedGate").finish_non_exhaustive()
     }
 }
 
@@ -78,10 +78,10 @@ mod tests {
     #[test]
     fn other_rules_are_asked_from_the_moment_they_are_in_force() {
         let gate = Gate::in_memory(rules("before")).unwrap();
-        let mut asker = gate.asker();
-        let mut limit = || match asker.ask(&Facts::new("GET", "/")) {
-            Asking::Done(ruling) => ruling.limit().map(str::to_owned),
-            Asking::Waiting(_) => None,
+        let mut cached = gate.cached();
+        let mut limit = || match cached.check(&Facts::new("GET", "/")) {
+            Check::Ready(outcome) => outcome.limit().map(str::to_owned),
+            Check::Pending(_) => None,
         };
         assert_eq!(limit().as_deref(), Some("before"));
         gate.replace(rules("after")).unwrap();
@@ -91,11 +91,11 @@ mod tests {
     #[test]
     fn rules_that_are_not_in_force_are_let_go() {
         let gate = Gate::in_memory(rules("before")).unwrap();
-        let mut asker = gate.asker();
+        let mut cached = gate.cached();
         let before = Arc::downgrade(&gate.0.state.load());
         gate.replace(rules("after")).unwrap();
-        assert!(before.upgrade().is_some(), "the asker does not know yet");
-        asker.renew();
+        assert!(before.upgrade().is_some(), "the cached does not know yet");
+        cached.renew();
         assert!(before.upgrade().is_none());
     }
 }
