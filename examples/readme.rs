@@ -12,6 +12,9 @@ pub struct Middleware;
 #[doc = include_str!("../docs/algorithms.md")]
 pub struct Algorithms;
 
+#[doc = include_str!("../docs/redis.md")]
+pub struct Redis;
+
 #[doc = include_str!("../docs/migrating/governor.md")]
 pub struct MovingFromGovernor;
 

@@ -200,4 +200,6 @@ fn the_documentation_lists_the_rights() {
     let single = line(RedisSettings::new("redis://h"));
     let documented = documented.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(documented.contains(&single), "docs/redis.md lacks: {single}");
+    let prefixed = line(RedisSettings::new("redis://h").prefix("checkout"));
+    assert!(documented.contains(&prefixed), "docs/redis.md lacks: {prefixed}");
 }
