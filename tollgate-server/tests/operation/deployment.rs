@@ -34,17 +34,6 @@ fn manifest_for_kubernetes_trusts_nobody_and_is_not_public() {
 }
 
 #[test]
-fn rules_in_the_documentation_are_valid() {
-    let document = include_str!("../../../docs/operating.md");
-    let rules = document.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
-    for rules in rules {
-        let folder = folder_with(rules);
-        let output = run_in(folder.path(), &["validate", "tollgate.yaml"]);
-        assert!(output.status.success(), "{rules}{}", String::from_utf8_lossy(&output.stderr));
-    }
-}
-
-#[test]
 fn a_pod_has_more_time_to_end_than_it_may_take() {
     let manifest = contrib("kubernetes.yaml");
     let seconds = |name: &str| -> u64 {

@@ -17,7 +17,6 @@ mod configuration;
 mod connections;
 mod explaining;
 mod fleet;
-mod migrating;
 mod refusals;
 mod reloading;
 mod rule_file;

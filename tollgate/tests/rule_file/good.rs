@@ -205,27 +205,6 @@ fn line_ends_and_marks_of_other_systems_change_nothing() {
 }
 
 #[test]
-fn every_file_in_the_documents_is_good() {
-    let documents = [
-        include_str!("../../../docs/rules.md"),
-        include_str!("../../../docs/getting-started.md"),
-        include_str!("../../../README.md"),
-    ];
-    let blocks: Vec<&str> = documents
-        .iter()
-        .flat_map(|text| text.split("```yaml\n").skip(1))
-        .map(|rest| rest.split("```").next().unwrap_or_default())
-        .collect();
-    assert!(blocks.len() > 8, "the documents show files");
-    for block in blocks {
-        let read = RuleFile::parse("tollgate.yaml", block);
-        let file = read.unwrap_or_else(|problems| panic!("{block}\n{problems}"));
-        let warnings = file.warnings().to_string();
-        assert!(!warnings.contains("fails for a request"), "{block}\n{warnings}");
-    }
-}
-
-#[test]
 fn keys_that_begin_with_x_are_a_place_for_anchors() {
     let file = parsed(
         "x-defaults: &defaults\n  limit: 7\n  key: ip\nx-notes: [1, { anything: goes }]\nlimits:\n  - { <<: *defaults, name: a }\n",

@@ -1,0 +1,264 @@
+//! The commands in the documentation print what the pages show, and `docs/cli.md` describes every option.
+//!
+//! A page is run from top to bottom. A `yaml` block is saved as `tollgate.yaml`. A command in a `console` block is run
+//! if the page shows its output. Otherwise its options are looked up in the help text.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const RULES: &str = "tollgate.yaml";
+const ANY_PORT: &str = "127.0.0.1:0";
+const SUBCOMMANDS: [&str; 4] = ["serve", "validate", "explain", "publish"];
+const PAGES: [&str; 9] = [
+    "README.md",
+    "docs/getting-started.md",
+    "docs/cli.md",
+    "docs/gateway.md",
+    "docs/operating.md",
+    "docs/redis.md",
+    "docs/service.md",
+    "docs/migrating/envoy-ratelimit.md",
+    "docs/migrating/bucket4j.md",
+];
+
+fn read(page: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page);
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{page}: {error}"))
+}
+
+/// Returns the language and the text of every block of code.
+fn blocks(page: &str) -> Vec<(&str, &str)> {
+    let fenced = page.split("\n```").skip(1).step_by(2);
+    fenced.map(|block| block.split_once('\n').expect("a block has lines")).collect()
+}
+
+/// Returns the commands of a `console` block, each with the output that is shown.
+fn commands(block: &str) -> Vec<(&str, String)> {
+    let mut commands: Vec<(&str, String)> = Vec::new();
+    for line in block.lines() {
+        match (line.strip_prefix("$ "), commands.last_mut()) {
+            (Some(command), _) => commands.push((command, String::new())),
+            (None, Some((_, output))) => {
+                output.push_str(line);
+                output.push('\n');
+            }
+            (None, None) => panic!("output without a command: {line}"),
+        }
+    }
+    commands
+}
+
+/// Splits a command into its words, as a shell does. Quotes are the only special characters.
+fn words(command: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
+    for char in command.chars() {
+        match (char, quote) {
+            ('\'' | '"', None) => quote = Some(char),
+            (_, Some(open)) if char == open => quote = None,
+            (' ', None) => words.push(std::mem::take(&mut word)),
+            _ => word.push(char),
+        }
+    }
+    words.push(word);
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+fn tollgate(folder: &Path, arguments: &[String]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_tollgate")).args(arguments).current_dir(folder).output();
+    let output = output.expect("the command runs");
+    String::from_utf8([output.stdout, output.stderr].concat()).expect("the output is UTF-8")
+}
+
+fn help_of(subcommand: &str) -> String {
+    tollgate(Path::new("."), &[subcommand.to_owned(), "--help".to_owned()])
+}
+
+/// Returns the long options in a text.
+fn options(text: &str) -> BTreeSet<String> {
+    let options = text
+        .split("--")
+        .skip(1)
+        .map(|rest| rest.chars().take_while(|char| char.is_ascii_lowercase() || *char == '-').collect::<String>());
+    options.filter(|name| name.len() > 1).map(|name| format!("--{name}")).collect()
+}
+
+/// A server in the folder of a page.
+struct Server {
+    process: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Server {
+    /// Starts it on free ports. `rules` is its rule file, if it has one.
+    fn start(folder: &Path, rules: Option<&str>) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.arg("serve").current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::null());
+        if rules.is_some() {
+            command.args(["--config", RULES]);
+        }
+        let has = |section: &str| {
+            rules.is_none_or(|rules| rules.starts_with(section) || rules.contains(&format!("\n{section}")))
+        };
+        let is_service = rules.is_some() && has("service:");
+        for (option, is_there) in [("--listen", has("gateway:")), ("--admin", has("admin:")), ("--http", is_service)] {
+            if is_there {
+                command.args([option, ANY_PORT]);
+            }
+        }
+        let mut process = command.spawn().expect("the server starts");
+        let lines = BufReader::new(process.stdout.take().expect("it is piped"));
+        Self { process, lines }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("the server prints where it listens");
+        line
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        _ = self.process.kill();
+        _ = self.process.wait();
+    }
+}
+
+/// Replaces the ports of addresses, which the page fixes and the test does not.
+fn without_ports(text: &str) -> String {
+    let (first, rest) = text.split_once("127.0.0.1:").unwrap_or((text, ""));
+    let mut plain = first.to_owned();
+    for part in rest.split("127.0.0.1:").filter(|_| !rest.is_empty()) {
+        plain.push_str("127.0.0.1:");
+        plain.push_str(part.trim_start_matches(|char: char| char.is_ascii_digit()));
+    }
+    plain
+}
+
+/// Sends a check and returns the body of the response.
+fn check(address: SocketAddr, body: &str) -> Value {
+    let mut stream = TcpStream::connect(address).expect("the service listens");
+    let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n";
+    write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).expect("the check is sent");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("the service answers");
+    let (_, body) = response.split_once("\r\n\r\n").expect("a response has a head");
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"))
+}
+
+/// Removes the fields that depend on the time of day.
+fn without_times(mut response: Value) -> Value {
+    match &mut response {
+        Value::Array(list) => list.iter_mut().for_each(|one| *one = without_times(one.take())),
+        one => drop(one["reset_after"].take()),
+    }
+    response
+}
+
+/// A page as it is run.
+struct Page {
+    name: &'static str,
+    folder: TempDir,
+    rules: Option<String>,
+    /// Answers the checks of the page under the current rules.
+    service: Option<(Server, SocketAddr)>,
+    ran: usize,
+}
+
+impl Page {
+    fn run(&mut self, command: &str, shown: &str) {
+        let name = self.name;
+        let words = words(command.split(" | ").next().unwrap_or_default());
+        let arguments = match words.iter().position(|word| word == "tollgate" || word == "--") {
+            Some(at) if words[0] == "tollgate" || words[0] == "cargo" => &words[at + 1..],
+            _ if words[0] == "curl" && words.iter().any(|word| word == "--json") => return self.check(&words, shown),
+            _ => return,
+        };
+        let subcommand = arguments.first().expect("a subcommand").clone();
+        let unknown: Vec<String> =
+            options(&arguments.join(" ")).difference(&options(&help_of(&subcommand))).cloned().collect();
+        assert!(unknown.is_empty(), "{name}: {command}: no such option: {unknown:?}");
+        if shown.is_empty() {
+            return;
+        }
+        self.ran += 1;
+        let printed = if subcommand == "serve" {
+            let rules = self.rules.as_deref().filter(|_| arguments.iter().any(|word| word == "--config"));
+            let mut server = Server::start(self.folder.path(), rules);
+            shown.lines().map(|_| server.line()).collect()
+        } else {
+            tollgate(self.folder.path(), arguments)
+        };
+        assert_eq!(without_ports(&printed), without_ports(shown), "{name}: {command}");
+    }
+
+    fn check(&mut self, words: &[String], shown: &str) {
+        let body = words.iter().skip_while(|word| *word != "--json").nth(1).expect("--json has a value");
+        let (folder, rules) = (self.folder.path(), self.rules.as_deref());
+        let (_, address) = self.service.get_or_insert_with(|| {
+            let mut server = Server::start(folder, rules);
+            let line = server.line();
+            let rest = line.split_once("decisions POST http://").expect("the page has a decision service").1;
+            let address = rest.split_once('/').expect("a URL has a path").0.parse().expect("an address");
+            (server, address)
+        });
+        let given = check(*address, body);
+        if !shown.is_empty() {
+            self.ran += 1;
+            let shown = serde_json::from_str(shown).unwrap_or_else(|error| panic!("{}: {error}: {shown}", self.name));
+            assert_eq!(without_times(given), without_times(shown), "{}: {body}", self.name);
+        }
+    }
+}
+
+#[test]
+fn commands_print_what_the_pages_show() {
+    let mut ran = 0;
+    for name in PAGES {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut page = Page { name, folder, rules: None, service: None, ran: 0 };
+        for (language, text) in blocks(&read(name)) {
+            match language {
+                "yaml" => {
+                    // Pages that share limits on Redis are run in memory.
+                    let kept = text.lines().filter(|line| !line.starts_with("store: redis"));
+                    let rules: String = kept.flat_map(|line| [line, "\n"]).collect();
+                    fs::write(page.folder.path().join(RULES), &rules).expect("the rule file is written");
+                    (page.rules, page.service) = (Some(rules), None);
+                }
+                "console" => commands(text).iter().for_each(|(command, shown)| page.run(command, shown)),
+                _ => {}
+            }
+        }
+        ran += page.ran;
+    }
+    assert!(ran >= 10, "{ran} commands were run");
+}
+
+#[test]
+fn reference_of_the_command_describes_every_option() {
+    let page = read("docs/cli.md");
+    let mut known = BTreeSet::from(["--version".to_owned()]);
+    for subcommand in SUBCOMMANDS {
+        let help = help_of(subcommand);
+        let section = page.split_once(&format!("\n## `tollgate {subcommand}`\n")).expect("a section").1;
+        let section = section.split("\n## ").next().unwrap_or_default();
+        known.extend(options(&help));
+        let undescribed: Vec<String> = options(&help).difference(&options(section)).cloned().collect();
+        assert_eq!(undescribed, ["--help"], "docs/cli.md does not describe these options of {subcommand}");
+        for variable in help.split("[env: ").skip(1).filter_map(|rest| rest.split(['=', ']']).next()) {
+            assert!(section.contains(&format!("`{variable}`")), "docs/cli.md lacks {variable} at {subcommand}");
+        }
+    }
+    let removed: Vec<String> = options(&page).difference(&known).cloned().collect();
+    let foreign = ["--pids-limit", "--ulimit"].map(str::to_owned);
+    assert!(removed.iter().all(|option| foreign.contains(option)), "docs/cli.md describes {removed:?}");
+}

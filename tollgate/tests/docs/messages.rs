@@ -1,0 +1,152 @@
+//! The messages that the documentation quotes are in the sources.
+//!
+//! `docs/troubleshooting.md` quotes messages in the first column of its tables, with `…` for the parts that vary.
+//! `docs/messages.md` is made from the snapshots of the rule file's messages.
+
+use std::fs;
+use std::path::Path;
+
+use super::{pages, parts, read, root};
+
+/// The parts of one message stand this close together in the source, in bytes.
+const MOST_APART: usize = 1500;
+
+fn add_files(folder: &Path, ending: &str, files: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            add_files(&path, ending, files);
+        } else if path.to_str().is_some_and(|name| name.ends_with(ending)) {
+            files.push((path.display().to_string(), fs::read_to_string(&path).unwrap()));
+        }
+    }
+}
+
+/// Returns a source without the line breaks and escapes in its strings.
+fn normal(source: &str) -> String {
+    let mut text = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, after)) = rest.split_once("\\\n") {
+        text.push_str(before);
+        rest = after.trim_start();
+    }
+    text.push_str(rest);
+    text.replace("\\\"", "\"").replace("{{", "{").replace("}}", "}")
+}
+
+fn has_message(source: &str, message: &str) -> bool {
+    let parts: Vec<&str> = message.split('…').map(str::trim).filter(|part| !part.is_empty()).collect();
+    let Some((first, others)) = parts.split_first() else { return false };
+    source.match_indices(first).any(|(at, _)| {
+        let mut end = at + first.len();
+        others.iter().all(|part| {
+            let found = source[end..].find(part).filter(|gap| *gap < MOST_APART);
+            end += found.map_or(0, |gap| gap + part.len());
+            found.is_some()
+        })
+    })
+}
+
+#[test]
+fn every_quoted_message_is_in_the_sources() {
+    let mut sources = Vec::new();
+    for folder in ["tollgate/src", "tollgate-server/src"] {
+        add_files(&root().join(folder), ".rs", &mut sources);
+    }
+    add_files(&root().join("tollgate/tests"), ".snap", &mut sources);
+    let sources: Vec<String> = sources.iter().map(|(_, text)| normal(text)).collect();
+    let page = read("docs/troubleshooting.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let quoted: Vec<&str> = rows.filter_map(|row| row.strip_prefix("| `")?.split("` | ").next()).collect();
+    assert!(quoted.len() > 100, "{} messages", quoted.len());
+    let lost: Vec<&&str> =
+        quoted.iter().filter(|message| !sources.iter().any(|source| has_message(source, message))).collect();
+    assert!(
+        lost.is_empty(),
+        "docs/troubleshooting.md quotes messages that are not in the sources; correct them:\n{lost:#?}"
+    );
+}
+
+/// Returns the paths of our items in the code spans of a page, such as `RuleSets::connect`.
+fn paths(page: &str) -> Vec<&str> {
+    let spans = page.split('`').skip(1).step_by(2).filter(|span| span.contains("::") && !span.contains(['\n', ' ']));
+    let is_path = |span: &&str| span.chars().all(|char| char.is_alphanumeric() || matches!(char, ':' | '_'));
+    spans.filter(is_path).filter(|span| span.starts_with(char::is_uppercase) || span.starts_with("tollgate")).collect()
+}
+
+#[test]
+fn every_name_of_the_library_exists() {
+    let mut sources = Vec::new();
+    add_files(&root().join("tollgate/src"), ".rs", &mut sources);
+    let has_word = |word: &str| {
+        sources.iter().any(|(_, source)| {
+            let declared = ["fn", "struct", "enum", "trait", "type", "mod", "const"];
+            declared.iter().any(|kind| source.contains(&format!("{kind} {word}")))
+                || source.lines().any(|line| line.trim_start().starts_with(word))
+        })
+    };
+    // Pages about other projects name their types too.
+    let is_ours = |name: &str| name.starts_with("docs/") && name.matches('/').count() == 1;
+    for (name, page) in pages().iter().filter(|(name, _)| is_ours(name)) {
+        let prose = parts(page).1;
+        for path in paths(&prose) {
+            let lost = path.split("::").filter(|part| *part != "tollgate").find(|part| !has_word(part));
+            assert_eq!(lost, None, "{name} names `{path}`");
+        }
+    }
+}
+
+const HEAD: &str = "# Messages of the rule file
+
+<!-- Made from the snapshots of the tests: UPDATE_DOCS=1 cargo test -p tollgate --all-features --test docs -->
+
+The messages of `tollgate validate`, each below a rule file that causes it. A message consists of the file, the
+line, the column, the mistake and the fix. [Troubleshooting](troubleshooting.md) has the messages of a running
+server.
+
+";
+
+/// Returns the examples in the snapshots: a rule file, and each of its messages in a line that begins with `=> `.
+fn examples() -> Vec<String> {
+    let mut snapshots = Vec::new();
+    add_files(&root().join("tollgate/tests/rule_file/snapshots"), ".snap", &mut snapshots);
+    let mut examples = Vec::new();
+    for (_, snapshot) in &snapshots {
+        let body = snapshot.splitn(3, "---\n").nth(2).unwrap_or_default();
+        let mut example = String::new();
+        for line in body.lines() {
+            let is_next =
+                !line.starts_with("=> ") && example.lines().last().is_some_and(|last| last.starts_with("=> "));
+            if is_next {
+                examples.push(std::mem::take(&mut example));
+            }
+            if !(example.is_empty() && line.is_empty()) {
+                example.push_str(line);
+                example.push('\n');
+            }
+        }
+        examples.push(example);
+    }
+    examples.retain(|example| example.contains("=> ") && !example.contains("```"));
+    // By message, so that the order does not depend on the names of snapshots.
+    examples.sort_by_key(|example| {
+        let message = example.lines().find_map(|line| line.strip_prefix("=> ")).unwrap_or_default();
+        message.splitn(4, ':').nth(3).unwrap_or_default().trim_start_matches([' ', '`']).to_lowercase()
+    });
+    examples.dedup();
+    examples
+}
+
+#[test]
+fn page_of_messages_is_up_to_date() {
+    let examples = examples();
+    assert!(examples.len() > 200, "{} examples", examples.len());
+    let blocks: Vec<String> = examples.iter().map(|example| format!("```text\n{example}```\n")).collect();
+    let page = format!("{HEAD}{}", blocks.join("\n"));
+    let path = root().join("docs/messages.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, &page).unwrap();
+    }
+    let checked_in = fs::read_to_string(&path).unwrap_or_default();
+    assert!(checked_in == page, "docs/messages.md is stale; run this test with UPDATE_DOCS=1");
+}
