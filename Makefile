@@ -4,7 +4,7 @@
 
 .PHONY: run test install-redis install-frameworks test-library test-workspace test-valkey test-frameworks \
 	test-loom test-examples \
-	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench
+	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench docs
 
 run:
 	cargo run --release -- serve
@@ -108,3 +108,7 @@ install-cargo-fuzz:
 
 bench:
 	cargo run --release -p bench -- memory
+
+# The documentation as a site with search, in target/book. Installs mdBook into target/tools where it is missing.
+docs:
+	tools/build-docs
