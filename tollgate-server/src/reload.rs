@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tollgate::Gate;
-use tollgate::redis::{Repairs, RuleSet};
+use tollgate::redis::{PublishedRules, Repairs};
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 pub(crate) use self::hangup::Hangup;
@@ -105,7 +105,7 @@ enum Cause {
     Look,
     /// Somebody wants the file to be read again.
     Hangup,
-    Published(RuleSet),
+    Published(PublishedRules),
     /// Redis had lost a rule set.
     Repaired(Repairs),
 }
@@ -163,10 +163,10 @@ impl Reload {
             match cause {
                 Cause::Look => self.look().await,
                 Cause::Hangup => self.read_again().await,
-                Cause::Published(RuleSet { version, id, rules: Some(rules), .. }) => {
+                Cause::Published(PublishedRules { version, id, rules: Some(rules), .. }) => {
                     self.take_published(version, &id, &rules);
                 }
-                Cause::Published(RuleSet { version, .. }) => self.go_back(version).await,
+                Cause::Published(PublishedRules { version, .. }) => self.go_back(version).await,
                 Cause::Repaired(repairs) => self.report_repairs(&repairs),
             }
             self.watch.follow(&self.path, config::key_file(&self.file).as_deref());

@@ -80,7 +80,7 @@ pub use self::memory::ServerMemory;
 use self::node::Node;
 use self::receipt::Receipt;
 pub use self::reserving::RedisReservation;
-pub use self::rule_sets::{PublishError, Repair, Repairs, RuleSet, RuleSets};
+pub use self::rule_sets::{PublishError, PublishedRules, Repair, Repairs, RuleSets};
 use self::script::{Ask, Asks, Question};
 pub use self::settings::RedisSettings;
 use self::stats::Counts;

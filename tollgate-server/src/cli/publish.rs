@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use serde::Serialize;
-use tollgate::redis::{PublishError, RuleSet, RuleSets};
+use tollgate::redis::{PublishError, PublishedRules, RuleSets};
 use tollgate::rules::file::{Parsed, RuleFile};
 
 use super::{Completion, ConfigArgument, Error, StoreArgument, load, say};
@@ -132,7 +132,7 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Completion, Error> 
     Ok(if rules.is_some() { Completion::Yes } else { Completion::No })
 }
 
-fn rules_text(rule_set: &RuleSet) -> Option<String> {
+fn rules_text(rule_set: &PublishedRules) -> Option<String> {
     let text = String::from_utf8_lossy(rule_set.rules.as_ref()?);
     let hidden = "# not shown: the login of a store may be somewhere in it; publish the rules again without it";
     Some(logins::shown(&text).map_or_else(|| hidden.to_owned(), Cow::into_owned))

@@ -1,7 +1,7 @@
 //! Rule sets that are published on the Redis that the nodes share.
 
 use tokio::sync::watch;
-use tollgate::redis::{Repairs, RuleSet, RuleSets};
+use tollgate::redis::{PublishedRules, Repairs, RuleSets};
 use tollgate::rules::file::Parsed;
 
 use crate::notice;
@@ -10,7 +10,7 @@ use crate::notice;
 pub(super) struct Published(Option<Subscription>);
 
 struct Subscription {
-    latest: watch::Receiver<Option<RuleSet>>,
+    latest: watch::Receiver<Option<PublishedRules>>,
     repairs: watch::Receiver<Repairs>,
     /// The repairs that were reported so far.
     reported: Repairs,
@@ -18,7 +18,7 @@ struct Subscription {
 }
 
 pub(super) enum News {
-    RuleSet(RuleSet),
+    RuleSet(PublishedRules),
     /// Repairs since the last news, with the latest of them.
     Repaired(Repairs),
 }

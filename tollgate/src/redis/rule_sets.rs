@@ -35,7 +35,7 @@ const MAX_BYTES: usize = 4 << 20;
 /// A rule set as it was published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct RuleSet {
+pub struct PublishedRules {
     /// Grows by one with each publication and each withdrawal.
     pub version: u64,
     /// Identifies the publication or withdrawal. A version does not: after a failover that lost one, it is used again.
@@ -49,7 +49,7 @@ pub struct RuleSet {
     predecessors: Arc<str>,
 }
 
-impl RuleSet {
+impl PublishedRules {
     /// Whether `later` was published with knowledge of this one.
     fn precedes(&self, later: &Self) -> bool {
         if self.version >= later.version {
@@ -65,7 +65,7 @@ impl RuleSet {
     }
 }
 
-impl fmt::Display for RuleSet {
+impl fmt::Display for PublishedRules {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "version {} ({})", self.version, self.id)
     }
@@ -78,21 +78,21 @@ pub enum Repair {
     /// Redis had an older rule set or none, and this node has written its own back.
     Restored {
         /// The rule set that was lost.
-        lost: RuleSet,
+        lost: PublishedRules,
     },
     /// Redis has an older rule set or none, and this node cannot write its own back. It keeps trying.
     NotRestored {
         /// The rule set that is lost.
-        lost: RuleSet,
+        lost: PublishedRules,
         /// Why it could not be written.
         why: StoreError,
     },
     /// Another rule set was published after the loss. This node has taken that.
     Replaced {
         /// The rule set that was lost.
-        lost: RuleSet,
+        lost: PublishedRules,
         /// The rule set that is published now.
-        by: RuleSet,
+        by: PublishedRules,
     },
 }
 
@@ -164,7 +164,7 @@ impl std::error::Error for PublishError {}
 /// Where the rule sets of a fleet are published, and heard of.
 pub struct RuleSets {
     topology: Arc<Topology>,
-    latest: watch::Receiver<Option<RuleSet>>,
+    latest: watch::Receiver<Option<PublishedRules>>,
     repairs: watch::Receiver<Repairs>,
     _tasks: Tasks,
 }
@@ -216,13 +216,13 @@ impl RuleSets {
     /// # Errors
     ///
     /// When Redis is not there.
-    pub async fn newest(&self) -> Result<Option<RuleSet>, StoreError> {
+    pub async fn newest(&self) -> Result<Option<PublishedRules>, StoreError> {
         stored::read(&self.topology).await
     }
 
     /// The newest rule set this node has heard of, and every one after it: see [`watch::Receiver::changed`].
     #[must_use]
-    pub fn latest(&self) -> watch::Receiver<Option<RuleSet>> {
+    pub fn latest(&self) -> watch::Receiver<Option<PublishedRules>> {
         self.latest.clone()
     }
 

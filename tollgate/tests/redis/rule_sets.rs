@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate::redis::{PublishError, Repair, Repairs, RuleSet, RuleSets};
+use tollgate::redis::{PublishError, PublishedRules, Repair, Repairs, RuleSets};
 
 use crate::servers::{RedisServer, Switch};
 
@@ -38,14 +38,14 @@ async fn every_node_hears_of_a_rule_set_and_who_comes_late_finds_it() {
 }
 
 /// Waits until the node holds the rule set of that id.
-async fn holds(node: &RuleSets, id: &str) -> RuleSet {
+async fn holds(node: &RuleSets, id: &str) -> PublishedRules {
     let mut latest = node.latest();
     let found = latest.wait_for(|rules| rules.as_ref().is_some_and(|rules| *rules.id == *id));
     let found = tokio::time::timeout(LIMIT, found).await.expect("in time").expect("follows");
     found.clone().expect("some rule set")
 }
 
-async fn newest(node: &RuleSets) -> RuleSet {
+async fn newest(node: &RuleSets) -> PublishedRules {
     node.newest().await.expect("Redis answers").expect("something is published")
 }
 

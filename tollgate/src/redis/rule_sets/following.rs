@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::stored::{self, CHANNEL, PATIENCE};
-use super::{Repair, Repairs, RuleSet};
+use super::{PublishedRules, Repair, Repairs};
 use crate::redis::StoreError;
 use crate::redis::node::jittered;
 use crate::redis::topology::Topology;
@@ -22,14 +22,14 @@ const RESTORE_AFTER: Duration = Duration::from_millis(250);
 
 pub(super) struct Follower {
     topology: Arc<Topology>,
-    held: watch::Sender<Option<RuleSet>>,
+    held: watch::Sender<Option<PublishedRules>>,
     repairs: watch::Sender<Repairs>,
 }
 
 impl Follower {
     pub(super) fn new(
         topology: Arc<Topology>,
-        held: watch::Sender<Option<RuleSet>>,
+        held: watch::Sender<Option<PublishedRules>>,
         repairs: watch::Sender<Repairs>,
     ) -> Self {
         Self { topology, held, repairs }
@@ -90,13 +90,13 @@ impl Follower {
         Ok(())
     }
 
-    fn take(&self, found: RuleSet) {
+    fn take(&self, found: PublishedRules) {
         let verb = if found.rules.is_some() { "published" } else { "withdrawn" };
         tracing::info!(version = found.version, id = %found.id, "a rule set was {verb}");
         self.held.send_replace(Some(found));
     }
 
-    async fn restore(&self, lost: RuleSet, found: &str) {
+    async fn restore(&self, lost: PublishedRules, found: &str) {
         sleep(jittered(RESTORE_AFTER)).await;
         // A set may be large: if another node was faster, it is not sent again.
         let current = stored::current_id(&self.topology).await;
@@ -131,9 +131,9 @@ impl Follower {
 mod tests {
     use super::*;
 
-    fn rule_set(id: &str, epoch: u64, predecessors: &str) -> RuleSet {
+    fn rule_set(id: &str, epoch: u64, predecessors: &str) -> PublishedRules {
         let version = stored::version_of(id).unwrap();
-        RuleSet { version, id: id.into(), rules: None, epoch, predecessors: predecessors.into() }
+        PublishedRules { version, id: id.into(), rules: None, epoch, predecessors: predecessors.into() }
     }
 
     #[test]

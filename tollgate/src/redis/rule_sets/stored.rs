@@ -17,7 +17,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
-use super::{PublishError, RuleSet};
+use super::{PublishError, PublishedRules};
 use crate::redis::StoreError;
 use crate::redis::topology::Topology;
 
@@ -111,7 +111,7 @@ async fn change(topology: &Topology, command: &Cmd) -> Result<u64, PublishError>
 }
 
 /// Stores `lost` again if the set of the id `found` is still stored; an empty id stands for none. Returns whether it was.
-pub(super) async fn restore(topology: &Topology, lost: &RuleSet, found: &str) -> Result<bool, StoreError> {
+pub(super) async fn restore(topology: &Topology, lost: &PublishedRules, found: &str) -> Result<bool, StoreError> {
     let mut command = script(topology, RESTORE);
     command.arg(found).arg(lost.version).arg(&*lost.id).arg(lost.epoch).arg(&*lost.predecessors);
     if let Some(rules) = &lost.rules {
@@ -130,7 +130,7 @@ pub(super) async fn current_id(topology: &Topology) -> Result<Option<String>, St
     Ok(version.map(|version| identity(version, id, epoch.unwrap_or(0)).0))
 }
 
-pub(super) async fn read(topology: &Topology) -> Result<Option<RuleSet>, StoreError> {
+pub(super) async fn read(topology: &Topology) -> Result<Option<PublishedRules>, StoreError> {
     type Fields = (Option<u64>, Option<String>, Option<u64>, Option<String>, Option<Vec<u8>>);
     let mut command = redis::cmd("HMGET");
     command.arg(topology.names().of(KEY)).arg("version").arg("id").arg("epoch").arg("predecessors").arg("rules");
@@ -140,7 +140,7 @@ pub(super) async fn read(topology: &Topology) -> Result<Option<RuleSet>, StoreEr
         let epoch = epoch.unwrap_or(0);
         let (id, overtaken) = identity(version, id, epoch);
         let predecessors = [overtaken.unwrap_or_default(), predecessors.unwrap_or_default()].join(" ");
-        RuleSet {
+        PublishedRules {
             version,
             id: id.into(),
             rules: rules.map(Into::into),
