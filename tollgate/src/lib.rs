@@ -30,6 +30,8 @@
 //! - Memory stays within a bound that is set, under attack too; see [`LimiterBuilder::max_memory`].
 //! - Rates are exact ratios: nothing drifts, however long it runs.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod algorithm;
 mod budget;
 mod clock;
