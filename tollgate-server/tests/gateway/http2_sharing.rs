@@ -119,7 +119,7 @@ fn narrow(streams: u32, takes: Duration) -> (std::net::SocketAddr, Arc<AtomicUsi
 #[test]
 fn more_requests_than_a_connection_takes_go_over_another() {
     let (address, accepted) = narrow(10, Duration::from_secs(2));
-    let route = format!("{{ path: /**, timeout: 3s, retries: 0, upstream: 'h2c://{address}' }}");
+    let route = format!("{{ path: /**, timeout: 30s, retries: 0, upstream: 'h2c://{address}' }}");
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
     runtime().block_on(async {
         let sender = connect(gateway.address).await;
