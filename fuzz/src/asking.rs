@@ -34,7 +34,7 @@ pub(crate) fn explained(gate: &Gate, facts: &Facts<'_>) -> Explanation {
 
 /// The parts of the key that a rule counts a request by; `None` if it does not count it.
 pub(crate) fn key(gate: &Gate, rule: usize, facts: &Facts<'_>) -> Option<Vec<String>> {
-    match explained(gate, facts).rules.swap_remove(rule).standing {
+    match explained(gate, facts).rules.swap_remove(rule).state {
         RuleState::Counted { key, .. } => Some(key),
         _ => None,
     }

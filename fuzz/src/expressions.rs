@@ -70,7 +70,7 @@ fn quoted(text: &str) -> String {
 
 /// Whether the rule is for the request, by its explanation and by its decision.
 fn holds(gate: &Gate, facts: &Facts<'_>) -> bool {
-    let holds = !matches!(asking::explained(gate, facts).rules[0].standing, RuleState::NotMatched(_));
+    let holds = !matches!(asking::explained(gate, facts).rules[0].state, RuleState::NotMatched(_));
     let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
     assert_eq!(outcome.limit().is_some(), holds, "{outcome:?}");
     holds

@@ -1,6 +1,7 @@
 //! Paths and globs: however a path is spelled, it meets the same rules and makes the same key.
 
-use tollgate::rules::{CleanPath, Facts, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder};
+use tollgate::rules::{Facts, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder};
+use tollgate::internal::CleanPath;
 use tollgate::{Explanation, FixedWindow, Gate, InvalidLimit, Limit, MINUTE, RuleState};
 
 use crate::asking;
@@ -72,7 +73,7 @@ fn asked(gate: &Gate, globs: &[PathGlob], path: &str) -> (String, Vec<bool>) {
 }
 
 fn remaining(explanation: &Explanation, number: usize) -> Option<u64> {
-    match &explanation.rules[number].standing {
+    match &explanation.rules[number].state {
         RuleState::Counted { decision: Some(decision), .. } => Some(decision.remaining()),
         _ => None,
     }

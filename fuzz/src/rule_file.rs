@@ -65,9 +65,9 @@ fn decided(gate: &Gate, facts: &Facts<'_>) {
     let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
     assert_eq!(outcome.is_allowed(), explanation.allowed, "{outcome:?} {explanation:?}");
     let counts = |standing: &RuleState| matches!(standing, RuleState::Counted { .. });
-    let watched = explanation.rules.iter().filter(|rule| rule.shadow && counts(&rule.standing)).count();
+    let watched = explanation.rules.iter().filter(|rule| rule.shadow && counts(&rule.state)).count();
     // Who is refused by a rule whatever is left is not counted by any other.
-    assert!(watched == outcome.watched().count() || outcome.decision().is_none(), "{outcome:?} {explanation:?}");
+    assert!(watched == outcome.shadow_decisions().count() || outcome.decision().is_none(), "{outcome:?} {explanation:?}");
     let mut told = HeaderMap::new();
     outcome.write_headers(&mut told);
     let request = HeaderMap::new();

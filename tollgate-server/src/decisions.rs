@@ -118,7 +118,9 @@ impl Decisions {
     /// The limit that decided the last of them comes back.
     fn note_all<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) -> Option<Arc<OfLimit>> {
         let counts = |outcome: &&Outcome| {
-            outcome.limit().is_some() || outcome.watched().next().is_some() || outcome.token() != TokenStatus::NotRead
+            outcome.limit().is_some()
+                || outcome.shadow_decisions().next().is_some()
+                || outcome.token() != TokenStatus::NotRead
         };
         let mut outcomes = outcomes.into_iter().filter(counts).peekable();
         outcomes.peek()?;
@@ -141,7 +143,7 @@ impl Decisions {
             if let Some(name) = outcome.limit() {
                 last = note(name, DecisionLabel::of(outcome));
             }
-            for (name, decision) in outcome.watched() {
+            for (name, decision) in outcome.shadow_decisions() {
                 note(
                     name,
                     if decision.is_allowed() { DecisionLabel::ShadowAllowed } else { DecisionLabel::ShadowDenied },
@@ -154,7 +156,7 @@ impl Decisions {
     /// The same for one outcome, by the only thread that notes anything here: it needs no lock as long as the same limit
     /// decides.
     pub(crate) fn note_alone(&self, outcome: &Outcome, last: &mut LastNoted) {
-        let name = outcome.limit().filter(|_| outcome.watched().next().is_none());
+        let name = outcome.limit().filter(|_| outcome.shadow_decisions().next().is_none());
         match (name, &last.0) {
             (Some(name), Some(known)) if *known.name == *name => {
                 known.add(DecisionLabel::of(outcome));

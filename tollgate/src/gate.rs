@@ -5,7 +5,7 @@
 
 #[cfg(feature = "tower")]
 mod admitted;
-mod cached;
+pub(crate) mod cached;
 mod explain;
 mod in_flight;
 #[cfg(all(feature = "file", feature = "redis"))]
@@ -33,7 +33,6 @@ use arc_swap::ArcSwap;
 
 #[cfg(feature = "tower")]
 pub(crate) use self::admitted::{Admitted, ByAddress};
-pub use self::cached::CachedGate;
 pub use self::explain::{Explanation, RuleExplained, RuleState};
 use self::in_flight::InFlight;
 pub use self::in_flight::InFlightPermit;
@@ -41,7 +40,7 @@ pub use self::in_flight::InFlightPermit;
 pub use self::opening::OpenError;
 pub use self::outcome::Outcome;
 #[cfg(feature = "tower")]
-pub(crate) use self::settle::Told;
+pub(crate) use self::settle::ReportedCost;
 use self::store::Store;
 use crate::error::InvalidLimit;
 use crate::limiter::{Limiter, LimiterBuilder};
@@ -78,7 +77,7 @@ struct State {
 }
 
 impl State {
-    /// Rules that take the place of others. What is in flight stays so.
+    /// Rules that take the permit of others. What is in flight stays so.
     fn after(before: &Self, rules: RuleSet, store: Store) -> Self {
         let in_flight = InFlight::after(&rules, Some((&before.rules, &before.in_flight)));
         rules.adopt_expression_errors(&before.rules);
@@ -86,8 +85,8 @@ impl State {
     }
 }
 
-/// A outcome, or the way to one.
-#[must_use = "a outcome that nobody looks at limits nothing"]
+/// An outcome, or the way to one.
+#[must_use = "an outcome that nobody looks at limits nothing"]
 pub enum Check {
     /// The store is this process's memory, and has answered; or no store had to be asked.
     Ready(Outcome),
@@ -151,7 +150,7 @@ impl Gate {
     pub fn compact(&self) -> bool {
         let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.0.state.load();
-        let Some(limiter) = before.store.here().and_then(Limiter::compacted) else { return false };
+        let Some(limiter) = before.store.in_memory().and_then(Limiter::compacted) else { return false };
         self.0.state.store(Arc::new(State::after(&before, before.rules.clone(), Store::of(limiter))));
         true
     }
@@ -196,10 +195,10 @@ impl Gate {
     /// the [bans](crate::rules::Rule::ban) of limits that match every request and count by what its connection shows
     /// (address, certificate). So a flood of such requests is banned like one of denied requests.
     pub fn strike(&self, facts: &Facts<'_>) -> Check {
-        let mut outcome = Outcome::unasked(self);
+        let mut outcome = Outcome::unchecked(self);
         match outcome.strike(facts) {
             None => Check::Ready(outcome),
-            Some(elsewhere) => Check::Pending(outcome.elsewhere(elsewhere)),
+            Some(remote) => Check::Pending(outcome.complete(remote)),
         }
     }
 
@@ -208,10 +207,10 @@ impl Gate {
     /// rule.
     #[must_use]
     pub fn check_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Check> {
-        let mut outcome = Outcome::unasked(self);
+        let mut outcome = Outcome::unchecked(self);
         Some(match outcome.check_by_name(rule, key, cost)? {
             None => Check::Ready(outcome),
-            Some(elsewhere) => Check::Pending(outcome.elsewhere(elsewhere)),
+            Some(remote) => Check::Pending(outcome.complete(remote)),
         })
     }
 }
@@ -220,15 +219,15 @@ impl Check {
     /// Asks by these rules. The outcome is made where it stays, for it is large.
     #[inline(always)]
     fn of(state: Arc<State>, facts: &Facts<'_>) -> Self {
-        let mut asking = Self::Ready(Outcome::unlimited(state));
-        let elsewhere = match &mut asking {
-            Self::Ready(outcome) => outcome.ask(facts),
+        let mut check = Self::Ready(Outcome::unlimited(state));
+        let remote = match &mut check {
+            Self::Ready(outcome) => outcome.check(facts),
             Self::Pending(_) => None,
         };
-        let Some(elsewhere) = elsewhere else { return asking };
-        match asking {
-            Self::Ready(outcome) => Self::Pending(outcome.elsewhere(elsewhere)),
-            waiting @ Self::Pending(_) => waiting,
+        let Some(remote) = remote else { return check };
+        match check {
+            Self::Ready(outcome) => Self::Pending(outcome.complete(remote)),
+            pending @ Self::Pending(_) => pending,
         }
     }
 

@@ -28,18 +28,18 @@
 //! Deliberately not here: a server, a clock, anything asynchronous, and any choice about whether to refuse.
 
 mod accept;
-mod answer;
+pub(crate) mod answer;
 mod body;
 mod error;
 mod families;
-mod forwarding;
+pub(crate) mod forwarding;
 mod grpc;
-mod headers;
+pub(crate) mod headers;
 mod lines;
 mod policy;
 mod problem;
 mod refusal;
-mod reused_response;
+pub(crate) mod reused_response;
 mod template;
 mod token;
 mod upstream;
@@ -47,16 +47,14 @@ mod values;
 
 use std::time::Duration;
 
-pub use self::answer::{Answer, Message};
+pub use self::answer::Answer;
 pub use self::body::Body;
 pub use self::error::InvalidAnswer;
 pub use self::families::{Families, HeaderFamily};
-pub use self::forwarding::is_forwarding_header;
 pub use self::grpc::is_grpc;
-pub use self::headers::{HeaderLine, Headers, Values};
+pub use self::headers::Headers;
 pub use self::policy::Policy;
 pub use self::refusal::{Refusal, UnreadableRequest};
-pub use self::reused_response::ReusedResponse;
 pub use self::template::Template;
 #[cfg(feature = "rules")]
 pub(crate) use self::token::Challenge;

@@ -41,6 +41,9 @@ mod error;
 mod gate;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "http")]
+#[doc(hidden)]
+pub mod internal;
 mod key;
 mod limit;
 mod limit_set;
@@ -67,7 +70,7 @@ pub use error::InvalidLimit;
 #[cfg(feature = "file")]
 pub use gate::OpenError;
 #[cfg(feature = "rules")]
-pub use gate::{CachedGate, Check, Explanation, Gate, InFlightPermit, Outcome, RuleExplained, RuleState};
+pub use gate::{Check, Explanation, Gate, InFlightPermit, Outcome, RuleExplained, RuleState};
 pub use key::Key;
 pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
 pub use limit_set::LimitSet;

@@ -24,7 +24,7 @@ mod key_map;
 mod key_part;
 mod matching;
 mod networks;
-mod normal;
+pub(crate) mod normal;
 mod path;
 mod request;
 mod routes;
@@ -48,10 +48,7 @@ pub use self::matching::Match;
 pub use self::networks::{InvalidNetwork, Networks};
 #[cfg(feature = "file")]
 pub(crate) use self::normal::ReadErrors;
-pub use self::normal::{
-    CleanPath, EncodedSlash, PathCase, PathParameters, PathReading, PathReadings, Unreadable, check_host, check_method,
-    is_padded,
-};
+pub use self::normal::{EncodedSlash, PathCase, PathParameters, PathReading};
 pub use self::path::{InvalidGlob, PathGlob};
 pub use self::request::{Request, TokenStatus};
 pub use self::routes::Routes;

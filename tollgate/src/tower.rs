@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //!
-//! A denied request never reaches the service inside. What the client is told is in [`crate::http`]; gRPC clients
+//! A denied request never reaches the service inside. What the client is reported is in [`crate::http`]; gRPC clients
 //! get a status `RESOURCE_EXHAUSTED` with retry information.
 //!
 //! The layer can do more than deny:
@@ -37,14 +37,14 @@ mod decision;
 mod extract;
 #[cfg(feature = "axum")]
 mod for_axum;
+#[cfg(not(feature = "axum"))]
+#[path = "tower/framework_any.rs"]
+mod framework;
+#[cfg(feature = "axum")]
+#[path = "tower/framework_axum.rs"]
+mod framework;
 mod future;
 mod layer;
-#[cfg(not(feature = "axum"))]
-#[path = "tower/on_any.rs"]
-mod on;
-#[cfg(feature = "axum")]
-#[path = "tower/on_axum.rs"]
-mod on;
 mod peer;
 mod service;
 #[cfg(feature = "axum")]

@@ -9,8 +9,9 @@ mod text;
 use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header as header_names};
+use tollgate::internal::{CleanPath, Unreadable, check_host, check_method};
 use tollgate::rules::file::{Parsed, RouteRule};
-use tollgate::rules::{CleanPath, Facts, PathReading, Unreadable, check_host, check_method};
+use tollgate::rules::{Facts, PathReading};
 use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
-use tollgate::rules::Unreadable;
+use tollgate::internal::Unreadable;
 
 /// Why a request was not answered by an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,7 +24,8 @@ use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
-use tollgate::rules::{CleanPath, Facts, Unreadable, check_host, check_method, is_padded};
+use tollgate::internal::{CleanPath, Unreadable, check_host, check_method, is_padded};
+use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
 
 pub(super) use self::ending::{Ending, Held};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 
-use tollgate::rules::Unreadable;
+use tollgate::internal::Unreadable;
 
 use super::Gateway;
 use super::frames::MISUSES;

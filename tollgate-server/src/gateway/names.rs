@@ -6,7 +6,7 @@
 use std::cell::OnceCell;
 use std::net::IpAddr;
 
-use tollgate::http::is_forwarding_header;
+use tollgate::internal::is_forwarding_header;
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::UnderscoreHeaders;
 

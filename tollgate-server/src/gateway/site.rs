@@ -15,13 +15,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, Uri};
+use tollgate::internal::{CleanPath, Unreadable};
 use tollgate::rules::file::{
     AccessLogRule, Balance, Flaw, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule, RouteRule, Told,
     UnderscoreHeaders, UpstreamRule,
 };
-use tollgate::rules::{
-    CleanPath, EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies, Unreadable,
-};
+use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies};
 
 pub(super) use self::edits::Edits;
 pub(super) use self::outages::Outages;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32};
 use http::StatusCode;
 use tollgate::Outcome;
 use tollgate::http::Refusal;
-use tollgate::rules::Unreadable;
+use tollgate::internal::Unreadable;
 
 pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
 use super::buffers::Buffers;

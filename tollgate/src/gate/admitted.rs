@@ -1,6 +1,6 @@
-//! The short way: what is asked by the client's address alone, and what is kept of a request that one limit let in.
+//! The short way: what is hit by the client's address alone, and what is kept of a request that one limit let in.
 //!
-//! A outcome knows all that can ever be asked of it, and is large for that. A layer has something of it travel with each
+//! An outcome knows all that can ever be hit of it, and is large for that. A layer has something of it travel with each
 //! request to the service and back, where it is moved more often than it is looked at, so that is no more than what an
 //! answer needs.
 
@@ -20,7 +20,7 @@ use crate::units::Timestamp;
 /// A request that one limit of this process's memory let in at once, with nothing else to be known of it.
 pub(crate) struct Admitted {
     state: Arc<State>,
-    asked: HashedHit,
+    hit: HashedHit,
     at: Timestamp,
     wall_offset: i64,
     remaining: u64,
@@ -31,57 +31,57 @@ pub(crate) struct Admitted {
 pub(crate) enum ByAddress {
     Admitted(Admitted),
     /// It may not go on at once.
-    Ruled(Box<Outcome>),
+    Decided(Box<Outcome>),
     /// The rules want to know more of it.
-    Unasked(Unasked),
+    Unchecked(Unchecked),
 }
 
 /// The rules that a request is to be decided by.
-pub(crate) struct Unasked(Arc<State>);
+pub(crate) struct Unchecked(Arc<State>);
 
 impl Gate {
     /// Asks by the address of a request, if that is all that the rules want to know of it.
     #[inline]
-    pub(crate) fn ask_by_address(&self, peer: impl FnOnce() -> Option<IpAddr>) -> ByAddress {
+    pub(crate) fn check_by_address(&self, peer: impl FnOnce() -> Option<IpAddr>) -> ByAddress {
         let state = self.0.state.load_full();
-        let (Some(rule), Some(limiter)) = (state.rules.per_address(), state.store.here()) else {
-            return ByAddress::Unasked(Unasked(state));
+        let (Some(rule), Some(limiter)) = (state.rules.per_address(), state.store.in_memory()) else {
+            return ByAddress::Unchecked(Unchecked(state));
         };
         // What to do with a request of unknown address is for the rules to say.
-        let Some(peer) = peer() else { return ByAddress::Unasked(Unasked(state)) };
-        let (asked, decision) = decide(limiter, rule, peer);
+        let Some(peer) = peer() else { return ByAddress::Unchecked(Unchecked(state)) };
+        let (hit, decision) = decide(limiter, rule, peer);
         let Verdict { admission, remaining, reset_after } = decision.verdict;
         if admission == AT_ONCE {
             let Decision { at, wall_offset, .. } = decision;
-            return ByAddress::Admitted(Admitted { state, asked, at, wall_offset, remaining, reset_after });
+            return ByAddress::Admitted(Admitted { state, hit, at, wall_offset, remaining, reset_after });
         }
-        ByAddress::Ruled(ruled(state, asked, decision))
+        ByAddress::Decided(outcome_of(state, hit, decision))
     }
 }
 
-impl Unasked {
-    /// The outcome, to be asked for: large, so in a box from the start.
+impl Unchecked {
+    /// The outcome, to be hit for: large, so in a box from the start.
     #[inline]
     pub(crate) fn outcome(self) -> Box<Outcome> {
         Box::new(Outcome::unlimited(self.0))
     }
 }
 
-/// What most requests are told.
+/// What most requests are reported.
 const AT_ONCE: Admission = Admission::Allowed { delay: 0 };
 
 #[inline(never)]
 fn decide(limiter: &Limiter, rule: PerAddress, peer: IpAddr) -> (HashedHit, Decision) {
     let text = rule.group.text(peer);
-    let asked = limiter.ask_hit(&Hit::new(rule.limit, Key::from(text.as_bytes())).cost(rule.cost));
-    (asked, limiter.decide_one_asked(asked))
+    let hit = limiter.ask_hit(&Hit::new(rule.limit, Key::from(text.as_bytes())).cost(rule.cost));
+    (hit, limiter.decide_one_asked(hit))
 }
 
 #[cold]
 #[inline(never)]
-fn ruled(state: Arc<State>, asked: HashedHit, decision: Decision) -> Box<Outcome> {
-    let mut outcome = Unasked(state).outcome();
-    outcome.wanted.push(asked);
+fn outcome_of(state: Arc<State>, hit: HashedHit, decision: Decision) -> Box<Outcome> {
+    let mut outcome = Unchecked(state).outcome();
+    outcome.hits.push(hit);
     outcome.decided(None, decision);
     outcome
 }
@@ -89,12 +89,12 @@ fn ruled(state: Arc<State>, asked: HashedHit, decision: Decision) -> Box<Outcome
 impl Admitted {
     #[inline(always)]
     fn decision(&self) -> Decision {
-        let Self { state, asked, at, wall_offset, remaining, reset_after } = self;
+        let Self { state, hit, at, wall_offset, remaining, reset_after } = self;
         let verdict = Verdict { admission: AT_ONCE, remaining: *remaining, reset_after: *reset_after };
         Decision {
-            limit: Some(asked.limit),
-            quota: state.rules.policy(asked.limit).quota(),
-            cost: asked.cost,
+            limit: Some(hit.limit),
+            quota: state.rules.policy(hit.limit).quota(),
+            cost: hit.cost,
             at: *at,
             wall_offset: *wall_offset,
             source: Source::Store,
@@ -105,14 +105,14 @@ impl Admitted {
     /// As a [`Outcome`] does it.
     #[inline]
     pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
-        self.state.rules.policy(self.asked.limit).merge(&self.decision(), headers);
+        self.state.rules.policy(self.hit.limit).merge(&self.decision(), headers);
     }
 
     /// The whole outcome, for what is rarely done with one.
     #[cold]
     #[inline(never)]
-    pub(crate) fn into_ruling(self) -> Box<Outcome> {
+    pub(crate) fn into_outcome(self) -> Box<Outcome> {
         let decision = self.decision();
-        ruled(self.state, self.asked, decision)
+        outcome_of(self.state, self.hit, decision)
     }
 }

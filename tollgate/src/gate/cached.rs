@@ -25,12 +25,12 @@ use crate::rules::Facts;
 /// assert!(matches!(cached.check(&facts), Check::Ready(outcome) if outcome.is_allowed()));
 /// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```
-pub struct CachedGate(Cache<Held, Arc<State>>);
+pub struct CachedGate(Cache<GateRef, Arc<State>>);
 
 /// What a gate decides by, wherever it is.
-struct Held(Arc<Inner>);
+struct GateRef(Arc<Inner>);
 
-impl Deref for Held {
+impl Deref for GateRef {
     type Target = ArcSwap<State>;
 
     fn deref(&self) -> &ArcSwap<State> {
@@ -41,8 +41,9 @@ impl Deref for Held {
 impl Gate {
     /// One who asks it over and over.
     #[must_use]
+    #[doc(hidden)]
     pub fn cached(&self) -> CachedGate {
-        CachedGate(Cache::new(Held(Arc::clone(&self.0))))
+        CachedGate(Cache::new(GateRef(Arc::clone(&self.0))))
     }
 }
 

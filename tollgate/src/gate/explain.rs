@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::store::Wanted;
+use super::store::Hits;
 use super::{Gate, State, in_flight};
 use crate::decision::Decision;
 use crate::http::Refusal;
@@ -39,7 +39,7 @@ pub struct RuleExplained {
     /// Whether it only watches.
     pub shadow: bool,
     /// Where the request stands with it.
-    pub standing: RuleState,
+    pub state: RuleState,
     /// Its expressions that failed for the request.
     pub failed_expressions: Vec<FailedExpression>,
 }
@@ -80,11 +80,11 @@ pub enum RuleState {
     },
 }
 
-/// A rule's standing, and what to look up for it.
-struct Looked {
-    standing: RuleState,
-    limit: Option<Wanted>,
-    ban: Option<Wanted>,
+/// A rule's rule_state, and what to inspect up for it.
+struct Inspected {
+    rule_state: RuleState,
+    limit: Option<Hits>,
+    ban: Option<Hits>,
     /// Whether the rule decides before the token of the request is verified.
     early: bool,
     failed: Vec<FailedExpression>,
@@ -94,24 +94,24 @@ impl Gate {
     /// What the rules in force would make of a request. Nothing is taken.
     pub fn explain(&self, facts: &Facts<'_>) -> impl Future<Output = Explanation> + Send + use<> {
         let state = self.0.state.load_full();
-        let (looked, token): (Vec<Looked>, TokenStatus) = {
+        let (inspected, token): (Vec<Inspected>, TokenStatus) = {
             let failed = FailedExpressions::default();
             let request = state.rules.request(facts).recording(&failed);
-            let look = |number| {
-                let looked = state.look_into(number, &request);
-                Looked { failed: failed.take(), ..looked }
+            let inspect = |number| {
+                let inspected = state.inspect(number, &request);
+                Inspected { failed: failed.take(), ..inspected }
             };
-            let looked = (0..state.rules.len()).map(look).collect();
-            (looked, request.token_status())
+            let inspected = (0..state.rules.len()).map(inspect).collect();
+            (inspected, request.token_status())
         };
         async move {
-            let mut rules = Vec::with_capacity(looked.len());
-            let early: Vec<bool> = looked.iter().map(|looked| looked.early).collect();
-            for (number, looked) in (0..).zip(looked) {
+            let mut rules = Vec::with_capacity(inspected.len());
+            let early: Vec<bool> = inspected.iter().map(|inspected| inspected.early).collect();
+            for (number, inspected) in (0..).zip(inspected) {
                 let name = state.rules.name(number).to_owned();
                 let shadow = state.rules.rule(number).mode == Mode::Shadow;
-                let (standing, failed_expressions) = state.stand(looked).await;
-                rules.push(RuleExplained { name, shadow, standing, failed_expressions });
+                let (rule_state, failed_expressions) = state.resolve(inspected).await;
+                rules.push(RuleExplained { name, shadow, state: rule_state, failed_expressions });
             }
             Explanation::of(rules, &early, token)
         }
@@ -119,52 +119,58 @@ impl Gate {
 }
 
 impl State {
-    fn look_into(&self, number: u32, request: &Request<'_>) -> Looked {
+    fn inspect(&self, number: u32, request: &Request<'_>) -> Inspected {
         let mut pieces = Pieces::new();
         let early = self.rules.is_early(number, request);
-        let standing = match self.rules.meet(number, request, &mut pieces) {
+        let rule_state = match self.rules.meet(number, request, &mut pieces) {
             Met::Not(miss) => RuleState::NotMatched(miss.to_string()),
             Met::Disabled => RuleState::Disabled,
             Met::Lacks(part) => RuleState::KeyMissing(part.to_string()),
             Met::Exempt => RuleState::Exempt,
             Met::Refused(_, refused) => RuleState::Refused(refused.into()),
-            Met::Hit(finding) => return Looked { early, ..self.look_up(&finding, &pieces) },
+            Met::Hit(finding) => return Inspected { early, ..self.inspect_hit(&finding, &pieces) },
         };
-        Looked { standing, limit: None, ban: None, early, failed: Vec::new() }
+        Inspected { rule_state, limit: None, ban: None, early, failed: Vec::new() }
     }
 
-    fn look_up(&self, finding: &Finding, pieces: &[Piece<'_>]) -> Looked {
+    fn inspect_hit(&self, finding: &Finding, pieces: &[Piece<'_>]) -> Inspected {
         let slices: SmallVec<[&[u8]; 8]> = pieces.iter().map(Piece::as_bytes).collect();
         let key = Key::byte_parts(&slices);
-        let want = |limit, cost| {
-            let mut wanted = self.store.want_nothing();
-            self.store.want_too(&mut wanted, Hit::new(limit, key).cost(cost));
-            wanted
+        let hits_of = |limit, cost| {
+            let mut hits = self.store.no_hits();
+            self.store.add_hit(&mut hits, Hit::new(limit, key).cost(cost));
+            hits
         };
         let text = |slice: &&[u8]| String::from_utf8_lossy(slice).into_owned();
         let key_text = slices.iter().map(text).collect();
-        if finding.is_place {
+        if finding.is_in_flight {
             let in_flight = self.in_flight.count(finding.rule, key);
             let decision = in_flight::decision(self, finding.limit, in_flight);
-            let standing = RuleState::InFlight { key: key_text, in_flight, decision };
-            return Looked { standing, limit: None, ban: None, early: false, failed: Vec::new() };
+            let rule_state = RuleState::InFlight { key: key_text, in_flight, decision };
+            return Inspected { rule_state, limit: None, ban: None, early: false, failed: Vec::new() };
         }
-        let standing = RuleState::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };
-        let ban = finding.ban.map(|ban| want(ban, 0));
-        Looked { standing, limit: Some(want(finding.limit, finding.cost)), ban, early: false, failed: Vec::new() }
+        let rule_state = RuleState::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };
+        let ban = finding.ban.map(|ban| hits_of(ban, 0));
+        Inspected {
+            rule_state,
+            limit: Some(hits_of(finding.limit, finding.cost)),
+            ban,
+            early: false,
+            failed: Vec::new(),
+        }
     }
 
-    async fn stand(&self, looked: Looked) -> (RuleState, Vec<FailedExpression>) {
-        let Looked { mut standing, limit, ban, failed, .. } = looked;
-        if let RuleState::Counted { decision, banned_for, .. } = &mut standing {
+    async fn resolve(&self, inspected: Inspected) -> (RuleState, Vec<FailedExpression>) {
+        let Inspected { mut rule_state, limit, ban, failed, .. } = inspected;
+        if let RuleState::Counted { decision, banned_for, .. } = &mut rule_state {
             if let Some(limit) = limit {
-                *decision = self.store.look(&limit).await;
+                *decision = self.store.peek(&limit).await;
             }
             if let Some(ban) = ban {
-                *banned_for = self.store.look(&ban).await.and_then(|decision| decision.retry_after());
+                *banned_for = self.store.peek(&ban).await.and_then(|decision| decision.retry_after());
             }
         }
-        (standing, failed)
+        (rule_state, failed)
     }
 }
 
@@ -184,14 +190,14 @@ impl Explanation {
 /// The limit that an answer would name, and why it would refuse.
 fn foremost<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Option<(String, Option<Refusal>)> {
     let enforced = || rules.clone().filter(|rule| !rule.shadow);
-    // As a request meets them: a rule that refuses whatever is left, then places, bans and denials, then who
+    // As a request meets them: a rule that refuses whatever is left, then permits, bans and denials, then who
     // has the least share left.
-    let refused = enforced().find_map(|rule| match &rule.standing {
+    let refused = enforced().find_map(|rule| match &rule.state {
         RuleState::Refused(refusal) => Some((rule.name.clone(), Some(refusal.clone()))),
         _ => None,
     });
     let full = || {
-        enforced().find_map(|rule| match &rule.standing {
+        enforced().find_map(|rule| match &rule.state {
             RuleState::InFlight { decision, .. } if !decision.is_allowed() => {
                 Some((rule.name.clone(), Some(Refusal::Limited)))
             }
@@ -199,7 +205,7 @@ fn foremost<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Optio
         })
     };
     let banned = || {
-        enforced().find_map(|rule| match &rule.standing {
+        enforced().find_map(|rule| match &rule.state {
             RuleState::Counted { banned_for: Some(left), .. } => {
                 Some((rule.name.clone(), Some(Refusal::Banned { retry_after: *left })))
             }
@@ -207,7 +213,7 @@ fn foremost<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Optio
         })
     };
     let counted = || {
-        let decided = enforced().filter_map(|rule| match &rule.standing {
+        let decided = enforced().filter_map(|rule| match &rule.state {
             RuleState::Counted { decision: Some(decision), .. } => Some((rule.name.clone(), *decision)),
             _ => None,
         });

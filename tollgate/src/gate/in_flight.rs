@@ -1,8 +1,8 @@
 //! How many requests of a key are served at the same time, in this process.
 //!
-//! A request takes a place before anything is asked of a store, so that one that finds none spends nothing, and gives
-//! it back when it is over, or at once if a rate denies it. Deliberately not here: a queue for those who find no place,
-//! and counts that other processes share, because nobody could take back the places of one that died.
+//! A request takes a permit before anything is asked of a store, so that one that finds none spends nothing, and gives
+//! it back when it is over, or at once if a rate denies it. Deliberately not here: a queue for those who find no permit,
+//! and counts that other processes share, because nobody could take back the permits of one that died.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::pending::{PendingChecks, Watched};
+use super::pending::{PendingChecks, ShadowDecisions};
 use super::store::{self, RemoteCheck};
 use super::{Outcome, State};
 use crate::decision::{Admission, Decision, Verdict};
@@ -22,7 +22,7 @@ use crate::rules::{Facts, Finding, Mode, RuleSet};
 const SHARDS: usize = 16;
 /// A shard with room for so many keys is not worth being made smaller.
 const SMALL_SHARD: usize = 64;
-/// When a place becomes free is nobody's to know: the shortest wait that `Retry-After` can say.
+/// When a permit becomes free is nobody's to know: the shortest wait that `Retry-After` can say.
 const RETRY_AFTER_MICROS: u64 = 1_000_000;
 
 /// What is in flight by each limit of it.
@@ -39,8 +39,8 @@ struct Table {
     shards: [Mutex<HashMap<u64, u64, ahash::RandomState>>; SHARDS],
 }
 
-/// A place that a request wants.
-pub(super) struct WantedPermit {
+/// A permit that a request wants.
+pub(super) struct PermitRequest {
     rule: u32,
     limit: LimitId,
     mode: Mode,
@@ -48,23 +48,23 @@ pub(super) struct WantedPermit {
 }
 
 /// Of most requests none, of the others one.
-pub(super) type WantedPermits = SmallVec<[WantedPermit; 2]>;
+pub(super) type PermitRequests = SmallVec<[PermitRequest; 2]>;
 
 /// The limits of requests in flight that a request matched.
 pub(super) type InFlightLimits = SmallVec<[LimitId; 2]>;
 
-/// The places that a request has taken, and what rules that only watch say of it.
+/// The permits that a request has taken, and what rules that only watch say of it.
 pub(super) struct TakenPermits {
-    pub(super) place: InFlightPermit,
-    pub(super) watched: Watched,
+    pub(super) permit: InFlightPermit,
+    pub(super) shadow_decisions: ShadowDecisions,
 }
 
-/// The place of a request among those that are in flight, in every limit of that. Dropped, it is given back: keep it as
+/// The permit of a request among those that are in flight, in every limit of that. Dropped, it is given back: keep it as
 /// long as the request is served.
-#[must_use = "a place that is dropped is free for the next"]
-pub struct InFlightPermit(SmallVec<[Held; 2]>);
+#[must_use = "dropping the permit frees it for the next request"]
+pub struct InFlightPermit(SmallVec<[HeldPermit; 2]>);
 
-struct Held {
+struct HeldPermit {
     table: Arc<Table>,
     fingerprint: u64,
 }
@@ -84,9 +84,9 @@ impl InFlight {
         Self { secret, tables: (0..rules.len()).map(table).collect() }
     }
 
-    pub(super) fn want(&self, finding: &Finding, key: Key<'_>) -> WantedPermit {
+    pub(super) fn request_permit(&self, finding: &Finding, key: Key<'_>) -> PermitRequest {
         let Finding { rule, limit, mode, .. } = *finding;
-        WantedPermit { rule, limit, mode, fingerprint: self.fingerprint(key) }
+        PermitRequest { rule, limit, mode, fingerprint: self.fingerprint(key) }
     }
 
     /// How many requests of a key are in flight.
@@ -119,18 +119,18 @@ impl Table {
         self.shard(fingerprint).get(&fingerprint).copied().unwrap_or(0)
     }
 
-    /// Takes one of so many places, and says how many are taken then; `None` if all are.
-    fn take(self: &Arc<Self>, fingerprint: u64, most: u64) -> Option<(Held, u64)> {
+    /// Takes one of so many permits, and says how many are taken then; `None` if all are.
+    fn take(self: &Arc<Self>, fingerprint: u64, most: u64) -> Option<(HeldPermit, u64)> {
         let mut shard = self.shard(fingerprint);
         let taken = shard.get(&fingerprint).copied().unwrap_or(0) + 1;
         if taken > most {
             return None;
         }
         shard.insert(fingerprint, taken);
-        Some((Held { table: self.clone(), fingerprint }, taken))
+        Some((HeldPermit { table: self.clone(), fingerprint }, taken))
     }
 
-    fn give_back(&self, fingerprint: u64) {
+    fn release(&self, fingerprint: u64) {
         let mut shard = self.shard(fingerprint);
         match shard.get_mut(&fingerprint) {
             Some(taken) if *taken > 1 => *taken -= 1,
@@ -144,9 +144,9 @@ impl Table {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldPermit {
     fn drop(&mut self) {
-        self.table.give_back(self.fingerprint);
+        self.table.release(self.fingerprint);
     }
 }
 
@@ -156,43 +156,43 @@ impl std::fmt::Debug for InFlightPermit {
     }
 }
 
-/// Asks all that a request asks, once it has its places.
-pub(super) fn ask(outcome: &mut Outcome, mut posed: Box<PendingChecks>, facts: &Facts<'_>) -> Option<RemoteCheck> {
-    match take_wanted(&outcome.state, &mut posed, facts) {
-        Ok(()) => store::ask(outcome, Some(posed)),
+/// Asks all that a request asks, once it has its permits.
+pub(super) fn check(outcome: &mut Outcome, mut pending: Box<PendingChecks>, facts: &Facts<'_>) -> Option<RemoteCheck> {
+    match take_permits(&outcome.state, &mut pending, facts) {
+        Ok(()) => store::check(outcome, Some(pending)),
         Err(full) => {
-            outcome.full(full, posed.in_flight);
+            outcome.refuse_full(full, pending.in_flight);
             None
         }
     }
 }
 
-/// Takes all places that a request wants beside those that it has, or none.
-pub(super) fn take_wanted(state: &State, posed: &mut PendingChecks, facts: &Facts<'_>) -> Result<(), Decision> {
-    let wanted = std::mem::take(&mut posed.places);
+/// Takes all permits that a request wants extras those that it has, or none.
+pub(super) fn take_permits(state: &State, pending: &mut PendingChecks, facts: &Facts<'_>) -> Result<(), Decision> {
+    let requests = std::mem::take(&mut pending.permits);
     // Nobody would tell when it ends.
     if facts.is_served_elsewhere() {
-        posed.in_flight.clear();
+        pending.in_flight.clear();
         return Ok(());
     }
-    if wanted.is_empty() {
+    if requests.is_empty() {
         return Ok(());
     }
-    let TakenPermits { place, watched } = take(state, &wanted)?;
-    match &mut posed.taken {
+    let TakenPermits { permit, shadow_decisions } = take(state, &requests)?;
+    match &mut pending.taken {
         Some(before) => {
-            before.place.0.extend(place.0);
-            before.watched.extend(watched);
+            before.permit.0.extend(permit.0);
+            before.shadow_decisions.extend(shadow_decisions);
         }
-        none => *none = Some(TakenPermits { place, watched }),
+        none => *none = Some(TakenPermits { permit, shadow_decisions }),
     }
     Ok(())
 }
 
-/// Takes all places that are wanted, or none.
-fn take(state: &State, wanted: &[WantedPermit]) -> Result<TakenPermits, Decision> {
-    let mut taken = TakenPermits { place: InFlightPermit(SmallVec::new()), watched: Watched::new() };
-    for one in wanted {
+/// Takes all permits that are requests, or none.
+fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Decision> {
+    let mut taken = TakenPermits { permit: InFlightPermit(SmallVec::new()), shadow_decisions: ShadowDecisions::new() };
+    for one in requests {
         let Some(table) = state.in_flight.table(one.rule) else { continue };
         let most = state.rules.most_in_flight(one.limit);
         let held = table.take(one.fingerprint, most);
@@ -200,9 +200,9 @@ fn take(state: &State, wanted: &[WantedPermit]) -> Result<TakenPermits, Decision
         match (held, one.mode) {
             (None, Mode::Enforced) => return Err(decision(state, one.limit, before)),
             (held, mode) => {
-                taken.place.0.extend(held.map(|(held, _)| held));
+                taken.permit.0.extend(held.map(|(held, _)| held));
                 if mode == Mode::Shadow {
-                    taken.watched.push((one.rule, decision(state, one.limit, before)));
+                    taken.shadow_decisions.push((one.rule, decision(state, one.limit, before)));
                 }
             }
         }

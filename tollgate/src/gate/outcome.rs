@@ -10,11 +10,12 @@ use http::{HeaderMap, Response};
 use smallvec::SmallVec;
 
 use super::in_flight::{self, InFlightLimits, InFlightPermit};
-use super::pending::{AskedBy, Beside, CheckCollector, PendingChecks};
-use super::store::{self, RemoteCheck, Wanted};
+use super::pending::{CheckCollector, Extras, PendingChecks, SelectedBy};
+use super::store::{self, Hits, RemoteCheck};
 use super::{Gate, State, phases};
 use crate::decision::Decision;
-use crate::http::{Answer, Headers, Message, Policy, Refusal, ReusedResponse, UnreadableRequest};
+use crate::http::{Answer, Headers, Policy, Refusal, UnreadableRequest};
+use crate::internal::{ReusedResponse, WrittenResponse};
 use crate::key::Key;
 use crate::limit::LimitId;
 use crate::limiter::Hit;
@@ -27,21 +28,21 @@ type Policies<'a> = SmallVec<[&'a Policy; 4]>;
 /// The most policies that an answer lists, the first ones: a head of an answer has a bound, whatever the number of rules.
 const MAX_POLICIES: usize = 32;
 
-/// What is ruled about a request: whether it may pass, by which rule, and what the client is to be told.
-#[must_use = "a outcome that nobody looks at limits nothing"]
+/// What is ruled about a request: whether it may pass, by which rule, and what the client is to be reported.
+#[must_use = "an outcome that nobody looks at limits nothing"]
 pub struct Outcome {
     pub(super) state: Arc<State>,
-    /// What was asked of the store by the rules that are enforced.
-    pub(super) wanted: Wanted,
-    pub(super) asked: AskedBy,
-    /// Of the rules that are enforced; `None` if none was asked.
+    /// What was selected_by of the store by the rules that are enforced.
+    pub(super) hits: Hits,
+    pub(super) selected_by: SelectedBy,
+    /// Of the rules that are enforced; `None` if none was selected_by.
     pub(super) decision: Option<Decision>,
     refusal: Option<Refusal>,
-    /// What few requests need; see [`Beside`].
-    pub(super) beside: Option<Box<Beside>>,
+    /// What few requests need; see [`Extras`].
+    pub(super) extras: Option<Box<Extras>>,
     pub(super) token: TokenStatus,
     pub(super) signatures_verified: u8,
-    /// A bit for each of the first 32 limits that was settled, so that each is settled once. [`Beside`] has the others.
+    /// A bit for each of the first 32 limits that was settled, so that each is settled once. [`Extras`] has the others.
     pub(super) settled: AtomicU32,
 }
 
@@ -49,9 +50,9 @@ impl Outcome {
     /// Rules by the answers: of the rules that are enforced, and of each that watches. It is made where it stays, because
     /// it is large.
     #[inline(always)]
-    pub(super) fn decided(&mut self, posed: Option<Box<PendingChecks>>, decision: Decision) {
-        self.beside = posed.and_then(|posed| posed.beside(&self.state, &decision));
-        let limits = self.wanted.len() + self.beside.as_ref().map_or(0, |beside| beside.watching.len());
+    pub(super) fn decided(&mut self, pending: Option<Box<PendingChecks>>, decision: Decision) {
+        self.extras = pending.and_then(|pending| pending.into_extras(&self.state, &decision));
+        let limits = self.hits.len() + self.extras.as_ref().map_or(0, |extras| extras.shadow_hits.len());
         if limits > u32::BITS as usize {
             self.track_settlements_of(limits);
         }
@@ -59,21 +60,21 @@ impl Outcome {
             self.decision = Some(decision);
             self.refusal = Refusal::of(&decision);
             if self.state.rules.have_bans() {
-                self.speak_of_ban(decision, limit);
+                self.report_ban(decision, limit);
             }
         }
     }
 
-    /// Who is banned is told so by the limit that the ban is of: all of it is spent.
+    /// Who is banned is reported so by the limit that the ban is of: all of it is spent.
     #[inline(never)]
-    fn speak_of_ban(&mut self, decision: Decision, limit: LimitId) {
-        let (rules, wanted) = (&self.state.rules, &self.wanted);
+    fn report_ban(&mut self, decision: Decision, limit: LimitId) {
+        let (rules, hits) = (&self.state.rules, &self.hits);
         let rule = rules.owner(limit);
         if rules.ban(rule) != Some(limit) {
             return;
         }
         let of_ban = |limit: &LimitId| rules.owner(*limit) == rule && rules.ban(rule) != Some(*limit);
-        let Some(limit) = wanted.costs().map(|(limit, _)| limit).find(of_ban) else { return };
+        let Some(limit) = hits.costs().map(|(limit, _)| limit).find(of_ban) else { return };
         let decision = decision.speaking_of(limit, rules.quota(limit));
         if self.refusal == Some(Refusal::Limited) {
             self.refusal = Some(Refusal::Banned { retry_after: decision.retry_after().unwrap_or_default() });
@@ -84,32 +85,32 @@ impl Outcome {
     /// A rule refuses the request, whatever is left.
     pub(super) fn refused_by(&mut self, rule: Option<u32>, refused: Refused) {
         self.refusal = Some(refused.into());
-        self.beside = Some(Box::new(Beside { refused_by: rule, ..Beside::default() }));
+        self.extras = Some(Box::new(Extras { refused_by: rule, ..Extras::default() }));
     }
 
     /// As many as may are in flight.
-    pub(super) fn full(&mut self, decision: Decision, in_flight: InFlightLimits) {
+    pub(super) fn refuse_full(&mut self, decision: Decision, in_flight: InFlightLimits) {
         self.refusal = Some(Refusal::Limited);
         self.decision = Some(decision);
-        self.beside = Some(Box::new(Beside { in_flight, ..Beside::default() }));
+        self.extras = Some(Box::new(Extras { in_flight, ..Extras::default() }));
     }
 
-    /// Asks about a request. It is `Some` if that has to be asked elsewhere: see [`elsewhere`](Self::elsewhere).
+    /// Asks about a request. It is `Some` if that has to be selected_by elsewhere: see [`elsewhere`](Self::elsewhere).
     ///
-    /// In place, because a outcome is large and on the way of every request.
+    /// In permit, because an outcome is large and on the way of every request.
     #[inline]
-    pub(crate) fn ask(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
+    pub(crate) fn check(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
         if self.state.rules.read_tokens() {
-            return phases::ask(self, facts);
+            return phases::check(self, facts);
         }
-        let Self { state, wanted, .. } = &mut *self;
-        let mut posing = CheckCollector::new(state, wanted);
-        let found = state.rules.find(&state.rules.request(facts), |finding, key| posing.add(finding, key));
-        let posed = posing.posed();
+        let Self { state, hits, .. } = &mut *self;
+        let mut collector = CheckCollector::new(state, hits);
+        let found = state.rules.find(&state.rules.request(facts), |finding, key| collector.add(finding, key));
+        let pending = collector.finish();
         match found {
-            Ok(()) => match posed {
-                Some(posed) if !posed.places.is_empty() => in_flight::ask(self, posed, facts),
-                posed => store::ask(self, posed),
+            Ok(()) => match pending {
+                Some(pending) if !pending.permits.is_empty() => in_flight::check(self, pending, facts),
+                pending => store::check(self, pending),
             },
             Err((rule, refused)) => {
                 self.refused_by(rule, refused);
@@ -120,70 +121,70 @@ impl Outcome {
 
     /// Takes a strike from every ban that a request weighs on which was refused before any rule could look at it.
     pub(super) fn strike(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
-        let Self { state, wanted, .. } = &mut *self;
+        let Self { state, hits, .. } = &mut *self;
         let State { rules, store, .. } = &**state;
-        rules.find_bans(&rules.request(facts), |ban, key| store.want_too(wanted, Hit::new(ban, key).cost(1)));
-        store::ask(self, None)
+        rules.find_bans(&rules.request(facts), |ban, key| store.add_hit(hits, Hit::new(ban, key).cost(1)));
+        store::check(self, None)
     }
 
     /// Asks about a key of the rule of that name; `None` if there is no such rule.
-    #[expect(clippy::option_option, reason = "whether there is the rule, and then what is to be asked elsewhere")]
+    #[expect(clippy::option_option, reason = "whether there is the rule, and then what a remote store has to check")]
     pub(super) fn check_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<RemoteCheck>> {
-        self.asked = AskedBy::Name;
-        let Self { state, wanted, .. } = &mut *self;
-        let mut posing = CheckCollector::new(state, wanted);
+        self.selected_by = SelectedBy::Name;
+        let Self { state, hits, .. } = &mut *self;
+        let mut collector = CheckCollector::new(state, hits);
         let key = state.rules.normal_key(rule, key);
         let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
         match state.rules.named(rule, &key, cost)? {
-            Met::Hit(finding) => posing.add(&finding, Key::byte_parts(&key)),
+            Met::Hit(finding) => collector.add(&finding, Key::byte_parts(&key)),
             Met::Refused(number, refused) => {
                 self.refused_by(Some(number), refused);
                 return Some(None);
             }
             Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => return Some(None),
         }
-        let posed = posing.posed();
-        Some(store::ask(self, posed))
+        let pending = collector.finish();
+        Some(store::check(self, pending))
     }
 
-    /// The outcome, once a store that is somewhere else has been asked.
-    pub(crate) fn elsewhere(self, what: RemoteCheck) -> Pin<Box<dyn Future<Output = Self> + Send>> {
-        store::ask_elsewhere(self, what)
+    /// The outcome, once a store that is somewhere else has been selected_by.
+    pub(crate) fn complete(self, remote: RemoteCheck) -> Pin<Box<dyn Future<Output = Self> + Send>> {
+        store::check_remotely(self, remote)
     }
 
-    /// Of a request that a gate has not been asked about yet.
+    /// Of a request that a gate has not been selected_by about yet.
     #[inline(always)]
-    pub(crate) fn unasked(gate: &Gate) -> Self {
+    pub(crate) fn unchecked(gate: &Gate) -> Self {
         Self::unlimited(gate.0.state.load_full())
     }
 
     /// No rule is for the request, as far as is known.
     #[inline(always)]
     pub(super) fn unlimited(state: Arc<State>) -> Self {
-        let wanted = state.store.want_nothing();
+        let hits = state.store.no_hits();
         Self {
             state,
-            wanted,
-            asked: AskedBy::Rules,
+            hits,
+            selected_by: SelectedBy::Rules,
             decision: None,
             refusal: None,
-            beside: None,
+            extras: None,
             token: TokenStatus::NotRead,
             signatures_verified: 0,
             settled: AtomicU32::new(0),
         }
     }
 
-    /// The place of an admitted request among those in flight, if a rule bounds those: to be kept until the request is
+    /// The permit of an admitted request among those in flight, if a rule bounds those: to be kept until the request is
     /// over. Not taken, it is given back with the outcome.
     pub fn take_permit(&mut self) -> Option<InFlightPermit> {
-        self.beside.as_mut()?.place.take()
+        self.extras.as_mut()?.permit.take()
     }
 
-    /// Whether it still has the place of its request.
+    /// Whether it still has the permit of its request.
     #[cfg(feature = "tower")]
-    pub(crate) fn has_place(&self) -> bool {
-        self.beside.as_ref().is_some_and(|beside| beside.place.is_some())
+    pub(crate) fn has_permit(&self) -> bool {
+        self.extras.as_ref().is_some_and(|extras| extras.permit.is_some())
     }
 
     /// Whether the request may pass.
@@ -218,7 +219,7 @@ impl Outcome {
     pub fn limit(&self) -> Option<&str> {
         let rules = &self.state.rules;
         let decided_by = self.decision.as_ref().and_then(Decision::limit).map(|limit| rules.owner(limit));
-        let rule = decided_by.or_else(|| self.beside.as_ref()?.refused_by);
+        let rule = decided_by.or_else(|| self.extras.as_ref()?.refused_by);
         rule.map(|rule| rules.name(rule))
     }
 
@@ -235,12 +236,12 @@ impl Outcome {
     }
 
     /// What each rule that only watches has decided, by its name.
-    pub fn watched(&self) -> impl Iterator<Item = (&str, &Decision)> {
-        self.all_watched().iter().map(|(rule, decision)| (self.state.rules.name(*rule), decision))
+    pub fn shadow_decisions(&self) -> impl Iterator<Item = (&str, &Decision)> {
+        self.all_shadow_decisions().iter().map(|(rule, decision)| (self.state.rules.name(*rule), decision))
     }
 
-    pub(super) fn all_watched(&self) -> &[(u32, Decision)] {
-        self.beside.as_ref().map_or(&[], |beside| &beside.watched)
+    pub(super) fn all_shadow_decisions(&self) -> &[(u32, Decision)] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.shadow_decisions)
     }
 
     fn policy(&self) -> Option<&Policy> {
@@ -254,8 +255,8 @@ impl Outcome {
     fn matched_policies(&self) -> Policies<'_> {
         let rules = &self.state.rules;
         let is_ban = |limit: LimitId| rules.have_bans() && rules.ban(rules.owner(limit)) == Some(limit);
-        let rates = self.wanted.costs().map(|(limit, _)| limit).filter(|limit| !is_ban(*limit));
-        let in_flight = self.beside.iter().flat_map(|beside| beside.in_flight.iter().copied());
+        let rates = self.hits.costs().map(|(limit, _)| limit).filter(|limit| !is_ban(*limit));
+        let in_flight = self.extras.iter().flat_map(|extras| extras.in_flight.iter().copied());
         rates.chain(in_flight).take(MAX_POLICIES).map(|limit| rules.policy(limit)).collect()
     }
 
@@ -280,6 +281,7 @@ impl Outcome {
 
     /// The same as [`write_headers`](Self::write_headers) for an answer that says nothing of limits yet: lines of
     /// HTTP/1.1, behind what `out` has.
+    #[doc(hidden)]
     pub fn write_header_lines(&self, out: &mut Vec<u8>) {
         if let (Some(policy), Some(decision)) = (self.policy(), &self.decision) {
             policy.write_lines_listing(decision, &self.matched_policies(), out);
@@ -292,26 +294,28 @@ impl Outcome {
         self.answer(&self.matched_policies()).map(|answer| answer.response(self.state.rules.body(), request))
     }
 
-    /// The same as a message of HTTP/1.1; see [`Answer::write_message`].
-    pub fn write_message<'h>(
+    /// The same as a message of HTTP/1.1; see [`Answer::write_http1`].
+    #[doc(hidden)]
+    pub fn write_http1<'h>(
         &self,
         request: impl Into<Headers<'h>>,
         more: &[u8],
         out: &mut Vec<u8>,
-    ) -> Option<Message> {
+    ) -> Option<WrittenResponse> {
         self.answer(&self.matched_policies())
-            .map(|answer| answer.write_message(self.state.rules.body(), request, more, out))
+            .map(|answer| answer.write_http1(self.state.rules.body(), request, more, out))
     }
 
-    /// The same, written only if it is not what was written last; see [`Answer::message_after`].
-    pub fn message_after<'l, 'h>(
+    /// The same, written only if it is not what was written last; see [`Answer::write_http1_reusing`].
+    #[doc(hidden)]
+    pub fn write_http1_reusing<'l, 'h>(
         &self,
         last: &'l mut ReusedResponse,
         request: impl Into<Headers<'h>>,
         more: &[u8],
-    ) -> Option<(Message, &'l [u8])> {
+    ) -> Option<(WrittenResponse, &'l [u8])> {
         self.answer(&self.matched_policies())
-            .map(|answer| answer.message_after(last, self.state.rules.body(), request, more))
+            .map(|answer| answer.write_http1_reusing(last, self.state.rules.body(), request, more))
     }
 
     /// The whole answer to a gRPC request, if it was refused: there is only a head.
@@ -333,7 +337,7 @@ impl Outcome {
     /// Each limit can be settled once, by this or by [`settle_limit`](Self::settle_limit), [`refund`](Self::refund) or
     /// [`settle_response`](Self::settle_response). What comes later changes nothing: [`Settlement::AlreadySettled`].
     pub async fn settle(&self, actual: u64) -> Settlement {
-        self.settle_each(|asked, rule| self.is_estimate(asked, rule).then_some(actual)).await
+        self.settle_each(|selected_by, rule| self.is_estimate(selected_by, rule).then_some(actual)).await
     }
 
     /// The same for the rule of that name alone, whatever its cost was.

@@ -17,57 +17,57 @@ enum Gathered {
 
 /// Asks about a request. It is `Some` if that has to be asked elsewhere.
 #[inline(never)]
-pub(super) fn ask(outcome: &mut Outcome, facts: &Facts<'_>) -> Option<RemoteCheck> {
+pub(super) fn check(outcome: &mut Outcome, facts: &Facts<'_>) -> Option<RemoteCheck> {
     let state = &*outcome.state.clone();
     let request = state.rules.request(facts);
-    let mut posed = None;
+    let mut pending = None;
     if state.rules.refuse_early() {
-        posed = match gather(outcome, state, &request, Phase::WithoutToken, None) {
+        pending = match gather(outcome, state, &request, Phase::WithoutToken, None) {
             Gathered::Refused => return None,
-            Gathered::Open(posed) => posed,
+            Gathered::Open(pending) => pending,
         };
-        if let Some(denied) = state.store.refuse(&outcome.wanted) {
-            return store::ask_after_denial(outcome, posed, denied);
+        if let Some(denied) = state.store.refuse(&outcome.hits) {
+            return store::check_after_denial(outcome, pending, denied);
         }
     }
-    let gathered = gather(outcome, state, &request, Phase::WithToken, posed);
+    let gathered = gather(outcome, state, &request, Phase::WithToken, pending);
     outcome.token = request.token_status();
     outcome.signatures_verified = request.signatures_verified();
     match gathered {
         Gathered::Refused => None,
-        Gathered::Open(posed) => {
-            outcome.wanted.sort_by_key(|limit| place(state, limit));
-            store::ask(outcome, posed)
+        Gathered::Open(pending) => {
+            outcome.hits.sort_by_key(|limit| rank(state, limit));
+            store::check(outcome, pending)
         }
     }
 }
 
-/// Gathers what the rules of one phase ask, and takes the request's places among those in flight.
+/// Gathers what the rules of one phase ask, and takes the request's permits among those in flight.
 fn gather(
     outcome: &mut Outcome,
     state: &State,
     request: &Request<'_>,
     phase: Phase,
-    posed: Option<Box<PendingChecks>>,
+    pending: Option<Box<PendingChecks>>,
 ) -> Gathered {
-    let mut posing = CheckCollector::resume(state, &mut outcome.wanted, posed);
-    let found = state.rules.find_in(phase, request, &mut |finding, key| posing.add(finding, key));
-    let mut posed = posing.posed();
+    let mut collector = CheckCollector::resume(state, &mut outcome.hits, pending);
+    let found = state.rules.find_in(phase, request, &mut |finding, key| collector.add(finding, key));
+    let mut pending = collector.finish();
     if let Err((rule, refused)) = found {
         outcome.refused_by(rule, refused);
         return Gathered::Refused;
     }
-    if let Some(posed) = &mut posed
-        && let Err(full) = in_flight::take_wanted(state, posed, request.facts())
+    if let Some(pending) = &mut pending
+        && let Err(full) = in_flight::take_permits(state, pending, request.facts())
     {
-        outcome.full(full, std::mem::take(&mut posed.in_flight));
+        outcome.refuse_full(full, std::mem::take(&mut pending.in_flight));
         return Gathered::Refused;
     }
-    Gathered::Open(posed)
+    Gathered::Open(pending)
 }
 
 /// The rules in their order, and bans last: of equals, the first speaks.
-fn place(state: &State, limit: LimitId) -> (bool, u32) {
+fn rank(state: &State, limit: LimitId) -> (bool, u32) {
     let rule = state.rules.owner(limit);
     (state.rules.ban(rule) == Some(limit), rule)
 }

@@ -12,13 +12,13 @@ use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
 
 use super::Outcome;
-use super::pending::AskedBy;
-use super::store::Wanted;
+use super::pending::SelectedBy;
+use super::store::Hits;
 use crate::decision::Decision;
 use crate::reservation::Settlement;
 
 /// What a handler says that its work has cost, where a layer is around it.
-pub(crate) struct Told<'t> {
+pub(crate) struct ReportedCost<'t> {
     pub(crate) units: u64,
     /// Of this limit alone; else of all whose cost was an estimate.
     pub(crate) limit: Option<&'t str>,
@@ -32,9 +32,9 @@ impl Outcome {
         if !rules.await_responses() || !self.is_allowed() {
             return false;
         }
-        let enforced = self.wanted.costs().map(|(limit, _)| rules.owner(limit));
-        let watching = self.all_watched().iter().map(|(rule, _)| *rule);
-        enforced.chain(watching).any(|rule| rules.awaits_response(rule))
+        let enforced = self.hits.costs().map(|(limit, _)| rules.owner(limit));
+        let shadow = self.all_shadow_decisions().iter().map(|(rule, _)| *rule);
+        enforced.chain(shadow).any(|rule| rules.awaits_response(rule))
     }
 
     /// Tells the rules that counted the request how it was answered. Where the status does not count
@@ -45,29 +45,35 @@ impl Outcome {
     /// Each limit is settled once, by this, [`settle`](Self::settle) or [`refund`](Self::refund), whichever comes first. If
     /// none of them is called, what was taken stays taken. In memory it never waits.
     pub async fn settle_response(&self, status: StatusCode, headers: &HeaderMap) -> Settlement {
-        self.hear(status, headers, None).await
+        self.settle_response_with(status, headers, None).await
     }
 
     /// The same, where a handler says what its work has cost. A status that does not count goes before that, and so
     /// does what a header says.
-    pub(crate) async fn hear(&self, status: StatusCode, headers: &HeaderMap, told: Option<Told<'_>>) -> Settlement {
+    pub(crate) async fn settle_response_with(
+        &self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        reported: Option<ReportedCost<'_>>,
+    ) -> Settlement {
         if !self.is_allowed() {
             return Settlement::Settled;
         }
         let rules = &self.state.rules;
-        let heard = |rule| rules.hearing(rule).actual(status, headers);
-        let told = |asked, rule| {
-            let told = told.as_ref()?;
-            let concerned = match told.limit {
+        let by_response = |rule| rules.response_settlement(rule).actual(status, headers);
+        let reported = |selected_by, rule| {
+            let reported = reported.as_ref()?;
+            let concerned = match reported.limit {
                 Some(name) => rules.name(rule) == name,
-                None => self.is_estimate(asked, rule),
+                None => self.is_estimate(selected_by, rule),
             };
-            concerned.then_some(told.units)
+            concerned.then_some(reported.units)
         };
-        let mut worst = self.settle_each(|asked, rule| heard(rule).or_else(|| told(asked, rule))).await;
-        for (number, (rule, decision, wanted)) in (self.wanted.len()..).zip(self.watching()) {
-            if let Some(actual) = heard(rule) {
-                let settled = self.settle_limits((wanted, number), decision, |_| Some(actual)).await;
+        let mut worst =
+            self.settle_each(|selected_by, rule| by_response(rule).or_else(|| reported(selected_by, rule))).await;
+        for (number, (rule, decision, hits)) in (self.hits.len()..).zip(self.shadow_hits()) {
+            if let Some(actual) = by_response(rule) {
+                let settled = self.settle_limits((hits, number), decision, |_| Some(actual)).await;
                 worst = worst.worse(settled.unwrap_or(Settlement::Settled));
             }
         }
@@ -89,10 +95,10 @@ impl Outcome {
     }
 
     /// The rules that only watch and want to know the answer, with what they took.
-    fn watching(&self) -> impl Iterator<Item = (u32, &Decision, &Wanted)> {
-        // Decisions are in the order of what was asked; those on requests in flight come after them.
-        let all = self.beside.iter().flat_map(|beside| beside.watching.iter().zip(&beside.watched));
-        all.map(|((rule, wanted), (_, decision))| (*rule, decision, wanted))
+    fn shadow_hits(&self) -> impl Iterator<Item = (u32, &Decision, &Hits)> {
+        // Decisions are in the order of what was selected_by; those on requests in flight come after them.
+        let all = self.extras.iter().flat_map(|extras| extras.shadow_hits.iter().zip(&extras.shadow_decisions));
+        all.map(|((rule, hits), (_, decision))| (*rule, decision, hits))
             .filter(|(_, decision, _)| decision.is_allowed())
     }
 
@@ -100,14 +106,14 @@ impl Outcome {
     /// is returned if all are left. `first` is the number of the first of these limits among all of the request.
     async fn settle_limits(
         &self,
-        (wanted, first): (&Wanted, usize),
+        (hits, first): (&Hits, usize),
         decision: &Decision,
         actual: impl Fn(u32) -> Option<u64>,
     ) -> Option<Settlement> {
         let rules = &self.state.rules;
         // Claimed before any is settled, so that of two that settle at the same time one finds nothing to do.
         let to_settle: SmallVec<[(usize, u64, bool); 4]> = (0..)
-            .zip(wanted.costs())
+            .zip(hits.costs())
             .filter_map(|(index, (limit, _))| {
                 let rule = rules.owner(limit);
                 // A ban takes nothing, so it has nothing to give back.
@@ -118,7 +124,7 @@ impl Outcome {
         let mut worst: Option<Settlement> = None;
         for (index, actual, is_ours) in to_settle {
             let settled = match is_ours {
-                true => self.state.store.settle(wanted, index, decision, actual).await,
+                true => self.state.store.settle(hits, index, decision, actual).await,
                 false => Settlement::AlreadySettled,
             };
             worst = Some(worst.map_or(settled, |worst| worst.worse(settled)));
@@ -131,7 +137,7 @@ impl Outcome {
     #[inline(never)]
     pub(super) fn track_settlements_of(&mut self, limits: usize) {
         let words = limits.div_ceil(u32::BITS as usize) - 1;
-        self.beside.get_or_insert_default().settled = (0..words).map(|_| AtomicU32::new(0)).collect();
+        self.extras.get_or_insert_default().settled = (0..words).map(|_| AtomicU32::new(0)).collect();
     }
 
     /// Returns true to the first caller alone, who settles the limit of that number.
@@ -139,23 +145,23 @@ impl Outcome {
         let bits = u32::BITS as usize;
         let word = match (number / bits).checked_sub(1) {
             None => Some(&self.settled),
-            Some(further) => self.beside.as_ref().and_then(|beside| beside.settled.get(further)),
+            Some(further) => self.extras.as_ref().and_then(|extras| extras.settled.get(further)),
         };
         let bit = 1 << (number % bits);
         word.is_some_and(|word| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
     }
 
     /// Whether the cost of a rule was an estimate.
-    pub(super) fn is_estimate(&self, asked: AskedBy, rule: u32) -> bool {
-        asked == AskedBy::Name || self.state.rules.estimates(rule)
+    pub(super) fn is_estimate(&self, selected_by: SelectedBy, rule: u32) -> bool {
+        selected_by == SelectedBy::Name || self.state.rules.estimates(rule)
     }
 
     /// Brings each rule that was counted to what it should have been; `None` leaves it as it is.
-    pub(super) async fn settle_each(&self, actual: impl Fn(AskedBy, u32) -> Option<u64>) -> Settlement {
+    pub(super) async fn settle_each(&self, actual: impl Fn(SelectedBy, u32) -> Option<u64>) -> Settlement {
         let Some(decision) = self.decision.as_ref().filter(|decision| decision.is_allowed()) else {
             return Settlement::Settled;
         };
-        let actual = |rule| actual(self.asked, rule);
-        self.settle_limits((&self.wanted, 0), decision, actual).await.unwrap_or(Settlement::Settled)
+        let actual = |rule| actual(self.selected_by, rule);
+        self.settle_limits((&self.hits, 0), decision, actual).await.unwrap_or(Settlement::Settled)
     }
 }

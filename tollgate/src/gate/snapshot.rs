@@ -13,7 +13,7 @@ use crate::rules::file::Parsed;
 
 impl Gate {
     /// Builds a gate that goes on where another one was when it wrote a [snapshot](Self::snapshot): see
-    /// [`LimiterBuilder::restore`]. The limits of the rules take the place of any that `settings` has.
+    /// [`LimiterBuilder::restore`]. The limits of the rules take the permit of any that `settings` has.
     ///
     /// # Errors
     ///
@@ -56,6 +56,6 @@ impl Gate {
     /// When `out` fails.
     pub fn snapshot(&self, out: impl Write) -> io::Result<Option<u64>> {
         let state = self.0.state.load_full();
-        state.store.here().map(|limiter| limiter.snapshot(out)).transpose()
+        state.store.in_memory().map(|limiter| limiter.snapshot(out)).transpose()
     }
 }

@@ -23,35 +23,35 @@ pub(super) enum Store {
     Redis(RedisLimiter),
 }
 
-/// What is asked of a store, ready to be asked.
-pub(super) enum Wanted {
+/// What is hits of a store, ready to be hits.
+pub(super) enum Hits {
     Memory(FewAsked),
     // What travels to another machine has time to be allocated, and must not make the other way longer.
     Redis(Box<AllWanted>),
 }
 
-impl Wanted {
+impl Hits {
     /// One of its limits alone, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         match self {
-            Self::Memory(asked) => Self::Memory(crate::limiter::only(asked, limit, cost)),
-            Self::Redis(wanted) => Self::Redis(Box::new(crate::redis::only(wanted, limit, cost))),
+            Self::Memory(hits) => Self::Memory(crate::limiter::only(hits, limit, cost)),
+            Self::Redis(hits) => Self::Redis(Box::new(crate::redis::only(hits, limit, cost))),
         }
     }
 
     #[inline]
     pub(super) fn len(&self) -> usize {
         match self {
-            Self::Memory(asked) => asked.len(),
-            Self::Redis(wanted) => wanted.len(),
+            Self::Memory(hits) => hits.len(),
+            Self::Redis(hits) => hits.len(),
         }
     }
 
-    /// Its limits, each with the cost that is asked of it.
+    /// Its limits, each with the cost that is hits of it.
     pub(super) fn costs(&self) -> impl Iterator<Item = (LimitId, u64)> {
         let (here, elsewhere) = match self {
-            Self::Memory(asked) => (&asked[..], &[][..]),
-            Self::Redis(wanted) => (&[][..], &wanted[..]),
+            Self::Memory(hits) => (&hits[..], &[][..]),
+            Self::Redis(hits) => (&[][..], &hits[..]),
         };
         here.iter().map(|one| (one.limit, one.cost)).chain(elsewhere.iter().map(crate::redis::cost))
     }
@@ -59,37 +59,37 @@ impl Wanted {
     /// That too, of a store in memory.
     #[cfg(feature = "tower")]
     pub(super) fn push(&mut self, one: HashedHit) {
-        if let Self::Memory(asked) = self {
-            asked.push(one);
+        if let Self::Memory(hits) = self {
+            hits.push(one);
         }
     }
 
     /// Puts its limits in order.
     pub(super) fn sort_by_key<K: Ord>(&mut self, key: impl Fn(LimitId) -> K) {
         match self {
-            Self::Memory(asked) => asked.sort_by_key(|one| key(one.limit)),
-            Self::Redis(wanted) => wanted.sort_by_key(|one| key(crate::redis::cost(one).0)),
+            Self::Memory(hits) => hits.sort_by_key(|one| key(one.limit)),
+            Self::Redis(hits) => hits.sort_by_key(|one| key(crate::redis::cost(one).0)),
         }
     }
 
     /// Replaces the hits by the same hits with their receipts.
     fn set_charged(&mut self, charged: AllWanted) {
-        if let Self::Redis(wanted) = self {
-            **wanted = charged;
+        if let Self::Redis(hits) = self {
+            **hits = charged;
         }
     }
 
     pub(super) fn append(&mut self, other: Self) {
         match (self, other) {
-            (Self::Memory(asked), Self::Memory(mut other)) => asked.append(&mut other),
-            (Self::Redis(wanted), Self::Redis(mut other)) => wanted.append(&mut other),
-            _ => unreachable!("both are of one store"),
+            (Self::Memory(hits), Self::Memory(mut other)) => hits.append(&mut other),
+            (Self::Redis(hits), Self::Redis(mut other)) => hits.append(&mut other),
+            _ => unreachable!("both are made for one store"),
         }
     }
 }
 
 impl Gate {
-    /// A gate whose keys are on Redis. The limits of the rules take the place of any that the builder has.
+    /// A gate whose keys are on Redis. The limits of the rules take the permit of any that the builder has.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl Store {
 
     /// The limiter, if it is in this process.
     #[inline(always)]
-    pub(super) fn here(&self) -> Option<&Limiter> {
+    pub(super) fn in_memory(&self) -> Option<&Limiter> {
         match self {
             Self::Memory(limiter) => Some(limiter),
             Self::Redis(_) => None,
@@ -157,144 +157,144 @@ impl Store {
         }
     }
 
-    pub(super) fn want_nothing(&self) -> Wanted {
+    pub(super) fn no_hits(&self) -> Hits {
         match self {
-            Self::Memory(_) => Wanted::Memory(FewAsked::new()),
-            Self::Redis(_) => Wanted::Redis(Box::default()),
+            Self::Memory(_) => Hits::Memory(FewAsked::new()),
+            Self::Redis(_) => Hits::Redis(Box::default()),
         }
     }
 
     /// Asks for that too. No two hits may be of one key of one limit.
     #[inline]
-    pub(super) fn want_too(&self, wanted: &mut Wanted, hit: Hit<'_>) {
-        match (self, wanted) {
-            (Self::Memory(limiter), Wanted::Memory(asked)) => asked.push(limiter.ask_hit(&hit)),
-            (Self::Redis(limiter), Wanted::Redis(wanted)) => wanted.extend(limiter.want(&[hit])),
-            _ => unreachable!("what is wanted is of this store"),
+    pub(super) fn add_hit(&self, hits: &mut Hits, hit: Hit<'_>) {
+        match (self, hits) {
+            (Self::Memory(limiter), Hits::Memory(hits)) => hits.push(limiter.ask_hit(&hit)),
+            (Self::Redis(limiter), Hits::Redis(hits)) => hits.extend(limiter.want(&[hit])),
+            _ => unreachable!("hits are made for this store"),
         }
     }
 
     /// The denial, if this process knows that one of these hits is denied; otherwise nothing has changed. No other
-    /// machine is asked.
-    pub(super) fn refuse(&self, wanted: &Wanted) -> Option<Decision> {
-        match (self, wanted) {
-            (Self::Memory(limiter), Wanted::Memory(asked)) => limiter.refuse_asked(asked),
-            (Self::Redis(limiter), Wanted::Redis(wanted)) => limiter.certain_denial(wanted),
+    /// machine is hits.
+    pub(super) fn refuse(&self, hits: &Hits) -> Option<Decision> {
+        match (self, hits) {
+            (Self::Memory(limiter), Hits::Memory(hits)) => limiter.refuse_asked(hits),
+            (Self::Redis(limiter), Hits::Redis(hits)) => limiter.certain_denial(hits),
             _ => None,
         }
     }
 
     /// What would be answered now, taking nothing; `None` if the store cannot tell.
-    pub(super) async fn look(&self, wanted: &Wanted) -> Option<Decision> {
-        match (self, wanted) {
-            (Self::Memory(limiter), Wanted::Memory(asked)) => Some(limiter.look_asked(asked)),
-            (Self::Redis(limiter), Wanted::Redis(wanted)) => limiter.look_wanted(wanted).await.ok(),
+    pub(super) async fn peek(&self, hits: &Hits) -> Option<Decision> {
+        match (self, hits) {
+            (Self::Memory(limiter), Hits::Memory(hits)) => Some(limiter.look_asked(hits)),
+            (Self::Redis(limiter), Hits::Redis(hits)) => limiter.look_wanted(hits).await.ok(),
             _ => None,
         }
     }
 
     /// Brings what a decision has taken for the hit of that position to its actual cost.
-    pub(super) async fn settle(&self, wanted: &Wanted, hit: usize, decision: &Decision, actual: u64) -> Settlement {
-        match (self, wanted) {
-            (Self::Memory(limiter), Wanted::Memory(asked)) => {
-                limiter.settle_asked(asked.get(hit..=hit).unwrap_or_default(), decision, actual)
+    pub(super) async fn settle(&self, hits: &Hits, hit: usize, decision: &Decision, actual: u64) -> Settlement {
+        match (self, hits) {
+            (Self::Memory(limiter), Hits::Memory(hits)) => {
+                limiter.settle_asked(hits.get(hit..=hit).unwrap_or_default(), decision, actual)
             }
-            (Self::Redis(limiter), Wanted::Redis(wanted)) => {
-                let wanted = wanted.get(hit..=hit).unwrap_or_default();
-                limiter.settle_wanted(wanted, actual).await.unwrap_or(Settlement::Unreachable)
+            (Self::Redis(limiter), Hits::Redis(hits)) => {
+                let hits = hits.get(hit..=hit).unwrap_or_default();
+                limiter.settle_wanted(hits, actual).await.unwrap_or(Settlement::Unreachable)
             }
             _ => Settlement::Unreachable,
         }
     }
 }
 
-/// What has to be asked elsewhere.
+/// What has to be hits elsewhere.
 pub(crate) struct RemoteCheck {
-    posed: Option<Box<PendingChecks>>,
+    pending: Option<Box<PendingChecks>>,
     limiter: RedisLimiter,
     /// The decision of the rules that are enforced, if it is known.
     denied: Option<Decision>,
 }
 
-/// Asks all that a request asks, unless that has to be asked elsewhere.
+/// Asks all that a request asks, unless that has to be hits elsewhere.
 #[inline(always)]
-pub(super) fn ask(outcome: &mut Outcome, posed: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
-    ask_unless_known(outcome, posed, None)
+pub(super) fn check(outcome: &mut Outcome, pending: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
+    check_unless_known(outcome, pending, None)
 }
 
-/// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are asked, and the key is struck.
-pub(super) fn ask_after_denial(
+/// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are hits, and the key is struck.
+pub(super) fn check_after_denial(
     outcome: &mut Outcome,
-    posed: Option<Box<PendingChecks>>,
+    pending: Option<Box<PendingChecks>>,
     denied: Decision,
 ) -> Option<RemoteCheck> {
-    ask_unless_known(outcome, posed, Some(denied))
+    check_unless_known(outcome, pending, Some(denied))
 }
 
 /// Asks all that is not known already: `denied` is the decision of the rules that are enforced.
 #[inline(always)]
-fn ask_unless_known(
+fn check_unless_known(
     outcome: &mut Outcome,
-    mut posed: Option<Box<PendingChecks>>,
+    mut pending: Option<Box<PendingChecks>>,
     denied: Option<Decision>,
 ) -> Option<RemoteCheck> {
     let decision = match &outcome.state.store {
         Store::Memory(limiter) => {
-            let decide = |wanted: &Wanted| match wanted {
-                Wanted::Memory(asked) => limiter.decide_asked(asked),
-                Wanted::Redis(_) => limiter.decide_asked(&[]),
+            let decide = |hits: &Hits| match hits {
+                Hits::Memory(hits) => limiter.decide_asked(hits),
+                Hits::Redis(_) => limiter.decide_asked(&[]),
             };
-            decide_now(outcome, posed.as_deref_mut(), denied, decide)
+            decide_now(outcome, pending.as_deref_mut(), denied, decide)
         }
         Store::Redis(limiter) => {
-            let watches = posed.as_ref().is_some_and(|posed| !posed.watching.is_empty());
-            let asks = match &denied {
+            let has_shadow = pending.as_ref().is_some_and(|pending| !pending.shadow_hits.is_empty());
+            let has_hits = match &denied {
                 Some(denied) => strike(outcome, denied).is_some(),
-                None => outcome.wanted.costs().next().is_some(),
+                None => outcome.hits.costs().next().is_some(),
             };
-            if watches || asks {
-                return Some(RemoteCheck { posed, limiter: limiter.clone(), denied });
+            if has_shadow || has_hits {
+                return Some(RemoteCheck { pending, limiter: limiter.clone(), denied });
             }
             denied.unwrap_or_else(|| Decision::without_limit(limiter.now()))
         }
     };
-    outcome.decided(posed, decision);
+    outcome.decided(pending, decision);
     None
 }
 
-pub(super) fn ask_elsewhere(outcome: Outcome, what: RemoteCheck) -> Pin<Box<dyn Future<Output = Outcome> + Send>> {
-    Box::pin(ask_redis(outcome, what))
+pub(super) fn check_remotely(outcome: Outcome, remote: RemoteCheck) -> Pin<Box<dyn Future<Output = Outcome> + Send>> {
+    Box::pin(check_redis(outcome, remote))
 }
 
-async fn ask_redis(mut outcome: Outcome, what: RemoteCheck) -> Outcome {
-    let RemoteCheck { mut posed, limiter, denied } = what;
+async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
+    let RemoteCheck { mut pending, limiter, denied } = remote;
     let state = outcome.state.clone();
-    let decide = |wanted: &Wanted| {
-        let mut wanted = match wanted {
-            Wanted::Redis(wanted) => (**wanted).clone(),
-            Wanted::Memory(_) => AllWanted::new(),
+    let decide = |hits: &Hits| {
+        let mut hits = match hits {
+            Hits::Redis(hits) => (**hits).clone(),
+            Hits::Memory(_) => AllWanted::new(),
         };
         // A cost that may change later is charged at the store, which knows best what is left for the rest.
-        crate::redis::take_from_store(&mut wanted, |limit| state.rules.may_change(state.rules.owner(limit)));
-        limiter.clone().decide_wanted(wanted)
+        crate::redis::take_from_store(&mut hits, |limit| state.rules.may_change(state.rules.owner(limit)));
+        limiter.clone().decide_wanted(hits)
     };
     // All at once, so that they travel together.
-    let watching = posed.iter().flat_map(|posed| &posed.watching).map(|(rule, wanted)| {
-        let decided = decide(wanted);
+    let shadow_hits = pending.iter().flat_map(|pending| &pending.shadow_hits).map(|(rule, hits)| {
+        let decided = decide(hits);
         async move { (*rule, decided.await) }
     });
     let enforced = async {
         match denied {
             Some(denied) => (denied, None),
             None => {
-                let (decision, charged) = decide(&outcome.wanted).await;
+                let (decision, charged) = decide(&outcome.hits).await;
                 (decision, Some(charged))
             }
         }
     };
-    let ((mut decision, charged), watched) = join(enforced, join_all(watching)).await;
+    let ((mut decision, charged), shadow_decisions) = join(enforced, join_all(shadow_hits)).await;
     if let Some(charged) = charged {
-        outcome.wanted.set_charged(charged);
+        outcome.hits.set_charged(charged);
     }
     if let Some(strike) = strike(&outcome, &decision) {
         // Whoever hangs up before the answer is struck all the same.
@@ -302,13 +302,15 @@ async fn ask_redis(mut outcome: Outcome, what: RemoteCheck) -> Outcome {
             decision = struck(decision, strike);
         }
     }
-    if let Some(posed) = &mut posed {
-        let watched = watched.into_iter().zip(&mut posed.watching).map(|((rule, (decision, charged)), watching)| {
-            watching.1.set_charged(charged);
-            (rule, decision)
-        });
-        posed.watched = watched.collect();
+    if let Some(pending) = &mut pending {
+        let shadow_decisions = shadow_decisions.into_iter().zip(&mut pending.shadow_hits).map(
+            |((rule, (decision, charged)), shadow_hits)| {
+                shadow_hits.1.set_charged(charged);
+                (rule, decision)
+            },
+        );
+        pending.shadow_decisions = shadow_decisions.collect();
     }
-    outcome.decided(posed, decision);
+    outcome.decided(pending, decision);
     outcome
 }

@@ -18,10 +18,10 @@ use crate::units::Timestamp;
 #[derive(Clone)]
 pub(super) struct Store(Limiter);
 
-/// What is asked of a store, ready to be asked.
-pub(super) struct Wanted(FewAsked);
+/// What is hits of a store, ready to be hits.
+pub(super) struct Hits(FewAsked);
 
-impl Wanted {
+impl Hits {
     /// One of its limits alone, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         Self(crate::limiter::only(&self.0, limit, cost))
@@ -32,7 +32,7 @@ impl Wanted {
         self.0.len()
     }
 
-    /// Its limits, each with the cost that is asked of it.
+    /// Its limits, each with the cost that is hits of it.
     pub(super) fn costs(&self) -> impl Iterator<Item = (LimitId, u64)> {
         self.0.iter().map(|one| (one.limit, one.cost))
     }
@@ -77,7 +77,7 @@ impl Store {
 
     /// The limiter, if it is in this process, which it is.
     #[inline(always)]
-    pub(super) fn here(&self) -> Option<&Limiter> {
+    pub(super) fn in_memory(&self) -> Option<&Limiter> {
         Some(&self.0)
     }
 
@@ -86,62 +86,62 @@ impl Store {
         self.0.wall_now()
     }
 
-    pub(super) fn want_nothing(&self) -> Wanted {
-        Wanted(FewAsked::new())
+    pub(super) fn no_hits(&self) -> Hits {
+        Hits(FewAsked::new())
     }
 
     /// Asks for that too. No two hits may be of one key of one limit.
     #[inline]
-    pub(super) fn want_too(&self, wanted: &mut Wanted, hit: Hit<'_>) {
-        wanted.0.push(self.0.ask_hit(&hit));
+    pub(super) fn add_hit(&self, hits: &mut Hits, hit: Hit<'_>) {
+        hits.0.push(self.0.ask_hit(&hit));
     }
 
     /// The denial, if one of these hits is denied; otherwise nothing has changed.
-    pub(super) fn refuse(&self, wanted: &Wanted) -> Option<Decision> {
-        self.0.refuse_asked(&wanted.0)
+    pub(super) fn refuse(&self, hits: &Hits) -> Option<Decision> {
+        self.0.refuse_asked(&hits.0)
     }
 
     /// What would be answered now, taking nothing; `None` if the store cannot tell.
-    pub(super) async fn look(&self, wanted: &Wanted) -> Option<Decision> {
-        Some(self.0.look_asked(&wanted.0))
+    pub(super) async fn peek(&self, hits: &Hits) -> Option<Decision> {
+        Some(self.0.look_asked(&hits.0))
     }
 
     /// Brings what a decision has taken for the hit of that position to its actual cost.
-    pub(super) async fn settle(&self, wanted: &Wanted, hit: usize, decision: &Decision, actual: u64) -> Settlement {
-        self.0.settle_asked(wanted.0.get(hit..=hit).unwrap_or_default(), decision, actual)
+    pub(super) async fn settle(&self, hits: &Hits, hit: usize, decision: &Decision, actual: u64) -> Settlement {
+        self.0.settle_asked(hits.0.get(hit..=hit).unwrap_or_default(), decision, actual)
     }
 }
 
-/// What has to be asked elsewhere: nothing.
+/// What has to be hits elsewhere: nothing.
 pub(crate) type RemoteCheck = Infallible;
 
 /// Asks all that a request asks.
 #[inline(always)]
-pub(super) fn ask(outcome: &mut Outcome, posed: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
-    ask_unless_known(outcome, posed, None)
+pub(super) fn check(outcome: &mut Outcome, pending: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
+    check_unless_known(outcome, pending, None)
 }
 
-/// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are asked, and the key is struck.
-pub(super) fn ask_after_denial(
+/// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are hits, and the key is struck.
+pub(super) fn check_after_denial(
     outcome: &mut Outcome,
-    posed: Option<Box<PendingChecks>>,
+    pending: Option<Box<PendingChecks>>,
     denied: Decision,
 ) -> Option<RemoteCheck> {
-    ask_unless_known(outcome, posed, Some(denied))
+    check_unless_known(outcome, pending, Some(denied))
 }
 
 #[inline(always)]
-fn ask_unless_known(
+fn check_unless_known(
     outcome: &mut Outcome,
-    mut posed: Option<Box<PendingChecks>>,
+    mut pending: Option<Box<PendingChecks>>,
     denied: Option<Decision>,
 ) -> Option<RemoteCheck> {
-    let decide = |wanted: &Wanted| outcome.state.store.0.decide_asked(&wanted.0);
-    let decision = decide_now(outcome, posed.as_deref_mut(), denied, decide);
-    outcome.decided(posed, decision);
+    let decide = |hits: &Hits| outcome.state.store.0.decide_asked(&hits.0);
+    let decision = decide_now(outcome, pending.as_deref_mut(), denied, decide);
+    outcome.decided(pending, decision);
     None
 }
 
-pub(super) fn ask_elsewhere(_: Outcome, nothing: RemoteCheck) -> Pin<Box<dyn Future<Output = Outcome> + Send>> {
+pub(super) fn check_remotely(_: Outcome, nothing: RemoteCheck) -> Pin<Box<dyn Future<Output = Outcome> + Send>> {
     match nothing {}
 }

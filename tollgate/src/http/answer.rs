@@ -44,7 +44,7 @@ pub struct Answer<'a> {
 /// A message that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Message {
+pub struct WrittenResponse {
     /// Its status.
     pub status: StatusCode,
     /// How much of its end is the body. For an answer to HEAD, that has to be cut off.
@@ -103,13 +103,14 @@ impl<'a> Answer<'a> {
 
     /// The same as a whole message of HTTP/1.1, behind what `out` has. `more` goes among its headers: lines that end in
     /// CRLF, such as a date.
-    pub fn write_message<'h>(
+    #[doc(hidden)]
+    pub fn write_http1<'h>(
         &self,
         body: &Body,
         request: impl Into<Headers<'h>>,
         more: &[u8],
         out: &mut Vec<u8>,
-    ) -> Message {
+    ) -> WrittenResponse {
         let request = request.into();
         if let Some(message) = self.write_limited(body, request, more, out, |_, _| {}) {
             return message;
@@ -128,7 +129,7 @@ impl<'a> Answer<'a> {
         out.extend_from_slice(more);
         put(out, &["\r\n"]);
         out.extend_from_slice(content);
-        Message { status, body_bytes: content.len() }
+        WrittenResponse { status, body_bytes: content.len() }
     }
 
     /// What nearly every refusal is, put together from its parts: a flood should cost little. Where in `out` its numbers
@@ -141,7 +142,7 @@ impl<'a> Answer<'a> {
         more: &[u8],
         out: &mut Vec<u8>,
         mut placed: impl FnMut(usize, Number),
-    ) -> Option<Message> {
+    ) -> Option<WrittenResponse> {
         let (Refusal::Limited, Some(_), Some(decision)) = (self.refusal, self.policy, self.decision) else {
             return None;
         };
@@ -163,7 +164,7 @@ impl<'a> Answer<'a> {
             }
             out.extend_from_slice(part.as_bytes());
         }
-        Some(Message { status: StatusCode::TOO_MANY_REQUESTS, body_bytes })
+        Some(WrittenResponse { status: StatusCode::TOO_MANY_REQUESTS, body_bytes })
     }
 
     /// What is left, and when to try again.

@@ -10,7 +10,7 @@
 /// `X-Real-IP` and `X_Real_IP`.
 ///
 /// ```
-/// use tollgate::http::is_forwarding_header;
+/// use tollgate::internal::is_forwarding_header;
 ///
 /// assert!(is_forwarding_header("X-Forwarded-Prefix"));
 /// assert!(is_forwarding_header("x_real_ip"));

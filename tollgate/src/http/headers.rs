@@ -9,7 +9,8 @@ use ::http::{HeaderMap, HeaderName, HeaderValue};
 /// otherwise gives the lines.
 ///
 /// ```
-/// use tollgate::http::{HeaderLine, Headers};
+/// use tollgate::http::Headers;
+/// use tollgate::internal::HeaderLine;
 ///
 /// let lines = [HeaderLine { name: "X-User-Id", value: b"user123" }];
 /// let headers = Headers::from(&lines[..]);
@@ -76,8 +77,8 @@ impl<'a> Headers<'a> {
     }
 
     /// All values of that name, in their order.
-    pub fn get_all<'n>(&self, name: &'n HeaderName) -> Values<'a, 'n> {
-        Values(match self {
+    pub fn get_all<'n>(&self, name: &'n HeaderName) -> HeaderValues<'a, 'n> {
+        HeaderValues(match self {
             Self::Map(map) => Kind::Map(GetAll::into_iter(map.get_all(name))),
             Self::Lines(lines) => Kind::Lines(lines.iter(), name.as_str()),
         })
@@ -105,7 +106,7 @@ impl HeaderLine<'_> {
 
 /// The values of a name.
 #[derive(Debug)]
-pub struct Values<'a, 'n>(Kind<'a, 'n>);
+pub struct HeaderValues<'a, 'n>(Kind<'a, 'n>);
 
 #[derive(Debug)]
 enum Kind<'a, 'n> {
@@ -113,7 +114,7 @@ enum Kind<'a, 'n> {
     Lines(std::slice::Iter<'a, HeaderLine<'a>>, &'n str),
 }
 
-impl<'a> Iterator for Values<'a, '_> {
+impl<'a> Iterator for HeaderValues<'a, '_> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {
@@ -124,7 +125,7 @@ impl<'a> Iterator for Values<'a, '_> {
     }
 }
 
-impl DoubleEndedIterator for Values<'_, '_> {
+impl DoubleEndedIterator for HeaderValues<'_, '_> {
     fn next_back(&mut self) -> Option<Self::Item> {
         match &mut self.0 {
             Kind::Map(values) => values.next_back().map(HeaderValue::as_bytes),

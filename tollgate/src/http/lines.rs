@@ -72,7 +72,8 @@ impl Prepared {
 mod tests {
     use ::http::{HeaderMap, HeaderName, HeaderValue};
 
-    use crate::http::{Answer, Body, Families, HeaderFamily, HeaderLine, Headers, Policy, Refusal};
+    use crate::http::{Answer, Body, Families, HeaderFamily, Headers, Policy, Refusal};
+    use crate::internal::HeaderLine;
     use crate::{Decision, FixedWindow, Limit, Limiter, MINUTE};
 
     fn decided(families: Families) -> (Policy, [Decision; 2]) {
@@ -121,7 +122,7 @@ mod tests {
                 for answer in [Answer::new(refusal), Answer::new(refusal).limit(&policy).decision(&denied)] {
                     let response = answer.response(&body, Headers::from(&lines[..]));
                     let mut out = b"before".to_vec();
-                    let message = answer.write_message(&body, &lines[..], b"x-more: 1\r\n", &mut out);
+                    let message = answer.write_http1(&body, &lines[..], b"x-more: 1\r\n", &mut out);
                     let text = String::from_utf8(out).unwrap();
                     let (head, content) = text.split_once("\r\n\r\n").unwrap();
                     let (status, head) = head.split_once("\r\n").unwrap();

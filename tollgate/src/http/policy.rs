@@ -276,6 +276,7 @@ impl Policy {
     }
 
     /// Writes what is left as lines of HTTP/1.1, to the head of an answer that says nothing of limits yet.
+    #[doc(hidden)]
     pub fn write_lines(&self, decision: &Decision, out: &mut Vec<u8>) {
         self.write_lines_listing(decision, &[self], out);
     }

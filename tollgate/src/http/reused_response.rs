@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 
-use super::answer::{Answer, Message};
+use super::answer::{Answer, WrittenResponse};
 use super::body::Body;
 use super::headers::Headers;
 use super::lines::Number;
@@ -15,7 +15,7 @@ use super::refusal::Refusal;
 /// A message that has made the memory longer than this does not keep it so.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// The message of HTTP/1.1 that a refusal was answered with last; see [`Answer::message_after`].
+/// The message of HTTP/1.1 that a refusal was answered with last; see [`Answer::write_http1_reusing`].
 ///
 /// Have one for each thread, or for each connection.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub struct ReusedResponse {
     /// The policies that it lists, by their serial numbers.
     policies: SmallVec<[u64; 8]>,
     /// `None` if it cannot be told of another refusal whether its message is the same.
-    written: Option<(Told, Message)>,
+    written: Option<(Told, WrittenResponse)>,
 }
 
 /// All that the message of a denial depends on, in the body that most clients get.
@@ -60,14 +60,15 @@ impl From<Number> for Figure {
 }
 
 impl Answer<'_> {
-    /// The same as [`write_message`](Self::write_message), but only what differs from the message before is written.
-    pub fn message_after<'l, 'h>(
+    /// The same as [`write_http1`](Self::write_http1), but only what differs from the message before is written.
+    #[doc(hidden)]
+    pub fn write_http1_reusing<'l, 'h>(
         &self,
         last: &'l mut ReusedResponse,
         body: &Body,
         request: impl Into<Headers<'h>>,
         more: &[u8],
-    ) -> (Message, &'l [u8]) {
+    ) -> (WrittenResponse, &'l [u8]) {
         let request = request.into();
         let told = self.told(body, request);
         let again = told.filter(|_| *more == *last.more && self.lists(&last.policies)).and_then(|told| last.tell(told));
@@ -94,7 +95,7 @@ impl Answer<'_> {
 
 impl ReusedResponse {
     /// Makes the message one that tells this, if only digits have to be changed for that.
-    fn tell(&mut self, told: Told) -> Option<Message> {
+    fn tell(&mut self, told: Told) -> Option<WrittenResponse> {
         let (before, message) = self.written.filter(|(before, _)| before.policy == told.policy)?;
         if before == told {
             return Some(message);
@@ -125,7 +126,7 @@ impl ReusedResponse {
         body: &Body,
         request: Headers<'_>,
         more: &[u8],
-    ) -> Message {
+    ) -> WrittenResponse {
         let Self { bytes, more: kept, places, policies, written } = self;
         bytes.clear();
         bytes.shrink_to(KEPT_BYTES);
@@ -142,7 +143,7 @@ impl ReusedResponse {
                 return message;
             }
         }
-        answer.write_message(body, request, more, bytes)
+        answer.write_http1(body, request, more, bytes)
     }
 }
 
@@ -150,7 +151,8 @@ impl ReusedResponse {
 mod tests {
     use super::*;
     use crate::decision::{Admission, Source, Verdict};
-    use crate::http::{Families, HeaderFamily, HeaderLine};
+    use crate::http::{Families, HeaderFamily};
+    use crate::internal::HeaderLine;
     use crate::{Decision, FixedWindow, Limit, MINUTE, Timestamp};
 
     /// All that a message can depend on.
@@ -182,21 +184,21 @@ mod tests {
         }
 
         /// Its message, by what was written before.
-        fn after(&self, last: &mut ReusedResponse) -> (Message, Vec<u8>) {
+        fn after(&self, last: &mut ReusedResponse) -> (WrittenResponse, Vec<u8>) {
             let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
             let matched = self.matched();
             let answer = Answer::new(&self.refusal).limit(&self.policy).matched(&matched).decision(&decision);
-            let (message, bytes) = answer.message_after(last, &self.body, &[line][..], self.more.as_bytes());
+            let (message, bytes) = answer.write_http1_reusing(last, &self.body, &[line][..], self.more.as_bytes());
             (message, bytes.to_vec())
         }
 
         /// Its message, by itself.
-        fn alone(&self) -> (Message, Vec<u8>) {
+        fn alone(&self) -> (WrittenResponse, Vec<u8>) {
             let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
             let matched = self.matched();
             let answer = Answer::new(&self.refusal).limit(&self.policy).matched(&matched).decision(&decision);
             let mut out = Vec::new();
-            let message = answer.write_message(&self.body, &[line][..], self.more.as_bytes(), &mut out);
+            let message = answer.write_http1(&self.body, &[line][..], self.more.as_bytes(), &mut out);
             (message, out)
         }
     }

@@ -74,14 +74,14 @@ impl Answers {
 
 /// What a rule does with the answer to a request. Most rules do nothing with it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Hearing {
+pub(crate) struct ResponseSettlement {
     /// Which answers count; all if `None`.
     pub(super) count: Option<Answers>,
     /// Where an answer tells what it took.
     pub(super) settle_by: Option<HeaderName>,
 }
 
-impl Hearing {
+impl ResponseSettlement {
     /// Whether an answer can change what a request has spent.
     pub(super) fn is_needed(&self) -> bool {
         self.count.is_some() || self.settle_by.is_some()
@@ -108,10 +108,10 @@ mod tests {
 
     use super::*;
 
-    fn heard(hearing: &Hearing, status: u16, cost: Option<&[u8]>) -> Option<u64> {
+    fn heard(response_settlement: &ResponseSettlement, status: u16, cost: Option<&[u8]>) -> Option<u64> {
         let mut headers = HeaderMap::new();
         headers.extend(cost.map(|cost| (HeaderName::from_static("x-cost"), HeaderValue::from_bytes(cost).unwrap())));
-        hearing.actual(StatusCode::from_u16(status).unwrap(), &headers)
+        response_settlement.actual(StatusCode::from_u16(status).unwrap(), &headers)
     }
 
     #[test]
@@ -129,7 +129,8 @@ mod tests {
 
     #[test]
     fn what_is_no_whole_number_leaves_the_estimate() {
-        let settles = Hearing { settle_by: Some(HeaderName::from_static("x-cost")), ..Hearing::default() };
+        let settles =
+            ResponseSettlement { settle_by: Some(HeaderName::from_static("x-cost")), ..ResponseSettlement::default() };
         assert_eq!(heard(&settles, 200, Some(b"12")), Some(12));
         assert_eq!(heard(&settles, 500, Some(b" 0 ")), Some(0));
         let garbage: [&[u8]; 9] = [b"", b" ", b"-1", b"+1", b"1.5", b"1e3", b"many", b"\xff", b"99999999999999999999"];
@@ -141,7 +142,10 @@ mod tests {
 
     #[test]
     fn an_answer_that_does_not_count_costs_nothing_whatever_it_says() {
-        let both = Hearing { count: Some(Answers::successes()), settle_by: Some(HeaderName::from_static("x-cost")) };
+        let both = ResponseSettlement {
+            count: Some(Answers::successes()),
+            settle_by: Some(HeaderName::from_static("x-cost")),
+        };
         assert_eq!(heard(&both, 200, Some(b"12")), Some(12));
         assert_eq!(heard(&both, 500, Some(b"12")), Some(0));
         assert_eq!(heard(&both, 200, None), None);

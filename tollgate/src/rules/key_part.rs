@@ -8,8 +8,9 @@ use http::HeaderName;
 
 use super::certificate::CertificateField;
 use super::ip_group::{GroupText, IpGroup};
+use super::normal::CleanPath;
 use super::normal::{cookies, header};
-use super::{CleanPath, PathReading, Request};
+use super::{PathReading, Request};
 use crate::error::InvalidLimit;
 
 /// One part of the key that a rule counts by.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use super::answers::{Answers, Hearing};
+use super::answers::{Answers, ResponseSettlement};
 use super::expression_errors::ErrorCount;
 use super::key_part::header_name;
 use super::matching::Condition;
@@ -39,7 +39,7 @@ pub struct Rule {
     pub(super) blocked: Listing,
     pub(crate) mode: Mode,
     pub(super) ban: Option<Ban>,
-    pub(super) hearing: Hearing,
+    pub(super) response_settlement: ResponseSettlement,
     /// Of its expressions, those of a rule file.
     pub(super) expression_errors: Vec<ErrorCount>,
     /// What its expressions read a token for. Its key and plan are looked at when the set is built.
@@ -324,7 +324,7 @@ impl Rule {
             blocked: Listing::nobody(),
             mode: Mode::default(),
             ban: None,
-            hearing: Hearing::default(),
+            response_settlement: ResponseSettlement::default(),
             expressions_read_token: TokenUse::Never,
             expression_errors: Vec::new(),
             problem: None,
@@ -455,7 +455,7 @@ impl Rule {
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
     pub fn count(mut self, answers: Answers) -> Self {
-        self.hearing.count = (answers != Answers::all()).then_some(answers);
+        self.response_settlement.count = (answers != Answers::all()).then_some(answers);
         self
     }
 
@@ -463,7 +463,7 @@ impl Rule {
     /// that. Where there is no such number, the cost stays what it was.
     pub fn settle_by(mut self, header: impl AsRef<str>) -> Self {
         match header_name("settle", header.as_ref()) {
-            Ok(name) => self.hearing.settle_by = Some(name),
+            Ok(name) => self.response_settlement.settle_by = Some(name),
             Err(problem) => self.problem = Some(problem),
         }
         self

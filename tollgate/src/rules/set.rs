@@ -19,15 +19,16 @@ pub(crate) use self::per_address::PerAddress;
 pub(crate) use self::phases::Phase;
 use self::phases::Phases;
 use self::plain::PlainRule;
-use super::answers::Hearing;
+use super::answers::ResponseSettlement;
 use super::client::TrustedProxies;
 use super::index::{Candidates, Index, Place};
 use super::key_map::KeyMap;
 use super::key_part::Piece;
 use super::matching::{Known, Miss};
+use super::normal::Unreadable;
 use super::request::{TokenStatus, Tokens};
 use super::rule::{Missing, Mode, Rule};
-use super::{ExpressionField, Facts, KeyPart, PathReading, Request, Unreadable};
+use super::{ExpressionField, Facts, KeyPart, PathReading, Request};
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Policy, TokenError};
 use crate::key::Key;
@@ -126,7 +127,7 @@ pub(crate) struct Finding {
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
     /// Whether it bounds what is in flight: then no store has the limit.
-    pub(crate) is_place: bool,
+    pub(crate) is_in_flight: bool,
 }
 
 /// Why a request is refused without asking a store.
@@ -409,7 +410,7 @@ impl RuleSet {
             ban: compiled.ban,
             cost,
             mode: compiled.rule.mode,
-            is_place: false,
+            is_in_flight: false,
         }))
     }
 
@@ -514,12 +515,12 @@ impl RuleSet {
 
     /// Whether a rule wants to know how a request is answered.
     pub(crate) fn awaits_response(&self, rule: u32) -> bool {
-        self.hearing(rule).is_needed()
+        self.response_settlement(rule).is_needed()
     }
 
     /// What a rule does with an answer.
-    pub(crate) fn hearing(&self, rule: u32) -> &Hearing {
-        &self.0.rules[rule as usize].rule.hearing
+    pub(crate) fn response_settlement(&self, rule: u32) -> &ResponseSettlement {
+        &self.0.rules[rule as usize].rule.response_settlement
     }
 
     /// Whether what a rule takes of a request may be given back in part, or be too little.
@@ -581,8 +582,8 @@ impl Compiled {
     #[inline(always)]
     fn finding(&self, number: u32, limit: LimitId, request: &Request<'_>, limits: &[Limit]) -> Finding {
         let quota = || limits.get(limit.index()).map_or(1, Limit::quota);
-        let (cost, is_place) = (self.rule.cost.of(request, quota), self.rule.is_in_flight());
-        Finding { rule: number, limit, ban: self.ban, cost, mode: self.rule.mode, is_place }
+        let (cost, is_in_flight) = (self.rule.cost.of(request, quota), self.rule.is_in_flight());
+        Finding { rule: number, limit, ban: self.ban, cost, mode: self.rule.mode, is_in_flight }
     }
 
     /// Refuses a request if this rule looked at something that cannot be read in one way. A rule that only watches

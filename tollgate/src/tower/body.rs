@@ -15,19 +15,19 @@ pin_project! {
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
-        kind: Kind<B>,
+        kind: BodyState<B>,
     }
 }
 
 pin_project! {
     #[derive(Debug)]
-    #[project = KindProjection]
-    enum Kind<B> {
+    #[project = BodyStateProjection]
+    enum BodyState<B> {
         Inner {
             #[pin]
             body: B,
             // Given back when the body has ended, and not only when a connection lets go of it.
-            place: Option<InFlightPermit>,
+            permit: Option<InFlightPermit>,
         },
         Refusal { text: Bytes },
     }
@@ -35,16 +35,16 @@ pin_project! {
 
 /// A body that the layer can make of the service's.
 pub(super) trait Outgoing<B> {
-    /// What the service said, and the place of the request among those in flight, to be kept as long as that takes.
-    fn inner(body: B, place: Option<InFlightPermit>) -> Self;
+    /// What the service said, and the permit of the request among those in flight, to be kept as long as that takes.
+    fn inner(body: B, permit: Option<InFlightPermit>) -> Self;
 
     /// The whole answer of the service.
     #[inline]
-    fn answer(response: Response<B>, place: Option<InFlightPermit>) -> Response<Self>
+    fn response(response: Response<B>, permit: Option<InFlightPermit>) -> Response<Self>
     where
         Self: Sized,
     {
-        response.map(|body| Self::inner(body, place))
+        response.map(|body| Self::inner(body, permit))
     }
 
     /// Why the service was not asked.
@@ -53,12 +53,12 @@ pub(super) trait Outgoing<B> {
 
 impl<B> Outgoing<B> for ResponseBody<B> {
     #[inline]
-    fn inner(body: B, place: Option<InFlightPermit>) -> Self {
-        Self { kind: Kind::Inner { body, place } }
+    fn inner(body: B, permit: Option<InFlightPermit>) -> Self {
+        Self { kind: BodyState::Inner { body, permit } }
     }
 
     fn refusal(text: Bytes) -> Self {
-        Self { kind: Kind::Refusal { text } }
+        Self { kind: BodyState::Refusal { text } }
     }
 }
 
@@ -71,14 +71,14 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         match self.project().kind.project() {
-            KindProjection::Inner { mut body, place } => {
+            BodyStateProjection::Inner { mut body, permit } => {
                 let frame = body.as_mut().poll_frame(context);
-                if place.is_some() && is_last(&frame, || body.is_end_stream()) {
-                    *place = None;
+                if permit.is_some() && is_last(&frame, || body.is_end_stream()) {
+                    *permit = None;
                 }
                 frame
             }
-            KindProjection::Refusal { text } => {
+            BodyStateProjection::Refusal { text } => {
                 let text = std::mem::take(text);
                 Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))))
             }
@@ -87,22 +87,22 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body, .. } => body.is_end_stream(),
-            Kind::Refusal { text } => text.is_empty(),
+            BodyState::Inner { body, .. } => body.is_end_stream(),
+            BodyState::Refusal { text } => text.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Inner { body, .. } => body.size_hint(),
-            Kind::Refusal { text } => SizeHint::with_exact(text.len() as u64),
+            BodyState::Inner { body, .. } => body.size_hint(),
+            BodyState::Refusal { text } => SizeHint::with_exact(text.len() as u64),
         }
     }
 }
 
 /// Whether nothing comes after what a body has said.
-fn is_last<D, E>(said: &Poll<Option<Result<Frame<D>, E>>>, is_end: impl FnOnce() -> bool) -> bool {
-    match said {
+fn is_last<D, E>(frame: &Poll<Option<Result<Frame<D>, E>>>, is_end: impl FnOnce() -> bool) -> bool {
+    match frame {
         Poll::Pending => false,
         Poll::Ready(None | Some(Err(_))) => true,
         Poll::Ready(Some(Ok(_))) => is_end(),

@@ -74,7 +74,7 @@ impl std::fmt::Debug for LimitDecision {
 impl Limits {
     /// Puts the decision into the extensions of a request, if it is to be shared.
     #[inline]
-    pub(super) fn leave_decision<B>(&self, outcome: &Outcome, request: &mut Request<B>) {
+    pub(super) fn insert_decision<B>(&self, outcome: &Outcome, request: &mut Request<B>) {
         if self.share_decision
             && let Some(decision) = LimitDecision::of(outcome)
         {
@@ -84,7 +84,7 @@ impl Limits {
 
     /// Whether nothing is done with a decision but to enforce it.
     #[inline]
-    pub(super) fn needs_no_ruling(&self) -> bool {
+    pub(super) fn needs_no_outcome(&self) -> bool {
         self.on_decision.is_none() && !self.share_decision
     }
 }

@@ -82,26 +82,26 @@ where
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().stage.poll_answer(context)
+        self.project().stage.poll_response(context)
     }
 }
 
 impl Outgoing<Body> for Body {
     #[inline]
-    fn inner(body: Body, place: Option<InFlightPermit>) -> Self {
-        match place {
+    fn inner(body: Body, permit: Option<InFlightPermit>) -> Self {
+        match permit {
             None => body,
             // Somebody has to see when it ends.
-            place => Self::new(ResponseBody::inner(body, place)),
+            permit => Self::new(ResponseBody::inner(body, permit)),
         }
     }
 
     /// Nothing is moved where the body stays.
     #[inline]
-    fn answer(response: Response<Body>, place: Option<InFlightPermit>) -> Response<Self> {
-        match place {
+    fn response(response: Response<Body>, permit: Option<InFlightPermit>) -> Response<Self> {
+        match permit {
             None => response,
-            place => response.map(|body| Self::inner(body, place)),
+            permit => response.map(|body| Self::inner(body, permit)),
         }
     }
 

@@ -10,12 +10,12 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::body::Outgoing;
+use super::framework::Tunnel;
 use super::layer::Limits;
-use super::on::Tunnel;
 use super::{ActualCost, ResponseBody};
 use crate::gate::{Admitted, Outcome};
 
-type Answer<B, E> = Result<Response<B>, E>;
+type ServiceResult<B, E> = Result<Response<B>, E>;
 
 pin_project! {
     /// The answer to a request, on its way.
@@ -31,22 +31,22 @@ pin_project! {
     pub(super) enum Stage<F, B, E> {
         Refused { response: Option<Response<B>> },
         // What most requests are.
-        Inside { #[pin] future: F, kept: Option<Kept> },
+        Serving { #[pin] future: F, kept: Option<Kept> },
         // A store that is elsewhere, a queue that holds, a service that is not ready, a cost to settle.
-        Longer { way: Pin<Box<dyn Future<Output = Answer<B, E>> + Send>> },
+        Boxed { future: Pin<Box<dyn Future<Output = ServiceResult<B, E>> + Send>> },
     }
 }
 
-/// What is kept of a outcome until the service has answered. Futures are moved about, so it is small.
+/// What is kept of an outcome until the service has answered. Futures are moved about, so it is small.
 pub(super) enum Kept {
     Admitted(Admitted),
     Outcome(Box<Outcome>),
 }
 
 impl Kept {
-    fn into_ruling(self) -> Box<Outcome> {
+    fn into_outcome(self) -> Box<Outcome> {
         match self {
-            Self::Admitted(admitted) => admitted.into_ruling(),
+            Self::Admitted(admitted) => admitted.into_outcome(),
             Self::Outcome(outcome) => outcome,
         }
     }
@@ -65,11 +65,11 @@ where
     R: Send + 'static,
     E: 'static,
 {
-    type Output = Answer<ResponseBody<R>, E>;
+    type Output = ServiceResult<ResponseBody<R>, E>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().stage.poll_answer(context)
+        self.project().stage.poll_response(context)
     }
 }
 
@@ -80,16 +80,16 @@ impl<F, B, E> Stage<F, B, E> {
 
     #[inline]
     pub(super) fn admitted(future: F, admitted: Admitted) -> Self {
-        Self::Inside { future, kept: Some(Kept::Admitted(admitted)) }
+        Self::Serving { future, kept: Some(Kept::Admitted(admitted)) }
     }
 
     #[inline]
-    pub(super) fn inside(future: F, outcome: Box<Outcome>) -> Self {
-        Self::Inside { future, kept: Some(Kept::Outcome(outcome)) }
+    pub(super) fn serving(future: F, outcome: Box<Outcome>) -> Self {
+        Self::Serving { future, kept: Some(Kept::Outcome(outcome)) }
     }
 
     /// Waits for the decision of a store that is elsewhere.
-    pub(super) fn longer<S, Q, R>(
+    pub(super) fn awaiting_store<S, Q, R>(
         outcome: impl Future<Output = Outcome> + Send + 'static,
         limits: Arc<Limits>,
         inner: S,
@@ -102,14 +102,14 @@ impl<F, B, E> Stage<F, B, E> {
         R: Send + 'static,
         B: Outgoing<R>,
     {
-        let way = Box::pin(async move {
+        let future = Box::pin(async move {
             let outcome = outcome.await;
             if let Some(refused) = limits.refusal::<_, R, B>(&outcome, &request) {
                 return Ok(refused);
             }
             serve(outcome, limits, inner, request).await
         });
-        Self::Longer { way }
+        Self::Boxed { future }
     }
 
     /// Holds an admitted request until its delay is over and the service is ready.
@@ -121,11 +121,11 @@ impl<F, B, E> Stage<F, B, E> {
         R: Send + 'static,
         B: Outgoing<R> + 'static,
     {
-        Self::Longer { way: Box::pin(serve(outcome, limits, inner, request)) }
+        Self::Boxed { future: Box::pin(serve(outcome, limits, inner, request)) }
     }
 
     #[inline]
-    pub(super) fn poll_answer<R>(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer<B, E>>
+    pub(super) fn poll_response<R>(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ServiceResult<B, E>>
     where
         F: Future<Output = Result<Response<R>, E>>,
         R: Send + 'static,
@@ -137,27 +137,27 @@ impl<F, B, E> Stage<F, B, E> {
             StageProjection::Refused { response } => {
                 Poll::Ready(Ok(response.take().expect("a future is not asked again after it is done")))
             }
-            StageProjection::Longer { way } => way.as_mut().poll(context),
-            StageProjection::Inside { future, kept } => {
+            StageProjection::Boxed { future } => future.as_mut().poll(context),
+            StageProjection::Serving { future, kept } => {
                 let mut response = ready!(future.poll(context))?;
-                let says_cost = response.extensions().get::<ActualCost>().is_some();
+                let has_cost = response.extensions().get::<ActualCost>().is_some();
                 match kept {
-                    Some(Kept::Admitted(admitted)) if !says_cost => {
+                    Some(Kept::Admitted(admitted)) if !has_cost => {
                         admitted.write_headers(response.headers_mut());
-                        return Poll::Ready(Ok(B::answer(response, None)));
+                        return Poll::Ready(Ok(B::response(response, None)));
                     }
-                    Some(Kept::Outcome(outcome)) if !says_cost && !outcome.awaits_response() => {
+                    Some(Kept::Outcome(outcome)) if !has_cost && !outcome.awaits_response() => {
                         outcome.write_headers(response.headers_mut());
-                        let place = outcome.take_permit();
-                        return Poll::Ready(Ok(B::answer(response, place)));
+                        let permit = outcome.take_permit();
+                        return Poll::Ready(Ok(B::response(response, permit)));
                     }
                     _ => {}
                 }
                 let kept = kept.take().expect("a future is not asked again after it is done");
-                let mut way = settling(kept.into_ruling(), response);
-                let answer = way.as_mut().poll(context);
+                let mut future = settle_boxed(kept.into_outcome(), response);
+                let answer = future.as_mut().poll(context);
                 if answer.is_pending() {
-                    stage.set(Self::Longer { way });
+                    stage.set(Self::Boxed { future });
                 }
                 answer
             }
@@ -171,7 +171,7 @@ async fn serve<S, Q, R, B>(
     limits: Arc<Limits>,
     mut inner: S,
     mut request: Request<Q>,
-) -> Answer<B, S::Error>
+) -> ServiceResult<B, S::Error>
 where
     S: Service<Request<Q>, Response = Response<R>>,
     B: Outgoing<R>,
@@ -182,18 +182,18 @@ where
         tokio::time::sleep(delay).await;
     }
     poll_fn(|context| inner.poll_ready(context)).await?;
-    let outcome = unserved.into_ruling();
-    limits.leave_decision(&outcome, &mut request);
-    let tunnel = if outcome.has_place() { Tunnel::before(&mut request) } else { None };
+    let outcome = unserved.into_outcome();
+    limits.insert_decision(&outcome, &mut request);
+    let tunnel = if outcome.has_permit() { Tunnel::before(&mut request) } else { None };
     let response = inner.call(request).await?;
-    Ok(answered(outcome, response, tunnel).await)
+    Ok(finish(outcome, response, tunnel).await)
 }
 
 /// A request that was admitted, before the service is called with it. If it is dropped, what it took is given back.
 struct Unserved(Option<Outcome>);
 
 impl Unserved {
-    fn into_ruling(mut self) -> Outcome {
+    fn into_outcome(mut self) -> Outcome {
         self.0.take().expect("only taken here and when it is dropped")
     }
 }
@@ -209,17 +209,20 @@ impl Drop for Unserved {
 /// What few answers need: a cost to settle, or rules that want to know of it.
 #[cold]
 #[inline(never)]
-fn settling<R, B, E>(outcome: Box<Outcome>, response: Response<R>) -> Pin<Box<dyn Future<Output = Answer<B, E>> + Send>>
+fn settle_boxed<R, B, E>(
+    outcome: Box<Outcome>,
+    response: Response<R>,
+) -> Pin<Box<dyn Future<Output = ServiceResult<B, E>> + Send>>
 where
     R: Send + 'static,
     B: Outgoing<R> + 'static,
     E: 'static,
 {
-    Box::pin(async move { Ok(answered(*outcome, response, None).await) })
+    Box::pin(async move { Ok(finish(*outcome, response, None).await) })
 }
 
-/// The service's answer with the headers of a outcome, once what it really cost is settled.
-async fn answered<R, B: Outgoing<R>>(
+/// The service's answer with the headers of an outcome, once what it really cost is settled.
+async fn finish<R, B: Outgoing<R>>(
     mut outcome: Outcome,
     mut response: Response<R>,
     tunnel: Option<Tunnel>,
@@ -227,12 +230,14 @@ async fn answered<R, B: Outgoing<R>>(
     outcome.write_headers(response.headers_mut());
     let cost = response.extensions_mut().remove::<ActualCost>();
     // Nobody is left to tell when the store cannot be reached: what was taken stands.
-    _ = outcome.hear(response.status(), response.headers(), cost.as_ref().map(ActualCost::told)).await;
-    let mut place = outcome.take_permit();
+    _ = outcome
+        .settle_response_with(response.status(), response.headers(), cost.as_ref().map(ActualCost::reported))
+        .await;
+    let mut permit = outcome.take_permit();
     if let Some(tunnel) = tunnel
         && tunnel.is_opened_by(response.status())
     {
-        tunnel.open(place.take());
+        tunnel.open(permit.take());
     }
-    B::answer(response, place)
+    B::response(response, permit)
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Extensions, Response};
 use tower_layer::Layer;
 
-use super::{RateLimit, on};
+use super::{RateLimit, framework};
 use crate::error::InvalidLimit;
 use crate::gate::{Gate, Outcome};
 use crate::limit::Limit;
@@ -52,15 +52,15 @@ impl Limits {
     #[inline]
     pub(super) fn peer(&self, extensions: &Extensions) -> Option<IpAddr> {
         match &self.find_peer {
-            None => on::peer(extensions),
+            None => framework::peer(extensions),
             Some(find) => find(extensions),
         }
     }
 
     /// What facts find by, where rules ask for it.
     pub(super) fn finders(&self) -> Finders<'_> {
-        let usual: &'static (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync) = &on::peer;
-        Finders { peer: self.find_peer.as_deref().unwrap_or(usual), route: on::route }
+        let usual: &'static (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync) = &framework::peer;
+        Finders { peer: self.find_peer.as_deref().unwrap_or(usual), route: framework::route }
     }
 }
 

@@ -10,11 +10,11 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::body::Outgoing;
+use super::framework::Tunnel;
 use super::future::Stage;
 use super::layer::Limits;
-use super::on::Tunnel;
 use super::{ResponseBody, ResponseFuture};
-use crate::gate::{ByAddress, Outcome, Told};
+use crate::gate::{ByAddress, Outcome, ReportedCost};
 use crate::http::is_grpc;
 use crate::rules::Facts;
 
@@ -66,9 +66,9 @@ impl ActualCost {
         self
     }
 
-    /// What the rules are told of it.
-    pub(super) fn told(&self) -> Told<'_> {
-        Told { units: self.units, limit: self.limit.as_deref() }
+    /// What the rules are reported of it.
+    pub(super) fn reported(&self) -> ReportedCost<'_> {
+        ReportedCost { units: self.units, limit: self.limit.as_deref() }
     }
 }
 
@@ -110,7 +110,7 @@ fn refusal_to<Q, R, B: Outgoing<R>>(limits: &Limits, outcome: &Outcome, request:
     if let Some(refuse_with) = &limits.refuse_with {
         response = refuse_with(outcome, &limits.facts(request), response);
     }
-    // Not every server takes the body from an answer to HEAD; its length is told all the same.
+    // Not every server takes the body from an answer to HEAD; its length is reported all the same.
     if request.method() == Method::HEAD {
         let length = std::mem::take(response.body_mut()).len();
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
@@ -167,18 +167,22 @@ impl<S> RateLimit<S> {
         R: Send + 'static,
         B: Outgoing<R> + 'static,
     {
-        match self.limits.gate.ask_by_address(|| self.limits.peer(request.extensions())) {
-            ByAddress::Admitted(admitted) if self.inner_ready && self.limits.needs_no_ruling() => {
+        match self.limits.gate.check_by_address(|| self.limits.peer(request.extensions())) {
+            ByAddress::Admitted(admitted) if self.inner_ready && self.limits.needs_no_outcome() => {
                 Stage::admitted(self.call_ready(request), admitted)
             }
-            asked => self.enter_with_ruling(asked, request),
+            checked => self.enter_with_outcome(checked, request),
         }
     }
 
     /// Decides about a request by all that is known of it. A function of its own, so that the fast
     /// path has a small stack frame.
     #[inline(never)]
-    fn enter_with_ruling<Q, R, B>(&mut self, asked: ByAddress, mut request: Request<Q>) -> Stage<S::Future, B, S::Error>
+    fn enter_with_outcome<Q, R, B>(
+        &mut self,
+        checked: ByAddress,
+        mut request: Request<Q>,
+    ) -> Stage<S::Future, B, S::Error>
     where
         S: Service<Request<Q>, Response = Response<R>> + Clone + Send + 'static,
         S::Future: Send,
@@ -186,14 +190,14 @@ impl<S> RateLimit<S> {
         R: Send + 'static,
         B: Outgoing<R> + 'static,
     {
-        let outcome = match asked {
-            ByAddress::Admitted(admitted) => admitted.into_ruling(),
-            ByAddress::Ruled(outcome) => outcome,
-            ByAddress::Unasked(unasked) => {
-                let mut outcome = unasked.outcome();
-                if let Some(elsewhere) = outcome.ask(&self.limits.facts(&request)) {
+        let outcome = match checked {
+            ByAddress::Admitted(admitted) => admitted.into_outcome(),
+            ByAddress::Decided(outcome) => outcome,
+            ByAddress::Unchecked(unchecked) => {
+                let mut outcome = unchecked.outcome();
+                if let Some(remote) = outcome.check(&self.limits.facts(&request)) {
                     let (inner, limits) = (self.take_inner(), Arc::clone(&self.limits));
-                    return Stage::longer(outcome.elsewhere(elsewhere), limits, inner, request);
+                    return Stage::awaiting_store(outcome.complete(remote), limits, inner, request);
                 }
                 outcome
             }
@@ -201,13 +205,13 @@ impl<S> RateLimit<S> {
         if let Some(refused) = self.limits.refusal::<_, R, _>(&outcome, &request) {
             return Stage::refused(refused);
         }
-        let wants_tunnel = outcome.has_place() && Tunnel::is_wanted(request.extensions());
+        let wants_tunnel = outcome.has_permit() && Tunnel::is_requested(request.extensions());
         if !self.inner_ready || !outcome.delay().is_zero() || wants_tunnel {
             let (inner, limits) = (self.take_inner(), Arc::clone(&self.limits));
             return Stage::admitted_later(*outcome, limits, inner, request);
         }
-        self.limits.leave_decision(&outcome, &mut request);
-        Stage::inside(self.call_ready(request), outcome)
+        self.limits.insert_decision(&outcome, &mut request);
+        Stage::serving(self.call_ready(request), outcome)
     }
 
     #[inline]
@@ -221,7 +225,7 @@ impl<S> RateLimit<S> {
 }
 
 impl<S: Clone> RateLimit<S> {
-    /// The service that was polled. A clone, which has to be polled itself, takes its place.
+    /// The service that was polled. A clone, which has to be polled itself, takes its permit.
     fn take_inner(&mut self) -> S {
         self.inner_ready = false;
         let clone = self.inner.clone();

@@ -51,7 +51,7 @@ pub(super) struct Tunnel {
 
 impl Tunnel {
     /// Whether the client of a request wants another protocol.
-    pub(super) fn is_wanted(extensions: &Extensions) -> bool {
+    pub(super) fn is_requested(extensions: &Extensions) -> bool {
         extensions.get::<OnUpgrade>().is_some()
     }
 
@@ -73,7 +73,7 @@ impl Tunnel {
     }
 
     /// Carries bytes between the client and the handler, and holds the permit until the handler is gone.
-    pub(super) fn open(self, place: Option<InFlightPermit>) {
+    pub(super) fn open(self, permit: Option<InFlightPermit>) {
         let Self { client, handler, handler_gone, .. } = self;
         tokio::spawn(async move {
             match client.await {
@@ -84,7 +84,7 @@ impl Tunnel {
                     _ = handler_gone.await;
                 }
             }
-            drop(place);
+            drop(permit);
         });
     }
 }

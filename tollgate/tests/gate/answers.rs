@@ -97,7 +97,7 @@ async fn a_rule_that_only_watches_hears_answers_too() {
     let watched = |gate: &Gate| {
         let outcome = ask(gate, "GET", "/", &[]);
         assert!(outcome.awaits_response());
-        let left = outcome.watched().map(|(_, decision)| decision.remaining()).collect::<Vec<_>>();
+        let left = outcome.shadow_decisions().map(|(_, decision)| decision.remaining()).collect::<Vec<_>>();
         (outcome, left)
     };
     let (outcome, left) = watched(&gate);

@@ -137,7 +137,8 @@ fn matches_exemptions_and_blocks_hold_as_for_rates() {
 #[test]
 fn a_rule_that_only_watches_says_what_it_would_do() {
     let (gate, _) = gate([per_user(1).mode(Mode::Shadow)]);
-    let watched = |outcome: &Outcome| outcome.watched().map(|(_, decision)| decision.is_allowed()).collect::<Vec<_>>();
+    let watched =
+        |outcome: &Outcome| outcome.shadow_decisions().map(|(_, decision)| decision.is_allowed()).collect::<Vec<_>>();
     let mut first = get(&gate, "ann");
     assert_eq!(watched(&first), [true]);
     let second = get(&gate, "ann");
@@ -183,9 +184,7 @@ async fn an_explanation_says_how_many_are_in_flight() {
     let mut held = Vec::new();
     for (expected, allowed) in [(0, true), (1, true), (2, false)] {
         let explanation = gate.explain(&Facts::new("GET", "/").headers(&ann)).await;
-        let RuleState::InFlight { key, in_flight, decision } = &explanation.rules[0].standing else {
-            panic!("in flight")
-        };
+        let RuleState::InFlight { key, in_flight, decision } = &explanation.rules[0].state else { panic!("in flight") };
         assert_eq!((&**key, *in_flight, decision.quota()), (&["ann".to_owned()][..], expected, 2));
         assert_eq!((explanation.allowed, decision.is_allowed()), (allowed, allowed));
         held.extend(place(&gate, "ann"));

@@ -17,7 +17,7 @@ fn key_of(part: KeyPart, facts: &Facts<'_>) -> Vec<String> {
     let (gate, _) = gate([once().key(part)]);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let mut explained = runtime.block_on(gate.explain(facts));
-    match explained.rules.remove(0).standing {
+    match explained.rules.remove(0).state {
         tollgate::RuleState::Counted { key, .. } => key,
         other => panic!("{other:?}"),
     }

@@ -52,7 +52,7 @@ fn a_rule_that_watches_counts_every_request_and_refuses_none() {
     let seen: Vec<(bool, bool, Option<String>)> = (0..5)
         .map(|_| {
             let outcome = ask(&gate, "GET", "/", &ANN);
-            let (name, decision) = outcome.watched().next().unwrap();
+            let (name, decision) = outcome.shadow_decisions().next().unwrap();
             assert_eq!(name, "per-user");
             (outcome.is_allowed(), decision.is_allowed(), outcome.limit().map(Into::into))
         })

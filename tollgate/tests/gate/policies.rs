@@ -15,7 +15,7 @@ fn per_user(name: &str, limit: u64) -> Rule {
 fn told(outcome: &Outcome) -> HeaderMap {
     if let Some(response) = outcome.response(&HeaderMap::new()) {
         let mut message = Vec::new();
-        outcome.write_message(&HeaderMap::new(), b"", &mut message).unwrap();
+        outcome.write_http1(&HeaderMap::new(), b"", &mut message).unwrap();
         let message = String::from_utf8(message).unwrap();
         let policy = response.headers().get("ratelimit-policy").map(|value| value.to_str().unwrap());
         assert_eq!(message.lines().find_map(|line| line.strip_prefix("ratelimit-policy: ")), policy);

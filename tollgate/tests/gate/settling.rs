@@ -119,8 +119,8 @@ async fn limits_in_shadow_mode_are_settled_once_however_many_they_are() {
         _ = outcome.settle_response(http::StatusCode::OK, &http::HeaderMap::new()).await;
     }
     let looked = ask(&gate, "GET", "/", &[]);
-    assert!(other.is_allowed() && looked.watched().count() == 60);
+    assert!(other.is_allowed() && looked.shadow_decisions().count() == 60);
     // One of `other`, one of `looked`: `outcome` has given back its own, and nothing else.
-    assert!(looked.watched().all(|(_, decision)| decision.remaining() == 8));
+    assert!(looked.shadow_decisions().all(|(_, decision)| decision.remaining() == 8));
     assert_eq!(remaining(&looked), 8);
 }

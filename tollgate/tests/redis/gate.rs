@@ -130,7 +130,7 @@ async fn a_rule_that_watches_is_asked_beside_the_others() {
     for _ in 0..3 {
         let outcome = ask(&gate, "/", "ann").await;
         assert!(outcome.is_allowed());
-        would.extend(outcome.watched().map(|(name, decision)| (name.to_owned(), decision.is_allowed())));
+        would.extend(outcome.shadow_decisions().map(|(name, decision)| (name.to_owned(), decision.is_allowed())));
     }
     assert_eq!(would, [("new".into(), true), ("new".into(), false), ("new".into(), false)]);
 }
@@ -210,13 +210,13 @@ async fn what_is_explained_is_what_the_store_has_and_takes_nothing() {
     for _ in 0..2 {
         let explained = gate.explain(&facts).await;
         assert!(explained.allowed);
-        let tollgate::RuleState::Counted { decision: Some(decision), .. } = &explained.rules[0].standing else {
+        let tollgate::RuleState::Counted { decision: Some(decision), .. } = &explained.rules[0].state else {
             panic!("{explained:?}")
         };
         // After this request there would be one left.
         assert_eq!((decision.is_allowed(), decision.remaining()), (true, 1));
         assert!(
-            matches!(&explained.rules[1].standing, tollgate::RuleState::NotMatched(why) if why == "method is not POST")
+            matches!(&explained.rules[1].state, tollgate::RuleState::NotMatched(why) if why == "method is not POST")
         );
     }
 }

@@ -127,7 +127,7 @@ limits:
     assert_eq!(refusals, [Some("rate_limit_exceeded"), Some("banned"), Some("banned")]);
     let watched = ask(&gate, "GET /", &[("x-user-id", "cid")], "192.0.2.1");
     assert_eq!(
-        watched.watched().map(|(name, decision)| (name, decision.is_allowed())).collect::<Vec<_>>(),
+        watched.shadow_decisions().map(|(name, decision)| (name, decision.is_allowed())).collect::<Vec<_>>(),
         [("watched", false)]
     );
 }
@@ -258,7 +258,7 @@ fn a_disabled_limit_is_checked_but_counts_nothing() {
         assert_eq!(block_on(asking.outcome()).limit(), None);
     }
     let explained = block_on(gate.explain(&Facts::new("GET", "/")));
-    assert!(explained.rules.iter().all(|rule| matches!(rule.standing, tollgate::RuleState::Disabled)));
+    assert!(explained.rules.iter().all(|rule| matches!(rule.state, tollgate::RuleState::Disabled)));
     // It is refused for its mistakes like any other.
     assert!(RuleFile::parse("tollgate.yaml", "limits: [{ name: a, enabled: false, limit: 0 }]\n").is_err());
     // Enabled again, it applies.

@@ -142,7 +142,7 @@ fn an_error_is_explained_and_not_counted() {
          cost: { expression: 'int(request.query.z)', when_error: 3 } }]\n",
     );
     let rule = explained(&gate, "/?z=ten");
-    assert!(matches!(rule.standing, RuleState::Counted { cost: 3, .. }), "{rule:?}");
+    assert!(matches!(rule.state, RuleState::Counted { cost: 3, .. }), "{rule:?}");
     let failed: Vec<(&str, &str)> =
         rule.failed_expressions.iter().map(|failed| (failed.field.as_str(), failed.error.as_str())).collect();
     assert_eq!(failed[..2], [("match.when", "there is no entry `x`"), ("exempt.when", "there is no entry `y`")]);

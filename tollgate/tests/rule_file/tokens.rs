@@ -233,7 +233,7 @@ fn a_rule_in_shadow_mode_counts_denied_requests_unless_it_reads_their_token() {
 ",
     );
     let watched = |outcome: &Outcome| -> Vec<(String, u64)> {
-        outcome.watched().map(|(name, decision)| (name.to_owned(), decision.remaining())).collect()
+        outcome.shadow_decisions().map(|(name, decision)| (name.to_owned(), decision.remaining())).collect()
     };
     assert_eq!(watched(&site.ask(&good("ann"))), [("shadow-ip".into(), 8), ("shadow-user".into(), 8)]);
     let denied = site.ask(&good("ann"));
@@ -299,7 +299,7 @@ fn a_refusal_says_why_the_token_failed() {
             let told = response.headers().get(WWW_AUTHENTICATE).map(|value| value.to_str().unwrap().to_owned());
             assert_eq!(told, challenge, "{token:?}");
             let mut written = Vec::new();
-            refused.write_message(&HeaderMap::new(), b"", &mut written).unwrap();
+            refused.write_http1(&HeaderMap::new(), b"", &mut written).unwrap();
             let written = String::from_utf8(written).unwrap().to_lowercase();
             assert_eq!(written.contains("www-authenticate: bearer"), challenge.is_some(), "{written}");
             let grpc = refused.grpc_response().unwrap();

@@ -34,7 +34,7 @@ pub(super) fn made_without(explained: &Explained<'_>) -> Vec<String> {
         Some(_) => [COUNTED, REFUSED, SKIPPED].into_iter().filter_map(|made| told(made, &by_ip)).collect(),
     };
     let has_list = |(limit, rule): (&LimitRule, &RuleExplained)| {
-        let is_matched = !matches!(rule.standing, RuleState::NotMatched(_));
+        let is_matched = !matches!(rule.state, RuleState::NotMatched(_));
         is_matched && (!limit.exempt.ips.is_empty() || !limit.blocked.ips.is_empty())
     };
     if limits().any(has_list) {
@@ -46,7 +46,7 @@ pub(super) fn made_without(explained: &Explained<'_>) -> Vec<String> {
 fn made_by(limit: &LimitRule, rule: &RuleExplained) -> Option<Made> {
     let is_by_ip = limit.key.iter().flatten().any(|part| matches!(part, KeyPart::Ip { .. }));
     let is_ip = |part: &str| part == "ip" || part.starts_with("ip/");
-    match &rule.standing {
+    match &rule.state {
         RuleState::Counted { .. } | RuleState::InFlight { .. } if is_by_ip => Some(COUNTED),
         RuleState::Refused(Refusal::KeyMissing { part }) if is_ip(part) => Some(REFUSED),
         RuleState::KeyMissing(part) if is_ip(part) => Some(SKIPPED),

@@ -152,7 +152,7 @@ fn limit(rule: &RuleExplained) -> LimitJson<'_> {
     let expression_errors =
         failed.map(|failed| ExpressionErrorJson { field: failed.field.as_str(), error: &failed.error }).collect();
     let limit = LimitJson { limit: &rule.name, shadow: rule.shadow, expression_errors, ..LimitJson::default() };
-    match &rule.standing {
+    match &rule.state {
         RuleState::NotMatched(why) => LimitJson { standing: "not_matched", why: Some(why), ..limit },
         RuleState::Disabled => LimitJson { standing: "disabled", ..limit },
         RuleState::KeyMissing(part) => LimitJson { standing: "key_missing", why: Some(part), ..limit },

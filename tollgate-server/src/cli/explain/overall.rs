@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderMap, StatusCode, header};
 use tollgate::http::{Answer, Body, Refusal, UnreadableRequest};
-use tollgate::rules::Unreadable;
+use tollgate::internal::Unreadable;
 use tollgate::rules::file::{FailurePolicy, Parsed};
 use tollgate::{Decision, Explanation, RuleExplained, RuleState};
 
@@ -65,7 +65,7 @@ fn answer(refusal: &Refusal, decision: Option<&Decision>) -> (StatusCode, Option
 }
 
 fn decision_of<'e>(explanation: &'e Explanation, name: &str) -> Option<&'e Decision> {
-    explanation.rules.iter().find(|rule| rule.name == name).and_then(|rule| match &rule.standing {
+    explanation.rules.iter().find(|rule| rule.name == name).and_then(|rule| match &rule.state {
         RuleState::Counted { decision, .. } => decision.as_ref(),
         RuleState::InFlight { decision, .. } => Some(decision),
         _ => None,
@@ -73,7 +73,7 @@ fn decision_of<'e>(explanation: &'e Explanation, name: &str) -> Option<&'e Decis
 }
 
 fn denied_by_policy<'e>(explanation: &'e Explanation, file: &Parsed) -> Option<&'e str> {
-    let untold = |rule: &&RuleExplained| matches!(rule.standing, RuleState::Counted { decision: None, .. });
+    let untold = |rule: &&RuleExplained| matches!(rule.state, RuleState::Counted { decision: None, .. });
     let enforced = explanation.rules.iter().filter(|rule| !rule.shadow);
     let names = enforced.filter(untold).map(|rule| rule.name.as_str());
     names.into_iter().find(|name| policy(file, name) == FailurePolicy::Deny)

@@ -83,7 +83,7 @@ fn expression_errors(rule: &RuleExplained) -> String {
 
 /// The name, the verdict, and the rest.
 fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
-    let (verdict, detail) = match &rule.standing {
+    let (verdict, detail) = match &rule.state {
         RuleState::NotMatched(why) => ("not matched", why.clone()),
         RuleState::Disabled => ("disabled", "`enabled` is false".to_owned()),
         RuleState::KeyMissing(part) => ("not matched", format!("the request has no {part}")),

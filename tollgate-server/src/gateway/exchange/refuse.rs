@@ -6,7 +6,8 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tollgate::Outcome;
 use tollgate::http::{Refusal, is_grpc};
-use tollgate::rules::{Facts, Unreadable};
+use tollgate::internal::Unreadable;
+use tollgate::rules::Facts;
 
 use super::super::answer::{self, Failure};
 use super::super::body::ToClient;

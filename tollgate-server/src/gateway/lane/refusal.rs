@@ -4,7 +4,7 @@ use std::io;
 use std::task::Context;
 
 use tollgate::Outcome;
-use tollgate::http::Message;
+use tollgate::internal::WrittenResponse;
 use tollgate::rules::Facts;
 
 use super::super::exchange::{Ending, is_malformed};
@@ -58,7 +58,12 @@ impl Lane<'_> {
     }
 
     /// What is sent to a client whose request is refused.
-    fn refusal<'d>(&mut self, plain: &Plain<'_>, outcome: &Outcome, desk: &'d mut Desk) -> Option<(Message, &'d [u8])> {
+    fn refusal<'d>(
+        &mut self,
+        plain: &Plain<'_>,
+        outcome: &Outcome,
+        desk: &'d mut Desk,
+    ) -> Option<(WrittenResponse, &'d [u8])> {
         if is_malformed(outcome) {
             let facts = Facts::new("", "/").headers(plain.headers.lines);
             self.worker.strike(&self.client.sends(facts));
@@ -68,9 +73,9 @@ impl Lane<'_> {
         let date = date.line(self.worker.ticks.now());
         let headers = plain.headers.lines;
         let (mut message, mut bytes) = if self.is_last {
-            outcome.message_after(last_message, headers, &[date, text::CLOSE].concat())
+            outcome.write_http1_reusing(last_message, headers, &[date, text::CLOSE].concat())
         } else {
-            outcome.message_after(last_message, headers, date)
+            outcome.write_http1_reusing(last_message, headers, date)
         }?;
         if plain.is_head() {
             bytes = &bytes[..bytes.len() - message.body_bytes];

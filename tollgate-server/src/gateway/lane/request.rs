@@ -6,9 +6,8 @@ use http::HeaderValue;
 use http::header::HOST;
 use http::uri::{PathAndQuery, Uri};
 use smallvec::SmallVec;
-use tollgate::http::HeaderLine;
+use tollgate::internal::{CleanPath, HeaderLine, check_host, check_method};
 use tollgate::rules::file::{HostHeader, Told};
-use tollgate::rules::{CleanPath, check_host, check_method};
 
 use super::super::answer::Failure;
 use super::super::client::Client;

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, Cache};
-use tollgate::CachedGate;
-use tollgate::http::ReusedResponse;
+use tollgate::internal::{CachedGate, ReusedResponse};
 
 use super::super::exchange::Worker;
 use super::super::site::Site;

@@ -2,8 +2,9 @@
 
 use http::Uri;
 use http::uri::PathAndQuery;
+use tollgate::internal::CleanPath;
 use tollgate::rules::file::{Flaw, RewriteRule, RouteRule, UpstreamRule};
-use tollgate::rules::{CleanPath, PathCase, PathReading};
+use tollgate::rules::{PathCase, PathReading};
 
 use super::super::answer::Failure;
 

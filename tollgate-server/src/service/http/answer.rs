@@ -1,4 +1,4 @@
-//! A outcome as JSON.
+//! An outcome as JSON.
 
 use serde::Serialize;
 use tollgate::http::{Refusal, TokenError};
@@ -36,7 +36,8 @@ struct Watched<'a> {
 impl<'a> Answer<'a> {
     pub(crate) fn new(outcome: &'a Outcome) -> Self {
         let decision = outcome.decision();
-        let watched = outcome.watched().map(|(limit, decision)| Watched { limit, allowed: decision.is_allowed() });
+        let watched =
+            outcome.shadow_decisions().map(|(limit, decision)| Watched { limit, allowed: decision.is_allowed() });
         Self {
             allowed: outcome.is_allowed(),
             limit: outcome.limit(),

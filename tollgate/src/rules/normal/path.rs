@@ -16,14 +16,15 @@ use super::Unreadable;
 /// How the service behind reads paths.
 ///
 /// ```
-/// use tollgate::rules::{CleanPath, EncodedSlash, PathReading};
+/// use tollgate::internal::CleanPath;
+/// use tollgate::rules::{EncodedSlash, PathReading};
 ///
 /// let path = CleanPath::new("/api%2flogin")?;
 /// let any = PathReading::default();
 /// assert_eq!(path.clone().readings(any).as_slice(), ["/api/login", "/api%2Flogin"]);
 /// let decoded = PathReading { encoded_slash: EncodedSlash::Decode, ..any };
 /// assert_eq!(path.forwarded(decoded)?, "/api/login");
-/// # Ok::<(), tollgate::rules::Unreadable>(())
+/// # Ok::<(), tollgate::internal::Unreadable>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathReading {

@@ -158,7 +158,7 @@ impl RuleSetBuilder {
         let names = compiled.iter().map(|one| one.rule.name().into());
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
-            await_responses: compiled.iter().any(|one| one.rule.hearing.is_needed()),
+            await_responses: compiled.iter().any(|one| one.rule.response_settlement.is_needed()),
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
             phases: Phases::of(&compiled),
@@ -279,8 +279,8 @@ impl Compiling {
         let of_rates = [
             ("ban", rule.ban.is_some()),
             ("cost", rule.cost.is_estimate()),
-            ("count", rule.hearing.count.is_some()),
-            ("settle", rule.hearing.settle_by.is_some()),
+            ("count", rule.response_settlement.count.is_some()),
+            ("settle", rule.response_settlement.settle_by.is_some()),
             ("overrides", rule.overrides.iter().any(|(_, numbers)| matches!(numbers, Numbers::Rate(_)))),
         ];
         if let Some((field, _)) = of_rates.iter().find(|(_, is_there)| *is_there) {

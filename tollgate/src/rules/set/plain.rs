@@ -21,7 +21,7 @@ pub(super) struct PlainRule {
     limit: LimitId,
     ban: Option<LimitId>,
     mode: Mode,
-    is_place: bool,
+    is_in_flight: bool,
 }
 
 impl PlainRule {
@@ -47,7 +47,7 @@ impl PlainRule {
             limit: *limit,
             ban: *ban,
             mode: rule.mode,
-            is_place: rule.is_in_flight(),
+            is_in_flight: rule.is_in_flight(),
         });
         plain.collect()
     }
@@ -55,9 +55,9 @@ impl PlainRule {
     /// What it makes of a request; `None` if the whole rule has to be looked at for that.
     #[inline(always)]
     pub(super) fn finding(&self, number: u32, request: &Request<'_>) -> Option<Finding> {
-        let Self { cost, limit, ban, mode, is_place, .. } = *self;
+        let Self { cost, limit, ban, mode, is_in_flight, .. } = *self;
         let cost = Cost::of_constant(cost?, request);
-        Some(Finding { rule: number, limit, ban, cost, mode, is_place })
+        Some(Finding { rule: number, limit, ban, cost, mode, is_in_flight })
     }
 }
 

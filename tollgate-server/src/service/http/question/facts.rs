@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
-use tollgate::rules::{Facts, Unreadable, check_method};
+use tollgate::internal::{Unreadable, check_method};
+use tollgate::rules::Facts;
 use tollgate::{Check, Gate};
 
 use super::super::refusal::quoted;

@@ -1,6 +1,6 @@
 //! Headers that a rule reads and the gateway drops before limits see a request.
 
-use crate::http::is_forwarding_header;
+use crate::internal::is_forwarding_header;
 use crate::rules::file::forms::{CostText, KeyPart, PlanSource, TokenSource};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};

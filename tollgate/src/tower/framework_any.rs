@@ -14,7 +14,7 @@ pub(super) fn route(_: &Extensions) -> Option<&str> {
 pub(super) enum Tunnel {}
 
 impl Tunnel {
-    pub(super) fn is_wanted(_: &Extensions) -> bool {
+    pub(super) fn is_requested(_: &Extensions) -> bool {
         false
     }
 

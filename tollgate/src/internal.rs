@@ -1,0 +1,13 @@
+//! Parts of the library that the server of this workspace uses to avoid allocations and double parsing.
+//!
+//! **Not part of the public API.** Anything in here can change or disappear in any release, and is not covered by
+//! semantic versioning. Use [`Gate`](crate::Gate), [`rules`](crate::rules) and [`http`](crate::http) instead.
+
+#[cfg(feature = "rules")]
+pub use crate::gate::cached::CachedGate;
+pub use crate::http::answer::WrittenResponse;
+pub use crate::http::forwarding::is_forwarding_header;
+pub use crate::http::headers::{HeaderLine, HeaderValues};
+pub use crate::http::reused_response::ReusedResponse;
+#[cfg(feature = "rules")]
+pub use crate::rules::normal::{CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded};
