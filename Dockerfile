@@ -7,11 +7,11 @@
 FROM rust:1-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked --package tollgate-server
+RUN cargo build --profile dist --locked --package tollgate-server
 
 # glibc, certificates and no shell.
 FROM gcr.io/distroless/cc-debian12:nonroot
-COPY --from=build /src/target/release/tollgate /usr/local/bin/tollgate
+COPY --from=build /src/target/dist/tollgate /usr/local/bin/tollgate
 COPY --from=build /src/LICENSE-APACHE /src/LICENSE-MIT /usr/share/doc/tollgate/
 # 8080: the gateway; 8090: the decision service; 8099: health and metrics.
 EXPOSE 8080 8090 8099

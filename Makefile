@@ -4,7 +4,8 @@
 
 .PHONY: run test install-redis install-frameworks test-library test-workspace test-valkey test-frameworks \
 	test-loom test-examples \
-	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench docs
+	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench \
+	docs chart deny install-cargo-deny package
 
 run:
 	cargo run --release -- serve
@@ -89,6 +90,17 @@ lint-fuzz:
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --all-targets -- -D warnings
 
+# Licenses, advisories, sources and duplicates of all dependencies, by deny.toml. It needs the network.
+deny: install-cargo-deny
+	cargo deny --all-features check
+
+install-cargo-deny:
+	cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny
+
+# A static binary in an archive and a Debian package, in target/packages, both tested.
+package:
+	tools/package
+
 FUZZ_TARGETS := rule_file paths forwarded cookies jwt expressions
 FUZZ_SECONDS ?= 60
 # A thousand times what any input should take, on a machine that is busy.
@@ -107,7 +119,11 @@ install-cargo-fuzz:
 	cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 
 bench:
-	cargo run --release -p bench -- memory
+	cargo run --profile dist -p bench -- memory
+
+# Draws docs/speed.svg from the saved results of benchmarks.
+chart:
+	cargo run -p bench -- chart bench/results/memory.txt bench/results/gateway.txt --svg docs/speed.svg
 
 # The documentation as a site with search, in target/book. Installs mdBook into target/tools where it is missing.
 docs:

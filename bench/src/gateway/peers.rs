@@ -8,6 +8,8 @@ use anyhow::{Context as _, ensure};
 
 /// Debian keeps servers where only root's PATH looks.
 const MORE_PLACES: [&str; 2] = ["/usr/sbin", "/sbin"];
+/// The profile of packages: nginx and HAProxy are packages as well.
+const PROFILE: &str = "dist";
 
 /// Something could not be installed.
 #[derive(Debug)]
@@ -59,11 +61,11 @@ fn build_tollgate() -> anyhow::Result<PathBuf> {
     let target = folder.parent().context("this program is in no target folder")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.current_dir(workspace()).args(["build", "--release", "--quiet", "-p", "tollgate-server"]);
+    command.current_dir(workspace()).args(["build", "--profile", PROFILE, "--quiet", "-p", "tollgate-server"]);
     command.arg("--target-dir").arg(target);
     let status = command.status().context("cargo could not be started; name a built tollgate with --tollgate")?;
     ensure!(status.success(), "tollgate did not build; see above, or name a built one with --tollgate");
-    Ok(target.join("release/tollgate"))
+    Ok(target.join(PROFILE).join("tollgate"))
 }
 
 fn workspace() -> PathBuf {
