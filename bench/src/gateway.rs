@@ -212,6 +212,11 @@ fn conclude(figures: &[Figures], name: &str, results: &mut Results) {
     if let Some(ours) = find(figures, TOLLGATE) {
         results.quantity(format!("{name}_us"), ours.cpu_us.median());
     }
+    for (peer, label) in [(NGINX, "nginx"), (HAPROXY, "haproxy")] {
+        if let Some(theirs) = find(figures, peer) {
+            results.quantity(format!("{name}_{label}_us"), theirs.cpu_us.median());
+        }
+    }
 }
 
 fn ratio(figures: &[Figures], of: impl Fn(&Figures) -> &Times, peer: &str, name: &str, results: &mut Results) {

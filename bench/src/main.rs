@@ -1,6 +1,7 @@
-//! Comparisons of tollgate with its peers. Every benchmark prints tables and ends with one line,
-//! `RESULT name=value name=value …`. This file only reads the command line; a benchmark is a module.
+//! Comparisons of tollgate with its peers. Every benchmark prints tables and ends with the lines
+//! `MACHINE processor` and `RESULT name=value name=value …`. This file only reads the command line; a benchmark is a module.
 
+mod chart;
 mod clock;
 mod contender;
 mod gateway;
@@ -26,6 +27,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Chart(chart::Args),
     Gateway(gateway::Args),
     Memory(memory::Args),
     Redis(redis::Args),
@@ -41,6 +43,7 @@ const EXIT_MISSING: u8 = 2;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Chart(args) => chart::run(&args),
         Command::Gateway(args) => gateway::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::MemoryChild(args) => memory::child::run(&args),

@@ -1,8 +1,15 @@
-//! How a benchmark speaks: tables for people, one `RESULT` line for machines.
+//! How a benchmark speaks: tables for people, a `MACHINE` and a `RESULT` line for programs.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "printing is what a benchmark is for")]
 
 use std::fmt::Display;
+use std::fs;
+use std::num::NonZeroUsize;
+
+/// Starts the line with the results.
+pub(crate) const RESULT: &str = "RESULT";
+/// Starts the line with the name of the processor.
+pub(crate) const MACHINE: &str = "MACHINE";
 
 /// What a benchmark found, in the order found.
 #[derive(Default)]
@@ -24,11 +31,21 @@ impl Results {
         self.0.push((name.into(), format!("{value:.5}")));
     }
 
-    /// The last line of every benchmark.
+    /// Prints the last two lines of every benchmark.
     pub(crate) fn print(&self) {
         let fields: Vec<String> = self.0.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        println!("RESULT {}", fields.join(" "));
+        println!("{MACHINE} {}", machine());
+        println!("{RESULT} {}", fields.join(" "));
     }
+}
+
+/// The name and the number of the processors.
+fn machine() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let name = name.map_or("unknown processor", |(_, name)| name.trim());
+    let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    format!("{name}, {count} processors")
 }
 
 /// A table with its first column to the left and the others to the right.

@@ -3,7 +3,9 @@
 use std::num::NonZeroUsize;
 
 use super::{Coverage, KEYS, Scale};
-use crate::contender::{Contender, Entrant, FIELD, GOVERNOR, HASH_ONLY, LIMITADOR, Path, Setup, TOLLGATE, mixed};
+use crate::contender::{
+    Contender, Entrant, FIELD, GCRA, GOVERNOR, HASH_ONLY, LIMITADOR, Path, Setup, THROTTLECRAB, TOLLGATE, mixed,
+};
 use crate::race::{self, Course, Ratio, Runner, Times};
 use crate::report::{self, Results, Table};
 use crate::traffic::{self, Reach, Spread, Traffic};
@@ -132,8 +134,12 @@ fn compare(filled: &Filled, workload: &Workload<'_>, scale: &Scale, threads: &[u
         for (row, times) in rows.iter_mut().zip(&times) {
             let ratio = times.ratio_to(governor);
             row.extend([format!("{:.1}", times.median()), ratio.to_string()]);
-            if times.name == TOLLGATE {
-                note(workload.result, threads, times, &ratio, results);
+            match times.name {
+                TOLLGATE => note(workload.result, threads, times, &ratio, results),
+                peer @ (GOVERNOR | GCRA | THROTTLECRAB | LIMITADOR) => {
+                    results.quantity(format!("{}{}_{peer}_ns", workload.result, suffix(threads)), times.median());
+                }
+                _ => {}
             }
         }
     }
