@@ -13,9 +13,9 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use crate::metrics::{self, Metrics};
-use crate::service::http::{Refusal, quoted};
+use crate::readiness::Readiness;
+use crate::service::http::{ErrorBody, quoted};
 use crate::service::{Hosts, Options, guard, serve};
-use crate::standing::Standing;
 
 /// What is here, for whoever opens the address that the server tells.
 const PAGES: &str = "\
@@ -31,20 +31,20 @@ pub(crate) async fn run(
     (options, hosts): (Options, Hosts),
     shutdown: impl Future<Output = ()>,
 ) {
-    let standing = Arc::clone(&metrics.standing);
+    let readiness = Arc::clone(&metrics.readiness);
     let registry = Arc::new(metrics.registry());
     let router = Router::new()
         .route("/", get(|| async { PAGES }))
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(async move || ready(&standing)))
+        .route("/readyz", get(async move || ready(&readiness)))
         .route("/metrics", get(async move || all_metrics(&registry)))
         .method_not_allowed_fallback(wrong_method)
         .fallback(wrong_path);
     serve(listener, guard(router, hosts), options, shutdown).await;
 }
 
-fn ready(standing: &Standing) -> impl IntoResponse + use<> {
-    match standing.wants_requests() {
+fn ready(readiness: &Readiness) -> impl IntoResponse + use<> {
+    match readiness.check_ready() {
         Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }
@@ -55,7 +55,7 @@ fn all_metrics(registry: &Registry) -> impl IntoResponse + use<> {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
-    let refusal = Refusal {
+    let refusal = ErrorBody {
         status: StatusCode::METHOD_NOT_ALLOWED,
         error: "method_not_allowed",
         message: format!("{} does not take {}; use GET", quoted(uri.path()), quoted(method.as_str())),
@@ -63,8 +63,8 @@ async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
     ([(header::ALLOW, "GET")], refusal)
 }
 
-async fn wrong_path(uri: Uri) -> Refusal {
-    Refusal {
+async fn wrong_path(uri: Uri) -> ErrorBody {
+    ErrorBody {
         status: StatusCode::NOT_FOUND,
         error: "not_found",
         message: format!("nothing is at {}; use /healthz, /readyz or /metrics", quoted(uri.path())),

@@ -17,7 +17,7 @@ pub(crate) use self::error::Error;
 use crate::{config, notice, threads};
 
 /// How long the end may wait for whoever still looks at a file. Nothing is lost with it.
-const END_DEADLINE: Duration = Duration::from_millis(500);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Exact, fast and bounded rate limiting.
 ///
@@ -44,35 +44,35 @@ enum Command {
 /// What a command answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completion {
-    Yes,
-    No,
+    Positive,
+    Negative,
 }
 
 /// Does what the command line asks; for `serve`, until a signal ends it.
 pub(crate) fn run(cli: Cli) -> Result<Completion, Error> {
-    threads::check(threads::of_runtime()).map_err(Error::Threads)?;
+    threads::check(threads::runtime_workers()).map_err(Error::Threads)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Error::Runtime)?;
     let outcome = runtime.block_on(async {
         match cli.command {
-            Command::Serve(arguments) => serve::run(arguments).await.map(|()| Completion::Yes),
+            Command::Serve(arguments) => serve::run(arguments).await.map(|()| Completion::Positive),
             Command::Validate(arguments) => validate::run(&arguments).await,
             Command::Explain(arguments) => explain::run(&arguments).await,
             Command::Publish(arguments) => publish::run(&arguments).await,
         }
     });
-    runtime.shutdown_timeout(END_DEADLINE);
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     outcome
 }
 
 /// The rule file, with its warnings told.
 fn load(path: &Path) -> Result<Parsed, Error> {
     let parsed = config::load(path).map_err(Error::Load)?;
-    notice::tell_problems(parsed.warnings());
+    notice::log_problems(parsed.warnings());
     Ok(parsed)
 }
 
 /// Says a command's answer. A closed stdout is no reason to fail: whoever closed it has read enough.
-fn say(answer: impl std::fmt::Display) {
+fn print(answer: impl std::fmt::Display) {
     _ = writeln!(io::stdout(), "{answer}");
 }
 
@@ -94,7 +94,7 @@ struct StoreArgument {
 
 impl StoreArgument {
     /// The file with this store, if one is given.
-    fn over(&self, file: Parsed) -> Result<Parsed, Error> {
+    fn apply_to(&self, file: Parsed) -> Result<Parsed, Error> {
         match &self.store {
             Some(store) => {
                 file.with_store(store).map_err(|problem| Error::Usage(format!("--store or TOLLGATE_STORE: {problem}")))

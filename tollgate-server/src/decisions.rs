@@ -17,7 +17,7 @@ const MAX_NAMES: usize = 20_000;
 /// a client asks together.
 #[derive(Debug, Default)]
 pub(crate) struct Decisions {
-    limits: Mutex<HashMap<Box<str>, Arc<OfLimit>, ahash::RandomState>>,
+    limits: Mutex<HashMap<Box<str>, Arc<LimitCounts>, ahash::RandomState>>,
     tokens: Tokens,
 }
 
@@ -40,14 +40,14 @@ pub(crate) struct TokenSums {
 
 /// What one limit has decided. Whoever adds to it holds the lock, or is the only one who ever adds.
 #[derive(Debug)]
-struct OfLimit {
+struct LimitCounts {
     name: Box<str>,
     outcomes: [Counter; DecisionLabel::ALL.len()],
 }
 
 /// The limit that was noted last by the only one who notes.
 #[derive(Debug, Default)]
-pub(crate) struct LastNoted(Option<Arc<OfLimit>>);
+pub(crate) struct LastLimit(Option<Arc<LimitCounts>>);
 
 /// Decisions added up, by the names of the limits.
 pub(crate) type Sums = BTreeMap<Box<str>, DecisionCounts>;
@@ -111,12 +111,12 @@ impl DecisionLabel {
 }
 
 impl Decisions {
-    pub(crate) fn note<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) {
-        self.note_all(outcomes);
+    pub(crate) fn record<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) {
+        self.record_all(outcomes);
     }
 
     /// The limit that decided the last of them comes back.
-    fn note_all<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) -> Option<Arc<OfLimit>> {
+    fn record_all<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) -> Option<Arc<LimitCounts>> {
         let counts = |outcome: &&Outcome| {
             outcome.limit().is_some()
                 || outcome.shadow_decisions().next().is_some()
@@ -126,25 +126,25 @@ impl Decisions {
         outcomes.peek()?;
         let mut last = None;
         let mut names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut note = |name: &str, outcome: DecisionLabel| {
+        let mut count = |name: &str, outcome: DecisionLabel| {
             if let Some(known) = names.get(name) {
                 known.add(outcome);
                 return Some(Arc::clone(known));
             }
             (names.len() < MAX_NAMES).then(|| {
-                let new = Arc::new(OfLimit { name: name.into(), outcomes: Default::default() });
+                let new = Arc::new(LimitCounts { name: name.into(), outcomes: Default::default() });
                 new.add(outcome);
                 names.insert(name.into(), Arc::clone(&new));
                 new
             })
         };
         for outcome in outcomes {
-            self.tokens.note(outcome);
+            self.tokens.record(outcome);
             if let Some(name) = outcome.limit() {
-                last = note(name, DecisionLabel::of(outcome));
+                last = count(name, DecisionLabel::of(outcome));
             }
             for (name, decision) in outcome.shadow_decisions() {
-                note(
+                count(
                     name,
                     if decision.is_allowed() { DecisionLabel::ShadowAllowed } else { DecisionLabel::ShadowDenied },
                 );
@@ -155,23 +155,23 @@ impl Decisions {
 
     /// The same for one outcome, by the only thread that notes anything here: it needs no lock as long as the same limit
     /// decides.
-    pub(crate) fn note_alone(&self, outcome: &Outcome, last: &mut LastNoted) {
+    pub(crate) fn record_unlocked(&self, outcome: &Outcome, last: &mut LastLimit) {
         let name = outcome.limit().filter(|_| outcome.shadow_decisions().next().is_none());
         match (name, &last.0) {
             (Some(name), Some(known)) if *known.name == *name => {
                 known.add(DecisionLabel::of(outcome));
-                self.tokens.note(outcome);
+                self.tokens.record(outcome);
             }
-            _ => last.0 = self.note_all([outcome]).or(last.0.take()),
+            _ => last.0 = self.record_all([outcome]).or(last.0.take()),
         }
     }
 
     /// Adds what has been decided to a sum.
     pub(crate) fn add_to(&self, sums: &mut Sums) {
         let names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, of_limit) in names.iter() {
+        for (name, counts) in names.iter() {
             let sum = sums.entry(name.clone()).or_default();
-            for (sum, count) in sum.iter_mut().zip(&of_limit.outcomes) {
+            for (sum, count) in sum.iter_mut().zip(&counts.outcomes) {
                 *sum += count.value();
             }
         }
@@ -189,7 +189,7 @@ impl Decisions {
 }
 
 impl Tokens {
-    fn note(&self, outcome: &Outcome) {
+    fn record(&self, outcome: &Outcome) {
         if outcome.token() == TokenStatus::NotRead {
             return;
         }
@@ -201,7 +201,7 @@ impl Tokens {
     }
 }
 
-impl OfLimit {
+impl LimitCounts {
     fn add(&self, outcome: DecisionLabel) {
         self.outcomes[outcome as usize].add(1);
     }

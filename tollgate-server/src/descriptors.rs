@@ -20,16 +20,16 @@ const PER_WORKER: u64 = 8;
 const PER_EIGHT_CLIENTS: u64 = 17;
 
 /// The decision service and the admin listener get this part of all descriptors each.
-const SHARE: u64 = 8;
+const LISTENER_PART: u64 = 8;
 
 /// More connections than this are of no use to either.
-const MAX_SHARE: u64 = 512;
+const MAX_LISTENER_CONNECTIONS: u64 = 512;
 
 /// Less than this is not worth to serve.
-const LEAST: u64 = 8;
+const MIN_CONNECTIONS: u64 = 8;
 
 /// Where the system sets no bound, memory does.
-const MOST: u64 = 1 << 20;
+const MAX_DESCRIPTORS: u64 = 1 << 20;
 
 /// What is served.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,12 +54,12 @@ pub(crate) struct Plan {
 
 /// The process may not open enough files to serve anybody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TooFew {
+pub(crate) struct TooFewDescriptors {
     allowed: u64,
     needed: u64,
 }
 
-impl fmt::Display for TooFew {
+impl fmt::Display for TooFewDescriptors {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { allowed, needed } = self;
         write!(
@@ -72,11 +72,11 @@ impl fmt::Display for TooFew {
 
 /// Asks the system for as many open files as it gives, and shares them out. Lowers a `max_connections` that does not fit,
 /// with a warning.
-pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFew> {
+pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: maximum, maximum };
     let allowed = if setrlimit(Resource::Nofile, wanted).is_ok() { maximum } else { current };
-    let allowed = allowed.unwrap_or(MOST).min(MOST);
+    let allowed = allowed.unwrap_or(MAX_DESCRIPTORS).min(MAX_DESCRIPTORS);
     let plan = share(allowed, surfaces)?;
     if let Some(wanted) = surfaces.max_connections.map(i64::from).filter(|wanted| *wanted > plan.gateway) {
         let (fits, needed) = (plan.gateway, needed(surfaces, wanted.unsigned_abs()));
@@ -89,43 +89,44 @@ pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFew> {
     Ok(plan)
 }
 
-fn share(allowed: u64, surfaces: Surfaces) -> Result<Plan, TooFew> {
-    let (service, admin) = (listener(allowed, surfaces.has_service), listener(allowed, surfaces.has_admin));
-    let left = allowed.saturating_sub(base(surfaces) + service + admin);
+fn share(allowed: u64, surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
+    let (service, admin) = (listener_share(allowed, surfaces.has_service), listener_share(allowed, surfaces.has_admin));
+    let left = allowed.saturating_sub(reserved(surfaces) + service + admin);
     let fits = left * 8 / PER_EIGHT_CLIENTS;
-    let least = if surfaces.workers > 0 { LEAST } else { 0 };
-    if fits < least || allowed < base(surfaces) + service + admin {
-        return Err(TooFew { allowed, needed: needed(surfaces, least) });
+    let least = if surfaces.workers > 0 { MIN_CONNECTIONS } else { 0 };
+    if fits < least || allowed < reserved(surfaces) + service + admin {
+        return Err(TooFewDescriptors { allowed, needed: needed(surfaces, least) });
     }
     let gateway = surfaces.max_connections.map_or(fits, |wanted| fits.min(u64::from(wanted)));
     let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
     // Clients that are not allowed leave their descriptors to upstreams.
-    let upstreams = usize::try_from(left.saturating_sub(of_clients(gateway))).unwrap_or(usize::MAX);
+    let upstreams = usize::try_from(left.saturating_sub(client_descriptors(gateway))).unwrap_or(usize::MAX);
     Ok(Plan { gateway: i64::from(number(gateway)), upstreams, service: number(service), admin: number(admin) })
 }
 
 /// What is set aside before anybody is served.
-fn base(surfaces: Surfaces) -> u64 {
-    RESERVED + PER_WORKER * u64::try_from(surfaces.workers).unwrap_or(MOST)
+fn reserved(surfaces: Surfaces) -> u64 {
+    RESERVED + PER_WORKER * u64::try_from(surfaces.workers).unwrap_or(MAX_DESCRIPTORS)
 }
 
 /// The descriptors of clients, with those that receive a refusal, without upstreams.
-fn of_clients(clients: u64) -> u64 {
+fn client_descriptors(clients: u64) -> u64 {
     clients + clients.div_ceil(8)
 }
 
 /// The share of the decision service, or of the admin listener.
-fn listener(allowed: u64, is_there: bool) -> u64 {
-    if is_there { (allowed / SHARE).clamp(LEAST, MAX_SHARE) } else { 0 }
+fn listener_share(allowed: u64, is_there: bool) -> u64 {
+    if is_there { (allowed / LISTENER_PART).clamp(MIN_CONNECTIONS, MAX_LISTENER_CONNECTIONS) } else { 0 }
 }
 
 /// The descriptors that so many connections of the gateway take, with everything beside them.
 fn needed(surfaces: Surfaces, clients: u64) -> u64 {
-    let own = base(surfaces) + (clients * PER_EIGHT_CLIENTS).div_ceil(8);
+    let own = reserved(surfaces) + (clients * PER_EIGHT_CLIENTS).div_ceil(8);
     let mut needed = own;
     // The listeners' shares grow with the whole, by a quarter of it at most, so this ends.
     loop {
-        let (service, admin) = (listener(needed, surfaces.has_service), listener(needed, surfaces.has_admin));
+        let (service, admin) =
+            (listener_share(needed, surfaces.has_service), listener_share(needed, surfaces.has_admin));
         match own + service + admin {
             enough if enough <= needed => return needed,
             more => needed = more,
@@ -146,12 +147,12 @@ mod tests {
                 for has_admin in [false, true] {
                     let surfaces = Surfaces { workers, has_admin, ..ALL };
                     let Ok(plan) = share(allowed, surfaces) else { continue };
-                    let taken = base(surfaces)
-                        + of_clients(plan.gateway.unsigned_abs())
+                    let taken = reserved(surfaces)
+                        + client_descriptors(plan.gateway.unsigned_abs())
                         + u64::try_from(plan.upstreams).unwrap()
                         + u64::from(plan.service + plan.admin);
                     assert!(taken <= allowed, "{allowed} {surfaces:?} {plan:?}");
-                    assert!(workers == 0 || plan.gateway >= LEAST as i64, "{allowed} {surfaces:?} {plan:?}");
+                    assert!(workers == 0 || plan.gateway >= MIN_CONNECTIONS as i64, "{allowed} {surfaces:?} {plan:?}");
                     // A client that is refused takes an eighth of a descriptor, so one may be missing.
                     assert!(plan.upstreams as i64 >= plan.gateway - 1, "{allowed} {surfaces:?} {plan:?}");
                 }

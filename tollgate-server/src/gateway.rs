@@ -68,13 +68,13 @@ use self::per_address::PerAddress;
 use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
 use self::site::Site;
-pub(crate) use self::site::asked_of_upstreams;
+pub(crate) use self::site::upstream_urls;
 use self::tally::Tally;
 use self::ticks::Ticks;
 use self::upstream_slots::UpstreamSlots;
 use self::workers::{Ends, Running};
 use crate::descriptors::Plan;
-use crate::listening::CannotListen;
+use crate::listening::ListenError;
 use crate::notice;
 
 /// Removes the headers that the gateway of a file drops from a request of that peer; all, where it would refuse the
@@ -118,7 +118,7 @@ struct Endings {
 pub(crate) enum StartError {
     /// What the file says of it, or names for it, cannot be used.
     Refused(Problems),
-    Listen(CannotListen),
+    Listen(ListenError),
     Runtime(std::io::Error),
 }
 

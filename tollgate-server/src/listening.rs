@@ -55,13 +55,13 @@ impl fmt::Display for Setting {
 
 /// An address that cannot be listened on.
 #[derive(Debug)]
-pub(crate) struct CannotListen {
+pub(crate) struct ListenError {
     pub(crate) setting: Setting,
     pub(crate) address: String,
     pub(crate) source: io::Error,
 }
 
-impl CannotListen {
+impl ListenError {
     /// What to do about it.
     pub(crate) fn fix(&self) -> &'static str {
         match self.source.kind() {
@@ -86,7 +86,7 @@ impl CannotListen {
     }
 }
 
-impl fmt::Display for CannotListen {
+impl fmt::Display for ListenError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { setting, address, source } = self;
         write!(out, "{setting}: cannot listen on {address}: {source}")

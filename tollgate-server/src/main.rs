@@ -8,15 +8,15 @@ mod counter;
 mod decisions;
 mod descriptors;
 mod gateway;
-mod limits_told;
+mod limit_summary;
 mod listening;
 mod metrics;
 mod notice;
+mod readiness;
 mod reload;
 mod seconds;
 mod service;
 mod shutdown;
-mod standing;
 mod state;
 mod threads;
 
@@ -30,16 +30,16 @@ use self::cli::{Cli, Completion};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The answer is no.
-const EXIT_NO: u8 = 1;
+const EXIT_NEGATIVE: u8 = 1;
 /// Wrong usage or configuration.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     match cli::run(Cli::parse()) {
-        Ok(Completion::Yes) => ExitCode::SUCCESS,
-        Ok(Completion::No) => ExitCode::from(EXIT_NO),
+        Ok(Completion::Positive) => ExitCode::SUCCESS,
+        Ok(Completion::Negative) => ExitCode::from(EXIT_NEGATIVE),
         Err(error) => {
-            error.tell();
+            error.log();
             ExitCode::from(EXIT_USAGE)
         }
     }

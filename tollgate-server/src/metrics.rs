@@ -18,8 +18,8 @@ use tollgate::http::TokenError;
 
 pub(crate) use self::page::Page;
 use crate::decisions::{DecisionLabel, Decisions, Sums, TokenSums};
+use crate::readiness::Readiness;
 use crate::reload::Reloads;
-use crate::standing::Standing;
 
 /// What the format is called.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -27,7 +27,7 @@ pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 /// Everything that is told of.
 pub(crate) struct Metrics {
     pub(crate) gate: Gate,
-    pub(crate) standing: Arc<Standing>,
+    pub(crate) readiness: Arc<Readiness>,
     pub(crate) reloads: Arc<Reloads>,
     /// Of the decision service. The gateway has its own.
     pub(crate) decisions: Arc<Decisions>,
@@ -41,24 +41,24 @@ impl Metrics {
         registry
     }
 
-    fn tell(&self, page: &mut Page<'_>) -> fmt::Result {
-        if let Some(gateway) = self.standing.gateway() {
-            gateway.tell_metrics(page)?;
+    fn write(&self, page: &mut Page<'_>) -> fmt::Result {
+        if let Some(gateway) = self.readiness.gateway() {
+            gateway.write_metrics(page)?;
         }
-        self.tell_decisions(page)?;
-        self.tell_tokens(page)?;
-        self.tell_expression_errors(page)?;
-        self.reloads.tell_metrics(page)?;
-        self.report_overflow(page)?;
-        store::report(&self.gate, page)?;
-        process::tell(page)
+        self.write_decisions(page)?;
+        self.write_tokens(page)?;
+        self.write_expression_errors(page)?;
+        self.reloads.write_metrics(page)?;
+        self.write_overflow(page)?;
+        store::write(&self.gate, page)?;
+        process::write(page)
     }
 
     /// A limit is one, whoever asks it.
-    fn tell_decisions(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn write_decisions(&self, page: &mut Page<'_>) -> fmt::Result {
         let mut limits = Sums::new();
         self.decisions.add_to(&mut limits);
-        if let Some(gateway) = self.standing.gateway() {
+        if let Some(gateway) = self.readiness.gateway() {
             gateway.add_decisions_to(&mut limits);
         }
         let rows = limits.iter().flat_map(|(name, outcomes)| {
@@ -70,10 +70,10 @@ impl Metrics {
     }
 
     /// Tokens, where rules read them.
-    fn tell_tokens(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn write_tokens(&self, page: &mut Page<'_>) -> fmt::Result {
         let mut tokens = TokenSums::default();
         self.decisions.add_tokens_to(&mut tokens);
-        if let Some(gateway) = self.standing.gateway() {
+        if let Some(gateway) = self.readiness.gateway() {
             gateway.add_tokens_to(&mut tokens);
         }
         if !self.gate.rules().read_tokens() && tokens.failures.iter().all(|count| *count == 0) {
@@ -90,7 +90,7 @@ impl Metrics {
     }
 
     /// The gateway and the decision service share the rules, and the rules count.
-    fn tell_expression_errors(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn write_expression_errors(&self, page: &mut Page<'_>) -> fmt::Result {
         let rules = self.gate.rules();
         let rows = rules
             .expression_errors()
@@ -100,7 +100,7 @@ impl Metrics {
     }
 
     /// How often limits have lacked memory for their keys.
-    fn report_overflow(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn write_overflow(&self, page: &mut Page<'_>) -> fmt::Result {
         let Some(limiter) = self.gate.memory() else { return Ok(()) };
         let overflows = || {
             let named = |limit: &tollgate::Limit| Some((limit.name().to_owned(), limiter.id(limit.name())?));
@@ -124,7 +124,7 @@ impl fmt::Debug for Metrics {
 
 impl Collector for Metrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        self.tell(&mut Page::new(encoder))
+        self.write(&mut Page::new(encoder))
     }
 }
 

@@ -9,41 +9,41 @@ use tollgate::rules::file::Problems;
 use tollgate::{Gate, OnStoreFailure};
 
 /// Says something worth to know. Nobody is left to tell when even stderr is closed.
-pub(crate) fn tell(line: impl Display) {
+pub(crate) fn log(line: impl Display) {
     _ = writeln!(stderr(), "tollgate: {line}");
 }
 
 /// Says something that may not be meant so.
 pub(crate) fn warn(line: impl Display) {
-    tell(format_args!("warning: {line}"));
+    log(format_args!("warning: {line}"));
 }
 
 /// Says what is wrong with a rule file, one problem to a line: `file:line:column` first, where editors look for it.
-pub(crate) fn tell_problems(problems: &Problems) {
+pub(crate) fn log_problems(problems: &Problems) {
     if problems.iter().next().is_some() {
         _ = writeln!(stderr(), "{problems}");
     }
 }
 
 /// Says that the store does not answer, if it does not, and why.
-pub(crate) fn warn_of_an_absent_store(gate: &Gate) {
-    if let Some(absent) = gate.redis().and_then(Absent::of) {
-        warn(absent);
+pub(crate) fn warn_if_store_unavailable(gate: &Gate) {
+    if let Some(outage) = gate.redis().and_then(StoreOutage::of) {
+        warn(outage);
     }
 }
 
 /// Tells when the store is given up and when it is back, and which of its servers evict keys, for ever.
-pub(crate) async fn follow_store(gate: Gate) {
-    const LOOK_EVERY: Duration = Duration::from_secs(1);
-    let mut was_absent = gate.redis().and_then(Absent::of).is_some();
+pub(crate) async fn monitor_store(gate: Gate) {
+    const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+    let mut was_out = gate.redis().and_then(StoreOutage::of).is_some();
     let mut evicting = Vec::new();
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         warn_of_evictions(&gate, &mut evicting);
-        let absent = gate.redis().and_then(Absent::of);
-        match (std::mem::replace(&mut was_absent, absent.is_some()), absent) {
-            (false, Some(absent)) => warn(absent),
-            (true, None) => tell("the store answers again"),
+        let outage = gate.redis().and_then(StoreOutage::of);
+        match (std::mem::replace(&mut was_out, outage.is_some()), outage) {
+            (false, Some(outage)) => warn(outage),
+            (true, None) => log("the store answers again"),
             _ => {}
         }
     }
@@ -66,73 +66,73 @@ fn warn_of_evictions(gate: &Gate, known: &mut Vec<String>) {
     *known = evicting.into_iter().map(|(address, _)| address).collect();
 }
 
-/// Warns when `max_memory` is too small for the keys of the limits, at most once in ten minutes, for ever.
-pub(crate) async fn watch_memory(gate: Gate) {
-    const LOOK_EVERY: Duration = Duration::from_secs(1);
-    const WARN_EVERY: Duration = Duration::from_secs(600);
-    let mut before = Lacking::of(&gate);
+/// Warns when `max_memory` is too small for the keys of the limits, at max once in ten minutes, for ever.
+pub(crate) async fn monitor_memory(gate: Gate) {
+    const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+    const WARN_INTERVAL: Duration = Duration::from_secs(600);
+    let mut before = MemoryShortage::of(&gate);
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        let lacking = Lacking::of(&gate);
-        if lacking.evicted > before.evicted || lacking.denied > before.denied {
-            warn(&lacking);
-            tokio::time::sleep(WARN_EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        let shortage = MemoryShortage::of(&gate);
+        if shortage.evicted > before.evicted || shortage.denied > before.denied {
+            warn(&shortage);
+            tokio::time::sleep(WARN_INTERVAL).await;
         }
         // Counts begin anew after a reload that changes the store.
-        before = Lacking::of(&gate);
+        before = MemoryShortage::of(&gate);
     }
 }
 
 /// How often limits have lacked memory for their keys, all together.
 #[derive(Default)]
-struct Lacking {
+struct MemoryShortage {
     limits: Vec<String>,
     evicted: u64,
     denied: u64,
 }
 
-impl Lacking {
+impl MemoryShortage {
     fn of(gate: &Gate) -> Self {
-        let mut lacking = Self::default();
-        let Some(limiter) = gate.memory() else { return lacking };
+        let mut shortage = Self::default();
+        let Some(limiter) = gate.memory() else { return shortage };
         for limit in limiter.limits() {
             let Some(overflow) = limiter.id(limit.name()).map(|id| limiter.overflow(id)) else { continue };
             if overflow.evicted > 0 || overflow.denied > 0 {
-                lacking.limits.push(limit.name().to_owned());
-                lacking.evicted += overflow.evicted;
-                lacking.denied += overflow.denied;
+                shortage.limits.push(limit.name().to_owned());
+                shortage.evicted += overflow.evicted;
+                shortage.denied += overflow.denied;
             }
         }
-        lacking
+        shortage
     }
 }
 
-impl Display for Lacking {
+impl Display for MemoryShortage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { limits, evicted, denied } = self;
         write!(
             out,
             "max_memory is used up by keys of {}: {evicted} keys lost their count to new ones and {denied} requests of new \
              keys were denied so far; raise max_memory, or look for a client that invents keys",
-            some_of(limits, 5)
+            join_up_to(limits, 5)
         )
     }
 }
 
 /// A store that does not answer, why that is, what happens meanwhile, and what to do.
-struct Absent {
+struct StoreOutage {
     store: RedisLimiter,
     why: StoreError,
 }
 
-impl Absent {
+impl StoreOutage {
     fn of(store: RedisLimiter) -> Option<Self> {
         let why = store.why_unavailable()?;
         Some(Self { store, why })
     }
 }
 
-impl Display for Absent {
+impl Display for StoreOutage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { store, why } = self;
         let (address, policy) = (store.address(), policy_name(store.on_store_failure()));
@@ -149,11 +149,11 @@ impl Display for Absent {
 }
 
 /// Names in a line: so many of them, and how many more there are.
-pub(crate) fn some_of(names: &[impl AsRef<str>], most: usize) -> String {
-    let told: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
-    match names.len().saturating_sub(most) {
-        0 => told.join(", "),
-        more => format!("{} and {more} more", told.join(", ")),
+pub(crate) fn join_up_to(names: &[impl AsRef<str>], max: usize) -> String {
+    let listed: Vec<&str> = names.iter().take(max).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(max) {
+        0 => listed.join(", "),
+        more => format!("{} and {more} more", listed.join(", ")),
     }
 }
 

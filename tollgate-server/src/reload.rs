@@ -6,13 +6,13 @@
 //! The gateway's listeners change too; whoever changes the others has to start the server again, and is told so.
 
 mod changes;
+mod file_snapshot;
+mod file_watcher;
 mod hangup;
 mod published;
 mod reloads;
-mod restart;
-mod settings;
-mod sight;
-mod watch;
+mod startup_only;
+mod store_change;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,30 +26,30 @@ use tollgate::Gate;
 use tollgate::redis::{PublishedRules, Repairs};
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
+use self::file_snapshot::FileSnapshot;
+use self::file_watcher::FileWatcher;
 pub(crate) use self::hangup::Hangup;
-use self::published::{News, Published};
+use self::published::{PublishedEvent, RuleUpdates};
 pub(crate) use self::reloads::Reloads;
-pub(crate) use self::restart::Given;
-use self::restart::Settled;
-use self::settings::StoreChange;
-use self::sight::Sight;
-use self::watch::Watch;
+pub(crate) use self::startup_only::CliOverrides;
+use self::startup_only::StartupOnly;
+use self::store_change::StoreChange;
 use crate::gateway::{Gateway, StartError};
-use crate::listening::CannotListen;
+use crate::listening::ListenError;
 use crate::{config, notice};
 
 /// Some file systems tell nobody that a file has changed, and a folder that is replaced takes its watch with it. So
 /// the file is looked at now and then as well.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long the end may wait for whoever still looks at a file. Nothing is lost with it.
-const END_DEADLINE: Duration = Duration::from_millis(500);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Saving takes several steps; a file is taken once they have been over for this long.
-const QUIET: Duration = Duration::from_millis(100);
+const QUIET_PERIOD: Duration = Duration::from_millis(100);
 
 /// A file that is written all the time is taken as it is in the end, and looked at again soon.
-const MAX_LOOKS: usize = 20;
+const MAX_READS: usize = 20;
 
 /// How the server was started.
 pub(crate) struct Started {
@@ -58,7 +58,7 @@ pub(crate) struct Started {
     pub(crate) file: Parsed,
     pub(crate) hangup: Hangup,
     pub(crate) gateway: Option<Arc<Gateway>>,
-    pub(crate) given: Given,
+    pub(crate) overrides: CliOverrides,
     pub(crate) reloads: Arc<Reloads>,
 }
 
@@ -75,34 +75,34 @@ pub(crate) struct Reload {
     /// Whether they are published ones.
     are_published: bool,
     gateway: Option<Arc<Gateway>>,
-    given: Given,
+    overrides: CliOverrides,
     /// What the server was started with, and stays so.
-    settled: Settled,
+    startup_only: StartupOnly,
     reloads: Arc<Reloads>,
     /// What the file was when it was last looked at, good or bad.
-    seen: Sight,
-    watch: Watch,
+    last_read: FileSnapshot,
+    watcher: FileWatcher,
     hangup: Hangup,
-    published: Published,
+    published: RuleUpdates,
 }
 
 /// Rules change until this ends.
-pub(crate) struct Reloading {
+pub(crate) struct ReloadTask {
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Reloading {
+impl ReloadTask {
     /// Ends it. Whoever still waits for a disk is left behind.
     pub(crate) async fn end(self) {
         drop(self.stop);
-        _ = timeout(END_DEADLINE, self.thread).await;
+        _ = timeout(SHUTDOWN_TIMEOUT, self.thread).await;
     }
 }
 
 enum Cause {
     /// The file may have changed.
-    Look,
+    FileTouched,
     /// Somebody wants the file to be read again.
     Hangup,
     Published(PublishedRules),
@@ -118,9 +118,9 @@ struct Origin {
 
 impl Reload {
     pub(crate) fn new(started: Started) -> Self {
-        let Started { gate, path, file, hangup, gateway, given, reloads } = started;
-        let (watch, published) = (Watch::begin(&path), Published::on(&file));
-        let seen = Sight::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
+        let Started { gate, path, file, hangup, gateway, overrides, reloads } = started;
+        let (watcher, published) = (FileWatcher::new(&path), RuleUpdates::subscribe(&file));
+        let last_read = FileSnapshot::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
         let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
         Self {
             gate,
@@ -129,18 +129,18 @@ impl Reload {
             compiled,
             are_published,
             gateway,
-            settled: Settled::by(&rules, &given),
+            startup_only: StartupOnly::of(&rules, &overrides),
             rules,
-            given,
+            overrides,
             reloads,
-            seen,
-            watch,
+            last_read,
+            watcher,
             hangup,
             published,
         }
     }
 
-    pub(crate) fn spawn(self) -> Reloading {
+    pub(crate) fn spawn(self) -> ReloadTask {
         let (stop, stopped) = oneshot::channel();
         let runtime = Handle::current();
         let thread = tokio::task::spawn_blocking(move || {
@@ -153,30 +153,30 @@ impl Reload {
                 }
             });
         });
-        Reloading { stop, thread }
+        ReloadTask { stop, thread }
     }
 
     async fn run(mut self) {
         // What was saved between the start and the first watch is found by this look.
-        let mut cause = Cause::Look;
+        let mut cause = Cause::FileTouched;
         loop {
             match cause {
-                Cause::Look => self.look().await,
-                Cause::Hangup => self.read_again().await,
+                Cause::FileTouched => self.check_file().await,
+                Cause::Hangup => self.reread_file().await,
                 Cause::Published(PublishedRules { version, id, rules: Some(rules), .. }) => {
-                    self.take_published(version, &id, &rules);
+                    self.apply_published(version, &id, &rules);
                 }
-                Cause::Published(PublishedRules { version, .. }) => self.go_back(version).await,
+                Cause::Published(PublishedRules { version, .. }) => self.withdraw_published(version).await,
                 Cause::Repaired(repairs) => self.report_repairs(&repairs),
             }
-            self.watch.follow(&self.path, config::key_file(&self.file).as_deref());
+            self.watcher.follow(&self.path, config::key_file(&self.file).as_deref());
             cause = tokio::select! {
-                () = self.watch.touched() => Cause::Look,
-                () = sleep(LOOK_EVERY) => Cause::Look,
-                () = self.hangup.came() => Cause::Hangup,
-                news = self.published.next() => match news {
-                    News::RuleSet(rule_set) => Cause::Published(rule_set),
-                    News::Repaired(repairs) => Cause::Repaired(repairs),
+                () = self.watcher.touched() => Cause::FileTouched,
+                () = sleep(POLL_INTERVAL) => Cause::FileTouched,
+                () = self.hangup.received() => Cause::Hangup,
+                event = self.published.next() => match event {
+                    PublishedEvent::Published(rule_set) => Cause::Published(rule_set),
+                    PublishedEvent::Repaired(repairs) => Cause::Repaired(repairs),
                 },
             };
         }
@@ -187,73 +187,74 @@ impl Reload {
     }
 
     /// Takes the file if it is not what it was.
-    async fn look(&mut self) {
-        if self.sight() != self.seen {
-            let sight = self.steady_sight().await;
-            if sight != self.seen {
-                self.take_file(sight).await;
+    async fn check_file(&mut self) {
+        if self.snapshot() != self.last_read {
+            let snapshot = self.stable_snapshot().await;
+            if snapshot != self.last_read {
+                self.apply_file(snapshot).await;
             }
         }
     }
 
     /// Takes the file whether it has changed or not: published rules may have taken its place.
-    async fn read_again(&mut self) {
-        let sight = self.steady_sight().await;
-        self.take_file(sight).await;
+    async fn reread_file(&mut self) {
+        let snapshot = self.stable_snapshot().await;
+        self.apply_file(snapshot).await;
     }
 
-    fn sight(&self) -> Sight {
-        Sight::look(&self.path, config::key_file(&self.file).as_deref())
+    fn snapshot(&self) -> FileSnapshot {
+        FileSnapshot::read(&self.path, config::key_file(&self.file).as_deref())
     }
 
     /// What the file is once it stays the same for a moment. Half of a file can be a valid file, with fewer limits.
-    async fn steady_sight(&self) -> Sight {
-        let mut sight = self.sight();
-        for _ in 0..MAX_LOOKS {
-            sleep(QUIET).await;
-            let before = std::mem::replace(&mut sight, self.sight());
-            if before == sight {
+    async fn stable_snapshot(&self) -> FileSnapshot {
+        let mut snapshot = self.snapshot();
+        for _ in 0..MAX_READS {
+            sleep(QUIET_PERIOD).await;
+            let before = std::mem::replace(&mut snapshot, self.snapshot());
+            if before == snapshot {
                 break;
             }
         }
-        sight
+        snapshot
     }
 
-    async fn take_file(&mut self, sight: Sight) {
+    async fn apply_file(&mut self, snapshot: FileSnapshot) {
         let origin = self.origin(self.path.display().to_string());
-        match sight.text() {
+        match snapshot.text() {
             // Whoever empties the file by accident must not let everything pass by it.
             Ok(text) if text.trim_ascii().is_empty() => {
-                origin.kept("it is empty; write `limits: []` if everything is to pass");
+                origin.rejected_because("it is empty; write `limits: []` if everything is to pass");
             }
             Ok(text) => match config::understand(&self.path, text) {
-                Ok(file) => self.put_in_force(self.on_store(file), &origin).await,
-                Err(problems) => origin.refused(&problems),
+                Ok(file) => self.apply(self.with_store_override(file), &origin).await,
+                Err(problems) => origin.rejected(&problems),
             },
-            Err(problem) => origin.kept(&format!("{problem}; name a file that is there and may be read")),
+            Err(problem) => origin.rejected_because(&format!("{problem}; name a file that is there and may be read")),
         }
-        self.seen = sight.with_keys(config::key_file(&self.file).as_deref());
+        self.last_read = snapshot.with_keys(config::key_file(&self.file).as_deref());
     }
 
-    async fn put_in_force(&mut self, file: Parsed, origin: &Origin) {
+    async fn apply(&mut self, file: Parsed, origin: &Origin) {
         let compiled = match &self.gateway {
             Some(gateway) => config::compile(&file, gateway.listen()),
             None => file.compile(),
         };
         let rules = match compiled {
             Ok(rules) => rules,
-            Err(problems) => return origin.refused(&problems),
+            Err(problems) => return origin.rejected(&problems),
         };
         let change = StoreChange::between(&self.file, &file);
         let next = match &self.gateway {
             Some(_) if file.gateway.is_none() => {
-                return origin.kept("it has no gateway, and one runs; start the server again if it is to end");
+                return origin
+                    .rejected_because("it has no gateway, and one runs; start the server again if it is to end");
             }
             Some(gateway) => match gateway.prepare(&file).await {
                 Ok(next) => Some((gateway, next)),
-                Err(StartError::Refused(problems)) => return origin.refused(&problems),
+                Err(StartError::Refused(problems)) => return origin.rejected(&problems),
                 Err(StartError::Listen(problem)) => return origin.cannot_listen(&problem),
-                Err(problem) => return origin.kept(&problem.to_string()),
+                Err(problem) => return origin.rejected_because(&problem.to_string()),
             },
             None => None,
         };
@@ -262,22 +263,23 @@ impl Reload {
             _ => self.open_store(&file).await,
         };
         if let Err(problem) = changed {
-            return origin.kept(&problem);
+            return origin.rejected_because(&problem);
         }
         if let Some((gateway, next)) = next {
             gateway.change(next);
         }
-        notice::tell_problems(file.warnings());
-        origin.in_force(&changes::told(&self.rules, &file));
-        change.tell();
+        notice::log_problems(file.warnings());
+        origin.applied(&changes::describe(&self.rules, &file));
+        change.log();
         if change != StoreChange::None {
-            notice::warn_of_an_absent_store(&self.gate);
+            notice::warn_if_store_unavailable(&self.gate);
         }
-        self.settled.tell(&Settled::by(&self.file, &self.given), &Settled::by(&file, &self.given));
+        self.startup_only
+            .warn_of_changes(&StartupOnly::of(&self.file, &self.overrides), &StartupOnly::of(&file, &self.overrides));
         if self.file.store != file.store {
-            self.published = Published::on(&file);
+            self.published = RuleUpdates::subscribe(&file);
         }
-        self.reloads.note_file();
+        self.reloads.record_file();
         (self.rules, self.are_published, self.compiled) = ((*file).clone(), false, self.gate.rules());
         self.file = file;
     }
@@ -288,7 +290,7 @@ impl Reload {
         let before = self.gate.redis();
         self.gate.adopt(&other);
         if let Some(before) = before {
-            // What it has leased is missing elsewhere until it is given back.
+            // What it has leased is missing elsewhere until it is overrides back.
             tokio::spawn(async move { before.return_leases().await });
         }
         Ok(())
@@ -296,24 +298,24 @@ impl Reload {
 
     /// Published rules take the place of the file's, but for the store and the listeners, which are this node's own. Whom
     /// limits believe about the client is too, where nothing is published of that.
-    fn take_published(&mut self, version: u64, id: &str, rules: &[u8]) {
+    fn apply_published(&mut self, version: u64, id: &str, rules: &[u8]) {
         let name = format!("published version {version}");
         let origin = self.origin(name.clone());
         let parsed = RuleFile::parse(&name, rules);
         let file = match parsed {
             Ok(parsed) if parsed.gateway.is_some() => parsed.in_folder(self.file.folder()),
             Ok(parsed) => parsed.in_folder(self.file.folder()).with_gateway_of(&self.file),
-            Err(problems) => return origin.refused(&problems),
+            Err(problems) => return origin.rejected(&problems),
         };
         match file.compile().map(|rules| self.gate.replace(rules)) {
             Ok(Ok(())) => {
                 let rules = self.with_own_gateway(file.into_rules());
-                self.reloads.note_published(version, id);
-                origin.in_force(&changes::told(&self.rules, &rules));
+                self.reloads.record_published(version, id);
+                origin.applied(&changes::describe(&self.rules, &rules));
                 (self.rules, self.are_published) = (rules, true);
             }
-            Ok(Err(error)) => origin.kept(&error.to_string()),
-            Err(problems) => origin.refused(&problems),
+            Ok(Err(error)) => origin.rejected_because(&error.to_string()),
+            Err(problems) => origin.rejected(&problems),
         }
     }
 
@@ -331,39 +333,39 @@ impl Reload {
     }
 
     fn report_repairs(&self, repairs: &Repairs) {
-        self.reloads.note_repairs(repairs);
+        self.reloads.record_repairs(repairs);
         if let Some(repair) = &repairs.latest {
             notice::warn(repair);
         }
     }
 
     /// What was published is withdrawn. Where a file has taken its place since, that is nothing new.
-    async fn go_back(&mut self, version: u64) {
+    async fn withdraw_published(&mut self, version: u64) {
         if !self.are_published {
             return;
         }
-        self.read_again().await;
+        self.reread_file().await;
         let withdraws = format!("version {version} withdraws the published rules");
         let path = self.path.display();
         if !self.are_published {
-            return notice::tell(format_args!("{withdraws}; those of {path} come back"));
+            return notice::log(format_args!("{withdraws}; those of {path} come back"));
         }
         // A withdrawal is heard once, and a file may be bad for as long as it likes.
         match self.gate.replace(self.compiled.clone()) {
             Ok(()) => {
-                let changes = changes::told(&self.rules, &self.file);
-                notice::tell(format_args!("{withdraws}; those of the last good {path} come back: {changes}"));
-                self.reloads.note_put_back();
-                self.reloads.note_file();
+                let changes = changes::describe(&self.rules, &self.file);
+                notice::log(format_args!("{withdraws}; those of the last good {path} come back: {changes}"));
+                self.reloads.record_put_back();
+                self.reloads.record_file();
                 (self.rules, self.are_published) = ((*self.file).clone(), false);
             }
-            Err(error) => notice::tell(format_args!("{withdraws}, but they stay in force: {error}")),
+            Err(error) => notice::log(format_args!("{withdraws}, but they stay in force: {error}")),
         }
     }
 
     /// The file with the store that the command line named, if it named one.
-    fn on_store(&self, file: Parsed) -> Parsed {
-        match &self.given.store {
+    fn with_store_override(&self, file: Parsed) -> Parsed {
+        match &self.overrides.store {
             // It was good when the server started.
             Some(store) => file.clone().with_store(store).unwrap_or(file),
             None => file,
@@ -372,28 +374,28 @@ impl Reload {
 }
 
 impl Origin {
-    fn in_force(&self, changes: &str) {
-        self.reloads.note_applied();
-        notice::tell(format_args!("{} is in force: {changes}", self.name));
+    fn applied(&self, changes: &str) {
+        self.reloads.record_applied();
+        notice::log(format_args!("{} is in force: {changes}", self.name));
     }
 
-    fn refused(&self, problems: &Problems) {
-        self.reloads.note_refused();
-        notice::tell(format_args!("{} is refused, and the rules before it stay in force:", self.name));
-        notice::tell_problems(problems);
+    fn rejected(&self, problems: &Problems) {
+        self.reloads.record_refused();
+        notice::log(format_args!("{} is refused, and the rules before it stay in force:", self.name));
+        notice::log_problems(problems);
     }
 
     /// Nobody tries again by itself: another process may take an address that is free for a moment.
-    fn cannot_listen(&self, problem: &CannotListen) {
+    fn cannot_listen(&self, problem: &ListenError) {
         let fix = problem.fix();
         let meanwhile = "the gateway goes on where it listens";
-        // A file that is saved as it was is no news: see `Sight`. To change it helps, for the address is one of its own:
+        // A file that is saved as it was is no event: see `FileSnapshot`. To change it helps, for the address is one of its own:
         // what a flag names has been listened on since the start.
-        self.kept(&format!("{problem}; {meanwhile}; {fix}, and send SIGHUP or change the file"));
+        self.rejected_because(&format!("{problem}; {meanwhile}; {fix}, and send SIGHUP or change the file"));
     }
 
-    fn kept(&self, problem: &str) {
-        self.reloads.note_refused();
-        notice::tell(format_args!("{} is refused, and the rules before it stay in force: {problem}", self.name));
+    fn rejected_because(&self, problem: &str) {
+        self.reloads.record_refused();
+        notice::log(format_args!("{} is refused, and the rules before it stay in force: {problem}", self.name));
     }
 }

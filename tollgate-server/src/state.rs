@@ -19,7 +19,7 @@ use tollgate::{Gate, OpenError, RestoreError, Restored, Timestamp};
 use crate::notice;
 
 /// Writing may take one part in this of a processor's time: with many keys, the pauses are longer than they were set.
-const SHARE: u32 = 10;
+const PAUSE_FACTOR: u32 = 10;
 
 /// A state file, and where its successor is written.
 pub(crate) struct StateFile {
@@ -58,7 +58,7 @@ impl std::fmt::Display for StateError {
 
 impl StateFile {
     pub(crate) fn new(path: PathBuf) -> Self {
-        let unfinished = beside(&path, ".new");
+        let unfinished = with_suffix(&path, ".new");
         Self { path, unfinished }
     }
 
@@ -74,12 +74,12 @@ impl StateFile {
         };
         match Gate::open_restored(rules, file).map_err(StateError::Open)? {
             Ok((gate, restored)) => {
-                self.tell(&restored);
+                self.log_restored(&restored);
                 Ok(gate)
             }
             Err(RestoreError::Read(error)) => Err(read_error(error)),
             Err(unusable) => {
-                let rejected = beside(&self.path, ".rejected");
+                let rejected = with_suffix(&self.path, ".rejected");
                 fs::rename(&self.path, &rejected)
                     .map_err(|source| StateError::Write { path: rejected.clone(), source })?;
                 notice::warn(format_args!(
@@ -93,12 +93,12 @@ impl StateFile {
     }
 
     #[expect(clippy::disallowed_methods, reason = "the age of a file is shown to people, nothing is decided by it")]
-    fn tell(&self, restored: &Restored) {
+    fn log_restored(&self, restored: &Restored) {
         let path = self.path.display();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (now, then) = (Timestamp::EPOCH.saturating_add(now).as_micros(), restored.written_at.as_micros());
         let seconds = now.abs_diff(then) / 1_000_000;
-        notice::tell(format_args!("{} keys go on where they were, from the state file {path}", restored.keys));
+        notice::log(format_args!("{} keys go on where they were, from the state file {path}", restored.keys));
         if then > now && seconds > 0 {
             notice::warn(format_args!(
                 "the state file {path} was written {seconds} s in the future, so the clock was set back: keys go on as if no \
@@ -153,7 +153,7 @@ impl StateFile {
 }
 
 /// The same path with something behind its name.
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -176,7 +176,7 @@ impl StateWriter {
     pub(crate) fn start(state: StateFile, gate: Gate, pause: Duration) -> Result<Self, StateError> {
         state.write(&gate).map_err(|source| StateError::Write { path: state.path.clone(), source })?;
         let (running, stop) = mpsc::channel();
-        let write = move || write_until(&stop, &state, &gate, pause);
+        let write = move || run_writer(&stop, &state, &gate, pause);
         let thread = thread::Builder::new().name("state".into()).spawn(write).map_err(StateError::Thread)?;
         Ok(Self { running, thread })
     }
@@ -191,21 +191,21 @@ impl StateWriter {
 }
 
 #[expect(clippy::disallowed_methods, reason = "how long writing takes, not when anything is decided")]
-fn write_until(stop: &mpsc::Receiver<()>, state: &StateFile, gate: &Gate, pause: Duration) {
+fn run_writer(stop: &mpsc::Receiver<()>, state: &StateFile, gate: &Gate, pause: Duration) {
     let (mut next, mut has_failed) = (pause, false);
     loop {
         let is_over = stop.recv_timeout(next) != Err(RecvTimeoutError::Timeout);
         let began = Instant::now();
         let written = state.write(gate);
-        next = pause.max(began.elapsed() * SHARE);
+        next = pause.max(began.elapsed() * PAUSE_FACTOR);
         match (&written, has_failed || is_over) {
             (Err(source), _) if is_over || !has_failed => {
                 let path = state.path.clone();
                 let lost = if is_over { "; what was spent since it was last written is lost" } else { "" };
-                notice::warn(format_args!("{}{lost}", StateError::Write { path, source: repeat(source) }));
+                notice::warn(format_args!("{}{lost}", StateError::Write { path, source: copy_error(source) }));
             }
             (Ok(()), true) if has_failed => {
-                notice::tell(format_args!("the state file {} is written again", state.path.display()));
+                notice::log(format_args!("the state file {} is written again", state.path.display()));
             }
             _ => {}
         }
@@ -216,6 +216,6 @@ fn write_until(stop: &mpsc::Receiver<()>, state: &StateFile, gate: &Gate, pause:
     }
 }
 
-fn repeat(error: &io::Error) -> io::Error {
+fn copy_error(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), error.to_string())
 }

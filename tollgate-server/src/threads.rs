@@ -13,12 +13,12 @@ const BLOCKING: usize = 2;
 
 /// The process may not have the threads that it needs.
 #[derive(Debug)]
-pub(crate) struct TooFew {
+pub(crate) struct TooFewThreads {
     needed: usize,
     source: io::Error,
 }
 
-impl fmt::Display for TooFew {
+impl fmt::Display for TooFewThreads {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { needed, source } = self;
         write!(
@@ -30,12 +30,12 @@ impl fmt::Display for TooFew {
 }
 
 /// The workers of the runtime that commands run on.
-pub(crate) fn of_runtime() -> usize {
+pub(crate) fn runtime_workers() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Returns whether as many threads can run beside those that do, with some for blocking calls.
-pub(crate) fn check(workers: usize) -> Result<(), TooFew> {
+pub(crate) fn check(workers: usize) -> Result<(), TooFewThreads> {
     let needed = workers + BLOCKING;
     let gate = Mutex::new(());
     thread::scope(|scope| {
@@ -43,5 +43,5 @@ pub(crate) fn check(workers: usize) -> Result<(), TooFew> {
         let _held = gate.lock();
         (0..needed).try_for_each(|_| thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop))
     })
-    .map_err(|source| TooFew { needed, source })
+    .map_err(|source| TooFewThreads { needed, source })
 }

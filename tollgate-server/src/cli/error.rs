@@ -9,7 +9,7 @@ use tollgate::redis::{ConnectError, PublishError};
 use tollgate::rules::file::{LoadError, Problems};
 
 use crate::gateway::StartError;
-use crate::listening::CannotListen;
+use crate::listening::ListenError;
 use crate::state::StateError;
 use crate::{descriptors, notice, threads};
 
@@ -24,16 +24,16 @@ pub(crate) enum Error {
     Request(String),
     Usage(String),
     Gateway(StartError),
-    Listen(CannotListen),
-    Descriptors(descriptors::TooFew),
-    Threads(threads::TooFew),
+    Listen(ListenError),
+    Descriptors(descriptors::TooFewDescriptors),
+    Threads(threads::TooFewThreads),
     State(StateError),
     Runtime(io::Error),
 }
 
 impl Error {
     /// A gate that cannot be opened is no matter of the state file.
-    pub(crate) fn of_state(error: StateError) -> Self {
+    pub(crate) fn from_state(error: StateError) -> Self {
         match error {
             StateError::Open(error) => Self::Open(error),
             error => Self::State(error),
@@ -41,14 +41,14 @@ impl Error {
     }
 
     /// Says it on stderr. Problems of a file come first, each with its place at the beginning of its line.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn log(&self) {
         if let Self::Load(LoadError::Refused(problems))
         | Self::Open(OpenError::Rules(problems))
         | Self::Gateway(StartError::Refused(problems)) = self
         {
-            notice::tell_problems(problems);
+            notice::log_problems(problems);
         }
-        notice::tell(self);
+        notice::log(self);
     }
 }
 

@@ -15,7 +15,7 @@ use tollgate::rules::{Facts, PathReading};
 use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
-use super::{Completion, ConfigArgument, Error, StoreArgument, load, say};
+use super::{Completion, ConfigArgument, Error, StoreArgument, load, print};
 use crate::{gateway, notice};
 
 /// Those that people mean when they write them in small letters.
@@ -63,8 +63,8 @@ enum Counts {
 #[derive(Clone, Copy, Debug)]
 enum Routed<'a> {
     /// The file has no gateway, or it is a question that only the decision service is asked.
-    NotAsked,
-    Nowhere,
+    NoGateway,
+    NoRoute,
     By(&'a RouteRule),
 }
 
@@ -80,14 +80,14 @@ struct Explained<'a> {
 
 pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     arguments.check()?;
-    let file = arguments.store.over(load(&arguments.config.config)?)?;
+    let file = arguments.store.apply_to(load(&arguments.config.config)?)?;
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     let mut headers: HeaderMap = arguments.headers.iter().cloned().collect();
-    if !arguments.is_question() {
+    if !arguments.is_service_check() {
         drop_headers(&file, &mut headers, arguments.ip)?;
     }
     let routed = arguments.routed(&file, &headers)?;
-    let explanation = arguments.asked(&gate, &headers, (routed, path_reading(&file, routed))).await;
+    let explanation = arguments.explain(&gate, &headers, (routed, path_reading(&file, routed))).await;
     let counts = match gate.redis() {
         None => Counts::Fresh,
         Some(store) if store.is_store_available() => Counts::Live,
@@ -98,8 +98,8 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
         overall.refuse_unreadable(&problem);
     }
     let explained = Explained { arguments, routed, file: &file, explanation, overall, counts };
-    say(if arguments.json { json::show(&explained) } else { text::show(&explained) });
-    Ok(if explained.overall.allowed { Completion::Yes } else { Completion::No })
+    print(if arguments.json { json::show(&explained) } else { text::show(&explained) });
+    Ok(if explained.overall.allowed { Completion::Positive } else { Completion::Negative })
 }
 
 impl Arguments {
@@ -118,15 +118,15 @@ impl Arguments {
         }
         let url = path.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some());
         Err(Error::Request(match url.as_ref().and_then(|url| url.authority().zip(url.path_and_query())) {
-            Some((host, asked)) => {
-                format!("`{path}` is a URL; write its path, {asked}, and give its host with -H 'host: {host}'")
+            Some((host, target)) => {
+                format!("`{path}` is a URL; write its path, {target}, and give its host with -H 'host: {host}'")
             }
             None => format!("the path `{path}` does not begin with a slash; write /{path}"),
         }))
     }
 
     /// Whether only the decision service is asked this.
-    fn is_question(&self) -> bool {
+    fn is_service_check(&self) -> bool {
         self.domain.is_some() || !self.descriptors.is_empty()
     }
 
@@ -140,7 +140,7 @@ impl Arguments {
 
     /// Whether the gateway could read the request in one way, before any limit looks at it.
     fn check_readable(&self, file: &Parsed, routed: Routed<'_>, headers: &HeaderMap) -> Result<(), Unreadable> {
-        if matches!(routed, Routed::NotAsked) {
+        if matches!(routed, Routed::NoGateway) {
             return Ok(());
         }
         let path = self.path.split('?').next().unwrap_or_default();
@@ -150,16 +150,18 @@ impl Arguments {
     }
 
     fn routed<'f>(&self, file: &'f Parsed, headers: &HeaderMap) -> Result<Routed<'f>, Error> {
-        let Some(gateway) = file.gateway.as_ref().filter(|_| !self.is_question()) else { return Ok(Routed::NotAsked) };
+        let Some(gateway) = file.gateway.as_ref().filter(|_| !self.is_service_check()) else {
+            return Ok(Routed::NoGateway);
+        };
         let routes = file.routes().map_err(|problems| Error::Open(problems.into()))?;
-        let reading = PathReading { case: path_reading(file, Routed::Nowhere).case, ..PathReading::AS_WRITTEN };
+        let reading = PathReading { case: path_reading(file, Routed::NoRoute).case, ..PathReading::AS_WRITTEN };
         let target = self.forwarded(reading);
         let target = target.as_deref().unwrap_or(&self.path);
         let found = routes.find(&Facts::new(&self.method, target).headers(headers).path_reading(reading));
-        Ok(found.and_then(|number| gateway.routes.get(number)).map_or(Routed::Nowhere, Routed::By))
+        Ok(found.and_then(|number| gateway.routes.get(number)).map_or(Routed::NoRoute, Routed::By))
     }
 
-    async fn asked(
+    async fn explain(
         &self,
         gate: &Gate,
         headers: &HeaderMap,
@@ -167,7 +169,7 @@ impl Arguments {
     ) -> Explanation {
         let descriptors: Vec<(&str, &str)> =
             self.descriptors.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        let target = self.forwarded(reading).filter(|_| !matches!(routed, Routed::NotAsked));
+        let target = self.forwarded(reading).filter(|_| !matches!(routed, Routed::NoGateway));
         let target = target.as_deref().unwrap_or(&self.path);
         let mut facts = Facts::new(&self.method, target).headers(headers).descriptors(&descriptors);
         if let Routed::By(route) = routed {
@@ -199,7 +201,7 @@ fn path_reading(file: &Parsed, routed: Routed<'_>) -> PathReading {
         file.gateway.as_ref().map_or_else(PathReading::default, |gateway| gateway.paths.over(PathReading::default()));
     match routed {
         Routed::By(route) => route.paths.over(gateway),
-        Routed::NotAsked | Routed::Nowhere => gateway,
+        Routed::NoGateway | Routed::NoRoute => gateway,
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tollgate::redis::{PublishError, PublishedRules, RuleSets};
 use tollgate::rules::file::{Parsed, RuleFile};
 
-use super::{Completion, ConfigArgument, Error, StoreArgument, load, say};
+use super::{Completion, ConfigArgument, Error, StoreArgument, load, print};
 use crate::notice;
 
 #[derive(clap::Args)]
@@ -46,31 +46,31 @@ struct PublishedJson<'a> {
 pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     let path = &arguments.config.config;
     let file = load(path)?;
-    let rule_sets = rule_sets(&arguments.store.over(file.clone())?, path)?;
+    let rule_sets = rule_sets(&arguments.store.apply_to(file.clone())?, path)?;
     if arguments.show {
         return show(&rule_sets, arguments.json).await;
     }
     if arguments.withdraw {
-        let told = |version| match version {
+        let message = |version| match version {
             0 => "nothing is published".to_owned(),
             _ => format!("nothing is published any more, as of version {version}; nodes go back to their files"),
         };
-        return outcome(rule_sets.withdraw(arguments.expect).await, told);
+        return outcome(rule_sets.withdraw(arguments.expect).await, message);
     }
     file.compile().map_err(|problems| Error::Open(problems.into()))?;
     if let Some(problems) = logins::problems(&file) {
         return Err(Error::Open(problems.into()));
     }
-    let told = |version| format!("{} is published as version {version}", path.display());
-    let published = outcome(rule_sets.publish(file.source().as_bytes(), arguments.expect).await, told)?;
-    if published == Completion::Yes {
-        tell_what_nodes_leave(&file);
+    let message = |version| format!("{} is published as version {version}", path.display());
+    let published = outcome(rule_sets.publish(file.source().as_bytes(), arguments.expect).await, message)?;
+    if published == Completion::Positive {
+        log_ignored_settings(&file);
     }
     Ok(published)
 }
 
 /// Whoever publishes a file with listeners and routes in it may think that they change, too.
-fn tell_what_nodes_leave(file: &RuleFile) {
+fn log_ignored_settings(file: &RuleFile) {
     let service = &file.service;
     let named = [
         ("the rest of gateway", file.gateway.is_some()),
@@ -84,7 +84,7 @@ fn tell_what_nodes_leave(file: &RuleFile) {
             None => "",
         };
         let kept = named.join(", ");
-        notice::tell(format_args!(
+        notice::log(format_args!(
             "nodes take limits, headers, body and jwt of it{believed}; they keep what their own files say of {kept}"
         ));
     }
@@ -97,16 +97,16 @@ fn rule_sets(file: &Parsed, path: &Path) -> Result<RuleSets, Error> {
     }
 }
 
-fn outcome(changed: Result<u64, PublishError>, told: impl Fn(u64) -> String) -> Result<Completion, Error> {
+fn outcome(changed: Result<u64, PublishError>, message: impl Fn(u64) -> String) -> Result<Completion, Error> {
     match changed {
         Ok(version) => {
-            say(told(version));
-            Ok(Completion::Yes)
+            print(message(version));
+            Ok(Completion::Positive)
         }
         Err(PublishError::Conflict { version }) => {
             let problem = format_args!("the newest version is {version}, not the one that was expected");
-            notice::tell(format_args!("{problem}; look at it with `tollgate publish --show`"));
-            Ok(Completion::No)
+            notice::log(format_args!("{problem}; look at it with `tollgate publish --show`"));
+            Ok(Completion::Negative)
         }
         Err(error) => Err(Error::Publish(error)),
     }
@@ -121,15 +121,15 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Completion, Error> 
     if as_json {
         let id = newest.as_ref().map(|newest| &*newest.id);
         let json = PublishedJson { version, id, rules: rules.as_deref() };
-        say(serde_json::to_string_pretty(&json).unwrap_or_default());
+        print(serde_json::to_string_pretty(&json).unwrap_or_default());
     } else {
         match &rules {
-            Some(rules) => say(format_args!("# published version {version}\n{}", rules.trim_end())),
-            None if version == 0 => say("nothing is published"),
-            None => say(format_args!("nothing is published; version {version} withdrew what was")),
+            Some(rules) => print(format_args!("# published version {version}\n{}", rules.trim_end())),
+            None if version == 0 => print("nothing is published"),
+            None => print(format_args!("nothing is published; version {version} withdrew what was")),
         }
     }
-    Ok(if rules.is_some() { Completion::Yes } else { Completion::No })
+    Ok(if rules.is_some() { Completion::Positive } else { Completion::Negative })
 }
 
 fn rules_text(rule_set: &PublishedRules) -> Option<String> {

@@ -12,20 +12,20 @@ use tokio::time::{sleep, timeout};
 use tollgate::Gate;
 use tollgate::rules::file::{Address, HostGlob, Listener, Parsed, RuleFile};
 
-use super::{Error, StoreArgument, load, say};
+use super::{Error, StoreArgument, load, print};
 use crate::decisions::Decisions;
 use crate::gateway::Gateway;
-use crate::listening::{CannotListen, Flag, Setting};
+use crate::listening::{Flag, ListenError, Setting};
 use crate::metrics::Metrics;
-use crate::reload::{Given, Hangup, Reload, Reloads, Started};
-use crate::service::http::Answering;
+use crate::readiness::Readiness;
+use crate::reload::{CliOverrides, Hangup, Reload, Reloads, Started};
+use crate::service::http::ServiceState;
 use crate::service::{Hosts, Options};
-use crate::standing::Standing;
 use crate::state::{StateFile, StateWriter};
-use crate::{admin, builtin, config, descriptors, limits_told, notice, service, shutdown, threads};
+use crate::{admin, builtin, config, descriptors, limit_summary, notice, service, shutdown, threads};
 
-/// What is not given back by then is missing until the limits give it back by themselves.
-const RETURN_DEADLINE: Duration = Duration::from_secs(1);
+/// What is not overrides back by then is missing until the limits give it back by themselves.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -53,7 +53,7 @@ pub(super) struct Arguments {
 }
 
 /// Where to listen, and how.
-struct Place {
+struct ServiceListener {
     address: String,
     setting: Setting,
     options: Options,
@@ -63,13 +63,13 @@ struct Place {
 pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let file = rules(&arguments)?;
     let Arguments { config: path, listen, http, admin, store, state, state_interval } = arguments;
-    warn_of_what_is_not_served(&file);
+    warn_of_unsupported_listeners(&file);
     if listen.is_some() && file.gateway.is_none() {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
         return Err(Error::Usage(format!("{} is for the gateway, and the rule file names none; {fix}", Flag::LISTEN)));
     }
-    let given = Given { http, admin, store: store.store };
-    let http = place(file.service.http.as_ref(), given.http.as_ref());
+    let overrides = CliOverrides { http, admin, store: store.store };
+    let http = service_listener(file.service.http.as_ref(), overrides.http.as_ref());
     if file.gateway.is_none() && http.is_none() {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
@@ -79,59 +79,59 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
             "--state is for the store in memory, and Redis keeps its keys itself: {fix}"
         )));
     }
-    let plan = plan(&file, http.is_some(), given.admin.is_some() || file.admin.is_some())?;
+    let plan = plan(&file, http.is_some(), overrides.admin.is_some() || file.admin.is_some())?;
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
     let state = state.map(StateFile::new);
     let gate = match &state {
-        Some(state) => state.open(&file).await.map_err(Error::of_state)?,
+        Some(state) => state.open(&file).await.map_err(Error::from_state)?,
         None => Gate::open(&file).await.map_err(Error::Open)?,
     };
-    notice::warn_of_an_absent_store(&gate);
-    let (standing, reloads) = (Arc::new(Standing::default()), Arc::new(Reloads::new()));
+    notice::warn_if_store_unavailable(&gate);
+    let (readiness, reloads) = (Arc::new(Readiness::default()), Arc::new(Reloads::new()));
     let decisions = Arc::new(Decisions::default());
-    let of_admin = Setting::key_or_flag("admin.listen", Flag::ADMIN, given.admin.as_ref());
-    let admin = given.admin.clone().or_else(|| file.admin.as_ref().map(|admin| admin.listen.clone()));
+    let admin_setting = Setting::key_or_flag("admin.listen", Flag::ADMIN, overrides.admin.as_ref());
+    let admin = overrides.admin.clone().or_else(|| file.admin.as_ref().map(|admin| admin.listen.clone()));
     let admin = match admin {
         Some(address) => {
-            let (standing, reloads) = (Arc::clone(&standing), Arc::clone(&reloads));
+            let (readiness, reloads) = (Arc::clone(&readiness), Arc::clone(&reloads));
             let decisions = Arc::clone(&decisions);
-            let listener = bind(address.as_str(), of_admin).await?;
+            let listener = bind(address.as_str(), admin_setting).await?;
             let hosts = file.admin.iter().flat_map(|admin| &admin.hosts).map(HostGlob::as_str);
             let hosts = Hosts::new("admin.hosts", hosts, Some(address.as_str()));
             let options = Options { max_connections: plan.admin, ..Options::default() };
-            let metrics = Metrics { gate: gate.clone(), standing, reloads, decisions };
+            let metrics = Metrics { gate: gate.clone(), readiness, reloads, decisions };
             Some(Admin::start(listener, metrics, (options, hosts)))
         }
         None => None,
     };
     let (running, stopping) = watch::channel(());
-    let mut surfaces = Served { told: Vec::new(), tasks: Vec::new(), stopping };
+    let mut surfaces = Running { addresses: Vec::new(), tasks: Vec::new(), stopping };
     let gateway = match &file.gateway {
         Some(_) => Some(surfaces.gateway(&file, &gate, listen, plan).await?),
         None => None,
     };
-    if let Some(mut place) = http {
-        place.options.max_connections = plan.service;
-        surfaces.service(place, Answering { gate: gate.clone(), decisions }).await?;
+    if let Some(mut listener) = http {
+        listener.options.max_connections = plan.service;
+        surfaces.service(listener, ServiceState { gate: gate.clone(), decisions }).await?;
     }
-    surfaces.told.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
+    surfaces.addresses.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
     let pause = Duration::from_secs(state_interval);
     let state = state.map(|state| StateWriter::start(state, gate.clone(), pause)).transpose().map_err(Error::State)?;
-    standing.started(gateway.clone());
+    readiness.set_started(gateway.clone());
     // Before the line below is read, so that whoever reads it can already signal the server.
     let shutdown = shutdown::signal().map_err(Error::Runtime)?;
     // Without a file there is nothing to read again; but whoever asks for it must not end the server.
     let hangup = Hangup::listen().map_err(Error::Runtime)?;
-    announce(&surfaces.told, &file);
-    tokio::spawn(notice::follow_store(gate.clone()));
-    tokio::spawn(notice::watch_memory(gate.clone()));
+    announce(&surfaces.addresses, &file);
+    tokio::spawn(notice::monitor_store(gate.clone()));
+    tokio::spawn(notice::monitor_memory(gate.clone()));
     tokio::spawn(free_memory(gate.clone()));
     let reloading = path.map(|path| {
-        let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), given, reloads };
+        let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), overrides, reloads };
         Reload::new(started).spawn()
     });
     shutdown.await;
-    standing.stopping();
+    readiness.set_stopping();
     if let Some(reloading) = reloading {
         reloading.end().await;
     }
@@ -147,7 +147,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         state.end().await;
     }
     if let Some(store) = gate.redis() {
-        _ = timeout(RETURN_DEADLINE, store.return_leases()).await;
+        _ = timeout(RETURN_TIMEOUT, store.return_leases()).await;
     }
     if let Some(admin) = admin {
         admin.end().await;
@@ -171,19 +171,19 @@ fn rules(arguments: &Arguments) -> Result<Parsed, Error> {
         Some(path) => load(path)?,
         None => builtin::rules().map_err(|problems| Error::Open(problems.into()))?,
     };
-    arguments.store.over(file)
+    arguments.store.apply_to(file)
 }
 
 /// What listens.
-struct Served {
+struct Running {
     /// What it is, for people.
-    told: Vec<String>,
+    addresses: Vec<String>,
     tasks: Vec<JoinHandle<()>>,
     /// Ends with the server.
     stopping: watch::Receiver<()>,
 }
 
-impl Served {
+impl Running {
     async fn gateway(
         &mut self,
         file: &Parsed,
@@ -192,16 +192,16 @@ impl Served {
         plan: descriptors::Plan,
     ) -> Result<Arc<Gateway>, Error> {
         let gateway = Gateway::start(file, gate, listen, plan).await.map_err(Error::Gateway)?;
-        self.told
+        self.addresses
             .extend(gateway.addresses().into_iter().map(|(scheme, address)| format!("gateway {scheme}://{address}")));
         Ok(Arc::new(gateway))
     }
 
-    async fn service(&mut self, place: Place, answering: Answering) -> Result<(), Error> {
-        let (listener, bound) = bind(&place.address, place.setting).await?;
-        self.told.push(format!("decisions POST http://{bound}/v1/check"));
+    async fn service(&mut self, service: ServiceListener, state: ServiceState) -> Result<(), Error> {
+        let (listener, bound) = bind(&service.address, service.setting).await?;
+        self.addresses.push(format!("decisions POST http://{bound}/v1/check"));
         let stop = self.stop();
-        self.tasks.push(tokio::spawn(service::http::run(listener, answering, (place.options, place.hosts), stop)));
+        self.tasks.push(tokio::spawn(service::http::run(listener, state, (service.options, service.hosts), stop)));
         Ok(())
     }
 
@@ -233,22 +233,22 @@ impl Admin {
 }
 
 async fn bind(address: &str, setting: Setting) -> Result<(TcpListener, SocketAddr), Error> {
-    let cannot_listen = |source| Error::Listen(CannotListen { setting, address: address.to_owned(), source });
+    let cannot_listen = |source| Error::Listen(ListenError { setting, address: address.to_owned(), source });
     let listener = TcpListener::bind(address).await.map_err(cannot_listen)?;
     let bound = listener.local_addr().map_err(cannot_listen)?;
     Ok((listener, bound))
 }
 
-fn place(named: Option<&Listener>, given: Option<&Address>) -> Option<Place> {
+fn service_listener(named: Option<&Listener>, overrides: Option<&Address>) -> Option<ServiceListener> {
     let options = named.map(Options::of).unwrap_or_default();
-    let address = given.or(named.map(|named| &named.listen))?;
-    let setting = Setting::key_or_flag("service.http", Flag::HTTP, given);
+    let address = overrides.or(named.map(|named| &named.listen))?;
+    let setting = Setting::key_or_flag("service.http", Flag::HTTP, overrides);
     let listed = named.iter().flat_map(|named| &named.hosts).map(HostGlob::as_str);
     let hosts = Hosts::new("service.http.hosts", listed, Some(address.as_str()));
-    Some(Place { address: address.as_str().to_owned(), setting, options, hosts })
+    Some(ServiceListener { address: address.as_str().to_owned(), setting, options, hosts })
 }
 
-fn warn_of_what_is_not_served(file: &RuleFile) {
+fn warn_of_unsupported_listeners(file: &RuleFile) {
     for (name, listener) in [("service.grpc", &file.service.grpc), ("service.resp", &file.service.resp)] {
         if listener.is_some() {
             notice::warn(format_args!("{name} is named, but this version does not serve it yet; service.http it does"));
@@ -258,21 +258,21 @@ fn warn_of_what_is_not_served(file: &RuleFile) {
 
 /// Frees memory that a burst of keys has left empty, for ever.
 async fn free_memory(gate: Gate) {
-    const LOOK_EVERY: Duration = Duration::from_secs(60);
+    const COMPACT_INTERVAL: Duration = Duration::from_secs(60);
     /// Most requests that use the larger table have ended by then, and it can be freed.
-    const FREE_AFTER: Duration = Duration::from_secs(5);
-    let mut pause = LOOK_EVERY;
+    const RECHECK_AFTER: Duration = Duration::from_secs(5);
+    let mut pause = COMPACT_INTERVAL;
     loop {
         sleep(pause).await;
         let gate = gate.clone();
         // Millions of keys take milliseconds to look through.
         let is_replaced = tokio::task::spawn_blocking(move || gate.compact()).await;
-        pause = if matches!(is_replaced, Ok(true)) { FREE_AFTER } else { LOOK_EVERY };
+        pause = if matches!(is_replaced, Ok(true)) { RECHECK_AFTER } else { COMPACT_INTERVAL };
     }
 }
 
 /// Says what listens where, and what is in force.
-fn announce(told: &[String], file: &RuleFile) {
-    let (version, limits) = (env!("CARGO_PKG_VERSION"), limits_told::in_force(file));
-    say(format_args!("tollgate {version}: {}; {limits}", told.join(", ")));
+fn announce(addresses: &[String], file: &RuleFile) {
+    let (version, limits) = (env!("CARGO_PKG_VERSION"), limit_summary::summary(file));
+    print(format_args!("tollgate {version}: {}; {limits}", addresses.join(", ")));
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tollgate::rules::file::{LoadError, Parsed, Problem, Problems, Severity};
 use tollgate::{Gate, OpenError};
 
-use super::{Completion, Error, say};
+use super::{Completion, Error, print};
 use crate::config;
 
 #[derive(clap::Args)]
@@ -62,12 +62,12 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     }
     if arguments.json {
         let problems: Vec<ProblemJson<'_>> = reports.iter().flat_map(Report::json).collect();
-        say(serde_json::to_string_pretty(&problems).unwrap_or_default());
+        print(serde_json::to_string_pretty(&problems).unwrap_or_default());
     } else {
-        reports.iter().for_each(|report| say(report.text()));
+        reports.iter().for_each(|report| print(report.text()));
     }
     let valid = reports.iter().all(|report| report.verdict == Verdict::Valid);
-    Ok(if valid { Completion::Yes } else { Completion::No })
+    Ok(if valid { Completion::Positive } else { Completion::Negative })
 }
 
 async fn report(path: &Path) -> Result<Report, Error> {
@@ -99,8 +99,8 @@ async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
 impl Report {
     fn text(&self) -> String {
         let mut lines: Vec<String> = Vec::new();
-        let told = self.problems.iter().filter(|problems| problems.iter().next().is_some());
-        lines.extend(told.map(Problems::to_string));
+        let found = self.problems.iter().filter(|problems| problems.iter().next().is_some());
+        lines.extend(found.map(Problems::to_string));
         lines.extend(self.whole.iter().map(|problem| format!("{}: {problem}", self.file)));
         let (errors, warnings) = (self.count(Severity::Error), self.count(Severity::Warning));
         let found = [counted(errors, "error"), counted(warnings, "warning")].into_iter().flatten();
@@ -118,11 +118,11 @@ impl Report {
     }
 
     fn count(&self, severity: Severity) -> usize {
-        let told = self.problems.iter().flat_map(Problems::iter).filter(|one| one.severity() == severity).count();
+        let count = self.problems.iter().flat_map(Problems::iter).filter(|one| one.severity() == severity).count();
         if severity == Severity::Warning {
-            return told;
+            return count;
         }
-        told + self.problems.iter().map(Problems::more).sum::<usize>() + usize::from(self.whole.is_some())
+        count + self.problems.iter().map(Problems::more).sum::<usize>() + usize::from(self.whole.is_some())
     }
 
     fn json(&self) -> impl Iterator<Item = ProblemJson<'_>> {

@@ -255,7 +255,7 @@ fn note_unread(status: StatusCode, client: &Client, worker: &Worker) {
 }
 
 /// Whoever should have named its client and did not is hung up on.
-fn unusable(_: proxy_protocol::Unusable) -> io::Error {
+fn unusable(_: proxy_protocol::HeaderError) -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
 

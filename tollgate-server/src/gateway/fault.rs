@@ -7,7 +7,7 @@ use http::StatusCode;
 
 use super::answer::Failure;
 use super::connect::{ConnectError, Exhausted};
-use crate::limits_told::span;
+use crate::limit_summary::span;
 
 #[derive(Debug)]
 pub(super) enum Fault {

@@ -45,7 +45,7 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<
         while Arc::ptr_eq(&now, &site.load()) {
             sleep(LOOK_EVERY).await;
             upstreams.iter().for_each(|upstream| tell_of_ejection(upstream, ticks.now()));
-            outages.look(&now, ticks.now()).for_each(notice::tell);
+            outages.look(&now, ticks.now()).for_each(notice::log);
             exhaustion.look(&upstreams, ticks.now());
         }
     }
@@ -82,14 +82,14 @@ fn tell_of_ejection(upstream: &Named, now: Tick) {
             let failed =
                 if rule.after == 1 { "failed".to_owned() } else { format!("failed {} times in a row", rule.after) };
             let consequence = upstream.consequence(Some(rule.lasts));
-            notice::tell(format_args!("{upstream} {failed}: {fault}; {consequence}"));
+            notice::log(format_args!("{upstream} {failed}: {fault}; {consequence}"));
         }
         Some(Ejection::Ended) if upstream.target.is_checked_well() => {
-            notice::tell(format_args!("{upstream} answers requests again, and gets its share of them"));
+            notice::log(format_args!("{upstream} answers requests again, and gets its share of them"));
         }
         Some(Ejection::Ended) => {
             let consequence = upstream.consequence(None);
-            notice::tell(format_args!("{upstream} answers requests again, but fails its health checks; {consequence}"));
+            notice::log(format_args!("{upstream} answers requests again, but fails its health checks; {consequence}"));
         }
         None => {}
     }
@@ -119,19 +119,19 @@ async fn check(upstream: Named, rule: HealthCheckRule, (ticks, slots): (Arc<Tick
             let path = rule.path.as_str();
             match (fault, target.is_ejected(ticks.now())) {
                 (None, false) => {
-                    notice::tell(format_args!(
+                    notice::log(format_args!(
                         "{upstream} passes its health checks again, and gets its share of requests"
                     ));
                 }
                 (None, true) => {
                     let consequence = upstream.consequence(None);
-                    notice::tell(format_args!(
+                    notice::log(format_args!(
                         "{upstream} passes its health checks again, but requests have failed there; {consequence}"
                     ));
                 }
                 (Some(fault), _) => {
                     let consequence = upstream.consequence(None);
-                    notice::tell(format_args!("{upstream} fails its health check of {path}: {fault}; {consequence}"));
+                    notice::log(format_args!("{upstream} fails its health check of {path}: {fault}; {consequence}"));
                 }
             }
         }

@@ -17,7 +17,7 @@ use crate::metrics::Page;
 
 impl Gateway {
     /// Writes it all down.
-    pub(crate) fn tell_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
+    pub(crate) fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         self.tell_connections(page)?;
         self.tell_tls(page)?;
         self.tell_routes(page)?;

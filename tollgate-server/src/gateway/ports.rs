@@ -12,7 +12,7 @@ use super::StartError;
 use super::connection::Begins;
 use super::tls::{CertificateReloads, Tls};
 use super::workers::{Listening, Order, Running};
-use crate::listening::{CannotListen, Flag, Setting};
+use crate::listening::{Flag, ListenError, Setting};
 
 /// A port that is listened on. Dropped, it is closed once nobody waits there.
 pub(super) struct Port {
@@ -73,7 +73,7 @@ pub(super) async fn prepare(
             None
         } else {
             let bound = Listening::bind(&written, workers).await;
-            let cannot_listen = |source| CannotListen { setting, address: written.clone(), source };
+            let cannot_listen = |source| ListenError { setting, address: written.clone(), source };
             Some(bound.map_err(|source| StartError::Listen(cannot_listen(source)))?)
         };
         ports.push(NextPort { written, begins, tls, listening });

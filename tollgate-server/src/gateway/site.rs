@@ -25,7 +25,7 @@ use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, 
 pub(super) use self::edits::Edits;
 pub(super) use self::outages::Outages;
 use self::paths::Paths;
-pub(crate) use self::paths::asked_of_upstreams;
+pub(crate) use self::paths::upstream_urls;
 pub(super) use self::paths::with_path;
 pub(super) use self::upstreams::Named;
 use super::answer::Failure;

@@ -21,7 +21,7 @@ use super::names::DroppedHeaders;
 use super::ticks::Tick;
 use super::tls::{HANDSHAKE_FAILURES, HandshakeFailure};
 use crate::counter::Counter;
-use crate::decisions::{Decisions, LastNoted};
+use crate::decisions::{Decisions, LastLimit};
 
 /// The counters of one worker.
 #[derive(Debug)]
@@ -152,13 +152,13 @@ impl Tally {
     }
 
     pub(super) fn note_ruling(&self, outcome: &Outcome) {
-        self.decisions.note([outcome]);
+        self.decisions.record([outcome]);
         self.note_if_unreadable(outcome);
     }
 
     /// The same, for less where one limit decides over and over.
-    pub(super) fn note_ruling_after(&self, last: &mut LastNoted, outcome: &Outcome) {
-        self.decisions.note_alone(outcome, last);
+    pub(super) fn note_ruling_after(&self, last: &mut LastLimit, outcome: &Outcome) {
+        self.decisions.record_unlocked(outcome, last);
         self.note_if_unreadable(outcome);
     }
 

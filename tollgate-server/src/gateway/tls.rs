@@ -136,12 +136,12 @@ impl Tls {
                     });
                     reloads.note_applied(&other.validities);
                     told = Told::nothing_of(&other.validities);
-                    notice::tell("the certificates have changed and are in force");
+                    notice::log("the certificates have changed and are in force");
                 }
                 Err(flaws) => {
                     reloads.note_refused();
                     for flaw in flaws {
-                        notice::tell(format_args!("the certificates before stay in force: {flaw}"));
+                        notice::log(format_args!("the certificates before stay in force: {flaw}"));
                     }
                 }
             }

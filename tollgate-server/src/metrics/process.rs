@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::Page;
 
-pub(super) fn tell(page: &mut Page<'_>) -> fmt::Result {
+pub(super) fn write(page: &mut Page<'_>) -> fmt::Result {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     #[expect(clippy::cast_precision_loss, reason = "a process does not run for so long")]
     let seconds = used.tv_sec as f64 + used.tv_nsec as f64 / 1e9;

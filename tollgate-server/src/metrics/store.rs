@@ -7,20 +7,20 @@ use tollgate::redis::{ServerMemory, ServerStatus, Stats};
 
 use super::Page;
 
-pub(super) fn report(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
+pub(super) fn write(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
     let Some(store) = gate.redis() else { return Ok(()) };
     page.gauge(
         "tollgate_store_available",
         "Whether every server of the store decides; 0 while one fails or refuses",
         i64::from(store.is_store_available()),
     )?;
-    report_servers(&store.servers(), page)?;
+    write_servers(&store.servers(), page)?;
     let help = "Nodes seen on the store, by which local limits are divided while it fails";
     page.gauge("tollgate_fleet_nodes", help, i64::from(store.fleet_nodes()))?;
-    report_stats(&store.stats(), page)
+    write_stats(&store.stats(), page)
 }
 
-fn report_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {
+fn write_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {
     let rows = servers.iter().map(|server| ([("server", server.address.as_str())], i64::from(server.available)));
     page.gauges(
         "tollgate_store_server_available",
@@ -54,7 +54,7 @@ fn report_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result 
     )
 }
 
-fn report_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
+fn write_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
     for (name, help, count) in [
         ("tollgate_store_trips", "Script calls sent to the store", stats.trips),
         ("tollgate_store_questions", "Questions that travelled with them", stats.questions),

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use tollgate::rules::file::{Address, ForwardingName, GatewayRule, LimitRule, RouteRule, RuleFile};
 
-use crate::notice::some_of;
+use crate::notice::join_up_to;
 
 /// As many names as fit a line. Whoever changed more at once knows what.
 const MAX_NAMES: usize = 10;
 
-pub(super) fn told(before: &RuleFile, after: &RuleFile) -> String {
+pub(super) fn describe(before: &RuleFile, after: &RuleFile) -> String {
     let (old, new) = (by_name(before), by_name(after));
     let names = |limits: &[LimitRule], keep: &dyn Fn(&LimitRule) -> bool| {
         limits.iter().filter(|limit| keep(limit)).map(|limit| limit.name.as_str().to_owned()).collect::<Vec<_>>()
@@ -19,7 +19,7 @@ pub(super) fn told(before: &RuleFile, after: &RuleFile) -> String {
     let removed = names(&before.limits, &|limit| !new.contains_key(limit.name.as_str()));
     let mut parts: Vec<String> =
         [("added", added), ("changed", changed), ("removed", removed)].into_iter().filter_map(listed).collect();
-    parts.extend(beside_limits(before, after).map(|what| format!("other {what}")));
+    parts.extend(other_changes(before, after).map(|what| format!("other {what}")));
     if parts.is_empty() { "nothing has changed".to_owned() } else { parts.join("; ") }
 }
 
@@ -28,7 +28,7 @@ fn by_name(file: &RuleFile) -> HashMap<&str, &LimitRule> {
 }
 
 fn listed((verb, names): (&str, Vec<String>)) -> Option<String> {
-    (!names.is_empty()).then(|| format!("{verb} {}", some_of(&names, MAX_NAMES)))
+    (!names.is_empty()).then(|| format!("{verb} {}", join_up_to(&names, MAX_NAMES)))
 }
 
 fn routes(file: &RuleFile) -> &[RouteRule] {
@@ -55,7 +55,7 @@ fn of_gateway(file: &RuleFile) -> GatewayRule {
 }
 
 /// What decides or answers beside limits, where it differs.
-fn beside_limits(before: &RuleFile, after: &RuleFile) -> impl Iterator<Item = &'static str> {
+fn other_changes(before: &RuleFile, after: &RuleFile) -> impl Iterator<Item = &'static str> {
     let proxies = |file: &RuleFile| file.gateway.clone().unwrap_or_default().trusted_proxies;
     let believed = |file: &RuleFile| file.gateway.as_ref().map(|gateway| gateway.forwarding_header).unwrap_or_default();
     [
@@ -89,7 +89,7 @@ mod tests {
             (gateway("127.0.0.1:8080", ", max_head: 8KiB"), "other settings of the gateway"),
             (parsed("limits: [{ name: a, limit: 1, window: 1s }]\n"), "added a; other routes; other listeners"),
         ] {
-            assert_eq!(told(&before, &after), expected);
+            assert_eq!(describe(&before, &after), expected);
         }
     }
 }

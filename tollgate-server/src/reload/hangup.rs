@@ -12,7 +12,7 @@ impl Hangup {
         tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()).map(Self)
     }
 
-    pub(super) async fn came(&mut self) {
+    pub(super) async fn received(&mut self) {
         if self.0.recv().await.is_none() {
             std::future::pending().await
         }
@@ -29,7 +29,7 @@ impl Hangup {
         Ok(Self)
     }
 
-    pub(super) async fn came(&mut self) {
+    pub(super) async fn received(&mut self) {
         std::future::pending().await
     }
 }

@@ -7,7 +7,7 @@ use tollgate::rules::file::Parsed;
 use crate::notice;
 
 /// Nothing is published to a store in memory.
-pub(super) struct Published(Option<Subscription>);
+pub(super) struct RuleUpdates(Option<Subscription>);
 
 struct Subscription {
     latest: watch::Receiver<Option<PublishedRules>>,
@@ -17,21 +17,21 @@ struct Subscription {
     _rule_sets: RuleSets,
 }
 
-pub(super) enum News {
-    RuleSet(PublishedRules),
-    /// Repairs since the last news, with the latest of them.
+pub(super) enum PublishedEvent {
+    Published(PublishedRules),
+    /// Repairs since the last event, with the latest of them.
     Repaired(Repairs),
 }
 
-impl Published {
-    pub(super) fn on(file: &Parsed) -> Self {
+impl RuleUpdates {
+    pub(super) fn subscribe(file: &Parsed) -> Self {
         let settings = match file.redis_settings() {
             Ok(Some(settings)) => settings,
             Ok(None) => return Self(None),
             // The store itself has been opened with these settings, so this is rare.
             Err(problems) => {
                 notice::warn("published rules will not be heard of:");
-                notice::tell_problems(&problems);
+                notice::log_problems(&problems);
                 return Self(None);
             }
         };
@@ -50,7 +50,7 @@ impl Published {
     }
 
     /// The next rule set that is published, or the next repair of a published one.
-    pub(super) async fn next(&mut self) -> News {
+    pub(super) async fn next(&mut self) -> PublishedEvent {
         if let Some(Subscription { latest, repairs, reported, .. }) = &mut self.0 {
             loop {
                 tokio::select! {
@@ -58,16 +58,16 @@ impl Published {
                     biased;
                     Ok(()) = repairs.changed() => {
                         let now = repairs.borrow_and_update().clone();
-                        let mut news = now.clone();
-                        news.restored -= reported.restored;
-                        news.replaced -= reported.replaced;
+                        let mut event = now.clone();
+                        event.restored -= reported.restored;
+                        event.replaced -= reported.replaced;
                         *reported = now;
-                        return News::Repaired(news);
+                        return PublishedEvent::Repaired(event);
                     }
                     Ok(()) = latest.changed() => {
                         let newest = latest.borrow_and_update().clone();
                         if let Some(rule_set) = newest {
-                            return News::RuleSet(rule_set);
+                            return PublishedEvent::Published(rule_set);
                         }
                     }
                     else => break,

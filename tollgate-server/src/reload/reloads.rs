@@ -41,7 +41,7 @@ impl Reloads {
         }
     }
 
-    pub(super) fn note_applied(&self) {
+    pub(super) fn record_applied(&self) {
         let now = unix_now();
         self.applied.fetch_add(1, Relaxed);
         self.last_was_refused.store(false, Relaxed);
@@ -49,33 +49,33 @@ impl Reloads {
         self.in_force_since.store(now, Relaxed);
     }
 
-    pub(super) fn note_refused(&self) {
+    pub(super) fn record_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
         self.last_was_refused.store(true, Relaxed);
         self.last_at.store(unix_now(), Relaxed);
     }
 
     /// Rules are in force that once were. Nothing was read: what was refused last still is.
-    pub(super) fn note_put_back(&self) {
+    pub(super) fn record_put_back(&self) {
         self.in_force_since.store(unix_now(), Relaxed);
     }
 
     /// Published rules are in force.
-    pub(super) fn note_published(&self, version: u64, id: &str) {
+    pub(super) fn record_published(&self, version: u64, id: &str) {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, id.to_owned()));
     }
 
     /// The rules of the file are in force.
-    pub(super) fn note_file(&self) {
+    pub(super) fn record_file(&self) {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    pub(super) fn note_repairs(&self, repairs: &Repairs) {
+    pub(super) fn record_repairs(&self, repairs: &Repairs) {
         self.restored.fetch_add(repairs.restored, Relaxed);
         self.replaced.fetch_add(repairs.replaced, Relaxed);
     }
 
-    fn report_published(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn write_published(&self, page: &mut Page<'_>) -> fmt::Result {
         let published = self.published.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (source, (version, id)) = match published {
             Some((version, id)) => ("published", (version.to_string(), id)),
@@ -92,7 +92,7 @@ impl Reloads {
         page.counter("tollgate_published_rules_replaced", help, self.replaced.load(Relaxed))
     }
 
-    pub(crate) fn tell_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
+    pub(crate) fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         let counts = [("applied", &self.applied), ("refused", &self.refused)];
         let counts = counts.into_iter().map(|(result, count)| ([("result", result)], count.load(Relaxed)));
         page.counters("tollgate_reloads", "Rules that were read again or published, by what became of them", counts)?;
@@ -102,6 +102,6 @@ impl Reloads {
         let (last, since) = (self.last_at.load(Relaxed), self.in_force_since.load(Relaxed));
         page.gauge("tollgate_last_reload_timestamp_seconds", "When rules were last read, good or bad", last)?;
         page.gauge("tollgate_rules_in_force_timestamp_seconds", "When the rules in force were taken", since)?;
-        self.report_published(page)
+        self.write_published(page)
     }
 }

@@ -80,7 +80,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, options: Option
         let (router, mut stopped) = (router.clone(), stopped.clone());
         tokio::spawn(async move {
             let stop = async move { _ = stopped.changed().await };
-            begin(connection, router, options, stop).await;
+            start(connection, router, options, stop).await;
             drop(slot);
         });
     }
@@ -114,7 +114,7 @@ struct Connection<Io> {
 }
 
 /// Hears from the load balancer who called, where that is asked for, and then serves the connection.
-async fn begin<Io>(mut connection: Connection<Io>, router: Router, options: Options, stop: impl Future<Output = ()>)
+async fn start<Io>(mut connection: Connection<Io>, router: Router, options: Options, stop: impl Future<Output = ()>)
 where
     Io: AsyncRead + AsyncWrite + Unpin,
 {
@@ -130,11 +130,11 @@ where
             Err(_) => return,
         }
     }
-    hold(connection, router, stop).await;
+    serve_connection(connection, router, stop).await;
 }
 
 /// Serves one connection until the client or a deadline ends it, or `stop` asks for its end.
-async fn hold<Io>(connection: Connection<Io>, router: Router, stop: impl Future<Output = ()>)
+async fn serve_connection<Io>(connection: Connection<Io>, router: Router, stop: impl Future<Output = ()>)
 where
     Io: AsyncRead + AsyncWrite + Unpin,
 {
@@ -181,18 +181,18 @@ mod tests {
     fn connect(stop: impl Future<Output = ()> + Send + 'static, buffer_bytes: usize) -> DuplexStream {
         let (client, server) = duplex(buffer_bytes);
         let router = Router::new().route("/", get(|| async { "x".repeat(1024) }));
-        tokio::spawn(begin(Connection { io: server, peer: PEER }, router, Options::default(), stop));
+        tokio::spawn(start(Connection { io: server, peer: PEER }, router, Options::default(), stop));
         client
     }
 
     /// A server that tells who called it, behind a load balancer.
     fn connect_through_balancer(stop: impl Future<Output = ()> + Send + 'static) -> DuplexStream {
         let (client, server) = duplex(8192);
-        tokio::spawn(begin(Connection { io: server, peer: PEER }, telling_callers(), BALANCED, stop));
+        tokio::spawn(start(Connection { io: server, peer: PEER }, caller_echo(), BALANCED, stop));
         client
     }
 
-    fn telling_callers() -> Router {
+    fn caller_echo() -> Router {
         Router::new().route("/", get(|ConnectInfo(caller): ConnectInfo<SocketAddr>| async move { caller.to_string() }))
     }
 
@@ -305,7 +305,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = tokio::spawn(serve(listener, telling_callers(), BALANCED, async move { _ = stopped.await }));
+        let server = tokio::spawn(serve(listener, caller_echo(), BALANCED, async move { _ = stopped.await }));
         let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x09\x0a\0\0\x01\x10\xe1\0\x50";
         for header in [&v2[..], b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\n"] {
             let mut client = TcpStream::connect(address).await.unwrap();

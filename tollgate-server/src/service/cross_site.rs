@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 
-use super::http::{Refusal, quoted};
+use super::http::{ErrorBody, quoted};
 
 /// The hosts that a listener may be asked for, beside addresses, `localhost` and other local names.
 #[derive(Clone, Debug)]
@@ -88,14 +88,14 @@ fn readable(value: &HeaderValue) -> &str {
     value.to_str().unwrap_or("?")
 }
 
-fn check(uri: &Uri, headers: &HeaderMap, hosts: &Hosts) -> Result<(), Refusal> {
+fn check(uri: &Uri, headers: &HeaderMap, hosts: &Hosts) -> Result<(), ErrorBody> {
     let text = |name| headers.get(name).map(readable);
     let named = headers.get_all(header::HOST).iter().map(readable);
     let named: Vec<&str> = named.chain(uri.authority().map(|authority| authority.as_str())).collect();
     // A browser always sends one, so a request without a host is nobody's on behalf of another.
     if let Some(host) = named.iter().find(|host| !hosts.serve(host)) {
         let setting = hosts.setting;
-        return Err(Refusal {
+        return Err(ErrorBody {
             status: StatusCode::MISDIRECTED_REQUEST,
             error: "unknown_host",
             message: format!(
@@ -105,7 +105,7 @@ fn check(uri: &Uri, headers: &HeaderMap, hosts: &Hosts) -> Result<(), Refusal> {
         });
     }
     let is_own = |origin: &str| named.iter().any(|host| origin.split_once("://").is_some_and(|(_, own)| own == *host));
-    let cross_site = |sent: &str, value: &str| Refusal {
+    let cross_site = |sent: &str, value: &str| ErrorBody {
         status: StatusCode::FORBIDDEN,
         error: "cross_site",
         message: format!("{sent} {} is another site's: ask from a server, not from a web page", quoted(value)),

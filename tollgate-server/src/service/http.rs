@@ -1,13 +1,13 @@
 //! `POST /v1/check`: questions and decisions as JSON.
 //!
 //! A valid question is answered with 200, whether it is allowed or denied: being denied is a decision. All the
-//! questions of a batch are understood before the first is decided, so a batch that is refused has spent
+//! questions of a batch are resolve before the first is decided, so a batch that is refused has spent
 //! nothing; then each is decided by itself, all by the same rules. In memory they are decided in order. On Redis
 //! they set out in order, together, so that they share trips.
 
-mod answer;
-mod question;
-mod refusal;
+mod check_request;
+mod check_response;
+mod error_body;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use axum::{Json, Router};
 use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
-use tollgate::http::Refusal as LimitRefusal;
+use tollgate::http::Refusal;
 use tollgate::{Check, Gate};
 
-use self::answer::Answer;
-pub(crate) use self::answer::reason;
-use self::question::{Questions, Shape};
-pub(crate) use self::refusal::{Refusal, quoted};
+use self::check_request::{CheckRequests, Shape};
+use self::check_response::CheckResponse;
+pub(crate) use self::check_response::reason;
+pub(crate) use self::error_body::{ErrorBody, quoted};
 use super::connections::{self, Options};
 use super::cross_site::{Hosts, guard};
 use crate::decisions::Decisions;
@@ -40,7 +40,7 @@ const BODY_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What questions are answered by.
 #[derive(Clone)]
-pub(crate) struct Answering {
+pub(crate) struct ServiceState {
     pub(crate) gate: Gate,
     /// Where it is counted what was decided.
     pub(crate) decisions: Arc<Decisions>,
@@ -49,52 +49,52 @@ pub(crate) struct Answering {
 /// Answers questions until `shutdown` ends, then finishes what is under way.
 pub(crate) async fn run(
     listener: TcpListener,
-    answering: Answering,
+    state: ServiceState,
     (options, hosts): (Options, Hosts),
     shutdown: impl Future<Output = ()>,
 ) {
-    connections::serve(listener, guard(router(answering), hosts), options, shutdown).await;
+    connections::serve(listener, guard(router(state), hosts), options, shutdown).await;
 }
 
-fn router(answering: Answering) -> Router {
+fn router(state: ServiceState) -> Router {
     Router::new()
         .route("/v1/check", post(check))
         .method_not_allowed_fallback(wrong_method)
         .fallback(wrong_path)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(answering)
+        .with_state(state)
 }
 
-async fn check(State(answering): State<Answering>, request: Request) -> Result<Response, Refusal> {
+async fn check(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {
     is_json(request.headers())?;
     let body = read_body(request).await?;
-    let questions = Questions::parse(&body)?;
-    let asking: Vec<Check> = {
+    let requests = CheckRequests::parse(&body)?;
+    let checks: Vec<Check> = {
         // One set of rules for all of them, whatever is put in force meanwhile.
-        let gate = answering.gate.pinned();
-        questions.understood(&gate.rules())?.iter().map(|question| question.ask(&gate)).collect()
+        let gate = state.gate.pinned();
+        requests.resolve(&gate.rules())?.iter().map(|check| check.start(&gate)).collect()
     };
-    let outcomes = join_all(asking.into_iter().map(Check::outcome)).await;
-    if let (Shape::One, [outcome]) = (questions.shape(), &outcomes[..])
-        && let Some(LimitRefusal::Unreadable(request)) = outcome.refusal()
+    let outcomes = join_all(checks.into_iter().map(Check::outcome)).await;
+    if let (Shape::One, [outcome]) = (requests.shape(), &outcomes[..])
+        && let Some(Refusal::Unreadable(request)) = outcome.refusal()
     {
-        return Err(Refusal {
+        return Err(ErrorBody {
             status: StatusCode::BAD_REQUEST,
             error: "invalid_question",
             message: request.message.clone(),
         });
     }
-    // Who only looks has nothing decided.
-    let decided = outcomes.iter().zip(questions.looks()).filter(|(_, looks)| !looks);
-    answering.decisions.note(decided.map(|(outcome, _)| outcome));
-    let mut answers = outcomes.iter().map(Answer::new);
-    Ok(match questions.shape() {
+    // Who only is_peek has nothing decided.
+    let decided = outcomes.iter().zip(requests.is_peek()).filter(|(_, is_peek)| !is_peek);
+    state.decisions.record(decided.map(|(outcome, _)| outcome));
+    let mut answers = outcomes.iter().map(CheckResponse::new);
+    Ok(match requests.shape() {
         Shape::One => Json(answers.next()).into_response(),
         Shape::Batch => Json(answers.collect::<Vec<_>>()).into_response(),
     })
 }
 
-async fn read_body(request: Request) -> Result<Bytes, Refusal> {
+async fn read_body(request: Request) -> Result<Bytes, ErrorBody> {
     // A body announced as too long is refused before it is sent.
     if request.body().size_hint().lower() > MAX_BODY_BYTES as u64 {
         return Err(too_large());
@@ -102,12 +102,12 @@ async fn read_body(request: Request) -> Result<Bytes, Refusal> {
     match timeout(BODY_DEADLINE, Bytes::from_request(request, &())).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(too_large()),
-        Ok(Err(rejection)) => Err(Refusal {
+        Ok(Err(rejection)) => Err(ErrorBody {
             status: StatusCode::BAD_REQUEST,
             error: "unreadable_body",
             message: format!("{}; send the whole body", rejection.body_text()),
         }),
-        Err(_) => Err(Refusal {
+        Err(_) => Err(ErrorBody {
             status: StatusCode::REQUEST_TIMEOUT,
             error: "body_timeout",
             message: format!("the body took longer than {} s; send it at once", BODY_DEADLINE.as_secs()),
@@ -116,7 +116,7 @@ async fn read_body(request: Request) -> Result<Bytes, Refusal> {
 }
 
 /// A page of another site cannot send this type without being asked first (CORS), and nothing here answers that.
-fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
+fn is_json(headers: &HeaderMap) -> Result<(), ErrorBody> {
     let sent = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?")).unwrap_or_default();
     let essence = sent.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/json") {
@@ -127,15 +127,15 @@ fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
     } else {
         format!("the Content-Type is {}", quoted(sent))
     };
-    Err(Refusal {
+    Err(ErrorBody {
         status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
         error: "unsupported_media_type",
         message: format!("{problem}: send `Content-Type: application/json`, as `curl --json` does"),
     })
 }
 
-fn too_large() -> Refusal {
-    Refusal {
+fn too_large() -> ErrorBody {
+    ErrorBody {
         status: StatusCode::PAYLOAD_TOO_LARGE,
         error: "body_too_large",
         message: format!("the body is longer than {MAX_BODY_BYTES} bytes; send smaller batches"),
@@ -143,7 +143,7 @@ fn too_large() -> Refusal {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
-    let refusal = Refusal {
+    let refusal = ErrorBody {
         status: StatusCode::METHOD_NOT_ALLOWED,
         error: "method_not_allowed",
         message: format!("{} does not take {}; use POST", quoted(uri.path()), quoted(method.as_str())),
@@ -151,8 +151,8 @@ async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
     ([(header::ALLOW, "POST")], refusal)
 }
 
-async fn wrong_path(uri: Uri) -> Refusal {
-    Refusal {
+async fn wrong_path(uri: Uri) -> ErrorBody {
+    ErrorBody {
         status: StatusCode::NOT_FOUND,
         error: "not_found",
         message: format!("nothing is at {}; use POST /v1/check", quoted(uri.path())),

@@ -40,7 +40,7 @@ pub(crate) enum ProxyProtocol {
 
 /// Why a connection is closed before its first request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Unusable {
+pub(crate) enum HeaderError {
     /// Something else came in its place, or something that is not legal.
     Malformed,
     /// Legal, but longer than [`MAX_V2_REST_BYTES`].
@@ -49,7 +49,7 @@ pub(crate) enum Unusable {
     Incomplete,
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for HeaderError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Malformed => "the connection does not begin with a PROXY header; turn it on in the load balancer",
@@ -59,37 +59,37 @@ impl fmt::Display for Unusable {
     }
 }
 
-impl std::error::Error for Unusable {}
+impl std::error::Error for HeaderError {}
 
 /// Reads the header and nothing beyond it: who is calling, or `None` if it is the balancer itself or it does not
 /// know, and then the connection's own address stands.
-pub(crate) async fn read<Io: AsyncRead + Unpin>(io: &mut Io) -> Result<Option<SocketAddr>, Unusable> {
-    timeout(DEADLINE, read_header(io)).await.unwrap_or(Err(Unusable::Incomplete))
+pub(crate) async fn read<Io: AsyncRead + Unpin>(io: &mut Io) -> Result<Option<SocketAddr>, HeaderError> {
+    timeout(DEADLINE, read_header(io)).await.unwrap_or(Err(HeaderError::Incomplete))
 }
 
-async fn read_header<Io: AsyncRead + Unpin>(io: &mut Io) -> Result<Option<SocketAddr>, Unusable> {
+async fn read_header<Io: AsyncRead + Unpin>(io: &mut Io) -> Result<Option<SocketAddr>, HeaderError> {
     let mut header = Vec::with_capacity(MAX_V1_BYTES);
-    more(io, &mut header, SHORTEST_BYTES).await?;
+    read_more(io, &mut header, SHORTEST_BYTES).await?;
     if header.starts_with(v2::PROTOCOL_PREFIX) {
         read_v2(io, header).await
     } else if header.starts_with(v1::PROTOCOL_PREFIX.as_bytes()) {
         read_v1(io, header).await
     } else {
-        Err(Unusable::Malformed)
+        Err(HeaderError::Malformed)
     }
 }
 
-async fn read_v1<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Result<Option<SocketAddr>, Unusable> {
+async fn read_v1<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Result<Option<SocketAddr>, HeaderError> {
     while !header.ends_with(b"\n") {
         if header.len() == MAX_V1_BYTES {
-            return Err(Unusable::Malformed);
+            return Err(HeaderError::Malformed);
         }
-        more(io, &mut header, 1).await?;
+        read_more(io, &mut header, 1).await?;
     }
-    let parsed = v1::Header::try_from(&*header).map_err(|_| Unusable::Malformed)?;
+    let parsed = v1::Header::try_from(&*header).map_err(|_| HeaderError::Malformed)?;
     // A line end before the last byte would mean that bytes of the request were read.
     if parsed.header.len() != header.len() {
-        return Err(Unusable::Malformed);
+        return Err(HeaderError::Malformed);
     }
     Ok(match parsed.addresses {
         v1::Addresses::Tcp4(from) => Some((from.source_address, from.source_port).into()),
@@ -98,17 +98,17 @@ async fn read_v1<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Res
     })
 }
 
-async fn read_v2<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Result<Option<SocketAddr>, Unusable> {
-    more(io, &mut header, V2_HEAD_BYTES - SHORTEST_BYTES).await?;
+async fn read_v2<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Result<Option<SocketAddr>, HeaderError> {
+    read_more(io, &mut header, V2_HEAD_BYTES - SHORTEST_BYTES).await?;
     let rest = match *header {
         [.., high, low] => usize::from(u16::from_be_bytes([high, low])),
-        _ => return Err(Unusable::Malformed),
+        _ => return Err(HeaderError::Malformed),
     };
     if rest > MAX_V2_REST_BYTES {
-        return Err(Unusable::TooLong);
+        return Err(HeaderError::TooLong);
     }
-    more(io, &mut header, rest).await?;
-    let parsed = v2::Header::try_from(&*header).map_err(|_| Unusable::Malformed)?;
+    read_more(io, &mut header, rest).await?;
+    let parsed = v2::Header::try_from(&*header).map_err(|_| HeaderError::Malformed)?;
     Ok(match (parsed.command, parsed.addresses) {
         (v2::Command::Proxy, v2::Addresses::IPv4(from)) => Some((from.source_address, from.source_port).into()),
         (v2::Command::Proxy, v2::Addresses::IPv6(from)) => Some((from.source_address, from.source_port).into()),
@@ -117,10 +117,10 @@ async fn read_v2<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Res
     })
 }
 
-async fn more<Io: AsyncRead + Unpin>(io: &mut Io, header: &mut Vec<u8>, count: usize) -> Result<(), Unusable> {
+async fn read_more<Io: AsyncRead + Unpin>(io: &mut Io, header: &mut Vec<u8>, count: usize) -> Result<(), HeaderError> {
     let start = header.len();
     header.resize(start + count, 0);
-    io.read_exact(&mut header[start..]).await.map(drop).map_err(|_| Unusable::Incomplete)
+    io.read_exact(&mut header[start..]).await.map(drop).map_err(|_| HeaderError::Incomplete)
 }
 
 /// The time of these tests is tokio's own, paused: it passes at once whenever everybody waits.
@@ -143,7 +143,7 @@ mod tests {
     }
 
     /// What is made of the header, and what is left behind it.
-    async fn outcome(header: &[u8]) -> (Result<Option<SocketAddr>, Unusable>, Vec<u8>) {
+    async fn outcome(header: &[u8]) -> (Result<Option<SocketAddr>, HeaderError>, Vec<u8>) {
         let (mut client, mut server) = duplex(64 * 1024);
         client.write_all(&[header, REQUEST].concat()).await.unwrap();
         drop(client);
@@ -219,10 +219,10 @@ mod tests {
             &v2_header(0x21, 0x11, &v4_addresses()[1..]),
             &v2_header(0x21, 0x21, &v4_addresses()),
         ] {
-            assert_eq!(outcome(header).await.0, Err(Unusable::Malformed), "{:?}", String::from_utf8_lossy(header));
+            assert_eq!(outcome(header).await.0, Err(HeaderError::Malformed), "{:?}", String::from_utf8_lossy(header));
         }
         let too_long = v2_header(0x21, 0x11, &[0; MAX_V2_REST_BYTES + 1]);
-        assert_eq!(outcome(&too_long).await.0, Err(Unusable::TooLong));
+        assert_eq!(outcome(&too_long).await.0, Err(HeaderError::TooLong));
     }
 
     #[tokio::test(start_paused = true)]
@@ -245,7 +245,7 @@ mod tests {
                 if in_time {
                     assert_eq!(answer, Ok(Some("203.0.113.9:4321".parse().unwrap())));
                 } else {
-                    assert_eq!((answer, start.elapsed()), (Err(Unusable::Incomplete), DEADLINE));
+                    assert_eq!((answer, start.elapsed()), (Err(HeaderError::Incomplete), DEADLINE));
                 }
             }
         }
@@ -255,7 +255,7 @@ mod tests {
     async fn a_silent_client_is_given_up_at_the_deadline() {
         let (_client, mut server) = duplex(64);
         let start = Instant::now();
-        assert_eq!(read(&mut server).await, Err(Unusable::Incomplete));
+        assert_eq!(read(&mut server).await, Err(HeaderError::Incomplete));
         assert_eq!(start.elapsed(), DEADLINE);
     }
 
@@ -265,7 +265,7 @@ mod tests {
             let (mut client, mut server) = duplex(64);
             client.write_all(header).await.unwrap();
             drop(client);
-            assert_eq!(read(&mut server).await, Err(Unusable::Incomplete));
+            assert_eq!(read(&mut server).await, Err(HeaderError::Incomplete));
         }
     }
 

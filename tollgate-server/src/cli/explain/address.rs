@@ -12,26 +12,26 @@ const MAX_NAMES: usize = 3;
 
 /// What a limit by ip makes of it, of one limit and of several.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Made(&'static str, &'static str);
+struct AddressEffect(&'static str, &'static str);
 
-const COUNTED: Made = Made("counts it as anonymous", "count it as anonymous");
-const REFUSED: Made = Made("refuses it", "refuse it");
-const SKIPPED: Made = Made("is not for it", "are not for it");
+const COUNTED: AddressEffect = AddressEffect("counts it as anonymous", "count it as anonymous");
+const REFUSED: AddressEffect = AddressEffect("refuses it", "refuse it");
+const SKIPPED: AddressEffect = AddressEffect("is not for it", "are not for it");
 
 /// Parts of a sentence, none where no limit asks for the address of this request.
-pub(super) fn made_without(explained: &Explained<'_>) -> Vec<String> {
+pub(super) fn effects_without_address(explained: &Explained<'_>) -> Vec<String> {
     if explained.arguments.ip.is_some() {
         return Vec::new();
     }
     let limits = || explained.file.limits.iter().zip(&explained.explanation.rules);
-    let by_ip: Vec<(&str, Made)> =
-        limits().filter_map(|(limit, rule)| Some((&*rule.name, made_by(limit, rule)?))).collect();
+    let by_ip: Vec<(&str, AddressEffect)> =
+        limits().filter_map(|(limit, rule)| Some((&*rule.name, effect_of(limit, rule)?))).collect();
     let mut parts = match by_ip.split_first() {
         None => Vec::new(),
-        Some(((_, made), rest)) if rest.iter().all(|(_, other)| other == made) => {
-            vec![format!("limits by ip {}", made.1)]
+        Some(((_, effect), rest)) if rest.iter().all(|(_, other)| other == effect) => {
+            vec![format!("limits by ip {}", effect.1)]
         }
-        Some(_) => [COUNTED, REFUSED, SKIPPED].into_iter().filter_map(|made| told(made, &by_ip)).collect(),
+        Some(_) => [COUNTED, REFUSED, SKIPPED].into_iter().filter_map(|effect| describe(effect, &by_ip)).collect(),
     };
     let has_list = |(limit, rule): (&LimitRule, &RuleExplained)| {
         let is_matched = !matches!(rule.state, RuleState::NotMatched(_));
@@ -43,7 +43,7 @@ pub(super) fn made_without(explained: &Explained<'_>) -> Vec<String> {
     parts
 }
 
-fn made_by(limit: &LimitRule, rule: &RuleExplained) -> Option<Made> {
+fn effect_of(limit: &LimitRule, rule: &RuleExplained) -> Option<AddressEffect> {
     let is_by_ip = limit.key.iter().flatten().any(|part| matches!(part, KeyPart::Ip { .. }));
     let is_ip = |part: &str| part == "ip" || part.starts_with("ip/");
     match &rule.state {
@@ -56,12 +56,12 @@ fn made_by(limit: &LimitRule, rule: &RuleExplained) -> Option<Made> {
 }
 
 /// The limits that make this of it, if any does.
-fn told(made: Made, by_ip: &[(&str, Made)]) -> Option<String> {
-    let names: Vec<&str> = by_ip.iter().filter(|(_, other)| *other == made).map(|(name, _)| *name).collect();
+fn describe(effect: AddressEffect, by_ip: &[(&str, AddressEffect)]) -> Option<String> {
+    let names: Vec<&str> = by_ip.iter().filter(|(_, other)| *other == effect).map(|(name, _)| *name).collect();
     let verb = match names.len() {
         0 => return None,
-        1 => made.0,
-        _ => made.1,
+        1 => effect.0,
+        _ => effect.1,
     };
-    Some(format!("{} {verb}", notice::some_of(&names, MAX_NAMES)))
+    Some(format!("{} {verb}", notice::join_up_to(&names, MAX_NAMES)))
 }

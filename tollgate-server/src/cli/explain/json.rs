@@ -10,7 +10,7 @@ use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::overall::reason;
 use super::{Counts, Explained, Routed, path_reading};
-use crate::gateway::asked_of_upstreams;
+use crate::gateway::upstream_urls;
 use crate::seconds::Seconds;
 
 #[derive(Serialize)]
@@ -129,8 +129,8 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
         },
         ip: explained.arguments.ip,
         route: match explained.routed {
-            Routed::NotAsked => None,
-            Routed::Nowhere => Some(None),
+            Routed::NoGateway => None,
+            Routed::NoRoute => Some(None),
             Routed::By(rule) => Some(Some(route(rule, explained))),
         },
         token: TokenJson::of(explanation.token),
@@ -141,8 +141,8 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
 
 fn route<'a>(rule: &'a RouteRule, explained: &Explained<'_>) -> RouteJson<'a> {
     let upstreams = rule.upstream.iter().flatten().map(|upstream| upstream.url.as_str()).collect();
-    let reading = path_reading(explained.file, Routed::Nowhere);
-    let asked = asked_of_upstreams(rule, reading, &explained.arguments.path);
+    let reading = path_reading(explained.file, Routed::NoRoute);
+    let asked = upstream_urls(rule, reading, &explained.arguments.path);
     let respond = rule.respond.as_ref().map(|respond| respond.status);
     RouteJson { name: rule.name(), upstreams, asked, respond }
 }

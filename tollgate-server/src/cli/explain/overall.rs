@@ -73,9 +73,9 @@ fn decision_of<'e>(explanation: &'e Explanation, name: &str) -> Option<&'e Decis
 }
 
 fn denied_by_policy<'e>(explanation: &'e Explanation, file: &Parsed) -> Option<&'e str> {
-    let untold = |rule: &&RuleExplained| matches!(rule.state, RuleState::Counted { decision: None, .. });
+    let undecided = |rule: &&RuleExplained| matches!(rule.state, RuleState::Counted { decision: None, .. });
     let enforced = explanation.rules.iter().filter(|rule| !rule.shadow);
-    let names = enforced.filter(untold).map(|rule| rule.name.as_str());
+    let names = enforced.filter(undecided).map(|rule| rule.name.as_str());
     names.into_iter().find(|name| policy(file, name) == FailurePolicy::Deny)
 }
 

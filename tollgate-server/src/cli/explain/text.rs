@@ -6,10 +6,10 @@ use tollgate::http::Refusal;
 use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
 use tollgate::{Decision, RuleExplained, RuleState};
 
-use super::address::made_without;
+use super::address::effects_without_address;
 use super::overall::policy;
 use super::{Counts, Explained, Routed, path_reading};
-use crate::gateway::asked_of_upstreams;
+use crate::gateway::upstream_urls;
 use crate::notice::policy_name;
 
 /// A wider name would push all others away; it is told in full, out of its column.
@@ -44,14 +44,14 @@ fn route(explained: &Explained<'_>) -> String {
     let Explained { routed, file, arguments, .. } = explained;
     let path = &arguments.path;
     let rule = match *routed {
-        Routed::NotAsked => return String::new(),
-        Routed::Nowhere => return "Route: none; what limits let pass is answered with 404.\n\n".to_owned(),
+        Routed::NoGateway => return String::new(),
+        Routed::NoRoute => return "Route: none; what limits let pass is answered with 404.\n\n".to_owned(),
         Routed::By(rule) => rule,
     };
     let leads = match &rule.respond {
         Some(respond) => format!("answers with {}", respond.status),
         None => {
-            format!("to {}", asked_of_upstreams(rule, path_reading(file, Routed::Nowhere), path).join(", "))
+            format!("to {}", upstream_urls(rule, path_reading(file, Routed::NoRoute), path).join(", "))
         }
     };
     format!("Route: {}, {leads}.\n\n", rule.name())
@@ -93,20 +93,20 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
         RuleState::Refused(Refusal::Blocked) => ("refuses", "blocked".to_owned()),
         RuleState::Refused(Refusal::Unreadable(request)) => ("refuses", request.message.clone()),
         RuleState::Counted { key, cost, decision, banned_for } => {
-            let asked = format!("{}, cost {cost}", key_told(key));
+            let hit = format!("{}, cost {cost}", describe_key(key));
             match (decision, banned_for) {
-                (_, Some(left)) => ("refuses", format!("{asked}: banned for {}", seconds(*left))),
-                (Some(decision), None) if decision.is_allowed() => ("passes", format!("{asked}: {}", left(decision))),
-                (Some(decision), None) => ("refuses", format!("{asked}: {}, {}", left(decision), again(decision))),
+                (_, Some(left)) => ("refuses", format!("{hit}: banned for {}", seconds(*left))),
+                (Some(decision), None) if decision.is_allowed() => ("passes", format!("{hit}: {}", left(decision))),
+                (Some(decision), None) => ("refuses", format!("{hit}: {}, {}", left(decision), again(decision))),
                 (None, None) => {
                     let policy = policy_name(policy(explained.file, &rule.name).into());
-                    ("unknown", format!("{asked}: not known, on_store_failure is {policy}"))
+                    ("unknown", format!("{hit}: not known, on_store_failure is {policy}"))
                 }
             }
         }
         RuleState::InFlight { key, in_flight, decision } => {
             let verdict = if decision.is_allowed() { "passes" } else { "refuses" };
-            (verdict, format!("{}: {in_flight} of {} in flight", key_told(key), decision.quota()))
+            (verdict, format!("{}: {in_flight} of {} in flight", describe_key(key), decision.quota()))
         }
         _ => ("refuses", String::new()),
     };
@@ -119,7 +119,7 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
     [rule.name.clone(), verdict, detail]
 }
 
-fn key_told(key: &[String]) -> String {
+fn describe_key(key: &[String]) -> String {
     if key.is_empty() {
         return "one count for all".to_owned();
     }
@@ -165,15 +165,15 @@ fn answer(explained: &Explained<'_>) -> String {
 
 /// What is assumed of the client's address, where that matters and nobody has said.
 fn address(explained: &Explained<'_>) -> String {
-    let parts = made_without(explained);
+    let parts = effects_without_address(explained);
     let made = match parts.split_last() {
         None => return String::new(),
         Some((only, [])) => only.clone(),
         Some((last, before)) => format!("{}, and {last}", before.join(", ")),
     };
     let clients = match explained.routed {
-        Routed::NotAsked => "",
-        Routed::Nowhere | Routed::By(_) => " clients of the gateway always have one;",
+        Routed::NoGateway => "",
+        Routed::NoRoute | Routed::By(_) => " clients of the gateway always have one;",
     };
     format!("\nThe request has no address, so {made};{clients} give one with --ip, such as --ip 192.0.2.7.")
 }

@@ -20,7 +20,7 @@ const SCHEMES: [&str; 7] = [
 
 /// What keeps a file from being published: every line of it, comments as well, in which a login may stand.
 pub(super) fn problems(file: &Parsed) -> Option<Problems> {
-    let text = lines_ended_alike(file.source());
+    let text = with_unix_newlines(file.source());
     let flaw = |where_it_is: &str| {
         let message = format!("{where_it_is}, and that is not for everybody who may read what is published");
         Flaw::new(
@@ -60,15 +60,15 @@ pub(super) fn shown(text: &str) -> Option<Cow<'_, str>> {
 
 fn without(text: &str, is_hidden: impl Fn(&str) -> bool) -> Cow<'_, str> {
     const HIDDEN: &str = "# not shown: the login of a store may be in this line";
-    let ended_alike = lines_ended_alike(text);
-    if !lines(&ended_alike).any(&is_hidden) {
+    let normalised = with_unix_newlines(text);
+    if !lines(&normalised).any(&is_hidden) {
         return text.into();
     }
-    let kept: Vec<&str> = lines(&ended_alike).map(|line| if is_hidden(line) { HIDDEN } else { line }).collect();
+    let kept: Vec<&str> = lines(&normalised).map(|line| if is_hidden(line) { HIDDEN } else { line }).collect();
     kept.join("\n").into()
 }
 
-fn lines_ended_alike(text: &str) -> String {
+fn with_unix_newlines(text: &str) -> String {
     text.replace("\r\n", "\n")
 }
 
@@ -95,7 +95,7 @@ mod tests {
 
     const HIDDEN: &str = "# not shown: the login of a store may be in this line\n";
 
-    fn told(text: &str) -> Option<String> {
+    fn rendered(text: &str) -> Option<String> {
         problems(&RuleFile::parse("file", text).unwrap()).map(|problems| problems.to_string())
     }
 
@@ -118,19 +118,22 @@ mod tests {
         for (line, before, after, column) in cases {
             let text = format!("{before}{line}{after}");
             let place = format!("file:{}:{column}: there is an @ behind", before.lines().count() + 1);
-            let told = told(&text).expect("a refusal");
-            assert!(told.starts_with(&place) && told.lines().count() == 1 && !told.contains("hunter2"), "{told}");
+            let rendered = rendered(&text).expect("a refusal");
+            assert!(
+                rendered.starts_with(&place) && rendered.lines().count() == 1 && !rendered.contains("hunter2"),
+                "{rendered}"
+            );
             assert_eq!(shown(&text).as_deref(), Some(&*format!("{before}{HIDDEN}{after}")));
         }
     }
 
     #[test]
-    fn what_has_no_login_is_published_and_shown_as_it_is() {
+    fn what_has_no_login_is_published_and_shown_unchanged() {
         for text in [
             "store: redis://h:6379/1\r\nlimits: [] # ask ann@example.com\r\n",
             "# ann@h: see https://example.com/@us\rstore: redis://h\rlimits: []\r",
         ] {
-            assert_eq!(told(text), None);
+            assert_eq!(rendered(text), None);
             assert_eq!(shown(text).as_deref(), Some(text));
         }
     }
@@ -141,8 +144,11 @@ mod tests {
             [r"\x72edis://:hunter2@h", r"redis:\/\/:hunter2@h", r"redis://:hunter2\x40h", "redis://:hunter2\\\n  @h"];
         for url in urls {
             let text = format!("limits: []\nstore: \"{url}\"\n");
-            let told = told(&text).expect("a refusal");
-            assert!(told.starts_with("file:2:8: the store has a login") && !told.contains("hunter2"), "{told}");
+            let rendered = rendered(&text).expect("a refusal");
+            assert!(
+                rendered.starts_with("file:2:8: the store has a login") && !rendered.contains("hunter2"),
+                "{rendered}"
+            );
             assert_eq!(shown(&text), None, "{url}");
             // A line that is hidden for another one does not make it fit to be shown.
             assert_eq!(shown(&format!("# was redis://:old@h\n{text}")), None, "{url}");

@@ -12,7 +12,7 @@ use tollgate::internal::{CachedGate, ReusedResponse};
 use super::super::exchange::Worker;
 use super::super::site::Site;
 use super::super::ticks::Tick;
-use crate::decisions::LastNoted;
+use crate::decisions::LastLimit;
 
 /// As much is read at once. A longer head is not read in the lane.
 pub(super) const INPUT_BYTES: usize = 64 << 10;
@@ -36,7 +36,7 @@ pub(super) struct Desk {
     /// What a client was refused with last.
     pub(super) last_message: ReusedResponse,
     /// The limit that decided last, which is often the one that decides next.
-    pub(super) last_noted: LastNoted,
+    pub(super) last_noted: LastLimit,
 }
 
 /// The site and the rules in force, at hand: they are looked for only when they have changed.

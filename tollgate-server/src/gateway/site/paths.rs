@@ -84,7 +84,7 @@ pub(super) fn prefix(rule: &UpstreamRule) -> Option<String> {
 
 /// The URLs that the upstreams of a route are asked for when a client asks for that path; as the file has them where it
 /// cannot be asked for.
-pub(crate) fn asked_of_upstreams(rule: &RouteRule, reading: PathReading, path: &str) -> Vec<String> {
+pub(crate) fn upstream_urls(rule: &RouteRule, reading: PathReading, path: &str) -> Vec<String> {
     let clean = |path: &str| {
         let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
         let clean = CleanPath::new(path).ok()?;

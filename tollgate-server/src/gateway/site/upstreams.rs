@@ -9,8 +9,8 @@ use tollgate::rules::file::HealthCheckRule;
 
 use super::super::target::Target;
 use super::{Route, Site};
-use crate::limits_told::span;
-use crate::notice::some_of;
+use crate::limit_summary::span;
+use crate::notice::join_up_to;
 
 /// As many routes as fit a line. Whoever has more knows which.
 const MAX_ROUTES: usize = 5;
@@ -99,5 +99,5 @@ pub(super) fn listed(routes: &[&str]) -> String {
         }
     }
     let noun = if names.len() == 1 { "route" } else { "routes" };
-    format!("{noun} {}", some_of(&names, MAX_ROUTES))
+    format!("{noun} {}", join_up_to(&names, MAX_ROUTES))
 }

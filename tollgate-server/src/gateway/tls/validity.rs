@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
 use super::super::log::rfc3339;
-use crate::notice::{self, some_of};
+use crate::notice::{self, join_up_to};
 
 /// Authorities that renew by themselves do so a month before the end: who comes to this has to be woken.
 const SOON_SECONDS: i64 = 14 * DAY_SECONDS;
@@ -105,7 +105,7 @@ impl Validity {
 impl fmt::Display for Validity {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "gateway.tls.certificates {}", self.file)?;
-        if self.names.is_empty() { Ok(()) } else { write!(out, " for {}", some_of(&self.names, MAX_NAMES)) }
+        if self.names.is_empty() { Ok(()) } else { write!(out, " for {}", join_up_to(&self.names, MAX_NAMES)) }
     }
 }
 

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use super::super::log::rfc3339;
 use super::super::tls::MAX_NAMES;
-use crate::notice::some_of;
+use crate::notice::join_up_to;
 
 /// What upstreams say where a certificate of the client is missing. They can mean no other: the gateway has none.
 const WANTS_CERTIFICATE: [AlertDescription; 2] =
@@ -141,7 +141,7 @@ impl fmt::Display for TlsFault {
             }
             Self::OtherName { asked, has } => {
                 let names: Vec<String> = has.iter().map(|name| bare(name)).collect();
-                let (asked, names) = (asked.to_str(), some_of(&names, MAX_NAMES));
+                let (asked, names) = (asked.to_str(), join_up_to(&names, MAX_NAMES));
                 write!(
                     out,
                     "its certificate is for {names}, and {asked} was asked for; name one that it is for in \

@@ -7,21 +7,21 @@ use crate::gateway::Gateway;
 
 /// Where the server stands.
 #[derive(Default)]
-pub(crate) struct Standing {
+pub(crate) struct Readiness {
     /// Everything listens; the gateway is there if the rule file has one.
     started: OnceLock<Option<Arc<Gateway>>>,
     stopping: AtomicBool,
 }
 
-impl Standing {
+impl Readiness {
     /// Everything listens.
-    pub(crate) fn started(&self, gateway: Option<Arc<Gateway>>) {
+    pub(crate) fn set_started(&self, gateway: Option<Arc<Gateway>>) {
         // A server starts once.
         _ = self.started.set(gateway);
     }
 
     /// From here on no more requests are wanted.
-    pub(crate) fn stopping(&self) {
+    pub(crate) fn set_stopping(&self) {
         self.stopping.store(true, Relaxed);
     }
 
@@ -30,7 +30,7 @@ impl Standing {
     }
 
     /// Whether requests are wanted, or else why not.
-    pub(crate) fn wants_requests(&self) -> Result<(), &'static str> {
+    pub(crate) fn check_ready(&self) -> Result<(), &'static str> {
         match (self.stopping.load(Relaxed), self.started.get()) {
             (true, _) => Err("stopping"),
             (false, None) => Err("starting"),

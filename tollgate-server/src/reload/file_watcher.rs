@@ -12,24 +12,24 @@ use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::QUIET;
+use super::QUIET_PERIOD;
 use crate::notice;
 
 /// A folder in which something else is always written must not keep the file from being read.
-const LONGEST_UNREST: Duration = Duration::from_secs(1);
+const MAX_BURST: Duration = Duration::from_secs(1);
 
 /// As many links on the way to one file as Linux itself follows.
 const MAX_LINKS: usize = 40;
 
-pub(super) struct Watch {
+pub(super) struct FileWatcher {
     /// `None` where nothing can be watched.
     watcher: Option<RecommendedWatcher>,
     folders: BTreeSet<PathBuf>,
     events: mpsc::Receiver<()>,
 }
 
-impl Watch {
-    pub(super) fn begin(path: &Path) -> Self {
+impl FileWatcher {
+    pub(super) fn new(path: &Path) -> Self {
         // One event says as much as many: look.
         let (sender, events) = mpsc::channel(1);
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
@@ -37,7 +37,7 @@ impl Watch {
                 _ = sender.try_send(());
             }
         });
-        let watcher = watcher.map_err(|error| warn_unwatched(path, &error)).ok();
+        let watcher = watcher.map_err(|error| warn_not_watched(path, &error)).ok();
         let mut watch = Self { watcher, folders: BTreeSet::new(), events };
         watch.follow(path, None);
         watch
@@ -46,8 +46,8 @@ impl Watch {
     /// Watches the folders on the way to these files as they are now.
     pub(super) fn follow(&mut self, path: &Path, other: Option<&Path>) {
         let Some(watcher) = &mut self.watcher else { return };
-        let mut wanted = folders_on_the_way(path);
-        wanted.extend(other.map(folders_on_the_way).into_iter().flatten());
+        let mut wanted = folders_to_watch(path);
+        wanted.extend(other.map(folders_to_watch).into_iter().flatten());
         for gone in self.folders.difference(&wanted) {
             // Where a folder is gone, its watch is too.
             _ = watcher.unwatch(gone);
@@ -57,7 +57,7 @@ impl Watch {
             // Watched anew even if it was before: another folder may be there under the same name.
             match watcher.watch(&folder, RecursiveMode::NonRecursive) {
                 Ok(()) => _ = watched.insert(folder),
-                Err(error) if self.folders.is_empty() => warn_unwatched(path, &error),
+                Err(error) if self.folders.is_empty() => warn_not_watched(path, &error),
                 // It is looked for again at the next look.
                 Err(_) => {}
             }
@@ -71,13 +71,13 @@ impl Watch {
             // Nobody watches.
             std::future::pending::<()>().await;
         }
-        let settled = async { while let Ok(Some(())) = timeout(QUIET, self.events.recv()).await {} };
-        _ = timeout(LONGEST_UNREST, settled).await;
+        let settled = async { while let Ok(Some(())) = timeout(QUIET_PERIOD, self.events.recv()).await {} };
+        _ = timeout(MAX_BURST, settled).await;
     }
 }
 
-fn warn_unwatched(path: &Path, error: &notify::Error) {
-    let seconds = super::LOOK_EVERY.as_secs();
+fn warn_not_watched(path: &Path, error: &notify::Error) {
+    let seconds = super::POLL_INTERVAL.as_secs();
     notice::warn(format_args!(
         "{} cannot be watched: {error}; it is looked at every {seconds} s, and at once on SIGHUP",
         path.display()
@@ -94,7 +94,7 @@ fn is_change(kind: EventKind) -> bool {
 }
 
 /// The folders whose entries decide which file the path leads to.
-fn folders_on_the_way(path: &Path) -> BTreeSet<PathBuf> {
+fn folders_to_watch(path: &Path) -> BTreeSet<PathBuf> {
     let mut folders = BTreeSet::new();
     let mut path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for _ in 0..MAX_LINKS {
@@ -129,7 +129,7 @@ mod tests {
         symlink("..data/rules.yaml", root.join("mount/rules.yaml")).unwrap();
         symlink(root.join("mount"), root.join("etc/current")).unwrap();
 
-        let found = folders_on_the_way(&root.join("etc/current/rules.yaml"));
+        let found = folders_to_watch(&root.join("etc/current/rules.yaml"));
         let expected = ["etc", "mount", "mount/..1"].map(|folder| root.join(folder));
         assert_eq!(found, BTreeSet::from(expected));
     }
@@ -139,6 +139,6 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         symlink("b", root.path().join("a")).unwrap();
         symlink("a", root.path().join("b")).unwrap();
-        assert!(!folders_on_the_way(&root.path().join("a")).is_empty());
+        assert!(!folders_to_watch(&root.path().join("a")).is_empty());
     }
 }

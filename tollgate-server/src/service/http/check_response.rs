@@ -8,7 +8,7 @@ use crate::seconds::Seconds;
 
 /// What a client reads. The times are seconds.
 #[derive(Serialize)]
-pub(crate) struct Answer<'a> {
+pub(crate) struct CheckResponse<'a> {
     allowed: bool,
     limit: Option<&'a str>,
     quota: Option<u64>,
@@ -23,21 +23,22 @@ pub(crate) struct Answer<'a> {
     token: Option<&'static str>,
     source: Option<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    shadow: Vec<Watched<'a>>,
+    shadow: Vec<ShadowDecision<'a>>,
 }
 
 /// What a rule that only watches has decided.
 #[derive(Serialize)]
-struct Watched<'a> {
+struct ShadowDecision<'a> {
     limit: &'a str,
     allowed: bool,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> CheckResponse<'a> {
     pub(crate) fn new(outcome: &'a Outcome) -> Self {
         let decision = outcome.decision();
-        let watched =
-            outcome.shadow_decisions().map(|(limit, decision)| Watched { limit, allowed: decision.is_allowed() });
+        let watched = outcome
+            .shadow_decisions()
+            .map(|(limit, decision)| ShadowDecision { limit, allowed: decision.is_allowed() });
         Self {
             allowed: outcome.is_allowed(),
             limit: outcome.limit(),

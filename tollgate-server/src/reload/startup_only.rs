@@ -9,7 +9,7 @@ use crate::notice;
 
 /// What the command line named, whatever a file says.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Given {
+pub(crate) struct CliOverrides {
     pub(crate) http: Option<Address>,
     pub(crate) admin: Option<Address>,
     pub(crate) store: Option<String>,
@@ -17,7 +17,7 @@ pub(crate) struct Given {
 
 /// What is settled when a server starts.
 #[derive(Clone, Debug)]
-pub(super) struct Settled {
+pub(super) struct StartupOnly {
     http: Option<Listener>,
     admin: Option<AdminRule>,
     gateway: Option<Layout>,
@@ -31,22 +31,22 @@ struct Layout {
     drain: Duration,
 }
 
-impl Settled {
-    pub(super) fn by(file: &RuleFile, given: &Given) -> Self {
+impl StartupOnly {
+    pub(super) fn of(file: &RuleFile, overrides: &CliOverrides) -> Self {
         let mut http = file.service.http.clone();
-        if let (Some(listener), Some(address)) = (&mut http, &given.http) {
+        if let (Some(listener), Some(address)) = (&mut http, &overrides.http) {
             listener.listen = address.clone();
         }
         Self {
             http,
-            admin: file.admin.clone().filter(|_| given.admin.is_none()),
+            admin: file.admin.clone().filter(|_| overrides.admin.is_none()),
             gateway: file.gateway.as_ref().map(Layout::of),
         }
     }
 
     /// Tells what another file after that of `before` changes in vain. What it changes back to what is in force is nothing
     /// to tell.
-    pub(super) fn tell(&self, before: &Self, after: &Self) {
+    pub(super) fn warn_of_changes(&self, before: &Self, after: &Self) {
         for (name, differs) in FIELDS {
             if differs(before, after) && differs(self, after) {
                 notice::warn(format_args!("{name} has changed; start the server again for that"));
@@ -68,7 +68,7 @@ impl Layout {
 }
 
 /// Whether two differ in one thing.
-type Differs = fn(&Settled, &Settled) -> bool;
+type Differs = fn(&StartupOnly, &StartupOnly) -> bool;
 
 const FIELDS: [(&str, Differs); 7] = [
     ("service.http", |one, other| one.http != other.http),
@@ -81,6 +81,6 @@ const FIELDS: [(&str, Differs); 7] = [
 ];
 
 /// Where one of them has no gateway, that is the difference.
-fn differ<T: PartialEq>(one: &Settled, other: &Settled, part: impl Fn(Layout) -> T) -> bool {
+fn differ<T: PartialEq>(one: &StartupOnly, other: &StartupOnly, part: impl Fn(Layout) -> T) -> bool {
     one.gateway.zip(other.gateway).is_some_and(|(one, other)| part(one) != part(other))
 }

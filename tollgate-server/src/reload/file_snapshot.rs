@@ -6,20 +6,20 @@ use crate::config;
 
 /// The rule file, and the keys of tokens that it names. Two sights that are the same mean the same rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sight {
+pub(super) struct FileSnapshot {
     /// Why it cannot be read, if it cannot.
     text: Result<Vec<u8>, String>,
     keys: Option<Vec<u8>>,
 }
 
-impl Sight {
-    pub(super) fn look(path: &Path, key_file: Option<&Path>) -> Self {
+impl FileSnapshot {
+    pub(super) fn read(path: &Path, key_file: Option<&Path>) -> Self {
         let unreadable = |error| format!("cannot read {}: {error}", path.display());
-        let text = config::read(path).map(without_mark).map_err(unreadable);
+        let text = config::read(path).map(without_bom).map_err(unreadable);
         Self { text, keys: None }.with_keys(key_file)
     }
 
-    /// The sight of a file that was read already.
+    /// The snapshot of a file that was read already.
     pub(super) fn of_text(text: &str) -> Self {
         Self { text: Ok(text.into()), keys: None }
     }
@@ -35,7 +35,7 @@ impl Sight {
 }
 
 /// A byte order mark says nothing, and is left out of what was understood.
-fn without_mark(text: Vec<u8>) -> Vec<u8> {
+fn without_bom(text: Vec<u8>) -> Vec<u8> {
     match text.strip_prefix(b"\xEF\xBB\xBF") {
         Some(rest) => rest.to_vec(),
         None => text,

@@ -6,27 +6,27 @@ use tollgate::rules::file::{AlgorithmName, LimitRule, RuleFile};
 use tollgate::{InvalidLimit, Rate};
 
 /// As many as fit a terminal. Whoever has more knows the file.
-const MAX_TOLD: usize = 20;
+const MAX_LIMITS: usize = 20;
 
 /// What is in force: in one line if it is one limit or none, else in a line each, up to a bound.
-pub(crate) fn in_force(file: &RuleFile) -> String {
+pub(crate) fn summary(file: &RuleFile) -> String {
     match &*file.limits {
         [] => "no limits: everything passes".to_owned(),
-        [limit] => told(limit),
+        [limit] => describe(limit),
         limits => {
             let mut text = format!("{} limits:", limits.len());
-            for limit in &limits[..limits.len().min(MAX_TOLD)] {
-                text += &format!("\n  {}", told(limit));
+            for limit in &limits[..limits.len().min(MAX_LIMITS)] {
+                text += &format!("\n  {}", describe(limit));
             }
-            if limits.len() > MAX_TOLD {
-                text += &format!("\n  and {} more", limits.len() - MAX_TOLD);
+            if limits.len() > MAX_LIMITS {
+                text += &format!("\n  and {} more", limits.len() - MAX_LIMITS);
             }
             text
         }
     }
 }
 
-fn told(limit: &LimitRule) -> String {
+fn describe(limit: &LimitRule) -> String {
     let name = limit.name.as_str();
     let mut text = match numbers(limit) {
         Ok(numbers) => format!("limit {name}: {numbers}"),

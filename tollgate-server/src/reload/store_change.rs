@@ -10,7 +10,7 @@ pub(super) enum StoreChange {
     /// The same Redis under other terms; it has the counts.
     SameRedis,
     /// Counts start anew.
-    Anew,
+    NewStore,
 }
 
 impl StoreChange {
@@ -23,18 +23,18 @@ impl StoreChange {
         match (old.is_memory(), new.is_memory()) {
             // The terms of a remote store mean nothing to memory.
             (true, true) if before.max_memory == after.max_memory => Self::None,
-            (true, true) => Self::Anew,
-            _ if !old.has_counts_of(new) => Self::Anew,
+            (true, true) => Self::NewStore,
+            _ if !old.has_counts_of(new) => Self::NewStore,
             _ if same_terms && old == new => Self::None,
             _ => Self::SameRedis,
         }
     }
 
-    pub(super) fn tell(self) {
+    pub(super) fn log(self) {
         match self {
             Self::None => {}
-            Self::SameRedis => notice::tell("the store is asked under other terms; its counts stay"),
-            Self::Anew => notice::tell("the store is another; counts start anew"),
+            Self::SameRedis => notice::log("the store is asked under other terms; its counts stay"),
+            Self::NewStore => notice::log("the store is another; counts start anew"),
         }
     }
 }

@@ -12,7 +12,7 @@ use tollgate::internal::{Unreadable, check_method};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate};
 
-use super::super::refusal::quoted;
+use super::super::error_body::quoted;
 use super::values::OneOrMany;
 
 /// As many as the HTTP server itself takes from a request.
@@ -69,7 +69,7 @@ impl RequestFacts {
         }
     }
 
-    pub(super) fn ask(&self, gate: &Gate, cost: Option<u64>) -> Check {
+    pub(super) fn start(&self, gate: &Gate, cost: Option<u64>) -> Check {
         let descriptors: Vec<(&str, &str)> = self.descriptors.iter().flat_map(|all| all.0.iter()).map(pair).collect();
         let target = self.path.as_deref().unwrap_or(PATH);
         let method = self.method.as_deref().unwrap_or(METHOD);
