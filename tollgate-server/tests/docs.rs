@@ -1,7 +1,7 @@
 //! The commands in the documentation print what the pages show, and `docs/cli.md` describes every option.
 //!
 //! A page is run from top to bottom. A `yaml` block is saved as `tollgate.yaml`. A command in a `console` block is run
-//! if the page shows its output. Otherwise its options are looked up in the help text.
+//! if the page shows its output. Otherwise, and in a `sh` block, its options are looked up in the help text.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -118,6 +118,15 @@ impl Server {
         Self { process, lines }
     }
 
+    /// Starts it, and reads the address behind `label` from its first line.
+    fn with_address(folder: &Path, rules: Option<&str>, label: &str) -> (Self, SocketAddr) {
+        let mut server = Self::start(folder, rules);
+        let line = server.line();
+        let rest = line.split_once(label).unwrap_or_else(|| panic!("there is no {label} in {line}")).1;
+        let address = rest.split([',', '/', ';']).next().expect("an address").parse();
+        (server, address.expect("an address and a port"))
+    }
+
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).expect("the server prints where it listens");
@@ -154,6 +163,27 @@ fn check(address: SocketAddr, body: &str) -> Value {
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"))
 }
 
+/// Sends a request to a gateway and returns the response. Header names are in lower case, as on the pages.
+fn get(address: SocketAddr, path: &str, headers: &[&str]) -> String {
+    let mut stream = TcpStream::connect(address).expect("the gateway listens");
+    let lines: String = headers.iter().flat_map(|header| [header, "\r\n"]).collect();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{lines}\r\n").expect("it is sent");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("the gateway answers");
+    response.replace("\r\n", "\n")
+}
+
+/// Replaces numbers that depend on the time of day: the reset, the wait, and the rest of a window.
+fn without_waits(line: &str) -> String {
+    let (before, times) = match line.split_once(": ") {
+        Some((name @ ("x-ratelimit-reset" | "retry-after"), value)) => (name, value),
+        Some(("ratelimit", value)) => value.rsplit_once(';').unwrap_or((value, "")),
+        _ if line.starts_with('{') => ("", line),
+        _ => (line, ""),
+    };
+    format!("{before} {}", times.replace(|char: char| char.is_ascii_digit(), ""))
+}
+
 /// Removes the fields that depend on the time of day.
 fn without_times(mut response: Value) -> Value {
     match &mut response {
@@ -170,6 +200,8 @@ struct Page {
     rules: Option<String>,
     /// Answers the checks of the page under the current rules.
     service: Option<(Server, SocketAddr)>,
+    /// Answers the other requests of the page.
+    gateway: Option<(Server, SocketAddr)>,
     ran: usize,
 }
 
@@ -180,6 +212,7 @@ impl Page {
         let arguments = match words.iter().position(|word| word == "tollgate" || word == "--") {
             Some(at) if words[0] == "tollgate" || words[0] == "cargo" => &words[at + 1..],
             _ if words[0] == "curl" && words.iter().any(|word| word == "--json") => return self.check(&words, shown),
+            _ if words[0] == "curl" && words[1] == "-i" => return self.get(&words, shown),
             _ => return,
         };
         let subcommand = arguments.first().expect("a subcommand").clone();
@@ -200,16 +233,30 @@ impl Page {
         assert_eq!(without_ports(&printed), without_ports(shown), "{name}: {command}");
     }
 
+    /// Runs `curl -i`. A page shows a denial after the requests that lead to it, so the request is repeated until then.
+    fn get(&mut self, words: &[String], shown: &str) {
+        const MOST_REPEATED: usize = 100;
+        let (folder, rules) = (self.folder.path(), self.rules.as_deref());
+        let (_, address) = self.gateway.get_or_insert_with(|| Server::with_address(folder, rules, "gateway http://"));
+        let headers: Vec<&str> = words.windows(2).filter(|pair| pair[0] == "-H").map(|pair| &*pair[1]).collect();
+        let url = words.last().expect("curl has a URL").trim_start_matches("http://");
+        let path = &url[url.find('/').expect("the URL has a path")..];
+        let status = shown.lines().next().expect("a status line");
+        let mut responses = (0..MOST_REPEATED).map(|_| get(*address, path, &headers));
+        let response = responses.find(|response| response.starts_with(status));
+        let response = response.unwrap_or_else(|| panic!("{}: no request gets {status}", self.name));
+        let given: BTreeSet<String> = response.lines().map(without_waits).collect();
+        for line in shown.lines().filter(|line| !line.is_empty() && *line != "...") {
+            assert!(given.contains(&without_waits(line)), "{}: no line is like {line}\n{response}", self.name);
+        }
+        self.ran += 1;
+    }
+
     fn check(&mut self, words: &[String], shown: &str) {
         let body = words.iter().skip_while(|word| *word != "--json").nth(1).expect("--json has a value");
         let (folder, rules) = (self.folder.path(), self.rules.as_deref());
-        let (_, address) = self.service.get_or_insert_with(|| {
-            let mut server = Server::start(folder, rules);
-            let line = server.line();
-            let rest = line.split_once("decisions POST http://").expect("the page has a decision service").1;
-            let address = rest.split_once('/').expect("a URL has a path").0.parse().expect("an address");
-            (server, address)
-        });
+        let (_, address) =
+            self.service.get_or_insert_with(|| Server::with_address(folder, rules, "decisions POST http://"));
         let given = check(*address, body);
         if !shown.is_empty() {
             self.ran += 1;
@@ -224,7 +271,7 @@ fn commands_print_what_the_pages_show() {
     let mut ran = 0;
     for name in PAGES {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut page = Page { name, folder, rules: None, service: None, ran: 0 };
+        let mut page = Page { name, folder, rules: None, service: None, gateway: None, ran: 0 };
         for (language, text) in blocks(&read(name)) {
             match language {
                 "yaml" => {
@@ -232,15 +279,16 @@ fn commands_print_what_the_pages_show() {
                     let kept = text.lines().filter(|line| !line.starts_with("store: redis"));
                     let rules: String = kept.flat_map(|line| [line, "\n"]).collect();
                     fs::write(page.folder.path().join(RULES), &rules).expect("the rule file is written");
-                    (page.rules, page.service) = (Some(rules), None);
+                    (page.rules, page.service, page.gateway) = (Some(rules), None, None);
                 }
+                "sh" => text.lines().filter(|line| line.starts_with("tollgate ")).for_each(|line| page.run(line, "")),
                 "console" => commands(text).iter().for_each(|(command, shown)| page.run(command, shown)),
                 _ => {}
             }
         }
         ran += page.ran;
     }
-    assert!(ran >= 10, "{ran} commands were run");
+    assert!(ran >= 13, "{ran} commands were run");
 }
 
 #[test]
