@@ -129,9 +129,10 @@ fn examples() -> Vec<String> {
     }
     examples.retain(|example| example.contains("=> ") && !example.contains("```"));
     // By message, so that the order does not depend on the names of snapshots.
-    examples.sort_by_key(|example| {
+    examples.sort_by_cached_key(|example| {
         let message = example.lines().find_map(|line| line.strip_prefix("=> ")).unwrap_or_default();
-        message.splitn(4, ':').nth(3).unwrap_or_default().trim_start_matches([' ', '`']).to_lowercase()
+        let text = message.splitn(4, ':').nth(3).unwrap_or_default().trim_start_matches([' ', '`']).to_lowercase();
+        (text, example.clone())
     });
     examples.dedup();
     examples
