@@ -5,7 +5,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use tollgate::rules::RuleSet;
-use tollgate::rules::file::{Address, LoadError, Parsed, Problems, RuleFile};
+use tollgate::rules::file::internal::Address;
+use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
 
 use crate::gateway::Gateway;
 

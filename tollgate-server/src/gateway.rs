@@ -58,7 +58,8 @@ use arc_swap::ArcSwap;
 use http::HeaderMap;
 use tokio::sync::watch as signal;
 use tollgate::Gate;
-use tollgate::rules::file::{Address, GatewayRule, Parsed, Problems};
+use tollgate::rules::file::internal::{Address, GatewayRule};
+use tollgate::rules::file::{Parsed, Problems};
 
 use self::buffers::Buffers;
 use self::exchange::Worker;
@@ -205,8 +206,8 @@ impl Gateway {
     pub(crate) fn problems(file: &Parsed, listen: Option<&Address>) -> Option<Problems> {
         let rule = file.gateway.as_ref()?;
         let listens: Vec<String> = ports::places(rule, listen).into_iter().map(|place| place.address).collect();
-        let flaws = Site::flaws(file, &listens);
-        (!flaws.is_empty()).then(|| file.problems(flaws))
+        let errors = Site::errors(file, &listens);
+        (!errors.is_empty()).then(|| file.problems(errors))
     }
 
     /// The address that the command line named, whatever a file says.

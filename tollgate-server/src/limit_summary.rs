@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tollgate::rules::file::{AlgorithmName, LimitRule, RuleFile};
+use tollgate::rules::file::RuleFile;
+use tollgate::rules::file::internal::{AlgorithmName, LimitRule};
 use tollgate::{InvalidLimit, Rate};
 
 /// As many as fit a terminal. Whoever has more knows the file.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use tollgate::rules::file::Address;
+use tollgate::rules::file::internal::Address;
 
 /// What says where something listens.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,8 @@ use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header as header_names};
 use tollgate::internal::{CleanPath, Unreadable, check_host, check_method};
-use tollgate::rules::file::{Parsed, RouteRule};
+use tollgate::rules::file::Parsed;
+use tollgate::rules::file::internal::RouteRule;
 use tollgate::rules::{Facts, PathReading};
 use tollgate::{Explanation, Gate};
 

@@ -10,7 +10,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tollgate::Gate;
-use tollgate::rules::file::{Address, HostGlob, Listener, Parsed, RuleFile};
+use tollgate::rules::file::internal::{Address, HostGlob, Listener};
+use tollgate::rules::file::{Parsed, RuleFile};
 
 use super::{Error, StoreArgument, load, print};
 use crate::decisions::Decisions;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
-use tollgate::rules::file::UnderscoreHeaders;
+use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::answer::Failure;
 use super::buffers::{HeldBytes, Overloaded, STEP_BYTES};

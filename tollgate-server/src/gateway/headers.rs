@@ -8,7 +8,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, TE, TRAN
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
-use tollgate::rules::file::{Told, UnderscoreHeaders};
+use tollgate::rules::file::internal::{UnderscoreHeaders, UpstreamHeader};
 
 use super::answer::Failure;
 use super::client::{Client, Scheme};
@@ -216,16 +216,16 @@ pub(super) fn tell_upstream(
     ids: &RequestIds,
 ) -> Option<HeaderValue> {
     headers.reserve(ADDED);
-    if site.tells(Told::XForwarded) {
+    if site.tells(UpstreamHeader::XForwarded) {
         tell_x_forwarded(headers, client);
     }
-    if site.tells(Told::Forwarded) {
+    if site.tells(UpstreamHeader::Forwarded) {
         tell_forwarded(headers, client);
     }
-    if site.tells(Told::Via) {
+    if site.tells(UpstreamHeader::Via) {
         append_via(version, headers);
     }
-    if !site.tells(Told::RequestId) {
+    if !site.tells(UpstreamHeader::RequestId) {
         return None;
     }
     let mut given = headers.get_all(X_REQUEST_ID).iter();

@@ -12,7 +12,7 @@ use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tollgate::rules::file::HealthCheckRule;
+use tollgate::rules::file::internal::HealthCheckRule;
 
 use super::body::ToUpstream;
 use super::connect::{self, Dialled};

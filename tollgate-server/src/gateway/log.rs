@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tollgate::rules::file::{AccessLogRule, Flaw, LogFormat};
+use tollgate::rules::file::internal::{AccessLogRule, LogFormat, SettingError};
 
 pub(super) use self::record::{Over, Record};
 use self::sink::Sink;
@@ -71,13 +71,14 @@ impl AccessLog {
         folder: &Path,
         workers: usize,
         lost: &Arc<AtomicU64>,
-    ) -> Result<Self, Flaw> {
+    ) -> Result<Self, SettingError> {
         let sink = Sink::open(rule.file.as_ref().map(|file| folder.join(file)))?;
         let waiting = (0..workers).map(|_| Waiting::default()).collect();
         let shared = Shared { format: rule.format, waiting, bell: Bell::default(), lost: Arc::clone(lost) };
         let shared = Arc::new(shared);
-        writer::start(Arc::clone(&shared), sink)
-            .map_err(|error| Flaw::new(format!("gateway.access_log: {error}"), "give the process more threads"))?;
+        writer::start(Arc::clone(&shared), sink).map_err(|error| {
+            SettingError::new(format!("gateway.access_log: {error}"), "give the process more threads")
+        })?;
         Ok(Self { rule: rule.clone(), shared })
     }
 

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use tollgate::internal::is_forwarding_header;
 use tollgate::rules::TrustedProxies;
-use tollgate::rules::file::UnderscoreHeaders;
+use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::site::Site;
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tollgate::rules::file::{Address, Flaw, GatewayRule, Parsed};
+use tollgate::rules::file::Parsed;
+use tollgate::rules::file::internal::{Address, GatewayRule, SettingError};
 
 use super::StartError;
 use super::connection::Begins;
@@ -65,8 +66,8 @@ pub(super) async fn prepare(
     let mut ports = Vec::new();
     for Place { address: written, setting, is_tls } in places(&rule, listen) {
         let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder()));
-        let of_tls = |flaws: Vec<Flaw>| flaws.into_iter().map(|flaw| flaw.of("tls").of("gateway"));
-        let tls = tls.transpose().map_err(|flaws| StartError::Refused(file.problems(of_tls(flaws))))?;
+        let of_tls = |errors: Vec<SettingError>| errors.into_iter().map(|error| error.of("tls").of("gateway"));
+        let tls = tls.transpose().map_err(|errors| StartError::Refused(file.problems(of_tls(errors))))?;
         let acceptor = tls.as_ref().map(|tls| tls.acceptor.clone());
         let begins = Begins { proxy_protocol: rule.proxy_protocol, tls: acceptor };
         let listening = if there.contains(&written) {

@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tollgate::rules::file::UpstreamConnectionsRule;
+use tollgate::rules::file::internal::UpstreamConnectionsRule;
 
 use super::addresses::HostAddresses;
 use super::ticks::{Tick, Wait};

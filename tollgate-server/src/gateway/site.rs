@@ -16,10 +16,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::internal::{CleanPath, Unreadable};
-use tollgate::rules::file::{
-    AccessLogRule, Balance, Flaw, HealthCheckRule, HostHeader, Parsed, Problems, RespondRule, RouteRule, Told,
-    UnderscoreHeaders, UpstreamRule,
+use tollgate::rules::file::internal::{
+    AccessLogRule, Balance, HealthCheckRule, HostHeader, RespondRule, RouteRule, SettingError, UnderscoreHeaders,
+    UpstreamHeader, UpstreamRule,
 };
+use tollgate::rules::file::{Parsed, Problems};
 use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies};
 
 pub(super) use self::edits::Edits;
@@ -47,7 +48,7 @@ pub(super) struct Site {
     pub(super) proxies: TrustedProxies,
     /// What becomes of headers with an underscore in their name.
     pub(super) underscores: UnderscoreHeaders,
-    told: Vec<Told>,
+    told: Vec<UpstreamHeader>,
     /// Connections of one client address; by default a share of all.
     pub(super) max_per_address: Option<u32>,
     pub(super) max_body: u64,
@@ -166,10 +167,10 @@ impl Site {
         let mut kept = Kept::of(before, workers);
         let path_reading = gateway.paths.over(PathReading::default());
         let mut routes = Vec::new();
-        let refused = |flaw| file.problems([flaw]);
+        let refused = |error| file.problems([error]);
         for (index, rule) in gateway.routes.iter().enumerate() {
             let route = Route::new(rule, file.folder(), path_reading, &mut kept);
-            routes.push(route.map_err(|flaw| refused(of_route(flaw, index)))?);
+            routes.push(route.map_err(|error| refused(of_route(error, index)))?);
         }
         Ok(Self {
             routes,
@@ -187,7 +188,7 @@ impl Site {
             log: match &gateway.access_log {
                 Some(rule) => {
                     let log = log(rule, before, || AccessLog::open(rule, file.folder(), workers, lost));
-                    Some(log.map_err(|flaw| refused(flaw.of("access_log").of("gateway")))?)
+                    Some(log.map_err(|error| refused(error.of("access_log").of("gateway")))?)
                 }
                 None => None,
             },
@@ -197,20 +198,20 @@ impl Site {
     /// Everything that would keep the gateway of a file from serving at these addresses, short of opening anything: what
     /// is wrong with the files that it names, and upstreams that are the gateway itself. What keeps the rules from being
     /// compiled is not told again.
-    pub(super) fn flaws(file: &Parsed, listens: &[String]) -> Vec<Flaw> {
+    pub(super) fn errors(file: &Parsed, listens: &[String]) -> Vec<SettingError> {
         let Some(gateway) = &file.gateway else { return Vec::new() };
         let mut kept = Kept::of(None, 1);
         let mut found = Vec::new();
         let path_reading = gateway.paths.over(PathReading::default());
         for (index, rule) in gateway.routes.iter().enumerate() {
-            let flaws = match Route::new(rule, file.folder(), path_reading, &mut kept) {
-                Ok(route) => circles::flaws(&route, listens),
-                Err(flaw) => vec![flaw],
+            let errors = match Route::new(rule, file.folder(), path_reading, &mut kept) {
+                Ok(route) => circles::errors(&route, listens),
+                Err(error) => vec![error],
             };
-            found.extend(flaws.into_iter().map(|flaw| of_route(flaw, index)));
+            found.extend(errors.into_iter().map(|error| of_route(error, index)));
         }
         let of_tls = gateway.tls.iter().filter_map(|tls| Tls::new(tls, file.folder()).err()).flatten();
-        found.extend(of_tls.map(|flaw| flaw.of("tls").of("gateway")));
+        found.extend(of_tls.map(|error| error.of("tls").of("gateway")));
         found
     }
 
@@ -256,21 +257,21 @@ impl Site {
         }
     }
 
-    pub(super) fn tells(&self, told: Told) -> bool {
+    pub(super) fn tells(&self, told: UpstreamHeader) -> bool {
         self.told.contains(&told)
     }
 }
 
-fn of_route(flaw: Flaw, index: usize) -> Flaw {
-    flaw.of(index).of("routes").of("gateway")
+fn of_route(error: SettingError, index: usize) -> SettingError {
+    error.of(index).of("routes").of("gateway")
 }
 
 /// The log of the site before if it is as the rule says, or else another.
 fn log(
     rule: &AccessLogRule,
     before: Option<&Site>,
-    open: impl FnOnce() -> Result<AccessLog, Flaw>,
-) -> Result<Arc<AccessLog>, Flaw> {
+    open: impl FnOnce() -> Result<AccessLog, SettingError>,
+) -> Result<Arc<AccessLog>, SettingError> {
     match before.and_then(|before| before.log.as_ref()).filter(|log| log.is_as(rule)) {
         Some(log) => {
             // Whoever asks for a reload may have renamed it away.
@@ -282,7 +283,7 @@ fn log(
 }
 
 impl Route {
-    fn new(rule: &RouteRule, folder: &Path, path_reading: PathReading, kept: &mut Kept) -> Result<Self, Flaw> {
+    fn new(rule: &RouteRule, folder: &Path, path_reading: PathReading, kept: &mut Kept) -> Result<Self, SettingError> {
         let upstreams: Vec<&UpstreamRule> = rule.upstream.iter().flatten().collect();
         let leads = match (&*upstreams, &rule.respond) {
             (_, Some(respond)) => Leads::Respond(Written::new(respond)),
@@ -410,10 +411,17 @@ impl Route {
 }
 
 /// The upstream of that URL, taken over if it is there already.
-fn target(upstream: &UpstreamRule, rule: &RouteRule, folder: &Path, kept: &mut Kept) -> Result<Arc<Target>, Flaw> {
+fn target(
+    upstream: &UpstreamRule,
+    rule: &RouteRule,
+    folder: &Path,
+    kept: &mut Kept,
+) -> Result<Arc<Target>, SettingError> {
     let text = upstream.url.as_str();
-    let bad =
-        || Flaw::new(format!("upstream {text} is no URL"), "write one such as http://127.0.0.1:8081").of("upstream");
+    let bad = || {
+        SettingError::new(format!("upstream {text} is no URL"), "write one such as http://127.0.0.1:8081")
+            .of("upstream")
+    };
     let uri: Uri = text.parse().map_err(|_| bad())?;
     let (scheme, default_port) = match uri.scheme_str() {
         Some("https") => (Speaks::Tls, 443),

@@ -9,7 +9,7 @@ use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, StatusCode, Uri, Version};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
-use tollgate::rules::file::EjectRule;
+use tollgate::rules::file::internal::EjectRule;
 
 use super::addresses::HostAddresses;
 use super::connect::Exhausted;

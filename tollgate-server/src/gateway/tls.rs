@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tollgate::rules::Certificate;
-use tollgate::rules::file::{CertificateRule, ClientCertificates, Flaw, TlsRule};
+use tollgate::rules::file::internal::{CertificateRule, ClientCertificates, SettingError, TlsRule};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 pub(super) use self::failure::{HANDSHAKE_FAILURES, HandshakeFailure};
@@ -84,9 +84,9 @@ impl ResolvesServerCert for Certificates {
 
 impl Tls {
     /// The TLS of a rule, or everything that is wrong with the files that it names: not only what is found first.
-    pub(super) fn new(rule: &TlsRule, folder: &Path) -> Result<Self, Vec<Flaw>> {
+    pub(super) fn new(rule: &TlsRule, folder: &Path) -> Result<Self, Vec<SettingError>> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut flaws = Vec::new();
+        let mut errors = Vec::new();
         let (mut certificates, mut validities) = (Vec::new(), Vec::new());
         for (index, files) in files(rule, folder).iter().enumerate() {
             match certified(files, &provider) {
@@ -95,16 +95,16 @@ impl Tls {
                     validities.extend(own.and_then(|own| Validity::of(&files.cert, &files.written, own)));
                     certificates.push(Arc::new(certificate));
                 }
-                Err(found) => flaws.extend(found.into_iter().map(|flaw| flaw.of(index).of("certificates"))),
+                Err(found) => errors.extend(found.into_iter().map(|error| error.of(index).of("certificates"))),
             }
         }
         let verifier = rule.client_ca.as_ref().map(|file| {
             let verifies = verifier(&folder.join(file), rule.client_certificates, &provider);
-            verifies.map_err(|flaw| flaws.push(flaw.of("client_ca")))
+            verifies.map_err(|error| errors.push(error.of("client_ca")))
         });
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| flaws.push(Flaw::new(error.to_string(), "leave tls out")));
-        let (Ok(builder), Ok(verifier), []) = (builder, verifier.transpose(), &*flaws) else { return Err(flaws) };
+        let builder = builder.map_err(|error| errors.push(SettingError::new(error.to_string(), "leave tls out")));
+        let (Ok(builder), Ok(verifier), []) = (builder, verifier.transpose(), &*errors) else { return Err(errors) };
         let builder = match verifier {
             None => builder.with_no_client_auth(),
             Some(verifier) => builder.with_client_cert_verifier(verifier),
@@ -138,10 +138,10 @@ impl Tls {
                     told = Told::nothing_of(&other.validities);
                     notice::log("the certificates have changed and are in force");
                 }
-                Err(flaws) => {
+                Err(errors) => {
                     reloads.note_refused();
-                    for flaw in flaws {
-                        notice::log(format_args!("the certificates before stay in force: {flaw}"));
+                    for error in errors {
+                        notice::log(format_args!("the certificates before stay in force: {error}"));
                     }
                 }
             }
@@ -186,14 +186,14 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(text)
 }
 
-fn bad(key: &str, path: &Path, problem: &str) -> Flaw {
-    Flaw::new(format!("gateway.tls.{key} {}: {problem}", path.display()), "name a file in PEM that may be read")
+fn bad(key: &str, path: &Path, problem: &str) -> SettingError {
+    SettingError::new(format!("gateway.tls.{key} {}: {problem}", path.display()), "name a file in PEM that may be read")
 }
 
 /// A certificate and its key, or what is wrong with either.
-fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, Vec<Flaw>> {
-    let chain = chain(&files.cert).map_err(|flaw| flaw.of("cert"));
-    let key = private_key(&files.key).map_err(|flaw| flaw.of("key"));
+fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, Vec<SettingError>> {
+    let chain = chain(&files.cert).map_err(|error| error.of("cert"));
+    let key = private_key(&files.key).map_err(|error| error.of("key"));
     match (chain, key) {
         (Ok(chain), Ok(key)) => {
             CertifiedKey::from_der(chain, key, provider).map_err(|error| vec![unfit(files, &error)])
@@ -202,7 +202,7 @@ fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, V
     }
 }
 
-fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Flaw> {
+fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, SettingError> {
     let text = read(path).map_err(|error| bad("certificates", path, &error.to_string()))?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let chain = chain.map_err(|error| bad("certificates", path, &error.to_string()))?;
@@ -212,17 +212,17 @@ fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Flaw> {
     Ok(chain)
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Flaw> {
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, SettingError> {
     let text = read(path).map_err(|error| bad("certificates", path, &error.to_string()))?;
     PrivateKeyDer::from_pem_slice(&text)
         .map_err(|error| bad("certificates", path, &format!("there is no private key in it ({error})")))
 }
 
 /// Why a certificate and a key cannot be used together.
-fn unfit(files: &Files, error: &rustls::Error) -> Flaw {
+fn unfit(files: &Files, error: &rustls::Error) -> SettingError {
     let (cert, key) = (files.cert.display(), files.key.display());
     match error {
-        rustls::Error::InconsistentKeys(_) => Flaw::new(
+        rustls::Error::InconsistentKeys(_) => SettingError::new(
             format!("gateway.tls.certificates {cert}: the key in {key} is not the one that it was made for"),
             "name the key of this certificate, or the certificate of this key, and the server's own certificate first \
              where there are several",
@@ -230,11 +230,11 @@ fn unfit(files: &Files, error: &rustls::Error) -> Flaw {
         .of("key"),
         rustls::Error::InvalidCertificate(_) => {
             let problem = format!("gateway.tls.certificates {cert}: it cannot be used ({error})");
-            Flaw::new(problem, "name a certificate of X.509 in PEM").of("cert")
+            SettingError::new(problem, "name a certificate of X.509 in PEM").of("cert")
         }
         _ => {
             let problem = format!("gateway.tls.certificates {key}: it cannot be used ({error})");
-            Flaw::new(problem, "name a private key of RSA, ECDSA or Ed25519 without a password").of("key")
+            SettingError::new(problem, "name a private key of RSA, ECDSA or Ed25519 without a password").of("key")
         }
     }
 }
@@ -244,7 +244,7 @@ fn verifier(
     path: &Path,
     wanted: ClientCertificates,
     provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, Flaw> {
+) -> Result<Arc<dyn ClientCertVerifier>, SettingError> {
     let roots = Arc::new(authorities(path)?);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider));
     let verifier = match wanted {
@@ -254,7 +254,7 @@ fn verifier(
     verifier.build().map_err(|error| bad("client_ca", path, &error.to_string()))
 }
 
-fn authorities(path: &Path) -> Result<RootCertStore, Flaw> {
+fn authorities(path: &Path) -> Result<RootCertStore, SettingError> {
     let text = read(path).map_err(|error| bad("client_ca", path, &error.to_string()))?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {

@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
-use tollgate::rules::file::{Flaw, UpstreamTlsRule};
+use tollgate::rules::file::internal::{SettingError, UpstreamTlsRule};
 
 pub(super) use self::fault::TlsFault;
 
@@ -23,7 +23,7 @@ pub(super) struct UpstreamTls {
 }
 
 impl UpstreamTls {
-    pub(super) fn new(rule: &UpstreamTlsRule, host: &str, folder: &Path) -> Result<Self, Flaw> {
+    pub(super) fn new(rule: &UpstreamTlsRule, host: &str, folder: &Path) -> Result<Self, SettingError> {
         let mut roots = RootCertStore::empty();
         match &rule.ca {
             None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
@@ -31,7 +31,7 @@ impl UpstreamTls {
                 let path = folder.join(file);
                 let bad = |problem: String| {
                     let problem = format!("upstream_tls.ca {}: {problem}", path.display());
-                    Flaw::new(problem, "name a file in PEM with certificates").of("ca").of("upstream_tls")
+                    SettingError::new(problem, "name a file in PEM with certificates").of("ca").of("upstream_tls")
                 };
                 let certificates = CertificateDer::pem_file_iter(&path).map_err(|error| bad(error.to_string()))?;
                 for certificate in certificates {
@@ -46,12 +46,12 @@ impl UpstreamTls {
         let name = rule.server_name.as_deref().unwrap_or(host.trim_matches(['[', ']']));
         let name = ServerName::try_from(name.to_owned()).map_err(|_| {
             let problem = format!("upstream_tls.server_name `{name}` is no name");
-            Flaw::new(problem, "write one such as api.internal").of("server_name").of("upstream_tls")
+            SettingError::new(problem, "write one such as api.internal").of("server_name").of("upstream_tls")
         })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| Flaw::new(error.to_string(), "use https:// where TLS is possible"))?;
+            .map_err(|error| SettingError::new(error.to_string(), "use https:// where TLS is possible"))?;
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let http1 = TlsConnector::from(Arc::new(config.clone()));

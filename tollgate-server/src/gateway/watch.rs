@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use tollgate::rules::file::TimeoutsRule;
+use tollgate::rules::file::internal::TimeoutsRule;
 
 use super::ticks::{Tick, Wait};
 
@@ -25,7 +25,7 @@ pub(super) struct Waits {
 
 impl Waits {
     pub(super) fn of(rule: &TimeoutsRule) -> Self {
-        let wait = |span: tollgate::rules::file::Span| Wait::at_least(span.duration());
+        let wait = |span: tollgate::rules::file::internal::DurationText| Wait::at_least(span.duration());
         let (head, body, idle, write) = (wait(rule.head), wait(rule.body), wait(rule.idle), wait(rule.write));
         let look_every = head.min(body).min(idle).min(write).duration();
         Self { head, body, idle, write, look_every }

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use tollgate::rules::file::{Address, ForwardingName, GatewayRule, LimitRule, RouteRule, RuleFile};
+use tollgate::rules::file::RuleFile;
+use tollgate::rules::file::internal::{Address, ForwardingName, GatewayRule, LimitRule, RouteRule};
 
 use crate::notice::join_up_to;
 

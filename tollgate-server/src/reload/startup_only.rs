@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use tollgate::rules::file::{Address, AdminRule, GatewayRule, Listener, RuleFile};
+use tollgate::rules::file::RuleFile;
+use tollgate::rules::file::internal::{Address, AdminRule, GatewayRule, Listener};
 
 use crate::notice;
 

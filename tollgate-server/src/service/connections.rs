@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
-use tollgate::rules::file::Listener;
+use tollgate::rules::file::internal::Listener;
 
 use super::proxy_protocol::{self, ProxyProtocol};
 

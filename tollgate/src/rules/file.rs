@@ -1,4 +1,7 @@
-//! The rule file: text to rules that make sense, or every reason why not.
+//! The rule file: reads YAML into rules, and reports every problem with its line, column and fix.
+//!
+//! [`RuleFile::load`] reads a file and [`RuleFile::parse`] a text. Both return a [`Parsed`] file, which
+//! [`Gate::open`](crate::Gate::open) takes, or every [`Problem`] of the file in one error:
 //!
 //! ```
 //! use tollgate::rules::file::RuleFile;
@@ -7,24 +10,24 @@
 //! let problems = RuleFile::parse("tollgate.yaml", text).unwrap_err();
 //! assert_eq!(
 //!     problems.to_string(),
-//!     "tollgate.yaml:4:15: capacity 0 admits nothing; use 1 or more, or `blocked` to refuse every request"
+//!     "tollgate.yaml:4:15: capacity 0 admits nothing: use 1 or more, or `blocked` to refuse every request"
 //! );
 //! ```
 //!
-//! Four steps, each in a module of its own: `yaml` reads nodes with positions, `shape` holds them against the
-//! [`schema`] that the `types` generate, serde makes the types, and `meaning` asks whether they can be meant. Each
-//! step goes on after a problem, so that all are told at once.
+//! A file is read in four steps, each in its own module. `yaml` reads nodes with positions. `shape` checks them against
+//! the [`schema`] that is generated from `types`. serde makes the types. `meaning` checks that the values make sense
+//! together. Each step continues after a problem, so that all problems are reported at once.
 //!
-//! Deliberately not here: opening files, watching them, and compiling rules for matching.
+//! Deliberately not here: watching files for changes, and matching requests.
 
 mod compile;
 mod expressions;
-mod flaw;
 mod forms;
 mod meaning;
 mod node;
 mod problem;
 mod schema;
+mod setting_error;
 mod shape;
 #[cfg(feature = "redis")]
 mod store;
@@ -41,30 +44,40 @@ use std::path::{Path, PathBuf};
 use self::node::Node;
 use self::problem::Findings;
 
-pub use self::flaw::{Flaw, Part};
-pub use self::forms::{
-    Address, ByteSize, Cidr, ContentType, CostText, Expression, HeaderName, HostGlob, KeyPart, KeyPrefix, LimitName,
-    MethodName, PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, Span, StatusClass, StoreUrl,
-    TokenSource, Upstream,
-};
 pub use self::problem::{Position, Problem, Problems, Severity};
 pub use self::schema::schema;
-pub use self::types::{
-    AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
-    ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, FailurePolicy,
-    ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
-    LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, Overflow, OverrideRule, PathsRule,
-    RefillMode, RespondRule, RewriteRule, RouteRule, RuleFile, ServiceRule, Several, StatusRule, StoreRule,
-    TemplateRule, TimeoutsRule, TlsRule, Told, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamRule,
-    UpstreamTlsRule,
-};
+pub use self::types::RuleFile;
 
-/// A rule file that was read, and where each part of it stands.
+/// The settings of a rule file as types, for the server of this workspace.
+///
+/// Not covered by semantic versioning: anything in this module can change in any release.
+#[doc(hidden)]
+pub mod internal {
+    pub use super::forms::{
+        Address, ByteSize, Cidr, ContentType, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart,
+        KeyPrefix, LimitName, MethodName, PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, StatusClass,
+        StoreUrl, TokenSource, Upstream,
+    };
+    pub use super::setting_error::{KeyOrIndex, SettingError};
+    pub use super::types::{
+        AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
+        ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, FailurePolicy,
+        ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
+        LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, OneOrMany, Overflow,
+        OverrideRule, PathsRule, RefillMode, RespondRule, RewriteRule, RouteRule, ServiceRule, StatusRule, StoreRule,
+        TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule,
+        UpstreamTlsRule,
+    };
+}
+
+/// A rule file that was read, with the position of each of its parts.
+///
+/// [`compile`](Self::compile) makes the rules that decide; [`Gate::open`](crate::Gate::open) does that and opens the store.
 #[derive(Clone)]
 pub struct Parsed {
     name: String,
     source: String,
-    /// Where files that it names are looked for.
+    /// The folder that relative paths in the file start from.
     folder: PathBuf,
     rules: RuleFile,
     root: Node,
@@ -72,18 +85,17 @@ pub struct Parsed {
 }
 
 impl RuleFile {
-    /// Reads a rule file. The name is only for messages.
+    /// Reads the text of a rule file. The name of the file is only used in messages.
     ///
     /// # Errors
     ///
-    /// When the file is no YAML, has keys that nobody knows, or says what cannot be meant. All of that is told at
-    /// once, with positions.
+    /// Returns every problem of the file at once: text that is not YAML, unknown keys, and values that cannot be used.
     pub fn parse(file_name: &str, text: impl AsRef<[u8]>) -> Result<Parsed, Problems> {
         let mut findings = Findings::default();
         let source = decoded(text.as_ref(), &mut findings);
         let parsed = if findings.refused() { None } else { read(&source, &mut findings) };
         let refused = findings.refused();
-        let problems = findings.told(file_name, &source);
+        let problems = findings.into_problems(file_name, &source);
         match parsed {
             Some((rules, root)) if !refused => {
                 let (name, source) = (file_name.to_owned(), source.into_owned());
@@ -96,11 +108,11 @@ impl RuleFile {
 }
 
 impl RuleFile {
-    /// Reads the rule file at that path. Files that it names are looked for beside it.
+    /// Reads the rule file at `path`. Relative paths in it start from its folder.
     ///
     /// # Errors
     ///
-    /// When it cannot be read, or what [`parse`](Self::parse) says of it.
+    /// Fails if the file cannot be read, and as [`parse`](Self::parse) does.
     pub fn load(path: &Path) -> Result<Parsed, LoadError> {
         let unreadable = |source| LoadError::Unreadable { path: path.to_owned(), source };
         let mut text = Vec::new();
@@ -112,18 +124,18 @@ impl RuleFile {
     }
 }
 
-/// Why a rule file was not loaded.
+/// The reason that a rule file was not loaded.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// It cannot be read.
+    /// The file cannot be read.
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
-    /// It says what cannot be.
+    /// The file was read and has problems.
     Refused(Problems),
 }
 
@@ -131,7 +143,7 @@ impl fmt::Display for LoadError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreadable { path, source } => {
-                write!(out, "cannot read {}: {source}; name a file that is there and may be read", path.display())
+                write!(out, "cannot read {}: {source}: check the path and its permissions", path.display())
             }
             Self::Refused(problems) => problems.fmt(out),
         }
@@ -141,58 +153,62 @@ impl fmt::Display for LoadError {
 impl std::error::Error for LoadError {}
 
 impl Parsed {
-    /// What was read.
+    /// Returns the text of the file.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The same, with files that it names looked for in that folder: for a file that came by another way than
+    /// Sets the folder that relative paths in the file start from, for a text that was not read by
     /// [`load`](RuleFile::load).
     #[must_use]
     pub fn in_folder(self, folder: &Path) -> Self {
         Self { folder: folder.to_owned(), ..self }
     }
 
-    /// The same with its counts kept elsewhere: `memory`, or the URL of a Redis. Other settings of the store stay, unless
-    /// they mean nothing there; a login in the URL takes the place of `username` and `password_file`.
+    /// Replaces the store by `memory` or the URL of a Redis. Other settings of the store stay where they apply to the new
+    /// one; a login in the URL replaces `username` and `password_file`.
     ///
     /// # Errors
     ///
-    /// When the text is neither.
+    /// Returns the problem and the fix if the text is neither.
+    #[doc(hidden)]
     pub fn with_store(mut self, store: &str) -> Result<Self, String> {
-        let read = <StoreUrl as forms::Form>::read(store);
-        let url = read.map_err(|misfit| format!("{}; {}", misfit.problem, misfit.fix))?;
+        let read = <forms::StoreUrl as forms::Form>::read(store);
+        let url = read.map_err(|invalid| invalid.to_string())?;
         self.rules.store = self.rules.store.at(url);
         Ok(self)
     }
 
-    /// The same with the gateway of another file: what it listens on, its routes, and whom it believes.
+    /// Replaces the gateway by that of another file: its listeners, routes and trusted proxies.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_gateway_of(mut self, other: &RuleFile) -> Self {
         self.rules.gateway.clone_from(&other.gateway);
         self
     }
 
-    /// The folder in which files that it names are looked for.
+    /// Returns the folder that relative paths in the file start from.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What was taken although it is hardly what was meant.
+    /// Returns the warnings: settings that are valid, but probably not intended.
     #[must_use]
     pub fn warnings(&self) -> &Problems {
         &self.warnings
     }
 
-    /// The rules, without positions.
+    /// Returns the settings without their positions.
+    #[doc(hidden)]
     #[must_use]
     pub fn into_rules(self) -> RuleFile {
         self.rules
     }
 
-    /// Where a limit stands in the file, by its place among the limits.
+    /// Returns the position of a limit in the file, by its index among the limits.
+    #[doc(hidden)]
     #[must_use]
     pub fn position_of_limit(&self, index: usize) -> Option<Position> {
         self.rules.limits.get(index)?;
@@ -200,7 +216,7 @@ impl Parsed {
     }
 }
 
-/// The nodes are left out: they repeat the rules, and the password of a store with them.
+/// Leaves out the nodes, which contain the password of a store.
 impl fmt::Debug for Parsed {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Parsed").field("rules", &self.rules).field("warnings", &self.warnings).finish_non_exhaustive()
@@ -223,7 +239,7 @@ fn read(source: &str, findings: &mut Findings) -> Option<(RuleFile, Node)> {
             meaning::check(&rules, &root, findings);
             Some((rules, root))
         }
-        // The shape allows nothing that the types refuse; should it ever, the file is refused all the same.
+        // The schema allows nothing that the types reject. If it ever does, the file is still rejected.
         Err(error) => {
             findings.error(root.at, format!("the file cannot be read: {error}"), "compare it with the JSON Schema");
             None
@@ -231,14 +247,14 @@ fn read(source: &str, findings: &mut Findings) -> Option<(RuleFile, Node)> {
     }
 }
 
-/// The text without its byte order mark.
+/// Returns the text without its byte order mark.
 fn decoded<'t>(bytes: &'t [u8], findings: &mut Findings) -> Cow<'t, str> {
     let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
     match std::str::from_utf8(bytes) {
         Ok(text) => Cow::Borrowed(text),
         Err(error) => {
             let good = std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
-            findings.error(Position::after(good), "the file is not in UTF-8", "save it as UTF-8");
+            findings.error(Position::after(good), "the file is not UTF-8", "save it as UTF-8");
             Cow::Borrowed("")
         }
     }

@@ -21,23 +21,23 @@ impl std::str::FromStr for HostGlob {
     type Err = InvalidGlob;
 
     fn from_str(text: &str) -> Result<Self, InvalidGlob> {
-        let invalid = |problem| InvalidGlob::new(text, problem);
+        let invalid = |problem, fix| InvalidGlob::new(text, problem, fix);
         let (name, is_wildcard) = text.strip_prefix("*.").map_or((text, false), |name| (name, true));
         if name.contains("://") {
-            return Err(invalid("is a URL; write the host alone, such as api.example.com"));
+            return Err(invalid("is a URL", "write the host alone, such as api.example.com"));
         }
         let is_v6 = name.starts_with('[') && name.ends_with(']');
         if name.contains(':') && !is_v6 {
-            return Err(invalid("has a port; hosts are compared without it, so write the name alone"));
+            return Err(invalid("has a port", "hosts are compared without it, so write the name alone"));
         }
         if name.is_empty() || name.len() > MAX_BYTES {
-            return Err(invalid("is no host; write a name such as api.example.com"));
+            return Err(invalid("is no host", "write a name such as api.example.com"));
         }
         if name.contains('*') {
-            return Err(invalid("has a star in the middle; a star stands at the front, as in *.example.com"));
+            return Err(invalid("has a star in the middle", "a star stands at the front, as in *.example.com"));
         }
         if name.contains(|letter: char| letter.is_whitespace() || letter.is_control() || letter == '/') {
-            return Err(invalid("is no host; write a name such as api.example.com"));
+            return Err(invalid("is no host", "write a name such as api.example.com"));
         }
         Ok(Self { name: lower(name.trim_end_matches('.')).as_str().into(), is_wildcard })
     }

@@ -38,28 +38,38 @@ pub(super) enum Segment {
     Any,
 }
 
-/// Why a text is no glob.
+/// The error of a text that is not a glob: the problem and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidGlob {
     text: String,
     problem: &'static str,
+    fix: &'static str,
 }
 
 impl InvalidGlob {
-    pub(super) fn new(text: &str, problem: &'static str) -> Self {
-        Self { text: text.chars().take(80).collect(), problem }
+    pub(super) fn new(text: &str, problem: &'static str, fix: &'static str) -> Self {
+        Self { text: text.chars().take(80).collect(), problem, fix }
+    }
+
+    /// Returns the problem, without the fix.
+    pub(crate) fn problem(&self) -> String {
+        format!("`{}` {}", self.text, self.problem)
+    }
+
+    /// Returns the fix.
+    pub(crate) fn fix(&self) -> &'static str {
+        self.fix
     }
 
     /// Returns it as the error of a rule whose field has this text.
     pub(super) fn of_field(&self, field: &'static str) -> InvalidLimit {
-        let (problem, fix) = self.problem.split_once("; ").unwrap_or((self.problem, "write it another way"));
-        InvalidLimit::new(field, format!("`{}` {problem}", self.text), fix)
+        InvalidLimit::new(field, self.problem(), self.fix)
     }
 }
 
 impl fmt::Display for InvalidGlob {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "`{}` {}", self.text, self.problem)
+        write!(out, "`{}` {}: {}", self.text, self.problem, self.fix)
     }
 }
 
@@ -69,30 +79,30 @@ impl std::str::FromStr for PathGlob {
     type Err = InvalidGlob;
 
     fn from_str(text: &str) -> Result<Self, InvalidGlob> {
-        let invalid = |problem| InvalidGlob::new(text, problem);
+        let invalid = |problem, fix| InvalidGlob::new(text, problem, fix);
         if text.len() > MAX_BYTES {
-            return Err(invalid("is longer than 2048 bytes; match a prefix of it with **"));
+            return Err(invalid("is longer than 2048 bytes", "match a prefix of it with **"));
         }
         let Some(rest) = text.strip_prefix('/') else {
-            return Err(invalid("does not begin with a slash; write /api/** rather than api/**"));
+            return Err(invalid("does not begin with a slash", "write /api/** rather than api/**"));
         };
         if text.contains(['?', '#']) {
-            return Err(invalid("has a query in it; match the path alone, and the query in a `when` expression"));
+            return Err(invalid("has a query in it", "match the path alone, and the query in a `when` expression"));
         }
         let spelled = rest.split('/').map(spell_glob);
         let mut segments: Vec<Segment> =
             spelled.filter(|text| !text.is_empty() && text != ".").map(Segment::new).collect();
         segments.dedup_by(|one, other| matches!((one, other), (Segment::Any, Segment::Any)));
         if segments.iter().any(|segment| matches!(segment, Segment::Pattern(text) if text.contains("**"))) {
-            return Err(invalid("has ** beside other text; ** stands alone between slashes, as in /api/**"));
+            return Err(invalid("has ** beside other text", "** stands alone between slashes, as in /api/**"));
         }
         if segments.iter().any(|segment| matches!(segment, Segment::Literal(text) if &**text == "..")) {
-            return Err(invalid("has .. in it, which no path has once it is resolved; write the path itself"));
+            return Err(invalid("has .. in it, which no path has once it is resolved", "write the path itself"));
         }
         // More than one in the middle would cost a crafted path quadratic time.
         let last = segments.len().saturating_sub(1);
         if segments[..last].iter().filter(|segment| matches!(segment, Segment::Any)).count() > 1 {
-            return Err(invalid("has more than one ** before its end; use one, or two globs"));
+            return Err(invalid("has more than one ** before its end", "use one, or two globs"));
         }
         Ok(Self { segments: segments.into() })
     }

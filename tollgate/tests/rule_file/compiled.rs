@@ -223,14 +223,14 @@ limits:
 
 #[test]
 fn what_the_text_alone_cannot_tell_is_refused_with_its_place() {
-    let told = |text: &str| {
+    let message = |text: &str| {
         let parsed = RuleFile::parse("tollgate.yaml", text).unwrap();
         parsed.compile().unwrap_err().to_string()
     };
     let missing = "jwt: { key_file: nowhere.pem, algorithms: [RS256] }\nlimits: [{ name: a, key: 'jwt:sub' }]\n";
-    let error = told(missing);
+    let error = message(missing);
     assert!(error.starts_with("tollgate.yaml:1:18: ") && error.contains("nowhere.pem"), "{error}");
-    let error = told("body: { template: 'wait {{forever}}', content_type: text/plain }\n");
+    let error = message("body: { template: 'wait {{forever}}', content_type: text/plain }\n");
     assert!(error.starts_with("tollgate.yaml:1:19: ") && error.contains("`forever`"), "{error}");
     let nowhere = RuleFile::load(Path::new("/nowhere/tollgate.yaml")).unwrap_err().to_string();
     assert!(nowhere.starts_with("cannot read /nowhere/tollgate.yaml: "), "{nowhere}");

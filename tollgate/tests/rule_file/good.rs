@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use tollgate::rules::file::{
-    AlgorithmName, BodyRule, CostRule, FailurePolicy, HeaderFamily, KeyPart, Missing, Parsed, RuleFile, StoreUrl,
+use tollgate::rules::file::internal::{
+    AlgorithmName, BodyRule, CostRule, FailurePolicy, HeaderFamily, KeyPart, Missing, StoreUrl,
 };
+use tollgate::rules::file::{Parsed, RuleFile};
 use tollgate::{Consistency, OnStoreFailure, Rate, TokenBucket};
 
 pub(crate) const FILES: [&str; 4] = [DOCUMENTED, EVERYTHING, UNUSUAL, "limits:\n  - name: all\n"];

@@ -30,8 +30,8 @@ fn depth_ends_the_reading() {
         format!("limits:\n  {}a\n", "- ".repeat(100_000)),
     ];
     for text in deep {
-        let told = refused(&text);
-        assert!(told.contains("more than 32 levels"), "{told}");
+        let message = refused(&text);
+        assert!(message.contains("more than 32 levels"), "{message}");
     }
 }
 
@@ -42,8 +42,8 @@ fn aliases_cannot_make_a_small_file_large() {
         let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
         writeln!(text, "b{level}: &a{level} [{aliases}]").unwrap();
     }
-    let told = refused(&text);
-    assert!(told.contains("more than 500000 values, aliases written out"), "{told}");
+    let message = refused(&text);
+    assert!(message.contains("more than 500000 values, aliases written out"), "{message}");
 }
 
 #[test]
@@ -52,15 +52,15 @@ fn aliases_cannot_make_a_flat_file_deep() {
     for level in 1..10_000 {
         writeln!(text, "b{level}: &a{level} [*a{}]", level - 1).unwrap();
     }
-    let told = refused(&text);
-    assert!(told.contains("more than 32 levels"), "{told}");
+    let message = refused(&text);
+    assert!(message.contains("more than 32 levels"), "{message}");
 }
 
 #[test]
 fn a_million_anchors_are_too_many() {
     let text = (0..1_000_000).fold(String::from("a: ["), |text, _| text + "&a,");
-    let told = refused(&format!("{text}]"));
-    assert!(told.contains("more than 500000 values"), "{told}");
+    let message = refused(&format!("{text}]"));
+    assert!(message.contains("more than 500000 values"), "{message}");
 }
 
 #[test]
@@ -69,9 +69,9 @@ fn many_problems_are_counted_and_not_all_told() {
         writeln!(text, "unknown{index}: 5").unwrap();
         text
     });
-    let told = refused(&text);
-    assert_eq!(told.lines().count(), 101);
-    assert!(told.ends_with("\nand 900 more"), "{}", told.lines().last().unwrap());
+    let message = refused(&text);
+    assert_eq!(message.lines().count(), 101);
+    assert!(message.ends_with("\nand 900 more"), "{}", message.lines().last().unwrap());
 }
 
 #[test]
@@ -85,8 +85,8 @@ fn more_limits_than_a_limiter_holds_are_refused() {
 
 #[test]
 fn a_message_repeats_little_of_the_file_and_nothing_that_a_terminal_obeys() {
-    let told = refused(&format!("\"\\e[31m{}\": 5\nlimits: []\n", "x".repeat(10_000)));
-    assert!(told.len() < 500 && !told.contains('\u{1b}'), "{told}");
+    let message = refused(&format!("\"\\e[31m{}\": 5\nlimits: []\n", "x".repeat(10_000)));
+    assert!(message.len() < 500 && !message.contains('\u{1b}'), "{message}");
 }
 
 /// Lines that are near enough to rules to come through the first steps.
@@ -174,13 +174,13 @@ fn a_regular_expression_that_is_too_long_or_too_large_is_refused_with_the_bound(
         RuleFile::parse("tollgate.yaml", text).err().map(|problems| problems.to_string()).unwrap_or_default()
     };
     for length in [1025, 1 << 20] {
-        let told = refused(&"a".repeat(length));
+        let message = refused(&"a".repeat(length));
         assert!(
-            told.contains(&format!("a regular expression of {length} bytes is too long; use 1024 bytes or less")),
-            "{told}"
+            message.contains(&format!("a regular expression of {length} bytes is too long; use 1024 bytes or less")),
+            "{message}"
         );
     }
-    let told = refused("(a{1000}){1000}");
-    assert!(told.contains("takes more than 262144 bytes compiled"), "{told}");
+    let message = refused("(a{1000}){1000}");
+    assert!(message.contains("takes more than 262144 bytes compiled"), "{message}");
     assert_eq!(refused(&"a".repeat(1024)), "");
 }

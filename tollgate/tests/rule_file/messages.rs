@@ -1,6 +1,6 @@
-//! Every message, word for word, with the file that brings it about.
+//! Every message, with the file that causes it.
 //!
-//! The snapshots are to be read: each is a list of files and of what is said about them.
+//! Read the snapshots: each lists files and the messages about them.
 
 use std::fmt::Write;
 
@@ -403,18 +403,19 @@ limits:
     ban: { after: 0, within: 1m, for: 10m }
 ";
 
-fn told(text: &str) -> String {
+fn message(text: &str) -> String {
     match RuleFile::parse("tollgate.yaml", text) {
         Ok(file) => file.warnings().to_string(),
         Err(problems) => problems.to_string(),
     }
 }
 
-fn all_told(files: &[&str]) -> String {
+fn messages(files: &[&str]) -> String {
     files.iter().fold(String::new(), |mut out, text| {
         let text = text.replace("LONG", &format!("\"{}\"", "true || ".repeat(1000)));
         let shown: String = text.chars().take(200).collect();
-        write!(out, "{}\n=> {}\n\n", shown.trim_end(), told(&text).replace('\n', "\n=> ")).expect("a string takes it");
+        write!(out, "{}\n=> {}\n\n", shown.trim_end(), message(&text).replace('\n', "\n=> "))
+            .expect("a string takes it");
         out
     })
 }
@@ -424,43 +425,43 @@ fn problems(text: &str) -> Problems {
 }
 
 #[test]
-fn what_is_no_yaml_is_told_in_words() {
-    insta::assert_snapshot!(all_told(&YAML));
+fn yaml_errors_name_the_fix() {
+    insta::assert_snapshot!(messages(&YAML));
 }
 
 #[test]
-fn a_wrong_shape_is_told_with_the_right_one() {
-    insta::assert_snapshot!(all_told(&SHAPES));
+fn wrong_types_and_unknown_keys_name_the_fix() {
+    insta::assert_snapshot!(messages(&SHAPES));
 }
 
 #[test]
-fn words_of_other_limiters_lead_to_ours() {
-    insta::assert_snapshot!(all_told(&MIGRANTS));
+fn keys_of_other_limiters_lead_to_ours() {
+    insta::assert_snapshot!(messages(&MIGRANTS));
 }
 
 #[test]
-fn a_text_of_the_wrong_form_is_told_with_the_right_one() {
-    insta::assert_snapshot!(all_told(&FORMS));
+fn malformed_values_name_the_fix() {
+    insta::assert_snapshot!(messages(&FORMS));
 }
 
 #[test]
-fn what_no_request_meets_is_told() {
-    insta::assert_snapshot!(all_told(&UNREACHABLE));
+fn unreachable_limits_are_reported() {
+    insta::assert_snapshot!(messages(&UNREACHABLE));
 }
 
 #[test]
-fn impossible_numbers_are_told() {
-    insta::assert_snapshot!(all_told(&NUMBERS));
+fn impossible_numbers_are_reported() {
+    insta::assert_snapshot!(messages(&NUMBERS));
 }
 
 #[test]
-fn what_does_not_go_together_is_told() {
-    insta::assert_snapshot!(all_told(&TOGETHER));
+fn contradictory_settings_are_reported() {
+    insta::assert_snapshot!(messages(&TOGETHER));
 }
 
 #[test]
-fn what_is_hardly_meant_is_a_warning() {
-    insta::assert_snapshot!(all_told(&WARNINGS));
+fn suspicious_settings_are_warnings() {
+    insta::assert_snapshot!(messages(&WARNINGS));
 }
 
 #[test]
@@ -474,12 +475,12 @@ fn every_file_that_should_be_refused_is_refused() {
 }
 
 #[test]
-fn every_problem_of_a_file_is_told_at_once_in_its_order() {
+fn all_problems_are_reported_in_file_order() {
     insta::assert_snapshot!(problems(MANY).to_string());
 }
 
 #[test]
-fn a_problem_has_its_place_its_text_and_its_fix() {
+fn a_problem_has_its_position_its_text_and_its_fix() {
     let problems = problems("limits:\n  - name: a\n    algorithm: token_bucket\n    capacity: 0   # why not\n");
     let problem = problems.iter().next().unwrap();
     assert_eq!((problem.position().line, problem.position().column), (4, 15));
@@ -516,7 +517,7 @@ fn a_file_in_another_encoding_is_refused_where_it_begins() {
 }
 
 #[test]
-fn a_message_obeys_nothing_that_an_expression_says() {
+fn control_characters_of_an_expression_are_not_repeated() {
     let text = r#"limits: [{ name: a, match: { when: "1 |\0\e[2J\n| 2" } }]"#;
     let problems = problems(text);
     assert!(problems.iter().count() > 0);

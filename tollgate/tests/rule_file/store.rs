@@ -1,6 +1,7 @@
 //! The store as a map: its settings, and what is wrong with them.
 
-use tollgate::rules::file::{Parsed, Problems, RuleFile, StoreUrl};
+use tollgate::rules::file::internal::StoreUrl;
+use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 fn parse(store: &str) -> Result<Parsed, Problems> {
     RuleFile::parse("tollgate.yaml", format!("store: {store}\nlimits: []\n"))
@@ -74,7 +75,7 @@ fn another_url_keeps_the_settings_that_make_sense_there() {
 fn files_of_the_store_are_read_beside_the_rule_file() {
     let folder = tempfile::tempdir().unwrap();
     let settings = |store: &str| parse(store).unwrap().in_folder(folder.path()).redis_settings();
-    let told = |store: &str| {
+    let message = |store: &str| {
         let problems = settings(store).expect_err("a mistake").to_string();
         problems.replace(&folder.path().display().to_string(), "FOLDER")
     };
@@ -93,7 +94,7 @@ fn files_of_the_store_are_read_beside_the_rule_file() {
             "{ url: 'redis://h', password_file: none }",
             "{ url: 'redis://h', password_file: empty }",
         ]
-        .map(|store| format!("{store}\n  {}", told(store)))
+        .map(|store| format!("{store}\n  {}", message(store)))
         .join("\n")
     );
 }

@@ -1,4 +1,4 @@
-//! Tokens: rules that read none decide first, and why a token failed is told.
+//! Tokens: rules that read none decide first, and a refusal names why its token failed.
 
 use std::net::IpAddr;
 
@@ -296,8 +296,8 @@ fn a_refusal_says_why_the_token_failed() {
             let body: Value = serde_json::from_slice(response.body()).unwrap();
             assert_eq!(body, json!({ "error": code, "message": message }));
             let challenge = (status == StatusCode::UNAUTHORIZED).then(|| format!("Bearer realm=\"api\"{parameters}"));
-            let told = response.headers().get(WWW_AUTHENTICATE).map(|value| value.to_str().unwrap().to_owned());
-            assert_eq!(told, challenge, "{token:?}");
+            let message = response.headers().get(WWW_AUTHENTICATE).map(|value| value.to_str().unwrap().to_owned());
+            assert_eq!(message, challenge, "{token:?}");
             let mut written = Vec::new();
             refused.write_http1(&HeaderMap::new(), b"", &mut written).unwrap();
             let written = String::from_utf8(written).unwrap().to_lowercase();
@@ -323,7 +323,7 @@ fn a_realm_is_refused_where_it_cannot_be_sent() {
     let without = problems(", realm: api");
     assert!(without.contains("realm means nothing without `challenge: true`"), "{without}");
     for realm in [r#"'a"b'"#, r"'a\b'", "ä", r#""a\nb""#] {
-        let told = problems(&format!(", challenge: true, realm: {realm}"));
-        assert!(told.contains("use printable ASCII"), "{realm}: {told}");
+        let message = problems(&format!(", challenge: true, realm: {realm}"));
+        assert!(message.contains("use printable ASCII"), "{realm}: {message}");
     }
 }

@@ -1,7 +1,7 @@
 //! What limits make of a request whose client has no address because nobody has said it.
 
 use tollgate::http::Refusal;
-use tollgate::rules::file::{KeyPart, LimitRule};
+use tollgate::rules::file::internal::{KeyPart, LimitRule};
 use tollgate::{RuleExplained, RuleState};
 
 use super::Explained;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::Serialize;
 use tollgate::http::TokenError;
 use tollgate::rules::TokenStatus;
-use tollgate::rules::file::RouteRule;
+use tollgate::rules::file::internal::RouteRule;
 use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::overall::reason;

@@ -3,7 +3,8 @@
 use axum::http::{HeaderMap, StatusCode, header};
 use tollgate::http::{Answer, Body, Refusal, UnreadableRequest};
 use tollgate::internal::Unreadable;
-use tollgate::rules::file::{FailurePolicy, Parsed};
+use tollgate::rules::file::Parsed;
+use tollgate::rules::file::internal::FailurePolicy;
 use tollgate::{Decision, Explanation, RuleExplained, RuleState};
 
 pub(super) struct Overall {

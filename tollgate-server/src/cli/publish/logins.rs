@@ -5,7 +5,8 @@
 
 use std::borrow::Cow;
 
-use tollgate::rules::file::{Flaw, Parsed, Position, Problems, RuleFile};
+use tollgate::rules::file::internal::SettingError;
+use tollgate::rules::file::{Parsed, Position, Problems, RuleFile};
 
 /// The schemes of stores, as URLs begin with them.
 const SCHEMES: [&str; 7] = [
@@ -21,28 +22,28 @@ const SCHEMES: [&str; 7] = [
 /// What keeps a file from being published: every line of it, comments as well, in which a login may stand.
 pub(super) fn problems(file: &Parsed) -> Option<Problems> {
     let text = with_unix_newlines(file.source());
-    let flaw = |where_it_is: &str| {
+    let error = |where_it_is: &str| {
         let message = format!("{where_it_is}, and that is not for everybody who may read what is published");
-        Flaw::new(
+        SettingError::new(
             message,
             "take it out of the file, comments as well, and give the URL with its login as --store or TOLLGATE_STORE",
         )
     };
-    let mut flaws: Vec<Flaw> = lines(&text)
+    let mut errors: Vec<SettingError> = lines(&text)
         .zip(1..)
         .filter_map(|(line, number)| {
             let column = line[..login(line)?].chars().count() + 1;
             Some(
-                flaw("there is an @ behind the URL of a store: what is before it may be a login")
+                error("there is an @ behind the URL of a store: what is before it may be a login")
                     .at(Position { line: number, column: u32::try_from(column).unwrap_or(u32::MAX) }),
             )
         })
         .collect();
     // One that is written over several lines, or with escapes of YAML.
-    if flaws.is_empty() && file.store.url.has_login() {
-        flaws.push(flaw("the store has a login").of("store"));
+    if errors.is_empty() && file.store.url.has_login() {
+        errors.push(error("the store has a login").of("store"));
     }
-    (!flaws.is_empty()).then(|| file.problems(flaws))
+    (!errors.is_empty()).then(|| file.problems(errors))
 }
 
 /// What may be shown of a text that somebody has published, this version or another: comments stand for lines in which a

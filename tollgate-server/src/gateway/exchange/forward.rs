@@ -12,7 +12,7 @@ use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::upgrade::OnUpgrade;
-use tollgate::rules::file::{HostHeader, Told};
+use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 use tollgate::{InFlightPermit, Outcome};
 
 use super::super::abandoned::{self, Begun, PermittedRequest};
@@ -80,7 +80,7 @@ impl Exchange {
         }
         // What is spoken with the client is between the client and hyper.
         let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
-        if site.tells(Told::Via) {
+        if site.tells(UpstreamHeader::Via) {
             headers::append_via(version, &mut parts.headers);
         }
         route.response_edits.apply(&mut parts.headers);

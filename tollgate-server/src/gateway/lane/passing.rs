@@ -8,7 +8,7 @@ use http::HeaderValue;
 use smallvec::SmallVec;
 use tokio::time::timeout;
 use tollgate::Outcome;
-use tollgate::rules::file::Told;
+use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::super::abandoned::is_event_stream;
 use super::super::answer::{self, Failure};
@@ -338,7 +338,7 @@ impl Lane<'_> {
         let Desk { out, date, .. } = desk;
         self.is_last |= self.worker.is_closing();
         out.clear();
-        let told = (&passing.outcome, passing.id.as_ref(), passing.site.tells(Told::Via));
+        let told = (&passing.outcome, passing.id.as_ref(), passing.site.tells(UpstreamHeader::Via));
         let date = date.line(self.worker.ticks.now());
         head.write(out, lines, &passing.route().response_edits, told, date);
         if self.is_last {

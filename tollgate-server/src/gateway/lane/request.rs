@@ -7,7 +7,7 @@ use http::header::HOST;
 use http::uri::{PathAndQuery, Uri};
 use smallvec::SmallVec;
 use tollgate::internal::{CleanPath, HeaderLine, check_host, check_method};
-use tollgate::rules::file::{HostHeader, Told};
+use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
 use super::super::answer::Failure;
 use super::super::client::Client;
@@ -162,7 +162,7 @@ impl<'a> Plain<'a> {
         if is_upstreams_host {
             text::put(out, HOST.as_str(), upstream.target.host.as_bytes());
         }
-        let (tells_way, tells_id) = (site.tells(Told::XForwarded), site.tells(Told::RequestId));
+        let (tells_way, tells_id) = (site.tells(UpstreamHeader::XForwarded), site.tells(UpstreamHeader::RequestId));
         for (line, kind) in self.headers.iter() {
             let passes = match kind {
                 Kind::Host => !is_upstreams_host,
@@ -179,12 +179,12 @@ impl<'a> Plain<'a> {
         if tells_way {
             self.tell_x_forwarded(out, client, edits);
         }
-        if site.tells(Told::Forwarded) && !edits.take("forwarded") {
+        if site.tells(UpstreamHeader::Forwarded) && !edits.take("forwarded") {
             out.extend_from_slice(b"forwarded: ");
             headers::put_forwarded(out, client, Some(self.host));
             out.extend_from_slice(b"\r\n");
         }
-        if site.tells(Told::Via) && !edits.take("via") {
+        if site.tells(UpstreamHeader::Via) && !edits.take("via") {
             text::put(out, "via", headers::OUR_VIA.as_bytes());
         }
         let id = tells_id.then(|| id.or_else(|| self.id()).unwrap_or_else(|| worker.ids.next()));
@@ -289,7 +289,7 @@ fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>, filter: &Hea
 mod tests {
     use proptest::prelude::*;
     use tollgate::rules::TrustedProxies;
-    use tollgate::rules::file::UnderscoreHeaders;
+    use tollgate::rules::file::internal::UnderscoreHeaders;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use tollgate::rules::file::Flaw;
+use tollgate::rules::file::internal::SettingError;
 
 use crate::notice;
 
@@ -29,12 +29,12 @@ struct Opened {
 struct Trouble(Option<String>);
 
 impl Sink {
-    pub(super) fn open(path: Option<PathBuf>) -> Result<Self, Flaw> {
+    pub(super) fn open(path: Option<PathBuf>) -> Result<Self, SettingError> {
         let opened = path.map(|path| match open(&path) {
             Ok(file) => Ok(Opened { path, file, is_gone: false, trouble: Trouble::default() }),
             Err(error) => {
                 let problem = format!("gateway.access_log.file {}: {error}", path.display());
-                Err(Flaw::new(problem, "name a file that may be written in a folder that is there").of("file"))
+                Err(SettingError::new(problem, "name a file that may be written in a folder that is there").of("file"))
             }
         });
         Ok(Self { file: opened.transpose()?, trouble: Trouble::default() })

@@ -4,13 +4,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use tollgate::rules::file::Flaw;
+use tollgate::rules::file::internal::SettingError;
 
 use super::super::target::Target;
 use super::Route;
 
 /// The upstreams of a route that are one of the addresses that the gateway listens at.
-pub(super) fn flaws(route: &Route, listens: &[String]) -> Vec<Flaw> {
+pub(super) fn errors(route: &Route, listens: &[String]) -> Vec<SettingError> {
     let upstreams = route.targets().enumerate();
     let itself = upstreams.filter_map(|(index, target)| {
         let listen = listens.iter().find(|listen| is_itself(target, listen))?;
@@ -19,8 +19,9 @@ pub(super) fn flaws(route: &Route, listens: &[String]) -> Vec<Flaw> {
             "the upstream {}:{} is the gateway itself, which listens on {listen}: a request would go round in circles",
             address.host, address.port
         );
-        let flaw = Flaw::new(message, "name the service behind the gateway, or let gateway.listen be another address");
-        Some(flaw.of("url").of(index).of("upstream"))
+        let error =
+            SettingError::new(message, "name the service behind the gateway, or let gateway.listen be another address");
+        Some(error.of("url").of(index).of("upstream"))
     });
     itself.collect()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate::rules::file::HeaderEdits;
+use tollgate::rules::file::internal::HeaderEdits;
 
 /// First what is removed, then what is set, then what is added.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 use http::Uri;
 use http::uri::PathAndQuery;
 use tollgate::internal::CleanPath;
-use tollgate::rules::file::{Flaw, RewriteRule, RouteRule, UpstreamRule};
+use tollgate::rules::file::internal::{RewriteRule, RouteRule, SettingError, UpstreamRule};
 use tollgate::rules::{PathCase, PathReading};
 
 use super::super::answer::Failure;
@@ -23,13 +23,13 @@ impl Paths {
     /// # Errors
     ///
     /// When the pattern takes too much memory without regard to case.
-    pub(super) fn of(rule: &RouteRule, gateway: PathReading) -> Result<Self, Flaw> {
+    pub(super) fn of(rule: &RouteRule, gateway: PathReading) -> Result<Self, SettingError> {
         let cases = [gateway.case, rule.paths.over(gateway).case];
         let ignores_case = cases.contains(&PathCase::Insensitive);
         let mut rewrite = rule.rewrite.clone();
         if let Some(rewrite) = rewrite.as_mut().filter(|_| ignores_case) {
             rewrite.pattern = rewrite.pattern.case_insensitive().ok_or_else(|| {
-                Flaw::new(
+                SettingError::new(
                     "the pattern takes too much memory with `paths.case: insensitive`",
                     "write a shorter one, or one with fewer repetitions",
                 )

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::rules::file::HealthCheckRule;
+use tollgate::rules::file::internal::HealthCheckRule;
 
 use super::super::target::Target;
 use super::{Route, Site};

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use ::http::HeaderName as Name;
 
-use super::forms::{Cidr, CostText, KeyPart as PartText, PlanSource, SettleSource};
+use super::forms::{Cidr, CostText, HeaderName, KeyPart as PartText, PlanSource, SettleSource, TokenSource};
 use super::node::Node;
-use super::problem::Findings;
+use super::problem::{Findings, InvalidValue};
 use super::types::{
     BodyName, BodyRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule,
     LimitRule, ListRule, MatchRule, Missing as MissingName, OverrideRule, RouteRule, StatusRule,
 };
-use super::{HeaderName, Parsed, Problems, RuleFile, TokenSource};
+use super::{Parsed, Problems, RuleFile};
 use crate::Ban;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, HeaderFamily, TokenError};
@@ -40,7 +40,7 @@ impl Parsed {
         let rules = rule_set(&self.rules, &self.root, &self.folder, &mut findings);
         match rules {
             Some(rules) if !findings.refused() => Ok(rules),
-            _ => Err(findings.told(&self.name, &self.source)),
+            _ => Err(findings.into_problems(&self.name, &self.source)),
         }
     }
 }
@@ -51,10 +51,12 @@ impl Parsed {
     /// # Errors
     ///
     /// When there are too many of them. [`compile`](Self::compile) tells that too.
+    #[doc(hidden)]
     pub fn trusted_proxies(&self) -> Result<TrustedProxies, Problems> {
         let mut findings = Findings::default();
         let Some(gateway) = &self.rules.gateway else { return Ok(TrustedProxies::default()) };
-        trusted_proxies(gateway, &self.root, &mut findings).ok_or_else(|| findings.told(&self.name, &self.source))
+        trusted_proxies(gateway, &self.root, &mut findings)
+            .ok_or_else(|| findings.into_problems(&self.name, &self.source))
     }
 
     /// The routes of the gateway, ready to be found by what they match, in the order of the file.
@@ -62,6 +64,7 @@ impl Parsed {
     /// # Errors
     ///
     /// When one of them matches by something that cannot be.
+    #[doc(hidden)]
     pub fn routes(&self) -> Result<Routes, Problems> {
         let mut findings = Findings::default();
         let rules = self.rules.gateway.iter().flat_map(|gateway| &gateway.routes);
@@ -77,11 +80,11 @@ impl Parsed {
             }
         }
         if findings.refused() {
-            Err(findings.told(&self.name, &self.source))
+            Err(findings.into_problems(&self.name, &self.source))
         } else {
             Routes::new(matches).map_err(|refused| {
                 findings.error(self.root.at, refused.problem().to_owned(), refused.fix().to_owned());
-                findings.told(&self.name, &self.source)
+                findings.into_problems(&self.name, &self.source)
             })
         }
     }
@@ -126,32 +129,26 @@ fn trusted_proxies(gateway: &GatewayRule, root: &Node, findings: &mut Findings) 
     }
 }
 
-/// What the text could not tell.
-pub(super) struct RefusedRule {
-    problem: String,
-    fix: String,
-}
-
-impl From<InvalidLimit> for RefusedRule {
+impl From<InvalidLimit> for InvalidValue {
     fn from(error: InvalidLimit) -> Self {
-        Self { problem: error.problem().to_owned(), fix: error.fix().to_owned() }
+        Self::new(error.problem(), error.fix())
     }
 }
 
-impl From<InvalidNetwork> for RefusedRule {
+impl From<InvalidNetwork> for InvalidValue {
     fn from(error: InvalidNetwork) -> Self {
-        Self { problem: error.problem().to_owned(), fix: error.fix().to_owned() }
+        Self::new(error.problem(), error.fix())
     }
 }
 
 /// The parsers of rules agree with the forms of the file; should they ever not, the file is refused all the same.
-fn disagreed(error: impl std::fmt::Display) -> RefusedRule {
+fn disagreed(error: impl std::fmt::Display) -> InvalidValue {
     let text = error.to_string();
     let (problem, fix) = text.split_once("; ").unwrap_or((&text, "write it another way"));
-    RefusedRule { problem: problem.to_owned(), fix: fix.to_owned() }
+    InvalidValue { problem: problem.to_owned(), fix: fix.to_owned() }
 }
 
-fn rule(limit: &LimitRule) -> Result<Rule, RefusedRule> {
+fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
     let rule = match limit.in_flight {
         Some(most) => Rule::in_flight(limit.name.as_str(), most)?,
         None => Rule::new(limit.limit()?),
@@ -219,7 +216,7 @@ fn token_use(limit: &LimitRule) -> TokenUse {
     }
 }
 
-fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Rule, RefusedRule> {
+fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Rule, InvalidValue> {
     let key: Option<Vec<&str>> = by.key.as_ref().map(|key| key.iter().map(String::as_str).collect());
     if let Some(most) = by.in_flight {
         if let Some(plan) = &by.plan {
@@ -243,12 +240,12 @@ fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Ru
 /// Everything of a match but its expression, which routes do not have.
 /// Which requests a route is for. Where its upstreams ignore the case of paths, so does its own path; the setting of the
 /// gateway applies to all requests, before there is a route.
-pub(super) fn route_matching(rule: &RouteRule) -> Result<Match, RefusedRule> {
+pub(super) fn route_matching(rule: &RouteRule) -> Result<Match, InvalidValue> {
     let matching = matching(&rule.matches())?;
     Ok(if rule.paths.case == Some(PathCase::Insensitive) { matching.ignoring_path_case() } else { matching })
 }
 
-fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
+fn matching(rule: &MatchRule) -> Result<Match, InvalidValue> {
     let mut matching = Match::everything();
     for glob in rule.path.iter().flatten() {
         matching = matching.path(glob.as_str());
@@ -268,7 +265,7 @@ fn matching(rule: &MatchRule) -> Result<Match, RefusedRule> {
     Ok(matching)
 }
 
-fn listing(rule: &ListRule, errors: ErrorCount) -> Result<Listing, RefusedRule> {
+fn listing(rule: &ListRule, errors: ErrorCount) -> Result<Listing, InvalidValue> {
     let networks = Networks::parse(rule.ips.iter().map(Cidr::to_string))?;
     let mut listing = Listing::nobody().networks(networks);
     for key in &rule.keys {
@@ -281,7 +278,7 @@ fn listing(rule: &ListRule, errors: ErrorCount) -> Result<Listing, RefusedRule> 
     Ok(listing)
 }
 
-fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, RefusedRule> {
+fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, InvalidValue> {
     let (text, when_error) = match rule {
         None => return Ok(Cost::constant(1)),
         Some(CostRule::Units(units)) => return Ok(Cost::constant(*units)),
@@ -301,7 +298,7 @@ fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, RefusedRule
     Ok(Cost::expression(units, when_error))
 }
 
-fn answers(rule: &CountRule) -> Result<Answers, RefusedRule> {
+fn answers(rule: &CountRule) -> Result<Answers, InvalidValue> {
     let listed = match rule {
         CountRule::Named(CountName::All) => return Ok(Answers::all()),
         CountRule::Named(CountName::Failures) => return Ok(Answers::failures()),
@@ -320,7 +317,7 @@ fn answers(rule: &CountRule) -> Result<Answers, RefusedRule> {
     Ok(answers)
 }
 
-fn key_part(part: &PartText) -> Result<KeyPart, RefusedRule> {
+fn key_part(part: &PartText) -> Result<KeyPart, InvalidValue> {
     Ok(match part {
         PartText::Ip { v6_prefix } => KeyPart::ip_network(*v6_prefix).unwrap_or_else(KeyPart::ip),
         PartText::Header(name) => KeyPart::header(header(name)?),
@@ -337,7 +334,7 @@ fn key_part(part: &PartText) -> Result<KeyPart, RefusedRule> {
     })
 }
 
-fn plan(source: &PlanSource) -> Result<KeyPart, RefusedRule> {
+fn plan(source: &PlanSource) -> Result<KeyPart, InvalidValue> {
     Ok(match source {
         PlanSource::Header(name) => KeyPart::header(header(name)?),
         PlanSource::Jwt(claim) => KeyPart::jwt(claim),
@@ -345,7 +342,7 @@ fn plan(source: &PlanSource) -> Result<KeyPart, RefusedRule> {
     })
 }
 
-fn header(name: &HeaderName) -> Result<Name, RefusedRule> {
+fn header(name: &HeaderName) -> Result<Name, InvalidValue> {
     name.as_str().parse().map_err(disagreed)
 }
 
@@ -354,7 +351,7 @@ fn header(name: &HeaderName) -> Result<Name, RefusedRule> {
 fn condition(
     text: &str,
     errors: ErrorCount,
-) -> Result<impl Fn(&Request<'_>) -> bool + Send + Sync + 'static, RefusedRule> {
+) -> Result<impl Fn(&Request<'_>) -> bool + Send + Sync + 'static, InvalidValue> {
     let expression = Expression::condition(text).map_err(disagreed)?;
     let when_error = match errors.field() {
         ExpressionField::ExemptWhen => false,

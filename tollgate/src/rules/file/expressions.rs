@@ -22,7 +22,7 @@ pub(super) struct Compiled {
 }
 
 /// Why an expression does not compile.
-pub(super) struct Fault {
+pub(super) struct InvalidExpression {
     /// How many characters of the expression come before it.
     pub(super) offset: usize,
     pub(super) problem: String,
@@ -30,13 +30,13 @@ pub(super) struct Fault {
 }
 
 /// Whether an expression compiles and gives what it is for.
-pub(super) fn check(purpose: Purpose, text: &Text) -> Result<Compiled, Fault> {
+pub(super) fn check(purpose: Purpose, text: &Text) -> Result<Compiled, InvalidExpression> {
     let text = text.as_str();
     let read = match purpose {
         Purpose::Condition => Expression::condition(text),
         Purpose::Cost => Expression::cost(text),
     };
-    let expression = read.map_err(|error| Fault::of(&error, text))?;
+    let expression = read.map_err(|error| InvalidExpression::of(&error, text))?;
     let reads = expression.unguarded_reads().iter();
     let unguarded_reads = reads.map(|read| (offset_of(read.place, text), read.clone())).collect();
     Ok(Compiled { asks_tokens: expression.asks_tokens(), unguarded_reads })
@@ -50,7 +50,7 @@ fn offset_of(place: Option<Place>, text: &str) -> usize {
     })
 }
 
-impl Fault {
+impl InvalidExpression {
     fn of(error: &ExpressionError, text: &str) -> Self {
         let offset = offset_of(error.place(), text);
         let message = error.to_string();

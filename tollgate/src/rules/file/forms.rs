@@ -12,31 +12,14 @@ mod time;
 
 use serde_json::{Value, json};
 
+use super::problem::InvalidValue;
+
 pub use self::answer::{SettleSource, StatusClass};
 pub use self::key::{KeyPart, PlanSource, TokenSource};
 pub use self::net::{Address, Cidr, StoreUrl, Upstream};
 pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern};
 pub use self::text::{ByteSize, ContentType, CostText, Expression, KeyPrefix, LimitName};
-pub use self::time::{RateText, Span};
-
-/// Why a text is not of its form.
-pub(super) struct Misfit {
-    pub(super) problem: String,
-    pub(super) fix: String,
-}
-
-impl Misfit {
-    fn new(problem: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { problem: problem.into(), fix: fix.into() }
-    }
-
-    /// What an error says in the form `problem; fix`.
-    fn told(error: &impl std::fmt::Display) -> Self {
-        let text = error.to_string();
-        let (problem, fix) = text.split_once("; ").unwrap_or((&text, "write it another way"));
-        Self::new(problem, fix)
-    }
-}
+pub use self::time::{DurationText, RateText};
 
 /// A type that is written as a text of a certain form.
 pub(super) trait Form: Sized {
@@ -49,49 +32,49 @@ pub(super) trait Form: Sized {
     /// A good one.
     const EXAMPLE: &'static str;
 
-    fn read(text: &str) -> Result<Self, Misfit>;
+    fn read(text: &str) -> Result<Self, InvalidValue>;
 }
 
 /// A form, as the check of the file's shape finds it by its name in the schema.
-pub(super) struct Known {
+pub(super) struct FormInfo {
     pub(super) format: &'static str,
     pub(super) noun: &'static str,
     pub(super) example: &'static str,
-    pub(super) check: fn(&str) -> Result<(), Misfit>,
+    pub(super) check: fn(&str) -> Result<(), InvalidValue>,
 }
 
-const fn known<F: Form>() -> Known {
-    Known { format: F::FORMAT, noun: F::NOUN, example: F::EXAMPLE, check: |text| F::read(text).map(drop) }
+const fn info<F: Form>() -> FormInfo {
+    FormInfo { format: F::FORMAT, noun: F::NOUN, example: F::EXAMPLE, check: |text| F::read(text).map(drop) }
 }
 
-const ALL: &[Known] = &[
-    known::<Address>(),
-    known::<ByteSize>(),
-    known::<Cidr>(),
-    known::<ContentType>(),
-    known::<CostText>(),
-    known::<Expression>(),
-    known::<HeaderName>(),
-    known::<HostGlob>(),
-    known::<KeyPart>(),
-    known::<KeyPrefix>(),
-    known::<LimitName>(),
-    known::<MethodName>(),
-    known::<PathGlob>(),
-    known::<PathText>(),
-    known::<Pattern>(),
-    known::<PlanSource>(),
-    known::<RateText>(),
-    known::<SettleSource>(),
-    known::<Span>(),
-    known::<StatusClass>(),
-    known::<StoreUrl>(),
-    known::<TokenSource>(),
-    known::<Upstream>(),
+const ALL: &[FormInfo] = &[
+    info::<Address>(),
+    info::<ByteSize>(),
+    info::<Cidr>(),
+    info::<ContentType>(),
+    info::<CostText>(),
+    info::<Expression>(),
+    info::<HeaderName>(),
+    info::<HostGlob>(),
+    info::<KeyPart>(),
+    info::<KeyPrefix>(),
+    info::<LimitName>(),
+    info::<MethodName>(),
+    info::<PathGlob>(),
+    info::<PathText>(),
+    info::<Pattern>(),
+    info::<PlanSource>(),
+    info::<RateText>(),
+    info::<SettleSource>(),
+    info::<DurationText>(),
+    info::<StatusClass>(),
+    info::<StoreUrl>(),
+    info::<TokenSource>(),
+    info::<Upstream>(),
 ];
 
 /// The form of that name.
-pub(super) fn by_format(format: &str) -> Option<&'static Known> {
+pub(super) fn by_format(format: &str) -> Option<&'static FormInfo> {
     ALL.iter().find(|known| known.format == format)
 }
 
@@ -105,9 +88,7 @@ macro_rules! form_of_text {
         impl<'de> serde::Deserialize<'de> for $form {
             fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 let text = <String as serde::Deserialize>::deserialize(from)?;
-                Self::read(&text).map_err(|misfit| {
-                    serde::de::Error::custom(format_args!("{}; {}", misfit.problem, misfit.fix))
-                })
+                Self::read(&text).map_err(serde::de::Error::custom)
             }
         }
 
@@ -146,7 +127,7 @@ form_of_text!(
     PlanSource,
     RateText,
     SettleSource,
-    Span,
+    DurationText,
     StatusClass,
     StoreUrl,
     TokenSource,

@@ -5,14 +5,14 @@
 //! again: a value that was taken out for its form is not missing.
 
 mod answers;
-mod callers;
 mod dropped_headers;
 mod gateway;
 mod in_flight;
+mod keys;
 mod limits;
 mod numbers;
+mod settings;
 mod store;
-mod surfaces;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,21 +23,21 @@ use super::problem::{Findings, Position};
 use super::types::RuleFile;
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
-    surfaces::check(file, root, findings);
+    settings::check(file, root, findings);
     limits::check(file, root, findings);
     dropped_headers::check(file, root, findings);
 }
 
 /// What was seen before, and where.
-struct Seen<T>(HashMap<T, Position>);
+struct FirstPositions<T>(HashMap<T, Position>);
 
-impl<T: Eq + Hash> Seen<T> {
+impl<T: Eq + Hash> FirstPositions<T> {
     fn new() -> Self {
         Self(HashMap::new())
     }
 
     /// Where this was seen first, if it is not the first.
-    fn before(&mut self, this: T, at: Position) -> Option<String> {
+    fn duplicate_of(&mut self, this: T, at: Position) -> Option<String> {
         match self.0.entry(this) {
             Entry::Occupied(first) => Some(format!("{}:{}", first.get().line, first.get().column)),
             Entry::Vacant(none) => {

@@ -10,11 +10,11 @@ use super::problem::Position;
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) at: Position,
-    pub(super) kind: Kind,
+    pub(super) kind: NodeKind,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Kind {
+pub(super) enum NodeKind {
     Scalar(Scalar),
     List(Vec<Node>),
     Map(Map),
@@ -74,13 +74,13 @@ impl Node {
 
     /// Whether the value of a key was refused.
     pub(super) fn lost(&self, key: &str) -> bool {
-        matches!(&self.kind, Kind::Map(map) if map.lost.iter().any(|lost| lost == key))
+        matches!(&self.kind, NodeKind::Map(map) if map.lost.iter().any(|lost| lost == key))
     }
 
     /// An item of a list; a value that is no list is the one item of its own.
     pub(super) fn item(&self, index: usize) -> &Self {
         match &self.kind {
-            Kind::List(items) => items.get(index).unwrap_or(self),
+            NodeKind::List(items) => items.get(index).unwrap_or(self),
             _ => self,
         }
     }
@@ -88,7 +88,7 @@ impl Node {
     /// Where a character of a text stands: exactly, if the text is written as it is read.
     pub(super) fn letter_at(&self, offset: usize) -> Position {
         match &self.kind {
-            Kind::Scalar(Scalar { verbatim: Some(start), .. }) => {
+            NodeKind::Scalar(Scalar { verbatim: Some(start), .. }) => {
                 let offset = u32::try_from(offset).unwrap_or(0);
                 Position { column: self.at.column.saturating_add(*start).saturating_add(offset), ..self.at }
             }
@@ -98,7 +98,7 @@ impl Node {
 
     fn entry(&self, key: &str) -> Option<&Entry> {
         match &self.kind {
-            Kind::Map(map) => map.entries.iter().find(|entry| entry.key == key),
+            NodeKind::Map(map) => map.entries.iter().find(|entry| entry.key == key),
             _ => None,
         }
     }
@@ -110,18 +110,18 @@ impl Node {
             (size + inner.0, depth.max(inner.1 + 1))
         };
         match &self.kind {
-            Kind::Scalar(_) => (1, 0),
-            Kind::List(items) => items.iter().fold((1, 1), add),
-            Kind::Map(map) => map.entries.iter().map(|entry| &entry.value).fold((1, 1), add),
+            NodeKind::Scalar(_) => (1, 0),
+            NodeKind::List(items) => items.iter().fold((1, 1), add),
+            NodeKind::Map(map) => map.entries.iter().map(|entry| &entry.value).fold((1, 1), add),
         }
     }
 
     /// The same without positions.
     pub(super) fn to_json(&self) -> Value {
         match &self.kind {
-            Kind::Scalar(scalar) => scalar.to_json(),
-            Kind::List(items) => Value::Array(items.iter().map(Self::to_json).collect()),
-            Kind::Map(map) => {
+            NodeKind::Scalar(scalar) => scalar.to_json(),
+            NodeKind::List(items) => Value::Array(items.iter().map(Self::to_json).collect()),
+            NodeKind::Map(map) => {
                 let entries = map.entries.iter().map(|entry| (entry.key.clone(), entry.value.to_json()));
                 Value::Object(entries.collect::<JsonMap<_, _>>())
             }

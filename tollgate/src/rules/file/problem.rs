@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// More than people read at once, and a bound on what a hostile file makes us write.
-const MAX_TOLD: usize = 100;
+const MAX_REPORTED: usize = 100;
 
 /// Nobody looks for more after so many: enough that the first hundred by position are among them in any file that
 /// people write, and few enough that a hostile one costs little.
@@ -50,7 +50,26 @@ pub enum Severity {
     Warning,
 }
 
-/// One thing that is wrong with a rule file.
+/// A value that cannot be used: the problem and the fix, without a position.
+#[derive(Debug)]
+pub(super) struct InvalidValue {
+    pub(super) problem: String,
+    pub(super) fix: String,
+}
+
+impl InvalidValue {
+    pub(super) fn new(problem: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { problem: problem.into(), fix: fix.into() }
+    }
+}
+
+impl fmt::Display for InvalidValue {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}", self.problem, self.fix)
+    }
+}
+
+/// One problem of a rule file, with its position and its fix.
 ///
 /// It shows as `tollgate.yaml:14:9: capacity 0 admits nothing; use 1 or more, or `blocked` to refuse every request`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,21 +131,21 @@ impl fmt::Display for Problem {
 /// Why a rule file is refused: every problem in it, in the order of the file. Shown one to a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
-    told: Vec<Problem>,
+    reported: Vec<Problem>,
     more: usize,
 }
 
 impl Problems {
     /// The problems, the first hundred of them, errors and warnings.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
-        self.told.iter()
+        self.reported.iter()
     }
 
     /// These and those of another look at the same file, in its order.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
-        self.told.extend(other.told);
-        self.told.sort_by_key(Problem::position);
+        self.reported.extend(other.reported);
+        self.reported.sort_by_key(Problem::position);
         self.more += other.more;
         self
     }
@@ -140,7 +159,7 @@ impl Problems {
 
 impl fmt::Display for Problems {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.told.iter().enumerate() {
+        for (index, problem) in self.reported.iter().enumerate() {
             if index > 0 {
                 writeln!(out)?;
             }
@@ -158,11 +177,11 @@ impl std::error::Error for Problems {}
 /// The problems found so far.
 #[derive(Default)]
 pub(super) struct Findings {
-    found: Vec<Found>,
+    found: Vec<Finding>,
     refused: bool,
 }
 
-struct Found {
+struct Finding {
     at: Position,
     message: String,
     fix: String,
@@ -172,14 +191,14 @@ struct Found {
 impl Findings {
     pub(super) fn error(&mut self, at: Position, message: impl Into<String>, fix: impl Into<String>) {
         self.refused = true;
-        self.add(Found { at, message: message.into(), fix: fix.into(), severity: Severity::Error });
+        self.add(Finding { at, message: message.into(), fix: fix.into(), severity: Severity::Error });
     }
 
     pub(super) fn warning(&mut self, at: Position, message: impl Into<String>, fix: impl Into<String>) {
-        self.add(Found { at, message: message.into(), fix: fix.into(), severity: Severity::Warning });
+        self.add(Finding { at, message: message.into(), fix: fix.into(), severity: Severity::Warning });
     }
 
-    fn add(&mut self, found: Found) {
+    fn add(&mut self, found: Finding) {
         if !self.is_full() {
             self.found.push(found);
         }
@@ -195,31 +214,31 @@ impl Findings {
     }
 
     /// All of them, in the order of the file.
-    pub(super) fn told(mut self, file: &str, source: &str) -> Problems {
+    pub(super) fn into_problems(mut self, file: &str, source: &str) -> Problems {
         self.found.sort_by_key(|found| found.at);
         // A part of the file that stands for several, by an alias, has its problem once.
         self.found.dedup_by(|a, b| a.at == b.at && a.message == b.message);
-        let more = self.found.len().saturating_sub(MAX_TOLD);
+        let more = self.found.len().saturating_sub(MAX_REPORTED);
         // Errors must not be pushed out by warnings before them: whoever reads has to see why.
-        if self.found.len() > MAX_TOLD && self.refused {
+        if self.found.len() > MAX_REPORTED && self.refused {
             self.found.retain(|found| found.severity == Severity::Error);
         }
-        self.found.truncate(MAX_TOLD);
+        self.found.truncate(MAX_REPORTED);
         // YAML ends a line at a lone carriage return too.
         let source = source.replace("\r\n", "\n");
         let (file, lines): (Arc<str>, Vec<&str>) = (file.into(), source.split(['\n', '\r']).collect());
-        let told = self.found.into_iter().map(|found| {
+        let reported = self.found.into_iter().map(|found| {
             let line = lines.get((found.at.line as usize).saturating_sub(1)).copied().unwrap_or_default();
-            let text = standing_at(line, found.at.column);
-            let Found { at, message, fix, severity } = found;
+            let text = text_at(line, found.at.column);
+            let Finding { at, message, fix, severity } = found;
             Problem { file: Arc::clone(&file), at, text, message: clean(&message), fix: clean(&fix), severity }
         });
-        Problems { told: told.collect(), more }
+        Problems { reported: reported.collect(), more }
     }
 }
 
 /// The rest of the line from a column on, cut short.
-fn standing_at(line: &str, column: u32) -> String {
+fn text_at(line: &str, column: u32) -> String {
     let rest: String = line.chars().skip((column as usize).saturating_sub(1)).take(MAX_LINE).collect();
     shown(&without_password(rest.trim_end()))
 }

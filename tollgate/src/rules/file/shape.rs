@@ -8,12 +8,12 @@ mod words;
 
 use serde_json::Value;
 
-use self::other_limiters::Beside;
+use self::other_limiters::Siblings;
 pub(super) use self::other_limiters::rate_text;
 use self::words::{expected, listed, quoted, wrong_type};
-use super::forms::{self, Misfit};
-use super::node::{Entry, Kind, Map, Node, ScalarValue};
-use super::problem::{Findings, Position, shown};
+use super::forms;
+use super::node::{Entry, Map, Node, NodeKind, ScalarValue};
+use super::problem::{Findings, InvalidValue, Position, shown};
 
 /// What of the file fits the schema.
 pub(super) fn check(root: Node, schema: &Value, findings: &mut Findings) -> Option<Node> {
@@ -33,25 +33,25 @@ impl<'s> Shape<'s, '_> {
         let choices = self.choices(schema);
         let kind = type_of(&node.kind);
         let Some(choice) = choices.iter().copied().find(|choice| takes(choice, kind)) else {
-            let Misfit { problem, fix } = wrong_type(name, &node.kind, &choices);
+            let InvalidValue { problem, fix } = wrong_type(name, &node.kind, &choices);
             self.findings.error(node.at, problem, fix);
             return None;
         };
         let Node { at, kind } = node;
         let kind = match kind {
-            Kind::Map(map) => Kind::Map(self.map(map, at, choice)?),
-            Kind::List(items) => Kind::List(self.list(items, at, choice, name)?),
-            Kind::Scalar(scalar) => {
-                let misfit = match scalar.value {
+            NodeKind::Map(map) => NodeKind::Map(self.map(map, at, choice)?),
+            NodeKind::List(items) => NodeKind::List(self.list(items, at, choice, name)?),
+            NodeKind::Scalar(scalar) => {
+                let invalid = match scalar.value {
                     ScalarValue::Integer(value) => integer(value, choice, name).err(),
                     ScalarValue::Text => text(&scalar.text, choice, &choices, name).err(),
                     _ => None,
                 };
-                if let Some(Misfit { problem, fix }) = misfit {
+                if let Some(InvalidValue { problem, fix }) = invalid {
                     self.findings.error(at, problem, fix);
                     return None;
                 }
-                Kind::Scalar(scalar)
+                NodeKind::Scalar(scalar)
             }
         };
         Some(Node { at, kind })
@@ -74,25 +74,25 @@ impl<'s> Shape<'s, '_> {
 
     fn map(&mut self, map: Map, at: Position, schema: &'s Value) -> Option<Map> {
         let mut kept = Map::default();
-        let beside = Beside::of(&map);
+        let siblings = Siblings::of(&map);
         for Entry { key, key_at, value } in map.entries {
             if self.findings.is_full() {
                 return None;
             }
             let Some(schema_of_value) = property(schema, &key) else {
                 if !is_ignored(schema, &key) {
-                    kept.lost.extend(self.unknown_key(&key, (key_at, &value), &beside, schema));
+                    kept.lost.extend(self.unknown_key(&key, (key_at, &value), &siblings, schema));
                 }
                 continue;
             };
             if let Some(names) = schema.get("propertyNames")
-                && let Err(Misfit { problem, fix }) = text(&key, names, &[], &key)
+                && let Err(InvalidValue { problem, fix }) = text(&key, names, &[], &key)
             {
                 self.findings.error(key_at, problem, fix);
                 continue;
             }
-            if let Some(fix) = other_limiters::algorithm(&key, &value, &beside) {
-                let problem = format!("`{}` is no value of `{key}`", shown(beside.get(&key).unwrap_or_default()));
+            if let Some(fix) = other_limiters::algorithm(&key, &value, &siblings) {
+                let problem = format!("`{}` is no value of `{key}`", shown(siblings.get(&key).unwrap_or_default()));
                 self.findings.error(value.at, problem, fix);
                 kept.lost.push(key);
                 continue;
@@ -122,11 +122,11 @@ impl<'s> Shape<'s, '_> {
         &mut self,
         key: &str,
         (at, value): (Position, &Node),
-        beside: &Beside,
+        siblings: &Siblings,
         schema: &'s Value,
     ) -> Option<String> {
         let problem = format!("unknown key `{}`", shown(key));
-        if let Some(known) = other_limiters::key(key, value, beside, schema) {
+        if let Some(known) = other_limiters::key(key, value, siblings, schema) {
             self.findings.error(at, problem, known.fix);
             return known.ours.map(str::to_owned);
         }
@@ -206,11 +206,11 @@ fn property<'s>(schema: &'s Value, key: &str) -> Option<&'s Value> {
     named.or_else(|| schema.get("additionalProperties").filter(|schema| schema.is_object()))
 }
 
-fn type_of(kind: &Kind) -> &'static str {
+fn type_of(kind: &NodeKind) -> &'static str {
     match kind {
-        Kind::List(_) => "array",
-        Kind::Map(_) => "object",
-        Kind::Scalar(scalar) => match scalar.value {
+        NodeKind::List(_) => "array",
+        NodeKind::Map(_) => "object",
+        NodeKind::Scalar(scalar) => match scalar.value {
             ScalarValue::Null => "null",
             ScalarValue::Bool(_) => "boolean",
             ScalarValue::Integer(_) => "integer",
@@ -225,7 +225,7 @@ fn takes(schema: &Value, kind: &str) -> bool {
 }
 
 /// Whether a number fits its type. Whether it makes sense is said by those who know what it is for.
-fn integer(value: i128, schema: &Value, name: &str) -> Result<(), Misfit> {
+fn integer(value: i128, schema: &Value, name: &str) -> Result<(), InvalidValue> {
     let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
     let least = bound("minimum").unwrap_or(0);
     let fits = match schema.get("format").and_then(Value::as_str) {
@@ -235,17 +235,23 @@ fn integer(value: i128, schema: &Value, name: &str) -> Result<(), Misfit> {
         _ => u64::try_from(value).is_ok(),
     };
     if value < 0 {
-        return Err(Misfit { problem: format!("{name} {value} is below 0"), fix: format!("use {least} or more") });
+        return Err(InvalidValue {
+            problem: format!("{name} {value} is below 0"),
+            fix: format!("use {least} or more"),
+        });
     }
     if !fits {
         let most = bound("maximum").unwrap_or(1 << 32);
-        return Err(Misfit { problem: format!("{name} {value} is too large"), fix: format!("use {most} or less") });
+        return Err(InvalidValue {
+            problem: format!("{name} {value} is too large"),
+            fix: format!("use {most} or less"),
+        });
     }
     Ok(())
 }
 
 /// Whether a text is one of those listed, or of the form that is asked for.
-fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<(), Misfit> {
+fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<(), InvalidValue> {
     let words: Vec<&str> = choices.iter().flat_map(|choice| words::listed_in(choice)).collect();
     if !words.is_empty() {
         if words.contains(&text) {
@@ -261,12 +267,12 @@ fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<()
             Some(entry) => words::quoted(entry),
             None => format!("value of {}", quoted(name)),
         };
-        return Err(Misfit { problem: format!("`{}` is no {place}", shown(text)), fix });
+        return Err(InvalidValue { problem: format!("`{}` is no {place}", shown(text)), fix });
     }
     let format = schema.get("format").and_then(Value::as_str);
     match format.and_then(forms::by_format) {
         Some(known) => (known.check)(text),
-        None if text.is_empty() => Err(Misfit {
+        None if text.is_empty() => Err(InvalidValue {
             problem: format!("{} is empty", quoted(name)),
             fix: "write something between the quotes, or remove the line".into(),
         }),

@@ -3,8 +3,10 @@
 use std::fs::File;
 use std::io::Read;
 
+use super::forms::StoreUrl;
+use super::setting_error::SettingError;
 use super::types::StoreRule;
-use super::{Flaw, Parsed, Problems, StoreUrl};
+use super::{Parsed, Problems};
 use crate::redis::RedisSettings;
 
 /// More than the certificates of any authority take. A larger file is another file.
@@ -24,7 +26,7 @@ impl Parsed {
         let store = &self.rules.store;
         let StoreUrl::Redis(url) = &store.url else { return Ok(None) };
         let StoreRule { prefix, ca, client_cert, client_key, username, .. } = store;
-        let (mut settings, mut flaws) = (RedisSettings::new(url), Vec::new());
+        let (mut settings, mut errors) = (RedisSettings::new(url), Vec::new());
         if let Some(prefix) = prefix {
             settings = settings.prefix(prefix.as_str());
         }
@@ -39,7 +41,7 @@ impl Parsed {
                 Some(Ok(pem)) => settings = set(settings, pem),
                 Some(Err(problem)) => {
                     let fix = "name a file that is there and may be read";
-                    flaws.push(Flaw::new(format!("{key}: {problem}"), fix).of(key).of("store"));
+                    errors.push(SettingError::new(format!("{key}: {problem}"), fix).of(key).of("store"));
                 }
             }
         }
@@ -55,14 +57,14 @@ impl Parsed {
         if let Some(path) = &store.sentinel_password_file {
             settings = settings.sentinel_password_file(self.folder.join(path));
         }
-        if flaws.is_empty()
+        if errors.is_empty()
             && let Err(error) = settings.check()
         {
             let text = error.to_string();
             let (problem, fix) = text.split_once("; ").unwrap_or((&text, "correct the settings of the store"));
-            flaws.push(Flaw::new(problem, fix).of("store"));
+            errors.push(SettingError::new(problem, fix).of("store"));
         }
-        if flaws.is_empty() { Ok(Some(settings)) } else { Err(self.problems(flaws)) }
+        if errors.is_empty() { Ok(Some(settings)) } else { Err(self.problems(errors)) }
     }
 
     fn read_pem(&self, path: &str) -> Result<Vec<u8>, String> {

@@ -10,27 +10,27 @@ mod answers;
 mod gateway;
 mod limit;
 mod numbers;
-mod several;
+mod one_or_many;
+mod service;
 mod store;
-mod surfaces;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{ByteSize, ContentType, Span};
+use super::forms::{ByteSize, ContentType, DurationText};
 
 pub(super) use self::answers::STATUSES;
 pub use self::answers::{CountName, CountRule, StatusRule};
 pub use self::gateway::{
     AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, ForwardingName, GatewayRule, HeaderEdits,
     HealthCheckRule, HostHeader, LogFormat, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule,
-    Told, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
+    UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
 };
 pub use self::limit::{BanRule, ComputedCost, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
 pub use self::numbers::{AlgorithmName, Align, Modes, Numbers, Overflow, RefillMode};
-pub use self::several::Several;
+pub use self::one_or_many::OneOrMany;
+pub use self::service::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
 pub use self::store::StoreRule;
-pub use self::surfaces::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
 
 /// The rules of a rate limiter: limits, and where they are kept and applied.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -41,32 +41,44 @@ pub struct RuleFile {
     /// Where counts are kept: `memory`, or a URL: `redis://h:6379`, `rediss://h:6379`,
     /// `redis+cluster://h1:7001,h2:7002`, `redis+sentinel://h1:26379,h2:26379/mymaster`, `unix:///path/to/socket`; or a map
     /// with the URL and other settings.
+    #[doc(hidden)]
     pub store: StoreRule,
     /// How long one decision may wait for the store.
-    pub store_timeout: Span,
+    #[doc(hidden)]
+    pub store_timeout: DurationText,
     /// What is answered while the store fails; a limit may choose for itself.
+    #[doc(hidden)]
     pub on_store_failure: FailurePolicy,
     /// The least number of nodes that limits are divided by while the store fails and the policy is `local`. Nodes that
     /// have seen each other on the store know their number without it.
     #[schemars(range(min = 1, max = 10_000))]
+    #[doc(hidden)]
     pub expected_nodes: Option<u32>,
     /// The most memory that counts may take in this process.
+    #[doc(hidden)]
     pub max_memory: Option<ByteSize>,
     /// Which families of headers tell a client about its limits.
     #[schemars(length(max = 4))]
+    #[doc(hidden)]
     pub headers: Vec<HeaderFamily>,
     /// What a denied request is answered with.
+    #[doc(hidden)]
     pub body: BodyRule,
     /// The gateway; off unless named.
+    #[doc(hidden)]
     pub gateway: Option<GatewayRule>,
     /// The decision service; each listener is off unless named.
+    #[doc(hidden)]
     pub service: ServiceRule,
     /// Health, metrics and the dashboard; off unless named.
+    #[doc(hidden)]
     pub admin: Option<AdminRule>,
     /// How tokens are verified, for `jwt:CLAIM`.
+    #[doc(hidden)]
     pub jwt: Option<JwtRule>,
     /// The limits. A request passes when all that match it let it pass, and then spends in all of them.
     #[schemars(length(max = 10_000))]
+    #[doc(hidden)]
     pub limits: Vec<LimitRule>,
 }
 
@@ -74,7 +86,7 @@ impl Default for RuleFile {
     fn default() -> Self {
         Self {
             store: StoreRule::default(),
-            store_timeout: Span::new(std::time::Duration::from_millis(50)),
+            store_timeout: DurationText::new(std::time::Duration::from_millis(50)),
             on_store_failure: FailurePolicy::default(),
             expected_nodes: None,
             max_memory: None,

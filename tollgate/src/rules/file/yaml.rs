@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use granit_parser::{ErrorKind, Event, Marker, Parser, ScalarStyle, ScanError, Span};
 
-use super::node::{Entry, Kind, Map, Node, Scalar, ScalarValue};
+use super::node::{Entry, Map, Node, NodeKind, Scalar, ScalarValue};
 use super::problem::{Findings, Position, shown};
 
 /// Ten thousand limits of twenty lines fit.
@@ -32,13 +32,13 @@ pub(super) fn read(source: &str, findings: &mut Findings) -> Option<Node> {
             Ok((event, span)) => builder.take(event, span),
             Err(error) => Err(of_scan_error(&error)),
         };
-        if let Err(Stop { at, message, fix }) = taken {
+        if let Err(YamlError { at, message, fix }) = taken {
             builder.findings.error(at, message, fix);
             return None;
         }
     }
     match builder.root {
-        Some(Node { kind: Kind::Scalar(Scalar { value: ScalarValue::Null, .. }), .. }) | None => {
+        Some(Node { kind: NodeKind::Scalar(Scalar { value: ScalarValue::Null, .. }), .. }) | None => {
             findings.error(
                 Position { line: 1, column: 1 },
                 "the file is empty",
@@ -51,7 +51,7 @@ pub(super) fn read(source: &str, findings: &mut Findings) -> Option<Node> {
 }
 
 /// What ends the reading.
-struct Stop {
+struct YamlError {
     at: Position,
     message: String,
     fix: String,
@@ -85,7 +85,7 @@ struct Key {
 }
 
 impl Builder<'_, '_> {
-    fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Stop> {
+    fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), YamlError> {
         let at = position(span.start);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
@@ -94,7 +94,7 @@ impl Builder<'_, '_> {
                 let verbatim = self.verbatim(&text, style, span);
                 let scalar = Scalar { text: text.into_owned(), value, verbatim };
                 let merges = style == ScalarStyle::Plain && scalar.text == "<<";
-                self.value(Node { at, kind: Kind::Scalar(scalar) }, anchor, merges)
+                self.value(Node { at, kind: NodeKind::Scalar(scalar) }, anchor, merges)
             }
             Event::SequenceStart(_, anchor, tag) => {
                 self.refuse_tag(tag.is_some(), span);
@@ -107,7 +107,7 @@ impl Builder<'_, '_> {
             }
             Event::SequenceEnd | Event::MappingEnd => self.end(),
             Event::Alias(anchor) => self.alias(anchor, at),
-            Event::DocumentStart(..) if self.root.is_some() => Err(Stop {
+            Event::DocumentStart(..) if self.root.is_some() => Err(YamlError {
                 at,
                 message: "a second document starts here".into(),
                 fix: "keep one document in a file: remove the `---`, or what follows it".into(),
@@ -135,7 +135,7 @@ impl Builder<'_, '_> {
         }
     }
 
-    fn start(&mut self, open: Open) -> Result<(), Stop> {
+    fn start(&mut self, open: Open) -> Result<(), YamlError> {
         self.check_depth(open.at, self.open.len() + 1)?;
         if let Some(Open { inside: Inside::Map { key: None, .. }, .. }) = self.open.last() {
             return Err(no_key(open.at));
@@ -144,11 +144,11 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), Stop> {
+    fn end(&mut self) -> Result<(), YamlError> {
         let Some(Open { at, anchor, inside }) = self.open.pop() else { return Ok(()) };
         let kind = match inside {
-            Inside::List(items) => Kind::List(items),
-            Inside::Map { entries, merged, .. } => Kind::Map(self.map(entries, merged)),
+            Inside::List(items) => NodeKind::List(items),
+            Inside::Map { entries, merged, .. } => NodeKind::Map(self.map(entries, merged)),
         };
         self.value(Node { at, kind }, anchor, false)
     }
@@ -168,11 +168,11 @@ impl Builder<'_, '_> {
         }
         for node in merged {
             let nodes = match node.kind {
-                Kind::List(nodes) => nodes,
+                NodeKind::List(nodes) => nodes,
                 _ => vec![node],
             };
             for node in nodes {
-                let Kind::Map(map) = node.kind else {
+                let NodeKind::Map(map) = node.kind else {
                     self.findings.error(node.at, "`<<` merges maps, and this is none", "write `<<: *name` of a map");
                     continue;
                 };
@@ -186,9 +186,9 @@ impl Builder<'_, '_> {
         Map { entries: kept, lost: Vec::new() }
     }
 
-    fn alias(&mut self, anchor: usize, at: Position) -> Result<(), Stop> {
+    fn alias(&mut self, anchor: usize, at: Position) -> Result<(), YamlError> {
         let Some((size, depth)) = self.anchors.get(&anchor).map(Node::extent) else {
-            return Err(Stop {
+            return Err(YamlError {
                 at,
                 message: "this alias stands inside of what it names".into(),
                 fix: "write the value out instead".into(),
@@ -204,7 +204,7 @@ impl Builder<'_, '_> {
     }
 
     /// A value that was read whole.
-    fn value(&mut self, node: Node, anchor: usize, merges: bool) -> Result<(), Stop> {
+    fn value(&mut self, node: Node, anchor: usize, merges: bool) -> Result<(), YamlError> {
         self.count(node.at, 1)?;
         if anchor != 0 {
             // The copy that is kept counts as well.
@@ -214,13 +214,13 @@ impl Builder<'_, '_> {
         self.place(node, merges)
     }
 
-    fn place(&mut self, node: Node, merges: bool) -> Result<(), Stop> {
+    fn place(&mut self, node: Node, merges: bool) -> Result<(), YamlError> {
         match self.open.last_mut().map(|open| &mut open.inside) {
             None => self.root = Some(node),
             Some(Inside::List(items)) => items.push(node),
             Some(Inside::Map { entries, merged, key }) => match key.take() {
                 None => {
-                    let Kind::Scalar(scalar) = node.kind else { return Err(no_key(node.at)) };
+                    let NodeKind::Scalar(scalar) = node.kind else { return Err(no_key(node.at)) };
                     *key = Some(Key { text: scalar.text, at: node.at, merges });
                 }
                 Some(key) if key.merges => merged.push(node),
@@ -230,19 +230,19 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    fn count(&mut self, at: Position, nodes: usize) -> Result<(), Stop> {
+    fn count(&mut self, at: Position, nodes: usize) -> Result<(), YamlError> {
         self.nodes = self.nodes.saturating_add(nodes);
         if self.nodes <= MAX_NODES {
             return Ok(());
         }
-        Err(Stop {
+        Err(YamlError {
             at,
             message: format!("the file has more than {MAX_NODES} values, aliases written out"),
             fix: "use fewer limits, or fewer aliases".into(),
         })
     }
 
-    fn check_depth(&self, at: Position, depth: usize) -> Result<(), Stop> {
+    fn check_depth(&self, at: Position, depth: usize) -> Result<(), YamlError> {
         if depth > MAX_DEPTH { Err(too_deep(at)) } else { Ok(()) }
     }
 }
@@ -252,57 +252,60 @@ fn position(mark: Marker) -> Position {
     Position { line: whole(mark.line()).max(1), column: whole(mark.col()).saturating_add(1) }
 }
 
-fn too_deep(at: Position) -> Stop {
-    Stop {
+fn too_deep(at: Position) -> YamlError {
+    YamlError {
         at,
         message: format!("more than {MAX_DEPTH} levels, one inside the other"),
         fix: "a rule file has eight at most; close the brackets, or indent less".into(),
     }
 }
 
-fn no_key(at: Position) -> Stop {
-    Stop {
+fn no_key(at: Position) -> YamlError {
+    YamlError {
         at,
         message: "a list or map cannot be a key".into(),
         fix: "write a word and a colon before it, or quotes around text in brackets or braces".into(),
     }
 }
 
-fn of_scan_error(error: &ScanError) -> Stop {
+fn of_scan_error(error: &ScanError) -> YamlError {
     let at = position(*error.marker());
-    let told = |message: &str, fix: &str| Stop { at, message: message.into(), fix: fix.into() };
+    let yaml_error = |message: &str, fix: &str| YamlError { at, message: message.into(), fix: fix.into() };
     match error.kind() {
         ErrorKind::RecursionLimitExceeded => too_deep(at),
         ErrorKind::TabNotAllowed
         | ErrorKind::TabInBlockIndentation
         | ErrorKind::TabInIndentation
         | ErrorKind::TabInPlainScalar
-        | ErrorKind::TabAtBlockScalarStart => told("a tab where YAML wants spaces", "indent with spaces"),
+        | ErrorKind::TabAtBlockScalarStart => yaml_error("a tab where YAML wants spaces", "indent with spaces"),
         ErrorKind::UnknownAnchor => {
-            told("this alias names no anchor before it", "put text that starts with `*` in quotes")
+            yaml_error("this alias names no anchor before it", "put text that starts with `*` in quotes")
         }
         ErrorKind::MissingAnchorOrAliasName => {
-            told("`*` or `&` begins an alias or anchor here", "put text that starts with `*` or `&` in quotes")
+            yaml_error("`*` or `&` begins an alias or anchor here", "put text that starts with `*` or `&` in quotes")
         }
         ErrorKind::UnclosedQuotedScalar | ErrorKind::InvalidQuotedScalarIndent => {
-            told("a quote is not closed before this", "close it with the same quote, or indent the text further")
+            yaml_error("a quote is not closed before this", "close it with the same quote, or indent the text further")
         }
         ErrorKind::ExpectedBlockMappingKey => {
-            told("this line is indented like none that it could belong to", "indent it like its neighbours")
+            yaml_error("this line is indented like none that it could belong to", "indent it like its neighbours")
         }
         ErrorKind::UnexpectedCharacter { character } if character.is_control() => {
-            told(&format!("a control character ({}) stands here", character.escape_default()), "remove it")
+            yaml_error(&format!("a control character ({}) stands here", character.escape_default()), "remove it")
         }
         ErrorKind::UnexpectedCharacter { character } => {
             let message = format!("no text begins with `{}` unless it is in quotes", character.escape_default());
-            told(&message, "put the text in quotes")
+            yaml_error(&message, "put the text in quotes")
         }
         ErrorKind::UnclosedFlowCollection { open } => {
-            told(&format!("`{open}` is not closed"), "close it, or put text that has a bracket in it in quotes")
+            yaml_error(&format!("`{open}` is not closed"), "close it, or put text that has a bracket in it in quotes")
         }
-        ErrorKind::MappingValueNotAllowed | ErrorKind::MappingKeyNotAllowed => {
-            told("a `key: value` cannot stand here", "indent it like its neighbours, or put text with `: ` in quotes")
+        ErrorKind::MappingValueNotAllowed | ErrorKind::MappingKeyNotAllowed => yaml_error(
+            "a `key: value` cannot stand here",
+            "indent it like its neighbours, or put text with `: ` in quotes",
+        ),
+        kind => {
+            yaml_error(&format!("this is no YAML: {kind}"), "check the indentation, the brackets and the quotes here")
         }
-        kind => told(&format!("this is no YAML: {kind}"), "check the indentation, the brackets and the quotes here"),
     }
 }

@@ -1,7 +1,7 @@
 //! What of an answer matters to a limit: classes of statuses, and where a cost is told.
 
-use super::super::problem::shown;
-use super::{Form, HeaderName, Misfit};
+use super::super::problem::{InvalidValue, shown};
+use super::{Form, HeaderName};
 
 /// A class of statuses: `5xx`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,11 +21,11 @@ impl Form for StatusClass {
     const NOUN: &'static str = "a class of statuses";
     const EXAMPLE: &'static str = "5xx";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         let digit = text.strip_suffix("xx").and_then(|digit| digit.parse::<u16>().ok());
         match digit.filter(|digit| (1..=5).contains(digit) && text.len() == 3) {
             Some(digit) => Ok(Self(digit * 100)),
-            None => Err(Misfit::new(
+            None => Err(InvalidValue::new(
                 format!("`{}` is no status and no class of them", shown(text)),
                 "write a status such as 401, or a class such as 5xx",
             )),
@@ -47,10 +47,10 @@ impl Form for SettleSource {
     const NOUN: &'static str = "where an answer tells its cost";
     const EXAMPLE: &'static str = "header:x-cost";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         match text.strip_prefix("header:") {
             Some(name) => Ok(Self::Header(HeaderName::read(name)?)),
-            None => Err(Misfit::new(
+            None => Err(InvalidValue::new(
                 format!("`{}` is no place where an answer tells its cost", shown(text)),
                 "write header:NAME",
             )),

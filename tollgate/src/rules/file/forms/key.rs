@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::super::problem::shown;
-use super::{Form, HeaderName, Misfit, nearest};
+use super::super::problem::{InvalidValue, shown};
+use super::{Form, HeaderName, nearest};
 use crate::rules::CertificateField;
 
 /// IPv6 addresses of one subscriber share this many bits.
@@ -75,7 +75,7 @@ impl Form for KeyPart {
     const NOUN: &'static str = "a part of a key";
     const EXAMPLE: &'static str = "header:x-user-id";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         match text {
             "ip" => return Ok(Self::Ip { v6_prefix: SUBSCRIBER_BITS }),
             "path" => return Ok(Self::Path),
@@ -88,7 +88,7 @@ impl Form for KeyPart {
             let whole = bits.bytes().all(|byte| byte.is_ascii_digit());
             let bits = if whole { bits.parse().ok() } else { None };
             let v6_prefix = bits.filter(|bits| (1..=128).contains(bits)).ok_or_else(|| {
-                Misfit::new(
+                InvalidValue::new(
                     format!("`{}` does not say how many bits of an IPv6 address count", shown(text)),
                     "write a number from 1 to 128, such as ip/56",
                 )
@@ -110,25 +110,25 @@ impl Form for KeyPart {
     }
 }
 
-fn certificate(field: &str) -> Result<KeyPart, Misfit> {
+fn certificate(field: &str) -> Result<KeyPart, InvalidValue> {
     const FIELDS: [CertificateField; 3] = [CertificateField::Fingerprint, CertificateField::Cn, CertificateField::San];
     let known = FIELDS.into_iter().find(|known| known.as_str() == field);
     known.map(KeyPart::Certificate).ok_or_else(|| {
         let problem = format!("`cert:{}` is nothing that a certificate has", shown(field));
-        Misfit::new(problem, "write cert:fingerprint, cert:cn or cert:san")
+        InvalidValue::new(problem, "write cert:fingerprint, cert:cn or cert:san")
     })
 }
 
 /// A bare word. Taken for a constant, it would make all requests share one count, which hardly anybody means: it is refused
 /// with the part that was probably meant, and `const:` for those who do.
-fn not_a_part(word: &str) -> Misfit {
+fn not_a_part(word: &str) -> InvalidValue {
     let problem = format!("`{}` is not a part of a key", shown(word));
     let part = meant(word).unwrap_or_else(|| "write ip, header:NAME, cookie:NAME, query:NAME or jwt:CLAIM".to_owned());
     let fix = match word {
         "" => part,
         _ => format!("{part}, or const:{} for a constant, the same for all requests", shown(word)),
     };
-    Misfit::new(problem, fix)
+    InvalidValue::new(problem, fix)
 }
 
 /// Returns the fix for a word that people write for a part, many of them from nginx and other rate limiters.
@@ -185,16 +185,16 @@ fn near(word: &str) -> Option<String> {
     is_header.then(|| format!("write header:{}", shown(word)))
 }
 
-fn named(kind: &str, name: &str) -> Result<String, Misfit> {
+fn named(kind: &str, name: &str) -> Result<String, InvalidValue> {
     if name.is_empty() {
-        return Err(Misfit::new(format!("`{kind}:` names nothing"), format!("write {kind}:NAME")));
+        return Err(InvalidValue::new(format!("`{kind}:` names nothing"), format!("write {kind}:NAME")));
     }
     if name.len() > MAX_NAME {
         let problem = format!("the name after `{kind}:` has {} bytes", name.len());
-        return Err(Misfit::new(problem, format!("use {MAX_NAME} bytes or less")));
+        return Err(InvalidValue::new(problem, format!("use {MAX_NAME} bytes or less")));
     }
     if name.chars().any(char::is_control) {
-        return Err(Misfit::new(
+        return Err(InvalidValue::new(
             format!("the name after `{kind}:` has a control character in it"),
             "use printable characters",
         ));
@@ -202,7 +202,7 @@ fn named(kind: &str, name: &str) -> Result<String, Misfit> {
     Ok(name.to_owned())
 }
 
-fn unknown_kind(kind: &str, known: &[&str], of: &str) -> Misfit {
+fn unknown_kind(kind: &str, known: &[&str], of: &str) -> InvalidValue {
     let meant = match kind {
         "claim" | "token" if known.contains(&"jwt") => Some("jwt"),
         "arg" | "param" | "parameter" if known.contains(&"query") => Some("query"),
@@ -212,7 +212,7 @@ fn unknown_kind(kind: &str, known: &[&str], of: &str) -> Misfit {
         Some(near) => format!("did you mean `{near}:`?"),
         None => format!("use one of {}", known.iter().map(|kind| format!("{kind}:")).collect::<Vec<_>>().join(", ")),
     };
-    Misfit::new(format!("`{}:` begins no part of {of}", shown(kind)), fix)
+    InvalidValue::new(format!("`{}:` begins no part of {of}", shown(kind)), fix)
 }
 
 /// Where the name of a caller's plan is found.
@@ -233,13 +233,13 @@ impl Form for PlanSource {
     const NOUN: &'static str = "where a plan is found";
     const EXAMPLE: &'static str = "jwt:plan";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         let (kind, name) = text.split_once(':').unwrap_or((text, ""));
         match kind {
             "header" => Ok(Self::Header(HeaderName::read(&named(kind, name)?)?)),
             "jwt" => Ok(Self::Jwt(named(kind, name)?)),
             "descriptor" => Ok(Self::Descriptor(named(kind, name)?)),
-            _ => Err(Misfit::new(
+            _ => Err(InvalidValue::new(
                 format!("`{}` is no place where a plan is found", shown(text)),
                 "write header:NAME, jwt:CLAIM or descriptor:NAME",
             )),
@@ -271,13 +271,13 @@ impl Form for TokenSource {
     const NOUN: &'static str = "where a token is found";
     const EXAMPLE: &'static str = "header:authorization";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         let (kind, name) = text.split_once(':').unwrap_or((text, ""));
         match kind {
             "header" => Ok(Self::Header(HeaderName::read(&named(kind, name)?)?)),
             "cookie" => Ok(Self::Cookie(named(kind, name)?)),
             "query" => Ok(Self::Query(named(kind, name)?)),
-            _ => Err(Misfit::new(
+            _ => Err(InvalidValue::new(
                 format!("`{}` is no place where a token is found", shown(text)),
                 "write header:NAME, cookie:NAME or query:NAME",
             )),

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
-use super::super::problem::shown;
-use super::{Form, Misfit};
+use super::super::problem::{InvalidValue, shown};
+use super::Form;
 
 /// A network such as `10.0.0.0/8`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,25 +31,28 @@ impl Form for Cidr {
     const NOUN: &'static str = "a network";
     const EXAMPLE: &'static str = "10.0.0.0/8";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         if let Ok(address) = text.parse::<IpAddr>() {
             return Ok(Self(address.into()));
         }
-        let misfit = |problem: &str| {
+        let invalid = |problem: &str| {
             let problem = format!("`{}` is no network: {problem}", shown(text));
-            Misfit::new(problem, "write an address, or a network such as 10.0.0.0/8 or 2001:db8::/32")
+            InvalidValue::new(problem, "write an address, or a network such as 10.0.0.0/8 or 2001:db8::/32")
         };
-        let (address, bits) = text.split_once('/').ok_or_else(|| misfit("it is no address"))?;
-        let address: IpAddr = address.parse().map_err(|_| misfit("what stands before the `/` is no address"))?;
+        let (address, bits) = text.split_once('/').ok_or_else(|| invalid("it is no address"))?;
+        let address: IpAddr = address.parse().map_err(|_| invalid("what stands before the `/` is no address"))?;
         let most = if address.is_ipv4() { 32 } else { 128 };
         // `IpNet` would take `/+8` too.
         let bits = Some(bits).filter(|bits| bits.bytes().all(|byte| byte.is_ascii_digit()));
         let bits: Option<u8> = bits.and_then(|bits| bits.parse().ok()).filter(|bits| *bits <= most);
         let net = bits.and_then(|bits| IpNet::new(address, bits).ok());
-        let net = net.ok_or_else(|| misfit(&format!("what follows the `/` is no number from 0 to {most}")))?;
+        let net = net.ok_or_else(|| invalid(&format!("what follows the `/` is no number from 0 to {most}")))?;
         if net.addr() != net.network() {
             let problem = format!("`{}` has bits set beyond its /{}", shown(text), net.prefix_len());
-            return Err(Misfit::new(problem, format!("write {} for the network, or {address} alone", net.trunc())));
+            return Err(InvalidValue::new(
+                problem,
+                format!("write {} for the network, or {address} alone", net.trunc()),
+            ));
         }
         Ok(Self(net))
     }
@@ -82,24 +85,27 @@ impl Form for Address {
     const NOUN: &'static str = "an address and a port";
     const EXAMPLE: &'static str = "127.0.0.1:8080";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         if text.parse::<SocketAddr>().is_ok() {
             return Ok(Self(text.to_owned()));
         }
         let problem = format!("`{}` is no address and port", shown(text));
         let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
         if !is_port(port) {
-            return Err(Misfit::new(problem, "add a port from 0 to 65535, such as 127.0.0.1:8080"));
+            return Err(InvalidValue::new(problem, "add a port from 0 to 65535, such as 127.0.0.1:8080"));
         }
         if host.is_empty() {
-            return Err(Misfit::new(problem, format!("write 0.0.0.0:{port} for all addresses, or 127.0.0.1:{port}")));
+            return Err(InvalidValue::new(
+                problem,
+                format!("write 0.0.0.0:{port} for all addresses, or 127.0.0.1:{port}"),
+            ));
         }
         if host.contains(':') {
             let address = if host.parse::<std::net::Ipv6Addr>().is_ok() { host } else { "::1" };
-            return Err(Misfit::new(problem, format!("put an IPv6 address in brackets: [{address}]:{port}")));
+            return Err(InvalidValue::new(problem, format!("put an IPv6 address in brackets: [{address}]:{port}")));
         }
         if !is_host_name(host) || host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
-            return Err(Misfit::new(
+            return Err(InvalidValue::new(
                 problem,
                 "write an address or a host name before the port, such as 127.0.0.1:8080",
             ));
@@ -114,7 +120,7 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::read(text).map_err(|Misfit { problem, fix }| format!("{problem}; {fix}"))
+        Self::read(text).map_err(|invalid| invalid.to_string())
     }
 }
 
@@ -154,30 +160,31 @@ impl Form for Upstream {
     const NOUN: &'static str = "a URL";
     const EXAMPLE: &'static str = "http://127.0.0.1:8081";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
-        let misfit =
-            |problem: &str| Misfit::new(format!("the upstream {problem}"), "write a URL such as http://127.0.0.1:8081");
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        let invalid = |problem: &str| {
+            InvalidValue::new(format!("the upstream {problem}"), "write a URL such as http://127.0.0.1:8081")
+        };
         if text == ECHO {
             return Ok(Self(text.to_owned()));
         }
         let rest = ["http://", "https://", "h2c://"].iter().find_map(|scheme| text.strip_prefix(scheme));
-        let rest = rest.ok_or_else(|| misfit("has no http://, https:// or h2c:// before it"))?;
-        let uri: http::Uri = text.parse().map_err(|_| misfit("is no URL"))?;
+        let rest = rest.ok_or_else(|| invalid("has no http://, https:// or h2c:// before it"))?;
+        let uri: http::Uri = text.parse().map_err(|_| invalid("is no URL"))?;
         if rest.contains('@') {
-            return Err(misfit("has a user or password in it, which nobody sends on"));
+            return Err(invalid("has a user or password in it, which nobody sends on"));
         }
         if rest.contains(['?', '#']) {
-            return Err(misfit("has a query or fragment in it, which nobody sends on"));
+            return Err(invalid("has a query or fragment in it, which nobody sends on"));
         }
         // What is no port is none to the URI: it would be taken for the default.
         let host = uri.host().unwrap_or_default();
         let port = uri.authority().and_then(|authority| authority.as_str().strip_prefix(host)).unwrap_or_default();
         let is_good = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
         if host.is_empty() || !is_good {
-            return Err(misfit("names no host, or a port that is none"));
+            return Err(invalid("names no host, or a port that is none"));
         }
         if uri.port_u16() == Some(0) {
-            return Err(misfit("has port 0, where nobody can be reached"));
+            return Err(invalid("has port 0, where nobody can be reached"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -265,51 +272,51 @@ impl Form for StoreUrl {
     const NOUN: &'static str = "memory or the URL of a Redis";
     const EXAMPLE: &'static str = "redis://127.0.0.1:6379";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         if text == "memory" {
             return Ok(Self::Memory);
         }
-        let misfit = |problem: &str| {
-            Misfit::new(
+        let invalid = |problem: &str| {
+            InvalidValue::new(
                 problem,
                 "use memory, redis://host:6379, rediss://host:6379, redis+cluster://h1:7001,h2:7002, \
                  redis+sentinel://h1:26379,h2:26379/mymaster or unix:///path/to/socket",
             )
         };
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| misfit("the store is neither memory nor a URL"))?;
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid("the store is neither memory nor a URL"))?;
         if scheme == "unix" {
-            return socket(rest).map(|()| Self::Redis(text.to_owned())).map_err(misfit);
+            return socket(rest).map(|()| Self::Redis(text.to_owned())).map_err(invalid);
         }
         let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
         if !matches!(base, "redis" | "rediss") || !matches!(kind, "" | "cluster" | "sentinel") || scheme.ends_with('+')
         {
-            return Err(misfit(&format!("`{}` is no scheme of a store", shown(scheme))));
+            return Err(invalid(&format!("`{}` is no scheme of a store", shown(scheme))));
         }
         let rest = rest.rsplit_once('@').map_or(rest, |(_, hosts)| hosts);
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         if hosts.split(',').any(|host| host.is_empty() || host.starts_with(':')) {
-            return Err(misfit("the store's URL lacks a host"));
+            return Err(invalid("the store's URL lacks a host"));
         }
         if kind.is_empty() && hosts.contains(',') {
-            return Err(misfit("a single Redis has one host"));
+            return Err(invalid("a single Redis has one host"));
         }
         if kind == "sentinel" && path.split('/').next().is_none_or(str::is_empty) {
-            return Err(misfit("the store's URL lacks the master's name after the sentinels"));
+            return Err(invalid("the store's URL lacks the master's name after the sentinels"));
         }
         if hosts.contains('?') {
-            return Err(misfit("the store's URL has a `?` without a `/` before it"));
+            return Err(invalid("the store's URL has a `?` without a `/` before it"));
         }
         // What stands there may be a password, if the @ behind it was forgotten.
         if !hosts.split(',').all(has_port_or_none) {
-            return Err(misfit("the store's URL has a port that is none, or a login without an @ behind it"));
+            return Err(invalid("the store's URL has a port that is none, or a login without an @ behind it"));
         }
         if kind == "cluster" && !matches!(path, "" | "0") {
-            return Err(misfit("a cluster has only database 0"));
+            return Err(invalid("a cluster has only database 0"));
         }
         let database = if kind == "sentinel" { path.split_once('/').map_or("", |(_, rest)| rest) } else { path };
         let database = database.split('?').next().unwrap_or_default().trim_matches('/');
         if !database.is_empty() && database.parse::<i64>().is_err() {
-            return Err(misfit("the store's URL has a database that is no number"));
+            return Err(invalid("the store's URL has a database that is no number"));
         }
         Ok(Self::Redis(text.to_owned()))
     }

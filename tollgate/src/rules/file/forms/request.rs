@@ -2,9 +2,9 @@
 
 mod foreign;
 
-use super::super::problem::shown;
+use super::super::problem::{InvalidValue, shown};
 use super::net::is_host_name;
-use super::{Form, Misfit, nearest};
+use super::{Form, nearest};
 
 /// A glob of paths: `*` is anything within a segment, `**` is any number of whole segments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,39 +31,39 @@ impl Form for PathGlob {
     const NOUN: &'static str = "a path";
     const EXAMPLE: &'static str = "/api/**";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
-        let misfit = |problem: &str, fix: String| Misfit::new(format!("path `{}` {problem}", shown(text)), fix);
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        let invalid = |problem: &str, fix: String| InvalidValue::new(format!("path `{}` {problem}", shown(text)), fix);
         if let Some(fix) = foreign::regex(text) {
-            return Err(misfit("looks like a regular expression, and a path is a glob", fix));
+            return Err(invalid("looks like a regular expression, and a path is a glob", fix));
         }
         if let Some(fix) = foreign::parameters(text) {
-            return Err(misfit("has a parameter of a router in it, and a path is a glob", fix));
+            return Err(invalid("has a parameter of a router in it, and a path is a glob", fix));
         }
         if !text.starts_with('/') {
             let fix = format!("begin it with a slash: /{}", shown(text));
-            return Err(misfit("matches no request: every path begins with `/`", fix));
+            return Err(invalid("matches no request: every path begins with `/`", fix));
         }
         if text.contains(['?', '#']) {
             let fix = "remove the `?` or `#` and what follows, and use `when` to look at the query".into();
-            return Err(misfit("matches no request: a path ends before its query", fix));
+            return Err(invalid("matches no request: a path ends before its query", fix));
         }
         if text.contains(['{', '}']) {
-            return Err(misfit("has braces in it", "write * for one segment and ** for any number".into()));
+            return Err(invalid("has braces in it", "write * for one segment and ** for any number".into()));
         }
         if text.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
-            return Err(misfit("matches no request: paths have no spaces", "write %20 for a space".into()));
+            return Err(invalid("matches no request: paths have no spaces", "write %20 for a space".into()));
         }
         for segment in text.split('/').skip(1) {
             if segment.contains("**") && segment != "**" {
                 let fix = "let ** stand alone between slashes, or write * for a part of a segment".into();
-                return Err(misfit("has a `**` that touches other text", fix));
+                return Err(invalid("has a `**` that touches other text", fix));
             }
             if matches!(segment, "." | "..") {
                 let fix = "write the path that it leads to".into();
-                return Err(misfit("matches no request: `.` and `..` are resolved before", fix));
+                return Err(invalid("matches no request: `.` and `..` are resolved before", fix));
             }
         }
-        text.parse::<crate::rules::PathGlob>().map_err(|error| Misfit::told(&error))?;
+        text.parse::<crate::rules::PathGlob>().map_err(|error| InvalidValue::new(error.problem(), error.fix()))?;
         Ok(Self(text.to_owned()))
     }
 }
@@ -86,13 +86,13 @@ impl Form for PathText {
     const NOUN: &'static str = "a path";
     const EXAMPLE: &'static str = "/api";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
-        let misfit = |problem: &str, fix: &str| Misfit::new(format!("path `{}` {problem}", shown(text)), fix);
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        let invalid = |problem: &str, fix: &str| InvalidValue::new(format!("path `{}` {problem}", shown(text)), fix);
         if !text.starts_with('/') {
-            return Err(misfit("does not begin with a slash", "begin it with one, such as /api"));
+            return Err(invalid("does not begin with a slash", "begin it with one, such as /api"));
         }
         if text.contains('#') || text.parse::<http::uri::PathAndQuery>().is_err() {
-            return Err(misfit("has letters in it that no path has", "escape them, such as %20 for a space"));
+            return Err(invalid("has letters in it that no path has", "escape them, such as %20 for a space"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -139,13 +139,13 @@ impl Form for Pattern {
     const NOUN: &'static str = "a regular expression";
     const EXAMPLE: &'static str = "^/api/(.*)$";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         /// A pattern of a path is some dozen letters. Parsing takes two hundred times the memory of the text, before
         /// there is anything compiled to bound.
         const MAX_TEXT_BYTES: usize = 1024;
         if text.len() > MAX_TEXT_BYTES {
             let problem = format!("a regular expression of {} bytes is too long", text.len());
-            return Err(Misfit::new(problem, format!("use {MAX_TEXT_BYTES} bytes or less")));
+            return Err(InvalidValue::new(problem, format!("use {MAX_TEXT_BYTES} bytes or less")));
         }
         compiler(text).build().map(Self).map_err(|error| {
             let problem = match error {
@@ -156,7 +156,7 @@ impl Form for Pattern {
                     error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ")
                 ),
             };
-            Misfit::new(format!("`{}` {problem}", shown(text)), "write one such as ^/api/(.*)$")
+            InvalidValue::new(format!("`{}` {problem}", shown(text)), "write one such as ^/api/(.*)$")
         })
     }
 }
@@ -179,31 +179,31 @@ impl Form for HostGlob {
     const NOUN: &'static str = "a host name";
     const EXAMPLE: &'static str = "api.example.com";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
-        let misfit = |problem: &str, fix: String| Misfit::new(format!("host `{}` {problem}", shown(text)), fix);
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        let invalid = |problem: &str, fix: String| InvalidValue::new(format!("host `{}` {problem}", shown(text)), fix);
         if let Some((_, host)) = text.split_once("://") {
             let host = host.split(['/', ':']).next().unwrap_or_default();
-            return Err(misfit("has a scheme before it", format!("write the host alone: {}", shown(host))));
+            return Err(invalid("has a scheme before it", format!("write the host alone: {}", shown(host))));
         }
         let address = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
         if address.parse::<std::net::Ipv6Addr>().is_ok() {
             return if address.len() == text.len() {
-                Err(misfit("is an IPv6 address without brackets", format!("write [{text}]")))
+                Err(invalid("is an IPv6 address without brackets", format!("write [{text}]")))
             } else {
                 Ok(Self(text.to_ascii_lowercase()))
             };
         }
         if let Some((host, _)) = text.split_once(':') {
             let fix = format!("write the host alone: {}", shown(host));
-            return Err(misfit("has a port, and a request's port does not count", fix));
+            return Err(invalid("has a port, and a request's port does not count", fix));
         }
         let name = text.strip_prefix("*.").unwrap_or(text);
         if name.contains('*') {
             let fix = "write *.example.com for all names under a domain".into();
-            return Err(misfit("has a star in a place where it means nothing", fix));
+            return Err(invalid("has a star in a place where it means nothing", fix));
         }
         if text.len() > 253 || !is_host_name(name) {
-            return Err(misfit("is no host name", "write a name such as api.example.com or *.example.com".into()));
+            return Err(invalid("is no host name", "write a name such as api.example.com or *.example.com".into()));
         }
         Ok(Self(text.to_ascii_lowercase()))
     }
@@ -229,24 +229,24 @@ impl Form for MethodName {
     const NOUN: &'static str = "a request method";
     const EXAMPLE: &'static str = "POST";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         let problem = |problem: &str| format!("method `{}` {problem}", shown(text));
         if text == "*" {
-            return Err(Misfit::new(problem("is no method"), "remove `methods` to match all of them"));
+            return Err(InvalidValue::new(problem("is no method"), "remove `methods` to match all of them"));
         }
         let is_token = text.len() <= 64 && http::Method::from_bytes(text.as_bytes()).is_ok();
         if is_token && text.bytes().any(|byte| byte.is_ascii_lowercase()) {
             let fix = format!("write {}", text.to_ascii_uppercase());
-            return Err(Misfit::new(problem("matches no request: methods are in capitals"), fix));
+            return Err(InvalidValue::new(problem("matches no request: methods are in capitals"), fix));
         }
         if METHODS.contains(&text) {
             return Ok(Self(text.to_owned()));
         }
         if let Some(near) = nearest(text, METHODS) {
-            return Err(Misfit::new(problem("is none that clients send"), format!("did you mean {near}?")));
+            return Err(InvalidValue::new(problem("is none that clients send"), format!("did you mean {near}?")));
         }
         if !is_token {
-            return Err(Misfit::new(problem("is no method"), "write a method such as GET or POST"));
+            return Err(InvalidValue::new(problem("is no method"), "write a method such as GET or POST"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -274,10 +274,10 @@ impl Form for HeaderName {
     const NOUN: &'static str = "the name of a header";
     const EXAMPLE: &'static str = "x-user-id";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         match http::HeaderName::from_bytes(text.as_bytes()) {
             Ok(name) => Ok(Self(name.as_str().to_owned())),
-            Err(_) => Err(Misfit::new(
+            Err(_) => Err(InvalidValue::new(
                 format!("`{}` is no name of a header", shown(text)),
                 "write letters, digits and dashes alone, such as x-user-id",
             )),

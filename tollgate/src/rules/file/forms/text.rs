@@ -1,7 +1,7 @@
 //! Names, expressions, sizes, and types of content.
 
-use super::super::problem::shown;
-use super::{Form, HeaderName, Misfit};
+use super::super::problem::{InvalidValue, shown};
+use super::{Form, HeaderName};
 use crate::limit::check_name;
 
 /// The name of a limit.
@@ -22,8 +22,8 @@ impl Form for LimitName {
     const NOUN: &'static str = "a name";
     const EXAMPLE: &'static str = "per-user";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
-        check_name(text).map_err(|error| Misfit::new(error.problem(), error.fix()))?;
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        check_name(text).map_err(|error| InvalidValue::new(error.problem(), error.fix()))?;
         Ok(Self(text.to_owned()))
     }
 }
@@ -46,12 +46,12 @@ impl Form for KeyPrefix {
     const NOUN: &'static str = "a prefix";
     const EXAMPLE: &'static str = "checkout";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         // As `redis/names.rs` takes it: braces would be the hash tag of a cluster.
         let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/');
         if text.is_empty() || text.len() > 64 || !text.bytes().all(is_good) {
             let problem = format!("`{}` is not a prefix of keys", shown(text));
-            return Err(Misfit::new(problem, "use letters, digits and _ - . : /, 64 at most"));
+            return Err(InvalidValue::new(problem, "use letters, digits and _ - . : /, 64 at most"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -75,9 +75,9 @@ impl Form for Expression {
     const NOUN: &'static str = "an expression";
     const EXAMPLE: &'static str = "request.path.startsWith(\"/api/\")";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         if text.trim().is_empty() {
-            return Err(Misfit::new("the expression is empty", "write one, or remove the line"));
+            return Err(InvalidValue::new("the expression is empty", "write one, or remove the line"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -99,7 +99,7 @@ impl Form for CostText {
     const NOUN: &'static str = "header:NAME or an expression";
     const EXAMPLE: &'static str = "header:x-cost";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         match text.strip_prefix("header:") {
             Some(name) => Ok(Self::Header(HeaderName::read(name)?)),
             None => Ok(Self::Expression(Expression::read(text)?)),
@@ -129,22 +129,22 @@ impl Form for ByteSize {
     const NOUN: &'static str = "a size";
     const EXAMPLE: &'static str = "512MiB";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
-        let misfit = || {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        let invalid = || {
             let problem = format!("`{}` is no size", shown(text));
-            Misfit::new(problem, "write a whole number and one of B, KiB, MiB or GiB, such as 512MiB")
+            InvalidValue::new(problem, "write a whole number and one of B, KiB, MiB or GiB, such as 512MiB")
         };
-        let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).ok_or_else(misfit)?;
+        let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).ok_or_else(invalid)?;
         let (count, unit) = text.split_at(unit_at);
         let shift = match unit.strip_prefix(' ').unwrap_or(unit) {
             "B" => 0,
             "KiB" => 10,
             "MiB" => 20,
             "GiB" => 30,
-            _ => return Err(misfit()),
+            _ => return Err(invalid()),
         };
-        let count: u64 = count.parse().map_err(|_| misfit())?;
-        count.checked_mul(1 << shift).map(Self).ok_or_else(misfit)
+        let count: u64 = count.parse().map_err(|_| invalid())?;
+        count.checked_mul(1 << shift).map(Self).ok_or_else(invalid)
     }
 }
 
@@ -166,7 +166,7 @@ impl Form for ContentType {
     const NOUN: &'static str = "a type of content";
     const EXAMPLE: &'static str = "text/html";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         let (kind, parameters) = text.split_once(';').unwrap_or((text, ""));
         let is_word = |word: &str| {
             let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&^_.+-".contains(&byte);
@@ -177,6 +177,6 @@ impl Form for ContentType {
             return Ok(Self(text.to_owned()));
         }
         let problem = format!("`{}` is no type of content", shown(text));
-        Err(Misfit::new(problem, "write one such as text/html or application/json"))
+        Err(InvalidValue::new(problem, "write one such as text/html or application/json"))
     }
 }

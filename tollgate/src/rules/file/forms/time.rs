@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use super::super::problem::shown;
-use super::{Form, Misfit};
+use super::super::problem::{InvalidValue, shown};
+use super::Form;
 use crate::rate::{Rate, parse_period};
 
 /// A span of time such as `50ms`, `1m` or `1h30m`. `sec`, `second`, `min`, `minute`, `hour` and `day` are units too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span(Duration);
+pub struct DurationText(Duration);
 
-impl Span {
+impl DurationText {
     pub(in crate::rules::file) const fn new(span: Duration) -> Self {
         Self(span)
     }
@@ -22,24 +22,28 @@ impl Span {
     }
 }
 
-impl Form for Span {
+impl Form for DurationText {
     const FORMAT: &'static str = "span";
     const PATTERN: &'static str = "^([0-9]+(us|ms|s|sec|second|m|min|minute|h|hour|d|day))+$";
     const NOUN: &'static str = "a span of time";
     const EXAMPLE: &'static str = "1m";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
-        let misfit = || {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        let invalid = || {
             let problem = format!("`{}` is no span of time", shown(text));
-            Misfit::new(problem, "write a whole number and one of us, ms, s, m, h or d, such as 50ms, 1m or 1h30m")
+            InvalidValue::new(
+                problem,
+                "write a whole number and one of us, ms, s, m, h or d, such as 50ms, 1m or 1h30m",
+            )
         };
         let (mut rest, mut sum) = (text, Duration::ZERO);
         while !rest.is_empty() || text.is_empty() {
-            let unit_at = rest.find(|letter: char| !letter.is_ascii_digit()).filter(|at| *at > 0).ok_or_else(misfit)?;
+            let unit_at =
+                rest.find(|letter: char| !letter.is_ascii_digit()).filter(|at| *at > 0).ok_or_else(invalid)?;
             let end =
                 rest[unit_at..].find(|letter: char| letter.is_ascii_digit()).map_or(rest.len(), |at| unit_at + at);
-            let part = parse_period(&rest[..end]).ok_or_else(misfit)?;
-            sum = sum.checked_add(part).ok_or_else(misfit)?;
+            let part = parse_period(&rest[..end]).ok_or_else(invalid)?;
+            sum = sum.checked_add(part).ok_or_else(invalid)?;
             rest = &rest[end..];
         }
         Ok(Self(sum))
@@ -65,13 +69,13 @@ impl Form for RateText {
     const NOUN: &'static str = "a rate";
     const EXAMPLE: &'static str = "10/s";
 
-    fn read(text: &str) -> Result<Self, Misfit> {
+    fn read(text: &str) -> Result<Self, InvalidValue> {
         text.parse().map(Self).map_err(|error: crate::InvalidLimit| {
             // nginx writes `10r/s`.
             let ours = text.replacen("r/", "/", 1);
             match ours.parse::<Rate>() {
-                Ok(_) => Misfit::new(error.problem(), format!("write {}", shown(&ours))),
-                Err(_) => Misfit::new(error.problem(), error.fix()),
+                Ok(_) => InvalidValue::new(error.problem(), format!("write {}", shown(&ours))),
+                Err(_) => InvalidValue::new(error.problem(), error.fix()),
             }
         })
     }
@@ -83,7 +87,7 @@ mod tests {
 
     #[test]
     fn spans_add_up() {
-        let read = |text| Span::read(text).ok().map(Span::duration);
+        let read = |text| DurationText::read(text).ok().map(DurationText::duration);
         assert_eq!(read("1h30m"), Some(Duration::from_secs(5400)));
         assert_eq!(read("50ms"), Some(Duration::from_millis(50)));
         assert_eq!(read("2d"), Some(Duration::from_secs(172_800)));

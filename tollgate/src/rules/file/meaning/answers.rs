@@ -1,6 +1,6 @@
 //! What a limit does with answers: statuses that there are, and algorithms that give back.
 
-use super::Seen;
+use super::FirstPositions;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::Findings;
 use crate::rules::file::types::{AlgorithmName, CountRule, LimitRule, Overflow, STATUSES, StatusRule};
@@ -19,7 +19,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
 }
 
 fn statuses(listed: &[StatusRule], list: &Node, findings: &mut Findings) {
-    let mut seen = Seen::new();
+    let mut seen = FirstPositions::new();
     for (index, one) in listed.iter().enumerate() {
         let at = list.item(index).at;
         if let StatusRule::Status(status) = one
@@ -27,7 +27,7 @@ fn statuses(listed: &[StatusRule], list: &Node, findings: &mut Findings) {
         {
             findings.error(at, format!("no answer has status {status}"), "use 100 to 599, or a class such as 5xx");
         }
-        if let Some(first) = seen.before(one, at) {
+        if let Some(first) = seen.duplicate_of(one, at) {
             findings.warning(at, format!("this status is at {first} already"), "remove one of them");
         }
     }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use super::Seen;
+use super::FirstPositions;
 use crate::rules::Match;
 use crate::rules::file::compile::route_matching;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
-use crate::rules::file::types::{GatewayRule, HeaderEdits, RouteRule, Told, UpstreamRule};
+use crate::rules::file::types::{GatewayRule, HeaderEdits, RouteRule, UpstreamHeader, UpstreamRule};
 use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
 use crate::units::{HOUR, MIN_SPAN};
 
@@ -38,8 +38,9 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
         let message = "max_buffered is less than 1MiB, in which few bodies have room";
         findings.error(node.value_at("max_buffered"), message, "use a size such as 512MiB");
     }
-    let told = |told: &Told| gateway.tell_upstreams.iter().filter(|other| *other == told).count() > 1;
-    if gateway.tell_upstreams.iter().any(told) {
+    let is_repeated =
+        |header: &UpstreamHeader| gateway.tell_upstreams.iter().filter(|other| *other == header).count() > 1;
+    if gateway.tell_upstreams.iter().any(is_repeated) {
         let message = "tell_upstreams names something twice";
         findings.warning(node.value_at("tell_upstreams"), message, "remove one of them");
     }
@@ -70,12 +71,13 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
             "add `client_ca: clients.pem` with the authorities that you trust",
         );
     }
-    let mut seen = Seen::new();
-    let mut names = Seen::new();
+    let mut seen = FirstPositions::new();
+    let mut names = FirstPositions::new();
     for (index, route) in gateway.routes.iter().enumerate() {
         let at = node.get("routes").map_or(node, |routes| routes.item(index));
         reach(route, at, &mut seen, findings);
-        if let Some(first) = route.name.is_some().then(|| names.before(route.name().to_owned(), at.at)).flatten() {
+        if let Some(first) = route.name.is_some().then(|| names.duplicate_of(route.name().to_owned(), at.at)).flatten()
+        {
             let message = format!("the name `{}` is taken at {first} already", shown(route.name()));
             findings.error(at.value_at("name"), message, "give each route a name of its own");
         }
@@ -115,13 +117,13 @@ fn shadows(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
 }
 
 /// Routes are chosen by how specific they are, not by their order, so only an equal one hides another.
-fn reach(route: &RouteRule, at: &Node, seen: &mut Seen<String>, findings: &mut Findings) {
+fn reach(route: &RouteRule, at: &Node, seen: &mut FirstPositions<String>, findings: &mut Findings) {
     let (mut methods, mut hosts) = (route.methods.clone().unwrap_or_default(), route.hosts.clone().unwrap_or_default());
     methods.sort_unstable();
     hosts.sort_unstable();
     for path in &route.path {
         let conditions = format!("{} {methods:?} {hosts:?} {:?}", path.normal(), route.headers);
-        if let Some(first) = seen.before(conditions, at.value_at("path")) {
+        if let Some(first) = seen.duplicate_of(conditions, at.value_at("path")) {
             let path = shown(path.as_str());
             let (message, fix) = if route.path.len() == 1 {
                 let message = format!("no request reaches this route: {path} is routed at {first} already");
@@ -176,7 +178,7 @@ fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
         let sum: &mut u32 = sums.entry(upstream.url.normal()).or_default();
         *sum = sum.saturating_add(upstream.weight);
     }
-    let mut seen = Seen::new();
+    let mut seen = FirstPositions::new();
     for (index, upstream) in route.upstream.iter().flatten().enumerate() {
         let node = at.get("upstream").map_or(at, |upstreams| upstreams.item(index));
         if upstream.weight == 0 {
@@ -186,7 +188,7 @@ fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
             number(upstream.weight, 1..=MAX_WEIGHT, (node, "weight"), findings);
         }
         let place = node.value_at("url");
-        if let Some(first) = seen.before(upstream.url.normal(), place).filter(|_| !upstream.url.is_echo()) {
+        if let Some(first) = seen.duplicate_of(upstream.url.normal(), place).filter(|_| !upstream.url.is_echo()) {
             let url = shown(upstream.url.as_str());
             let message = format!("{url} is an upstream of this route at {first} already");
             let all = sums.get(&upstream.url.normal()).map_or(1, |sum| (*sum).clamp(1, MAX_WEIGHT));

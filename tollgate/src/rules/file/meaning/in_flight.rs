@@ -1,7 +1,7 @@
 //! Limits of what is in flight: a number of requests, and nothing that only a rate has.
 
 use super::numbers;
-use crate::rules::file::node::{Kind, Node};
+use crate::rules::file::node::{Node, NodeKind};
 use crate::rules::file::problem::Findings;
 use crate::rules::file::types::{AlgorithmName, LimitRule};
 use crate::rules::rule::check_in_flight;
@@ -23,7 +23,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
 }
 
 fn of_rates(place: &Node, findings: &mut Findings) {
-    let Kind::Map(map) = &place.kind else { return };
+    let NodeKind::Map(map) = &place.kind else { return };
     for entry in &map.entries {
         let key = entry.key.as_str();
         let is_number = AlgorithmName::ALL.iter().any(|name| name.keys().contains(&key));

@@ -1,8 +1,8 @@
 //! The limits as a whole: names, and requests that can reach them.
 
-use super::{Seen, answers, callers, numbers};
+use super::{FirstPositions, answers, keys, numbers};
 use crate::rules::ExpressionField;
-use crate::rules::file::expressions::{self, Compiled, Fault, Purpose};
+use crate::rules::file::expressions::{self, Compiled, InvalidExpression, Purpose};
 use crate::rules::file::forms::{CostText, Expression, Form, HeaderName};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, shown};
@@ -10,7 +10,7 @@ use crate::rules::file::types::{CostRule, LimitRule, RuleFile};
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let has_jwt = root.mentions("jwt");
-    let mut names = Seen::new();
+    let mut names = FirstPositions::new();
     // Who has errors to mend is not bothered with what may be their consequence.
     if !findings.refused() && file.limits.is_empty() {
         findings.warning(root.key_at("limits"), "there are no limits, so everything passes", "add a limit to `limits`");
@@ -21,13 +21,13 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             return;
         }
         let name_at = node.value_at("name");
-        if let Some(first) = names.before(rule.name.as_str(), name_at) {
+        if let Some(first) = names.duplicate_of(rule.name.as_str(), name_at) {
             let message = format!("a limit named `{}` is at {first} already", shown(rule.name.as_str()));
             findings.error(name_at, message, "give each limit a name of its own");
         }
         numbers::check(rule, node, findings);
         answers::check(rule, node, findings);
-        callers::check(rule, node, has_jwt, findings);
+        keys::check(rule, node, has_jwt, findings);
         matches(rule, node, findings);
         conditions(rule, node, has_jwt, findings);
     }
@@ -44,20 +44,20 @@ fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     ];
     for (key, values) in lists {
         let Some(list) = node.get(key) else { continue };
-        let mut seen = Seen::new();
+        let mut seen = FirstPositions::new();
         for (index, value) in values.into_iter().enumerate() {
             let at = list.item(index).at;
-            if let Some(first) = seen.before(value, at) {
+            if let Some(first) = seen.duplicate_of(value, at) {
                 findings.warning(at, format!("`{}` is at {first} already", shown(value)), "remove one of them");
             }
         }
     }
     let Some(headers) = node.get("headers") else { return };
-    let mut names = Seen::new();
+    let mut names = FirstPositions::new();
     for (name, value) in &matches.headers {
         let at = headers.key_at(name);
         let lower = HeaderName::read(name).map_or_else(|_| name.clone(), |name| name.as_str().to_owned());
-        if let Some(first) = names.before(lower, at) {
+        if let Some(first) = names.duplicate_of(lower, at) {
             let message = format!("header `{}` is at {first} already: case does not count", shown(name));
             findings.error(at, message, "remove one of them");
         }
@@ -119,12 +119,12 @@ fn compiled(
     findings: &mut Findings,
 ) -> Compiled {
     let purpose = if field == ExpressionField::Cost { Purpose::Cost } else { Purpose::Condition };
-    let compiled = expressions::check(purpose, text).unwrap_or_else(|Fault { offset, problem, fix }| {
+    let compiled = expressions::check(purpose, text).unwrap_or_else(|InvalidExpression { offset, problem, fix }| {
         findings.error(node.letter_at(offset), problem, fix);
         Compiled::default()
     });
     if compiled.asks_tokens && !has_jwt {
-        callers::no_jwt(node.at, findings);
+        keys::no_jwt(node.at, findings);
     }
     compiled
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::in_flight;
 use crate::algorithm::MAX_QUOTA;
-use crate::rules::file::node::{Kind, Node};
+use crate::rules::file::node::{Node, NodeKind};
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::shape::rate_text;
 use crate::rules::file::types::{AlgorithmName, BanRule, ComputedCost, CostRule, LimitRule, Overflow, OverrideRule};
@@ -66,7 +66,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
 
 /// Numbers that mean nothing to the algorithm.
 fn foreign(algorithm: AlgorithmName, limit: &Node, place: &Node, findings: &mut Findings) {
-    let Kind::Map(map) = &place.kind else { return };
+    let NodeKind::Map(map) = &place.kind else { return };
     let has = algorithm.keys();
     for entry in &map.entries {
         let key = entry.key.as_str();
@@ -103,7 +103,7 @@ fn rate_of_window(algorithm: AlgorithmName, key: &str, limit: &Node) -> Option<S
         return None;
     }
     let text = |key: &str| match &limit.get(key)?.kind {
-        Kind::Scalar(scalar) => Some(scalar.text.as_str()),
+        NodeKind::Scalar(scalar) => Some(scalar.text.as_str()),
         _ => None,
     };
     let count = text("limit").or_else(|| text("capacity"))?.parse().ok()?;

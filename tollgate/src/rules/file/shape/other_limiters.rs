@@ -9,19 +9,19 @@ use serde_json::Value;
 
 use crate::Rate;
 use crate::rules::file::forms;
-use crate::rules::file::node::{Kind, Map, Node, ScalarValue};
+use crate::rules::file::node::{Map, Node, NodeKind, ScalarValue};
 use crate::rules::file::problem::shown;
 
 /// A key of another rate limiter: the sentence that leads to ours, and the key of ours that it stands for.
-pub(super) struct Known {
+pub(super) struct Suggestion {
     pub(super) fix: String,
     pub(super) ours: Option<&'static str>,
 }
 
 /// The single values of a map: what a number means may depend on what stands beside it.
-pub(super) struct Beside(Vec<(String, String)>);
+pub(super) struct Siblings(Vec<(String, String)>);
 
-impl Beside {
+impl Siblings {
     pub(super) fn of(map: &Map) -> Self {
         let scalars =
             map.entries.iter().filter_map(|entry| Some((word_of(&entry.key), scalar(&entry.value)?.to_owned())));
@@ -58,8 +58,8 @@ impl Section {
 }
 
 /// Returns what is known of a key that the schema does not have.
-pub(super) fn key(key: &str, value: &Node, beside: &Beside, schema: &Value) -> Option<Known> {
-    let known = |ours, fix: String| Some(Known { fix, ours });
+pub(super) fn key(key: &str, value: &Node, siblings: &Siblings, schema: &Value) -> Option<Suggestion> {
+    let known = |ours, fix: String| Some(Suggestion { fix, ours });
     let word = word_of(key);
     match (Section::of(schema)?, word.as_str()) {
         (Section::File, "rules" | "rate_limit" | "rate_limits" | "ratelimit" | "ratelimits" | "quotas") => {
@@ -68,13 +68,13 @@ pub(super) fn key(key: &str, value: &Node, beside: &Beside, schema: &Value) -> O
         (Section::Tls, "cert" | "certificate" | "cert_file" | "key" | "key_file") => {
             known(Some("certificates"), "write `certificates: { cert: FILE, key: FILE }`".into())
         }
-        (Section::Limit, word) => limit(word, value, beside).or_else(|| library(word, value)),
+        (Section::Limit, word) => limit(word, value, siblings).or_else(|| library(word, value)),
         _ => None,
     }
 }
 
-fn limit(word: &str, value: &Node, beside: &Beside) -> Option<Known> {
-    let known = |ours, fix: String| Some(Known { fix, ours: Some(ours) });
+fn limit(word: &str, value: &Node, siblings: &Siblings) -> Option<Suggestion> {
+    let known = |ours, fix: String| Some(Suggestion { fix, ours: Some(ours) });
     match word {
         "keys" => known(
             "key",
@@ -110,8 +110,8 @@ fn limit(word: &str, value: &Node, beside: &Beside) -> Option<Known> {
         "user" | "user_id" | "token" => {
             known("key", "write where the request names it, such as `key: header:x-user-id` or `key: jwt:sub`".into())
         }
-        "rate" | "rps" | "average" => known("refill", bucket(beside)),
-        "burst" | "burst_size" | "nodelay" => known("capacity", bucket(beside)),
+        "rate" | "rps" | "average" => known("refill", bucket(siblings)),
+        "burst" | "burst_size" | "nodelay" => known("capacity", bucket(siblings)),
         "delay" => known(
             "max_wait",
             "write `algorithm: leaky_bucket` with `overflow: queue` and `max_wait`, which lets requests wait".into(),
@@ -123,12 +123,12 @@ fn limit(word: &str, value: &Node, beside: &Beside) -> Option<Known> {
         "unit" | "per" | "period" | "interval" | "duration" | "time_window" | "seconds" | "window_ms" | "windowms" => {
             known("window", format!("write `window`, {}", window_of(word, value)))
         }
-        "gcra" => known("algorithm", gcra(beside)),
+        "gcra" => known("algorithm", gcra(siblings)),
         "token_bucket" | "leaky_bucket" | "fixed_window" | "sliding_window_log" | "sliding_window_counter" => {
             known("algorithm", format!("write `algorithm: {word}`, and its numbers beside it"))
         }
         // Kong's.
-        "policy" if matches!(scalar(value), Some("local" | "cluster" | "redis")) => Some(Known {
+        "policy" if matches!(scalar(value), Some("local" | "cluster" | "redis")) => Some(Suggestion {
             fix: "write `store` at the top of the file: `memory`, or `redis://HOST:6379` to share counts".into(),
             ours: None,
         }),
@@ -162,9 +162,9 @@ fn limit(word: &str, value: &Node, beside: &Beside) -> Option<Known> {
 }
 
 /// Words of libraries for Node, Python and Go, and of Kong and Envoy.
-fn library(word: &str, value: &Node) -> Option<Known> {
-    let known = |ours, fix: String| Some(Known { fix, ours: Some(ours) });
-    let elsewhere = |fix: &str| Some(Known { fix: fix.into(), ours: None });
+fn library(word: &str, value: &Node) -> Option<Suggestion> {
+    let known = |ours, fix: String| Some(Suggestion { fix, ours: Some(ours) });
+    let elsewhere = |fix: &str| Some(Suggestion { fix: fix.into(), ours: None });
     match word {
         "keygenerator" | "key_generator" | "key_func" | "keyfunc" | "key_prefix" | "keyprefix" => known(
             "key",
@@ -208,16 +208,16 @@ fn library(word: &str, value: &Node) -> Option<Known> {
 }
 
 /// Returns the fix for a value of `algorithm` whose numbers would not be those of ours.
-pub(super) fn algorithm(key: &str, value: &Node, beside: &Beside) -> Option<String> {
+pub(super) fn algorithm(key: &str, value: &Node, siblings: &Siblings) -> Option<String> {
     let is_gcra = key == "algorithm" && matches!(word_of(scalar(value)?).as_str(), "gcra" | "generic_cell_rate");
-    is_gcra.then(|| gcra(beside))
+    is_gcra.then(|| gcra(siblings))
 }
 
 /// GCRA in our words, with the numbers that stand beside it.
-fn gcra(beside: &Beside) -> String {
+fn gcra(siblings: &Siblings) -> String {
     let why = "GCRA is a token bucket";
-    let limit = beside.number(&["limit", "max", "requests"]);
-    let rate = limit.zip(beside.get("window")).and_then(|(limit, window)| rate_text(limit, window));
+    let limit = siblings.number(&["limit", "max", "requests"]);
+    let rate = limit.zip(siblings.get("window")).and_then(|(limit, window)| rate_text(limit, window));
     match (limit, rate) {
         (Some(limit), Some(rate)) => format!(
             "write `algorithm: token_bucket`, `capacity: {limit}` and `refill: {rate}` in place of `limit` and `window`: {why}"
@@ -237,16 +237,16 @@ pub(in crate::rules::file) fn rate_text(count: u64, window: &str) -> Option<Stri
 }
 
 /// A rate and a burst in our words. nginx's burst is one less than the capacity, and waits unless `nodelay` is given.
-fn bucket(beside: &Beside) -> String {
-    let given = ["rate", "rps", "average"].iter().find_map(|key| beside.get(key));
+fn bucket(siblings: &Siblings) -> String {
+    let given = ["rate", "rps", "average"].iter().find_map(|key| siblings.get(key));
     let rate = given.and_then(rate_of);
-    let burst = beside.number(&["burst", "burst_size"]);
-    let waits = match beside.get("nodelay") {
+    let burst = siblings.number(&["burst", "burst_size"]);
+    let waits = match siblings.get("nodelay") {
         Some("false") => true,
         Some(_) => false,
         None => burst.is_some_and(|burst| burst > 0),
     };
-    let is_nginx = given.is_some_and(|text| text.contains("r/")) || beside.get("nodelay").is_some();
+    let is_nginx = given.is_some_and(|text| text.contains("r/")) || siblings.get("nodelay").is_some();
     let (Some(rate), true) = (&rate, is_nginx) else {
         let refill = rate.unwrap_or_else(|| "10/s".into());
         return match burst {
@@ -332,7 +332,7 @@ pub(super) fn word(key: &str, word: &str) -> Option<&'static str> {
 
 fn scalar(value: &Node) -> Option<&str> {
     match &value.kind {
-        Kind::Scalar(scalar) if scalar.value != ScalarValue::Null => Some(&scalar.text),
+        NodeKind::Scalar(scalar) if scalar.value != ScalarValue::Null => Some(&scalar.text),
         _ => None,
     }
 }

@@ -3,21 +3,21 @@
 use serde_json::Value;
 
 use super::other_limiters::{WrittenRate, written_rate};
-use crate::rules::file::forms::{self, Misfit};
-use crate::rules::file::node::{Kind, Scalar, ScalarValue};
-use crate::rules::file::problem::shown;
+use crate::rules::file::forms;
+use crate::rules::file::node::{NodeKind, Scalar, ScalarValue};
+use crate::rules::file::problem::{InvalidValue, shown};
 
 /// Why a value of that kind is none of what could stand there.
-pub(super) fn wrong_type(name: &str, kind: &Kind, choices: &[&Value]) -> Misfit {
+pub(super) fn wrong_type(name: &str, kind: &NodeKind, choices: &[&Value]) -> InvalidValue {
     let (takes, mut example) = expected(choices);
     if name == "the file" {
         example = "`limits:` first, and a limit under it".into();
     }
-    if let (Kind::Scalar(scalar), "match") = (kind, name)
+    if let (NodeKind::Scalar(scalar), "match") = (kind, name)
         && scalar.text.starts_with('/')
     {
         let path = shown(&scalar.text);
-        return Misfit {
+        return InvalidValue {
             problem: format!("`match` must be {takes}, not `{path}`"),
             fix: format!("write `match: {{ path: {path} }}`"),
         };
@@ -25,28 +25,31 @@ pub(super) fn wrong_type(name: &str, kind: &Kind, choices: &[&Value]) -> Misfit 
     if name.ends_with("statuses") {
         example = "statuses from 500 to 599, each by itself, such as [502, 503, 504]".into();
     }
-    if let Kind::Scalar(scalar) = kind
+    if let NodeKind::Scalar(scalar) = kind
         && let Some(fix) = rate_for_number(name, &scalar.text)
     {
-        return Misfit { problem: format!("`{name}` must be {takes}, not `{}`", shown(&scalar.text)), fix };
+        return InvalidValue { problem: format!("`{name}` must be {takes}, not `{}`", shown(&scalar.text)), fix };
     }
     let name = quoted(name);
-    let Kind::Scalar(scalar) = kind else {
-        let found = if matches!(kind, Kind::List(_)) { "a list" } else { "a map" };
-        return Misfit { problem: format!("{name} must be {takes}, not {found}"), fix: format!("write {example}") };
+    let NodeKind::Scalar(scalar) = kind else {
+        let found = if matches!(kind, NodeKind::List(_)) { "a list" } else { "a map" };
+        return InvalidValue {
+            problem: format!("{name} must be {takes}, not {found}"),
+            fix: format!("write {example}"),
+        };
     };
     if scalar.value == ScalarValue::Null {
         let fix = match without(&name) {
             Some(effect) => format!("write {example}; {effect}"),
             None => format!("write {example}, or remove the line"),
         };
-        return Misfit { problem: format!("{name} has nothing behind it"), fix };
+        return InvalidValue { problem: format!("{name} has nothing behind it"), fix };
     }
     let fix = meant(scalar, choices).unwrap_or_else(|| format!("write {example}"));
     let found = shown(&scalar.text);
     let found =
         if fix.starts_with("remove the quotes") { format!("the text \"{found}\"") } else { format!("`{found}`") };
-    Misfit { problem: format!("{name} must be {takes}, not {found}"), fix }
+    InvalidValue { problem: format!("{name} must be {takes}, not {found}"), fix }
 }
 
 /// Returns the effect of leaving out a key, where that widens a limit more than somebody expects who began to write it.

@@ -9,8 +9,8 @@ pub use self::routes::{
     Balance, EjectRule, HeaderEdits, HealthCheckRule, HostHeader, RespondRule, RewriteRule, RouteRule,
     UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
-use super::Several;
-use crate::rules::file::forms::{Address, ByteSize, Cidr, Span};
+use super::OneOrMany;
+use crate::rules::file::forms::{Address, ByteSize, Cidr, DurationText};
 use crate::rules::{EncodedSlash, ForwardingHeader, PathCase, PathParameters, PathReading};
 
 /// The gateway.
@@ -36,7 +36,7 @@ pub struct GatewayRule {
     pub underscore_headers: UnderscoreHeaders,
     /// What upstreams are told of the client and of the way.
     #[schemars(length(max = 4))]
-    pub tell_upstreams: Vec<Told>,
+    pub tell_upstreams: Vec<UpstreamHeader>,
     /// How many threads serve connections; one for each processor if left out.
     #[schemars(range(min = 1, max = 1024))]
     pub workers: Option<u16>,
@@ -75,7 +75,12 @@ impl Default for GatewayRule {
             paths: PathsRule::default(),
             proxy_protocol: false,
             underscore_headers: UnderscoreHeaders::default(),
-            tell_upstreams: vec![Told::XForwarded, Told::Forwarded, Told::Via, Told::RequestId],
+            tell_upstreams: vec![
+                UpstreamHeader::XForwarded,
+                UpstreamHeader::Forwarded,
+                UpstreamHeader::Via,
+                UpstreamHeader::RequestId,
+            ],
             workers: None,
             max_connections: None,
             max_connections_per_address: None,
@@ -158,7 +163,7 @@ pub enum UnderscoreHeaders {
 /// Something that upstreams are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[non_exhaustive]
-pub enum Told {
+pub enum UpstreamHeader {
     /// `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Host`.
     #[serde(rename = "x-forwarded")]
     XForwarded,
@@ -182,7 +187,7 @@ pub struct TlsRule {
     pub listen: Option<Address>,
     /// Certificates. A client gets the first that is for the name it asks for, or else the first.
     #[schemars(extend("examples" = [{ "cert": "server.pem", "key": "server.key" }]))]
-    pub certificates: Several<CertificateRule>,
+    pub certificates: OneOrMany<CertificateRule>,
     /// A file in PEM with the authorities whose client certificates are believed; relative to the rule file.
     pub client_ca: Option<String>,
     /// Whether a client must have a certificate, where `client_ca` is given.
@@ -219,22 +224,22 @@ pub struct CertificateRule {
 #[non_exhaustive]
 pub struct TimeoutsRule {
     /// For the whole head of a request, from its first byte on.
-    pub head: Span,
+    pub head: DurationText,
     /// For the next bytes of a body.
-    pub body: Span,
+    pub body: DurationText,
     /// For the next request on a connection.
-    pub idle: Span,
+    pub idle: DurationText,
     /// For a client to read some of what it is sent.
-    pub write: Span,
+    pub write: DurationText,
     /// For either side of a connection that was upgraded, such as to WebSocket, to say something.
-    pub upgraded: Span,
+    pub upgraded: DurationText,
     /// For what is under way when the gateway stops.
-    pub drain: Span,
+    pub drain: DurationText,
 }
 
 impl Default for TimeoutsRule {
     fn default() -> Self {
-        let seconds = |seconds| Span::new(std::time::Duration::from_secs(seconds));
+        let seconds = |seconds| DurationText::new(std::time::Duration::from_secs(seconds));
         Self {
             head: seconds(10),
             body: seconds(30),

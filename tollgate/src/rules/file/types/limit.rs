@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{AlgorithmName, ConsistencyName, CountRule, FailurePolicy, Modes, Numbers, Several};
+use super::{AlgorithmName, ConsistencyName, CountRule, FailurePolicy, Modes, Numbers, OneOrMany};
 use crate::algorithm::MAX_QUOTA;
 use crate::rules::file::forms::{
-    Cidr, CostText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob, PlanSource,
-    SettleSource, Span, schema_of,
+    Cidr, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob,
+    PlanSource, SettleSource, schema_of,
 };
 use crate::{InvalidLimit, Limit};
 
@@ -30,7 +30,7 @@ pub struct LimitRule {
     pub matches: MatchRule,
     /// What it counts by: one part or several of `ip`, `ip/56`, `header:NAME`, `cookie:NAME`, `query:NAME`, `path`,
     /// `method`, `host`, `route`, `jwt:CLAIM`, `cert:fingerprint`, `cert:cn`, `cert:san`, `descriptor:NAME`, `const:TEXT`. One count for all if left out.
-    pub key: Option<Several<KeyPart>>,
+    pub key: Option<OneOrMany<KeyPart>>,
     /// What a request without a part of the key is.
     #[serde(default)]
     pub missing: Missing,
@@ -121,7 +121,7 @@ impl LimitRule {
 #[non_exhaustive]
 pub struct MatchRule {
     /// Paths: `*` is anything within a segment, `**` any number of segments.
-    pub path: Option<Several<PathGlob>>,
+    pub path: Option<OneOrMany<PathGlob>>,
     /// Methods, in capitals.
     #[schemars(length(min = 1))]
     pub methods: Option<Vec<MethodName>>,
@@ -197,7 +197,7 @@ pub struct OverrideRule {
     /// The plan.
     pub plan: Option<String>,
     /// The key; as many parts as the limit's key has.
-    pub key: Option<Several<String>>,
+    pub key: Option<OneOrMany<String>>,
     /// How many requests at the same time, for a limit of that.
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub in_flight: Option<u64>,
@@ -214,7 +214,7 @@ pub struct ListRule {
     /// Networks and addresses of clients.
     pub ips: Vec<Cidr>,
     /// Keys; each with as many parts as the limit's key has.
-    pub keys: Vec<Several<String>>,
+    pub keys: Vec<OneOrMany<String>>,
     /// An expression in CEL that gives true or false.
     pub when: Option<Expression>,
 }
@@ -228,10 +228,10 @@ pub struct BanRule {
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub after: u64,
     /// In how short a time they have to come.
-    pub within: Span,
+    pub within: DurationText,
     /// How long the key is refused then.
     #[serde(rename = "for")]
-    pub lasts: Span,
+    pub lasts: DurationText,
 }
 
 impl MatchRule {

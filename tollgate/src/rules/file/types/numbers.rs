@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::algorithm::MAX_QUOTA;
-use crate::rules::file::forms::{RateText, Span};
+use crate::rules::file::forms::{DurationText, RateText};
 use crate::units::{MINUTE, SECOND};
 use crate::{Algorithm, FixedWindow, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
 
@@ -68,7 +68,7 @@ pub struct Numbers {
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub limit: Option<u64>,
     /// How long a window is (60s). For windows, logs and counters.
-    pub window: Option<Span>,
+    pub window: Option<DurationText>,
     /// Into how many segments the window is divided (1). For sliding_window_counter.
     #[schemars(range(min = 1, max = 1440))]
     pub segments: Option<u32>,
@@ -80,7 +80,7 @@ pub struct Numbers {
     /// How fast the bucket leaks (1/s). For leaky_bucket.
     pub leak: Option<RateText>,
     /// How long a request may wait for its turn. For leaky_bucket with `overflow: queue`.
-    pub max_wait: Option<Span>,
+    pub max_wait: Option<DurationText>,
 }
 
 impl Numbers {
@@ -104,7 +104,7 @@ impl Numbers {
         const QUOTA: u64 = 10;
         let limit = self.limit.unwrap_or(QUOTA);
         let capacity = self.capacity.unwrap_or(QUOTA);
-        let window = self.window.map_or(MINUTE, Span::duration);
+        let window = self.window.map_or(MINUTE, DurationText::duration);
         let rate = |text: Option<RateText>| text.map_or(Rate::new(1, SECOND), RateText::rate);
         match name {
             AlgorithmName::TokenBucket => {

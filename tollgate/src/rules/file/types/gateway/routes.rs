@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::super::{MatchRule, Several};
+use super::super::{MatchRule, OneOrMany};
 use super::PathsRule;
 use crate::rules::file::forms::{
-    HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern, Span, Upstream, schema_of,
+    DurationText, HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern, Upstream, schema_of,
 };
 
 /// A route of the gateway. Of all that match a request, the most specific serves it: by host, then by path, then by
@@ -20,7 +20,7 @@ pub struct RouteRule {
     /// What it is called in logs, metrics and the key part `route`; its first path if left out.
     pub name: Option<String>,
     /// Which paths it serves: `*` is anything within a segment, `**` any number of segments.
-    pub path: Several<PathGlob>,
+    pub path: OneOrMany<PathGlob>,
     /// Which methods it serves, in capitals; all if left out.
     #[schemars(length(min = 1))]
     pub methods: Option<Vec<MethodName>>,
@@ -33,7 +33,7 @@ pub struct RouteRule {
     pub headers: BTreeMap<String, String>,
     /// Where requests go: one URL, or several to balance over. `http://`, `https://`, `h2c://` for HTTP/2 without TLS;
     /// `echo` answers with what it was asked.
-    pub upstream: Option<Several<UpstreamRule>>,
+    pub upstream: Option<OneOrMany<UpstreamRule>>,
     /// An answer that is always the same, in place of an upstream.
     pub respond: Option<RespondRule>,
     /// How its upstreams read paths; as `gateway.paths` has it where left out.
@@ -54,10 +54,10 @@ pub struct RouteRule {
     pub response_headers: HeaderEdits,
     /// How long an upstream may take to begin its answer, and then between two parts of it.
     #[serde(default = "answer_timeout")]
-    pub timeout: Span,
+    pub timeout: DurationText,
     /// How long a connection to an upstream may take.
     #[serde(default = "connect_timeout")]
-    pub connect_timeout: Span,
+    pub connect_timeout: DurationText,
     /// How often a request that may be repeated is tried again when an upstream fails.
     #[serde(default = "retries")]
     #[schemars(range(max = 10))]
@@ -78,12 +78,12 @@ pub struct RouteRule {
     pub upstream_tls: UpstreamTlsRule,
 }
 
-fn answer_timeout() -> Span {
-    Span::new(std::time::Duration::from_secs(30))
+fn answer_timeout() -> DurationText {
+    DurationText::new(std::time::Duration::from_secs(30))
 }
 
-fn connect_timeout() -> Span {
-    Span::new(std::time::Duration::from_secs(5))
+fn connect_timeout() -> DurationText {
+    DurationText::new(std::time::Duration::from_secs(5))
 }
 
 fn retries() -> u8 {
@@ -238,10 +238,10 @@ pub struct HealthCheckRule {
     pub path: PathText,
     /// How often.
     #[serde(default = "check_every")]
-    pub every: Span,
+    pub every: DurationText,
     /// How long the answer may take.
     #[serde(default = "check_timeout")]
-    pub timeout: Span,
+    pub timeout: DurationText,
     /// After how many bad answers in a row an upstream is left alone.
     #[serde(default = "unhealthy_after")]
     #[schemars(range(min = 1, max = 100))]
@@ -252,12 +252,12 @@ pub struct HealthCheckRule {
     pub healthy_after: u32,
 }
 
-fn check_every() -> Span {
-    Span::new(std::time::Duration::from_secs(5))
+fn check_every() -> DurationText {
+    DurationText::new(std::time::Duration::from_secs(5))
 }
 
-fn check_timeout() -> Span {
-    Span::new(std::time::Duration::from_secs(2))
+fn check_timeout() -> DurationText {
+    DurationText::new(std::time::Duration::from_secs(2))
 }
 
 fn unhealthy_after() -> u32 {
@@ -279,7 +279,7 @@ pub struct EjectRule {
     pub after: u32,
     /// For how long.
     #[serde(rename = "for")]
-    pub lasts: Span,
+    pub lasts: DurationText,
     /// Statuses of answers that count as failures, from 500 to 599. None by default: a client that can provoke such answers
     /// could have an upstream ejected.
     #[schemars(length(max = 100), inner(range(min = 500, max = 599)))]
@@ -288,7 +288,7 @@ pub struct EjectRule {
 
 impl Default for EjectRule {
     fn default() -> Self {
-        Self { after: 5, lasts: Span::new(std::time::Duration::from_secs(10)), statuses: Vec::new() }
+        Self { after: 5, lasts: DurationText::new(std::time::Duration::from_secs(10)), statuses: Vec::new() }
     }
 }
 
@@ -299,9 +299,9 @@ impl Default for EjectRule {
 pub struct UpstreamConnectionsRule {
     /// Longest time that a connection of HTTP/1.1 waits for its next request. Must be shorter than the time after which the
     /// upstream closes idle connections; a shorter time in the upstream's `Keep-Alive: timeout=` takes precedence.
-    pub idle: Span,
+    pub idle: DurationText,
     /// Age at which a connection takes no further requests.
-    pub max_age: Span,
+    pub max_age: DurationText,
     /// Number of requests after which a connection takes no further ones.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub max_requests: u32,
@@ -311,9 +311,9 @@ impl Default for UpstreamConnectionsRule {
     fn default() -> Self {
         Self {
             // Node.js and uvicorn close idle connections after 5 s. A request that crosses the close is lost.
-            idle: Span::new(std::time::Duration::from_secs(4)),
+            idle: DurationText::new(std::time::Duration::from_secs(4)),
             // Bounds how long a change in DNS or in a load balancer behind the address goes unnoticed.
-            max_age: Span::new(std::time::Duration::from_secs(300)),
+            max_age: DurationText::new(std::time::Duration::from_secs(300)),
             // Bounds what a leak per connection in the upstream can cost.
             max_requests: 10_000,
         }

@@ -8,26 +8,26 @@ use serde::Deserialize;
 
 /// One value, or a list of at least one: `path: /a` and `path: [/a, /b]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
-#[serde(from = "OneOrMany<T>", bound = "T: Deserialize<'de>")]
-pub struct Several<T>(Vec<T>);
+#[serde(from = "Written<T>", bound = "T: Deserialize<'de>")]
+pub struct OneOrMany<T>(Vec<T>);
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum OneOrMany<T> {
+enum Written<T> {
     One(T),
     Many(Vec<T>),
 }
 
-impl<T> From<OneOrMany<T>> for Several<T> {
-    fn from(values: OneOrMany<T>) -> Self {
+impl<T> From<Written<T>> for OneOrMany<T> {
+    fn from(values: Written<T>) -> Self {
         match values {
-            OneOrMany::One(value) => Self(vec![value]),
-            OneOrMany::Many(values) => Self(values),
+            Written::One(value) => Self(vec![value]),
+            Written::Many(values) => Self(values),
         }
     }
 }
 
-impl<T> Deref for Several<T> {
+impl<T> Deref for OneOrMany<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -35,7 +35,7 @@ impl<T> Deref for Several<T> {
     }
 }
 
-impl<'a, T> IntoIterator for &'a Several<T> {
+impl<'a, T> IntoIterator for &'a OneOrMany<T> {
     type Item = &'a T;
     type IntoIter = std::slice::Iter<'a, T>;
 
@@ -44,13 +44,13 @@ impl<'a, T> IntoIterator for &'a Several<T> {
     }
 }
 
-impl<T: JsonSchema> JsonSchema for Several<T> {
+impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
     fn inline_schema() -> bool {
         true
     }
 
     fn schema_name() -> Cow<'static, str> {
-        format!("Several_{}", T::schema_name()).into()
+        format!("OneOrMany_{}", T::schema_name()).into()
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {

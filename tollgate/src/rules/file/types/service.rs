@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::Several;
-use crate::rules::file::forms::{Address, HostGlob, Span, TokenSource};
+use super::OneOrMany;
+use crate::rules::file::forms::{Address, DurationText, HostGlob, TokenSource};
 
 /// The decision service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -98,10 +98,10 @@ pub struct JwtRule {
     /// Who must have issued the token.
     pub issuer: Option<String>,
     /// For whom it must be; one of these.
-    pub audience: Option<Several<String>>,
+    pub audience: Option<OneOrMany<String>>,
     /// How far clocks may be apart.
     #[serde(default = "leeway")]
-    pub leeway: Span,
+    pub leeway: DurationText,
     /// Where a request carries its token: `header:NAME`, `cookie:NAME` or `query:NAME`.
     #[serde(default)]
     pub from: TokenSource,
@@ -113,8 +113,8 @@ pub struct JwtRule {
     pub realm: Option<String>,
 }
 
-fn leeway() -> Span {
-    Span::new(std::time::Duration::from_secs(30))
+fn leeway() -> DurationText {
+    DurationText::new(std::time::Duration::from_secs(30))
 }
 
 /// An algorithm that signs tokens.

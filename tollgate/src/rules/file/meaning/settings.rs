@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Seen, gateway, store};
+use super::{FirstPositions, gateway, store};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position};
 use crate::rules::file::types::{GatewayRule, JwtRule, RuleFile, ServiceRule};
@@ -34,24 +34,24 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     if let Some(node) = root.get("store") {
         store::check(&file.store, node, findings);
     }
-    let mut families = Seen::new();
+    let mut families = FirstPositions::new();
     for (index, family) in file.headers.iter().enumerate() {
         let at = root.get("headers").map_or(root.at, |headers| headers.item(index).at);
-        if let Some(first) = families.before(family, at) {
+        if let Some(first) = families.duplicate_of(family, at) {
             findings.warning(at, format!("this family of headers is at {first} already"), "remove one of them");
         }
     }
-    let mut listeners = Seen::new();
+    let mut listeners = FirstPositions::new();
     if let (Some(gateway), Some(node)) = (&file.gateway, root.get("gateway")) {
         if !gateway.listen.is_any_port() {
-            let _first = listeners.before(gateway.listen.clone(), node.value_at("listen"));
+            let _first = listeners.duplicate_of(gateway.listen.clone(), node.value_at("listen"));
         }
         networks(gateway, node, findings);
         gateway::check(gateway, node, findings);
         if let (Some(listen), Some(tls)) = (gateway.tls.as_ref().and_then(|tls| tls.listen.as_ref()), node.get("tls")) {
             let at = tls.value_at("listen");
             if !listen.is_any_port()
-                && let Some(first) = listeners.before(listen.clone(), at)
+                && let Some(first) = listeners.duplicate_of(listen.clone(), at)
             {
                 let message = format!("another listener is at {} already ({first})", listen.as_str());
                 findings.error(at, message, "give each listener a port of its own");
@@ -62,7 +62,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
         if listen.is_any_port() {
             continue;
         }
-        if let Some(first) = listeners.before(listen.clone(), at) {
+        if let Some(first) = listeners.duplicate_of(listen.clone(), at) {
             let message = format!("another listener is at {} already ({first})", listen.as_str());
             findings.error(at, message, "give each listener a port of its own");
         }

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::Seen;
+use super::FirstPositions;
 use crate::rules::file::forms::{Cidr, KeyPart, PlanSource};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
-use crate::rules::file::types::{LimitRule, ListRule, OverrideRule, Several};
+use crate::rules::file::types::{LimitRule, ListRule, OneOrMany, OverrideRule};
 use crate::rules::set::MAX_KEY_PARTS;
 
 pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
@@ -23,11 +23,11 @@ pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut
         let message = "without a key, a ban refuses everybody at once";
         findings.warning(node.key_at("ban"), message, "add a `key`, such as `key: ip`");
     }
-    let mut seen = Seen::new();
+    let mut seen = FirstPositions::new();
     for (index, by) in rule.overrides.iter().enumerate() {
         let Some(place) = node.get("overrides").map(|overrides| overrides.item(index)) else { continue };
         for_whom(rule, by, node, place, findings);
-        if let Some(first) = seen.before((&by.plan, by.key.as_deref()), place.at) {
+        if let Some(first) = seen.duplicate_of((&by.plan, by.key.as_deref()), place.at) {
             findings.error(place.at, format!("an override for the same is at {first} already"), "remove one of them");
         }
     }
@@ -68,10 +68,10 @@ fn key(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
         let message = format!("a key of {} parts is too long", parts.len());
         findings.error(place.at, message, format!("use {MAX_KEY_PARTS} parts or fewer"));
     }
-    let mut seen = Seen::new();
+    let mut seen = FirstPositions::new();
     for (index, part) in parts.iter().enumerate() {
         let at = place.item(index).at;
-        if let Some(first) = seen.before(part, at) {
+        if let Some(first) = seen.duplicate_of(part, at) {
             findings.error(at, format!("this part of the key is at {first} already"), "remove one of them");
         }
         if matches!(part, KeyPart::Jwt(_)) && !has_jwt {
@@ -136,7 +136,7 @@ fn counted(parts: usize) -> String {
 }
 
 /// A key that is named must have the parts that the limit's key has.
-fn single_key(rule: &LimitRule, named: &Several<String>, node: &Node, at: Position, findings: &mut Findings) {
+fn single_key(rule: &LimitRule, named: &OneOrMany<String>, node: &Node, at: Position, findings: &mut Findings) {
     if node.lost("key") {
         return;
     }
