@@ -166,28 +166,28 @@ pub(crate) enum Compiled {
 }
 
 /// Runs the same expression on whichever algorithm it is, each compiled on its own.
-macro_rules! with_rules {
-    ($compiled:expr, $rules:ident => $body:expr) => {
+macro_rules! with_algorithm {
+    ($compiled:expr, $algorithm:ident => $body:expr) => {
         match $compiled {
-            $crate::algorithm::Compiled::Meter($rules) => $body,
-            $crate::algorithm::Compiled::WideMeter($rules) => $body,
-            $crate::algorithm::Compiled::Interval($rules) => $body,
-            $crate::algorithm::Compiled::ClockWindow($rules) => $body,
-            $crate::algorithm::Compiled::OpenedWindow($rules) => $body,
-            $crate::algorithm::Compiled::Log($rules) => $body,
-            $crate::algorithm::Compiled::Counter($rules) => $body,
-            $crate::algorithm::Compiled::Strikes($rules) => $body,
+            $crate::algorithm::Compiled::Meter($algorithm) => $body,
+            $crate::algorithm::Compiled::WideMeter($algorithm) => $body,
+            $crate::algorithm::Compiled::Interval($algorithm) => $body,
+            $crate::algorithm::Compiled::ClockWindow($algorithm) => $body,
+            $crate::algorithm::Compiled::OpenedWindow($algorithm) => $body,
+            $crate::algorithm::Compiled::Log($algorithm) => $body,
+            $crate::algorithm::Compiled::Counter($algorithm) => $body,
+            $crate::algorithm::Compiled::Strikes($algorithm) => $body,
         }
     };
 }
-pub(crate) use with_rules;
+pub(crate) use with_algorithm;
 
 impl Compiled {
     /// Lets windows follow the wall clock that `offset` describes, where they are aligned to it.
     pub(crate) fn follow_wall_clock(&mut self, offset: WallOffset) {
         match self {
-            Self::ClockWindow(rules) => rules.wall = offset,
-            Self::Interval(rules) => rules.wall = offset,
+            Self::ClockWindow(algorithm) => algorithm.wall = offset,
+            Self::Interval(algorithm) => algorithm.wall = offset,
             _ => {}
         }
     }

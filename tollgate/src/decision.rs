@@ -196,7 +196,7 @@ impl Verdict {
     /// Whether of two verdicts on one request this one is to be reported, rather than one that came first: the denial,
     /// the longer wait of two denials, else the one with the least share of its quota left. Each comes with its quota.
     #[inline]
-    pub(crate) fn is_before(&self, quota: u64, (first, firsts_quota): (&Self, u64)) -> bool {
+    pub(crate) fn takes_precedence(&self, quota: u64, (first, firsts_quota): (&Self, u64)) -> bool {
         match (first.is_allowed(), self.is_allowed()) {
             (true, false) => true,
             (false, true) => false,
@@ -218,7 +218,7 @@ impl Verdict {
 
     /// A request that several queues let in leaves when the slowest of them lets it go.
     #[inline]
-    pub(crate) fn held_for(mut self, longest: u64) -> Self {
+    pub(crate) fn with_delay(mut self, longest: u64) -> Self {
         if let Admission::Allowed { delay } = &mut self.admission {
             *delay = longest;
         }
@@ -235,7 +235,7 @@ impl Decision {
 
     /// The same told of another limit, whose ban it is: while that lasts, nothing is left of the limit.
     #[cfg(feature = "rules")]
-    pub(crate) fn speaking_of(self, limit: LimitId, quota: u64) -> Self {
+    pub(crate) fn for_limit(self, limit: LimitId, quota: u64) -> Self {
         let remaining = if self.is_allowed() { quota } else { 0 };
         Self { limit: Some(limit), quota, verdict: Verdict { remaining, ..self.verdict }, ..self }
     }
@@ -249,10 +249,10 @@ impl Decision {
 
     /// Of two decisions on one request, the one to report; see [`Verdict::is_before`].
     #[inline]
-    pub(crate) fn foremost(self, other: Self) -> Self {
+    pub(crate) fn most_restrictive(self, other: Self) -> Self {
         let delay = self.verdict.delay().max(other.verdict.delay());
-        let is_others = other.verdict.is_before(other.quota, (&self.verdict, self.quota));
-        let foremost = if is_others { other } else { self };
-        Self { verdict: foremost.verdict.held_for(delay), ..foremost }
+        let is_others = other.verdict.takes_precedence(other.quota, (&self.verdict, self.quota));
+        let most_restrictive = if is_others { other } else { self };
+        Self { verdict: most_restrictive.verdict.with_delay(delay), ..most_restrictive }
     }
 }

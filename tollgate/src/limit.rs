@@ -172,7 +172,7 @@ impl Limit {
     }
 
     /// Whether both count by the same algorithm under the same name, so that a key of one is a key of the other.
-    pub(crate) fn is_namesake_of(&self, other: &Self) -> bool {
+    pub(crate) fn is_variant_of(&self, other: &Self) -> bool {
         let kind = |limit: &Self| std::mem::discriminant(limit.algorithm());
         kind(self) == kind(other) && self.name() == other.name()
     }
@@ -180,7 +180,7 @@ impl Limit {
     /// Whether a key of one is a key of the other: both are limits of one name, or bans of one name. Their algorithms
     /// may differ, if one was changed to the other.
     #[cfg(feature = "redis")]
-    pub(crate) fn is_related_to(&self, other: &Self) -> bool {
+    pub(crate) fn shares_keys_with(&self, other: &Self) -> bool {
         let is_ban = |limit: &Self| matches!(limit.algorithm(), Algorithm::Ban(_));
         is_ban(self) == is_ban(other) && self.name() == other.name()
     }

@@ -29,10 +29,10 @@ const MAX_LIMITS: usize = 10_000;
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct LimitSet {
-    asked: Vec<Limit>,
-    beside: Vec<Limit>,
+    limits: Vec<Limit>,
+    variants: Vec<Limit>,
     /// Rules may all have been taken away; else a limiter without limits is a mistake.
-    is_of_rules: bool,
+    allows_empty: bool,
 }
 
 impl LimitSet {
@@ -43,7 +43,7 @@ impl LimitSet {
 
     /// Adds a limit. Names must differ.
     pub fn limit(mut self, limit: Limit) -> Self {
-        self.asked.push(limit);
+        self.limits.push(limit);
         self
     }
 
@@ -57,58 +57,58 @@ impl LimitSet {
     ///
     /// [`Limiter::with_limits`]: crate::Limiter::with_limits
     pub fn variant(mut self, limit: Limit) -> Self {
-        self.beside.push(limit);
+        self.variants.push(limit);
         self
     }
 
     /// Adds a ban, under the name of a limit or one of its own. Only hits ask for it, by the id that
     /// [`beside`](crate::Limiter::beside) tells.
     pub fn ban(mut self, ban: Limit) -> Self {
-        self.beside.push(ban);
+        self.variants.push(ban);
         self
     }
 
     /// The limits of rules, and those beside them, in the order of their ids.
     #[cfg(feature = "rules")]
-    pub(crate) fn of_rules(asked: &[Limit], beside: &[Limit]) -> Self {
-        Self { asked: asked.to_vec(), beside: beside.to_vec(), is_of_rules: true }
+    pub(crate) fn from_rules(limits: &[Limit], variants: &[Limit]) -> Self {
+        Self { limits: limits.to_vec(), variants: variants.to_vec(), allows_empty: true }
     }
 
     /// The share of each limit that one of several nodes takes while it decides by itself.
     #[cfg(feature = "redis")]
     pub(crate) fn share(&self, nodes: u32) -> Self {
         let share = |limits: &[Limit]| limits.iter().map(|limit| limit.share(nodes)).collect();
-        Self { asked: share(&self.asked), beside: share(&self.beside), is_of_rules: self.is_of_rules }
+        Self { limits: share(&self.limits), variants: share(&self.variants), allows_empty: self.allows_empty }
     }
 
     /// Returns whether a limit answers by that policy while its store fails, if those without one follow `default`.
     #[cfg(feature = "redis")]
     pub(crate) fn has_policy(&self, policy: OnStoreFailure, default: OnStoreFailure) -> bool {
-        let mut limits = self.asked.iter().chain(&self.beside);
+        let mut limits = self.limits.iter().chain(&self.variants);
         limits.any(|limit| limit.on_store_failure().unwrap_or(default) == policy)
     }
 
     /// Sees to it that there are limits, not too many of them, and that names say which is which.
     pub(crate) fn checked(self) -> Result<Checked, InvalidLimit> {
-        if self.asked.is_empty() && !self.is_of_rules {
+        if self.limits.is_empty() && !self.allows_empty {
             return Err(InvalidLimit::new("limits", "there is no limit".into(), "add one"));
         }
-        let count = self.asked.len() + self.beside.len();
+        let count = self.limits.len() + self.variants.len();
         if count > MAX_LIMITS {
             let problem = format!("{count} limits are more than 10000");
             return Err(InvalidLimit::new("limits", problem, "count by key rather than by limit"));
         }
-        let mut by_name: Vec<&Limit> = self.asked.iter().collect();
+        let mut by_name: Vec<&Limit> = self.limits.iter().collect();
         by_name.sort_unstable_by_key(|limit| limit.name());
         if let Some(twice) = by_name.windows(2).find(|pair| pair[0].name() == pair[1].name()) {
             let problem = format!("two limits are named `{}`", twice[0].name());
             return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
         }
-        for limit in self.beside.iter().filter(|limit| !matches!(limit.algorithm(), Algorithm::Ban(_))) {
+        for limit in self.variants.iter().filter(|limit| !matches!(limit.algorithm(), Algorithm::Ban(_))) {
             check_variant(limit, &by_name)?;
         }
-        let asked = self.asked.len();
-        Ok(Checked { limits: self.asked.into_iter().chain(self.beside).collect(), asked })
+        let base_count = self.limits.len();
+        Ok(Checked { limits: self.limits.into_iter().chain(self.variants).collect(), base_count })
     }
 }
 
@@ -118,7 +118,7 @@ fn check_variant(variant: &Limit, by_name: &[&Limit]) -> Result<(), InvalidLimit
         let problem = format!("there is no limit `{name}` for this to be a variant of");
         return Err(InvalidLimit::new("name", problem, "add the limit itself too"));
     };
-    if !by_name[found].is_namesake_of(variant) {
+    if !by_name[found].is_variant_of(variant) {
         let problem = format!("a variant of `{name}` counts by another algorithm");
         return Err(InvalidLimit::new("algorithm", problem, "use the algorithm of the limit, with other numbers"));
     }
@@ -127,7 +127,7 @@ fn check_variant(variant: &Limit, by_name: &[&Limit]) -> Result<(), InvalidLimit
 
 impl From<Vec<Limit>> for LimitSet {
     fn from(limits: Vec<Limit>) -> Self {
-        Self { asked: limits, ..Self::default() }
+        Self { limits, ..Self::default() }
     }
 }
 
@@ -135,7 +135,7 @@ impl From<Vec<Limit>> for LimitSet {
 pub(crate) struct Checked {
     pub(crate) limits: Vec<Limit>,
     /// So many of them, the first ones, are asked for every key.
-    pub(crate) asked: usize,
+    pub(crate) base_count: usize,
 }
 
 /// The ids of limits from one position to another.

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 pub use self::builder::LimiterBuilder;
 #[cfg(feature = "rules")]
-pub(crate) use self::hashed::{FewAsked, only};
+pub(crate) use self::hashed::{FewHits, hits_of_limit};
 pub use self::snapshot::{RestoreError, Restored};
 use crate::clock::TimeSource;
 use crate::decision::{Decision, Denied};
@@ -45,7 +45,7 @@ pub struct Limiter(Arc<Inner>);
 struct Inner {
     limits: Box<[Limit]>,
     /// So many of them, the first ones, are asked for every key. The others are asked only by hits that name them.
-    asked: usize,
+    base_count: usize,
     store: MemoryStore,
     clock: TimeSource,
 }
@@ -129,22 +129,22 @@ impl Limiter {
     /// ```
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
-        let Checked { mut limits, asked } = limits.into().checked()?;
+        let Checked { mut limits, base_count } = limits.into().checked()?;
         let wall_offset = inner.clock.wall_offset();
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = inner.store.successor(&mut limits, self.now())?;
-        Ok(Self(Arc::new(Inner { limits: limits.into(), asked, store, clock: inner.clock.clone() })))
+        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, store, clock: inner.clock.clone() })))
     }
 
     /// A limiter with other limits and keys of its own, within the same memory and by the same clock.
     #[cfg(feature = "redis")]
     pub(crate) fn with_other_keys(&self, limits: LimitSet) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
-        let Checked { mut limits, asked } = limits.checked()?;
+        let Checked { mut limits, base_count } = limits.checked()?;
         let wall_offset = inner.clock.wall_offset();
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = inner.store.with_other_keys(&mut limits, self.now())?;
-        Ok(Self(Arc::new(Inner { limits: limits.into(), asked, store, clock: inner.clock.clone() })))
+        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, store, clock: inner.clock.clone() })))
     }
 
     /// Takes one unit of the key from every limit, or from none.
@@ -163,26 +163,26 @@ impl Limiter {
             let fingerprint = inner.store.fingerprint(key.into());
             // The processor reads its counter once all that went before is done, so not after a cache miss.
             let now = self.now();
-            let asked = HashedHit { limit: LimitId(0), fingerprint, cost };
-            return self.dated(inner.store.decide_one(&inner.limits, asked, now));
+            let hit = HashedHit { limit: LimitId(0), fingerprint, cost };
+            return self.with_wall_time(inner.store.decide_one(&inner.limits, hit, now));
         }
         self.check_several(key.into(), cost)
     }
 
     #[inline(never)]
     fn check_several(&self, key: Key<'_>, cost: u64) -> Decision {
-        self.dated(self.0.store.decide(&self.0.limits, &self.ask_all(key, cost), self.now()))
+        self.with_wall_time(self.0.store.decide(&self.0.limits, &self.hash_for_every_limit(key, cost), self.now()))
     }
 
     /// What is left for the key, taking nothing.
     #[must_use]
     pub fn peek<'k>(&self, key: impl Into<Key<'k>>) -> Decision {
-        self.look_n(key.into(), 0)
+        self.peek_n(key.into(), 0)
     }
 
     /// What [`Limiter::check_n`] would say, taking nothing.
-    pub(crate) fn look_n(&self, key: Key<'_>, cost: u64) -> Decision {
-        self.dated(self.0.store.look(&self.0.limits, &self.ask_all(key, cost), self.now()))
+    pub(crate) fn peek_n(&self, key: Key<'_>, cost: u64) -> Decision {
+        self.with_wall_time(self.0.store.peek(&self.0.limits, &self.hash_for_every_limit(key, cost), self.now()))
     }
 
     /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. No
@@ -204,15 +204,15 @@ impl Limiter {
     /// ```
     #[must_use = "a decision that is not looked at limits nothing"]
     pub fn decide_now(&self, hits: &[Hit<'_>]) -> Decision {
-        self.decide_asked(&self.ask_hits(hits))
+        self.decide_hashed(&self.hash_hits(hits))
     }
 
-    pub(crate) fn decide_asked(&self, asked: &[HashedHit]) -> Decision {
+    pub(crate) fn decide_hashed(&self, hits: &[HashedHit]) -> Decision {
         let inner = &*self.0;
-        self.dated(inner.store.decide(&inner.limits, asked, self.now()))
+        self.with_wall_time(inner.store.decide(&inner.limits, hits, self.now()))
     }
 
-    fn ask_hits(&self, hits: &[Hit<'_>]) -> HashedHits {
+    fn hash_hits(&self, hits: &[Hit<'_>]) -> HashedHits {
         let store = &self.0.store;
         let (mut all, mut positions) = (HashedHits::new(), Positions::default());
         for hit in hits {
@@ -239,8 +239,8 @@ impl Limiter {
     /// effect.
     pub fn reset<'k>(&self, key: impl Into<Key<'k>>) {
         let now = self.now();
-        for asked in self.ask_all(key.into(), 0) {
-            self.0.store.reset(&self.0.limits, asked.limit, asked.fingerprint, now);
+        for hit in self.hash_for_every_limit(key.into(), 0) {
+            self.0.store.reset(&self.0.limits, hit.limit, hit.fingerprint, now);
         }
     }
 
@@ -268,7 +268,7 @@ impl Limiter {
         cost: u64,
         expires_after: Duration,
     ) -> Result<Reservation, Denied> {
-        self.reserve_asked(self.ask_all(key.into(), cost), expires_after)
+        self.reserve_hashed(self.hash_for_every_limit(key.into(), cost), expires_after)
     }
 
     /// Takes what every hit asks for, or nothing, to be given back or corrected later: see [`reserve`](Self::reserve).
@@ -277,27 +277,27 @@ impl Limiter {
     ///
     /// The denial, when one of them does not fit.
     pub fn reserve_hits(&self, hits: &[Hit<'_>], expires_after: Duration) -> Result<Reservation, Denied> {
-        self.reserve_asked(self.ask_hits(hits), expires_after)
+        self.reserve_hashed(self.hash_hits(hits), expires_after)
     }
 
-    fn reserve_asked(&self, asked: HashedHits, expires_after: Duration) -> Result<Reservation, Denied> {
+    fn reserve_hashed(&self, hits: HashedHits, expires_after: Duration) -> Result<Reservation, Denied> {
         let now = self.now();
-        let decision = self.dated(self.0.store.decide(&self.0.limits, &asked, now));
+        let decision = self.with_wall_time(self.0.store.decide(&self.0.limits, &hits, now));
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
-        Ok(Reservation { limiter: self.clone(), asked, decision, expires_at: now.saturating_add(expires_after) })
+        Ok(Reservation { limiter: self.clone(), hits, decision, expires_at: now.saturating_add(expires_after) })
     }
 
     /// Brings a reservation to its actual cost: gives back what was too much, as far as [`refund`](Self::refund) would, or
     /// takes what was too little, as far as there is any. Of several hits, each is brought to this cost. If the limits have
     /// changed since, it is settled by those that took it.
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
-        let Reservation { limiter, asked, decision, expires_at } = reservation;
+        let Reservation { limiter, hits, decision, expires_at } = reservation;
         if limiter.now() >= expires_at {
             return Settlement::Expired;
         }
-        limiter.settle_asked(&asked, &decision, actual)
+        limiter.settle_hashed(&hits, &decision, actual)
     }
 
     /// Gives back what a reservation took.
@@ -326,12 +326,12 @@ impl Limiter {
     }
 
     /// Brings what a decision has taken to its actual cost, as far as that can be.
-    pub(crate) fn settle_asked(&self, asked: &[HashedHit], decision: &Decision, actual: u64) -> Settlement {
-        let owed = asked.iter().filter(|one| one.cost > actual);
-        let owed: HashedHits = owed.map(|one| HashedHit { cost: one.cost - actual, ..*one }).collect();
+    pub(crate) fn settle_hashed(&self, hits: &[HashedHit], decision: &Decision, actual: u64) -> Settlement {
+        let owed = hits.iter().filter(|hit| hit.cost > actual);
+        let owed: HashedHits = owed.map(|hit| HashedHit { cost: hit.cost - actual, ..*hit }).collect();
         self.give_back(&owed, decision.at, decision.wall_offset);
-        let short = asked.iter().filter(|one| one.cost < actual);
-        let missing = short.map(|one| self.take_up_to(*one, actual - one.cost)).max();
+        let short = hits.iter().filter(|hit| hit.cost < actual);
+        let missing = short.map(|hit| self.take_up_to(*hit, actual - hit.cost)).max();
         match missing.unwrap_or(0) {
             0 => Settlement::Settled,
             missing => Settlement::Short { missing },
@@ -339,12 +339,12 @@ impl Limiter {
     }
 
     /// Takes what there is of a cost that has been spent already, and says how much there was not.
-    fn take_up_to(&self, asked: HashedHit, cost: u64) -> u64 {
+    fn take_up_to(&self, hit: HashedHit, cost: u64) -> u64 {
         let inner = &*self.0;
         let mut left =
-            inner.store.look(&inner.limits, &[HashedHit { cost: 0, ..asked }], self.now()).remaining().min(cost);
+            inner.store.peek(&inner.limits, &[HashedHit { cost: 0, ..hit }], self.now()).remaining().min(cost);
         while left > 0 {
-            let taken = inner.store.decide(&inner.limits, &[HashedHit { cost: left, ..asked }], self.now());
+            let taken = inner.store.decide(&inner.limits, &[HashedHit { cost: left, ..hit }], self.now());
             if taken.is_allowed() {
                 break;
             }
@@ -357,23 +357,23 @@ impl Limiter {
     /// Gives back what a hit took at that time, once. `wall_offset` is that of the decision.
     #[cfg(feature = "redis")]
     pub(crate) fn give_back_hit(&self, hit: Hit<'_>, at: Timestamp, wall_offset: i64) {
-        self.give_back(&self.ask_hits(&[hit]), at, wall_offset);
+        self.give_back(&self.hash_hits(&[hit]), at, wall_offset);
     }
 
-    fn give_back(&self, asked: &[HashedHit], at: Timestamp, wall_offset: i64) {
+    fn give_back(&self, hits: &[HashedHit], at: Timestamp, wall_offset: i64) {
         let now = self.now();
         // The wall clock was stepped since: nobody knows in which windows the charge was made.
         if wall_offset != self.0.clock.wall_offset_micros() {
             return;
         }
-        for one in asked {
-            self.0.store.refund(&self.0.limits, *one, at, now);
+        for hit in hits {
+            self.0.store.refund(&self.0.limits, *hit, at, now);
         }
     }
 
     /// Adds the wall clock's time to a decision of the store.
     #[inline(always)]
-    fn dated(&self, mut decision: Decision) -> Decision {
+    fn with_wall_time(&self, mut decision: Decision) -> Decision {
         decision.wall_offset = self.0.clock.wall_offset_micros();
         decision
     }
@@ -387,7 +387,7 @@ impl Limiter {
 
     /// The variants and bans, in the order they were given: see [`LimitSet`].
     pub fn variants(&self) -> impl Iterator<Item = LimitId> + use<> {
-        limit_set::ids(self.0.asked..self.0.limits.len())
+        limit_set::ids(self.0.base_count..self.0.limits.len())
     }
 
     /// The limit a decision speaks of.
@@ -403,7 +403,7 @@ impl Limiter {
     /// The limits that are asked for every key, in the order they were given.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
-        &self.0.limits[..self.0.asked]
+        &self.0.limits[..self.0.base_count]
     }
 
     /// Returns the memory that this limiter and its successors share.
@@ -476,7 +476,7 @@ impl Limiter {
         let inner = &*self.0;
         let store = inner.store.compacted(self.now())?;
         let (limits, clock) = (inner.limits.clone(), inner.clock.clone());
-        Some(Self(Arc::new(Inner { limits, asked: inner.asked, store, clock })))
+        Some(Self(Arc::new(Inner { limits, base_count: inner.base_count, store, clock })))
     }
 
     /// Counts the keys of a limit that have spent something that is not back yet. Keys of its variants count too; keys
@@ -509,9 +509,9 @@ impl Limiter {
     }
 
     #[inline]
-    fn ask_all(&self, key: Key<'_>, cost: u64) -> HashedHits {
+    fn hash_for_every_limit(&self, key: Key<'_>, cost: u64) -> HashedHits {
         let fingerprint = self.0.store.fingerprint(key);
-        limit_set::ids(0..self.0.asked).map(|limit| HashedHit { limit, fingerprint, cost }).collect()
+        limit_set::ids(0..self.0.base_count).map(|limit| HashedHit { limit, fingerprint, cost }).collect()
     }
 }
 

@@ -106,8 +106,8 @@ pub struct RedisLimiter(Arc<Inner>);
 
 struct Inner {
     limits: Box<[Prepared]>,
-    /// So many of them, the first ones, are asked for every key. The others are asked only by hits that name them.
-    asked: usize,
+    /// Number of limits that apply to every key. They come first; variants and bans follow.
+    base_count: usize,
     /// Knows the limits by their names and ids, and the numbers that they have had. It decides nothing.
     catalogue: Limiter,
     /// Takes over for limits that fail over to memory.
@@ -343,7 +343,7 @@ impl RedisLimiter {
     }
 
     fn want_all(&self, key: Key<'_>, cost: u64) -> AllWanted {
-        let limits = self.0.limits[..self.0.asked].iter().enumerate();
+        let limits = self.0.limits[..self.0.base_count].iter().enumerate();
         limits.map(|(index, prepared)| prepared.want(LimitId(index as u32), key, cost)).collect()
     }
 

@@ -24,7 +24,7 @@ use crate::units::Timestamp;
 pub struct Reservation {
     /// Whose limits took it: they may have been changed by the time it is settled.
     pub(crate) limiter: Limiter,
-    pub(crate) asked: SmallVec<[HashedHit; 8]>,
+    pub(crate) hits: SmallVec<[HashedHit; 8]>,
     pub(crate) decision: Decision,
     pub(crate) expires_at: Timestamp,
 }

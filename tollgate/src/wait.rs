@@ -133,16 +133,16 @@ impl RedisLimiter {
 }
 
 /// What waiting needs of a limiter.
-trait Awaited {
+trait WaitTarget {
     /// Returns what [`take`](Self::take) would, where it has to be known before: a turn in a queue cannot be given back.
-    fn look_ahead(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Option<Decision>> + Send;
+    fn peek_ahead(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Option<Decision>> + Send;
 
     fn take(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Decision> + Send;
 }
 
-impl Awaited for Limiter {
-    async fn look_ahead(&self, key: Key<'_>, cost: u64) -> Option<Decision> {
-        Some(self.look_n(key, cost))
+impl WaitTarget for Limiter {
+    async fn peek_ahead(&self, key: Key<'_>, cost: u64) -> Option<Decision> {
+        Some(self.peek_n(key, cost))
     }
 
     async fn take(&self, key: Key<'_>, cost: u64) -> Decision {
@@ -151,11 +151,11 @@ impl Awaited for Limiter {
 }
 
 #[cfg(feature = "redis")]
-impl Awaited for RedisLimiter {
-    async fn look_ahead(&self, key: Key<'_>, cost: u64) -> Option<Decision> {
+impl WaitTarget for RedisLimiter {
+    async fn peek_ahead(&self, key: Key<'_>, cost: u64) -> Option<Decision> {
         // Without a queue that is a trip too many.
         let has_queue = self.limits().iter().any(crate::limit::Limit::queues);
-        if has_queue { self.look_n(key, cost).await.ok() } else { None }
+        if has_queue { self.peek_n(key, cost).await.ok() } else { None }
     }
 
     async fn take(&self, key: Key<'_>, cost: u64) -> Decision {
@@ -163,10 +163,10 @@ impl Awaited for RedisLimiter {
     }
 }
 
-async fn wait_for(limiter: &impl Awaited, key: Key<'_>, wait: Wait) -> Result<Decision, Denied> {
+async fn wait_for(limiter: &impl WaitTarget, key: Key<'_>, wait: Wait) -> Result<Decision, Denied> {
     let waiting = Waiting::start(wait);
     loop {
-        let decision = match limiter.look_ahead(key, waiting.cost).await {
+        let decision = match limiter.peek_ahead(key, waiting.cost).await {
             Some(ahead) if !waiting.is_soon(&ahead) => ahead,
             _ => limiter.take(key, waiting.cost).await,
         };

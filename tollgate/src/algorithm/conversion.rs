@@ -105,11 +105,11 @@ impl Compiled {
                 let units = self.debt_at(cells, now).div_ceil(micros);
                 Spent { at: now, units: u64::try_from(units).unwrap_or(u64::MAX) }
             }
-            Self::Interval(rules) => rules.spent_at(cells, now),
-            Self::ClockWindow(rules) => rules.spent_at(cells, now),
-            Self::OpenedWindow(rules) => rules.spent_at(cells, now),
-            Self::Log(rules) => rules.spent_at(cells, now),
-            Self::Counter(rules) => rules.spent_at(cells, now),
+            Self::Interval(algorithm) => algorithm.spent_at(cells, now),
+            Self::ClockWindow(algorithm) => algorithm.spent_at(cells, now),
+            Self::OpenedWindow(algorithm) => algorithm.spent_at(cells, now),
+            Self::Log(algorithm) => algorithm.spent_at(cells, now),
+            Self::Counter(algorithm) => algorithm.spent_at(cells, now),
             // A ban and a limit have nothing in common.
             Self::Strikes(_) => Spent { at: now, units: 0 },
         }
@@ -121,13 +121,17 @@ impl Compiled {
             return Fit::Whole;
         }
         match self {
-            Self::Meter(rules) => rules.set_debt(cells, u128::from(spent.units) * u128::from(rules.micros), now),
-            Self::WideMeter(rules) => rules.set_debt(cells, u128::from(spent.units) * u128::from(rules.micros), now),
-            Self::Interval(rules) => rules.charge(cells, spent),
-            Self::ClockWindow(rules) => rules.charge(cells, spent),
-            Self::OpenedWindow(rules) => rules.charge(cells, spent),
-            Self::Log(rules) => rules.charge(cells, spent),
-            Self::Counter(rules) => rules.charge(cells, spent),
+            Self::Meter(algorithm) => {
+                algorithm.set_debt(cells, u128::from(spent.units) * u128::from(algorithm.micros), now)
+            }
+            Self::WideMeter(algorithm) => {
+                algorithm.set_debt(cells, u128::from(spent.units) * u128::from(algorithm.micros), now)
+            }
+            Self::Interval(algorithm) => algorithm.charge(cells, spent),
+            Self::ClockWindow(algorithm) => algorithm.charge(cells, spent),
+            Self::OpenedWindow(algorithm) => algorithm.charge(cells, spent),
+            Self::Log(algorithm) => algorithm.charge(cells, spent),
+            Self::Counter(algorithm) => algorithm.charge(cells, spent),
             Self::Strikes(_) => Fit::Whole,
         }
     }
@@ -144,30 +148,33 @@ impl Compiled {
                 let paid = u128::from(passed) * u128::from(bucket.units) / u128::from(bucket.micros);
                 cost.saturating_sub(u64::try_from(paid).unwrap_or(u64::MAX))
             }
-            Self::Interval(rules) => {
-                let periods = (rules.aligned(now) / rules.period).saturating_sub(rules.aligned(at) / rules.period);
-                cost.saturating_sub(periods.saturating_mul(rules.portion))
+            Self::Interval(algorithm) => {
+                let periods = (algorithm.aligned(now) / algorithm.period)
+                    .saturating_sub(algorithm.aligned(at) / algorithm.period);
+                cost.saturating_sub(periods.saturating_mul(algorithm.portion))
             }
-            Self::ClockWindow(rules) => all_if(rules.at_wall(now) / rules.window == rules.at_wall(at) / rules.window),
-            Self::OpenedWindow(rules) => all_if(passed < rules.window),
-            Self::Log(rules) => all_if(passed < rules.window),
-            Self::Counter(rules) => all_if(rules.segments_between(at, now) <= rules.segments),
-            Self::Strikes(rules) => all_if(passed < rules.within),
+            Self::ClockWindow(algorithm) => {
+                all_if(algorithm.at_wall(now) / algorithm.window == algorithm.at_wall(at) / algorithm.window)
+            }
+            Self::OpenedWindow(algorithm) => all_if(passed < algorithm.window),
+            Self::Log(algorithm) => all_if(passed < algorithm.window),
+            Self::Counter(algorithm) => all_if(algorithm.segments_between(at, now) <= algorithm.segments),
+            Self::Strikes(algorithm) => all_if(passed < algorithm.within),
         }
     }
 
     pub(super) fn debt_at(&self, cells: &impl StateWords, now: u64) -> u128 {
         match self {
-            Self::Meter(rules) => rules.debt_at(cells, now),
-            Self::WideMeter(rules) => rules.debt_at(cells, now),
+            Self::Meter(algorithm) => algorithm.debt_at(cells, now),
+            Self::WideMeter(algorithm) => algorithm.debt_at(cells, now),
             _ => 0,
         }
     }
 
     pub(super) fn set_debt(&self, cells: &impl StateWords, debt: u128, now: u64) -> Fit {
         match self {
-            Self::Meter(rules) => rules.set_debt(cells, debt, now),
-            Self::WideMeter(rules) => rules.set_debt(cells, debt, now),
+            Self::Meter(algorithm) => algorithm.set_debt(cells, debt, now),
+            Self::WideMeter(algorithm) => algorithm.set_debt(cells, debt, now),
             _ => Fit::Whole,
         }
     }
@@ -223,20 +230,20 @@ impl OpenedWindow {
 
 impl Counter {
     fn spent_at(&self, cells: &impl StateWords, now: u64) -> Spent {
-        let (place, passed, _) = self.judged_from(cells, now);
-        let share = u128::from(self.leaving(cells, passed)) * u128::from(self.window - place.elapsed);
+        let (position, passed, _) = self.judged_from(cells, now);
+        let share = u128::from(self.leaving(cells, passed)) * u128::from(self.window - position.elapsed);
         let units = self.inside(cells, passed) + super::div_ceil(share, self.window);
-        Spent { at: now.max(self.start_of(place.segment)), units }
+        Spent { at: now.max(self.start_of(position.segment)), units }
     }
 
     fn charge(&self, cells: &impl StateWords, spent: Spent) -> Fit {
-        self.set_segment(cells, self.place(spent.at).segment);
+        self.set_segment(cells, self.position(spent.at).segment);
         self.add_to_count(cells, 0, spent.units)
     }
 
     fn convert(&self, into: &impl StateWords, old: &Self, from: &impl StateWords, now: u64) -> Fit {
-        let (place, _, _) = old.judged_from(from, now);
-        self.restore(into, &old.counts(from, now), now.max(old.start_of(place.segment)))
+        let (position, _, _) = old.judged_from(from, now);
+        self.restore(into, &old.counts(from, now), now.max(old.start_of(position.segment)))
     }
 
     fn transcribe(&self, into: &impl StateWords, old: &Self, from: &impl StateWords) -> Fit {
@@ -247,10 +254,10 @@ impl Counter {
     /// Returns the units of each segment that still counts. They count as spent at its last moment, or now if that is
     /// earlier.
     pub(super) fn counts(&self, cells: &impl StateWords, now: u64) -> Record {
-        let (place, passed, _) = self.judged_from(cells, now);
-        let latest = now.max(self.start_of(place.segment));
+        let (position, passed, _) = self.judged_from(cells, now);
+        let latest = now.max(self.start_of(position.segment));
         let count = |age: u64| {
-            let segment = place.segment.checked_sub(age)?;
+            let segment = position.segment.checked_sub(age)?;
             Some((latest.min(self.start_of(segment + 1) - 1), self.stored(cells, age - passed)))
         };
         (passed..=self.segments).filter_map(count).filter(|(_, units)| *units > 0).collect()
@@ -258,10 +265,10 @@ impl Counter {
 
     /// Charges a key at rest with units of moments up to `latest`.
     pub(super) fn restore(&self, cells: &impl StateWords, counts: &[(u64, u64)], latest: u64) -> Fit {
-        let current = self.place(latest).segment;
+        let current = self.position(latest).segment;
         let (mut fit, mut any) = (Fit::Whole, false);
         for (at, units) in counts {
-            let age = current - self.place(*at).segment;
+            let age = current - self.position(*at).segment;
             if age <= self.segments {
                 any = true;
                 fit = fit.and(self.add_to_count(cells, age, *units));

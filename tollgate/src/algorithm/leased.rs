@@ -39,20 +39,24 @@ impl Compiled {
     /// How to lease this, if it can be.
     pub(crate) fn leased(&self) -> Option<Leased> {
         match self {
-            Self::Meter(rules) => leased_meter(rules.capacity, rules.units, rules.micros, rules.max_wait),
-            Self::WideMeter(rules) => leased_meter(rules.capacity, rules.units, rules.micros, rules.max_wait),
-            Self::Interval(rules) => while_it_lasts(rules.period, self),
-            Self::ClockWindow(rules) => while_it_lasts(rules.window, self),
-            Self::OpenedWindow(rules) => while_it_lasts(rules.window, self),
+            Self::Meter(algorithm) => {
+                leased_meter(algorithm.capacity, algorithm.units, algorithm.micros, algorithm.max_wait)
+            }
+            Self::WideMeter(algorithm) => {
+                leased_meter(algorithm.capacity, algorithm.units, algorithm.micros, algorithm.max_wait)
+            }
+            Self::Interval(algorithm) => while_it_lasts(algorithm.period, self),
+            Self::ClockWindow(algorithm) => while_it_lasts(algorithm.window, self),
+            Self::OpenedWindow(algorithm) => while_it_lasts(algorithm.window, self),
             Self::Log(log) if log.counted == Counted::Admitted => {
                 let horizon = part_of(log.window, SHARE_OF_SLIDING_WINDOW)?;
                 let stored = Self::Log(Log::new(log.limit, log.window + horizon, Counted::Admitted));
                 Some(Leased { stored, horizon })
             }
-            Self::Counter(rules) => {
-                let horizon = part_of(rules.window, SHARE_OF_SLIDING_WINDOW)?;
-                let segments = u32::try_from(rules.segments).ok()?;
-                let stored = Self::Counter(Counter::new(rules.limit, rules.window + horizon, segments));
+            Self::Counter(algorithm) => {
+                let horizon = part_of(algorithm.window, SHARE_OF_SLIDING_WINDOW)?;
+                let segments = u32::try_from(algorithm.segments).ok()?;
+                let stored = Self::Counter(Counter::new(algorithm.limit, algorithm.window + horizon, segments));
                 Some(Leased { stored, horizon })
             }
             // Who counts denials has to hear of each, and a ban holds for all at once.
@@ -63,12 +67,12 @@ impl Compiled {
     /// How long after `at` a slice may be spent that was charged to this state then.
     pub(crate) fn slice_lives(&self, state: &[u64], at: u64, horizon: u64) -> u64 {
         let left = match self {
-            Self::Interval(rules) => rules.period - at % rules.period,
-            Self::ClockWindow(rules) => rules.window - at % rules.window,
-            Self::OpenedWindow(rules) => {
+            Self::Interval(algorithm) => algorithm.period - at % algorithm.period,
+            Self::ClockWindow(algorithm) => algorithm.window - at % algorithm.window,
+            Self::OpenedWindow(algorithm) => {
                 let (opened, units) = (state.first().copied().unwrap_or(0), state.get(1).copied().unwrap_or(0));
-                let open = units > 0 && at < opened.saturating_add(rules.window);
-                if open { opened.min(at) + rules.window - at } else { rules.window }
+                let open = units > 0 && at < opened.saturating_add(algorithm.window);
+                if open { opened.min(at) + algorithm.window - at } else { algorithm.window }
             }
             _ => horizon,
         };

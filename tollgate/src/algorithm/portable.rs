@@ -73,20 +73,25 @@ impl Compiled {
         let (kind, numbers): (u64, SmallVec<[i64; 9]>) = match self {
             Self::Meter(meter) => (kind::METER, meter_numbers(meter)),
             Self::WideMeter(meter) => (kind::METER, meter_numbers(meter)),
-            Self::Interval(rules) => {
-                (kind::INTERVAL, smallvec![rules.capacity as i64, rules.portion as i64, rules.period as i64])
+            Self::Interval(algorithm) => (
+                kind::INTERVAL,
+                smallvec![algorithm.capacity as i64, algorithm.portion as i64, algorithm.period as i64],
+            ),
+            Self::ClockWindow(algorithm) => {
+                (kind::CLOCK_WINDOW, smallvec![algorithm.limit as i64, algorithm.window as i64])
             }
-            Self::ClockWindow(rules) => (kind::CLOCK_WINDOW, smallvec![rules.limit as i64, rules.window as i64]),
-            Self::OpenedWindow(rules) => (kind::OPENED_WINDOW, smallvec![rules.limit as i64, rules.window as i64]),
+            Self::OpenedWindow(algorithm) => {
+                (kind::OPENED_WINDOW, smallvec![algorithm.limit as i64, algorithm.window as i64])
+            }
             Self::Log(log) => {
                 let all = i64::from(log.counted == Counted::All);
                 (kind::LOG, smallvec![log.limit as i64, log.window as i64, all])
             }
-            Self::Counter(rules) => {
-                (kind::COUNTER, smallvec![rules.limit as i64, rules.window as i64, rules.segments as i64])
+            Self::Counter(algorithm) => {
+                (kind::COUNTER, smallvec![algorithm.limit as i64, algorithm.window as i64, algorithm.segments as i64])
             }
-            Self::Strikes(rules) => {
-                (kind::STRIKES, smallvec![rules.after as i64, rules.within as i64, rules.lasts as i64])
+            Self::Strikes(algorithm) => {
+                (kind::STRIKES, smallvec![algorithm.after as i64, algorithm.within as i64, algorithm.lasts as i64])
             }
         };
         std::iter::once(kind as i64).chain(numbers).chain([ceiling as i64]).collect()
@@ -109,7 +114,7 @@ impl Compiled {
     /// Returns an estimate of the script's work on one state, in that of a bucket.
     pub(crate) fn script_work(&self, by: Script) -> usize {
         let (segments, blocks) = match self {
-            Self::Counter(rules) => (rules.segments as usize, 0),
+            Self::Counter(algorithm) => (algorithm.segments as usize, 0),
             Self::Log(log) => (0, (log.limit / LOG_BLOCK) as usize),
             _ => (0, 0),
         };
@@ -144,14 +149,14 @@ impl Compiled {
                 let (parts, rest) = if *units > 1 { split_number(state, 5)? } else { (0, state) };
                 rest.is_empty().then(|| smallvec![moment, parts])
             }
-            Self::Counter(rules) => {
+            Self::Counter(algorithm) => {
                 let (segment, mut state) = split_number(state, 7)?;
-                if rules.segments > 1 {
+                if algorithm.segments > 1 {
                     (_, state) = split_number(state, 5)?;
                 }
-                let width = if rules.segments < 255 { 1 } else { 2 };
-                let mut numbers = smallvec![0; rules.segments as usize + 2];
-                numbers[0] = rules.start_of(segment.min(rules.place(LATEST).segment));
+                let width = if algorithm.segments < 255 { 1 } else { 2 };
+                let mut numbers = smallvec![0; algorithm.segments as usize + 2];
+                numbers[0] = algorithm.start_of(segment.min(algorithm.position(LATEST).segment));
                 while !state.is_empty() {
                     let (place, units);
                     (place, state) = split_number(state, width)?;
@@ -187,21 +192,21 @@ impl Compiled {
         match self {
             Self::Meter(meter) => meter_cost(meter, cost),
             Self::WideMeter(meter) => meter_cost(meter, cost),
-            Self::Interval(rules) => PortableCost(cost.min(rules.capacity + 1), 0),
-            Self::ClockWindow(rules) => PortableCost(cost.min(rules.limit + 1), 0),
-            Self::OpenedWindow(rules) => PortableCost(cost.min(rules.limit + 1), 0),
-            Self::Log(rules) => PortableCost(cost.min(rules.limit + 1), 0),
-            Self::Counter(rules) => PortableCost(cost.min(rules.limit + 1), 0),
+            Self::Interval(algorithm) => PortableCost(cost.min(algorithm.capacity + 1), 0),
+            Self::ClockWindow(algorithm) => PortableCost(cost.min(algorithm.limit + 1), 0),
+            Self::OpenedWindow(algorithm) => PortableCost(cost.min(algorithm.limit + 1), 0),
+            Self::Log(algorithm) => PortableCost(cost.min(algorithm.limit + 1), 0),
+            Self::Counter(algorithm) => PortableCost(cost.min(algorithm.limit + 1), 0),
             // All strikes fit: the last one that counts bans.
-            Self::Strikes(rules) => PortableCost(cost.min(rules.after), 0),
+            Self::Strikes(algorithm) => PortableCost(cost.min(algorithm.after), 0),
         }
     }
 
     /// The same limit with room for whatever a store may hold: also what was spent under higher numbers.
     pub(crate) fn with_room(&self) -> Self {
         match self {
-            Self::Counter(rules) => {
-                Self::Counter(Counter { index_bits: u64::BITS, count_bits: u64::BITS, ..rules.clone() })
+            Self::Counter(algorithm) => {
+                Self::Counter(Counter { index_bits: u64::BITS, count_bits: u64::BITS, ..algorithm.clone() })
             }
             other => other.with_packing(Pair::of_two_words()),
         }
@@ -211,7 +216,7 @@ impl Compiled {
     pub(crate) fn largest_cost(&self) -> Option<u64> {
         match self {
             Self::Log(log) => Some(log.limit),
-            Self::Counter(rules) => Some(rules.limit),
+            Self::Counter(algorithm) => Some(algorithm.limit),
             _ => None,
         }
     }
@@ -220,7 +225,7 @@ impl Compiled {
     /// room](Self::with_room) for it.
     pub(crate) fn verdict(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
         let words = self.restored(state, now);
-        super::with_rules!(self, rules => rules.decide(&words, now, cost).verdict)
+        super::with_algorithm!(self, algorithm => algorithm.decide(&words, now, cost).verdict)
     }
 
     /// Returns what a key in this state owed at that time.
@@ -229,9 +234,9 @@ impl Compiled {
         let (first, second) = (number(0), number(1));
         match self {
             Self::Meter(_) | Self::WideMeter(_) if first >= at => Before(first - at, second),
-            Self::Interval(rules) => {
-                let periods = (at / rules.period).saturating_sub(first / rules.period);
-                Before(second.saturating_sub(rules.portion.saturating_mul(periods)), 0)
+            Self::Interval(algorithm) => {
+                let periods = (at / algorithm.period).saturating_sub(first / algorithm.period);
+                Before(second.saturating_sub(algorithm.portion.saturating_mul(periods)), 0)
             }
             _ => Before::default(),
         }
@@ -254,11 +259,11 @@ impl Compiled {
     /// What the same request would be answered next, right after it has been let through.
     pub(crate) fn verdict_after(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
         let words = self.restored(state, now);
-        super::with_rules!(self, rules => {
-            if let Some(edit) = rules.decide(&words, now, cost).edit {
-                rules.apply(&words, edit);
+        super::with_algorithm!(self, algorithm => {
+            if let Some(edit) = algorithm.decide(&words, now, cost).edit {
+                algorithm.apply(&words, edit);
             }
-            rules.decide(&words, now, cost).verdict
+            algorithm.decide(&words, now, cost).verdict
         })
     }
 
@@ -269,28 +274,28 @@ impl Compiled {
         let (first, second) = (number(0), number(1));
         // Further ahead is all the same: the clock has stepped back.
         let ahead = |stored: u64, current: u64| stored.min(current + 2);
-        let words = Restored::of(super::with_rules!(self, rules => rules.words()));
+        let words = Restored::of(super::with_algorithm!(self, algorithm => algorithm.words()));
         match self {
-            Self::Meter(rules) => {
-                rules.packing.store(&words, moment(first, second, rules.units), parts(second, rules.units))
+            Self::Meter(algorithm) => {
+                algorithm.packing.store(&words, moment(first, second, algorithm.units), parts(second, algorithm.units))
             }
-            Self::WideMeter(rules) => {
-                rules.packing.store(&words, moment(first, second, rules.units), parts(second, rules.units));
+            Self::WideMeter(algorithm) => {
+                algorithm.packing.store(&words, moment(first, second, algorithm.units), parts(second, algorithm.units));
             }
-            Self::Interval(rules) => {
-                rules.packing.store(&words, ahead(first / rules.period, now / rules.period), second)
+            Self::Interval(algorithm) => {
+                algorithm.packing.store(&words, ahead(first / algorithm.period, now / algorithm.period), second)
             }
-            Self::ClockWindow(rules) => {
-                rules.packing.store(&words, ahead(first / rules.window, now / rules.window), second);
+            Self::ClockWindow(algorithm) => {
+                algorithm.packing.store(&words, ahead(first / algorithm.window, now / algorithm.window), second);
             }
-            Self::OpenedWindow(rules) => rules.packing.store(&words, first.min(LATEST), second),
-            Self::Strikes(rules) => rules.packing.store(&words, first.min(LATEST), second),
-            Self::Counter(rules) => {
-                for age in 0..=rules.segments {
-                    rules.set_count(&words, age, number(age as usize + 1).min(2 * MAX_QUOTA));
+            Self::OpenedWindow(algorithm) => algorithm.packing.store(&words, first.min(LATEST), second),
+            Self::Strikes(algorithm) => algorithm.packing.store(&words, first.min(LATEST), second),
+            Self::Counter(algorithm) => {
+                for age in 0..=algorithm.segments {
+                    algorithm.set_count(&words, age, number(age as usize + 1).min(2 * MAX_QUOTA));
                 }
-                let segment = |at: u64| super::mul_div(at, rules.segments, rules.window);
-                rules.set_segment(&words, ahead(segment(first), segment(now)));
+                let segment = |at: u64| super::mul_div(at, algorithm.segments, algorithm.window);
+                algorithm.set_segment(&words, ahead(segment(first), segment(now)));
             }
             // The script answers for a log itself.
             Self::Log(_) => {}

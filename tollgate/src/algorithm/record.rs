@@ -51,12 +51,14 @@ impl Compiled {
                 },
                 None => (0, [0; 4]),
             },
-            Self::Interval(rules) => (2, [rules.portion, rules.period, rules.capacity, 0]),
-            Self::ClockWindow(rules) => (3, [rules.window, rules.limit, 0, 0]),
-            Self::OpenedWindow(rules) => (4, [rules.window, rules.limit, 0, 0]),
-            Self::Log(rules) => (5, [rules.window, rules.limit, u64::from(rules.counted == Counted::All), 0]),
-            Self::Counter(rules) => (6, [rules.window, rules.segments, rules.limit, 0]),
-            Self::Strikes(rules) => (7, [rules.after, rules.within, rules.lasts, 0]),
+            Self::Interval(algorithm) => (2, [algorithm.portion, algorithm.period, algorithm.capacity, 0]),
+            Self::ClockWindow(algorithm) => (3, [algorithm.window, algorithm.limit, 0, 0]),
+            Self::OpenedWindow(algorithm) => (4, [algorithm.window, algorithm.limit, 0, 0]),
+            Self::Log(algorithm) => {
+                (5, [algorithm.window, algorithm.limit, u64::from(algorithm.counted == Counted::All), 0])
+            }
+            Self::Counter(algorithm) => (6, [algorithm.window, algorithm.segments, algorithm.limit, 0]),
+            Self::Strikes(algorithm) => (7, [algorithm.after, algorithm.within, algorithm.lasts, 0]),
         };
         Numbers { kind, values }
     }
@@ -72,14 +74,14 @@ impl Compiled {
                 let Spent { at, units } = self.spent(cells, now);
                 smallvec![(at, units)]
             }
-            Self::OpenedWindow(rules) => {
-                let (count, _) = rules.count(cells, now);
+            Self::OpenedWindow(algorithm) => {
+                let (count, _) = algorithm.count(cells, now);
                 smallvec![(count.window, count.units)]
             }
-            Self::Log(rules) => rules.entries(cells, now),
-            Self::Counter(rules) => rules.counts(cells, now),
-            Self::Strikes(rules) if rules.is_idle(cells, now) => Record::new(),
-            Self::Strikes(rules) => smallvec![rules.packing.load(cells)],
+            Self::Log(algorithm) => algorithm.entries(cells, now),
+            Self::Counter(algorithm) => algorithm.counts(cells, now),
+            Self::Strikes(algorithm) if algorithm.is_idle(cells, now) => Record::new(),
+            Self::Strikes(algorithm) => smallvec![algorithm.packing.load(cells)],
         };
         record.retain(|(_, units)| *units > 0);
         for (at, _) in &mut record {
@@ -101,9 +103,9 @@ impl Compiled {
         charges.sort_unstable();
         match (self, charges.last()) {
             (_, None) => Fit::Whole,
-            (Self::Log(rules), Some(newest)) => rules.restore(cells, &charges, now.max(newest.0)),
-            (Self::Counter(rules), Some(newest)) => rules.restore(cells, &charges, now.max(newest.0)),
-            (Self::Strikes(rules), Some((since, marks))) => rules.packing.store_at_most(cells, *since, *marks),
+            (Self::Log(algorithm), Some(newest)) => algorithm.restore(cells, &charges, now.max(newest.0)),
+            (Self::Counter(algorithm), Some(newest)) => algorithm.restore(cells, &charges, now.max(newest.0)),
+            (Self::Strikes(algorithm), Some((since, marks))) => algorithm.packing.store_at_most(cells, *since, *marks),
             (_, Some((at, units))) => self.charge(cells, Spent { at: *at, units: *units }, now),
         }
     }
@@ -139,7 +141,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::spill::Spill;
-    use super::super::{Step, with_rules};
+    use super::super::{Step, with_algorithm};
     use super::*;
     use crate::budget::Budget;
     use crate::units::{MINUTE, SECOND};
@@ -198,10 +200,10 @@ mod tests {
     }
 
     fn ask(compiled: &Compiled, words: &Words, now: u64, cost: u64) -> crate::decision::Verdict {
-        with_rules!(compiled, rules => {
-            let Step { verdict, edit } = rules.decide(words, now, cost);
+        with_algorithm!(compiled, algorithm => {
+            let Step { verdict, edit } = algorithm.decide(words, now, cost);
             if let Some(edit) = edit {
-                rules.apply(words, edit);
+                algorithm.apply(words, edit);
             }
             verdict
         })

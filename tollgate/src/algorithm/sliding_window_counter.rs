@@ -108,7 +108,7 @@ pub(crate) struct Move {
 
 /// Where a moment lies: its segment, and how far into it, in `segments`-ths of a microsecond.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct SegmentPosition {
     pub(super) segment: u64,
     pub(super) elapsed: u64,
 }
@@ -134,9 +134,9 @@ impl Counter {
         Self { limit, window, segments, index_bits, count_bits, by_window, by_segments }
     }
 
-    pub(super) fn place(&self, now: u64) -> Place {
+    pub(super) fn position(&self, now: u64) -> SegmentPosition {
         let (segment, elapsed) = self.by_window.divide(now * self.segments);
-        Place { segment, elapsed }
+        SegmentPosition { segment, elapsed }
     }
 
     /// The first microsecond of a segment.
@@ -145,7 +145,7 @@ impl Counter {
     }
 
     pub(super) fn segments_between(&self, earlier: u64, later: u64) -> u64 {
-        self.place(later).segment.saturating_sub(self.place(earlier).segment)
+        self.position(later).segment.saturating_sub(self.position(earlier).segment)
     }
 
     pub(super) fn stored_segment(&self, cells: &impl StateWords) -> u64 {
@@ -171,14 +171,14 @@ impl Counter {
     }
 
     /// Where to judge from, and how many segments that is after the state was written.
-    pub(super) fn judged_from(&self, cells: &impl StateWords, now: u64) -> (Place, u64, bool) {
-        let place = self.place(now);
+    pub(super) fn judged_from(&self, cells: &impl StateWords, now: u64) -> (SegmentPosition, u64, bool) {
+        let position = self.position(now);
         let stored = self.stored_segment(cells);
-        if stored <= place.segment {
-            return (place, place.segment - stored, false);
+        if stored <= position.segment {
+            return (position, position.segment - stored, false);
         }
-        let held = Place { segment: stored.min(place.segment + 1), elapsed: 0 };
-        (held, 0, stored > place.segment + 1)
+        let held = SegmentPosition { segment: stored.min(position.segment + 1), elapsed: 0 };
+        (held, 0, stored > position.segment + 1)
     }
 
     /// The count of the segments that lie wholly inside the window, once `passed` segments have gone by.
@@ -193,7 +193,7 @@ impl Counter {
 
     /// The first moment at which `cost` passes, if nothing else arrives. The estimate only falls until then,
     /// and without a jump, so it is enough to find the segment in which it falls far enough.
-    fn passes_at(&self, cells: &impl StateWords, from: Place, passed: u64, cost: u64) -> u64 {
+    fn passes_at(&self, cells: &impl StateWords, from: SegmentPosition, passed: u64, cost: u64) -> u64 {
         let mut inside = self.inside(cells, passed);
         let room = self.limit + 1 - cost;
         for later in 0..=self.segments + 1 {
@@ -237,27 +237,27 @@ impl LimitAlgorithm for Counter {
     }
 
     fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Move> {
-        let (place, passed, stepped_back) = self.judged_from(cells, now);
+        let (position, passed, stepped_back) = self.judged_from(cells, now);
         let leaving = self.leaving(cells, passed);
-        let staying = self.by_window.div(u128::from(leaving) * u128::from(self.window - place.elapsed));
+        let staying = self.by_window.div(u128::from(leaving) * u128::from(self.window - position.elapsed));
         let estimate = self.inside(cells, passed) + staying;
         let remaining = self.limit.saturating_sub(estimate);
-        let edit = stepped_back.then_some(Move { segment: place.segment, age: 0, units: self.stored(cells, 0) });
+        let edit = stepped_back.then_some(Move { segment: position.segment, age: 0, units: self.stored(cells, 0) });
         if cost > 0 && cost <= remaining {
             let current = if passed == 0 { self.stored(cells, 0) } else { 0 };
             let units = current + cost;
-            let verdict = allowed(remaining - cost, self.reset_after(place.segment, Some((0, units)), now));
-            return Step { verdict, edit: Some(Move { segment: place.segment, age: 0, units }) };
+            let verdict = allowed(remaining - cost, self.reset_after(position.segment, Some((0, units)), now));
+            return Step { verdict, edit: Some(Move { segment: position.segment, age: 0, units }) };
         }
         let newest =
             (passed..=self.segments).map(|age| (age, self.stored(cells, age - passed))).find(|(_, units)| *units > 0);
-        let reset_after = self.reset_after(place.segment, newest, now);
+        let reset_after = self.reset_after(position.segment, newest, now);
         let verdict = if cost == 0 {
             allowed(remaining, reset_after)
         } else if cost > self.limit {
             never_fits(remaining, reset_after)
         } else {
-            let retry_after = self.passes_at(cells, place, passed, cost).saturating_sub(now);
+            let retry_after = self.passes_at(cells, position, passed, cost).saturating_sub(now);
             denied(retry_after, remaining, reset_after)
         };
         Step { verdict, edit }
@@ -265,14 +265,14 @@ impl LimitAlgorithm for Counter {
 
     /// A charge is taken back from the segment it was made in, while that still counts.
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Move> {
-        let (place, passed, _) = self.judged_from(cells, now);
-        let age = place.segment.checked_sub(self.place(charge.at).segment)?;
+        let (position, passed, _) = self.judged_from(cells, now);
+        let age = position.segment.checked_sub(self.position(charge.at).segment)?;
         if age > self.segments || age < passed {
             return None;
         }
         let units = self.stored(cells, age - passed);
         let left = units.saturating_sub(charge.cost);
-        (left != units).then_some(Move { segment: place.segment, age: age as usize, units: left })
+        (left != units).then_some(Move { segment: position.segment, age: age as usize, units: left })
     }
 
     fn apply(&self, cells: &impl StateWords, edit: Move) {
@@ -300,10 +300,10 @@ impl LimitAlgorithm for Counter {
 
     /// The larger count of every segment.
     fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
-        let place = self.place(now);
+        let position = self.position(now);
         let [one, other] = [self.stored_segment(floor), self.stored_segment(state)];
         let (Some(passed_of_one), Some(passed_of_other)) =
-            (place.segment.checked_sub(one), place.segment.checked_sub(other))
+            (position.segment.checked_sub(one), position.segment.checked_sub(other))
         else {
             // The clock has stepped back.
             return false;
@@ -312,14 +312,14 @@ impl LimitAlgorithm for Counter {
             let one = age.checked_sub(passed_of_one).map_or(0, |age| self.stored(floor, age));
             one.max(age.checked_sub(passed_of_other).map_or(0, |age| self.stored(state, age)))
         };
-        let leaving = u128::from(count(self.segments)) * u128::from(self.window - place.elapsed);
+        let leaving = u128::from(count(self.segments)) * u128::from(self.window - position.elapsed);
         let units = (0..self.segments).map(count).sum::<u64>() + div_ceil(leaving, self.window);
         if units * 2 >= self.limit {
             return false;
         }
         // The oldest first: a count is read before its place is written.
         (0..=self.segments).rev().for_each(|age| self.set_count(floor, age, count(age)));
-        self.set_segment(floor, place.segment);
+        self.set_segment(floor, position.segment);
         true
     }
 }

@@ -234,20 +234,20 @@ mod tests {
 
     /// One key, struck and asked for.
     struct Key {
-        rules: Strikes,
+        algorithm: Strikes,
         words: Words,
     }
 
     impl Key {
         fn new(after: u64, within: u64, lasts: u64) -> Self {
             let ban = Ban { after, within: Duration::from_micros(within), for_: Duration::from_micros(lasts) };
-            let Compiled::Strikes(rules) = ban.compile().unwrap() else { unreachable!() };
-            Self { rules, words: Words { words: Default::default(), spill: Spill::new(Budget::new(0)) } }
+            let Compiled::Strikes(algorithm) = ban.compile().unwrap() else { unreachable!() };
+            Self { algorithm, words: Words { words: Default::default(), spill: Spill::new(Budget::new(0)) } }
         }
 
         fn ask(&self, now: u64, cost: u64) -> Verdict {
-            let Step { verdict, edit } = self.rules.decide(&self.words, now, cost);
-            edit.into_iter().for_each(|edit| self.rules.apply(&self.words, edit));
+            let Step { verdict, edit } = self.algorithm.decide(&self.words, now, cost);
+            edit.into_iter().for_each(|edit| self.algorithm.apply(&self.words, edit));
             verdict
         }
 
@@ -268,7 +268,7 @@ mod tests {
 
     impl Definition {
         fn strike(&mut self, key: &Key, now: u64, cost: u64) {
-            let Strikes { after, within, lasts, .. } = key.rules;
+            let Strikes { after, within, lasts, .. } = key.algorithm;
             if self.banned_at.is_some_and(|at| now < at + lasts) {
                 return;
             }
@@ -283,7 +283,7 @@ mod tests {
         }
 
         fn waits(&self, key: &Key, now: u64) -> Option<u64> {
-            self.banned_at.and_then(|at| (at + key.rules.lasts).checked_sub(now)).filter(|wait| *wait > 0)
+            self.banned_at.and_then(|at| (at + key.algorithm.lasts).checked_sub(now)).filter(|wait| *wait > 0)
         }
     }
 
@@ -334,21 +334,21 @@ mod tests {
     #[test]
     fn a_key_at_rest_is_all_zeros_or_forgotten_in_time() {
         let key = Key::new(2, 1_000, 5_000);
-        assert!(key.rules.is_idle(&key.words, START));
+        assert!(key.algorithm.is_idle(&key.words, START));
         let _ = key.ask(START, 1);
-        assert!(!key.rules.is_idle(&key.words, START + 999));
-        assert!(key.rules.is_idle(&key.words, START + 1_000));
+        assert!(!key.algorithm.is_idle(&key.words, START + 999));
+        assert!(key.algorithm.is_idle(&key.words, START + 1_000));
         let _ = key.ask(START + 1_000, 2);
-        assert!(!key.rules.is_idle(&key.words, START + 5_999));
-        assert!(key.rules.is_idle(&key.words, START + 6_000));
+        assert!(!key.algorithm.is_idle(&key.words, START + 5_999));
+        assert!(key.algorithm.is_idle(&key.words, START + 6_000));
     }
 
     #[test]
     fn strikes_are_taken_back_but_bans_are_not() {
         let key = Key::new(3, 1_000, 5_000);
         let give_back = |now: u64, at: u64, cost: u64| {
-            let edit = key.rules.refund(&key.words, now, Charge { at, cost });
-            edit.into_iter().for_each(|edit| key.rules.apply(&key.words, edit));
+            let edit = key.algorithm.refund(&key.words, now, Charge { at, cost });
+            edit.into_iter().for_each(|edit| key.algorithm.apply(&key.words, edit));
         };
         let _ = key.ask(START, 2);
         give_back(START + 1, START, 1);

@@ -17,14 +17,14 @@ use crate::units::{MAX_SPAN, Timestamp};
 /// What the numbers of a state mean, apart from the quota: see [`Compiled::meaning`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Meaning {
-    kind: Option<Kind>,
+    kind: Option<StateKind>,
     first: u64,
     second: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Kind {
+enum StateKind {
     Bucket = 1,
     Interval = 2,
     ClockWindow = 3,
@@ -52,20 +52,20 @@ impl Meaning {
         let mut signature = Signature::from_slice(&[code]);
         let mut push = |number: u64, bytes: usize| signature.extend_from_slice(&number.to_be_bytes()[8 - bytes..]);
         let flags = match kind {
-            Some(Kind::Interval | Kind::Strikes) | None => {
+            Some(StateKind::Interval | StateKind::Strikes) | None => {
                 push(first, 7);
                 push(second, 7);
                 0
             }
             Some(kind) => {
-                let is_bucket = matches!(kind, Kind::Bucket | Kind::Queue);
+                let is_bucket = matches!(kind, StateKind::Bucket | StateKind::Queue);
                 let (units, micros) = if is_bucket { (first, second) } else { (1, first) };
                 let (is_long, has_units) = (micros >= 1 << 48, units > 1);
                 if has_units {
                     push(units, 5);
                 }
                 push(micros, if is_long { 7 } else { 6 });
-                if kind == Kind::Counter {
+                if kind == StateKind::Counter {
                     push(second, 2);
                 }
                 u8::from(is_long) * LONG + u8::from(has_units) * UNITS
@@ -117,17 +117,21 @@ impl Compiled {
         }
         let latest = Timestamp::MAX.as_micros();
         match self {
-            Self::Interval(rules) if !rules.packing.holds(ceiling) => {
-                self.with_packing(Pair::new(latest / rules.period + 1, ceiling))
+            Self::Interval(algorithm) if !algorithm.packing.holds(ceiling) => {
+                self.with_packing(Pair::new(latest / algorithm.period + 1, ceiling))
             }
-            Self::ClockWindow(rules) if !rules.packing.holds(ceiling) => {
-                self.with_packing(Pair::new(latest / rules.window + 1, ceiling))
+            Self::ClockWindow(algorithm) if !algorithm.packing.holds(ceiling) => {
+                self.with_packing(Pair::new(latest / algorithm.window + 1, ceiling))
             }
-            Self::OpenedWindow(rules) if !rules.packing.holds(ceiling) => self.with_packing(Pair::new(latest, ceiling)),
-            Self::Log(rules) => Self::Log(Log::with_ceiling(rules.limit, rules.window, rules.counted, ceiling)),
-            Self::Counter(rules) => {
-                let segments = u32::try_from(rules.segments).unwrap_or(u32::MAX);
-                Self::Counter(Counter::with_ceiling(rules.limit, rules.window, segments, ceiling))
+            Self::OpenedWindow(algorithm) if !algorithm.packing.holds(ceiling) => {
+                self.with_packing(Pair::new(latest, ceiling))
+            }
+            Self::Log(algorithm) => {
+                Self::Log(Log::with_ceiling(algorithm.limit, algorithm.window, algorithm.counted, ceiling))
+            }
+            Self::Counter(algorithm) => {
+                let segments = u32::try_from(algorithm.segments).unwrap_or(u32::MAX);
+                Self::Counter(Counter::with_ceiling(algorithm.limit, algorithm.window, segments, ceiling))
             }
             _ => self.clone(),
         }
@@ -137,9 +141,9 @@ impl Compiled {
     /// this limit is still in use: a bucket must not take a debt under those for a clock that has stepped back, nor a log drop what counts for them.
     pub(crate) fn watching_ceiling(mut self, ceiling: &Arc<AtomicU64>) -> Self {
         match &mut self {
-            Self::Meter(rules) => rules.watch_ceiling(ceiling.clone()),
-            Self::WideMeter(rules) => rules.watch_ceiling(ceiling.clone()),
-            Self::Log(rules) => rules.watch_ceiling(ceiling.clone()),
+            Self::Meter(algorithm) => algorithm.watch_ceiling(ceiling.clone()),
+            Self::WideMeter(algorithm) => algorithm.watch_ceiling(ceiling.clone()),
+            Self::Log(algorithm) => algorithm.watch_ceiling(ceiling.clone()),
             _ => {}
         }
         self
@@ -162,16 +166,16 @@ impl Compiled {
                 let span = owed.div_ceil(u128::from(numbers.units)).min(MAX_SPAN.as_micros());
                 u64::try_from(span).unwrap_or(u64::MAX)
             }
-            Self::Interval(rules) => {
-                let periods = ceiling.max(rules.capacity).div_ceil(rules.portion);
-                periods.saturating_add(2).saturating_mul(rules.period)
+            Self::Interval(algorithm) => {
+                let periods = ceiling.max(algorithm.capacity).div_ceil(algorithm.portion);
+                periods.saturating_add(2).saturating_mul(algorithm.period)
             }
             // A clock that steps back holds a key in the next window or segment.
-            Self::ClockWindow(rules) => rules.window.saturating_mul(2),
-            Self::Counter(rules) => rules.window.saturating_mul(3),
-            Self::OpenedWindow(rules) => rules.window,
-            Self::Log(rules) => rules.window.saturating_mul(2),
-            Self::Strikes(rules) => rules.within.max(rules.lasts),
+            Self::ClockWindow(algorithm) => algorithm.window.saturating_mul(2),
+            Self::Counter(algorithm) => algorithm.window.saturating_mul(3),
+            Self::OpenedWindow(algorithm) => algorithm.window,
+            Self::Log(algorithm) => algorithm.window.saturating_mul(2),
+            Self::Strikes(algorithm) => algorithm.within.max(algorithm.lasts),
         }
     }
 
@@ -187,15 +191,15 @@ impl Compiled {
             Self::Meter(_) | Self::WideMeter(_) => {
                 let Some(numbers) = self.bucket() else { return Meaning::default() };
                 // A place in a queue is not given back, so queues are kept apart.
-                let kind = if numbers.max_wait.is_some() { Kind::Queue } else { Kind::Bucket };
+                let kind = if numbers.max_wait.is_some() { StateKind::Queue } else { StateKind::Bucket };
                 (kind, numbers.units, numbers.micros)
             }
-            Self::Interval(rules) => (Kind::Interval, rules.portion, rules.period),
-            Self::ClockWindow(rules) => (Kind::ClockWindow, rules.window, 0),
-            Self::OpenedWindow(rules) => (Kind::OpenedWindow, rules.window, 0),
-            Self::Log(rules) => (Kind::Log, rules.window, 0),
-            Self::Counter(rules) => (Kind::Counter, rules.window, rules.segments),
-            Self::Strikes(rules) => (Kind::Strikes, rules.within, rules.lasts),
+            Self::Interval(algorithm) => (StateKind::Interval, algorithm.portion, algorithm.period),
+            Self::ClockWindow(algorithm) => (StateKind::ClockWindow, algorithm.window, 0),
+            Self::OpenedWindow(algorithm) => (StateKind::OpenedWindow, algorithm.window, 0),
+            Self::Log(algorithm) => (StateKind::Log, algorithm.window, 0),
+            Self::Counter(algorithm) => (StateKind::Counter, algorithm.window, algorithm.segments),
+            Self::Strikes(algorithm) => (StateKind::Strikes, algorithm.within, algorithm.lasts),
         };
         Meaning { kind: Some(kind), first, second }
     }
@@ -213,22 +217,22 @@ impl Compiled {
     pub(super) fn with_packing(&self, packing: Pair) -> Self {
         let mut same = self.clone();
         match &mut same {
-            Self::Meter(rules) => rules.packing = packing,
-            Self::WideMeter(rules) => rules.packing = packing,
-            Self::Interval(rules) => rules.packing = packing,
-            Self::ClockWindow(rules) => rules.packing = packing,
-            Self::OpenedWindow(rules) => rules.packing = packing,
-            Self::Strikes(rules) => rules.packing = packing,
+            Self::Meter(algorithm) => algorithm.packing = packing,
+            Self::WideMeter(algorithm) => algorithm.packing = packing,
+            Self::Interval(algorithm) => algorithm.packing = packing,
+            Self::ClockWindow(algorithm) => algorithm.packing = packing,
+            Self::OpenedWindow(algorithm) => algorithm.packing = packing,
+            Self::Strikes(algorithm) => algorithm.packing = packing,
             Self::Log(_) | Self::Counter(_) => {}
         }
         same
     }
 
     pub(crate) fn words(&self) -> usize {
-        super::with_rules!(self, rules => rules.words())
+        super::with_algorithm!(self, algorithm => algorithm.words())
     }
 
     pub(crate) fn free_bits(&self) -> u32 {
-        super::with_rules!(self, rules => rules.free_bits())
+        super::with_algorithm!(self, algorithm => algorithm.free_bits())
     }
 }

@@ -62,7 +62,7 @@ struct Line {
 
 /// A line as it was read.
 #[derive(Clone, Copy)]
-struct Drawn {
+struct LineReading {
     version: u64,
     ticks: u64,
     micros: u64,
@@ -132,7 +132,7 @@ impl<C: MachineClocks> SystemClock<C> {
         let line = &self.shared.line;
         let mut spins = 0;
         loop {
-            let drawn = Drawn {
+            let reading = LineReading {
                 version: line.version.load(Ordering::Acquire),
                 ticks: line.ticks.load(Ordering::Relaxed),
                 micros: line.micros.load(Ordering::Relaxed),
@@ -142,13 +142,13 @@ impl<C: MachineClocks> SystemClock<C> {
             };
             let ticks = self.clocks.ticks();
             fence(Ordering::Acquire);
-            if drawn.version.is_multiple_of(2) && line.version.load(Ordering::Relaxed) == drawn.version {
+            if reading.version.is_multiple_of(2) && line.version.load(Ordering::Relaxed) == reading.version {
                 // A counter that has gone back is far past the end.
-                let passed = ticks.wrapping_sub(drawn.ticks);
-                if passed < drawn.until {
-                    return Timestamp::from_micros(drawn.micros_after(passed));
+                let passed = ticks.wrapping_sub(reading.ticks);
+                if passed < reading.until {
+                    return Timestamp::from_micros(reading.micros_after(passed));
                 }
-                return self.now_past_line(drawn, passed);
+                return self.now_past_line(reading, passed);
             }
             spins += 1;
             if spins % 64 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
@@ -171,21 +171,21 @@ impl<C: MachineClocks> SystemClock<C> {
     /// Reads the operating system's clock, and compares the counter with it where that is due.
     #[cold]
     #[inline(never)]
-    fn now_past_line(&self, drawn: Drawn, passed: u64) -> Timestamp {
+    fn now_past_line(&self, reading: LineReading, passed: u64) -> Timestamp {
         let behind = passed.wrapping_neg();
-        if drawn.until > 0 && behind <= drawn.until / 1000 {
+        if reading.until > 0 && behind <= reading.until / 1000 {
             // Another core has begun the line, and its counter is a little ahead of this one's.
-            return Timestamp::from_micros(drawn.micros);
+            return Timestamp::from_micros(reading.micros);
         }
         let went_back = behind < passed;
-        let floor_micros = if went_back { drawn.micros } else { drawn.micros_after(drawn.until) };
+        let floor_micros = if went_back { reading.micros } else { reading.micros_after(reading.until) };
         let monotonic_nanos = self.clocks.monotonic_nanos();
-        let is_due = drawn.until > 0 || monotonic_nanos >= self.shared.compare_at_nanos.load(Ordering::Relaxed);
+        let is_due = reading.until > 0 || monotonic_nanos >= self.shared.compare_at_nanos.load(Ordering::Relaxed);
         if is_due
             && let Ok(mut last) = self.shared.last.try_lock()
-            && self.shared.line.version.load(Ordering::Relaxed) == drawn.version
+            && self.shared.line.version.load(Ordering::Relaxed) == reading.version
         {
-            return self.compare(&mut last, drawn.version, floor_micros);
+            return self.compare(&mut last, reading.version, floor_micros);
         }
         Timestamp::from_micros((self.time_at(monotonic_nanos) / 1000).max(floor_micros))
     }
@@ -258,7 +258,7 @@ impl<C: MachineClocks> SystemClock<C> {
     }
 }
 
-impl Drawn {
+impl LineReading {
     #[inline(always)]
     fn micros_after(&self, ticks: u64) -> u64 {
         self.micros + (ticks.wrapping_mul(self.slope).wrapping_add(self.parts) >> PART_BITS)

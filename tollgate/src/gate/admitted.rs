@@ -73,8 +73,8 @@ const AT_ONCE: Admission = Admission::Allowed { delay: 0 };
 #[inline(never)]
 fn decide(limiter: &Limiter, rule: PerAddress, peer: IpAddr) -> (HashedHit, Decision) {
     let text = rule.group.text(peer);
-    let hit = limiter.ask_hit(&Hit::new(rule.limit, Key::from(text.as_bytes())).cost(rule.cost));
-    (hit, limiter.decide_one_asked(hit))
+    let hit = limiter.hash_hit(&Hit::new(rule.limit, Key::from(text.as_bytes())).cost(rule.cost));
+    (hit, limiter.decide_one_hashed(hit))
 }
 
 #[cold]

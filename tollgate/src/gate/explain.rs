@@ -177,8 +177,8 @@ impl State {
 impl Explanation {
     fn of(rules: Vec<RuleExplained>, early: &[bool], token: TokenStatus) -> Self {
         // The rules that read no token decide first, and those that read one are not asked if they refuse.
-        let first = foremost(rules.iter().zip(early).filter(|(_, early)| **early).map(|(rule, _)| rule));
-        let decided = first.filter(|(_, refusal)| refusal.is_some()).or_else(|| foremost(rules.iter()));
+        let first = most_restrictive(rules.iter().zip(early).filter(|(_, early)| **early).map(|(rule, _)| rule));
+        let decided = first.filter(|(_, refusal)| refusal.is_some()).or_else(|| most_restrictive(rules.iter()));
         let (limit, refusal) = match decided {
             Some((name, refusal)) => (Some(name), refusal),
             None => (None, None),
@@ -188,7 +188,7 @@ impl Explanation {
 }
 
 /// The limit that an answer would name, and why it would refuse.
-fn foremost<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Option<(String, Option<Refusal>)> {
+fn most_restrictive<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Option<(String, Option<Refusal>)> {
     let enforced = || rules.clone().filter(|rule| !rule.shadow);
     // As a request meets them: a rule that refuses whatever is left, then permits, bans and denials, then who
     // has the least share left.
@@ -217,9 +217,9 @@ fn foremost<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Optio
             RuleState::Counted { decision: Some(decision), .. } => Some((rule.name.clone(), *decision)),
             _ => None,
         });
-        let is_first = |one: Decision, other: Decision| one.foremost(other).limit() == one.limit();
-        let foremost = decided.reduce(|one, other| if is_first(one.1, other.1) { one } else { other });
-        foremost.map(|(name, decision)| (name, (!decision.is_allowed()).then_some(Refusal::Limited)))
+        let is_first = |one: Decision, other: Decision| one.most_restrictive(other).limit() == one.limit();
+        let most_restrictive = decided.reduce(|one, other| if is_first(one.1, other.1) { one } else { other });
+        most_restrictive.map(|(name, decision)| (name, (!decision.is_allowed()).then_some(Refusal::Limited)))
     };
     refused.or_else(full).or_else(banned).or_else(counted)
 }

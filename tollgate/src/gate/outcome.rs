@@ -75,7 +75,7 @@ impl Outcome {
         }
         let of_ban = |limit: &LimitId| rules.owner(*limit) == rule && rules.ban(rule) != Some(*limit);
         let Some(limit) = hits.costs().map(|(limit, _)| limit).find(of_ban) else { return };
-        let decision = decision.speaking_of(limit, rules.quota(limit));
+        let decision = decision.for_limit(limit, rules.quota(limit));
         if self.refusal == Some(Refusal::Limited) {
             self.refusal = Some(Refusal::Banned { retry_after: decision.retry_after().unwrap_or_default() });
         }

@@ -9,7 +9,7 @@ use super::{Gate, Outcome};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
-use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
+use crate::limiter::{FewHits, Hit, Limiter, LimiterBuilder};
 use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
@@ -25,7 +25,7 @@ pub(super) enum Store {
 
 /// What is hits of a store, ready to be hits.
 pub(super) enum Hits {
-    Memory(FewAsked),
+    Memory(FewHits),
     // What travels to another machine has time to be allocated, and must not make the other way longer.
     Redis(Box<AllWanted>),
 }
@@ -34,7 +34,7 @@ impl Hits {
     /// One of its limits alone, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         match self {
-            Self::Memory(hits) => Self::Memory(crate::limiter::only(hits, limit, cost)),
+            Self::Memory(hits) => Self::Memory(crate::limiter::hits_of_limit(hits, limit, cost)),
             Self::Redis(hits) => Self::Redis(Box::new(crate::redis::only(hits, limit, cost))),
         }
     }
@@ -159,7 +159,7 @@ impl Store {
 
     pub(super) fn no_hits(&self) -> Hits {
         match self {
-            Self::Memory(_) => Hits::Memory(FewAsked::new()),
+            Self::Memory(_) => Hits::Memory(FewHits::new()),
             Self::Redis(_) => Hits::Redis(Box::default()),
         }
     }
@@ -168,7 +168,7 @@ impl Store {
     #[inline]
     pub(super) fn add_hit(&self, hits: &mut Hits, hit: Hit<'_>) {
         match (self, hits) {
-            (Self::Memory(limiter), Hits::Memory(hits)) => hits.push(limiter.ask_hit(&hit)),
+            (Self::Memory(limiter), Hits::Memory(hits)) => hits.push(limiter.hash_hit(&hit)),
             (Self::Redis(limiter), Hits::Redis(hits)) => hits.extend(limiter.want(&[hit])),
             _ => unreachable!("hits are made for this store"),
         }
@@ -178,7 +178,7 @@ impl Store {
     /// machine is hits.
     pub(super) fn refuse(&self, hits: &Hits) -> Option<Decision> {
         match (self, hits) {
-            (Self::Memory(limiter), Hits::Memory(hits)) => limiter.refuse_asked(hits),
+            (Self::Memory(limiter), Hits::Memory(hits)) => limiter.find_denial(hits),
             (Self::Redis(limiter), Hits::Redis(hits)) => limiter.certain_denial(hits),
             _ => None,
         }
@@ -187,7 +187,7 @@ impl Store {
     /// What would be answered now, taking nothing; `None` if the store cannot tell.
     pub(super) async fn peek(&self, hits: &Hits) -> Option<Decision> {
         match (self, hits) {
-            (Self::Memory(limiter), Hits::Memory(hits)) => Some(limiter.look_asked(hits)),
+            (Self::Memory(limiter), Hits::Memory(hits)) => Some(limiter.peek_hashed(hits)),
             (Self::Redis(limiter), Hits::Redis(hits)) => limiter.look_wanted(hits).await.ok(),
             _ => None,
         }
@@ -197,7 +197,7 @@ impl Store {
     pub(super) async fn settle(&self, hits: &Hits, hit: usize, decision: &Decision, actual: u64) -> Settlement {
         match (self, hits) {
             (Self::Memory(limiter), Hits::Memory(hits)) => {
-                limiter.settle_asked(hits.get(hit..=hit).unwrap_or_default(), decision, actual)
+                limiter.settle_hashed(hits.get(hit..=hit).unwrap_or_default(), decision, actual)
             }
             (Self::Redis(limiter), Hits::Redis(hits)) => {
                 let hits = hits.get(hit..=hit).unwrap_or_default();
@@ -241,8 +241,8 @@ fn check_unless_known(
     let decision = match &outcome.state.store {
         Store::Memory(limiter) => {
             let decide = |hits: &Hits| match hits {
-                Hits::Memory(hits) => limiter.decide_asked(hits),
-                Hits::Redis(_) => limiter.decide_asked(&[]),
+                Hits::Memory(hits) => limiter.decide_hashed(hits),
+                Hits::Redis(_) => limiter.decide_hashed(&[]),
             };
             decide_now(outcome, pending.as_deref_mut(), denied, decide)
         }

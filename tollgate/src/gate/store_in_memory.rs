@@ -8,7 +8,7 @@ use super::{Gate, Outcome};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
-use crate::limiter::{FewAsked, Hit, Limiter, LimiterBuilder};
+use crate::limiter::{FewHits, Hit, Limiter, LimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
 #[cfg(feature = "tower")]
@@ -19,12 +19,12 @@ use crate::units::Timestamp;
 pub(super) struct Store(Limiter);
 
 /// What is hits of a store, ready to be hits.
-pub(super) struct Hits(FewAsked);
+pub(super) struct Hits(FewHits);
 
 impl Hits {
     /// One of its limits alone, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
-        Self(crate::limiter::only(&self.0, limit, cost))
+        Self(crate::limiter::hits_of_limit(&self.0, limit, cost))
     }
 
     #[inline]
@@ -87,28 +87,28 @@ impl Store {
     }
 
     pub(super) fn no_hits(&self) -> Hits {
-        Hits(FewAsked::new())
+        Hits(FewHits::new())
     }
 
     /// Asks for that too. No two hits may be of one key of one limit.
     #[inline]
     pub(super) fn add_hit(&self, hits: &mut Hits, hit: Hit<'_>) {
-        hits.0.push(self.0.ask_hit(&hit));
+        hits.0.push(self.0.hash_hit(&hit));
     }
 
     /// The denial, if one of these hits is denied; otherwise nothing has changed.
     pub(super) fn refuse(&self, hits: &Hits) -> Option<Decision> {
-        self.0.refuse_asked(&hits.0)
+        self.0.find_denial(&hits.0)
     }
 
     /// What would be answered now, taking nothing; `None` if the store cannot tell.
     pub(super) async fn peek(&self, hits: &Hits) -> Option<Decision> {
-        Some(self.0.look_asked(&hits.0))
+        Some(self.0.peek_hashed(&hits.0))
     }
 
     /// Brings what a decision has taken for the hit of that position to its actual cost.
     pub(super) async fn settle(&self, hits: &Hits, hit: usize, decision: &Decision, actual: u64) -> Settlement {
-        self.0.settle_asked(hits.0.get(hit..=hit).unwrap_or_default(), decision, actual)
+        self.0.settle_hashed(hits.0.get(hit..=hit).unwrap_or_default(), decision, actual)
     }
 }
 
@@ -136,7 +136,7 @@ fn check_unless_known(
     mut pending: Option<Box<PendingChecks>>,
     denied: Option<Decision>,
 ) -> Option<RemoteCheck> {
-    let decide = |hits: &Hits| outcome.state.store.0.decide_asked(&hits.0);
+    let decide = |hits: &Hits| outcome.state.store.0.decide_hashed(&hits.0);
     let decision = decide_now(outcome, pending.as_deref_mut(), denied, decide);
     outcome.decided(pending, decision);
     None

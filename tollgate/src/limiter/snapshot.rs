@@ -182,7 +182,7 @@ impl LimiterBuilder {
     /// As [`build`](Self::build), and when the snapshot cannot be read or used. A limiter without it is then a
     /// [`build`](Self::build) away; it gives every key its full quota.
     pub fn restore(self, snapshot: impl Read) -> Result<(Limiter, Restored), RestoreError> {
-        let Checked { mut limits, asked } = self.limits.checked()?;
+        let Checked { mut limits, base_count } = self.limits.checked()?;
         let wanted = limits.clone();
         let clock = self.clock.or_else(TimeSource::system).ok_or_else(super::builder::no_clock)?;
         let (now, wall_offset) = (clock.now(), clock.wall_offset());
@@ -218,7 +218,7 @@ impl LimiterBuilder {
         input.finish()?;
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = store.successor(&mut limits, now).map_err(too_little)?;
-        Ok((Limiter(Arc::new(Inner { limits: limits.into(), asked, store, clock })), restored))
+        Ok((Limiter(Arc::new(Inner { limits: limits.into(), base_count, store, clock })), restored))
     }
 }
 

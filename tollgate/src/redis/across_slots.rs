@@ -114,14 +114,14 @@ impl RedisLimiter {
         };
         let answered = inner.shared.clock.now_with_gaps();
         *wanted = taken.hits;
-        let mut foremost: Option<Decision> = None;
+        let mut most_restrictive: Option<Decision> = None;
         for ((one, slot), mark) in wanted.iter().zip(&taken.slots).zip(marks) {
             let Some(FromSlot { at, verdict, .. }) = slot else { continue };
             self.remember_denial(&one.ask, &Seen::Verdict(*verdict), *at, Times { asked, answered, mark: *mark });
             let decision = self.decision(one, *verdict, *at, Source::Store);
-            foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
+            most_restrictive = Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));
         }
-        match (foremost, taken.by_policy) {
+        match (most_restrictive, taken.by_policy) {
             (Some(decided), Some(by_policy)) => reported(decided, by_policy),
             (Some(decision), None) | (None, Some(decision)) => decision,
             (None, None) => Decision::without_limit(inner.shared.clock.wall()),

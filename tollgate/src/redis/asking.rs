@@ -62,7 +62,7 @@ impl RedisLimiter {
         marks: &Marks,
         (asked, answered): (Timestamp, Timestamp),
     ) -> Result<Decision, StoreError> {
-        let mut foremost: Option<Decision> = None;
+        let mut most_restrictive: Option<Decision> = None;
         for ((one, seen), mark) in wanted.iter().zip(&answer.seen).zip(marks) {
             let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
             let times = Times { asked, answered, mark: *mark };
@@ -71,9 +71,9 @@ impl RedisLimiter {
                 self.remember_next(&one.ask, seen, answer.at, times);
             }
             let decision = self.decision(one, verdict, answer.at, Source::Store);
-            foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
+            most_restrictive = Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));
         }
-        let decision = foremost.unwrap_or_else(|| Decision::without_limit(answer.at));
+        let decision = most_restrictive.unwrap_or_else(|| Decision::without_limit(answer.at));
         if decision.is_allowed() != (answer.taken > 0) {
             return Err(StoreError::unavailable("the script and this program disagree: are they of one version?"));
         }
@@ -99,7 +99,7 @@ impl RedisLimiter {
                     Known::Nothing => {}
                     Known::Denied(verdict, at) => {
                         let denial = self.decision(one, verdict, at, Source::DenialCache);
-                        denied = Some(denied.map_or(denial, |other| other.foremost(denial)));
+                        denied = Some(denied.map_or(denial, |other| other.most_restrictive(denial)));
                     }
                     Known::AskForAll(semaphore, wait) => {
                         asking.asking.push((one.ask.name.clone(), semaphore));
@@ -141,7 +141,7 @@ impl RedisLimiter {
             let certain = certain.map(|(verdict, at)| self.decision(one, verdict, at, Source::DenialCache));
             certain.or_else(|| Some(self.dry_denial(one, dry?)))
         });
-        let denied = denials.reduce(Decision::foremost)?;
+        let denied = denials.reduce(Decision::most_restrictive)?;
         if denied.source == Source::DenialCache {
             inner.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
         }
@@ -149,7 +149,7 @@ impl RedisLimiter {
     }
 
     /// Returns what [`check_n`](Self::check_n) would, and takes nothing.
-    pub(crate) async fn look_n(&self, key: Key<'_>, cost: u64) -> Result<Decision, StoreError> {
+    pub(crate) async fn peek_n(&self, key: Key<'_>, cost: u64) -> Result<Decision, StoreError> {
         self.look(&self.want_all(key, cost)).await
     }
 
@@ -167,7 +167,7 @@ impl RedisLimiter {
             let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
             self.decision(one, verdict, answer.at, Source::Store)
         });
-        Ok(looked.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(answer.at)))
+        Ok(looked.reduce(Decision::most_restrictive).unwrap_or_else(|| Decision::without_limit(answer.at)))
     }
 
     /// Asks for all at once, or on a cluster for each by itself; nothing has to be all or nothing.

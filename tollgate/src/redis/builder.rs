@@ -140,7 +140,7 @@ impl RedisLimiterBuilder {
         };
         let catalogue = catalogue.build()?;
         let fallback = Fallback::new(self.limits.clone());
-        let Checked { limits, asked } = self.limits.checked()?;
+        let Checked { limits, base_count } = self.limits.checked()?;
         super::changing::check(&limits)?;
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
             return Err(ConnectError::new("this platform has no system clock; set one with `clock`".into()));
@@ -181,6 +181,6 @@ impl RedisLimiterBuilder {
             }
         });
         let limits = Prepared::all(limits, &[], &catalogue, shared.topology.names());
-        Ok(RedisLimiter(Arc::new(Inner { limits, asked, catalogue, fallback, denials, shared })))
+        Ok(RedisLimiter(Arc::new(Inner { limits, base_count, catalogue, fallback, denials, shared })))
     }
 }

@@ -49,7 +49,7 @@ impl RedisLimiter {
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
         let limits = limits.into();
-        let Checked { limits: checked, asked } = limits.clone().checked()?;
+        let Checked { limits: checked, base_count } = limits.clone().checked()?;
         check(&checked)?;
         let catalogue = inner.catalogue.with_limits(limits.clone())?;
         let (limits, fallback) = (checked, Fallback::new(limits));
@@ -60,7 +60,7 @@ impl RedisLimiter {
         shared.leases.withdraw_unless(|terms| kept.contains(&Arc::as_ptr(terms)));
         let denials = inner.denials.clone();
         denials.clear();
-        Ok(Self(Arc::new(Inner { limits, asked, catalogue, fallback, denials, shared })))
+        Ok(Self(Arc::new(Inner { limits, base_count, catalogue, fallback, denials, shared })))
     }
 }
 
@@ -115,7 +115,7 @@ impl Prepared {
         }
         let related_before = |limit: &Limit| {
             let named = by_name.get(limit.name()).into_iter().flatten().copied();
-            named.filter(|old| old.limit.is_related_to(limit)).collect::<Vec<&Self>>()
+            named.filter(|old| old.limit.shares_keys_with(limit)).collect::<Vec<&Self>>()
         };
         let mut variants: HashMap<(&str, bool), Vec<Signature>> = HashMap::new();
         let family = |limit: &'_ Limit| matches!(limit.algorithm(), Algorithm::Ban(_));

@@ -165,6 +165,6 @@ const RETRY_LATER: Admission = Admission::Denied { retry_after: RETRY_A_FAILED_S
 pub(super) fn reported(decided: Decision, rest: Decision) -> Decision {
     match rest.source {
         Source::Policy if rest.is_allowed() => decided,
-        _ => decided.foremost(rest),
+        _ => decided.most_restrictive(rest),
     }
 }

@@ -90,7 +90,7 @@ impl RedisLimiter {
             return denied;
         }
         let mut held = HeldUnits { shared: &self.0.shared, hits: wanted, held: SmallVec::new() };
-        let mut foremost: Option<Decision> = None;
+        let mut most_restrictive: Option<Decision> = None;
         for index in leased {
             let one = &held.hits[index];
             let from_lease = match self.spending(one, Purpose::Hold) {
@@ -100,7 +100,8 @@ impl RedisLimiter {
             match from_lease {
                 FromLease::Taken(decision, units) => {
                     held.held.push((index, units));
-                    foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
+                    most_restrictive =
+                        Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));
                 }
                 FromLease::Denied(decision) => return decision,
                 FromLease::AskStore => {
@@ -109,7 +110,7 @@ impl RedisLimiter {
                 }
             }
         }
-        let Some(leased) = foremost else {
+        let Some(leased) = most_restrictive else {
             drop(held);
             return self.take(wanted, cost, deadline).await;
         };

@@ -479,7 +479,7 @@ impl RuleSet {
     /// What a store keeps, in the order of their ids.
     pub(crate) fn limit_set(&self) -> LimitSet {
         let (limits, beside) = self.0.limits.split_at(self.0.rates);
-        LimitSet::of_rules(limits, beside)
+        LimitSet::from_rules(limits, beside)
     }
 
     pub(crate) fn quota(&self, limit: LimitId) -> u64 {

@@ -16,13 +16,13 @@ mod claim;
 mod compaction;
 mod contention;
 mod family;
+mod fast_path;
 mod growth;
 mod holds;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod multi_key;
 mod positions;
-mod quick;
 mod snapshot;
 mod split;
 mod sweep;
@@ -37,14 +37,14 @@ use smallvec::SmallVec;
 
 use self::bucket::{Busy, hold_unchanged, pause, unchanged};
 pub(crate) use self::family::Family;
-use self::family::{Kin, Members, Usage};
-use self::holds::{Holds, SlotRef};
+use self::family::{FamilyView, Members, Usage};
+use self::holds::{HeldBuckets, SlotRef};
 pub(crate) use self::positions::Positions;
 pub(crate) use self::snapshot::SectionHead;
 use self::table::{Found, Table};
 use self::tables::{Chosen, Families};
-use self::word::{Copied, Lent};
-use crate::algorithm::{Charge, Compiled, LimitAlgorithm, Step, with_rules};
+use self::word::{Copied, WordsView};
+use crate::algorithm::{Charge, Compiled, LimitAlgorithm, Step, with_algorithm};
 use crate::budget::Budget;
 use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::error::InvalidLimit;
@@ -59,7 +59,7 @@ pub(crate) struct MemoryStore {
     /// The first of them, one step nearer: most limiters have no other.
     first: Option<Arc<Table>>,
     /// The family of each, in the same order.
-    kin: Box<[Arc<Family>]>,
+    limit_families: Box<[Arc<Family>]>,
     /// Keeps the tables in use.
     usages: Box<[Arc<Usage>]>,
     families: Arc<Families>,
@@ -95,17 +95,17 @@ enum Mode {
     /// Whatever the decision changes.
     Take,
     /// Only what a denial changes. It takes nothing, but a log may count it.
-    Refuse,
+    DenyOnly,
     /// Nothing.
-    Look,
+    Peek,
 }
 
 impl Mode {
     fn writes(self, verdict: &Verdict) -> bool {
         match self {
             Self::Take => true,
-            Self::Refuse => !verdict.is_allowed(),
-            Self::Look => false,
+            Self::DenyOnly => !verdict.is_allowed(),
+            Self::Peek => false,
         }
     }
 }
@@ -144,20 +144,20 @@ impl MemoryStore {
     }
 
     fn of(chosen: Chosen, families: Arc<Families>, seed: [u64; 4], budget: Budget) -> Self {
-        let (Chosen { tables, families: kin, usages }, secret) = (chosen, secret_of(seed));
-        Self { first: tables.first().cloned(), tables, kin, usages, families, secret, seed, budget }
+        let (Chosen { tables, families: limit_families, usages }, secret) = (chosen, secret_of(seed));
+        Self { first: tables.first().cloned(), tables, limit_families, usages, families, secret, seed, budget }
     }
 
     /// Returns what two limits have in common if a key of one is a key of the other: variants of one limit. A limit of some
     /// other limiter is like no other.
     pub(crate) fn identity(&self, limit: LimitId) -> Result<usize, LimitId> {
-        self.kin.get(limit.index()).map(|family| Arc::as_ptr(family).addr()).ok_or(limit)
+        self.limit_families.get(limit.index()).map(|family| Arc::as_ptr(family).addr()).ok_or(limit)
     }
 
     /// The family of a limit.
     #[cfg(feature = "redis")]
     pub(crate) fn family(&self, limit: LimitId) -> Option<&Family> {
-        self.kin.get(limit.index()).map(|family| &**family)
+        self.limit_families.get(limit.index()).map(|family| &**family)
     }
 
     #[cfg(feature = "redis")]
@@ -179,10 +179,11 @@ impl MemoryStore {
 
     /// Counts the keys of a limit that are not at rest.
     pub(crate) fn live_keys(&self, limits: &[Limit], limit: LimitId, now: Timestamp) -> usize {
-        let Some(kin) = self.kin(limits, limit) else { return 0 };
-        let replaced = kin.replaced();
-        let count = |table: &Table| with_rules!(kin.rules, rules => table.live_keys(rules, now.as_micros()));
-        count(kin.table) + replaced.as_deref().map_or(0, count)
+        let Some(view) = self.family_view(limits, limit) else { return 0 };
+        let replaced = view.replaced();
+        let count =
+            |table: &Table| with_algorithm!(view.algorithm, algorithm => table.live_keys(algorithm, now.as_micros()));
+        count(view.table) + replaced.as_deref().map_or(0, count)
     }
 
     #[inline(always)]
@@ -208,30 +209,30 @@ impl MemoryStore {
     }
 
     /// Decides all that is asked: all of it passes and is taken, or nothing is.
-    pub(crate) fn decide(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
-        match asked {
+    pub(crate) fn decide(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Decision {
+        match hits {
             [] => Decision::without_limit(now),
-            [one] => self.decide_one(limits, *one, now),
+            [hit] => self.decide_one(limits, *hit, now),
             several => self.decide_several(limits, several, now),
         }
     }
 
     #[inline(always)]
-    pub(crate) fn decide_one(&self, limits: &[Limit], asked: HashedHit, now: Timestamp) -> Decision {
-        let (Some(table), Some(limit)) = (self.table(asked.limit), limits.get(asked.limit.index())) else {
-            return self.answer(limits, asked, now, NO_SUCH_LIMIT);
+    pub(crate) fn decide_one(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) -> Decision {
+        let (Some(table), Some(limit)) = (self.table(hit.limit), limits.get(hit.limit.index())) else {
+            return self.decision(limits, hit, now, NO_SUCH_LIMIT);
         };
         // The buckets are what most limits use, and short: all the others in one place would crowd them out of
         // the registers.
-        if let Compiled::Meter(rules) = limit.compiled() {
-            let (now_micros, HashedHit { fingerprint, cost, .. }) = (now.as_micros(), asked);
-            if let Some(verdict) = table.decide_quickly(rules, fingerprint, now_micros, cost, Mode::Take) {
+        if let Compiled::Meter(algorithm) = limit.compiled() {
+            let (now_micros, HashedHit { fingerprint, cost, .. }) = (now.as_micros(), hit);
+            if let Some(verdict) = table.decide_fast(algorithm, fingerprint, now_micros, cost, Mode::Take) {
                 // Its own return, so that the verdict stays in registers until it is written once.
-                return self.answer(limits, asked, now, verdict);
+                return self.decision(limits, hit, now, verdict);
             }
         }
-        let verdict = self.ask(limits, asked, now, Mode::Take);
-        self.answer(limits, asked, now, verdict)
+        let verdict = self.check(limits, hit, now, Mode::Take);
+        self.decision(limits, hit, now, verdict)
     }
 
     #[inline(always)]
@@ -241,87 +242,88 @@ impl MemoryStore {
     }
 
     /// What the decision would be, taking nothing.
-    pub(crate) fn look(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
-        let answers = asked.iter().map(|one| self.answer(limits, *one, now, self.ask(limits, *one, now, Mode::Look)));
-        answers.reduce(Decision::foremost).unwrap_or_else(|| Decision::without_limit(now))
+    pub(crate) fn peek(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Decision {
+        let answers =
+            hits.iter().map(|hit| self.decision(limits, *hit, now, self.check(limits, *hit, now, Mode::Peek)));
+        answers.reduce(Decision::most_restrictive).unwrap_or_else(|| Decision::without_limit(now))
     }
 
     /// The denial, if one of them denies: then it is decided, and denials that count are counted. Otherwise nothing has
     /// changed.
     #[cfg(feature = "rules")]
-    pub(crate) fn refuse(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Option<Decision> {
-        let verdicts = asked.iter().map(|one| (*one, self.ask(limits, *one, now, Mode::Refuse)));
+    pub(crate) fn find_denial(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Option<Decision> {
+        let verdicts = hits.iter().map(|hit| (*hit, self.check(limits, *hit, now, Mode::DenyOnly)));
         let denied = verdicts.filter(|(_, verdict)| !verdict.is_allowed());
-        denied.map(|(one, verdict)| self.answer(limits, one, now, verdict)).reduce(Decision::foremost)
+        denied.map(|(hit, verdict)| self.decision(limits, hit, now, verdict)).reduce(Decision::most_restrictive)
     }
 
     #[inline(never)]
-    fn decide_several(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
-        match self.decide_together(limits, asked, now) {
+    fn decide_several(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Decision {
+        match self.decide_several_fast(limits, hits, now) {
             Some(decision) => decision,
-            None => self.decide_in_turn(limits, asked, now),
+            None => self.decide_several_slow(limits, hits, now),
         }
     }
 
     /// The long way, which is always open.
     #[inline(never)]
-    fn decide_in_turn(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
+    fn decide_several_slow(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Decision {
         // All buckets are asked for before any is looked into, so that their cache misses overlap.
-        for one in asked {
-            if let Some(table) = self.tables.get(one.limit.index()) {
-                std::hint::black_box(table.approach(one.fingerprint).1);
+        for hit in hits {
+            if let Some(table) = self.tables.get(hit.limit.index()) {
+                std::hint::black_box(table.prefetch(hit.fingerprint).1);
             }
         }
         // Most denials are found without holding anything, and the buckets are in the cache afterwards. What takes
-        // nothing is answered by this look alone: it needs no seat.
+        // nothing is answered by this look alone: it needs no slot.
         let (mut denied, mut looked) = (None::<Decision>, None::<Decision>);
         let mut taking: SmallVec<[HashedHit; 8]> = SmallVec::new();
-        for one in asked {
-            let verdict = self.ask(limits, *one, now, Mode::Refuse);
-            if verdict.is_allowed() && one.cost > 0 {
-                taking.push(*one);
+        for hit in hits {
+            let verdict = self.check(limits, *hit, now, Mode::DenyOnly);
+            if verdict.is_allowed() && hit.cost > 0 {
+                taking.push(*hit);
                 continue;
             }
-            let decision = self.answer(limits, *one, now, verdict);
+            let decision = self.decision(limits, *hit, now, verdict);
             let before = if verdict.is_allowed() { &mut looked } else { &mut denied };
-            *before = Some(before.map_or(decision, |other| other.foremost(decision)));
+            *before = Some(before.map_or(decision, |other| other.most_restrictive(decision)));
         }
         if let Some(denied) = denied {
             return denied;
         }
         let taken = match &*taking {
             [] => None,
-            [one] => Some(self.decide_one(limits, *one, now)),
+            [hit] => Some(self.decide_one(limits, *hit, now)),
             several => Some(self.take_several(limits, several, now)),
         };
         // Of equals, the one that was asked first speaks, as on every store.
-        let place = |decision: &Decision| asked.iter().position(|one| Some(one.limit) == decision.limit());
+        let word_ref = |decision: &Decision| hits.iter().position(|hit| Some(hit.limit) == decision.limit());
         match (looked, taken) {
-            (Some(looked), Some(taken)) if place(&taken) < place(&looked) => taken.foremost(looked),
+            (Some(looked), Some(taken)) if word_ref(&taken) < word_ref(&looked) => taken.most_restrictive(looked),
             (looked, taken) => looked
                 .into_iter()
                 .chain(taken)
-                .reduce(Decision::foremost)
+                .reduce(Decision::most_restrictive)
                 .unwrap_or_else(|| Decision::without_limit(now)),
         }
     }
 
-    fn take_several(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Decision {
+    fn take_several(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Decision {
         let mut attempts = 0;
         loop {
-            match self.take_all(limits, asked, now) {
+            match self.take_all(limits, hits, now) {
                 Ok(decision) => {
-                    for one in asked {
-                        self.with_table(limits, one.limit, |table, limit| {
-                            with_rules!(limit.compiled(), rules => table.tend(rules, now.as_micros()));
+                    for hit in hits {
+                        self.with_table(limits, hit.limit, |table, limit| {
+                            with_algorithm!(limit.compiled(), algorithm => table.maintain(algorithm, now.as_micros()));
                         });
                     }
                     return decision;
                 }
-                Err((one, Busy::Crowded)) => {
-                    self.with_table(limits, one.limit, |table, limit| {
-                        with_rules!(limit.compiled(), rules => {
-                            table.make_room(rules, one.fingerprint, now.as_micros());
+                Err((hit, Busy::Crowded)) => {
+                    self.with_table(limits, hit.limit, |table, limit| {
+                        with_algorithm!(limit.compiled(), algorithm => {
+                            table.make_room(algorithm, hit.fingerprint, now.as_micros());
                         });
                     });
                 }
@@ -331,72 +333,72 @@ impl MemoryStore {
         }
     }
 
-    /// Holds every key's seat, then takes from all of them or from none.
-    fn take_all(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Result<Decision, (HashedHit, Busy)> {
+    /// HeldBuckets every key's slot, then takes from all of them or from none.
+    fn take_all(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Result<Decision, (HashedHit, Busy)> {
         let members: SmallVec<[Option<Arc<Members>>; 8]> =
-            asked.iter().map(|one| self.kin.get(one.limit.index())?.if_several()).collect();
-        let mut holds = Holds::default();
+            hits.iter().map(|hit| self.limit_families.get(hit.limit.index())?.if_several()).collect();
+        let mut holds = HeldBuckets::default();
         // With whether each may take what it asks for.
-        let mut seats: SmallVec<[(HashedHit, SlotRef<'_>, bool); 8]> = SmallVec::new();
+        let mut slot_refs: SmallVec<[(HashedHit, SlotRef<'_>, bool); 8]> = SmallVec::new();
         let mut positions = Positions::default();
-        for (one, members) in asked.iter().zip(&members) {
-            let Some(kin) = self.kin(limits, one.limit) else {
-                return Ok(self.answer(limits, *one, now, NO_SUCH_LIMIT));
+        for (hit, members) in hits.iter().zip(&members) {
+            let Some(view) = self.family_view(limits, hit.limit) else {
+                return Ok(self.decision(limits, *hit, now, NO_SUCH_LIMIT));
             };
-            let seat = kin.hold_seat(&mut holds, members.as_ref(), one.fingerprint, now.as_micros());
-            let Some(seat) = seat.map_err(|busy| (*one, busy))? else {
-                return Ok(self.answer(limits, *one, now, family::NO_ROOM));
+            let slot_ref = view.hold_slot(&mut holds, members.as_ref(), hit.fingerprint, now.as_micros());
+            let Some(slot_ref) = slot_ref.map_err(|busy| (*hit, busy))? else {
+                return Ok(self.decision(limits, *hit, now, family::NO_ROOM));
             };
-            // The same key twice, or two keys that share a seat, ask for their sum.
-            match positions.of(&seats, |(_, other, _)| other.is(seat), || seat.address()) {
-                Some(same) => seats[same].0.cost = seats[same].0.cost.saturating_add(one.cost),
+            // The same key twice, or two keys that share a slot, ask for their sum.
+            match positions.of(&slot_refs, |(_, other, _)| other.is(slot_ref), || slot_ref.address()) {
+                Some(same) => slot_refs[same].0.cost = slot_refs[same].0.cost.saturating_add(hit.cost),
                 None => {
-                    seats.push((*one, seat, false));
-                    positions.added(&seats, |(_, seat, _)| seat.address());
+                    slot_refs.push((*hit, slot_ref, false));
+                    positions.added(&slot_refs, |(_, slot_ref, _)| slot_ref.address());
                 }
             }
         }
-        let mut foremost = None::<Decision>;
-        for (one, seat, passes) in &mut seats {
-            let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
-            let verdict = with_rules!(limit.compiled(), rules => {
-                rules.decide(&holds.cells(table, *seat), now.as_micros(), one.cost).verdict
+        let mut most_restrictive = None::<Decision>;
+        for (hit, slot_ref, passes) in &mut slot_refs {
+            let (table, limit) = (&self.tables[hit.limit.index()], &limits[hit.limit.index()]);
+            let verdict = with_algorithm!(limit.compiled(), algorithm => {
+                algorithm.decide(&holds.cells(table, *slot_ref), now.as_micros(), hit.cost).verdict
             });
             *passes = verdict.is_allowed();
-            let decision = self.answer(limits, *one, now, verdict);
-            foremost = Some(foremost.map_or(decision, |other| other.foremost(decision)));
+            let decision = self.decision(limits, *hit, now, verdict);
+            most_restrictive = Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));
         }
-        let all_pass = seats.iter().all(|(.., passes)| *passes);
-        for (one, seat, passes) in &seats {
+        let all_pass = slot_refs.iter().all(|(.., passes)| *passes);
+        for (hit, slot_ref, passes) in &slot_refs {
             if all_pass || !passes {
-                let (table, limit) = (&self.tables[one.limit.index()], &limits[one.limit.index()]);
-                with_rules!(limit.compiled(), rules => {
-                    let step = rules.decide(&holds.cells(table, *seat), now.as_micros(), one.cost);
+                let (table, limit) = (&self.tables[hit.limit.index()], &limits[hit.limit.index()]);
+                with_algorithm!(limit.compiled(), algorithm => {
+                    let step = algorithm.decide(&holds.cells(table, *slot_ref), now.as_micros(), hit.cost);
                     if let Some(edit) = step.edit {
-                        table.apply(rules, &mut holds, *seat, edit, now.as_micros());
+                        table.apply(algorithm, &mut holds, *slot_ref, edit, now.as_micros());
                     }
                 });
             }
         }
-        Ok(foremost.unwrap_or_else(|| Decision::without_limit(now)))
+        Ok(most_restrictive.unwrap_or_else(|| Decision::without_limit(now)))
     }
 
     /// Gives back what a decision took, as far as it still weighs on the key. A key that was evicted gets a slot again,
     /// and the charge is taken from what the floor says of it.
-    pub(crate) fn refund(&self, limits: &[Limit], asked: HashedHit, charged_at: Timestamp, now: Timestamp) {
-        let charge = Charge { at: charged_at.as_micros(), cost: asked.cost };
-        let Some(kin) = self.kin(limits, asked.limit) else { return };
-        let is_changed = kin.family.is_alone()
-            && with_rules!(kin.rules, rules => {
-                kin.table.change(rules, Some(kin.family), asked.fingerprint, now.as_micros(), |cells| {
-                    if let Some(edit) = rules.refund(cells, now.as_micros(), charge) {
-                        rules.apply(cells, edit);
+    pub(crate) fn refund(&self, limits: &[Limit], hit: HashedHit, charged_at: Timestamp, now: Timestamp) {
+        let charge = Charge { at: charged_at.as_micros(), cost: hit.cost };
+        let Some(view) = self.family_view(limits, hit.limit) else { return };
+        let is_changed = view.family.is_alone()
+            && with_algorithm!(view.algorithm, algorithm => {
+                view.table.change(algorithm, Some(view.family), hit.fingerprint, now.as_micros(), |cells| {
+                    if let Some(edit) = algorithm.refund(cells, now.as_micros(), charge) {
+                        algorithm.apply(cells, edit);
                     }
                 })
             });
         if !is_changed {
-            family::insist(kin, asked.fingerprint, now.as_micros(), |members| {
-                kin.among(members).refund(members, asked.fingerprint, charge, now.as_micros())
+            family::retry_until_done(view, hit.fingerprint, now.as_micros(), |members| {
+                view.with_members(members).refund(members, hit.fingerprint, charge, now.as_micros())
             });
         }
     }
@@ -404,30 +406,32 @@ impl MemoryStore {
     /// Puts a key to rest. A key without a slot gets one, and is at rest until another key needs the slot.
     pub(crate) fn reset(&self, limits: &[Limit], limit: LimitId, fingerprint: u64, now: Timestamp) {
         let now = now.as_micros();
-        let Some(kin) = self.kin(limits, limit) else { return };
-        let is_changed = kin.family.is_alone()
-            && with_rules!(kin.rules, rules => {
-                kin.table.change(rules, Some(kin.family), fingerprint, now, |cells| rules.clear(cells))
+        let Some(view) = self.family_view(limits, limit) else { return };
+        let is_changed = view.family.is_alone()
+            && with_algorithm!(view.algorithm, algorithm => {
+                view.table.change(algorithm, Some(view.family), fingerprint, now, |cells| algorithm.clear(cells))
             });
         if !is_changed {
-            family::insist(kin, fingerprint, now, |members| kin.among(members).reset(members, fingerprint, now));
+            family::retry_until_done(view, fingerprint, now, |members| {
+                view.with_members(members).reset(members, fingerprint, now)
+            });
         }
     }
 
     #[inline(never)]
-    fn ask(&self, limits: &[Limit], asked: HashedHit, now: Timestamp, mode: Mode) -> Verdict {
-        let Some(kin) = self.kin(limits, asked.limit) else {
+    fn check(&self, limits: &[Limit], hit: HashedHit, now: Timestamp, mode: Mode) -> Verdict {
+        let Some(view) = self.family_view(limits, hit.limit) else {
             return NO_SUCH_LIMIT;
         };
         let now = now.as_micros();
-        with_rules!(kin.rules, rules => kin.table.decide(rules, Some(kin), asked, now, mode))
+        with_algorithm!(view.algorithm, algorithm => view.table.decide(algorithm, Some(view), hit, now, mode))
     }
 
     #[inline]
-    fn kin<'a>(&'a self, limits: &'a [Limit], limit: LimitId) -> Option<Kin<'a>> {
+    fn family_view<'a>(&'a self, limits: &'a [Limit], limit: LimitId) -> Option<FamilyView<'a>> {
         let index = limit.index();
-        let (table, family, limit) = (self.tables.get(index)?, self.kin.get(index)?, limits.get(index)?);
-        Some(Kin { family, table, rules: limit.compiled(), tables: &self.tables })
+        let (table, family, limit) = (self.tables.get(index)?, self.limit_families.get(index)?, limits.get(index)?);
+        Some(FamilyView { family, table, algorithm: limit.compiled(), tables: &self.tables })
     }
 
     fn with_table(&self, limits: &[Limit], limit: LimitId, then: impl FnOnce(&Table, &Limit)) {
@@ -437,9 +441,9 @@ impl MemoryStore {
     }
 
     #[inline(always)]
-    fn answer(&self, limits: &[Limit], asked: HashedHit, now: Timestamp, verdict: Verdict) -> Decision {
-        let quota = limits.get(asked.limit.index()).map_or(0, Limit::quota);
-        let HashedHit { limit, cost, .. } = asked;
+    fn decision(&self, limits: &[Limit], hit: HashedHit, now: Timestamp, verdict: Verdict) -> Decision {
+        let quota = limits.get(hit.limit.index()).map_or(0, Limit::quota);
+        let HashedHit { limit, cost, .. } = hit;
         // The limiter knows the wall clock.
         Decision { limit: Some(limit), quota, cost, at: now, wall_offset: 0, source: Source::Store, verdict }
     }
@@ -459,44 +463,44 @@ fn random_seed() -> [u64; 4] {
 const NO_SUCH_LIMIT: Verdict = Verdict { admission: Admission::NeverFits, remaining: 0, reset_after: 0 };
 
 impl Table {
-    /// Decides on a key. `kin` is what else there is of the limit, if anything.
+    /// Decides on a key. `view` is what else there is of the limit, if anything.
     #[inline(always)]
     fn decide<R: LimitAlgorithm>(
         &self,
-        rules: &R,
-        kin: Option<Kin<'_>>,
-        asked: HashedHit,
+        algorithm: &R,
+        view: Option<FamilyView<'_>>,
+        hit: HashedHit,
         now: u64,
         mode: Mode,
     ) -> Verdict {
-        match self.decide_quickly(rules, asked.fingerprint, now, asked.cost, mode) {
+        match self.decide_fast(algorithm, hit.fingerprint, now, hit.cost, mode) {
             Some(verdict) => verdict,
-            None => self.decide_slowly(rules, kin, asked, now, mode),
+            None => self.decide_slow(algorithm, view, hit, now, mode),
         }
     }
 
-    fn decide_slowly<R: LimitAlgorithm>(
+    fn decide_slow<R: LimitAlgorithm>(
         &self,
-        rules: &R,
-        kin: Option<Kin<'_>>,
-        asked: HashedHit,
+        algorithm: &R,
+        view: Option<FamilyView<'_>>,
+        hit: HashedHit,
         now: u64,
         mode: Mode,
     ) -> Verdict {
-        let HashedHit { fingerprint, cost, .. } = asked;
+        let HashedHit { fingerprint, cost, .. } = hit;
         let mut sought = self.find(fingerprint);
         let mut attempts = 0;
         // Who has lost a race to write claims first and computes then, so as not to lose the next one as well.
-        let mut claim_first = rules.must_lock();
+        let mut claim_first = algorithm.must_lock();
         loop {
-            let decided = match (sought, kin) {
-                (Some(found), _) => self.decide_found(rules, found, now, cost, mode, &mut claim_first),
-                (None, Some(kin)) if !kin.family.is_alone() => {
-                    let decided = family::decide(kin, asked, now, mode);
-                    self.tend(rules, now);
+            let decided = match (sought, view) {
+                (Some(found), _) => self.decide_found(algorithm, found, now, cost, mode, &mut claim_first),
+                (None, Some(view)) if !view.family.is_alone() => {
+                    let decided = family::decide(view, hit, now, mode);
+                    self.maintain(algorithm, now);
                     decided
                 }
-                (None, kin) => self.decide_stranger(rules, kin, fingerprint, now, cost, mode),
+                (None, view) => self.decide_without_slot(algorithm, view, fingerprint, now, cost, mode),
             };
             if let Some(verdict) = decided {
                 return verdict;
@@ -510,7 +514,7 @@ impl Table {
     #[inline(always)]
     fn decide_found<R: LimitAlgorithm>(
         &self,
-        rules: &R,
+        algorithm: &R,
         found: Found<'_>,
         now: u64,
         cost: u64,
@@ -518,60 +522,60 @@ impl Table {
         claim_first: &mut bool,
     ) -> Option<Verdict> {
         if self.layout.tags != 0 {
-            let place = self.place(found);
-            return self.decide_word(rules, place, place.word.load(Ordering::Relaxed), now, cost, mode).ok();
+            let word_ref = self.word_ref(found);
+            return self.decide_word(algorithm, word_ref, word_ref.word.load(Ordering::Relaxed), now, cost, mode).ok();
         }
         let Found { bucket, slot, header } = found;
         let cells = self.slot(bucket, slot);
         if *claim_first {
             let mut held = hold_unchanged(bucket, header)?;
-            let Step { verdict, edit } = rules.decide(&cells, now, cost);
+            let Step { verdict, edit } = algorithm.decide(&cells, now, cost);
             if let Some(edit) = edit.filter(|_| mode.writes(&verdict)) {
                 held.mark_written();
-                rules.apply(&cells, edit);
+                algorithm.apply(&cells, edit);
             }
             return Some(verdict);
         }
-        let Step { verdict, edit } = rules.decide(&cells, now, cost);
+        let Step { verdict, edit } = algorithm.decide(&cells, now, cost);
         match edit.filter(|_| mode.writes(&verdict)) {
             None => unchanged(bucket, header).then_some(verdict),
             Some(edit) => {
                 *claim_first = true;
                 let mut held = hold_unchanged(bucket, header)?;
                 held.mark_written();
-                rules.apply(&cells, edit);
+                algorithm.apply(&cells, edit);
                 Some(verdict)
             }
         }
     }
 
-    /// Decides on a key that has no seat; `None` if there are other tables meanwhile where it may have one.
+    /// Decides on a key that has no slot; `None` if there are other tables meanwhile where it may have one.
     #[cold]
     #[inline(never)]
-    fn decide_stranger<R: LimitAlgorithm>(
+    fn decide_without_slot<R: LimitAlgorithm>(
         &self,
-        rules: &R,
-        kin: Option<Kin<'_>>,
+        algorithm: &R,
+        view: Option<FamilyView<'_>>,
         fingerprint: u64,
         now: u64,
         cost: u64,
         mode: Mode,
     ) -> Option<Verdict> {
         let mut attempts = 0;
-        while kin.is_none_or(|kin| kin.family.is_alone()) {
-            let verdict = self.look_at_stranger(rules, fingerprint, now, cost);
-            if matches!(verdict.admission, Admission::Denied { .. }) && mode != Mode::Look {
+        while view.is_none_or(|view| view.family.is_alone()) {
+            let verdict = self.peek_without_slot(algorithm, fingerprint, now, cost);
+            if matches!(verdict.admission, Admission::Denied { .. }) && mode != Mode::Peek {
                 self.overflow.denied.fetch_add(1, Ordering::Relaxed);
             }
             if mode != Mode::Take || cost == 0 || !verdict.is_allowed() {
                 return Some(verdict);
             }
-            match self.seat_and_take(rules, kin, fingerprint, now, cost) {
+            match self.claim_and_take(algorithm, view, fingerprint, now, cost) {
                 Ok(verdict) => {
-                    self.tend(rules, now);
+                    self.maintain(algorithm, now);
                     return Some(verdict);
                 }
-                Err(Busy::Crowded) => self.make_room(rules, fingerprint, now),
+                Err(Busy::Crowded) => self.make_room(algorithm, fingerprint, now),
                 Err(Busy::Held) => {}
             }
             attempts = pause(attempts);
@@ -579,24 +583,24 @@ impl Table {
         None
     }
 
-    fn seat_and_take<R: LimitAlgorithm>(
+    fn claim_and_take<R: LimitAlgorithm>(
         &self,
-        rules: &R,
-        kin: Option<Kin<'_>>,
+        algorithm: &R,
+        view: Option<FamilyView<'_>>,
         fingerprint: u64,
         now: u64,
         cost: u64,
     ) -> Result<Verdict, Busy> {
-        let mut holds = Holds::default();
+        let mut holds = HeldBuckets::default();
         holds.hold_home(self, fingerprint)?;
         // Now that the home is held, nobody adds the key to another table.
-        if kin.is_some_and(|kin| !kin.family.is_alone()) {
+        if view.is_some_and(|view| !view.family.is_alone()) {
             return Err(Busy::Held);
         }
-        let seat = self.hold_seat(rules, &mut holds, fingerprint, now)?;
-        let Step { verdict, edit } = rules.decide(&holds.cells(self, seat), now, cost);
+        let slot_ref = self.hold_slot(algorithm, &mut holds, fingerprint, now)?;
+        let Step { verdict, edit } = algorithm.decide(&holds.cells(self, slot_ref), now, cost);
         if let Some(edit) = edit {
-            self.apply(rules, &mut holds, seat, edit, now);
+            self.apply(algorithm, &mut holds, slot_ref, edit, now);
         }
         Ok(verdict)
     }
@@ -605,11 +609,11 @@ impl Table {
     /// the family has other tables by now, and the key may be in one of them.
     fn change<R: LimitAlgorithm>(
         &self,
-        rules: &R,
+        algorithm: &R,
         family: Option<&Family>,
         fingerprint: u64,
         now: u64,
-        change: impl Fn(&Lent<'_, '_>),
+        change: impl Fn(&WordsView<'_, '_>),
     ) -> bool {
         let mut attempts = 0;
         loop {
@@ -617,7 +621,7 @@ impl Table {
                 Some(found) if self.layout.tags == 0 => self.change_held(found, &change),
                 Some(found) => self.change_word(found, &change),
                 None if family.is_some_and(|family| !family.is_alone()) => return false,
-                None => self.change_in_new_slot(rules, family, fingerprint, now, &change),
+                None => self.change_in_new_slot(algorithm, family, fingerprint, now, &change),
             };
             if is_changed {
                 return true;
@@ -630,56 +634,56 @@ impl Table {
     #[cold]
     fn change_in_new_slot<R: LimitAlgorithm>(
         &self,
-        rules: &R,
+        algorithm: &R,
         family: Option<&Family>,
         fingerprint: u64,
         now: u64,
-        change: impl Fn(&Lent<'_, '_>),
+        change: impl Fn(&WordsView<'_, '_>),
     ) -> bool {
-        let mut holds = Holds::default();
-        let seat = holds.hold_home(self, fingerprint).and_then(|home| {
+        let mut holds = HeldBuckets::default();
+        let slot_ref = holds.hold_home(self, fingerprint).and_then(|home| {
             // Now that the home is held, nobody adds the key to another table.
             if family.is_some_and(|family| !family.is_alone()) {
                 return Err(Busy::Held);
             }
-            let is_idle = rules.is_idle(&self.shared(home), now);
+            let is_idle = algorithm.is_idle(&self.shared(home), now);
             // A key without a slot whose floor is idle is at rest.
-            if is_idle { Ok(None) } else { self.hold_seat(rules, &mut holds, fingerprint, now).map(Some) }
+            if is_idle { Ok(None) } else { self.hold_slot(algorithm, &mut holds, fingerprint, now).map(Some) }
         });
-        match seat {
-            Ok(Some(seat)) if seat.slot < self.layout.slots => {
-                holds.write(seat.bucket);
-                change(&holds.cells(self, seat));
+        match slot_ref {
+            Ok(Some(slot_ref)) if slot_ref.slot < self.layout.slots => {
+                holds.write(slot_ref.bucket);
+                change(&holds.cells(self, slot_ref));
                 true
             }
             Ok(_) => true,
             Err(Busy::Held) => false,
             Err(Busy::Crowded) => {
                 drop(holds);
-                self.make_room(rules, fingerprint, now);
+                self.make_room(algorithm, fingerprint, now);
                 false
             }
         }
     }
 
-    fn change_held(&self, found: Found<'_>, change: impl Fn(&Lent<'_, '_>)) -> bool {
+    fn change_held(&self, found: Found<'_>, change: impl Fn(&WordsView<'_, '_>)) -> bool {
         let Some(mut held) = hold_unchanged(found.bucket, found.header) else {
             return false;
         };
         held.mark_written();
-        change(&Lent::Words(self.slot(found.bucket, found.slot)));
+        change(&WordsView::Words(self.slot(found.bucket, found.slot)));
         true
     }
 
     /// Sealed rather than replaced: what is given back to a key that has just got the slot would be minted.
-    fn change_word(&self, found: Found<'_>, change: impl Fn(&Lent<'_, '_>)) -> bool {
-        let (place, tags) = (self.place(found), self.layout.tags);
-        let old = place.word.load(Ordering::Relaxed);
+    fn change_word(&self, found: Found<'_>, change: impl Fn(&WordsView<'_, '_>)) -> bool {
+        let (word_ref, tags) = (self.word_ref(found), self.layout.tags);
+        let old = word_ref.word.load(Ordering::Relaxed);
         let copied = Copied::new(old & !tags, &self.spill);
-        change(&Lent::Copy(&copied));
-        let is_sealed = place.seal(old);
+        change(&WordsView::Copy(&copied));
+        let is_sealed = word_ref.seal(old);
         if is_sealed {
-            place.unseal(old & tags | copied.state.get());
+            word_ref.unseal(old & tags | copied.state.get());
         }
         is_sealed
     }

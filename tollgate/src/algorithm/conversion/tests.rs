@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::super::spill::Spill;
-use super::super::{LimitAlgorithm, Step, with_rules};
+use super::super::{LimitAlgorithm, Step, with_algorithm};
 use super::*;
 use crate::budget::Budget;
 use crate::decision::{Admission, Verdict};
@@ -18,8 +18,8 @@ struct Words {
 }
 
 impl Words {
-    fn of(rules: &Compiled) -> Self {
-        let words = (0..rules.words()).map(|_| Cell::new(0)).collect();
+    fn of(algorithm: &Compiled) -> Self {
+        let words = (0..algorithm.words()).map(|_| Cell::new(0)).collect();
         Self { words, spill: Spill::new(Budget::new(1 << 20)) }
     }
 }
@@ -114,7 +114,7 @@ fn config() -> impl Strategy<Value = Config> {
 
 /// One key, as a store keeps it: converted when a configuration changes its state that did not write it.
 struct Key {
-    rules: Vec<Compiled>,
+    algorithm: Vec<Compiled>,
     holder: usize,
     words: Words,
 }
@@ -122,34 +122,34 @@ struct Key {
 impl Key {
     fn new(configs: &[Config]) -> Self {
         let ceiling = configs.iter().map(|config| config.quota()).max().unwrap_or(0);
-        let rules: Vec<Compiled> =
+        let algorithm: Vec<Compiled> =
             configs.iter().map(|config| config.algorithm().compile().unwrap().with_ceiling(ceiling)).collect();
-        Self { holder: 0, words: Words::of(&rules[0]), rules }
+        Self { holder: 0, words: Words::of(&algorithm[0]), algorithm }
     }
 
     fn ask(&mut self, config: usize, now: u64, cost: u64) -> Verdict {
         if config == self.holder {
             return self.change(now, cost);
         }
-        let (new, old) = (&self.rules[config], &self.rules[self.holder]);
+        let (new, old) = (&self.algorithm[config], &self.algorithm[self.holder]);
         let words = Words::of(new);
         let fit = new.convert(&words, old, &self.words, now);
-        with_rules!(new, rules => {
-            let Step { verdict, edit } = rules.decide(&words, now, cost);
+        with_algorithm!(new, algorithm => {
+            let Step { verdict, edit } = algorithm.decide(&words, now, cost);
             let Some(edit) = edit else { return verdict };
             if fit == Fit::Cut {
                 return if verdict.is_allowed() { self.change(now, cost) } else { verdict };
             }
-            rules.apply(&words, edit);
+            algorithm.apply(&words, edit);
             (self.holder, self.words) = (config, words);
             verdict
         })
     }
 
     fn change(&self, now: u64, cost: u64) -> Verdict {
-        with_rules!(&self.rules[self.holder], rules => {
-            let Step { verdict, edit } = rules.decide(&self.words, now, cost);
-            edit.into_iter().for_each(|edit| rules.apply(&self.words, edit));
+        with_algorithm!(&self.algorithm[self.holder], algorithm => {
+            let Step { verdict, edit } = algorithm.decide(&self.words, now, cost);
+            edit.into_iter().for_each(|edit| algorithm.apply(&self.words, edit));
             verdict
         })
     }
@@ -258,11 +258,11 @@ proptest! {
         // What counts denials makes the wait longer by asking again.
         if let (Admission::Denied { retry_after }, false) = (denied.admission, matches!(configs[1], Config::Log { all: true, .. })) {
             // The state is converted here, so that the wait is that of the new configuration alone.
-            let (new, words) = (&key.rules[1], Words::of(&key.rules[1]));
-            let _ = new.convert(&words, &key.rules[0], &key.words, now);
-            with_rules!(new, rules => {
-                prop_assert!(!rules.decide(&words, now + retry_after - 1, cost).verdict.is_allowed());
-                prop_assert!(rules.decide(&words, now + retry_after, cost).verdict.is_allowed());
+            let (new, words) = (&key.algorithm[1], Words::of(&key.algorithm[1]));
+            let _ = new.convert(&words, &key.algorithm[0], &key.words, now);
+            with_algorithm!(new, algorithm => {
+                prop_assert!(!algorithm.decide(&words, now + retry_after - 1, cost).verdict.is_allowed());
+                prop_assert!(algorithm.decide(&words, now + retry_after, cost).verdict.is_allowed());
             });
         }
     }
@@ -273,10 +273,10 @@ proptest! {
         let mut key = Key::new(&configs);
         let spent = key.ask(0, START, spend.min(configs[0].quota()));
         let later = START + spent.reset_after + 2 * 3_600_000_000;
-        let words = Words::of(&key.rules[1]);
-        if with_rules!(&key.rules[0], rules => rules.is_idle(&key.words, later)) {
-            prop_assert_eq!(key.rules[1].convert(&words, &key.rules[0], &key.words, later), Fit::Whole);
-            prop_assert!(with_rules!(&key.rules[1], rules => rules.is_idle(&words, later)));
+        let words = Words::of(&key.algorithm[1]);
+        if with_algorithm!(&key.algorithm[0], algorithm => algorithm.is_idle(&key.words, later)) {
+            prop_assert_eq!(key.algorithm[1].convert(&words, &key.algorithm[0], &key.words, later), Fit::Whole);
+            prop_assert!(with_algorithm!(&key.algorithm[1], algorithm => algorithm.is_idle(&words, later)));
         }
     }
 }

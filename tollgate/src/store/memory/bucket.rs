@@ -62,7 +62,7 @@ impl Layout {
     /// For keys of so many words. If it is one word, its `free_bits` high bits are the slot's tag.
     pub(super) fn new(words: usize, free_bits: u32) -> Self {
         // Five slots or more keep overflow rare; a stride that is a power of two keeps buckets on lines. One
-        // key's words have no fingerprint: strangers share them.
+        // key's words have no fingerprint: keys without a slot share them.
         let needs = 1 + words + 5 * (1 + words);
         let stride = needs.next_power_of_two().max(16);
         // 64 buckets make a full block rare; very long states make do with fewer, for half a megabyte a limit.
@@ -203,7 +203,7 @@ pub(super) struct Held<'a> {
 pub(super) enum Busy {
     /// Someone else has held a bucket for too long.
     Held,
-    /// There is no seat in reach, but the table can grow.
+    /// There is no slot in reach, but the table can grow.
     Crowded,
 }
 
@@ -229,7 +229,7 @@ pub(super) fn unchanged_header(word: &AtomicU64, header: u64) -> bool {
     word.load(Ordering::Relaxed) == header
 }
 
-/// Holds a bucket if it is still as it was when its header was read.
+/// HeldBuckets a bucket if it is still as it was when its header was read.
 #[inline]
 pub(super) fn hold_unchanged(bucket: Bucket<'_>, header: u64) -> Option<Held<'_>> {
     // Not `then_some`: a `Held` that is made and dropped lets go of what another thread holds.
@@ -251,7 +251,7 @@ pub(super) fn is_same_lap(one: u64, other: u64) -> bool {
 }
 
 /// The header of a bucket that may be held by someone who waits for us: gives up rather than wait forever.
-pub(super) fn header_patiently(bucket: Bucket<'_>) -> Result<u64, Busy> {
+pub(super) fn header_within_bound(bucket: Bucket<'_>) -> Result<u64, Busy> {
     for _ in 0..PATIENCE {
         let header = bucket.header().load(Ordering::Acquire);
         if header & LOCKED == 0 {

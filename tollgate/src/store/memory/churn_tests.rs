@@ -1,7 +1,7 @@
 //! The shape of a table after 100 windows in which every key is new.
 
 use super::bucket::Layout;
-use super::holds::Holds;
+use super::holds::HeldBuckets;
 use super::table::Table;
 use super::{HashedHit, Mode};
 use crate::algorithm::Compiled;
@@ -36,19 +36,19 @@ impl Churn {
         Self { limit, table, now: START, next_key: 0 }
     }
 
-    fn rules(&self) -> &ClockWindow {
-        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        rules
+    fn algorithm(&self) -> &ClockWindow {
+        let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
+        algorithm
     }
 
     fn takes(&self, fingerprint: u64) -> bool {
-        let asked = HashedHit { limit: LimitId(0), fingerprint, cost: 1 };
-        self.table.decide(self.rules(), None, asked, self.now, Mode::Take).is_allowed()
+        let hit = HashedHit { limit: LimitId(0), fingerprint, cost: 1 };
+        self.table.decide(self.algorithm(), None, hit, self.now, Mode::Take).is_allowed()
     }
 
     fn left(&self, fingerprint: u64) -> u64 {
-        let asked = HashedHit { limit: LimitId(0), fingerprint, cost: 0 };
-        self.table.decide(self.rules(), None, asked, self.now, Mode::Look).remaining
+        let hit = HashedHit { limit: LimitId(0), fingerprint, cost: 0 };
+        self.table.decide(self.algorithm(), None, hit, self.now, Mode::Peek).remaining
     }
 
     /// Lets `keys` new keys come, one after the other over a window, and returns how many were denied.
@@ -103,7 +103,7 @@ fn memory_follows_live_keys_through_100_windows() {
         for _ in 0..WINDOWS {
             assert_eq!(churn.run_window(keys), 0);
         }
-        let live = churn.table.live_keys(churn.rules(), churn.now);
+        let live = churn.table.live_keys(churn.algorithm(), churn.now);
         let bytes_per_key = churn.bytes() as f64 / live as f64;
         assert!(bytes_per_key <= 46.0, "{bytes_per_key} bytes for each of {live} keys");
         let (mean, most) = churn.lookups();
@@ -152,10 +152,10 @@ fn a_sweep_keeps_a_flag_whose_successor_is_held() {
     assert!(churn.takes(furthest));
     let second = churn.table.bucket(6);
     assert!(churn.table.bucket(5).is_passed_by() && second.is_passed_by());
-    Holds::default().hold(second).expect("nobody else holds it").clear_passed_by();
-    let mut holds = Holds::default();
+    HeldBuckets::default().hold(second).expect("nobody else holds it").clear_passed_by();
+    let mut holds = HeldBuckets::default();
     holds.hold(second).expect("nobody else holds it").mark_passed_by();
-    while !churn.table.sweep(churn.rules(), churn.now, churn.buckets()) {}
+    while !churn.table.sweep(churn.algorithm(), churn.now, churn.buckets()) {}
     drop(holds);
     assert_eq!(churn.left(furthest), 9);
 }

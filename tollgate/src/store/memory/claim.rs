@@ -1,4 +1,4 @@
-//! Finding a seat for a key that has none, and what happens when there is none to be had.
+//! Finding a slot for a key that has none, and what happens when there is none to be had.
 //!
 //! A new key takes an empty slot of its home bucket or the slot of an idle key, there or in the next buckets. When the
 //! table is crowded it grows. When it may not grow any more, a new key evicts the key of its home bucket that has the
@@ -21,7 +21,7 @@ use std::cell::Cell;
 use smallvec::SmallVec;
 
 use super::bucket::{Bucket, Busy, EMPTY, Slot, pause, unchanged};
-use super::holds::{Holds, SlotRef};
+use super::holds::{HeldBuckets, SlotRef};
 use super::table::Table;
 use super::word::{Copied, SEAL};
 use crate::algorithm::spill::Spill;
@@ -34,49 +34,49 @@ use crate::sync::Ordering;
 const NEAR: usize = 8;
 
 impl Table {
-    /// Changes what is at a held seat.
+    /// Changes what is at a held slot.
     pub(super) fn apply<'a, R: LimitAlgorithm>(
         &'a self,
-        rules: &R,
-        holds: &mut Holds<'a>,
-        seat: SlotRef<'a>,
+        algorithm: &R,
+        holds: &mut HeldBuckets<'a>,
+        slot_ref: SlotRef<'a>,
         edit: R::Edit,
         now: u64,
     ) {
         // A word that decisions replace by itself is known by its value, and the others by the header.
-        if self.layout.tags == 0 || seat.slot == self.layout.slots {
-            holds.write(seat.bucket);
+        if self.layout.tags == 0 || slot_ref.slot == self.layout.slots {
+            holds.write(slot_ref.bucket);
         }
-        let cells = holds.cells(self, seat);
-        rules.apply(&cells, edit);
-        if seat.slot == self.layout.slots {
-            rules.shared(&cells, now);
+        let cells = holds.cells(self, slot_ref);
+        algorithm.apply(&cells, edit);
+        if slot_ref.slot == self.layout.slots {
+            algorithm.shared(&cells, now);
         }
     }
 
-    /// The words that the strangers of a bucket share. At rest unless the table is overfull.
+    /// The words that the keys without a slot of a bucket share. At rest unless the table is overfull.
     pub(super) fn shared<'a>(&'a self, home: Bucket<'a>) -> Slot<'a> {
         self.slot(home, self.layout.slots)
     }
 
-    /// What a key without a seat would be told, without giving it one.
-    pub(super) fn look_at_stranger<R: LimitAlgorithm>(
+    /// What a key without a slot would be told, without giving it one.
+    pub(super) fn peek_without_slot<R: LimitAlgorithm>(
         &self,
-        rules: &R,
+        algorithm: &R,
         fingerprint: u64,
         now: u64,
         cost: u64,
     ) -> Verdict {
         let mut attempts = 0;
         loop {
-            if rules.must_lock() {
-                let mut holds = Holds::default();
+            if algorithm.must_lock() {
+                let mut holds = HeldBuckets::default();
                 if let Ok(home) = holds.hold_home(self, fingerprint) {
-                    return rules.decide(&self.shared(home), now, cost).verdict;
+                    return algorithm.decide(&self.shared(home), now, cost).verdict;
                 }
             } else {
                 let (home, header) = self.home(fingerprint);
-                let verdict = rules.decide(&self.shared(home), now, cost).verdict;
+                let verdict = algorithm.decide(&self.shared(home), now, cost).verdict;
                 if unchanged(home, header) {
                     return verdict;
                 }
@@ -85,41 +85,41 @@ impl Table {
         }
     }
 
-    /// Holds the seat of a key, giving it one if it has none. The seat may be the shared one.
-    pub(super) fn hold_seat<'a, R: LimitAlgorithm>(
+    /// HeldBuckets the slot of a key, giving it one if it has none. The slot may be the shared one.
+    pub(super) fn hold_slot<'a, R: LimitAlgorithm>(
         &'a self,
-        rules: &R,
-        holds: &mut Holds<'a>,
+        algorithm: &R,
+        holds: &mut HeldBuckets<'a>,
         fingerprint: u64,
         now: u64,
     ) -> Result<SlotRef<'a>, Busy> {
         let home = holds.hold_home(self, fingerprint)?;
-        if let Some(seat) = self.seat_in_run(holds, home, fingerprint)? {
-            holds.give(seat.bucket, seat.slot);
-            return Ok(seat);
+        if let Some(slot_ref) = self.find_in_run(holds, home, fingerprint)? {
+            holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
+            return Ok(slot_ref);
         }
         // An eviction raises the floor by what the evicted key has spent, which the new key does not owe.
-        let floor = Floor::copy(self.shared(home), rules.words());
-        match self.free_seat(rules, holds, home, now)? {
-            Some(seat) => {
-                self.clear_seat(rules, holds, seat);
-                holds.hand_over(self, seat, fingerprint);
-                let cells = holds.cells(self, seat);
-                rules.inherit(&cells, &floor);
-                rules.shared(&cells, now);
-                holds.give(seat.bucket, seat.slot);
-                Ok(seat)
+        let floor = Floor::copy(self.shared(home), algorithm.words());
+        match self.free_slot(algorithm, holds, home, now)? {
+            Some(slot_ref) => {
+                self.clear_slot(algorithm, holds, slot_ref);
+                holds.reassign(self, slot_ref, fingerprint);
+                let cells = holds.cells(self, slot_ref);
+                algorithm.inherit(&cells, &floor);
+                algorithm.shared(&cells, now);
+                holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
+                Ok(slot_ref)
             }
             // The caller makes room before it tries again.
             None if self.can_grow() => Err(Busy::Crowded),
-            None => holds.seat(self, home, self.layout.slots),
+            None => holds.lock_slot(self, home, self.layout.slots),
         }
     }
 
-    /// The seat a key has already. Its home is held, so it cannot get one meanwhile.
-    pub(super) fn seat_in_run<'a>(
+    /// The slot a key has already. Its home is held, so it cannot get one meanwhile.
+    pub(super) fn find_in_run<'a>(
         &'a self,
-        holds: &mut Holds<'a>,
+        holds: &mut HeldBuckets<'a>,
         home: Bucket<'a>,
         fingerprint: u64,
     ) -> Result<Option<SlotRef<'a>>, Busy> {
@@ -127,7 +127,7 @@ impl Table {
         for _ in 0..self.run() {
             let passed_by = holds.hold(bucket)?.is_passed_by();
             if let Some(slot) = self.slot_of(bucket, fingerprint) {
-                return holds.seat(self, bucket, slot).map(Some);
+                return holds.lock_slot(self, bucket, slot).map(Some);
             }
             if !passed_by {
                 break;
@@ -139,10 +139,10 @@ impl Table {
 
     /// A slot that is empty or whose key is at rest, the nearest to home. The buckets passed by on the way are
     /// marked.
-    pub(super) fn free_seat<'a, R: LimitAlgorithm>(
+    pub(super) fn free_slot<'a, R: LimitAlgorithm>(
         &'a self,
-        rules: &R,
-        holds: &mut Holds<'a>,
+        algorithm: &R,
+        holds: &mut HeldBuckets<'a>,
         home: Bucket<'a>,
         now: u64,
     ) -> Result<Option<SlotRef<'a>>, Busy> {
@@ -150,26 +150,26 @@ impl Table {
         for distance in 0..self.run() {
             if distance == NEAR
                 && !self.can_grow()
-                && let Some(seat) = self.evict(rules, holds, home, now)?
+                && let Some(slot_ref) = self.evict(algorithm, holds, home, now)?
             {
-                return Ok(Some(seat));
+                return Ok(Some(slot_ref));
             }
             holds.hold(bucket)?;
             // One of a key at rest rather than an empty one: the table grows by the empty ones it uses up.
             loop {
-                let free = self.free_slots(rules, bucket, now).filter(|slot| !holds.is_given(bucket, *slot));
+                let free = self.free_slots(algorithm, bucket, now).filter(|slot| !holds.is_given(bucket, *slot));
                 let Some(slot) = free.max_by_key(|slot| bucket.fingerprint(*slot) != EMPTY) else {
                     break;
                 };
-                if let Some(seat) = self.seat_if_free(rules, holds, bucket, slot, now)? {
+                if let Some(slot_ref) = self.claim_if_free(algorithm, holds, bucket, slot, now)? {
                     self.mark_passed_by(holds, home, bucket)?;
-                    return Ok(Some(seat));
+                    return Ok(Some(slot_ref));
                 }
             }
             bucket = self.next_in_run(bucket);
         }
         if self.run() <= NEAR && !self.can_grow() {
-            return self.evict(rules, holds, home, now);
+            return self.evict(algorithm, holds, home, now);
         }
         Ok(None)
     }
@@ -178,39 +178,39 @@ impl Table {
     /// it has spent.
     fn evict<'a, R: LimitAlgorithm>(
         &'a self,
-        rules: &R,
-        holds: &mut Holds<'a>,
+        algorithm: &R,
+        holds: &mut HeldBuckets<'a>,
         bucket: Bucket<'a>,
         now: u64,
     ) -> Result<Option<SlotRef<'a>>, Busy> {
         let candidates = (0..self.layout.slots).filter(|slot| !holds.is_given(bucket, *slot));
-        let Some(slot) = candidates.max_by_key(|slot| self.left_in(rules, bucket, *slot, now)) else {
+        let Some(slot) = candidates.max_by_key(|slot| self.left_in(algorithm, bucket, *slot, now)) else {
             return Ok(None);
         };
-        let seat = holds.seat(self, bucket, slot)?;
+        let slot_ref = holds.lock_slot(self, bucket, slot)?;
         let home = holds.hold_home(self, bucket.fingerprint(slot))?;
-        let is_covered = rules.cover(&self.shared(home), &holds.cells(self, seat), now);
+        let is_covered = algorithm.cover(&self.shared(home), &holds.cells(self, slot_ref), now);
         if is_covered {
             holds.write(home);
             self.overflow.evicted.fetch_add(1, Ordering::Relaxed);
         } else {
-            holds.unseat(seat);
+            holds.unlock_slot(slot_ref);
         }
-        Ok(is_covered.then_some(seat))
+        Ok(is_covered.then_some(slot_ref))
     }
 
     /// The units that the key of a slot in a held bucket has left, unless it changes just now.
-    fn left_in<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> u64 {
+    fn left_in<R: LimitAlgorithm>(&self, algorithm: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> u64 {
         let cells = self.slot(bucket, slot);
         match self.layout.tags {
-            0 => rules.decide(&cells, now, 0).verdict.remaining,
+            0 => algorithm.decide(&cells, now, 0).verdict.remaining,
             tags => {
                 let word = cells.word();
                 let is_sealed = word == SEAL;
                 if is_sealed {
                     0
                 } else {
-                    rules.decide(&Copied::new(word & !tags, &self.spill), now, 0).verdict.remaining
+                    algorithm.decide(&Copied::new(word & !tags, &self.spill), now, 0).verdict.remaining
                 }
             }
         }
@@ -219,72 +219,83 @@ impl Table {
     /// The slots of a held bucket that nobody needs. A decision that began earlier may still spend from a key at rest.
     pub(super) fn free_slots<'a, R: LimitAlgorithm>(
         &'a self,
-        rules: &'a R,
+        algorithm: &'a R,
         bucket: Bucket<'a>,
         now: u64,
     ) -> impl Iterator<Item = usize> + 'a {
         (0..self.layout.slots)
-            .filter(move |slot| bucket.fingerprint(*slot) == EMPTY || self.looks_idle(rules, bucket, *slot, now))
+            .filter(move |slot| bucket.fingerprint(*slot) == EMPTY || self.looks_idle(algorithm, bucket, *slot, now))
     }
 
     /// Whether the key of a slot is at rest, unless it changes just now.
-    pub(super) fn looks_idle<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> bool {
+    pub(super) fn looks_idle<R: LimitAlgorithm>(
+        &self,
+        algorithm: &R,
+        bucket: Bucket<'_>,
+        slot: usize,
+        now: u64,
+    ) -> bool {
         let cells = self.slot(bucket, slot);
         match self.layout.tags {
-            0 => rules.is_idle(&cells, now),
+            0 => algorithm.is_idle(&cells, now),
             tags => {
                 let word = cells.word();
-                word != SEAL && rules.is_idle(&Copied::new(word & !tags, &self.spill), now)
+                word != SEAL && algorithm.is_idle(&Copied::new(word & !tags, &self.spill), now)
             }
         }
     }
 
     /// Counts the keys that are not at rest, one bucket after the other. A key that moves meanwhile may count twice or not
     /// at all.
-    pub(super) fn live_keys<R: LimitAlgorithm>(&self, rules: &R, now: u64) -> usize {
-        self.buckets().map(|bucket| self.live_in(rules, bucket, now)).sum()
+    pub(super) fn live_keys<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> usize {
+        self.buckets().map(|bucket| self.live_in(algorithm, bucket, now)).sum()
     }
 
-    pub(super) fn live_in<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> usize {
-        (0..self.layout.slots).filter(|slot| self.is_live(rules, bucket, *slot, now)).count()
+    pub(super) fn live_in<R: LimitAlgorithm>(&self, algorithm: &R, bucket: Bucket<'_>, now: u64) -> usize {
+        (0..self.layout.slots).filter(|slot| self.is_live(algorithm, bucket, *slot, now)).count()
     }
 
-    pub(super) fn is_live<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> bool {
-        bucket.fingerprint(slot) != EMPTY && !self.looks_idle(rules, bucket, slot, now)
+    pub(super) fn is_live<R: LimitAlgorithm>(&self, algorithm: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> bool {
+        bucket.fingerprint(slot) != EMPTY && !self.looks_idle(algorithm, bucket, slot, now)
     }
 
     /// Takes a slot that was free a moment ago.
-    pub(super) fn seat_if_free<'a, R: LimitAlgorithm>(
+    pub(super) fn claim_if_free<'a, R: LimitAlgorithm>(
         &'a self,
-        rules: &R,
-        holds: &mut Holds<'a>,
+        algorithm: &R,
+        holds: &mut HeldBuckets<'a>,
         bucket: Bucket<'a>,
         slot: usize,
         now: u64,
     ) -> Result<Option<SlotRef<'a>>, Busy> {
-        let seat = holds.seat(self, bucket, slot)?;
-        let is_free = bucket.fingerprint(slot) == EMPTY || rules.is_idle(&holds.cells(self, seat), now);
+        let slot_ref = holds.lock_slot(self, bucket, slot)?;
+        let is_free = bucket.fingerprint(slot) == EMPTY || algorithm.is_idle(&holds.cells(self, slot_ref), now);
         if !is_free {
-            holds.unseat(seat);
+            holds.unlock_slot(slot_ref);
         }
-        Ok(is_free.then_some(seat))
+        Ok(is_free.then_some(slot_ref))
     }
 
     /// Puts a free slot to rest for the key that is about to have it.
-    pub(super) fn clear_seat<'a, R: LimitAlgorithm>(&'a self, rules: &R, holds: &mut Holds<'a>, seat: SlotRef<'a>) {
-        if seat.bucket.fingerprint(seat.slot) == EMPTY {
+    pub(super) fn clear_slot<'a, R: LimitAlgorithm>(
+        &'a self,
+        algorithm: &R,
+        holds: &mut HeldBuckets<'a>,
+        slot_ref: SlotRef<'a>,
+    ) {
+        if slot_ref.bucket.fingerprint(slot_ref.slot) == EMPTY {
             self.occupied.fetch_add(1, Ordering::Relaxed);
         } else {
-            rules.clear(&holds.cells(self, seat));
+            algorithm.clear(&holds.cells(self, slot_ref));
         }
         self.added.fetch_add(1, Ordering::Relaxed);
-        holds.write(seat.bucket);
+        holds.write(slot_ref.bucket);
     }
 
     /// Marks the buckets between home and where a key ended up.
     pub(super) fn mark_passed_by<'a>(
         &'a self,
-        holds: &mut Holds<'a>,
+        holds: &mut HeldBuckets<'a>,
         home: Bucket<'a>,
         end: Bucket<'a>,
     ) -> Result<(), Busy> {

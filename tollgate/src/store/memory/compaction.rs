@@ -13,10 +13,10 @@ use std::sync::{Arc, Weak};
 
 use super::MemoryStore;
 use super::bucket::{Layout, header_at};
-use super::family::{Family, Kin, Member, Usage};
+use super::family::{Family, FamilyView, Member, Usage};
 use super::table::Table;
 use super::tables;
-use crate::algorithm::{LimitAlgorithm, with_rules};
+use crate::algorithm::{LimitAlgorithm, with_algorithm};
 use crate::budget::Budget;
 use crate::sync::Ordering;
 use crate::units::Timestamp;
@@ -46,7 +46,7 @@ impl MemoryStore {
         let (mut tables, mut usages) = (self.tables.clone(), self.usages.clone());
         let mut is_changed = false;
         let mut looked_at: HashSet<*const Table> = HashSet::new();
-        for (index, family) in self.kin.iter().enumerate() {
+        for (index, family) in self.limit_families.iter().enumerate() {
             if !looked_at.insert(Arc::as_ptr(&self.tables[index])) {
                 continue;
             }
@@ -63,7 +63,7 @@ impl MemoryStore {
         is_changed.then(|| Self {
             first: tables.first().cloned(),
             tables,
-            kin: self.kin.clone(),
+            limit_families: self.limit_families.clone(),
             usages,
             families: self.families.clone(),
             secret: self.secret.clone(),
@@ -81,9 +81,9 @@ fn replacement(family: &Family, table: &Arc<Table>, budget: &Budget, now: u64) -
     if member.replaces.is_some() || members.tables.iter().any(|other| other.replaces(table)) {
         return None;
     }
-    let smaller = with_rules!(&member.rules, rules => table.smaller(rules, budget, now))?;
+    let smaller = with_algorithm!(&member.algorithm, algorithm => table.smaller(algorithm, budget, now))?;
     let (smaller, usage) = (Arc::new(smaller), Arc::new(Usage));
-    let mut member = Member::new(&smaller, &member.rules, &usage);
+    let mut member = Member::new(&smaller, &member.algorithm, &usage);
     member.replaces = Some(Arc::downgrade(table));
     family.add(member);
     Some((smaller, usage))
@@ -101,7 +101,7 @@ fn free_replaced(family: &Family, now: u64) {
     }
 }
 
-impl Kin<'_> {
+impl FamilyView<'_> {
     /// The table that this one takes the place of, while it has keys.
     pub(super) fn replaced(self) -> Option<Arc<Table>> {
         let members = self.family.if_several()?;
@@ -112,11 +112,11 @@ impl Kin<'_> {
 
 impl Table {
     /// Returns an empty table with room for the live keys of this one, if it takes much less memory.
-    fn smaller<R: LimitAlgorithm>(&self, rules: &R, budget: &Budget, now: u64) -> Option<Self> {
-        self.smaller_level(self.estimated_keys(rules, now))?;
-        let level = self.smaller_level(self.live_keys(rules, now))?;
+    fn smaller<R: LimitAlgorithm>(&self, algorithm: &R, budget: &Budget, now: u64) -> Option<Self> {
+        self.smaller_level(self.estimated_keys(algorithm, now))?;
+        let level = self.smaller_level(self.live_keys(algorithm, now))?;
         // Keys without a slot are charged by the floors of their buckets, which are others in a table of another size.
-        if !self.has_idle_floors(rules, now) {
+        if !self.has_idle_floors(algorithm, now) {
             return None;
         }
         let mut table = Self::of_level(self.layout, level, budget)?;
@@ -142,11 +142,11 @@ impl Table {
     }
 
     /// Estimates how many keys are not at rest, by looking at some of the buckets.
-    fn estimated_keys<R: LimitAlgorithm>(&self, rules: &R, now: u64) -> usize {
+    fn estimated_keys<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> usize {
         let (level, split) = self.extent();
         let buckets = self.buckets_at(level) + split;
         let step = (buckets / SAMPLE).max(1);
-        let sample = (0..buckets).step_by(step).map(|index| self.live_in(rules, self.bucket(index), now));
+        let sample = (0..buckets).step_by(step).map(|index| self.live_in(algorithm, self.bucket(index), now));
         sample.sum::<usize>() * step
     }
 

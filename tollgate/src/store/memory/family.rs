@@ -24,12 +24,12 @@ use std::sync::{Arc, Weak};
 use smallvec::{SmallVec, smallvec};
 
 use super::bucket::{Bucket, Busy, pause};
-use super::holds::{Holds, SlotRef};
+use super::holds::{HeldBuckets, SlotRef};
 use super::table::Table;
 use super::{HashedHit, Mode};
 use crate::algorithm::conversion::{Fit, Spent};
 use crate::algorithm::spill::Spill;
-use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, Step, with_rules};
+use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, Step, with_algorithm};
 use crate::decision::{Admission, Verdict};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 
@@ -59,7 +59,7 @@ pub(super) struct Members {
 pub(super) struct Member {
     pub(super) table: Arc<Table>,
     /// A configuration by which the table's words are read.
-    pub(super) rules: Compiled,
+    pub(super) algorithm: Compiled,
     /// Gone once no store uses the table.
     pub(super) usage: Weak<Usage>,
     /// When that was noticed.
@@ -69,9 +69,9 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(table: &Arc<Table>, rules: &Compiled, usage: &Arc<Usage>) -> Self {
+    pub(super) fn new(table: &Arc<Table>, algorithm: &Compiled, usage: &Arc<Usage>) -> Self {
         let usage = Arc::downgrade(usage);
-        Self { table: table.clone(), rules: rules.clone(), usage, retired_at: None, replaces: None }
+        Self { table: table.clone(), algorithm: algorithm.clone(), usage, retired_at: None, replaces: None }
     }
 
     pub(super) fn is_in_use(&self) -> bool {
@@ -88,16 +88,16 @@ pub(crate) struct Usage;
 
 /// A configuration, its table, and the family of that.
 #[derive(Clone, Copy)]
-pub(super) struct Kin<'a> {
+pub(super) struct FamilyView<'a> {
     pub(super) family: &'a Family,
     pub(super) table: &'a Table,
-    pub(super) rules: &'a Compiled,
+    pub(super) algorithm: &'a Compiled,
     /// The tables of all limits of the store, among them those of variants.
     pub(super) tables: &'a [Arc<Table>],
 }
 
 /// Where a key was found, with its buckets held.
-enum Place<'a> {
+enum KeyLocation<'a> {
     Here(SlotRef<'a>),
     There(&'a Member, SlotRef<'a>),
     Nowhere,
@@ -200,7 +200,9 @@ impl Members {
     fn changes_at(&self, now: u64) -> bool {
         self.tables.iter().any(|member| match member.retired_at {
             None => !member.is_in_use(),
-            Some(since) => member.is_in_use() || now >= since.saturating_add(member.rules.settles_within(self.ceiling)),
+            Some(since) => {
+                member.is_in_use() || now >= since.saturating_add(member.algorithm.settles_within(self.ceiling))
+            }
         })
     }
 
@@ -221,14 +223,14 @@ impl Members {
                 return true;
             }
             let since = *member.retired_at.get_or_insert(now);
-            now < since.saturating_add(member.rules.settles_within(ceiling))
+            now < since.saturating_add(member.algorithm.settles_within(ceiling))
         });
     }
 }
 
-impl<'a> Kin<'a> {
+impl<'a> FamilyView<'a> {
     /// The same for as long as these members are there too.
-    pub(super) fn among<'b>(self, _: &'b Arc<Members>) -> Kin<'b>
+    pub(super) fn with_members<'b>(self, _: &'b Arc<Members>) -> FamilyView<'b>
     where
         'a: 'b,
     {
@@ -236,66 +238,66 @@ impl<'a> Kin<'a> {
     }
 
     /// Decides on a key that has no slot in its own table. `None`: it has one now, or someone else was in the way.
-    pub(super) fn decide(self, members: &'a Arc<Members>, asked: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
-        let mut holds = Holds::default();
-        match self.decide_held(&mut holds, members, asked, now, mode) {
+    pub(super) fn decide(self, members: &'a Arc<Members>, hit: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
+        let mut holds = HeldBuckets::default();
+        match self.decide_held(&mut holds, members, hit, now, mode) {
             Ok(verdict) => verdict,
             Err(Busy::Held) => None,
             Err(Busy::Crowded) => {
                 drop(holds);
-                self.make_room(asked.fingerprint, now);
+                self.make_room(hit.fingerprint, now);
                 None
             }
         }
     }
 
     pub(super) fn make_room(self, fingerprint: u64, now: u64) {
-        with_rules!(self.rules, rules => self.table.make_room(rules, fingerprint, now));
+        with_algorithm!(self.algorithm, algorithm => self.table.make_room(algorithm, fingerprint, now));
     }
 
     fn decide_held(
         self,
-        holds: &mut Holds<'a>,
+        holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
-        asked: HashedHit,
+        hit: HashedHit,
         now: u64,
         mode: Mode,
     ) -> Result<Option<Verdict>, Busy> {
-        let HashedHit { fingerprint, cost, .. } = asked;
-        let place = self.find(holds, members, fingerprint)?;
-        if let Place::Here(_) = place {
+        let HashedHit { fingerprint, cost, .. } = hit;
+        let location = self.find(holds, members, fingerprint)?;
+        if let KeyLocation::Here(_) = location {
             return Ok(None);
         }
-        let (copy, fit) = self.copy(holds, members, &place, fingerprint, now)?;
-        let verdict = with_rules!(self.rules, rules => {
-            let Step { verdict, edit } = rules.decide(&copy, now, cost);
+        let (copy, fit) = self.copy(holds, members, &location, fingerprint, now)?;
+        let verdict = with_algorithm!(self.algorithm, algorithm => {
+            let Step { verdict, edit } = algorithm.decide(&copy, now, cost);
             let edit = edit.filter(|_| mode.writes(&verdict));
-            let is_denied = !verdict.is_allowed() && mode != Mode::Look && cost > 0;
-            if edit.is_none() && !(is_denied && self.is_replaced_by_this(members, &place)) {
+            let is_denied = !verdict.is_allowed() && mode != Mode::Peek && cost > 0;
+            if edit.is_none() && !(is_denied && self.is_replaced_by_this(members, &location)) {
                 if is_denied {
-                    note_step_back(holds, &place, now);
+                    note_step_back(holds, &location, now);
                 }
                 return Ok(Some(verdict));
             }
-            let seat = match fit {
-                Fit::Whole => self.seat(holds, members, &place, fingerprint, now)?,
+            let slot_ref = match fit {
+                Fit::Whole => self.claim_slot(holds, members, &location, fingerprint, now)?,
                 Fit::Cut => None,
             };
-            let Some(seat) = seat else { return Ok(Some(without_room(&verdict))) };
-            copy.hand_to(&holds.cells(self.table, seat));
+            let Some(slot_ref) = slot_ref else { return Ok(Some(without_room(&verdict))) };
+            copy.move_to(&holds.cells(self.table, slot_ref));
             if let Some(edit) = edit {
-                self.table.apply(rules, holds, seat, edit, now);
+                self.table.apply(algorithm, holds, slot_ref, edit, now);
             }
             verdict
         });
-        self.leave(holds, place);
+        self.remove_from_old_table(holds, location);
         Ok(Some(verdict))
     }
 
     /// Whether the key is in the table of a configuration that is not a variant beside this one. A table that takes the
     /// place of another for compaction belongs to the same configuration.
-    fn is_replaced_by_this(self, members: &Members, place: &Place<'a>) -> bool {
-        let Place::There(member, _) = place else { return false };
+    fn is_replaced_by_this(self, members: &Members, location: &KeyLocation<'a>) -> bool {
+        let KeyLocation::There(member, _) = location else { return false };
         let is_ours = |table: &Arc<Table>| self.tables.iter().any(|own| Arc::ptr_eq(own, table));
         let mut replacing = members.tables.iter().filter(|other| other.replaces(&member.table));
         let is_variant = is_ours(&member.table)
@@ -304,11 +306,11 @@ impl<'a> Kin<'a> {
         !is_variant
     }
 
-    /// Holds the slot of a key in its own table, and gives it one if it has none. `None` if there is none to be had:
+    /// HeldBuckets the slot of a key in its own table, and gives it one if it has none. `None` if there is none to be had:
     /// then the key must be denied. Without `members`, the table is the only one.
-    pub(super) fn hold_seat(
+    pub(super) fn hold_slot(
         self,
-        holds: &mut Holds<'a>,
+        holds: &mut HeldBuckets<'a>,
         members: Option<&'a Arc<Members>>,
         fingerprint: u64,
         now: u64,
@@ -318,22 +320,22 @@ impl<'a> Kin<'a> {
             if !self.family.is_alone() {
                 return Err(Busy::Held);
             }
-            return with_rules!(self.rules, rules => self.table.hold_seat(rules, holds, fingerprint, now)).map(Some);
+            return with_algorithm!(self.algorithm, algorithm => self.table.hold_slot(algorithm, holds, fingerprint, now)).map(Some);
         };
-        let place = self.find(holds, members, fingerprint)?;
-        if let Place::Here(seat) = place {
-            return Ok(Some(seat));
+        let location = self.find(holds, members, fingerprint)?;
+        if let KeyLocation::Here(slot_ref) = location {
+            return Ok(Some(slot_ref));
         }
-        let (copy, fit) = self.copy(holds, members, &place, fingerprint, now)?;
-        let seat = match fit {
-            Fit::Whole => self.seat(holds, members, &place, fingerprint, now)?,
+        let (copy, fit) = self.copy(holds, members, &location, fingerprint, now)?;
+        let slot_ref = match fit {
+            Fit::Whole => self.claim_slot(holds, members, &location, fingerprint, now)?,
             Fit::Cut => None,
         };
-        if let Some(seat) = seat {
-            copy.hand_to(&holds.cells(self.table, seat));
-            self.leave(holds, place);
+        if let Some(slot_ref) = slot_ref {
+            copy.move_to(&holds.cells(self.table, slot_ref));
+            self.remove_from_old_table(holds, location);
         }
-        Ok(seat)
+        Ok(slot_ref)
     }
 
     /// Gives back a charge, wherever the key is.
@@ -344,20 +346,20 @@ impl<'a> Kin<'a> {
         charge: Charge,
         now: u64,
     ) -> Result<(), Busy> {
-        let mut holds = Holds::default();
-        let Some((table, held, seat)) = self.find_or_add(&mut holds, members, fingerprint, now)? else {
+        let mut holds = HeldBuckets::default();
+        let Some((table, held, slot_ref)) = self.find_or_add(&mut holds, members, fingerprint, now)? else {
             return Ok(());
         };
-        let others = members.configurations.iter().chain([self.rules]);
+        let others = members.configurations.iter().chain([self.algorithm]);
         let others = others.filter(|other| other.meaning() != held.meaning());
         let cost = others.map(|other| other.still_counts(charge, now)).fold(charge.cost, u64::min);
-        if cost == 0 || self.rules.is_queue() {
+        if cost == 0 || self.algorithm.is_queue() {
             return Ok(());
         }
-        with_rules!(held, rules => {
-            let edit = rules.refund(&holds.cells(table, seat), now, Charge { cost, ..charge });
+        with_algorithm!(held, algorithm => {
+            let edit = algorithm.refund(&holds.cells(table, slot_ref), now, Charge { cost, ..charge });
             if let Some(edit) = edit {
-                table.apply(rules, &mut holds, seat, edit, now);
+                table.apply(algorithm, &mut holds, slot_ref, edit, now);
             }
         });
         Ok(())
@@ -365,44 +367,51 @@ impl<'a> Kin<'a> {
 
     /// Puts a key to rest, wherever it is.
     pub(super) fn reset(self, members: &'a Arc<Members>, fingerprint: u64, now: u64) -> Result<(), Busy> {
-        let mut holds = Holds::default();
-        let Some((table, rules, seat)) = self.find_or_add(&mut holds, members, fingerprint, now)? else {
+        let mut holds = HeldBuckets::default();
+        let Some((table, algorithm, slot_ref)) = self.find_or_add(&mut holds, members, fingerprint, now)? else {
             return Ok(());
         };
-        holds.write(seat.bucket);
-        with_rules!(rules, rules => rules.clear(&holds.cells(table, seat)));
+        holds.write(slot_ref.bucket);
+        with_algorithm!(algorithm, algorithm => algorithm.clear(&holds.cells(table, slot_ref)));
         Ok(())
     }
 
-    /// Holds the slot of a key, wherever it is. A key without one gets one here, if others may have spent on its account.
+    /// HeldBuckets the slot of a key, wherever it is. A key without one gets one here, if others may have spent on its account.
     /// `None` if there is nothing to change, or no slot to be had.
     fn find_or_add(
         self,
-        holds: &mut Holds<'a>,
+        holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
         fingerprint: u64,
         now: u64,
     ) -> Result<Option<(&'a Table, &'a Compiled, SlotRef<'a>)>, Busy> {
-        let place = self.find(holds, members, fingerprint)?;
-        match place {
-            Place::Here(seat) => Ok(Some((self.table, self.rules, seat))),
-            Place::There(member, seat) => Ok(Some((&*member.table, &member.rules, seat))),
-            Place::Nowhere => {
-                let (copy, fit) = self.copy(holds, members, &place, fingerprint, now)?;
-                let is_idle = with_rules!(self.rules, rules => rules.is_idle(&copy, now));
+        let location = self.find(holds, members, fingerprint)?;
+        match location {
+            KeyLocation::Here(slot_ref) => Ok(Some((self.table, self.algorithm, slot_ref))),
+            KeyLocation::There(member, slot_ref) => Ok(Some((&*member.table, &member.algorithm, slot_ref))),
+            KeyLocation::Nowhere => {
+                let (copy, fit) = self.copy(holds, members, &location, fingerprint, now)?;
+                let is_idle = with_algorithm!(self.algorithm, algorithm => algorithm.is_idle(&copy, now));
                 if is_idle || fit == Fit::Cut {
                     return Ok(None);
                 }
-                let seat = self.seat(holds, members, &place, fingerprint, now)?;
-                let Some(seat) = seat.filter(|seat| seat.slot < self.table.layout.slots) else { return Ok(None) };
-                copy.hand_to(&holds.cells(self.table, seat));
-                Ok(Some((self.table, self.rules, seat)))
+                let slot_ref = self.claim_slot(holds, members, &location, fingerprint, now)?;
+                let Some(slot_ref) = slot_ref.filter(|slot_ref| slot_ref.slot < self.table.layout.slots) else {
+                    return Ok(None);
+                };
+                copy.move_to(&holds.cells(self.table, slot_ref));
+                Ok(Some((self.table, self.algorithm, slot_ref)))
             }
         }
     }
 
-    /// Holds the home buckets of a key in all tables, and finds out where it is.
-    fn find(self, holds: &mut Holds<'a>, members: &'a Arc<Members>, fingerprint: u64) -> Result<Place<'a>, Busy> {
+    /// HeldBuckets the home buckets of a key in all tables, and finds out where it is.
+    fn find(
+        self,
+        holds: &mut HeldBuckets<'a>,
+        members: &'a Arc<Members>,
+        fingerprint: u64,
+    ) -> Result<KeyLocation<'a>, Busy> {
         for member in &members.tables {
             holds.hold_home(&member.table, fingerprint)?;
         }
@@ -410,18 +419,18 @@ impl<'a> Kin<'a> {
         if !self.family.is_still(members) {
             return Err(Busy::Held);
         }
-        if let Some(seat) = self.table.seat_in_run(holds, home, fingerprint)? {
-            holds.give(seat.bucket, seat.slot);
-            return Ok(Place::Here(seat));
+        if let Some(slot_ref) = self.table.find_in_run(holds, home, fingerprint)? {
+            holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
+            return Ok(KeyLocation::Here(slot_ref));
         }
         for member in self.others(members) {
             let home = holds.hold_home(&member.table, fingerprint)?;
-            if let Some(seat) = member.table.seat_in_run(holds, home, fingerprint)? {
-                holds.give(seat.bucket, seat.slot);
-                return Ok(Place::There(member, seat));
+            if let Some(slot_ref) = member.table.find_in_run(holds, home, fingerprint)? {
+                holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
+                return Ok(KeyLocation::There(member, slot_ref));
             }
         }
-        Ok(Place::Nowhere)
+        Ok(KeyLocation::Nowhere)
     }
 
     fn others(self, members: &'a Arc<Members>) -> impl Iterator<Item = &'a Member> {
@@ -431,32 +440,32 @@ impl<'a> Kin<'a> {
     /// A copy of the state of a key, converted to this configuration.
     fn copy(
         self,
-        holds: &mut Holds<'a>,
+        holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
-        place: &Place<'a>,
+        location: &KeyLocation<'a>,
         fingerprint: u64,
         now: u64,
     ) -> Result<(Converted<'a>, Fit), Busy> {
-        let copy = Converted::of(self.rules, &self.table.spill);
-        match place {
-            Place::There(member, seat) => {
-                let fit = self.rules.convert(&copy, &member.rules, &holds.cells(&member.table, *seat), now);
+        let copy = Converted::of(self.algorithm, &self.table.spill);
+        match location {
+            KeyLocation::There(member, slot_ref) => {
+                let fit = self.algorithm.convert(&copy, &member.algorithm, &holds.cells(&member.table, *slot_ref), now);
                 Ok((copy, fit))
             }
-            Place::Here(_) | Place::Nowhere => {
+            KeyLocation::Here(_) | KeyLocation::Nowhere => {
                 let home = holds.hold_home(self.table, fingerprint)?;
                 let shared = self.table.shared(home);
                 let elsewhere = self.shared_elsewhere(holds, members, fingerprint, now)?;
                 if elsewhere.units == 0 {
-                    with_rules!(self.rules, rules => {
-                        rules.inherit(&copy, &shared);
-                        rules.shared(&copy, now);
+                    with_algorithm!(self.algorithm, algorithm => {
+                        algorithm.inherit(&copy, &shared);
+                        algorithm.shared(&copy, now);
                     });
                     return Ok((copy, Fit::Whole));
                 }
-                let here = self.rules.spent(&shared, now);
+                let here = self.algorithm.spent(&shared, now);
                 let units = here.units.saturating_add(elsewhere.units);
-                let fit = self.rules.charge(&copy, Spent { at: here.at.max(elsewhere.at), units }, now);
+                let fit = self.algorithm.charge(&copy, Spent { at: here.at.max(elsewhere.at), units }, now);
                 Ok((copy, fit))
             }
         }
@@ -465,7 +474,7 @@ impl<'a> Kin<'a> {
     /// What keys without a slot have spent in the other tables.
     fn shared_elsewhere(
         self,
-        holds: &mut Holds<'a>,
+        holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
         fingerprint: u64,
         now: u64,
@@ -473,54 +482,54 @@ impl<'a> Kin<'a> {
         let mut sum = Spent { at: now, units: 0 };
         for member in self.others(members) {
             let home = holds.hold_home(&member.table, fingerprint)?;
-            let spent = member.rules.spent(&member.table.shared(home), now);
+            let spent = member.algorithm.spent(&member.table.shared(home), now);
             sum = Spent { at: sum.at.max(spent.at), units: sum.units.saturating_add(spent.units) };
         }
         Ok(sum)
     }
 
     /// A slot for a key that has none in its own table, which the caller fills. `None` if there is none to be had.
-    fn seat(
+    fn claim_slot(
         self,
-        holds: &mut Holds<'a>,
+        holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
-        place: &Place<'a>,
+        location: &KeyLocation<'a>,
         fingerprint: u64,
         now: u64,
     ) -> Result<Option<SlotRef<'a>>, Busy> {
         let home: Bucket<'a> = holds.hold_home(self.table, fingerprint)?;
-        with_rules!(self.rules, rules => {
-            if let Some(seat) = self.table.free_seat(rules, holds, home, now)? {
-                self.table.clear_seat(rules, holds, seat);
-                holds.hand_over(self.table, seat, fingerprint);
-                holds.give(seat.bucket, seat.slot);
-                return Ok(Some(seat));
+        with_algorithm!(self.algorithm, algorithm => {
+            if let Some(slot_ref) = self.table.free_slot(algorithm, holds, home, now)? {
+                self.table.clear_slot(algorithm, holds, slot_ref);
+                holds.reassign(self.table, slot_ref, fingerprint);
+                holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
+                return Ok(Some(slot_ref));
             }
         });
         if self.table.can_grow() {
             return Err(Busy::Crowded);
         }
         // The shared words count for a key only if it has nothing anywhere else.
-        let is_alone =
-            matches!(place, Place::Nowhere) && self.shared_elsewhere(holds, members, fingerprint, now)?.units == 0;
-        is_alone.then(|| holds.seat(self.table, home, self.table.layout.slots)).transpose()
+        let is_alone = matches!(location, KeyLocation::Nowhere)
+            && self.shared_elsewhere(holds, members, fingerprint, now)?.units == 0;
+        is_alone.then(|| holds.lock_slot(self.table, home, self.table.layout.slots)).transpose()
     }
 
     /// Takes the key out of the table that it was found in.
-    fn leave(self, holds: &mut Holds<'a>, place: Place<'a>) {
-        if let Place::There(member, seat) = place {
-            with_rules!(&member.rules, rules => rules.clear(&holds.cells(&member.table, seat)));
-            member.table.leave(holds, seat);
+    fn remove_from_old_table(self, holds: &mut HeldBuckets<'a>, location: KeyLocation<'a>) {
+        if let KeyLocation::There(member, slot_ref) = location {
+            with_algorithm!(&member.algorithm, algorithm => algorithm.clear(&holds.cells(&member.table, slot_ref)));
+            member.table.remove_from_old_table(holds, slot_ref);
         }
     }
 }
 
 /// Notes that the clock has stepped back where the state is, so that the key does not wait for it to catch up.
-fn note_step_back<'a>(holds: &mut Holds<'a>, place: &Place<'a>, now: u64) {
-    if let Place::There(member, seat) = place {
-        with_rules!(&member.rules, rules => {
-            if let Some(edit) = rules.decide(&holds.cells(&member.table, *seat), now, 0).edit {
-                member.table.apply(rules, holds, *seat, edit, now);
+fn note_step_back<'a>(holds: &mut HeldBuckets<'a>, location: &KeyLocation<'a>, now: u64) {
+    if let KeyLocation::There(member, slot_ref) = location {
+        with_algorithm!(&member.algorithm, algorithm => {
+            if let Some(edit) = algorithm.decide(&holds.cells(&member.table, *slot_ref), now, 0).edit {
+                member.table.apply(algorithm, holds, *slot_ref, edit, now);
             }
         });
     }
@@ -544,23 +553,23 @@ fn without_room(verdict: &Verdict) -> Verdict {
 /// Decides on a key that its own table does not have. `None`: it has to be looked for again.
 #[cold]
 #[inline(never)]
-pub(super) fn decide(kin: Kin<'_>, asked: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
-    kin.family.drop_retired(now);
-    let members = kin.family.members();
-    kin.among(&members).decide(&members, asked, now, mode)
+pub(super) fn decide(view: FamilyView<'_>, hit: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
+    view.family.drop_retired(now);
+    let members = view.family.members();
+    view.with_members(&members).decide(&members, hit, now, mode)
 }
 
 /// Repeats what others may be in the way of, and makes room for the key where it needs a slot.
-pub(super) fn insist(
-    kin: Kin<'_>,
+pub(super) fn retry_until_done(
+    view: FamilyView<'_>,
     fingerprint: u64,
     now: u64,
     mut attempt: impl FnMut(&Arc<Members>) -> Result<(), Busy>,
 ) {
     let mut attempts = 0;
-    while let Err(busy) = attempt(&kin.family.members()) {
+    while let Err(busy) = attempt(&view.family.members()) {
         if let Busy::Crowded = busy {
-            kin.make_room(fingerprint, now);
+            view.make_room(fingerprint, now);
         }
         attempts = pause(attempts);
     }
@@ -569,17 +578,17 @@ pub(super) fn insist(
 /// Words of a key that are not in a table. Chunks that they own are given back, unless the words are handed on.
 pub(super) struct Converted<'a> {
     words: SmallVec<[std::cell::Cell<u64>; 8]>,
-    rules: &'a Compiled,
+    algorithm: &'a Compiled,
     spill: &'a Spill,
 }
 
 impl<'a> Converted<'a> {
-    pub(super) fn of(rules: &'a Compiled, spill: &'a Spill) -> Self {
-        Self { words: smallvec![std::cell::Cell::new(0); rules.words()], rules, spill }
+    pub(super) fn of(algorithm: &'a Compiled, spill: &'a Spill) -> Self {
+        Self { words: smallvec![std::cell::Cell::new(0); algorithm.words()], algorithm, spill }
     }
 
     /// Hands the words on to a slot.
-    fn hand_to(&self, slot: &impl StateWords) {
+    fn move_to(&self, slot: &impl StateWords) {
         for (index, word) in self.words.iter().enumerate() {
             slot.set(index, word.replace(0));
         }
@@ -589,7 +598,7 @@ impl<'a> Converted<'a> {
 impl Drop for Converted<'_> {
     fn drop(&mut self) {
         if self.words.iter().any(|word| word.get() != 0) {
-            with_rules!(self.rules, rules => rules.clear(&*self));
+            with_algorithm!(self.algorithm, algorithm => algorithm.clear(&*self));
         }
     }
 }

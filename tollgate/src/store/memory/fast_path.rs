@@ -7,7 +7,7 @@ use super::Mode;
 use super::bucket::{LOCKED, Layout, level_of};
 use super::contention::Contention;
 use super::table::Table;
-use super::word::{Copied, Lost, Place};
+use super::word::{Copied, LostRace, WordRef};
 use crate::algorithm::{LimitAlgorithm, Step};
 use crate::decision::Verdict;
 use crate::sync::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ const STRIDE: usize = Layout::SHORT_STRIDE;
 pub(super) const ATTEMPTS: u32 = 64;
 
 /// Why a decision cannot be made on the fast path here and now.
-pub(super) enum Unready {
+pub(super) enum FastPathMiss {
     /// Another thread is in the way; it will not be for long.
     Changed,
     /// The key needs the slow path.
@@ -28,55 +28,55 @@ pub(super) enum Unready {
 
 /// The home bucket of a key, and its header.
 #[derive(Clone, Copy)]
-pub(super) struct Home<'a> {
+pub(super) struct HomeBucket<'a> {
     words: &'a [AtomicU64; STRIDE],
     header: u64,
 }
 
-impl<'a> Home<'a> {
+impl<'a> HomeBucket<'a> {
     /// The word of a key, if it is in this bucket. Slots are a fingerprint and a word each.
     #[inline(always)]
-    pub(super) fn place_of(self, fingerprint: u64) -> Option<Place<'a>> {
+    pub(super) fn word_of(self, fingerprint: u64) -> Option<WordRef<'a>> {
         let Self { words, header } = self;
         let (pairs, _) = words[1..].as_chunks::<2>();
         let mut slots = pairs[..Layout::SHORT_SLOTS].iter();
         let pair = slots.find(|pair| pair[0].load(Ordering::Relaxed) == fingerprint)?;
-        Some(Place { header_word: &words[0], header, word: &pair[1] })
+        Some(WordRef { header_word: &words[0], header, word: &pair[1] })
     }
 }
 
 impl Table {
     /// The home of a fingerprint, if keys are decided by one word and nobody holds it just now.
     #[inline(always)]
-    pub(super) fn short_home(&self, fingerprint: u64) -> Result<Home<'_>, Unready> {
+    pub(super) fn short_home(&self, fingerprint: u64) -> Result<HomeBucket<'_>, FastPathMiss> {
         if self.layout.tags == 0 {
-            return Err(Unready::Unusual);
+            return Err(FastPathMiss::Unusual);
         }
-        let (index, words) = self.short_bucket(fingerprint).ok_or(Unready::Unusual)?;
+        let (index, words) = self.short_bucket(fingerprint).ok_or(FastPathMiss::Unusual)?;
         let header = words[0].load(Ordering::Acquire);
         match header & LOCKED {
-            0 if self.home_at(fingerprint, level_of(header)) == index => Ok(Home { words, header }),
-            0 => Err(Unready::Unusual),
-            _ => Err(Unready::Changed),
+            0 if self.home_at(fingerprint, level_of(header)) == index => Ok(HomeBucket { words, header }),
+            0 => Err(FastPathMiss::Unusual),
+            _ => Err(FastPathMiss::Changed),
         }
     }
 
     /// Decides if it is as easy as most are. `None`: it has to be decided on the slow path.
     #[inline(always)]
-    pub(super) fn decide_quickly<R: LimitAlgorithm>(
+    pub(super) fn decide_fast<R: LimitAlgorithm>(
         &self,
-        rules: &R,
+        algorithm: &R,
         fingerprint: u64,
         now: u64,
         cost: u64,
         mode: Mode,
     ) -> Option<Verdict> {
-        let place = self.short_home(fingerprint).ok()?.place_of(fingerprint)?;
-        let word = place.word.load(Ordering::Relaxed);
-        match self.decide_word(rules, place, word, now, cost, mode) {
+        let word_ref = self.short_home(fingerprint).ok()?.word_of(fingerprint)?;
+        let word = word_ref.word.load(Ordering::Relaxed);
+        match self.decide_word(algorithm, word_ref, word, now, cost, mode) {
             Ok(verdict) => Some(verdict),
-            Err(Lost::To(other)) => self.decide_contended(rules, place, other, now, cost, mode),
-            Err(Lost::Elsewhere) => None,
+            Err(LostRace::To(other)) => self.decide_contended(algorithm, word_ref, other, now, cost, mode),
+            Err(LostRace::Elsewhere) => None,
         }
     }
 
@@ -85,8 +85,8 @@ impl Table {
     #[inline(never)]
     fn decide_contended<R: LimitAlgorithm>(
         &self,
-        rules: &R,
-        place: Place<'_>,
+        algorithm: &R,
+        word_ref: WordRef<'_>,
         mut word: u64,
         now: u64,
         cost: u64,
@@ -95,15 +95,15 @@ impl Table {
         let mut contention = Contention::new();
         for _ in 0..ATTEMPTS {
             // At once: the swap that failed has brought the cache line here.
-            match self.decide_word(rules, place, word, now, cost, mode) {
+            match self.decide_word(algorithm, word_ref, word, now, cost, mode) {
                 Ok(verdict) => {
                     contention.end();
                     return Some(verdict);
                 }
-                Err(Lost::To(_)) => contention.wait(),
-                Err(Lost::Elsewhere) => return None,
+                Err(LostRace::To(_)) => contention.wait(),
+                Err(LostRace::Elsewhere) => return None,
             }
-            word = place.read_to_replace();
+            word = word_ref.read_to_replace();
         }
         None
     }
@@ -112,22 +112,22 @@ impl Table {
     #[inline(always)]
     pub(super) fn decide_word<R: LimitAlgorithm>(
         &self,
-        rules: &R,
-        place: Place<'_>,
+        algorithm: &R,
+        word_ref: WordRef<'_>,
         old: u64,
         now: u64,
         cost: u64,
         mode: Mode,
-    ) -> Result<Verdict, Lost> {
+    ) -> Result<Verdict, LostRace> {
         let tags = self.layout.tags;
         let cells = Copied::new(old & !tags, &self.spill);
-        let Step { verdict, edit } = rules.decide(&cells, now, cost);
+        let Step { verdict, edit } = algorithm.decide(&cells, now, cost);
         match edit.filter(|_| mode.writes(&verdict)) {
-            None if place.proves(old) => Ok(verdict),
-            None => Err(Lost::Elsewhere),
+            None if word_ref.proves(old) => Ok(verdict),
+            None => Err(LostRace::Elsewhere),
             Some(edit) => {
-                rules.apply(&cells, edit);
-                place.replace(old, old & tags | cells.state.get()).map(|()| verdict)
+                algorithm.apply(&cells, edit);
+                word_ref.replace(old, old & tags | cells.state.get()).map(|()| verdict)
             }
         }
     }

@@ -24,45 +24,45 @@ impl Table {
     }
 
     /// Sweeps or grows by a few buckets, if it is time for that.
-    pub(super) fn tend<R: LimitAlgorithm>(&self, rules: &R, now: u64) {
+    pub(super) fn maintain<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) {
         let (level, split) = self.extent();
         if split > 0 || self.is_sweep_due(self.buckets_at(level) * self.layout.slots) {
-            self.alone(|| self.sweep_or_grow(rules, now));
+            self.exclusively(|| self.sweep_or_grow(algorithm, now));
         }
     }
 
     #[cfg(all(test, loom))]
-    pub(super) fn grow_now<R: LimitAlgorithm>(&self, rules: &R, now: u64) {
-        self.alone(|| self.grow(rules, now));
+    pub(super) fn grow_now<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) {
+        self.exclusively(|| self.grow(algorithm, now));
     }
 
     /// Runs `work`, unless another thread is sweeping or growing the table.
-    fn alone(&self, work: impl FnOnce()) {
+    fn exclusively(&self, work: impl FnOnce()) {
         if !self.growing.swap(true, Ordering::Acquire) {
             let _growing = Growing(&self.growing);
             work();
         }
     }
 
-    fn sweep_or_grow<R: LimitAlgorithm>(&self, rules: &R, now: u64) {
+    fn sweep_or_grow<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) {
         let (level, split) = self.extent();
         let buckets = self.buckets_at(level);
         let is_full = || self.is_crowded(buckets * self.layout.slots);
-        if split > 0 || (self.sweep(rules, now, buckets) && is_full() && self.can_grow()) {
-            self.grow(rules, now);
+        if split > 0 || (self.sweep(algorithm, now, buckets) && is_full() && self.can_grow()) {
+            self.grow(algorithm, now);
         }
     }
 
     /// Splits the next few buckets.
-    fn grow<R: LimitAlgorithm>(&self, rules: &R, now: u64) {
-        /// Splits with each newcomer: so many that a doubling is done long before the next is due.
+    fn grow<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) {
+        /// Splits with each new key: so many that a doubling is done long before the next is due.
         const STEP: usize = 4;
 
         let (level, mut split) = self.extent();
         if self.add_segment(level as usize + 1).is_some() {
             let buckets = self.buckets_at(level);
             let until = (split + STEP).min(buckets);
-            while split < until && self.split(rules, now, split, level).is_ok() {
+            while split < until && self.split(algorithm, now, split, level).is_ok() {
                 split += 1;
             }
             let (level, split) = if split == buckets { (level + 1, 0) } else { (level, split) };
@@ -70,19 +70,19 @@ impl Table {
         }
     }
 
-    /// Makes room where a newcomer found none, by splitting the buckets it looked into before it is their
+    /// Makes room where a new key found none, by splitting the buckets it looked into before it is their
     /// turn: nobody waits for all the others.
     #[cold]
-    pub(super) fn make_room<R: LimitAlgorithm>(&self, rules: &R, fingerprint: u64, now: u64) {
+    pub(super) fn make_room<R: LimitAlgorithm>(&self, algorithm: &R, fingerprint: u64, now: u64) {
         let (level, _) = self.extent();
-        self.alone(|| self.grow(rules, now));
+        self.exclusively(|| self.grow(algorithm, now));
         if self.segments[level as usize + 1].get().is_none() {
             return;
         }
         let mut index = self.home_at(fingerprint, level);
         for _ in 0..self.run() {
             // Splitting one frees some slots, wherever in the run its keys were.
-            if self.split(rules, now, index, level).is_ok_and(|freed| freed > 0) {
+            if self.split(algorithm, now, index, level).is_ok_and(|freed| freed > 0) {
                 return;
             }
             index = self.next_in_run(self.bucket(index)).index;

@@ -2,10 +2,10 @@
 
 use smallvec::SmallVec;
 
-use super::bucket::{Bucket, Busy, EMPTY, Held, LOCKED, header_patiently, hold_unchanged};
+use super::bucket::{Bucket, Busy, EMPTY, Held, LOCKED, header_within_bound, hold_unchanged};
 use super::positions::Positions;
 use super::table::Table;
-use super::word::{Lent, SEAL, Sealed};
+use super::word::{SEAL, Sealed, WordsView};
 use crate::sync::Ordering;
 
 /// A slot, or the shared words, of a bucket that is held.
@@ -33,7 +33,7 @@ impl SlotRef<'_> {
 /// Buckets that are held, and words in them that are sealed. When this is dropped, the words are written, and then the
 /// buckets are let go, the last one first.
 #[derive(Default)]
-pub(super) struct Holds<'a> {
+pub(super) struct HeldBuckets<'a> {
     sealed: SmallVec<[Sealed<'a>; 8]>,
     held: SmallVec<[Held<'a>; 8]>,
     /// Where each of these buckets is among them, by its address.
@@ -43,8 +43,8 @@ pub(super) struct Holds<'a> {
     given: SmallVec<[u64; 8]>,
 }
 
-impl<'a> Holds<'a> {
-    /// Holds a bucket, unless it is held already.
+impl<'a> HeldBuckets<'a> {
+    /// HeldBuckets a bucket, unless it is held already.
     pub(super) fn hold(&mut self, bucket: Bucket<'a>) -> Result<&mut Held<'a>, Busy> {
         let index = self.hold_index(bucket)?;
         Ok(&mut self.held[index])
@@ -54,7 +54,7 @@ impl<'a> Holds<'a> {
         if let Some(index) = self.position(bucket) {
             return Ok(index);
         }
-        self.add(hold_unchanged(bucket, header_patiently(bucket)?).ok_or(Busy::Held)?);
+        self.add(hold_unchanged(bucket, header_within_bound(bucket)?).ok_or(Busy::Held)?);
         Ok(self.held.len() - 1)
     }
 
@@ -64,13 +64,13 @@ impl<'a> Holds<'a> {
         self.positions.added(&self.held, |held| held.bucket.address());
     }
 
-    /// Holds the home bucket of a key.
+    /// HeldBuckets the home bucket of a key.
     pub(super) fn hold_home(&mut self, table: &'a Table, fingerprint: u64) -> Result<Bucket<'a>, Busy> {
         let mut bucket = table.probable_home(fingerprint);
         loop {
             let already = self.position(bucket).map(|index| self.held[index].header());
-            let header = already.map_or_else(|| header_patiently(bucket), Ok)?;
-            match table.led_on(bucket, header, fingerprint) {
+            let header = already.map_or_else(|| header_within_bound(bucket), Ok)?;
+            match table.split_target(bucket, header, fingerprint) {
                 Some(next) => bucket = next,
                 None if already.is_some() => return Ok(bucket),
                 None => {
@@ -82,7 +82,7 @@ impl<'a> Holds<'a> {
     }
 
     /// Keeps others from changing a slot: its bucket is held, and a word that is decided without the lock is sealed.
-    pub(super) fn seat(&mut self, table: &'a Table, bucket: Bucket<'a>, slot: usize) -> Result<SlotRef<'a>, Busy> {
+    pub(super) fn lock_slot(&mut self, table: &'a Table, bucket: Bucket<'a>, slot: usize) -> Result<SlotRef<'a>, Busy> {
         let held = self.hold_index(bucket)?;
         let tags = table.layout.tags;
         if tags == 0 || slot == table.layout.slots {
@@ -101,33 +101,33 @@ impl<'a> Holds<'a> {
     }
 
     /// Lets others change the slot again, if it is the last that was sealed.
-    pub(super) fn unseat(&mut self, seat: SlotRef<'a>) {
-        if seat.sealed.is_some_and(|index| index + 1 == self.sealed.len()) {
+    pub(super) fn unlock_slot(&mut self, slot_ref: SlotRef<'a>) {
+        if slot_ref.sealed.is_some_and(|index| index + 1 == self.sealed.len()) {
             self.sealed.pop();
         }
     }
 
-    /// The words of a seat.
-    pub(super) fn cells(&self, table: &'a Table, seat: SlotRef<'a>) -> Lent<'_, 'a> {
-        match seat.sealed {
-            Some(index) => Lent::Copy(self.sealed[index].cells()),
-            None => Lent::Words(table.slot(seat.bucket, seat.slot)),
+    /// The words of a slot.
+    pub(super) fn cells(&self, table: &'a Table, slot_ref: SlotRef<'a>) -> WordsView<'_, 'a> {
+        match slot_ref.sealed {
+            Some(index) => WordsView::Copy(self.sealed[index].cells()),
+            None => WordsView::Words(table.slot(slot_ref.bucket, slot_ref.slot)),
         }
     }
 
-    /// Gives a seat to another key, or to none.
-    pub(super) fn hand_over(&mut self, table: &'a Table, seat: SlotRef<'a>, fingerprint: u64) {
-        let held = &mut self.held[seat.held];
+    /// Gives a slot to another key, or to none.
+    pub(super) fn reassign(&mut self, table: &'a Table, slot_ref: SlotRef<'a>, fingerprint: u64) {
+        let held = &mut self.held[slot_ref.held];
         held.mark_written();
         // An empty slot has no decisions on their way to it.
-        if let Some(sealed) = seat.sealed.filter(|_| seat.bucket.fingerprint(seat.slot) != EMPTY) {
-            self.sealed[sealed].hand_over(held, table.layout.tags);
+        if let Some(sealed) = slot_ref.sealed.filter(|_| slot_ref.bucket.fingerprint(slot_ref.slot) != EMPTY) {
+            self.sealed[sealed].reassign(held, table.layout.tags);
         }
-        seat.bucket.set_fingerprint(seat.slot, fingerprint);
+        slot_ref.bucket.set_fingerprint(slot_ref.slot, fingerprint);
     }
 
     /// Keeps a slot for the key that it was given to, as long as anything is held.
-    pub(super) fn give(&mut self, bucket: Bucket<'a>, slot: usize) {
+    pub(super) fn keep_for_key(&mut self, bucket: Bucket<'a>, slot: usize) {
         if let Some(index) = self.position(bucket) {
             self.given[index] |= 1 << slot;
         }
@@ -152,7 +152,7 @@ impl<'a> Holds<'a> {
     }
 }
 
-impl Drop for Holds<'_> {
+impl Drop for HeldBuckets<'_> {
     fn drop(&mut self) {
         self.sealed.clear();
         while self.held.pop().is_some() {}

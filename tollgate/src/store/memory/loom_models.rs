@@ -4,8 +4,8 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::bucket::Layout;
+use super::fast_path::FastPathMiss;
 use super::multi_key::{Draft, write_all};
-use super::quick::Unready;
 use super::table::Table;
 use super::{HashedHit, Mode};
 use crate::algorithm::{Charge, Compiled, LimitAlgorithm};
@@ -44,29 +44,29 @@ impl Model {
     }
 
     fn reset(&self, fingerprint: u64) {
-        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        assert!(self.table.change(rules, None, fingerprint, NOW, |cells| rules.clear(cells)));
+        let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
+        assert!(self.table.change(algorithm, None, fingerprint, NOW, |cells| algorithm.clear(cells)));
     }
 
     fn refund(&self, fingerprint: u64) {
-        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        let is_changed = self.table.change(rules, None, fingerprint, NOW, |cells| {
-            if let Some(edit) = rules.refund(cells, NOW, Charge { at: NOW, cost: 1 }) {
-                rules.apply(cells, edit);
+        let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
+        let is_changed = self.table.change(algorithm, None, fingerprint, NOW, |cells| {
+            if let Some(edit) = algorithm.refund(cells, NOW, Charge { at: NOW, cost: 1 }) {
+                algorithm.apply(cells, edit);
             }
         });
         assert!(is_changed);
     }
 
     fn grow(&self) {
-        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        self.table.grow_now(rules, NOW);
+        let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
+        self.table.grow_now(algorithm, NOW);
     }
 
     fn check(&self, fingerprint: u64) -> Verdict {
-        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        let asked = HashedHit { limit: LimitId(0), fingerprint, cost: 1 };
-        self.table.decide(rules, None, asked, NOW, Mode::Take)
+        let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
+        let hit = HashedHit { limit: LimitId(0), fingerprint, cost: 1 };
+        self.table.decide(algorithm, None, hit, NOW, Mode::Take)
     }
 
     fn takes(&self, fingerprint: u64) -> u64 {
@@ -74,19 +74,19 @@ impl Model {
     }
 
     fn left(&self, fingerprint: u64) -> u64 {
-        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        let asked = HashedHit { limit: LimitId(0), fingerprint, cost: 0 };
-        self.table.decide(rules, None, asked, NOW, Mode::Look).remaining
+        let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
+        let hit = HashedHit { limit: LimitId(0), fingerprint, cost: 0 };
+        self.table.decide(algorithm, None, hit, NOW, Mode::Peek).remaining
     }
 
     /// What taking one unit of a key would be, on the fast path for several.
-    fn draft<'a>(&'a self, fingerprint: u64, draft: &mut Draft<'a>) -> Result<(), Unready> {
-        let Compiled::ClockWindow(rules) = self.limit.compiled() else { unreachable!() };
-        self.table.draft_now(rules, &HashedHit { limit: LimitId(0), fingerprint, cost: 1 }, NOW, draft)
+    fn draft<'a>(&'a self, fingerprint: u64, draft: &mut Draft<'a>) -> Result<(), FastPathMiss> {
+        let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
+        self.table.draft_now(algorithm, &HashedHit { limit: LimitId(0), fingerprint, cost: 1 }, NOW, draft)
     }
 
     /// In how many slots of the first block a fingerprint is.
-    fn seats(&self, fingerprint: u64) -> usize {
+    fn slot_refs(&self, fingerprint: u64) -> usize {
         let buckets = (0..self.table.layout.block()).map(|index| self.table.bucket(index));
         buckets
             .map(|bucket| (0..self.table.layout.slots).filter(|slot| bucket.fingerprint(*slot) == fingerprint).count())
@@ -95,7 +95,7 @@ impl Model {
 }
 
 /// Takes from key 8 of both if both pass, or says which denies. Gives up if another thread is in the way.
-fn take_both(cold: &Model, hot: &Model) -> Result<bool, Unready> {
+fn take_both(cold: &Model, hot: &Model) -> Result<bool, FastPathMiss> {
     let (mut others, mut last) = ([Draft::UNKNOWN], Draft::UNKNOWN);
     cold.draft(8, &mut others[0])?;
     if others[0].change.is_none() {
@@ -138,7 +138,7 @@ fn loom_a_key_is_added_once() {
         let thread = thread::spawn(move || other.takes(8));
         let here = model.takes(8);
         assert_eq!(here + thread.join().unwrap(), 1);
-        assert_eq!(model.seats(8), 1);
+        assert_eq!(model.slot_refs(8), 1);
     });
 }
 
@@ -171,7 +171,7 @@ fn loom_a_late_decision_does_not_charge_the_slot_that_its_key_has_left() {
         let here = model.takes(9);
         assert_eq!(here + thread.join().unwrap(), 2);
         assert_eq!([9, 10].map(|key| model.left(key)), [1, 2]);
-        assert_eq!([9, 10].map(|key| model.seats(key)), [0, 1], "in bucket 0");
+        assert_eq!([9, 10].map(|key| model.slot_refs(key)), [0, 1], "in bucket 0");
     });
 }
 
@@ -279,8 +279,8 @@ fn loom_a_hot_key_that_denies_leaves_the_cold_one_untouched() {
         let (other_cold, other_hot) = (cold.clone(), hot.clone());
         let thread = thread::spawn(move || (other_hot.takes(8), other_cold.left(8)));
         let both = matches!(take_both(&cold, &hot), Ok(true));
-        let (alone, seen) = thread.join().unwrap();
-        assert_eq!(u64::from(both) + alone, 1);
+        let (exclusively, seen) = thread.join().unwrap();
+        assert_eq!(u64::from(both) + exclusively, 1);
         // Of a request that is denied, nobody sees anything.
         assert_eq!([cold.left(8), hot.left(8)], [1 - u64::from(both), 0]);
         assert!(seen == 1 || both);
@@ -290,14 +290,14 @@ fn loom_a_hot_key_that_denies_leaves_the_cold_one_untouched() {
 #[test]
 fn loom_strangers_in_a_full_table_share_one_quota() {
     check_all_orders(|| {
-        // No memory to grow: two keys have a seat, the others share.
+        // No memory to grow: two keys have a slot, the others share.
         let model = Arc::new(Model::new(1, 0, 48));
         assert_eq!((model.takes(8), model.takes(9)), (1, 1));
         let other = model.clone();
         let thread = thread::spawn(move || other.takes(10));
         let here = model.takes(11);
         assert_eq!(here + thread.join().unwrap(), 1);
-        assert_eq!([8, 9, 10, 11].map(|key| model.seats(key)), [1, 1, 0, 0]);
+        assert_eq!([8, 9, 10, 11].map(|key| model.slot_refs(key)), [1, 1, 0, 0]);
     });
 }
 
@@ -312,7 +312,7 @@ fn loom_an_evicted_key_is_not_richer_for_it() {
         let thread = thread::spawn(move || other.takes(10));
         assert_eq!((model.takes(8), thread.join().unwrap()), (1, 1));
         assert!(model.left(8) <= 4 && model.left(9) <= 5 && model.left(10) <= 5);
-        assert_eq!(model.seats(8) + model.seats(9) + model.seats(10), 2);
+        assert_eq!(model.slot_refs(8) + model.slot_refs(9) + model.slot_refs(10), 2);
     });
 }
 
@@ -336,25 +336,25 @@ fn loom_nobody_sees_half_of_a_state() {
     check_all_orders(|| {
         // Two words: the count of a segment lies across both.
         let limit = Limit::new("wide", SlidingWindowCounter::new(1 << 32, MINUTE)).unwrap();
-        let Compiled::Counter(rules) = limit.compiled() else { unreachable!() };
-        assert_eq!(rules.words(), 2);
+        let Compiled::Counter(algorithm) = limit.compiled() else { unreachable!() };
+        assert_eq!(algorithm.words(), 2);
         let table = Arc::new(Table::new(Layout::tiny(2, 2, 0, 0), Budget::new(1 << 10)).unwrap());
-        fn ask(
+        fn check(
             table: &Table,
-            rules: &crate::algorithm::sliding_window_counter::Counter,
+            algorithm: &crate::algorithm::sliding_window_counter::Counter,
             cost: u64,
             mode: Mode,
         ) -> Verdict {
-            let asked = HashedHit { limit: LimitId(0), fingerprint: 8, cost };
-            table.decide(rules, None, asked, NOW, mode)
+            let hit = HashedHit { limit: LimitId(0), fingerprint: 8, cost };
+            table.decide(algorithm, None, hit, NOW, mode)
         }
-        ask(&table, rules, (1 << 31) - 1, Mode::Take);
+        check(&table, algorithm, (1 << 31) - 1, Mode::Take);
         let (other, same) = (table.clone(), limit.clone());
         let thread = thread::spawn(move || {
-            let Compiled::Counter(rules) = same.compiled() else { unreachable!() };
-            ask(&other, rules, 1 << 31, Mode::Take);
+            let Compiled::Counter(algorithm) = same.compiled() else { unreachable!() };
+            check(&other, algorithm, 1 << 31, Mode::Take);
         });
-        let left = ask(&table, rules, 0, Mode::Look).remaining;
+        let left = check(&table, algorithm, 0, Mode::Peek).remaining;
         thread.join().unwrap();
         let before = (1_u64 << 32) - ((1 << 31) - 1);
         assert!(left == before || left == before - (1 << 31), "{left}");

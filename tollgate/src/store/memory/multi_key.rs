@@ -20,11 +20,11 @@
 //! of the ordinary, there is the slow path.
 
 use super::contention::Contention;
-use super::quick::{ATTEMPTS, Home, Unready};
+use super::fast_path::{ATTEMPTS, FastPathMiss, HomeBucket};
 use super::table::Table;
-use super::word::{Copied, Lost, Place, SEAL};
+use super::word::{Copied, LostRace, SEAL, WordRef};
 use super::{HashedHit, MemoryStore, Mode};
-use crate::algorithm::{Compiled, LimitAlgorithm, Step, with_rules};
+use crate::algorithm::{Compiled, LimitAlgorithm, Step, with_algorithm};
 use crate::decision::{Decision, Verdict};
 use crate::limit::Limit;
 use crate::sync::Ordering;
@@ -51,7 +51,7 @@ impl Draft<'_> {
 
 /// A word that is to be replaced.
 pub(super) struct Change<'a> {
-    place: Place<'a>,
+    word_ref: WordRef<'a>,
     old: u64,
     new: u64,
 }
@@ -67,7 +67,7 @@ impl<'c, 'a> Seals<'c, 'a> {
     fn new(drafts: &'c [Draft<'a>]) -> Option<Self> {
         let mut seals = Self { drafts: &drafts[..0] };
         for (index, draft) in drafts.iter().enumerate() {
-            if draft.change.as_ref().is_some_and(|change| !change.place.seal(change.old)) {
+            if draft.change.as_ref().is_some_and(|change| !change.word_ref.seal(change.old)) {
                 return None;
             }
             seals.drafts = &drafts[..=index];
@@ -79,14 +79,14 @@ impl<'c, 'a> Seals<'c, 'a> {
     #[inline(always)]
     fn write(mut self) {
         let drafts = std::mem::take(&mut self.drafts);
-        changes(drafts).for_each(|change| change.place.unseal(change.new));
+        changes(drafts).for_each(|change| change.word_ref.unseal(change.new));
     }
 }
 
 impl Drop for Seals<'_, '_> {
     #[inline(always)]
     fn drop(&mut self) {
-        changes(self.drafts).for_each(|change| change.place.unseal(change.old));
+        changes(self.drafts).for_each(|change| change.word_ref.unseal(change.old));
     }
 }
 
@@ -98,78 +98,78 @@ fn changes<'c, 'a>(drafts: &'c [Draft<'a>]) -> impl Iterator<Item = &'c Change<'
 impl MemoryStore {
     /// Decides if it is as easy as it mostly is. `None`: it has to be decided on the slow path.
     #[inline]
-    pub(super) fn decide_together(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Option<Decision> {
-        if asked.len() <= FEW {
-            self.decide_up_to::<FEW>(limits, asked, now)
+    pub(super) fn decide_several_fast(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Option<Decision> {
+        if hits.len() <= FEW {
+            self.decide_up_to::<FEW>(limits, hits, now)
         } else {
-            self.decide_up_to::<MOST>(limits, asked, now)
+            self.decide_up_to::<MOST>(limits, hits, now)
         }
     }
 
-    fn decide_up_to<const N: usize>(&self, limits: &[Limit], asked: &[HashedHit], now: Timestamp) -> Option<Decision> {
+    fn decide_up_to<const N: usize>(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Option<Decision> {
         let mut contention = Contention::new();
         for _ in 0..ATTEMPTS {
-            match self.try_together::<N>(limits, asked, now, !contention.is_likely()) {
+            match self.try_several::<N>(limits, hits, now, !contention.is_likely()) {
                 Ok(decision) => {
                     contention.end();
                     return Some(decision);
                 }
-                Err(Unready::Changed) => contention.wait(),
-                Err(Unready::Unusual) => return None,
+                Err(FastPathMiss::Changed) => contention.wait(),
+                Err(FastPathMiss::Unusual) => return None,
             }
         }
         None
     }
 
     #[inline(always)]
-    fn try_together<const N: usize>(
+    fn try_several<const N: usize>(
         &self,
         limits: &[Limit],
-        asked: &[HashedHit],
+        hits: &[HashedHit],
         now: Timestamp,
         look_first: bool,
-    ) -> Result<Decision, Unready> {
+    ) -> Result<Decision, FastPathMiss> {
         let (mut homes, mut drafts) = ([None; N], [const { Draft::UNKNOWN }; N]);
-        let homes = homes.get_mut(..asked.len()).ok_or(Unready::Unusual)?;
-        let drafts = drafts.get_mut(..asked.len()).ok_or(Unready::Unusual)?;
+        let homes = homes.get_mut(..hits.len()).ok_or(FastPathMiss::Unusual)?;
+        let drafts = drafts.get_mut(..hits.len()).ok_or(FastPathMiss::Unusual)?;
         // Of the decisive key, whose word is not sealed with the others.
         let mut last = Draft::UNKNOWN;
-        let decisive = self.decisive(asked);
+        let decisive = self.decisive(hits);
         // All buckets are asked for before any is looked into, so that their cache misses overlap.
-        for (index, (home, one)) in homes.iter_mut().zip(asked).enumerate() {
-            if one.cost > 0 && (look_first || Some(index) != decisive) {
-                let table = self.tables.get(one.limit.index()).ok_or(Unready::Unusual)?;
-                *home = Some(table.short_home(one.fingerprint)?);
+        for (index, (home, hit)) in homes.iter_mut().zip(hits).enumerate() {
+            if hit.cost > 0 && (look_first || Some(index) != decisive) {
+                let table = self.tables.get(hit.limit.index()).ok_or(FastPathMiss::Unusual)?;
+                *home = Some(table.short_home(hit.fingerprint)?);
             }
         }
-        for (index, ((one, home), draft)) in asked.iter().zip(&*homes).zip(&mut *drafts).enumerate() {
-            if one.cost == 0 {
-                let verdict = self.ask(limits, *one, now, Mode::Look);
-                draft.verdict = Some(verdict).filter(Verdict::is_allowed).ok_or(Unready::Unusual)?;
+        for (index, ((hit, home), draft)) in hits.iter().zip(&*homes).zip(&mut *drafts).enumerate() {
+            if hit.cost == 0 {
+                let verdict = self.check(limits, *hit, now, Mode::Peek);
+                draft.verdict = Some(verdict).filter(Verdict::is_allowed).ok_or(FastPathMiss::Unusual)?;
             } else if let Some(home) = *home {
                 let draft = if Some(index) == decisive { &mut last } else { draft };
-                self.draft(limits, one, (home, Displaced::Search), now, draft)?;
+                self.draft(limits, hit, (home, Displaced::Search), now, draft)?;
             }
         }
         if let Some(decisive) = decisive {
             let all_pass = last.verdict.is_allowed() && drafts.iter().all(|draft| draft.verdict.is_allowed());
             if all_pass {
-                write_all(drafts, &mut last, |last| self.draft_anew(limits, &asked[decisive], now, last))?;
+                write_all(drafts, &mut last, |last| self.draft_anew(limits, &hits[decisive], now, last))?;
             } else if !look_first {
-                self.draft_anew(limits, &asked[decisive], now, &mut last)?;
+                self.draft_anew(limits, &hits[decisive], now, &mut last)?;
             }
             drafts[decisive].verdict = last.verdict;
         }
-        self.foremost(limits, asked, drafts, now)
+        self.most_restrictive(limits, hits, drafts, now)
     }
 
     /// Which of the words is not sealed: of those that are to be replaced, the one of the table with the fewest keys.
     #[inline(always)]
-    fn decisive(&self, asked: &[HashedHit]) -> Option<usize> {
-        let taking = asked.iter().enumerate().filter(|(_, one)| one.cost > 0);
+    fn decisive(&self, hits: &[HashedHit]) -> Option<usize> {
+        let taking = hits.iter().enumerate().filter(|(_, hit)| hit.cost > 0);
         let keys =
-            |one: &HashedHit| self.tables.get(one.limit.index()).map(|table| table.occupied.load(Ordering::Relaxed));
-        taking.min_by_key(|(_, one)| keys(one)).map(|(index, _)| index)
+            |hit: &HashedHit| self.tables.get(hit.limit.index()).map(|table| table.occupied.load(Ordering::Relaxed));
+        taking.min_by_key(|(_, hit)| keys(hit)).map(|(index, _)| index)
     }
 
     #[inline(always)]
@@ -177,18 +177,20 @@ impl MemoryStore {
         &'a self,
         limits: &[Limit],
         one: &HashedHit,
-        (home, displaced): (Home<'a>, Displaced),
+        (home, displaced): (HomeBucket<'a>, Displaced),
         now: Timestamp,
         draft: &mut Draft<'a>,
-    ) -> Result<(), Unready> {
-        let table = self.tables.get(one.limit.index()).ok_or(Unready::Unusual)?;
-        let place = match home.place_of(one.fingerprint) {
-            Some(place) => place,
-            None => table.place_elsewhere(one.fingerprint, displaced)?,
+    ) -> Result<(), FastPathMiss> {
+        let table = self.tables.get(one.limit.index()).ok_or(FastPathMiss::Unusual)?;
+        let word_ref = match home.word_of(one.fingerprint) {
+            Some(word_ref) => word_ref,
+            None => table.find_displaced(one.fingerprint, displaced)?,
         };
-        match limits.get(one.limit.index()).ok_or(Unready::Unusual)?.compiled() {
-            Compiled::Meter(rules) => table.draft(rules, place, one, now.as_micros(), draft),
-            other => with_rules!(other, rules => table.draft_of_others(rules, place, one, now.as_micros(), draft)),
+        match limits.get(one.limit.index()).ok_or(FastPathMiss::Unusual)?.compiled() {
+            Compiled::Meter(algorithm) => table.draft(algorithm, word_ref, one, now.as_micros(), draft),
+            other => {
+                with_algorithm!(other, algorithm => table.draft_of_others(algorithm, word_ref, one, now.as_micros(), draft))
+            }
         }
     }
 
@@ -200,32 +202,32 @@ impl MemoryStore {
         one: &HashedHit,
         now: Timestamp,
         draft: &mut Draft<'a>,
-    ) -> Result<(), Unready> {
-        let table = self.tables.get(one.limit.index()).ok_or(Unready::Unusual)?;
+    ) -> Result<(), FastPathMiss> {
+        let table = self.tables.get(one.limit.index()).ok_or(FastPathMiss::Unusual)?;
         let home = table.short_home(one.fingerprint)?;
         self.draft(limits, one, (home, Displaced::GiveUp), now, draft)
     }
 
     /// The decision, by what each limit says.
     #[inline(always)]
-    fn foremost(
+    fn most_restrictive(
         &self,
         limits: &[Limit],
-        asked: &[HashedHit],
+        hits: &[HashedHit],
         drafts: &[Draft<'_>],
         now: Timestamp,
-    ) -> Result<Decision, Unready> {
-        let mut foremost = None::<(&HashedHit, &Verdict, u64)>;
+    ) -> Result<Decision, FastPathMiss> {
+        let mut most_restrictive = None::<(&HashedHit, &Verdict, u64)>;
         let mut delay = 0;
-        for (one, Draft { verdict, .. }) in asked.iter().zip(drafts) {
+        for (hit, Draft { verdict, .. }) in hits.iter().zip(drafts) {
             delay = delay.max(verdict.delay());
-            let quota = limits.get(one.limit.index()).ok_or(Unready::Unusual)?.quota();
-            if foremost.is_none_or(|(_, said, others)| verdict.is_before(quota, (said, others))) {
-                foremost = Some((one, verdict, quota));
+            let quota = limits.get(hit.limit.index()).ok_or(FastPathMiss::Unusual)?.quota();
+            if most_restrictive.is_none_or(|(_, said, others)| verdict.takes_precedence(quota, (said, others))) {
+                most_restrictive = Some((hit, verdict, quota));
             }
         }
-        let (one, verdict, _) = foremost.ok_or(Unready::Unusual)?;
-        Ok(self.answer(limits, *one, now, verdict.held_for(delay)))
+        let (hit, verdict, _) = most_restrictive.ok_or(FastPathMiss::Unusual)?;
+        Ok(self.decision(limits, *hit, now, verdict.with_delay(delay)))
     }
 }
 
@@ -244,9 +246,9 @@ enum Displaced {
 pub(super) fn write_all<'a>(
     others: &[Draft<'a>],
     last: &mut Draft<'a>,
-    mut anew: impl FnMut(&mut Draft<'a>) -> Result<(), Unready>,
-) -> Result<(), Unready> {
-    let seals = Seals::new(others).ok_or(Unready::Changed)?;
+    mut anew: impl FnMut(&mut Draft<'a>) -> Result<(), FastPathMiss>,
+) -> Result<(), FastPathMiss> {
+    let seals = Seals::new(others).ok_or(FastPathMiss::Changed)?;
     for attempt in 0..TRIES {
         if attempt > 0 || last.change.is_none() {
             anew(last)?;
@@ -254,17 +256,17 @@ pub(super) fn write_all<'a>(
         let Some(change) = &last.change else {
             return Ok(());
         };
-        match change.place.replace(change.old, change.new) {
+        match change.word_ref.replace(change.old, change.new) {
             Ok(()) => {
                 seals.write();
                 return Ok(());
             }
             // At once: the swap that failed has brought the cache line here.
-            Err(Lost::To(_)) => {}
-            Err(Lost::Elsewhere) => break,
+            Err(LostRace::To(_)) => {}
+            Err(LostRace::Elsewhere) => break,
         }
     }
-    Err(Unready::Changed)
+    Err(FastPathMiss::Changed)
 }
 
 impl Table {
@@ -272,30 +274,30 @@ impl Table {
     #[inline(always)]
     fn draft<'a, R: LimitAlgorithm>(
         &'a self,
-        rules: &R,
-        place: Place<'a>,
-        asked: &HashedHit,
+        algorithm: &R,
+        word_ref: WordRef<'a>,
+        hit: &HashedHit,
         now: u64,
         draft: &mut Draft<'a>,
-    ) -> Result<(), Unready> {
+    ) -> Result<(), FastPathMiss> {
         let tags = self.layout.tags;
-        let old = place.word.load(Ordering::Relaxed);
+        let old = word_ref.word.load(Ordering::Relaxed);
         if old == SEAL {
-            return Err(Unready::Changed);
+            return Err(FastPathMiss::Changed);
         }
         let cells = Copied::new(old & !tags, &self.spill);
-        let Step { verdict, edit } = rules.decide(&cells, now, asked.cost);
+        let Step { verdict, edit } = algorithm.decide(&cells, now, hit.cost);
         draft.verdict = verdict;
         draft.change = match edit {
             Some(edit) if verdict.is_allowed() => {
-                rules.apply(&cells, edit);
-                Some(Change { place, old, new: old & tags | cells.state.get() })
+                algorithm.apply(&cells, edit);
+                Some(Change { word_ref, old, new: old & tags | cells.state.get() })
             }
-            None if verdict.is_allowed() => return Err(Unready::Unusual),
-            None if place.proves(old) => None,
-            None => return Err(Unready::Changed),
+            None if verdict.is_allowed() => return Err(FastPathMiss::Unusual),
+            None if word_ref.proves(old) => None,
+            None => return Err(FastPathMiss::Changed),
             // A denial that changes something.
-            Some(_) => return Err(Unready::Unusual),
+            Some(_) => return Err(FastPathMiss::Unusual),
         };
         Ok(())
     }
@@ -303,34 +305,34 @@ impl Table {
     #[inline(never)]
     fn draft_of_others<'a, R: LimitAlgorithm>(
         &'a self,
-        rules: &R,
-        place: Place<'a>,
-        asked: &HashedHit,
+        algorithm: &R,
+        word_ref: WordRef<'a>,
+        hit: &HashedHit,
         now: u64,
         draft: &mut Draft<'a>,
-    ) -> Result<(), Unready> {
-        self.draft(rules, place, asked, now, draft)
+    ) -> Result<(), FastPathMiss> {
+        self.draft(algorithm, word_ref, hit, now, draft)
     }
 
     /// The word of a key that is not in its home bucket, if it has a slot.
     #[cold]
     #[inline(never)]
-    fn place_elsewhere(&self, fingerprint: u64, displaced: Displaced) -> Result<Place<'_>, Unready> {
+    fn find_displaced(&self, fingerprint: u64, displaced: Displaced) -> Result<WordRef<'_>, FastPathMiss> {
         match displaced {
-            Displaced::Search => self.find(fingerprint).map(|found| self.place(found)).ok_or(Unready::Unusual),
-            Displaced::GiveUp => Err(Unready::Unusual),
+            Displaced::Search => self.find(fingerprint).map(|found| self.word_ref(found)).ok_or(FastPathMiss::Unusual),
+            Displaced::GiveUp => Err(FastPathMiss::Unusual),
         }
     }
 
     #[cfg(all(test, loom))]
     pub(super) fn draft_now<'a, R: LimitAlgorithm>(
         &'a self,
-        rules: &R,
-        asked: &HashedHit,
+        algorithm: &R,
+        hit: &HashedHit,
         now: u64,
         draft: &mut Draft<'a>,
-    ) -> Result<(), Unready> {
-        let place = self.short_home(asked.fingerprint)?.place_of(asked.fingerprint).ok_or(Unready::Unusual)?;
-        self.draft(rules, place, asked, now, draft)
+    ) -> Result<(), FastPathMiss> {
+        let word_ref = self.short_home(hit.fingerprint)?.word_of(hit.fingerprint).ok_or(FastPathMiss::Unusual)?;
+        self.draft(algorithm, word_ref, hit, now, draft)
     }
 }

@@ -11,14 +11,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::bucket::{Bucket, Busy, EMPTY, header_patiently, hold_unchanged, pause, unchanged};
+use super::bucket::{Bucket, Busy, EMPTY, header_within_bound, hold_unchanged, pause, unchanged};
 use super::family::{Converted, Family};
-use super::holds::Holds;
+use super::holds::HeldBuckets;
 use super::table::Table;
-use super::word::{Copied, Lent, SEAL};
+use super::word::{Copied, SEAL, WordsView};
 use super::{MemoryStore, tables};
 use crate::algorithm::record::{Numbers, Record, RecordedAt};
-use crate::algorithm::{Algorithm, Compiled, with_rules};
+use crate::algorithm::{Algorithm, Compiled, with_algorithm};
 use crate::budget::Budget;
 use crate::error::InvalidLimit;
 use crate::limit::{Limit, LimitId};
@@ -56,14 +56,14 @@ impl MemoryStore {
         let in_use: HashSet<usize> = self.tables.iter().map(|table| Arc::as_ptr(table).addr()).collect();
         let (mut tables, mut families) = (HashSet::new(), HashSet::new());
         let mut sections = Vec::new();
-        for ((limit, table), family) in limits.iter().zip(&self.tables).zip(&self.kin) {
+        for ((limit, table), family) in limits.iter().zip(&self.tables).zip(&self.limit_families) {
             if !tables.insert(Arc::as_ptr(table).addr()) {
                 continue;
             }
             let members = family.members();
             let is_first = families.insert(Arc::as_ptr(family).addr());
             let former = members.tables.iter().filter(|member| !in_use.contains(&Arc::as_ptr(&member.table).addr()));
-            let former = former.filter(|_| is_first).map(|member| (member.table.clone(), member.rules.clone()));
+            let former = former.filter(|_| is_first).map(|member| (member.table.clone(), member.algorithm.clone()));
             sections.push(Section { limit, ceiling: members.ceiling, table, family, former: former.collect() });
         }
         sections
@@ -93,28 +93,28 @@ impl MemoryStore {
         recorded: RecordedAt,
         now: Timestamp,
     ) -> bool {
-        let Some(kin) = self.kin(limits, limit).filter(|_| fingerprint != EMPTY) else { return false };
+        let Some(view) = self.family_view(limits, limit).filter(|_| fingerprint != EMPTY) else { return false };
         let now = now.as_micros();
         let mut attempts = 0;
         loop {
-            let members = kin.family.if_several();
-            let kin = members.as_ref().map_or(kin, |members| kin.among(members));
-            let mut holds = Holds::default();
-            match kin.hold_seat(&mut holds, members.as_ref(), fingerprint, now) {
-                Ok(Some(seat)) if seat.slot < kin.table.layout.slots => {
-                    holds.write(seat.bucket);
-                    let cells = holds.cells(kin.table, seat);
-                    with_rules!(kin.rules, rules => crate::algorithm::LimitAlgorithm::clear(rules, &cells));
-                    let _ = kin.rules.restore(&cells, record, recorded);
+            let members = view.family.if_several();
+            let view = members.as_ref().map_or(view, |members| view.with_members(members));
+            let mut holds = HeldBuckets::default();
+            match view.hold_slot(&mut holds, members.as_ref(), fingerprint, now) {
+                Ok(Some(slot_ref)) if slot_ref.slot < view.table.layout.slots => {
+                    holds.write(slot_ref.bucket);
+                    let cells = holds.cells(view.table, slot_ref);
+                    with_algorithm!(view.algorithm, algorithm => crate::algorithm::LimitAlgorithm::clear(algorithm, &cells));
+                    let _ = view.algorithm.restore(&cells, record, recorded);
                     drop(holds);
-                    with_rules!(kin.rules, rules => kin.table.tend(rules, now));
+                    with_algorithm!(view.algorithm, algorithm => view.table.maintain(algorithm, now));
                     return true;
                 }
                 Ok(_) => return false,
                 Err(Busy::Held) => {}
                 Err(Busy::Crowded) => {
                     drop(holds);
-                    kin.make_room(fingerprint, now);
+                    view.make_room(fingerprint, now);
                 }
             }
             attempts = pause(attempts);
@@ -130,16 +130,17 @@ impl Section<'_> {
         wall_offset: i64,
         mut see: impl FnMut(u64, &Record) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (now, rules) = (now.as_micros(), self.limit.compiled());
+        let (now, algorithm) = (now.as_micros(), self.limit.compiled());
         // Keys move from former tables to this one: a key that moves meanwhile is read twice, and the later record counts.
         for (table, before) in &self.former {
             self.visit_other(table, before, (now, wall_offset), &mut see)?;
         }
-        self.table.visit(|cells| rules.record(cells, now, wall_offset), &mut see)?;
+        self.table.visit(|cells| algorithm.record(cells, now, wall_offset), &mut see)?;
         // A smaller table may take the place of this one, and keys move there meanwhile.
         let members = self.family.members();
         let mut replacing = members.tables.iter().filter(|member| member.replaces(self.table));
-        replacing.try_for_each(|member| self.visit_other(&member.table, &member.rules, (now, wall_offset), &mut see))
+        replacing
+            .try_for_each(|member| self.visit_other(&member.table, &member.algorithm, (now, wall_offset), &mut see))
     }
 
     /// Visits the keys of another table of the limit, converted to this configuration.
@@ -150,11 +151,11 @@ impl Section<'_> {
         (now, wall_offset): (u64, i64),
         see: &mut impl FnMut(u64, &Record) -> Result<(), E>,
     ) -> Result<(), E> {
-        let rules = self.limit.compiled();
-        let converted = |cells: &Lent<'_, '_>| {
-            let copy = Converted::of(rules, &self.table.spill);
-            let _ = rules.convert(&copy, before, cells, now);
-            rules.record(&copy, now, wall_offset)
+        let algorithm = self.limit.compiled();
+        let converted = |cells: &WordsView<'_, '_>| {
+            let copy = Converted::of(algorithm, &self.table.spill);
+            let _ = algorithm.convert(&copy, before, cells, now);
+            algorithm.record(&copy, now, wall_offset)
         };
         table.visit(converted, see)
     }
@@ -163,7 +164,7 @@ impl Section<'_> {
 impl Table {
     fn visit<E>(
         &self,
-        record: impl Fn(&Lent<'_, '_>) -> Record,
+        record: impl Fn(&WordsView<'_, '_>) -> Record,
         see: &mut impl FnMut(u64, &Record) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut keys = Vec::new();
@@ -186,11 +187,11 @@ impl Table {
     fn read_bucket(
         &self,
         bucket: Bucket<'_>,
-        record: impl Fn(&Lent<'_, '_>) -> Record,
+        record: impl Fn(&WordsView<'_, '_>) -> Record,
         keys: &mut Vec<(u64, Record)>,
     ) -> bool {
         keys.clear();
-        let Ok(header) = header_patiently(bucket) else { return false };
+        let Ok(header) = header_within_bound(bucket) else { return false };
         let (slots, tags) = (self.layout.slots, self.layout.tags);
         let held = if tags == 0 { hold_unchanged(bucket, header) } else { None };
         if tags == 0 && held.is_none() {
@@ -202,14 +203,14 @@ impl Table {
                 continue;
             }
             if tags == 0 {
-                keys.push((fingerprint, record(&Lent::Words(self.slot(bucket, slot)))));
+                keys.push((fingerprint, record(&WordsView::Words(self.slot(bucket, slot)))));
                 continue;
             }
             let word = bucket.words_of(slot, self.layout)[0].load(Ordering::Acquire);
             if word == SEAL {
                 return false;
             }
-            keys.push((fingerprint, record(&Lent::Copy(&Copied::new(word & !tags, &self.spill)))));
+            keys.push((fingerprint, record(&WordsView::Copy(&Copied::new(word & !tags, &self.spill)))));
         }
         held.is_some() || unchanged(bucket, header)
     }

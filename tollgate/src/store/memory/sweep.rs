@@ -14,7 +14,7 @@
 //! buckets one by one as it lets go of them, so the flag of a bucket that is locked counts as set.
 
 use super::bucket::{Bucket, Busy, EMPTY, LOCKED, PASSED_BY};
-use super::holds::Holds;
+use super::holds::HeldBuckets;
 use super::table::Table;
 use crate::algorithm::LimitAlgorithm;
 use crate::sync::Ordering;
@@ -38,14 +38,14 @@ impl Table {
 
     /// Sweeps the next few of `buckets` buckets, and returns whether that ends a pass. For the thread that has set
     /// `growing`.
-    pub(super) fn sweep<R: LimitAlgorithm>(&self, rules: &R, now: u64, buckets: usize) -> bool {
+    pub(super) fn sweep<R: LimitAlgorithm>(&self, algorithm: &R, now: u64, buckets: usize) -> bool {
         let from = self.swept.load(Ordering::Relaxed);
         let until = (from + STEP).min(buckets);
         for index in from..until {
             let bucket = self.bucket(index);
-            if self.has_idle(rules, bucket, now) {
+            if self.has_idle(algorithm, bucket, now) {
                 // A bucket that another thread holds for long is left to the next pass.
-                let _ = self.remove_idle(rules, bucket, now);
+                let _ = self.remove_idle(algorithm, bucket, now);
             }
             if (index + 1) % self.layout.block() == 0 {
                 self.clear_flags(index);
@@ -60,23 +60,23 @@ impl Table {
     }
 
     /// Whether a key of a bucket looks idle. Reads without the lock, so the answer is only a hint.
-    fn has_idle<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> bool {
+    fn has_idle<R: LimitAlgorithm>(&self, algorithm: &R, bucket: Bucket<'_>, now: u64) -> bool {
         (0..self.layout.slots)
-            .any(|slot| bucket.fingerprint(slot) != EMPTY && self.looks_idle(rules, bucket, slot, now))
+            .any(|slot| bucket.fingerprint(slot) != EMPTY && self.looks_idle(algorithm, bucket, slot, now))
     }
 
     /// Empties the slots of idle keys in a bucket.
-    fn remove_idle<R: LimitAlgorithm>(&self, rules: &R, bucket: Bucket<'_>, now: u64) -> Result<(), Busy> {
-        let mut holds = Holds::default();
+    fn remove_idle<R: LimitAlgorithm>(&self, algorithm: &R, bucket: Bucket<'_>, now: u64) -> Result<(), Busy> {
+        let mut holds = HeldBuckets::default();
         holds.hold(bucket)?;
         for slot in 0..self.layout.slots {
-            if bucket.fingerprint(slot) != EMPTY && self.looks_idle(rules, bucket, slot, now) {
-                let seat = holds.seat(self, bucket, slot)?;
-                if rules.is_idle(&holds.cells(self, seat), now) {
-                    rules.clear(&holds.cells(self, seat));
-                    self.leave(&mut holds, seat);
+            if bucket.fingerprint(slot) != EMPTY && self.looks_idle(algorithm, bucket, slot, now) {
+                let slot_ref = holds.lock_slot(self, bucket, slot)?;
+                if algorithm.is_idle(&holds.cells(self, slot_ref), now) {
+                    algorithm.clear(&holds.cells(self, slot_ref));
+                    self.remove_from_old_table(&mut holds, slot_ref);
                 } else {
-                    holds.unseat(seat);
+                    holds.unlock_slot(slot_ref);
                 }
             }
         }
@@ -90,7 +90,7 @@ impl Table {
         for index in (first..=last).rev() {
             let bucket = self.bucket(index);
             if bucket.is_passed_by() {
-                let mut holds = Holds::default();
+                let mut holds = HeldBuckets::default();
                 if let Ok(held) = holds.hold(bucket)
                     && !self.has_passing_key(bucket)
                 {

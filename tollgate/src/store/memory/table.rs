@@ -4,16 +4,16 @@
 //! header says when to look further. Whoever adds a key holds its home bucket, so no key is added twice.
 //!
 //! The table grows in place by linear hashing: bucket `i` of `n` splits into `i` and `i + n`, a few buckets
-//! with each newcomer, never all at once. The memory for the upper half is one segment that never moves. A
+//! with each new key, never all at once. The memory for the upper half is one segment that never moves. A
 //! bucket's header knows how often it has split, so a reader with an old idea of the size is led on.
 //!
 //! When the memory is spent, keys at rest make room, and if there are none, keys without a slot share one: see
-//! `newcomer.rs`.
+//! `new key.rs`.
 
 use std::sync::{Arc, OnceLock};
 
 use super::bucket::{Bucket, LOCKED, Layout, PASSED_BY, Slot, level_of, pause, unchanged};
-use super::word::Place;
+use super::word::WordRef;
 use crate::algorithm::spill::Spill;
 use crate::budget::{Budget, Words};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 /// Segments double, so this many hold more than any machine does.
 pub(super) const SEGMENTS: usize = 40;
 
-/// In this order, so that what every decision reads comes together, away from the count that every newcomer changes.
+/// In this order, so that what every decision reads comes together, away from the count that every new key changes.
 #[repr(C, align(64))]
 pub(crate) struct Table {
     pub(super) layout: Layout,
@@ -119,9 +119,9 @@ impl Table {
     }
 
     /// The word of a key that was found, if it has one.
-    pub(super) fn place<'a>(&'a self, found: Found<'a>) -> Place<'a> {
+    pub(super) fn word_ref<'a>(&'a self, found: Found<'a>) -> WordRef<'a> {
         let Found { bucket, slot, header } = found;
-        Place { header_word: bucket.header(), header, word: &bucket.words_of(slot, self.layout)[0] }
+        WordRef { header_word: bucket.header(), header, word: &bucket.words_of(slot, self.layout)[0] }
     }
 
     /// The words of a slot, or past the last slot the shared ones.
@@ -173,7 +173,7 @@ impl Table {
     /// The home bucket of a fingerprint, and its header.
     #[inline(always)]
     pub(super) fn home(&self, fingerprint: u64) -> (Bucket<'_>, u64) {
-        let (bucket, header) = self.approach(fingerprint);
+        let (bucket, header) = self.prefetch(fingerprint);
         self.home_from(bucket, header, fingerprint)
     }
 
@@ -182,9 +182,9 @@ impl Table {
     fn home_from<'a>(&'a self, mut bucket: Bucket<'a>, mut header: u64, fingerprint: u64) -> (Bucket<'a>, u64) {
         loop {
             if header & LOCKED != 0 {
-                header = self.settled(bucket);
+                header = self.wait_until_unlocked(bucket);
             }
-            match self.led_on(bucket, header, fingerprint) {
+            match self.split_target(bucket, header, fingerprint) {
                 None => return (bucket, header),
                 Some(next) => (bucket, header) = (next, next.header().load(Ordering::Acquire)),
             }
@@ -193,7 +193,7 @@ impl Table {
 
     /// The bucket where a key lives that has moved on from this one, by what its header says.
     #[inline(always)]
-    pub(super) fn led_on(&self, bucket: Bucket<'_>, header: u64, fingerprint: u64) -> Option<Bucket<'_>> {
+    pub(super) fn split_target(&self, bucket: Bucket<'_>, header: u64, fingerprint: u64) -> Option<Bucket<'_>> {
         let home = self.home_at(fingerprint, level_of(header));
         (home != bucket.index).then(|| self.bucket(home))
     }
@@ -201,7 +201,7 @@ impl Table {
     /// The header of a bucket once nobody holds it.
     #[cold]
     #[inline(never)]
-    fn settled(&self, bucket: Bucket<'_>) -> u64 {
+    fn wait_until_unlocked(&self, bucket: Bucket<'_>) -> u64 {
         let mut spins = 0;
         loop {
             let header = bucket.header().load(Ordering::Acquire);
@@ -214,14 +214,14 @@ impl Table {
 
     /// Asks for the bucket where a key probably is, long before it is looked into.
     #[inline(always)]
-    pub(super) fn approach(&self, fingerprint: u64) -> (Bucket<'_>, u64) {
+    pub(super) fn prefetch(&self, fingerprint: u64) -> (Bucket<'_>, u64) {
         let bucket = self.probable_home(fingerprint);
         (bucket, bucket.header().load(Ordering::Acquire))
     }
 
     /// Where a key is, if it is there.
     pub(super) fn find(&self, fingerprint: u64) -> Option<Found<'_>> {
-        self.find_from(self.approach(fingerprint), fingerprint)
+        self.find_from(self.prefetch(fingerprint), fingerprint)
     }
 
     #[inline(always)]
@@ -247,7 +247,7 @@ impl Table {
                     break;
                 }
                 bucket = self.next_in_run(bucket);
-                header = self.settled(bucket);
+                header = self.wait_until_unlocked(bucket);
             }
             // A key is only moved or added by someone who holds its home, so if the home is as it was, the key
             // was not there.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::bucket::{Bucket, Busy, EMPTY, LOCKED, Layout, pause, unchanged};
-use super::family::{Family, Frozen, Kin, Member, Members, Usage};
-use super::holds::Holds;
+use super::family::{Family, FamilyView, Frozen, Member, Members, Usage};
+use super::holds::HeldBuckets;
 use super::table::Table;
-use crate::algorithm::{Algorithm, Compiled, LimitAlgorithm, with_rules};
+use crate::algorithm::{Algorithm, Compiled, LimitAlgorithm, with_algorithm};
 use crate::budget::Budget;
 use crate::error::InvalidLimit;
 use crate::limit::Limit;
@@ -44,7 +44,7 @@ pub(super) struct Chosen {
 type Owner = (Arc<Family>, Arc<Usage>);
 
 /// A family, and the members that it will have.
-struct Draft {
+struct PlannedMembers {
     family: Arc<Family>,
     members: Members,
     frozen: Frozen,
@@ -59,20 +59,20 @@ pub(super) fn choose(
     now: u64,
 ) -> Result<Chosen, InvalidLimit> {
     let mut known = families.0.lock();
-    let mut drafts: HashMap<Name, Draft> = HashMap::new();
+    let mut planned: HashMap<Name, PlannedMembers> = HashMap::new();
     for limit in &*limits {
         let name = name_of(limit);
-        let draft = drafts.entry(name.clone()).or_insert_with(|| {
+        let draft = planned.entry(name.clone()).or_insert_with(|| {
             let family = known.get(&name).cloned().unwrap_or_else(|| Arc::new(Family::new()));
             let (members, frozen) = family.freeze();
-            Draft { family, members, frozen }
+            PlannedMembers { family, members, frozen }
         });
         draft.members.ceiling = draft.members.ceiling.max(limit.quota());
     }
-    for Draft { members, .. } in drafts.values_mut() {
+    for PlannedMembers { members, .. } in planned.values_mut() {
         members.retire(now);
         let ceiling = members.ceiling;
-        members.tables.iter_mut().for_each(|member| member.rules = member.rules.raised_to(ceiling));
+        members.tables.iter_mut().for_each(|member| member.algorithm = member.algorithm.raised_to(ceiling));
     }
     let mut tables: Vec<Option<(Arc<Table>, Owner)>> = vec![None; limits.len()];
     // The largest quota first: what has room for it has room for its variants.
@@ -80,7 +80,7 @@ pub(super) fn choose(
     order.sort_by_key(|index| Reverse(limits[*index].quota()));
     let (mut first_words, count) = (0, limits.len());
     for index in order {
-        let Some(Draft { family, members, .. }) = drafts.get_mut(&name_of(&limits[index])) else { continue };
+        let Some(PlannedMembers { family, members, .. }) = planned.get_mut(&name_of(&limits[index])) else { continue };
         let compiled = limits[index].compiled().with_ceiling(members.ceiling);
         let (compiled, table, usage) = match members.shared_by(&compiled) {
             Some(shared) => shared,
@@ -99,7 +99,7 @@ pub(super) fn choose(
         limits[index] = limits[index].with_compiled(compiled);
         tables[index] = Some((table, (family.clone(), usage)));
     }
-    for (name, Draft { family, members, frozen }) in drafts {
+    for (name, PlannedMembers { family, members, frozen }) in planned {
         family.set(members);
         drop(frozen);
         merge_retired(&family, now);
@@ -126,7 +126,7 @@ impl Members {
         let ceiling = self.ceiling;
         // The newest first: it may have taken the place of an older one of the same meaning.
         self.tables.iter_mut().rev().find_map(|member| {
-            let compiled = compiled.laid_out_as(&member.rules, ceiling)?;
+            let compiled = compiled.laid_out_as(&member.algorithm, ceiling)?;
             let usage = member.usage.upgrade().unwrap_or_else(|| Arc::new(Usage));
             (member.usage, member.retired_at) = (Arc::downgrade(&usage), None);
             Some((compiled, member.table.clone(), usage))
@@ -166,7 +166,7 @@ fn merge_retired(family: &Family, now: u64) {
 
 /// Moves all live keys of a table that no store uses to another one, and drops it. False: there is no room for them.
 pub(super) fn empty(family: &Family, from: &Member, to: &Member, now: u64) -> bool {
-    let keys = with_rules!(&from.rules, rules => from.table.live_fingerprints(rules, now));
+    let keys = with_algorithm!(&from.algorithm, algorithm => from.table.live_fingerprints(algorithm, now));
     let is_empty = keys.into_iter().all(|fingerprint| move_key(family, to, fingerprint, now));
     if is_empty {
         family.remove(&from.table);
@@ -180,23 +180,23 @@ impl Member {
         let is_unused = !self.is_in_use();
         // What the last user wrote is read from here on.
         fence(Ordering::Acquire);
-        is_unused && with_rules!(&self.rules, rules => self.table.has_idle_floors(rules, now))
+        is_unused && with_algorithm!(&self.algorithm, algorithm => self.table.has_idle_floors(algorithm, now))
     }
 }
 
 fn move_key(family: &Family, to: &Member, fingerprint: u64, now: u64) -> bool {
-    let kin = Kin { family, table: &to.table, rules: &to.rules, tables: &[] };
+    let view = FamilyView { family, table: &to.table, algorithm: &to.algorithm, tables: &[] };
     let mut attempts = 0;
     loop {
         // Read anew each time: a decision may have dropped a table that is at rest.
         let members = family.members();
-        let mut holds = Holds::default();
-        match kin.among(&members).hold_seat(&mut holds, Some(&members), fingerprint, now) {
-            Ok(seat) => return seat.is_some(),
+        let mut holds = HeldBuckets::default();
+        match view.with_members(&members).hold_slot(&mut holds, Some(&members), fingerprint, now) {
+            Ok(slot_ref) => return slot_ref.is_some(),
             Err(busy) => {
                 drop(holds);
                 if let Busy::Crowded = busy {
-                    kin.make_room(fingerprint, now);
+                    view.make_room(fingerprint, now);
                 }
             }
         }
@@ -206,14 +206,14 @@ fn move_key(family: &Family, to: &Member, fingerprint: u64, now: u64) -> bool {
 
 impl Table {
     /// The fingerprints of all keys that have a slot and are not at rest. Nobody adds any.
-    fn live_fingerprints<R: LimitAlgorithm>(&self, rules: &R, now: u64) -> Vec<u64> {
+    fn live_fingerprints<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> Vec<u64> {
         let live = |bucket: Bucket<'_>| {
             let header = bucket.header().load(Ordering::Acquire);
             let keys = |is_live: &dyn Fn(usize) -> bool| {
                 let slots = (0..self.layout.slots).filter(|slot| is_live(*slot));
                 slots.map(|slot| bucket.fingerprint(slot)).collect::<SmallVec<[u64; 8]>>()
             };
-            let live = keys(&|slot| self.is_live(rules, bucket, slot, now));
+            let live = keys(&|slot| self.is_live(algorithm, bucket, slot, now));
             // Words that change meanwhile may look idle.
             let is_certain = header & LOCKED == 0 && unchanged(bucket, header);
             if is_certain { live } else { keys(&|slot| bucket.fingerprint(slot) != EMPTY) }
@@ -221,8 +221,8 @@ impl Table {
         self.buckets().flat_map(live).collect()
     }
 
-    pub(super) fn has_idle_floors<R: LimitAlgorithm>(&self, rules: &R, now: u64) -> bool {
-        self.buckets().all(|bucket| rules.is_idle(&self.shared(bucket), now))
+    pub(super) fn has_idle_floors<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> bool {
+        self.buckets().all(|bucket| algorithm.is_idle(&self.shared(bucket), now))
     }
 
     /// All buckets, also those that were split before it was their turn.

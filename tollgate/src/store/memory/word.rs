@@ -49,7 +49,7 @@ pub(super) const SEAL: u64 = u64::MAX;
 
 /// Where the word of a key was found, and the header of its bucket when it was.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct WordRef<'a> {
     pub(super) header_word: &'a AtomicU64,
     pub(super) header: u64,
     pub(super) word: &'a AtomicU64,
@@ -57,14 +57,14 @@ pub(super) struct Place<'a> {
 
 /// Why a word was not replaced. The decision has to be made again.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Lost {
+pub(super) enum LostRace {
     /// Another thread has replaced it by this one.
     To(u64),
     /// It is sealed, or its bucket has changed, and the key may be elsewhere.
     Elsewhere,
 }
 
-impl Place<'_> {
+impl WordRef<'_> {
     /// Whether a word that was read here is the key's, and not a seal.
     #[inline(always)]
     pub(super) fn proves(self, word: u64) -> bool {
@@ -73,14 +73,14 @@ impl Place<'_> {
 
     /// Replaces the word if it is still `old`.
     #[inline(always)]
-    pub(super) fn replace(self, old: u64, new: u64) -> Result<(), Lost> {
+    pub(super) fn replace(self, old: u64, new: u64) -> Result<(), LostRace> {
         if !self.proves(old) {
-            return Err(Lost::Elsewhere);
+            return Err(LostRace::Elsewhere);
         }
         match self.word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) if self.is_same_lap() => Ok(()),
-            Ok(_) => Err(Lost::Elsewhere),
-            Err(other) => Err(Lost::To(other)),
+            Ok(_) => Err(LostRace::Elsewhere),
+            Err(other) => Err(LostRace::To(other)),
         }
     }
 
@@ -173,7 +173,7 @@ impl<'a> Sealed<'a> {
     }
 
     /// Gives the slot to another key, or to none: no decision on the old one can change it any more.
-    pub(super) fn hand_over(&mut self, held: &mut Held<'_>, tags: u64) {
+    pub(super) fn reassign(&mut self, held: &mut Held<'_>, tags: u64) {
         let lowest = tags & tags.wrapping_neg();
         self.tag = self.tag.wrapping_add(lowest);
         if self.tag == 0 {
@@ -189,12 +189,12 @@ impl Drop for Sealed<'_> {
 }
 
 /// The words of a key, in place under the lock of their bucket, or a copy.
-pub(super) enum Lent<'c, 'a> {
+pub(super) enum WordsView<'c, 'a> {
     Words(Slot<'a>),
     Copy(&'c Copied<'a>),
 }
 
-impl StateWords for Lent<'_, '_> {
+impl StateWords for WordsView<'_, '_> {
     #[inline]
     fn get(&self, index: usize) -> u64 {
         match self {
