@@ -23,6 +23,17 @@ fn rule_file_for_kubernetes_is_valid() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// A fresh installation must not be open to other machines before somebody has written rules for it.
+#[test]
+fn packaged_rule_file_is_valid_and_listens_on_loopback_only() {
+    let rules = contrib("tollgate.yaml");
+    let folder = folder_with(&rules);
+    let output = run_in(folder.path(), &["validate", "--strict", "tollgate.yaml"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listening: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("listen: ")).collect();
+    assert!(listening.len() == 2 && listening.iter().all(|address| address.starts_with("127.0.0.1:")), "{listening:?}");
+}
+
 /// Behind SNAT every connection comes from the network of the cluster, so a trusted network would believe every client.
 #[test]
 fn manifest_for_kubernetes_trusts_nobody_and_is_not_public() {
