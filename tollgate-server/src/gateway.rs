@@ -9,32 +9,33 @@
 mod abandoned;
 mod addresses;
 mod alarm;
-mod answer;
 mod body;
-mod buffers;
+mod buffer_budget;
 mod client;
+mod client_deadlines;
 mod connect;
 mod connection;
 mod dial;
 mod echo;
 mod exchange;
+mod failure;
 mod fault;
 mod frames;
-mod guard;
+mod framing;
+mod header_names;
 mod headers;
 mod health;
+mod http1_conn;
+mod http2_pool;
 mod io;
 mod lane;
 mod log;
 mod maybe_tls;
 mod metrics;
-mod names;
-mod patience;
 mod per_address;
 mod ports;
 mod request_id;
 mod reuse;
-mod shared;
 mod site;
 mod socket;
 mod streams;
@@ -43,10 +44,9 @@ mod target;
 mod ticks;
 mod tls;
 mod upgrade;
+mod upstream_deadline;
 mod upstream_slots;
 mod upstream_tls;
-mod watch;
-mod wire;
 mod workers;
 
 use std::fmt;
@@ -61,10 +61,10 @@ use tollgate::Gate;
 use tollgate::rules::file::internal::{Address, GatewayRule};
 use tollgate::rules::file::{Parsed, Problems};
 
-use self::buffers::Buffers;
+use self::buffer_budget::BufferBudget;
 use self::exchange::Worker;
 use self::frames::Closings;
-use self::names::HeaderFilter;
+use self::header_names::HeaderFilter;
 use self::per_address::PerAddress;
 use self::ports::{NextPort, Port};
 use self::request_id::RequestIds;
@@ -73,7 +73,7 @@ pub(crate) use self::site::upstream_urls;
 use self::tally::Tally;
 use self::ticks::Ticks;
 use self::upstream_slots::UpstreamSlots;
-use self::workers::{Ends, Running};
+use self::workers::{WorkerHandle, WorkerSettings};
 use crate::descriptors::Plan;
 use crate::listening::ListenError;
 use crate::notice;
@@ -103,15 +103,15 @@ pub(crate) struct Gateway {
     /// Lines of the access log that were lost.
     lost: Arc<AtomicU64>,
     /// What ends it, while it runs.
-    ends: Mutex<Option<Endings>>,
+    handles: Mutex<Option<Handles>>,
     closing: Arc<AtomicBool>,
 }
 
 /// Dropped, these end a gateway.
-struct Endings {
+struct Handles {
     ports: Vec<Port>,
     serving: signal::Sender<()>,
-    workers: Vec<Running>,
+    workers: Vec<WorkerHandle>,
 }
 
 /// Why a gateway does not start.
@@ -134,7 +134,7 @@ impl fmt::Display for StartError {
 }
 
 /// What a gateway is to serve next, and where.
-pub(crate) struct Next {
+pub(crate) struct NextConfig {
     site: Site,
     ports: Vec<NextPort>,
 }
@@ -163,7 +163,7 @@ impl Gateway {
         let (serving, stop) = signal::channel(());
         let ticks = Arc::new(Ticks::default());
         let (queued, closing) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
-        let ends = Ends {
+        let settings = WorkerSettings {
             stop,
             drain: rule.timeouts.drain.duration(),
             max_connections,
@@ -174,10 +174,10 @@ impl Gateway {
         let connections = Arc::new(AtomicI64::new(0));
         let closings = Arc::new(Closings::default());
         let max_buffered = rule.max_buffered.map(|size| size.bytes());
-        let buffers = Arc::new(Buffers::new(max_buffered, &connections));
+        let buffer_budget = Arc::new(BufferBudget::new(max_buffered, &connections));
         let upstream_slots = Arc::new(UpstreamSlots::new(plan.upstreams, &connections));
         for number in 0..workers {
-            let tally = Arc::new(Tally::new(&connections, &buffers, &closings));
+            let tally = Arc::new(Tally::new(&connections, &buffer_budget, &closings));
             let worker = Worker {
                 number,
                 gate: gate.clone(),
@@ -190,22 +190,23 @@ impl Gateway {
                 per_address: Arc::clone(&per_address),
                 upstream_slots: Arc::clone(&upstream_slots),
             };
-            running.push(Running::start(worker, ends.clone()).map_err(StartError::Runtime)?);
+            running.push(WorkerHandle::start(worker, settings.clone()).map_err(StartError::Runtime)?);
             tallies.push(tally);
         }
         let ports = ports::open(ports, Vec::new(), &running);
         tokio::spawn(health::run(Arc::clone(&site), Arc::clone(&ticks), Arc::clone(&upstream_slots)));
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
-        let ends = Mutex::new(Some(Endings { ports, serving, workers: running }));
-        Ok(Self { site, workers, tallies, listen, ticks, queued, upstream_slots, lost, ends, closing })
+        let handles = Mutex::new(Some(Handles { ports, serving, workers: running }));
+        Ok(Self { site, workers, tallies, listen, ticks, queued, upstream_slots, lost, handles, closing })
     }
 
     /// What keeps a rule file from being served, if something does: the files that it names for the gateway, or where it
     /// leads to. `listen` is used in place of the file's address.
     pub(crate) fn problems(file: &Parsed, listen: Option<&Address>) -> Option<Problems> {
         let rule = file.gateway.as_ref()?;
-        let listens: Vec<String> = ports::places(rule, listen).into_iter().map(|place| place.address).collect();
+        let listens: Vec<String> =
+            ports::listen_addresses(rule, listen).into_iter().map(|listening| listening.address).collect();
         let errors = Site::errors(file, &listens);
         (!errors.is_empty()).then(|| file.problems(errors))
     }
@@ -217,36 +218,36 @@ impl Gateway {
 
     /// Where it listens, and what is spoken there.
     pub(crate) fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        ends.iter().flat_map(|ends| &ends.ports).map(Port::address).collect()
+        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        handles.iter().flat_map(|handles| &handles.ports).map(Port::address).collect()
     }
 
     /// What another file says, ready to be served. New listeners are bound already.
-    pub(crate) async fn prepare(&self, file: &Parsed) -> Result<Next, StartError> {
+    pub(crate) async fn prepare(&self, file: &Parsed) -> Result<NextConfig, StartError> {
         let before = self.site.load_full();
         let site = Site::new(file, Some(&before), self.workers, &self.lost).map_err(StartError::Refused)?;
         let there: Vec<String> = {
-            let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-            ends.iter().flat_map(|ends| &ends.ports).map(|port| port.written.clone()).collect()
+            let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+            handles.iter().flat_map(|handles| &handles.ports).map(|port| port.configured.clone()).collect()
         };
         let ports = ports::prepare(file, self.listen.as_ref(), &there, self.workers).await?;
-        Ok(Next { site, ports })
+        Ok(NextConfig { site, ports })
     }
 
     /// Serves that, from the next request on. Connections stay as they are, wherever they came in.
-    pub(crate) fn change(&self, next: Next) {
+    pub(crate) fn change(&self, next: NextConfig) {
         self.site.store(Arc::new(next.site));
-        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ends) = &mut *ends {
-            let before = std::mem::take(&mut ends.ports);
-            ends.ports = ports::open(next.ports, before, &ends.workers);
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handles) = &mut *handles {
+            let before = std::mem::take(&mut handles.ports);
+            handles.ports = ports::open(next.ports, before, &handles.workers);
         }
     }
 
     /// Takes no more connections, finishes what is under way, and ends.
     pub(crate) async fn stop(&self) {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Endings { ports, serving, workers }) = ends else { return };
+        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Handles { ports, serving, workers }) = handles else { return };
         self.closing.store(true, Relaxed);
         // Whoever is on the way is taken and told to go: a connection that waits in a listener is lost with it.
         tokio::time::sleep(workers::GRACE).await;
@@ -254,7 +255,7 @@ impl Gateway {
         drop(serving);
         let site = self.site.load_full();
         let ended = tokio::task::spawn_blocking(move || {
-            let cut_off: i64 = workers.into_iter().map(Running::join).sum();
+            let cut_off: i64 = workers.into_iter().map(WorkerHandle::join).sum();
             if let Some(log) = &site.log {
                 log.finish();
             }

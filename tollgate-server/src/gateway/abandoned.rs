@@ -25,13 +25,13 @@ use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
-use super::answer::Failure;
 use super::body::ToUpstream;
-use super::exchange::Held;
-use super::patience::Patience;
+use super::exchange::UpstreamAttempt;
+use super::failure::Failure;
+use super::http1_conn::Http1Conn;
 use super::tally::Tally;
 use super::ticks::Wait;
-use super::wire::Wire;
+use super::upstream_deadline::UpstreamDeadline;
 
 /// Abandoned requests of one worker that keep their connection. Each may hold a socket and some 100 KB of buffers.
 const MAX_CONNECTED: u32 = 256;
@@ -42,7 +42,7 @@ pub(super) const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
 /// A request whose client has left, with a connection to the upstream that works on it.
 pub(super) struct Abandoned {
-    held: Held,
+    attempt: UpstreamAttempt,
     permit: AbandonedPermit,
     _connected: Connected,
 }
@@ -50,46 +50,46 @@ pub(super) struct Abandoned {
 impl Abandoned {
     /// Keeps the connection of a request whose client has left. Returns `None` if the caller has to close it; the permit
     /// is held then, too.
-    pub(super) fn new(held: Held, permit: InFlightPermit, tally: &Arc<Tally>) -> Option<Self> {
+    pub(super) fn new(attempt: UpstreamAttempt, permit: InFlightPermit, tally: &Arc<Tally>) -> Option<Self> {
         let permit = AbandonedPermit::new(permit, tally);
         match Connected::new(tally) {
-            Some(connected) => Some(Self { held, permit, _connected: connected }),
+            Some(connected) => Some(Self { attempt, permit, _connected: connected }),
             None => {
-                permit.hold_for(held.timeout);
+                permit.hold_for(attempt.timeout);
                 None
             }
         }
     }
 
-    pub(super) fn held(&self) -> &Held {
-        &self.held
+    pub(super) fn attempt(&self) -> &UpstreamAttempt {
+        &self.attempt
     }
 
     /// Reads an answer to its end in the background.
     pub(super) fn discard(self, body: Incoming) {
-        spawn(self.read_out(body));
+        spawn(self.drain(body));
     }
 
-    async fn read_out(mut self, body: Incoming) {
-        if let Some(wire) = &self.held.wire {
-            wire.forgive();
+    async fn drain(mut self, body: Incoming) {
+        if let Some(conn) = &self.attempt.conn {
+            conn.clear_deadline();
         }
-        let is_whole = timeout(self.held.timeout.duration(), read_all(body)).await.unwrap_or(false);
-        if !is_whole && self.held.has_broken_body() {
+        let is_whole = timeout(self.attempt.timeout.duration(), read_all(body)).await.unwrap_or(false);
+        if !is_whole && self.attempt.has_broken_body() {
             return self.close();
         }
-        if let Some(wire) = self.held.wire.take()
+        if let Some(conn) = self.attempt.conn.take()
             && is_whole
-            && !self.held.has_broken_body()
+            && !self.attempt.has_broken_body()
         {
-            let now = wire.patience().now();
-            self.held.keep(wire, now);
+            let now = conn.deadline().now();
+            self.attempt.keep_conn(conn, now);
         }
     }
 
     /// Closes the connection. Nothing shows when the upstream is done then, so the permit is held for the route's timeout.
     fn close(self) {
-        self.permit.hold_for(self.held.timeout);
+        self.permit.hold_for(self.attempt.timeout);
     }
 }
 
@@ -171,85 +171,85 @@ pub(super) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-type Answer = Result<Response<Incoming>, TrySendError<Request<ToUpstream>>>;
-type Sending = Pin<Box<dyn Future<Output = (Answer, Option<Wire>)> + Send>>;
+type SendResult = Result<Response<Incoming>, TrySendError<Request<ToUpstream>>>;
+type Sending = Pin<Box<dyn Future<Output = (SendResult, Option<Http1Conn>)> + Send>>;
 
 /// A request with a permit, sent to an upstream. It is abandoned if this is dropped before the answer begins.
 pub(super) struct PermittedRequest {
     sending: Option<Sending>,
-    held: Option<Held>,
+    attempt: Option<UpstreamAttempt>,
     permit: Option<InFlightPermit>,
-    patience: Arc<Patience>,
+    deadline: Arc<UpstreamDeadline>,
     tally: Arc<Tally>,
 }
 
 /// The first part of an answer, or the reason why the client gets none.
 #[expect(clippy::large_enum_variant, reason = "it is matched where it is made, and a box would be an allocation")]
-pub(super) enum Begun {
-    Answered(Answer, Option<Wire>),
+pub(super) enum ResponseStart {
+    Answered(SendResult, Option<Http1Conn>),
     ClientFailed(Failure),
 }
 
 impl PermittedRequest {
     pub(super) fn new(
         sending: Sending,
-        (held, permit): (Held, InFlightPermit),
-        patience: Arc<Patience>,
+        (attempt, permit): (UpstreamAttempt, InFlightPermit),
+        deadline: Arc<UpstreamDeadline>,
         tally: &Arc<Tally>,
     ) -> Self {
-        let (held, permit, tally) = (Some(held), Some(permit), Arc::clone(tally));
-        Self { sending: Some(sending), held, permit, patience, tally }
+        let (attempt, permit, tally) = (Some(attempt), Some(permit), Arc::clone(tally));
+        Self { sending: Some(sending), attempt, permit, deadline, tally }
     }
 
-    pub(super) fn poll_begun(&mut self, context: &mut Context<'_>) -> Poll<Begun> {
-        self.patience.wake_if_body_breaks(context.waker());
-        if let Some(failure) = self.patience.clients_fault() {
-            return Poll::Ready(Begun::ClientFailed(failure));
+    pub(super) fn poll_start(&mut self, context: &mut Context<'_>) -> Poll<ResponseStart> {
+        self.deadline.wake_on_body_failure(context.waker());
+        if let Some(failure) = self.deadline.body_failure() {
+            return Poll::Ready(ResponseStart::ClientFailed(failure));
         }
         let Some(sending) = &mut self.sending else { return Poll::Pending };
-        sending.as_mut().poll(context).map(|(answer, wire)| {
+        sending.as_mut().poll(context).map(|(answer, conn)| {
             self.sending = None;
-            Begun::Answered(answer, wire)
+            ResponseStart::Answered(answer, conn)
         })
     }
 
     /// Takes the upstream and the permit of a request whose answer has begun.
-    pub(super) fn into_parts(mut self) -> Option<(Held, InFlightPermit)> {
-        let mut held = self.held.take()?;
-        held.patience = Some(Arc::clone(&self.patience));
-        Some((held, self.permit.take()?))
+    pub(super) fn into_parts(mut self) -> Option<(UpstreamAttempt, InFlightPermit)> {
+        let mut attempt = self.attempt.take()?;
+        attempt.deadline = Some(Arc::clone(&self.deadline));
+        Some((attempt, self.permit.take()?))
     }
 
     /// Marks the client's body as broken off, so that the connection is closed at once.
     pub(super) fn note_broken_body(&self, failure: Failure) {
-        self.patience.body_broke(failure);
+        self.deadline.note_body_failure(failure);
     }
 }
 
 impl Drop for PermittedRequest {
     fn drop(&mut self) {
         let Some(sending) = self.sending.take() else { return };
-        let Some((held, permit)) = self.held.take().zip(self.permit.take()) else { return };
-        if self.patience.clients_fault().is_some() {
-            return hold_permit(permit, held.timeout, &self.tally);
+        let Some((attempt, permit)) = self.attempt.take().zip(self.permit.take()) else { return };
+        if self.deadline.body_failure().is_some() {
+            return hold_permit(permit, attempt.timeout, &self.tally);
         }
-        let Some(mut abandoned) = Abandoned::new(held, permit, &self.tally) else { return };
-        let patience = Arc::clone(&self.patience);
-        abandoned.held.patience = Some(Arc::clone(&patience));
+        let Some(mut abandoned) = Abandoned::new(attempt, permit, &self.tally) else { return };
+        let deadline = Arc::clone(&self.deadline);
+        abandoned.attempt.deadline = Some(Arc::clone(&deadline));
         spawn(async move {
-            let (response, mut wire) = match patience.outlast(sending).await {
-                Some((Ok(response), wire)) => (response, wire),
+            let (response, mut conn) = match deadline.limit(sending).await {
+                Some((Ok(response), conn)) => (response, conn),
                 // The gateway may notice a broken body only after the client's connection has ended.
-                Some((Err(_), _)) if abandoned.held.has_broken_body() => return abandoned.close(),
+                Some((Err(_), _)) if abandoned.attempt.has_broken_body() => return abandoned.close(),
                 _ => return,
             };
-            if let Some(wire) = &mut wire {
-                wire.note_keep_alive(response.headers());
+            if let Some(conn) = &mut conn {
+                conn.note_keep_alive(response.headers());
             }
-            abandoned.held.wire = wire;
+            abandoned.attempt.conn = conn;
             // Neither has an end: the one is a tunnel by now, the other goes on until it is closed.
             if response.status() != StatusCode::SWITCHING_PROTOCOLS && !has_event_stream(response.headers()) {
-                abandoned.read_out(response.into_body()).await;
+                abandoned.drain(response.into_body()).await;
             }
         });
     }

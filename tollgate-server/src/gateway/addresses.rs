@@ -23,11 +23,11 @@ use super::ticks::{Tick, Wait};
 const FRESH_FOR: Duration = Duration::from_secs(5);
 
 /// How old an answer may be and still be used while the name is being resolved again. An older one is used if there is no
-/// new one after [`PATIENCE`].
+/// new one after [`MAX_WAIT`].
 const STALE_FOR: Duration = Duration::from_secs(30);
 
 /// How long a connection waits for a new answer where there is an old one.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// How long an address that answers no longer name stays in use. Some servers answer with a part of their addresses at a
 /// time, so an address is gone only when several answers in a row lack it.
@@ -45,7 +45,7 @@ pub(super) struct HostAddresses {
     port: u16,
     /// The address, where the host is one already.
     literal: Option<IpAddr>,
-    known: watch::Sender<Known>,
+    resolved: watch::Sender<ResolvedHost>,
     is_resolving: AtomicBool,
     /// Grows whenever an address is gone.
     generation: AtomicU64,
@@ -54,19 +54,19 @@ pub(super) struct HostAddresses {
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    addresses: Vec<Address>,
+struct ResolvedHost {
+    addresses: Vec<KnownAddress>,
     /// When the last answer was asked for.
     answered_at: Option<Tick>,
     /// When the resolver was asked last, with or without success.
-    asked_at: Option<Tick>,
+    queried_at: Option<Tick>,
     /// Why the last attempt failed, if it did.
     error: Option<io::Error>,
     attempts: u64,
 }
 
 #[derive(Debug)]
-struct Address {
+struct KnownAddress {
     ip: IpAddr,
     /// The last answer that named it.
     named_at: Tick,
@@ -93,7 +93,7 @@ impl HostAddresses {
             host: host.to_owned(),
             port,
             literal: host.parse().ok(),
-            known: watch::Sender::default(),
+            resolved: watch::Sender::default(),
             is_resolving: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             turn: AtomicUsize::new(0),
@@ -105,29 +105,29 @@ impl HostAddresses {
         if let Some(literal) = self.literal {
             return Ok(vec![SocketAddr::new(literal, self.port)]);
         }
-        let refresh = self.known.borrow().refresh(now);
-        let mut updates = self.known.subscribe();
+        let refresh = self.resolved.borrow().refresh(now);
+        let mut updates = self.resolved.subscribe();
         let attempts = updates.borrow_and_update().attempts;
         if refresh != Refresh::Unneeded {
             self.resolve(now);
         }
-        let finished = updates.wait_for(|known| known.attempts > attempts);
+        let finished = updates.wait_for(|resolved| resolved.attempts > attempts);
         match refresh {
             Refresh::Unneeded | Refresh::InBackground => {}
-            Refresh::Soon => _ = timeout(PATIENCE, finished).await,
+            Refresh::Soon => _ = timeout(MAX_WAIT, finished).await,
             Refresh::First => _ = finished.await,
         }
-        let known = self.known.borrow();
-        let ordered = known.ordered(self.turn.fetch_add(1, Relaxed), now);
+        let resolved = self.resolved.borrow();
+        let ordered = resolved.ordered(self.turn.fetch_add(1, Relaxed), now);
         if ordered.is_empty() {
-            return Err(known.error());
+            return Err(resolved.error());
         }
         Ok(ordered.into_iter().map(|ip| SocketAddr::new(ip, self.port)).collect())
     }
 
     /// Resolves the name again in the background if that is due.
     pub(super) fn refresh(self: &Arc<Self>, now: Tick) {
-        if self.literal.is_none() && self.known.borrow().refresh(now) != Refresh::Unneeded {
+        if self.literal.is_none() && self.resolved.borrow().refresh(now) != Refresh::Unneeded {
             self.resolve(now);
         }
     }
@@ -136,7 +136,7 @@ impl HostAddresses {
     /// this costs nothing while no address is gone.
     pub(super) fn has(&self, ip: IpAddr, seen: &mut u64) -> bool {
         let generation = self.generation();
-        let has = *seen == generation || self.known.borrow().addresses.iter().any(|address| address.ip == ip);
+        let has = *seen == generation || self.resolved.borrow().addresses.iter().any(|address| address.ip == ip);
         if has {
             *seen = generation;
         }
@@ -150,8 +150,8 @@ impl HostAddresses {
 
     /// Lets an address be tried after the others for a while.
     pub(super) fn avoid(&self, ip: IpAddr, now: Tick) {
-        self.known.send_if_modified(|known| {
-            if let Some(address) = known.addresses.iter_mut().find(|address| address.ip == ip) {
+        self.resolved.send_if_modified(|resolved| {
+            if let Some(address) = resolved.addresses.iter_mut().find(|address| address.ip == ip) {
                 address.avoided_until = Wait::at_least(AVOIDED_FOR).from(now);
             }
             // Nobody waits for this.
@@ -165,28 +165,28 @@ impl HostAddresses {
         if self.is_resolving.swap(true, Relaxed) {
             return;
         }
-        let mut attempt = Attempt { host: Arc::clone(self), asked_at: now, answer: None };
+        let mut attempt = Attempt { host: Arc::clone(self), queried_at: now, answer: None };
         tokio::spawn(async move {
             let answer = tokio::net::lookup_host((attempt.host.host.as_str(), attempt.host.port)).await;
             attempt.note(answer.map(|found| found.map(|address| address.ip()).collect()));
         });
     }
 
-    fn note_attempt(&self, answer: io::Result<Vec<IpAddr>>, asked_at: Tick) {
+    fn note_attempt(&self, answer: io::Result<Vec<IpAddr>>, queried_at: Tick) {
         let answer = answer.and_then(|ips| match ips.is_empty() {
             true => Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address")),
             false => Ok(ips),
         });
-        self.known.send_modify(|known| {
-            known.attempts += 1;
-            known.asked_at = Some(asked_at);
+        self.resolved.send_modify(|resolved| {
+            resolved.attempts += 1;
+            resolved.queried_at = Some(queried_at);
             match answer {
                 Ok(ips) => {
-                    if known.note_answer(ips, asked_at) {
+                    if resolved.note_answer(ips, queried_at) {
                         self.generation.fetch_add(1, Relaxed);
                     }
                 }
-                Err(error) => known.error = Some(error),
+                Err(error) => resolved.error = Some(error),
             }
         });
     }
@@ -195,7 +195,7 @@ impl HostAddresses {
 /// An attempt to resolve a name. Noted when it is dropped, so that nobody waits for one that was cancelled.
 struct Attempt {
     host: Arc<HostAddresses>,
-    asked_at: Tick,
+    queried_at: Tick,
     answer: Option<io::Result<Vec<IpAddr>>>,
 }
 
@@ -209,16 +209,16 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         let cancelled = || Err(io::Error::new(io::ErrorKind::Interrupted, "the name was not resolved to the end"));
         self.host.is_resolving.store(false, Relaxed);
-        self.host.note_attempt(self.answer.take().unwrap_or_else(cancelled), self.asked_at);
+        self.host.note_attempt(self.answer.take().unwrap_or_else(cancelled), self.queried_at);
     }
 }
 
-impl Known {
+impl ResolvedHost {
     fn refresh(&self, now: Tick) -> Refresh {
         let is_within = |at: Option<Tick>, span| at.is_some_and(|at| Wait::at_most(span).from(at) > now);
         match self.answered_at {
             // A name that cannot be resolved is not asked for anew by every request.
-            _ if is_within(self.asked_at, FRESH_FOR) => Refresh::Unneeded,
+            _ if is_within(self.queried_at, FRESH_FOR) => Refresh::Unneeded,
             None => Refresh::First,
             Some(_) if is_within(self.answered_at, STALE_FOR) => Refresh::InBackground,
             // The resolver fails, and waiting for it would delay every connection.
@@ -233,7 +233,7 @@ impl Known {
             match self.addresses.iter().position(|address| address.ip == ip) {
                 Some(number) => self.addresses[number].named_at = now,
                 None if self.addresses.len() < MAX_ADDRESSES => {
-                    self.addresses.push(Address { ip, named_at: now, avoided_until: 0 });
+                    self.addresses.push(KnownAddress { ip, named_at: now, avoided_until: 0 });
                 }
                 None => {}
             }
@@ -247,7 +247,7 @@ impl Known {
     /// The addresses of the last answer: from that turn on, those that failed lately last, IPv4 and IPv6 in alternation
     /// (RFC 8305, section 4).
     fn ordered(&self, turn: usize, now: Tick) -> Vec<IpAddr> {
-        let named: Vec<&Address> =
+        let named: Vec<&KnownAddress> =
             self.addresses.iter().filter(|address| Some(address.named_at) == self.answered_at).collect();
         let from_turn = (0..named.len()).map(|step| named[(turn + step) % named.len()]);
         let (avoided, good): (Vec<_>, Vec<_>) = from_turn.partition(|address| address.avoided_until > now);
@@ -265,7 +265,7 @@ impl Known {
     }
 }
 
-fn alternating(addresses: Vec<&Address>) -> Vec<IpAddr> {
+fn alternating(addresses: Vec<&KnownAddress>) -> Vec<IpAddr> {
     let is_ipv4 = addresses.first().is_some_and(|first| first.ip.is_ipv4());
     let (first, second): (Vec<IpAddr>, Vec<IpAddr>) =
         addresses.into_iter().map(|address| address.ip).partition(|ip| ip.is_ipv4() == is_ipv4);
@@ -290,20 +290,20 @@ mod tests {
         texts.iter().map(|text| text.parse().expect("an address")).collect()
     }
 
-    fn known(texts: &[&str]) -> Known {
-        let mut known = Known::default();
-        known.note_answer(ips(texts), 0);
-        known.asked_at = Some(0);
-        known
+    fn resolved(texts: &[&str]) -> ResolvedHost {
+        let mut resolved = ResolvedHost::default();
+        resolved.note_answer(ips(texts), 0);
+        resolved.queried_at = Some(0);
+        resolved
     }
 
     #[test]
     fn connections_begin_with_each_address_in_turn_and_alternate_between_families() {
-        let known = known(&["::1", "::2", "10.0.0.1", "10.0.0.2"]);
-        assert_eq!(known.ordered(0, 0), ips(&["::1", "10.0.0.1", "::2", "10.0.0.2"]));
-        assert_eq!(known.ordered(1, 0), ips(&["::2", "10.0.0.1", "::1", "10.0.0.2"]));
-        assert_eq!(known.ordered(2, 0), ips(&["10.0.0.1", "::1", "10.0.0.2", "::2"]));
-        assert_eq!(known.ordered(7, 0), ips(&["10.0.0.2", "::1", "10.0.0.1", "::2"]));
+        let resolved = resolved(&["::1", "::2", "10.0.0.1", "10.0.0.2"]);
+        assert_eq!(resolved.ordered(0, 0), ips(&["::1", "10.0.0.1", "::2", "10.0.0.2"]));
+        assert_eq!(resolved.ordered(1, 0), ips(&["::2", "10.0.0.1", "::1", "10.0.0.2"]));
+        assert_eq!(resolved.ordered(2, 0), ips(&["10.0.0.1", "::1", "10.0.0.2", "::2"]));
+        assert_eq!(resolved.ordered(7, 0), ips(&["10.0.0.2", "::1", "10.0.0.1", "::2"]));
     }
 
     #[test]
@@ -312,20 +312,20 @@ mod tests {
         host.note_attempt(Ok(ips(&["10.0.0.1", "10.0.0.2"])), 0);
         host.avoid(ips(&["10.0.0.1"])[0], 0);
         for turn in 0..4 {
-            assert_eq!(host.known.borrow().ordered(turn, SECOND)[0], ips(&["10.0.0.2"])[0]);
+            assert_eq!(host.resolved.borrow().ordered(turn, SECOND)[0], ips(&["10.0.0.2"])[0]);
         }
-        assert_eq!(host.known.borrow().ordered(0, 31 * SECOND)[0], ips(&["10.0.0.1"])[0]);
+        assert_eq!(host.resolved.borrow().ordered(0, 31 * SECOND)[0], ips(&["10.0.0.1"])[0]);
     }
 
     #[test]
     fn answer_is_refreshed_in_the_background_and_waited_for_only_when_it_is_old() {
-        assert_eq!(Known::default().refresh(0), Refresh::First);
-        let mut known = known(&["10.0.0.1"]);
-        assert_eq!(known.refresh(5 * SECOND - 1), Refresh::Unneeded);
-        assert_eq!(known.refresh(5 * SECOND), Refresh::InBackground);
-        assert_eq!(known.refresh(30 * SECOND), Refresh::Soon);
-        known.error = Some(io::ErrorKind::TimedOut.into());
-        assert_eq!(known.refresh(30 * SECOND), Refresh::InBackground);
+        assert_eq!(ResolvedHost::default().refresh(0), Refresh::First);
+        let mut resolved = resolved(&["10.0.0.1"]);
+        assert_eq!(resolved.refresh(5 * SECOND - 1), Refresh::Unneeded);
+        assert_eq!(resolved.refresh(5 * SECOND), Refresh::InBackground);
+        assert_eq!(resolved.refresh(30 * SECOND), Refresh::Soon);
+        resolved.error = Some(io::ErrorKind::TimedOut.into());
+        assert_eq!(resolved.refresh(30 * SECOND), Refresh::InBackground);
     }
 
     #[test]
@@ -334,10 +334,10 @@ mod tests {
         host.note_attempt(Ok(ips(&["10.0.0.1"])), 0);
         for failed_at in [10, 1_000, 100_000] {
             host.note_attempt(Err(io::ErrorKind::TimedOut.into()), failed_at * SECOND);
-            assert_eq!(host.known.borrow().ordered(0, failed_at * SECOND), ips(&["10.0.0.1"]));
+            assert_eq!(host.resolved.borrow().ordered(0, failed_at * SECOND), ips(&["10.0.0.1"]));
         }
         host.note_attempt(Ok(Vec::new()), 200_000 * SECOND);
-        assert_eq!(host.known.borrow().ordered(0, 200_000 * SECOND), ips(&["10.0.0.1"]));
+        assert_eq!(host.resolved.borrow().ordered(0, 200_000 * SECOND), ips(&["10.0.0.1"]));
     }
 
     #[test]
@@ -348,7 +348,7 @@ mod tests {
         let mut seen = host.generation();
         assert!(host.has(old[0], &mut seen));
         host.note_attempt(Ok(new.clone()), 5 * SECOND);
-        assert_eq!(host.known.borrow().ordered(0, 5 * SECOND), new, "new connections use the new answer at once");
+        assert_eq!(host.resolved.borrow().ordered(0, 5 * SECOND), new, "new connections use the new answer at once");
         assert!(host.has(old[0], &mut seen), "a partial answer ends no connection");
         host.note_attempt(Ok(new.clone()), 15 * SECOND);
         assert!(!host.has(old[0], &mut seen));
@@ -360,7 +360,7 @@ mod tests {
         let host = HostAddresses::new("h", 80);
         let many = (0..1000u32).map(|number| IpAddr::from(number.to_be_bytes())).collect();
         host.note_attempt(Ok(many), 0);
-        assert_eq!(host.known.borrow().ordered(0, 0).len(), MAX_ADDRESSES);
+        assert_eq!(host.resolved.borrow().ordered(0, 0).len(), MAX_ADDRESSES);
     }
 
     #[tokio::test]

@@ -11,32 +11,32 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
-use super::answer::Failure;
-use super::buffers::{HeldBytes, Overloaded, STEP_BYTES};
+use super::buffer_budget::{BufferedBytes, Overloaded, STEP_BYTES};
 use super::client::Client;
-use super::exchange::Ending;
+use super::exchange::RequestGuard;
+use super::failure::Failure;
 use super::headers;
-use super::patience::Patience;
 use super::ticks::Wait;
+use super::upstream_deadline::UpstreamDeadline;
 
 /// What a client sends, as an upstream gets it.
 pub(super) enum ToUpstream {
-    Nothing,
+    Empty,
     /// In a box: a connection to an upstream allocates room for 32 requests at once.
-    Sent(Box<Sent>),
+    Upload(Box<Upload>),
 }
 
 /// A body that a client sends.
-pub(super) struct Sent {
+pub(super) struct Upload {
     body: Incoming,
     client: Arc<Client>,
     /// How much more of it is taken.
     room: u64,
     underscores: UnderscoreHeaders,
     /// What is held of it while the upstream does not read.
-    held: HeldBytes,
+    buffered: BufferedBytes,
     /// The most that can be.
-    most_held: usize,
+    max_buffered: usize,
     upstream: Option<Reader>,
     /// When it is late, on a connection that others share.
     late: Option<Pin<Box<Sleep>>>,
@@ -44,20 +44,20 @@ pub(super) struct Sent {
 
 /// Whoever reads a body. While the client does not send, nothing is expected of the upstream.
 struct Reader {
-    patience: Arc<Patience>,
+    deadline: Arc<UpstreamDeadline>,
     timeout: Wait,
 }
 
 /// Why a body ended before its end.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum UploadError {
     Client(hyper::Error),
     TooLong,
     Late,
     Overloaded,
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for UploadError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Client(error) => error.fmt(out),
@@ -68,97 +68,100 @@ impl fmt::Display for Broken {
     }
 }
 
-impl std::error::Error for Broken {}
+impl std::error::Error for UploadError {}
 
 impl ToUpstream {
     pub(super) fn new(body: Incoming, client: &Arc<Client>, max_bytes: u64) -> Self {
         if body.is_end_stream() {
-            return Self::Nothing;
+            return Self::Empty;
         }
-        Self::Sent(Box::new(Sent {
-            most_held: client.upload_bytes(&body),
+        Self::Upload(Box::new(Upload {
+            max_buffered: client.upload_bytes(&body),
             body,
             client: Arc::clone(client),
             room: max_bytes,
             underscores: UnderscoreHeaders::default(),
-            held: HeldBytes::none(client),
+            buffered: BufferedBytes::none(client),
             upstream: None,
             late: None,
         }))
     }
 
     /// Takes over what was held of it before.
-    pub(super) fn holding(mut self, held: Option<HeldBytes>) -> Self {
-        if let (Self::Sent(sent), Some(held)) = (&mut self, held) {
-            sent.held = held;
+    pub(super) fn holding(mut self, buffered: Option<BufferedBytes>) -> Self {
+        if let (Self::Upload(upload), Some(buffered)) = (&mut self, buffered) {
+            upload.buffered = buffered;
         }
         self
     }
 
     /// Treats trailers with an underscore in their name as that setting says.
     pub(super) fn with_underscores(mut self, underscores: UnderscoreHeaders) -> Self {
-        if let Self::Sent(sent) = &mut self {
-            sent.underscores = underscores;
+        if let Self::Upload(upload) = &mut self {
+            upload.underscores = underscores;
         }
         self
     }
 
     /// An upstream is about to be asked, and has to answer within that time; the time in which the client does not send
     /// is not the upstream's.
-    pub(super) fn read_by(&mut self, patience: &Arc<Patience>, timeout: Wait) {
-        patience.begin(timeout);
-        if let Self::Sent(sent) = self {
-            sent.upstream = Some(Reader { patience: Arc::clone(patience), timeout });
+    pub(super) fn read_by(&mut self, deadline: &Arc<UpstreamDeadline>, timeout: Wait) {
+        deadline.start(timeout);
+        if let Self::Upload(upload) = self {
+            upload.upstream = Some(Reader { deadline: Arc::clone(deadline), timeout });
         }
     }
 
-    pub(super) fn is_nothing(&self) -> bool {
-        matches!(self, Self::Nothing)
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self, Self::Empty)
     }
 }
 
 impl Body for ToUpstream {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = UploadError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let Self::Sent(sent) = &mut *self else {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
+        let Self::Upload(upload) = &mut *self else {
             return Poll::Ready(None);
         };
-        match Pin::new(&mut sent.body).poll_frame(context) {
+        match Pin::new(&mut upload.body).poll_frame(context) {
             Poll::Pending => {
                 // Whatever has come has been read.
-                sent.held.release();
-                if let Some(reader) = &sent.upstream {
-                    reader.patience.forgive();
+                upload.buffered.release();
+                if let Some(reader) = &upload.upstream {
+                    reader.deadline.clear();
                 }
-                let Some(wait) = sent.client.body_awaited() else { return Poll::Pending };
-                let late = sent.late.get_or_insert_with(|| Box::pin(sleep(wait)));
+                let Some(wait) = upload.client.body_awaited() else { return Poll::Pending };
+                let late = upload.late.get_or_insert_with(|| Box::pin(sleep(wait)));
                 ready!(late.as_mut().poll(context));
-                sent.broke(Broken::Late)
+                upload.fail(UploadError::Late)
             }
             Poll::Ready(frame) => {
-                sent.client.body_came();
-                sent.late = None;
-                if let Some(reader) = &sent.upstream {
-                    reader.patience.expect(reader.timeout);
+                upload.client.body_received();
+                upload.late = None;
+                if let Some(reader) = &upload.upstream {
+                    reader.deadline.set(reader.timeout);
                 }
                 let Some(frame) = frame else { return Poll::Ready(None) };
                 let frame = match frame {
                     Ok(frame) => frame,
-                    Err(error) => return sent.broke(Broken::Client(error)),
+                    Err(error) => return upload.fail(UploadError::Client(error)),
                 };
                 let length = frame.data_ref().map_or(0, Bytes::len) as u64;
-                match sent.room.checked_sub(length) {
-                    Some(room) => sent.room = room,
-                    None => return sent.broke(Broken::TooLong),
+                match upload.room.checked_sub(length) {
+                    Some(room) => upload.room = room,
+                    None => return upload.fail(UploadError::TooLong),
                 }
                 // While the upstream has this to read, more may come.
-                if sent.held.set(sent.most_held).is_err() {
-                    return sent.broke(Broken::Overloaded);
+                if upload.buffered.set(upload.max_buffered).is_err() {
+                    return upload.fail(UploadError::Overloaded);
                 }
                 Poll::Ready(Some(Ok(match frame.into_trailers() {
-                    Ok(trailers) => Frame::trailers(headers::screen_trailers(trailers, sent.underscores)),
+                    Ok(trailers) => Frame::trailers(headers::screen_trailers(trailers, upload.underscores)),
                     Err(data) => data,
                 })))
             }
@@ -167,127 +170,130 @@ impl Body for ToUpstream {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Nothing => true,
-            Self::Sent(sent) => sent.body.is_end_stream(),
+            Self::Empty => true,
+            Self::Upload(upload) => upload.body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Nothing => SizeHint::with_exact(0),
-            Self::Sent(sent) => sent.body.size_hint(),
+            Self::Empty => SizeHint::with_exact(0),
+            Self::Upload(upload) => upload.body.size_hint(),
         }
     }
 }
 
-impl Sent {
-    fn broke(&mut self, how: Broken) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+impl Upload {
+    fn fail(&mut self, how: UploadError) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         if let Some(reader) = &self.upstream {
-            reader.patience.expect(reader.timeout);
-            reader.patience.body_broke(match how {
-                Broken::Client(_) => Failure::BodyBroken,
-                Broken::TooLong => Failure::BodyTooLong,
-                Broken::Late => Failure::BodyLate,
-                Broken::Overloaded => Failure::Overloaded,
+            reader.deadline.set(reader.timeout);
+            reader.deadline.note_body_failure(match how {
+                UploadError::Client(_) => Failure::BodyBroken,
+                UploadError::TooLong => Failure::BodyTooLong,
+                UploadError::Late => Failure::BodyLate,
+                UploadError::Overloaded => Failure::Overloaded,
             });
         }
         Poll::Ready(Some(Err(how)))
     }
 }
 
-impl Drop for Sent {
+impl Drop for Upload {
     fn drop(&mut self) {
-        self.client.body_came();
+        self.client.body_received();
     }
 }
 
 /// What a client is answered.
 pub(super) struct ToClient {
-    kind: Kind,
+    source: Source,
     /// What is there and not given to the client yet.
     rest: Bytes,
     /// What is held of it while the client does not read.
-    held: Option<HeldBytes>,
+    buffered: Option<BufferedBytes>,
     /// When an upstream that others share the connection of is given up; those that do not share it have a driver for
     /// that.
     stall: Option<Pin<Box<Sleep>>>,
     /// What is done when the answer is over.
-    ending: Ending,
+    guard: RequestGuard,
 }
 
-enum Kind {
-    Written,
+enum Source {
+    Local,
     Upstream(Incoming),
 }
 
 impl ToClient {
-    pub(super) fn written(text: Bytes, ending: Ending) -> Self {
-        Self { kind: Kind::Written, rest: text, held: None, stall: None, ending }
+    pub(super) fn local(text: Bytes, guard: RequestGuard) -> Self {
+        Self { source: Source::Local, rest: text, buffered: None, stall: None, guard }
     }
 
-    pub(super) fn upstream(body: Incoming, ending: Ending) -> Self {
-        Self { kind: Kind::Upstream(body), rest: Bytes::new(), held: None, stall: None, ending }
+    pub(super) fn upstream(body: Incoming, guard: RequestGuard) -> Self {
+        Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, guard }
     }
 
     /// Takes away what was written here, for an answer that has no body: how long it was, if there was any.
     pub(super) fn take_written(&mut self) -> Option<usize> {
-        let is_written = matches!(self.kind, Kind::Written) && !self.rest.is_empty();
+        let is_written = matches!(self.source, Source::Local) && !self.rest.is_empty();
         is_written.then(|| std::mem::take(&mut self.rest).len())
     }
 
     /// The head of the answer is about to leave.
     pub(super) fn answers_with(&mut self, status: StatusCode) {
-        self.ending.note_status(status);
+        self.guard.note_status(status);
     }
 }
 
 impl ToClient {
     /// Counts what is held of the answer: what is not given yet, and what waits to be written to the client.
-    fn hold(&mut self) -> Result<(), Cut> {
-        let bytes = self.rest.len() + self.ending.unwritten_bytes();
-        if matches!(self.kind, Kind::Written) || self.held.is_none() && bytes < STEP_BYTES {
+    fn hold(&mut self) -> Result<(), DownloadError> {
+        let bytes = self.rest.len() + self.guard.unwritten_bytes();
+        if matches!(self.source, Source::Local) || self.buffered.is_none() && bytes < STEP_BYTES {
             return Ok(());
         }
-        let held = self.held.get_or_insert_with(|| self.ending.held_bytes());
-        held.set(bytes).map_err(|Overloaded| {
-            self.ending.note_cut();
-            Cut::Overloaded
+        let buffered = self.buffered.get_or_insert_with(|| self.guard.buffered_bytes());
+        buffered.set(bytes).map_err(|Overloaded| {
+            self.guard.note_cut();
+            DownloadError::Overloaded
         })
     }
 }
 
 impl Body for ToClient {
     type Data = Bytes;
-    type Error = Cut;
+    type Error = DownloadError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
         let this = &mut *self;
         if !this.rest.is_empty() {
-            let piece = this.ending.give(&mut this.rest);
+            let piece = this.guard.next_piece(&mut this.rest);
             return Poll::Ready(Some(this.hold().map(|()| Frame::data(piece))));
         }
-        match &mut this.kind {
-            Kind::Written => Poll::Ready(None),
-            Kind::Upstream(body) => match Pin::new(body).poll_frame(context) {
+        match &mut this.source {
+            Source::Local => Poll::Ready(None),
+            Source::Upstream(body) => match Pin::new(body).poll_frame(context) {
                 Poll::Pending => {
-                    this.ending.upstream_awaited();
-                    let Some(timeout) = this.ending.shared_timeout() else { return Poll::Pending };
+                    this.guard.await_upstream();
+                    let Some(timeout) = this.guard.shared_timeout() else { return Poll::Pending };
                     let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(timeout)));
                     ready!(stall.as_mut().poll(context));
-                    this.ending.upstream_came(Came::TooLate);
-                    Poll::Ready(Some(Err(Cut::Late)))
+                    this.guard.note_upstream_progress(UpstreamProgress::TimedOut);
+                    Poll::Ready(Some(Err(DownloadError::Late)))
                 }
                 Poll::Ready(frame) => {
                     this.stall = None;
-                    this.ending.upstream_came(match &frame {
-                        None => Came::All,
-                        Some(Ok(_)) => Came::Bytes,
-                        Some(Err(_)) => Came::Error,
+                    this.guard.note_upstream_progress(match &frame {
+                        None => UpstreamProgress::All,
+                        Some(Ok(_)) => UpstreamProgress::Bytes,
+                        Some(Err(_)) => UpstreamProgress::Error,
                     });
-                    Poll::Ready(frame.map(|frame| match frame.map_err(Cut::Upstream)?.into_data() {
+                    Poll::Ready(frame.map(|frame| match frame.map_err(DownloadError::Upstream)?.into_data() {
                         Ok(data) => {
                             this.rest = data;
-                            let piece = this.ending.give(&mut this.rest);
+                            let piece = this.guard.next_piece(&mut this.rest);
                             this.hold().map(|()| Frame::data(piece))
                         }
                         Err(trailers) => Ok(trailers),
@@ -299,30 +305,30 @@ impl Body for ToClient {
 
     fn is_end_stream(&self) -> bool {
         self.rest.is_empty()
-            && match &self.kind {
-                Kind::Written => true,
-                Kind::Upstream(body) => body.is_end_stream(),
+            && match &self.source {
+                Source::Local => true,
+                Source::Upstream(body) => body.is_end_stream(),
             }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.kind {
-            Kind::Written => SizeHint::with_exact(self.rest.len() as u64),
+        match &self.source {
+            Source::Local => SizeHint::with_exact(self.rest.len() as u64),
             // Asked for before anything is given.
-            Kind::Upstream(body) => body.size_hint(),
+            Source::Upstream(body) => body.size_hint(),
         }
     }
 }
 
 impl Drop for ToClient {
     fn drop(&mut self) {
-        if self.rest.is_empty() && self.ending.is_upstream_done() {
-            self.ending.note_complete();
+        if self.rest.is_empty() && self.guard.is_upstream_done() {
+            self.guard.note_complete();
         } else if self.is_end_stream() {
-            self.ending.note_complete();
-            self.ending.upstream_came(Came::All);
-        } else if let Kind::Upstream(body) = std::mem::replace(&mut self.kind, Kind::Written)
-            && let Some(abandoned) = self.ending.abandon()
+            self.guard.note_complete();
+            self.guard.note_upstream_progress(UpstreamProgress::All);
+        } else if let Source::Upstream(body) = std::mem::replace(&mut self.source, Source::Local)
+            && let Some(abandoned) = self.guard.abandon()
         {
             abandoned.discard(body);
         }
@@ -331,13 +337,13 @@ impl Drop for ToClient {
 
 /// Why an answer ended before its end.
 #[derive(Debug)]
-pub(super) enum Cut {
+pub(super) enum DownloadError {
     Upstream(hyper::Error),
     Late,
     Overloaded,
 }
 
-impl fmt::Display for Cut {
+impl fmt::Display for DownloadError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Upstream(error) => error.fmt(out),
@@ -347,13 +353,13 @@ impl fmt::Display for Cut {
     }
 }
 
-impl std::error::Error for Cut {}
+impl std::error::Error for DownloadError {}
 
 /// What came of an upstream's body.
-pub(super) enum Came {
+pub(super) enum UpstreamProgress {
     Bytes,
     All,
     /// Nothing, in all the time that it may take.
-    TooLate,
+    TimedOut,
     Error,
 }

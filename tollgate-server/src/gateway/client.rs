@@ -9,15 +9,15 @@ use http::HeaderValue;
 use hyper::body::Body;
 use tollgate::rules::{Certificate, Facts};
 
-use super::buffers::Buffers;
+use super::buffer_budget::BufferBudget;
+use super::client_deadlines::{ClientDeadlines, ClientTimeouts, Expired};
 use super::connection::MAX_UPLOAD_BYTES;
 use super::frames::Misuse;
-use super::guard::Ambiguity;
+use super::framing::Ambiguity;
 use super::io::MAX_READ_BYTES;
-use super::lane::Asked;
+use super::lane::CheckedRequest;
 use super::tally::{AMBIGUITIES, Tally};
 use super::ticks::{Tick, Ticks, Wait};
-use super::watch::{Looked, Waits, Watch};
 use super::{per_address, streams};
 
 /// How long a client may go on sending after it has been answered.
@@ -41,15 +41,15 @@ pub(super) struct Client {
     pub(super) max_head: usize,
     pub(super) is_http2: bool,
     is_trusted_proxy: bool,
-    pub(super) waits: Waits,
+    pub(super) timeouts: ClientTimeouts,
     /// Its place among the connections of its address, for as long as anything of it is there.
     entered: Option<Arc<per_address::Counted>>,
-    watch: Watch,
+    deadlines: ClientDeadlines,
     resets: Resets,
     upgraded: AtomicBool,
     /// What was decided about the request that hyper is about to read.
-    asked: Mutex<Option<Asked>>,
-    has_asked: AtomicBool,
+    checked: Mutex<Option<CheckedRequest>>,
+    has_checked: AtomicBool,
     ticks: Arc<Ticks>,
     tally: Arc<Tally>,
     /// Bytes of bodies that are held for it.
@@ -74,21 +74,21 @@ impl Scheme {
 }
 
 /// What a connection is made with.
-pub(super) struct Arrival {
+pub(super) struct ConnectionInfo {
     pub(super) address: SocketAddr,
     pub(super) is_trusted_proxy: bool,
     pub(super) scheme: Scheme,
     pub(super) certificate: Option<Certificate>,
     pub(super) max_head: usize,
-    pub(super) waits: Waits,
+    pub(super) timeouts: ClientTimeouts,
     pub(super) entered: Option<Arc<per_address::Counted>>,
 }
 
 impl Client {
-    pub(super) fn new(arrival: Arrival, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
-        let Arrival { address, is_trusted_proxy, scheme, certificate, max_head, waits, entered } = arrival;
+    pub(super) fn new(info: ConnectionInfo, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
+        let ConnectionInfo { address, is_trusted_proxy, scheme, certificate, max_head, timeouts, entered } = info;
         // HTTP/2 has frames that are about the connection and begin no head, so there only silence counts.
-        let watch = Watch::new(ticks.after(if is_http2 { waits.idle } else { waits.head }));
+        let deadlines = ClientDeadlines::new(ticks.after(if is_http2 { timeouts.idle } else { timeouts.head }));
         let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
         Self {
             address,
@@ -99,13 +99,13 @@ impl Client {
             max_head,
             is_http2,
             is_trusted_proxy,
-            waits,
+            timeouts,
             entered,
-            watch,
+            deadlines,
             resets: Resets::default(),
             upgraded: AtomicBool::new(false),
-            asked: Mutex::new(None),
-            has_asked: AtomicBool::new(false),
+            checked: Mutex::new(None),
+            has_checked: AtomicBool::new(false),
             ticks,
             tally,
             buffered: AtomicI64::new(0),
@@ -115,20 +115,20 @@ impl Client {
 
     /// The same client, that turned out to speak HTTP/2.
     pub(super) fn over_http2(&self) -> Self {
-        let arrival = Arrival {
+        let info = ConnectionInfo {
             address: self.address,
             is_trusted_proxy: self.is_trusted_proxy,
             scheme: self.scheme,
             certificate: self.certificate.clone(),
             max_head: self.max_head,
-            waits: self.waits,
+            timeouts: self.timeouts,
             entered: self.entered.clone(),
         };
-        Self::new(arrival, true, Arc::clone(&self.ticks), Arc::clone(&self.tally))
+        Self::new(info, true, Arc::clone(&self.ticks), Arc::clone(&self.tally))
     }
 
     /// A request as it comes from this client.
-    pub(super) fn sends<'a>(&'a self, facts: Facts<'a>) -> Facts<'a> {
+    pub(super) fn with_client<'a>(&'a self, facts: Facts<'a>) -> Facts<'a> {
         let facts = facts.peer(self.address.ip());
         self.certificate.as_ref().map_or(facts, |certificate| facts.certificate(certificate))
     }
@@ -137,42 +137,42 @@ impl Client {
         self.ticks.now()
     }
 
-    pub(super) fn look_every(&self) -> Duration {
-        self.waits.look_every
+    pub(super) fn check_every(&self) -> Duration {
+        self.timeouts.check_every
     }
 
-    pub(super) fn look(&self) -> Looked {
-        self.watch.look(self.ticks.now())
+    pub(super) fn check_deadlines(&self) -> Expired {
+        self.deadlines.check(self.ticks.now())
     }
 
     /// A part of a head has come.
-    pub(super) fn head_came(&self) {
-        self.watch.head_came(|| self.ticks.after(self.waits.head));
+    pub(super) fn head_received(&self) {
+        self.deadlines.head_received(|| self.ticks.after(self.timeouts.head));
     }
 
     /// The client has been told that the connection ends.
-    pub(super) fn told_to_go(&self) {
-        self.watch.goes_by(self.ticks.after(Wait::at_least(LINGER)));
+    pub(super) fn note_goaway_sent(&self) {
+        self.deadlines.goaway_sent(self.ticks.after(Wait::at_least(LINGER)));
     }
 
     pub(super) fn wrote(&self, some: bool) {
         if some {
-            self.watch.written();
+            self.deadlines.written();
         } else {
-            self.watch.write_blocked(self.ticks.after(self.waits.write));
+            self.deadlines.write_blocked(self.ticks.after(self.timeouts.write));
         }
     }
 
     /// A part of an answer is the client's to take.
-    pub(super) fn given(&self) {
+    pub(super) fn set_read_deadline(&self) {
         if self.is_http2 {
-            streams::given(self.ticks.after(self.waits.write));
+            streams::set_read_deadline(self.ticks.after(self.timeouts.write));
         }
     }
 
-    pub(super) fn taken(&self) {
+    pub(super) fn clear_read_deadline(&self) {
         if self.is_http2 {
-            streams::taken();
+            streams::clear_read_deadline();
         }
     }
 
@@ -201,52 +201,52 @@ impl Client {
 
     /// Returns the number of its requests under way.
     pub(super) fn requests(&self) -> u32 {
-        self.watch.requests()
+        self.deadlines.requests()
     }
 
     pub(super) fn request_began(&self) {
-        self.watch.request_began();
+        self.deadlines.request_began();
     }
 
     pub(super) fn request_ended(&self) {
-        self.watch.request_ended(self.ticks.after(self.waits.idle));
+        self.deadlines.request_ended(self.ticks.after(self.timeouts.idle));
     }
 
     /// The next part of a body is the client's to send. Where several bodies share the connection, each has to look at
     /// its own time, which comes back.
     pub(super) fn body_awaited(&self) -> Option<Duration> {
         if self.is_http2 {
-            return Some(self.waits.body.duration());
+            return Some(self.timeouts.body.duration());
         }
-        self.watch.body_awaited(self.ticks.after(self.waits.body));
+        self.deadlines.body_awaited(self.ticks.after(self.timeouts.body));
         None
     }
 
-    pub(super) fn body_came(&self) {
-        self.watch.body_came();
+    pub(super) fn body_received(&self) {
+        self.deadlines.body_received();
     }
 
     pub(super) fn body_is_late(&self) -> bool {
-        self.watch.body_is_late()
+        self.deadlines.body_is_late()
     }
 
-    pub(super) fn lingers(&self) {
-        self.watch.write_blocked(self.ticks.after(Wait::at_least(LINGER)));
+    pub(super) fn start_linger(&self) {
+        self.deadlines.write_blocked(self.ticks.after(Wait::at_least(LINGER)));
     }
 
     /// What was decided about the request that hyper is about to read.
-    pub(super) fn leave(&self, asked: Asked) {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
-        self.has_asked.store(true, Relaxed);
+    pub(super) fn hand_over(&self, checked: CheckedRequest) {
+        *self.checked.lock().unwrap_or_else(PoisonError::into_inner) = Some(checked);
+        self.has_checked.store(true, Relaxed);
     }
 
-    pub(super) fn take_asked(&self) -> Option<Asked> {
+    pub(super) fn take_checked(&self) -> Option<CheckedRequest> {
         // Nearly always there is nothing, and the lock is left alone.
-        if !self.has_asked.load(Relaxed) {
+        if !self.has_checked.load(Relaxed) {
             return None;
         }
-        self.has_asked.store(false, Relaxed);
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.has_checked.store(false, Relaxed);
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// From here on the connection speaks another protocol.
@@ -259,8 +259,8 @@ impl Client {
     }
 
     /// What is held of bodies, of all connections and of this one.
-    pub(super) fn buffers(&self) -> (&Buffers, &AtomicI64) {
-        (&self.tally.buffers, &self.buffered)
+    pub(super) fn buffer_budget(&self) -> (&BufferBudget, &AtomicI64) {
+        (&self.tally.buffer_budget, &self.buffered)
     }
 
     /// Returns the most that is held of a body that it sends and the upstream does not read: no more than the body has, if
@@ -298,7 +298,7 @@ impl Client {
 /// browsers do, let most requests finish.
 #[derive(Debug, Default)]
 struct Resets {
-    beyond: AtomicU64,
+    excess: AtomicU64,
     /// When one was last forgiven for the time that has passed.
     forgiven_at: AtomicU64,
 }
@@ -312,23 +312,23 @@ impl Resets {
 
     /// Only the thread of the connection's worker changes it.
     fn note(&self, is_complete: bool, now: Tick) {
-        let beyond = self.beyond.load(Relaxed);
-        let forgiven = match beyond {
+        let excess = self.excess.load(Relaxed);
+        let forgiven = match excess {
             0 => 0,
             _ => now.saturating_sub(self.forgiven_at.load(Relaxed)) / Self::FORGIVE_EVERY,
         };
-        if beyond == 0 {
+        if excess == 0 {
             self.forgiven_at.store(now, Relaxed);
         } else if forgiven > 0 {
             self.forgiven_at.fetch_add(forgiven * Self::FORGIVE_EVERY, Relaxed);
         }
-        let beyond = beyond.saturating_sub(forgiven);
-        let beyond = if is_complete { beyond.saturating_sub(1) } else { beyond + 1 };
-        self.beyond.store(beyond, Relaxed);
+        let excess = excess.saturating_sub(forgiven);
+        let excess = if is_complete { excess.saturating_sub(1) } else { excess + 1 };
+        self.excess.store(excess, Relaxed);
     }
 
     fn are_too_many(&self) -> bool {
-        self.beyond.load(Relaxed) > Self::MAX
+        self.excess.load(Relaxed) > Self::MAX
     }
 }
 

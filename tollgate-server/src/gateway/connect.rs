@@ -15,15 +15,15 @@ use tokio::time::timeout;
 use super::client::Client;
 use super::dial;
 use super::exchange::Worker;
+use super::http1_conn::{Http1Conn, MAX_HEAD_BYTES};
+use super::http2_pool::{Sender, StreamPermit, UNKNOWN_STREAMS};
 use super::maybe_tls::MaybeTls;
 use super::reuse::Usage;
-use super::shared::{Seat, Sender, UNSAID};
 use super::site::Route;
-use super::target::{Speaks, Target};
+use super::target::{Target, UpstreamProtocol};
 use super::ticks::Tick;
 use super::upstream_slots::{UpstreamIo, UpstreamSlot};
 use super::upstream_tls::TlsFault;
-use super::wire::{MAX_HEAD_BYTES, Wire};
 
 /// How often an HTTP/2 connection is asked whether it is still there, and how long it may take to say so.
 const PING_EVERY: Duration = Duration::from_secs(15);
@@ -42,18 +42,18 @@ const SEND_BUFFER_BYTES: usize = 32 << 10;
 
 /// What a client wants of an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wants {
-    Answer,
+pub(super) enum ConnUse {
+    Request,
     /// To speak another protocol from some point on.
     Upgrade,
 }
 
 /// A way to an upstream.
-pub(super) enum Line {
+pub(super) enum UpstreamConn {
     /// For one request at a time.
-    Own(Wire),
+    H1(Http1Conn),
     /// For many at once.
-    Shared(Sender, Seat),
+    H2(Sender, StreamPermit),
 }
 
 /// Why there is no connection.
@@ -155,32 +155,32 @@ impl From<hyper::Error> for ConnectError {
 }
 
 /// A connection to an upstream: one that is shared and has room, or a new one.
-pub(super) async fn line(
+pub(super) async fn obtain(
     target: &Target,
     (worker, client): (&Arc<Worker>, &Client),
-    wants: Wants,
+    conn_use: ConnUse,
     route: &Route,
-) -> Result<Line, ConnectError> {
-    let within = route.connect_timeout;
-    let seat = || target.shared(worker.number).seat(worker.ticks.now(), &route.reuse, &target.addresses);
-    if wants == Wants::Upgrade && target.address.scheme == Speaks::Tls {
-        let opened = timeout(within, open(target, (worker, client), wants));
+) -> Result<UpstreamConn, ConnectError> {
+    let connect_timeout = route.connect_timeout;
+    let reserve = || target.http2_pool(worker.number).reserve(worker.ticks.now(), &route.reuse, &target.addresses);
+    if conn_use == ConnUse::Upgrade && target.address.scheme == UpstreamProtocol::Tls {
+        let opened = timeout(connect_timeout, open(target, (worker, client), conn_use));
         return opened.await.map_err(|_elapsed| ConnectError::Timeout)?;
     }
-    if target.address.scheme != Speaks::Http1
-        && let Some((sender, seat)) = seat()
+    if target.address.scheme != UpstreamProtocol::Http1
+        && let Some((sender, stream_permit)) = reserve()
     {
-        return Ok(Line::Shared(sender, seat));
+        return Ok(UpstreamConn::H2(sender, stream_permit));
     }
     let opened = async {
-        let turn = target.turn(worker.number).await;
+        let turn = target.opening_turn(worker.number).await;
         // Whoever had the turn before may have opened it.
-        match turn.as_ref().and_then(|_| seat()) {
-            Some((sender, seat)) => Ok(Line::Shared(sender, seat)),
-            None => open(target, (worker, client), wants).await,
+        match turn.as_ref().and_then(|_| reserve()) {
+            Some((sender, stream_permit)) => Ok(UpstreamConn::H2(sender, stream_permit)),
+            None => open(target, (worker, client), conn_use).await,
         }
     };
-    timeout(within, opened).await.map_err(|_elapsed| ConnectError::Timeout)?
+    timeout(connect_timeout, opened).await.map_err(|_elapsed| ConnectError::Timeout)?
 }
 
 /// What an upstream was found to speak, and where.
@@ -191,10 +191,10 @@ pub(super) enum Dialled {
 
 /// Connects, and agrees on what is spoken.
 pub(super) async fn dial(target: &Target, now: Tick, slot: UpstreamSlot) -> Result<Dialled, ConnectError> {
-    dial_for(target, Wants::Answer, now, slot).await
+    dial_for(target, ConnUse::Request, now, slot).await
 }
 
-async fn dial_for(target: &Target, wants: Wants, now: Tick, slot: UpstreamSlot) -> Result<Dialled, ConnectError> {
+async fn dial_for(target: &Target, conn_use: ConnUse, now: Tick, slot: UpstreamSlot) -> Result<Dialled, ConnectError> {
     let addresses = target.addresses.to_try(now).await?;
     let avoid = |failed: SocketAddr| target.addresses.avoid(failed.ip(), now);
     let (tcp, reached, slot) = dial::connect(&addresses, slot, avoid).await?;
@@ -203,46 +203,57 @@ async fn dial_for(target: &Target, wants: Wants, now: Tick, slot: UpstreamSlot) 
     tcp.set_nodelay(true)?;
     Ok(match (&target.tls, target.address.scheme) {
         (Some(tls), _) => {
-            let connector = if wants == Wants::Upgrade { &tls.http1 } else { &tls.connector };
-            let stream = Box::new(connector.connect(tls.name.clone(), tcp).await.map_err(not_agreed)?);
+            let connector = if conn_use == ConnUse::Upgrade { &tls.http1 } else { &tls.connector };
+            let stream = Box::new(connector.connect(tls.name.clone(), tcp).await.map_err(handshake_error)?);
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
             let io = UpstreamIo::new(MaybeTls::Tls(stream), slot);
             if is_http2 { Dialled::Http2(io, ip) } else { Dialled::Http1(io, ip) }
         }
-        (None, Speaks::Http2) => Dialled::Http2(UpstreamIo::new(MaybeTls::Plain(tcp), slot), ip),
+        (None, UpstreamProtocol::Http2) => Dialled::Http2(UpstreamIo::new(MaybeTls::Plain(tcp), slot), ip),
         (None, _) => Dialled::Http1(UpstreamIo::new(MaybeTls::Plain(tcp), slot), ip),
     })
 }
 
-fn not_agreed(error: io::Error) -> ConnectError {
+fn handshake_error(error: io::Error) -> ConnectError {
     TlsFault::of_handshake(&error).map_or(ConnectError::Io(error), ConnectError::Tls)
 }
 
-async fn open(target: &Target, (worker, client): (&Arc<Worker>, &Client), wants: Wants) -> Result<Line, ConnectError> {
+async fn open(
+    target: &Target,
+    (worker, client): (&Arc<Worker>, &Client),
+    conn_use: ConnUse,
+) -> Result<UpstreamConn, ConnectError> {
     let slot = worker.take_upstream_slot(client).await?;
     let now = worker.ticks.now();
-    match dial_for(target, wants, now, slot).await? {
-        Dialled::Http1(io, ip) => {
-            Ok(Line::Own(Wire::new(io, Usage::new(now, target.origin(ip)), Arc::clone(&worker.ticks)).await?))
-        }
+    match dial_for(target, conn_use, now, slot).await? {
+        Dialled::Http1(io, ip) => Ok(UpstreamConn::H1(
+            Http1Conn::new(io, Usage::new(now, target.origin(ip)), Arc::clone(&worker.ticks)).await?,
+        )),
         Dialled::Http2(io, ip) => share(io, ip, target, worker).await,
     }
 }
 
-async fn share(io: UpstreamIo, ip: IpAddr, target: &Target, worker: &Arc<Worker>) -> Result<Line, ConnectError> {
+async fn share(
+    io: UpstreamIo,
+    ip: IpAddr,
+    target: &Target,
+    worker: &Arc<Worker>,
+) -> Result<UpstreamConn, ConnectError> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
-        .initial_max_send_streams(UNSAID)
+        .initial_max_send_streams(UNKNOWN_STREAMS)
         .max_header_list_size(MAX_HEAD_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         // Not adaptive: that makes both windows the same, and one stuck stream fills both.
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-    let (sender, seat) =
-        target.shared(worker.number).add(sender, connection, Usage::new(worker.ticks.now(), target.origin(ip))).await?;
-    Ok(Line::Shared(sender, seat))
+    let (sender, stream_permit) = target
+        .http2_pool(worker.number)
+        .add(sender, connection, Usage::new(worker.ticks.now(), target.origin(ip)))
+        .await?;
+    Ok(UpstreamConn::H2(sender, stream_permit))
 }

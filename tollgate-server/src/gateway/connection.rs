@@ -19,22 +19,22 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tollgate::rules::{Certificate, Facts};
 
-use super::client::{Arrival, Client, LINGER, Scheme};
+use super::client::{Client, ConnectionInfo, LINGER, Scheme};
+use super::client_deadlines::Expired;
 use super::exchange::{Exchange, Worker};
-use super::guard::Guard;
+use super::framing::FramingGuard;
 use super::io::{ClientIo, Stream};
-use super::lane::{self, Left};
-use super::log::{Over, Record};
+use super::lane::{self, Handover};
+use super::log::{Completion, Record};
 use super::per_address;
 use super::streams::Streams;
 use super::ticks::TICK;
 use super::tls::{self, HandshakeFailure};
-use super::watch::Looked;
 use super::workers::Counted;
 use crate::service::proxy_protocol;
 
 /// What a client that speaks HTTP/2 without having agreed on it says first. No request of HTTP/1 begins so.
-pub(super) const HTTP2_BEGINS: &[u8] = b"PRI ";
+pub(super) const HTTP2_PREFACE: &[u8] = b"PRI ";
 
 /// Streams of one HTTP/2 connection at a time. Clients wait with more. As many as RFC 9113 wants at least: each may
 /// hold memory.
@@ -57,7 +57,7 @@ pub(super) const MAX_UPLOAD_BYTES: usize = STREAM_WINDOW_BYTES as usize + SEND_B
 const PING_EVERY: Duration = Duration::from_secs(20);
 
 /// How a listener's connections begin.
-pub(super) struct Begins {
+pub(super) struct ListenerConfig {
     pub(super) proxy_protocol: bool,
     pub(super) tls: Option<TlsAcceptor>,
 }
@@ -82,7 +82,7 @@ impl Stop {
 }
 
 /// A connection whose requests come next.
-struct Begun {
+struct ReadyConnection {
     stream: Stream,
     peer: SocketAddr,
     entered: Option<per_address::Counted>,
@@ -99,31 +99,31 @@ pub(super) async fn serve(
     _counted: Counted,
     tcp: TcpStream,
     (peer, entered): (SocketAddr, Option<per_address::Counted>),
-    begins: Arc<Begins>,
+    config: Arc<ListenerConfig>,
     worker: Arc<Worker>,
     stop: Arc<Stop>,
 ) -> io::Result<()> {
-    let begun = if begins.proxy_protocol || begins.tls.is_some() {
-        Box::pin(begin(tcp, (peer, entered), begins, &worker)).await?
+    let ready = if config.proxy_protocol || config.tls.is_some() {
+        Box::pin(begin(tcp, (peer, entered), config, &worker)).await?
     } else {
         let (stream, scheme) = (Stream::Plain(tcp), Scheme::Http);
-        Some(Begun { stream, peer, entered, scheme, certificate: None, is_http2: false })
+        Some(ReadyConnection { stream, peer, entered, scheme, certificate: None, is_http2: false })
     };
-    let Some(Begun { stream, peer, entered, scheme, certificate, is_http2 }) = begun else { return Ok(()) };
+    let Some(ReadyConnection { stream, peer, entered, scheme, certificate, is_http2 }) = ready else { return Ok(()) };
     let client = Arc::new(client(&worker, (peer, entered), (scheme, certificate), is_http2));
-    let left = if is_http2 {
-        Left { stream, first: Bytes::new(), is_http2, is_fresh: true }
+    let handover = if is_http2 {
+        Handover { stream, first: Bytes::new(), is_http2, is_fresh: true }
     } else {
-        let Some(left) = lane::serve(stream, &client, &worker, &stop).await? else { return Ok(()) };
-        left
+        let Some(handover) = lane::serve(stream, &client, &worker, &stop).await? else { return Ok(()) };
+        handover
     };
-    if left.is_fresh && !left.is_http2 && client.scheme == Scheme::Http && tls::is_hello(&left.first) {
+    if handover.is_fresh && !handover.is_http2 && client.scheme == Scheme::Http && tls::is_hello(&handover.first) {
         worker.tally.note_failed_handshake(HandshakeFailure::TlsHello);
         return Ok(());
     }
-    let client = if left.is_http2 && !client.is_http2 { Arc::new(client.over_http2()) } else { client };
+    let client = if handover.is_http2 && !client.is_http2 { Arc::new(client.over_http2()) } else { client };
     // Few connections need all of this, and most have no room for it.
-    Box::pin(serve_by_hyper(left, client, worker, stop)).await;
+    Box::pin(serve_by_hyper(handover, client, worker, stop)).await;
     Ok(())
 }
 
@@ -131,32 +131,32 @@ pub(super) async fn serve(
 async fn begin(
     mut tcp: TcpStream,
     (mut peer, mut entered): (SocketAddr, Option<per_address::Counted>),
-    begins: Arc<Begins>,
+    config: Arc<ListenerConfig>,
     worker: &Worker,
-) -> io::Result<Option<Begun>> {
-    let patience = worker.site.load().waits.head.duration();
-    if begins.proxy_protocol {
-        let caller = timeout(patience, proxy_protocol::read(&mut tcp)).await?.map_err(unusable)?;
+) -> io::Result<Option<ReadyConnection>> {
+    let head_timeout = worker.site.load().timeouts.head.duration();
+    if config.proxy_protocol {
+        let caller = timeout(head_timeout, proxy_protocol::read(&mut tcp)).await?.map_err(unusable)?;
         peer = caller.unwrap_or(peer);
         entered = worker.enter(peer.ip())?;
     }
-    let Some(tls) = &begins.tls else {
+    let Some(tls) = &config.tls else {
         let (stream, scheme) = (Stream::Plain(tcp), Scheme::Http);
-        return Ok(Some(Begun { stream, peer, entered, scheme, certificate: None, is_http2: false }));
+        return Ok(Some(ReadyConnection { stream, peer, entered, scheme, certificate: None, is_http2: false }));
     };
-    let accepted = timeout(patience, accept(tcp, tls)).await;
+    let accepted = timeout(head_timeout, accept(tcp, tls)).await;
     let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
     let note = |error: &io::Error| worker.tally.note_failed_handshake(HandshakeFailure::of(error));
     let tls = match accepted.inspect_err(note)? {
         Accepted::Tls(tls) => tls,
         Accepted::PlainHttp(tcp) => {
             worker.tally.note_failed_handshake(HandshakeFailure::PlainHttp);
-            return tls::tell_to_speak_tls(tcp).await.map(|()| None);
+            return tls::send_use_https(tcp).await.map(|()| None);
         }
     };
     let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-    let certificate = tls::shown_by_client(tls.get_ref().1);
-    Ok(Some(Begun { stream: Stream::Tls(tls), peer, entered, scheme: Scheme::Https, certificate, is_http2 }))
+    let certificate = tls::client_certificate(tls.get_ref().1);
+    Ok(Some(ReadyConnection { stream: Stream::Tls(tls), peer, entered, scheme: Scheme::Https, certificate, is_http2 }))
 }
 
 fn client(
@@ -166,10 +166,10 @@ fn client(
     is_http2: bool,
 ) -> Client {
     let site = worker.site.load();
-    let (max_head, waits, is_trusted_proxy) = (site.max_head, site.waits, site.proxies.trusts(address.ip()));
+    let (max_head, timeouts, is_trusted_proxy) = (site.max_head, site.timeouts, site.proxies.trusts(address.ip()));
     let entered = entered.map(Arc::new);
-    let arrival = Arrival { address, is_trusted_proxy, scheme, certificate, max_head, waits, entered };
-    Client::new(arrival, is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally))
+    let info = ConnectionInfo { address, is_trusted_proxy, scheme, certificate, max_head, timeouts, entered };
+    Client::new(info, is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally))
 }
 
 /// How a connection begins where TLS is spoken.
@@ -186,11 +186,11 @@ async fn accept(tcp: TcpStream, tls: &TlsAcceptor) -> io::Result<Accepted> {
 }
 
 /// Serves what is not plain.
-async fn serve_by_hyper(left: Left, client: Arc<Client>, worker: Arc<Worker>, stop: Arc<Stop>) {
-    let Left { stream, first, is_http2, .. } = left;
+async fn serve_by_hyper(handover: Handover, client: Arc<Client>, worker: Arc<Worker>, stop: Arc<Stop>) {
+    let Handover { stream, first, is_http2, .. } = handover;
     let max_head = client.max_head;
-    let guard = (!is_http2).then(Guard::new);
-    let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), guard));
+    let framing_guard = (!is_http2).then(FramingGuard::new);
+    let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), framing_guard));
     let ticks = Arc::clone(&worker.ticks);
     let service = Exchange { worker: Arc::clone(&worker), client: Arc::clone(&client) };
     // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
@@ -205,14 +205,14 @@ async fn serve_by_hyper(left: Left, client: Arc<Client>, worker: Arc<Worker>, st
             .max_header_list_size(u32::try_from(max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(PING_EVERY);
         let connection = builder.serve_connection(io, service);
-        _ = watched(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
+        _ = drive(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
     } else {
         let mut builder = http1::Builder::new();
         builder.header_read_timeout(None).max_buf_size(max_head.max(MIN_BUFFER_BYTES)).pipeline_flush(false);
         let connection = builder.serve_connection(io, service).with_upgrades();
-        let ended = watched(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
+        let ended = drive(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
         if let Some(status) = ended.err().as_ref().and_then(answered_by_hyper) {
-            note_unread(status, &client, &worker);
+            note_unparsed(status, &client, &worker);
         }
     }
 }
@@ -237,20 +237,20 @@ fn answered_by_hyper(error: &hyper::Error) -> Option<StatusCode> {
 const MALFORMED: &str = "malformed";
 
 /// Counts and logs a request whose head nobody could read.
-fn note_unread(status: StatusCode, client: &Client, worker: &Worker) {
-    worker.tally.note_unread(status);
+fn note_unparsed(status: StatusCode, client: &Client, worker: &Worker) {
+    worker.tally.note_unparsed(status);
     let site = worker.site.load();
     // Which client of a trusted proxy sent it is in the head that nobody could read.
     if status == StatusCode::BAD_REQUEST && !site.proxies.trusts(client.address.ip()) {
-        worker.strike(&client.sends(Facts::new("", "/")));
+        worker.strike(&client.with_client(Facts::new("", "/")));
     }
     if let Some(log) = &site.log {
-        let mut record = Record::unread(client.address.ip().to_canonical(), (log, worker.number));
+        let mut record = Record::unparsed(client.address.ip().to_canonical(), (log, worker.number));
         let reason = client.ambiguity().or((status == StatusCode::BAD_REQUEST).then_some(MALFORMED));
         if let Some(reason) = reason {
             record.note_reason(reason);
         }
-        record.write(&Over { status: Some(status), sent_bytes: 0, is_broken: false, nanos: 0, route: None });
+        record.write(&Completion { status: Some(status), sent_bytes: 0, is_broken: false, nanos: 0, route: None });
     }
 }
 
@@ -263,14 +263,14 @@ fn unusable(_: proxy_protocol::HeaderError) -> io::Error {
 const MIN_BUFFER_BYTES: usize = 8192;
 
 /// Drives a connection, looks at its deadlines now and then, and lets it `end` when all do.
-async fn watched<Connection: Future<Output = hyper::Result<()>>>(
+async fn drive<Connection: Future<Output = hyper::Result<()>>>(
     connection: Connection,
     end: impl Fn(Pin<&mut Connection>),
     client: &Client,
     stop: &Stop,
 ) -> hyper::Result<()> {
     let mut connection = pin!(connection);
-    let mut alarm = pin!(sleep(client.look_every()));
+    let mut alarm = pin!(sleep(client.check_every()));
     let mut stopped = pin!(stop.idle.notified());
     let (mut is_set, mut is_ending) = (false, false);
     poll_fn(|context| {
@@ -294,12 +294,12 @@ async fn watched<Connection: Future<Output = hyper::Result<()>>>(
         if !is_first && !alarm.is_elapsed() {
             return Poll::Pending;
         }
-        look(connection.as_mut(), &end, &mut is_ending, (alarm.as_mut(), client), context)
+        check_deadlines(connection.as_mut(), &end, &mut is_ending, (alarm.as_mut(), client), context)
     })
     .await
 }
 
-fn look<Connection: Future<Output = hyper::Result<()>>>(
+fn check_deadlines<Connection: Future<Output = hyper::Result<()>>>(
     mut connection: Pin<&mut Connection>,
     end: impl Fn(Pin<&mut Connection>),
     is_ending: &mut bool,
@@ -307,27 +307,27 @@ fn look<Connection: Future<Output = hyper::Result<()>>>(
     context: &mut Context<'_>,
 ) -> Poll<hyper::Result<()>> {
     while alarm.as_mut().poll(context).is_ready() {
-        let next = match client.look() {
+        let next = match client.check_deadlines() {
             // A client of HTTP/2 is told first: what it has sent by then is served, and the rest it may send elsewhere.
-            Looked::NoRequest if client.is_http2 && !std::mem::replace(is_ending, true) => {
+            Expired::NoRequest if client.is_http2 && !std::mem::replace(is_ending, true) => {
                 end(connection.as_mut());
-                client.told_to_go();
+                client.note_goaway_sent();
                 if let Poll::Ready(ended) = connection.as_mut().poll(context) {
                     return Poll::Ready(ended);
                 }
-                client.look_every().min(LINGER)
+                client.check_every().min(LINGER)
             }
-            Looked::Over | Looked::NoRequest => return Poll::Ready(Ok(())),
-            Looked::BodyLate => {
+            Expired::Close | Expired::NoRequest => return Poll::Ready(Ok(())),
+            Expired::BodyLate => {
                 // The request under way sees it, and the client is told.
                 if let Poll::Ready(ended) = connection.as_mut().poll(context) {
                     return Poll::Ready(ended);
                 }
-                client.look_every()
+                client.check_every()
             }
-            Looked::In { ticks } => TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
+            Expired::NotYet { ticks } => TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
         };
-        alarm.as_mut().reset(Instant::now() + next.min(client.look_every()));
+        alarm.as_mut().reset(Instant::now() + next.min(client.check_every()));
     }
     Poll::Pending
 }

@@ -68,15 +68,15 @@ pub(super) async fn connect(
                 if !is_gateways_own(&new) {
                     on_failure(address);
                 }
-                let telling = match error.take() {
-                    Some(old) => more_telling(old, new),
+                let reported = match error.take() {
+                    Some(old) => more_specific(old, new),
                     None => new,
                 };
                 attempts.extend(rest.next().map(|address| Attempt::new(address, slot)));
                 if attempts.is_empty() {
-                    return Err(telling);
+                    return Err(reported);
                 }
-                error = Some(telling);
+                error = Some(reported);
             }
         }
     }
@@ -122,7 +122,7 @@ fn is_gateways_own(error: &io::Error) -> bool {
 
 /// The error that says more about why there is no connection: what the gateway lacks for any address, then what an upstream
 /// did, and last that there is no way to one address.
-fn more_telling(old: io::Error, new: io::Error) -> io::Error {
+fn more_specific(old: io::Error, new: io::Error) -> io::Error {
     let rank = |error: &io::Error| match Exhausted::of(error) {
         Some(Exhausted::LocalAddresses) => 2,
         Some(_) => 0,
@@ -241,8 +241,8 @@ mod tests {
             || of(rustix::io::Errno::MFILE),
             || of(rustix::io::Errno::ADDRNOTAVAIL),
         );
-        assert_eq!(more_telling(refused(), descriptors()).raw_os_error(), descriptors().raw_os_error());
-        assert_eq!(more_telling(no_way(), refused()).raw_os_error(), refused().raw_os_error());
-        assert_eq!(more_telling(refused(), no_way()).raw_os_error(), refused().raw_os_error());
+        assert_eq!(more_specific(refused(), descriptors()).raw_os_error(), descriptors().raw_os_error());
+        assert_eq!(more_specific(no_way(), refused()).raw_os_error(), refused().raw_os_error());
+        assert_eq!(more_specific(refused(), no_way()).raw_os_error(), refused().raw_os_error());
     }
 }

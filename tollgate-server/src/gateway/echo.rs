@@ -18,7 +18,7 @@ const MAX_BODY_BYTES: usize = 64 << 10;
 
 /// What was asked.
 #[derive(Serialize)]
-struct Asked<'a> {
+struct EchoedRequest<'a> {
     method: &'a str,
     path: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,7 +36,7 @@ pub(super) async fn answer(request: Request<Incoming>, client: &Arc<Client>) -> 
         Ok(body) => String::from_utf8_lossy(&body.to_bytes()).into_owned(),
         Err(_) => String::new(),
     };
-    let asked = Asked {
+    let echoed = EchoedRequest {
         method: parts.method.as_str(),
         path: parts.uri.path(),
         query: parts.uri.query(),
@@ -48,7 +48,7 @@ pub(super) async fn answer(request: Request<Incoming>, client: &Arc<Client>) -> 
             .collect(),
         body,
     };
-    let mut text = serde_json::to_vec(&asked).unwrap_or_default();
+    let mut text = serde_json::to_vec(&echoed).unwrap_or_default();
     text.push(b'\n');
     let mut response = Response::new(Bytes::from(text));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

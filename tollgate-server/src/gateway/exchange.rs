@@ -3,11 +3,11 @@
 //! The gate decides; nothing here does. A refused request never reaches an upstream, and a request that is tried again
 //! at another upstream has been counted once.
 
-mod ending;
 #[cfg(test)]
 mod footprint;
 mod forward;
 mod refuse;
+mod request_guard;
 
 use std::convert::Infallible;
 use std::io;
@@ -28,24 +28,24 @@ use tollgate::internal::{CleanPath, Unreadable, check_host, check_method, is_pad
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
 
-pub(super) use self::ending::{Ending, Held};
 pub(super) use self::forward::would_fail_again;
 pub(super) use self::refuse::is_malformed;
-use super::answer::Failure;
+pub(super) use self::request_guard::{RequestGuard, UpstreamAttempt};
 use super::body::{ToClient, ToUpstream};
-use super::buffers::HeldBytes;
+use super::buffer_budget::BufferedBytes;
 use super::client::Client;
 use super::connect::ConnectError;
-use super::guard::Ambiguity;
+use super::failure::Failure;
+use super::framing::Ambiguity;
+use super::header_names::HeaderFilter;
 use super::log::Record;
-use super::names::HeaderFilter;
 use super::per_address::{self, PerAddress};
 use super::request_id::RequestIds;
-use super::site::{Leads, Route, Site, with_path};
+use super::site::{Route, RouteAction, Site, with_path};
 use super::tally::Tally;
 use super::ticks::Ticks;
 use super::upstream_slots::{Evicted, UpstreamSlot, UpstreamSlots};
-use super::{answer, echo, headers};
+use super::{echo, failure, headers};
 
 /// What all exchanges of a worker share.
 pub(super) struct Worker {
@@ -89,20 +89,20 @@ pub(super) struct Exchange {
 
 /// An answer, or the way to one.
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every refusal")]
-pub(super) enum Answering {
+pub(super) enum ResponseFuture {
     /// The request is answered here and now: a refusal must cost as little as can be.
-    Done(Option<Response<ToClient>>),
+    Ready(Option<Response<ToClient>>),
     /// An upstream or a store is asked. In a box, because hyper moves what it is given.
-    OnTheWay(Pin<Box<dyn Future<Output = Response<ToClient>> + Send>>),
+    Pending(Pin<Box<dyn Future<Output = Response<ToClient>> + Send>>),
 }
 
-impl Future for Answering {
+impl Future for ResponseFuture {
     type Output = Result<Response<ToClient>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::Done(response) => Poll::Ready(Ok(response.take().expect("an answer is asked for once"))),
-            Self::OnTheWay(way) => way.as_mut().poll(context).map(Ok),
+            Self::Ready(response) => Poll::Ready(Ok(response.take().expect("an answer is asked for once"))),
+            Self::Pending(future) => future.as_mut().poll(context).map(Ok),
         }
     }
 }
@@ -110,22 +110,22 @@ impl Future for Answering {
 impl Service<Request<Incoming>> for Exchange {
     type Response = Response<ToClient>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = ResponseFuture;
 
-    fn call(&self, request: Request<Incoming>) -> Answering {
+    fn call(&self, request: Request<Incoming>) -> ResponseFuture {
         self.client.request_began();
-        let form = Form::of(&request);
+        let traits = RequestTraits::of(&request);
         match self.begin(request) {
-            Ok(response) => Answering::Done(Some(self.finish(response, form))),
-            Err((asking, passing)) => {
+            Ok(response) => ResponseFuture::Ready(Some(self.finish(response, traits))),
+            Err((check, forwarding)) => {
                 let this = self.clone();
-                Answering::OnTheWay(Box::pin(async move {
-                    let response = match asking {
-                        Check::Ready(outcome) => this.pass(outcome, passing).await,
+                ResponseFuture::Pending(Box::pin(async move {
+                    let response = match check {
+                        Check::Ready(outcome) => this.pass(outcome, forwarding).await,
                         // In a box: with a store elsewhere the way is longer, and the others need not have room for it.
-                        Check::Pending(outcome) => Box::pin(this.ruled(outcome, passing)).await,
+                        Check::Pending(outcome) => Box::pin(this.after_check(outcome, forwarding)).await,
                     };
-                    this.finish(response, form)
+                    this.finish(response, traits)
                 }))
             }
         }
@@ -134,23 +134,23 @@ impl Service<Request<Incoming>> for Exchange {
 
 /// What its answer has to know of a request.
 #[derive(Clone, Copy)]
-struct Form {
+struct RequestTraits {
     is_http1: bool,
     is_head: bool,
 }
 
-impl Form {
+impl RequestTraits {
     fn of(request: &Request<Incoming>) -> Self {
         Self { is_http1: request.version() <= Version::HTTP_11, is_head: request.method() == Method::HEAD }
     }
 }
 
 /// A request that has been asked about.
-struct Passing {
+struct Forwarding {
     request: Request<Incoming>,
     site: Arc<Site>,
     route: Option<usize>,
-    ending: Ending,
+    guard: RequestGuard,
 }
 
 impl Worker {
@@ -185,108 +185,114 @@ impl Worker {
 impl Exchange {
     /// The answer to a request if it is known at once, or what goes on with it.
     #[expect(clippy::result_large_err, reason = "it is no error, and goes into a box at once")]
-    fn begin(&self, mut request: Request<Incoming>) -> Result<Response<ToClient>, (Check, Passing)> {
-        let mut ending = Ending::new(&self.client);
+    fn begin(&self, mut request: Request<Incoming>) -> Result<Response<ToClient>, (Check, Forwarding)> {
+        let mut guard = RequestGuard::new(&self.client);
         // What was decided before hyper has read the request must not be decided again.
-        let asked = self.client.take_asked();
-        let site = asked.as_ref().map_or_else(|| self.worker.site.load_full(), |asked| Arc::clone(&asked.site));
+        let checked = self.client.take_checked();
+        let site = checked.as_ref().map_or_else(|| self.worker.site.load_full(), |checked| Arc::clone(&checked.site));
         if let Some(log) = &site.log {
             let line = (request.method().clone(), request.uri().clone(), request.version());
             let headers = request.headers().into();
-            ending.keep_record(Record::new(line, headers, &self.client, &site.proxies, (log, self.worker.number)));
+            guard.keep_record(Record::new(line, headers, &self.client, &site.proxies, (log, self.worker.number)));
         }
         let filter = HeaderFilter::new(&site, self.client.address.ip());
         match headers::screen(request.headers_mut(), &filter) {
             Ok(dropped) => self.worker.tally.note_dropped_headers(dropped),
             Err(failure) => {
                 self.worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
-                return Ok(self.refuse_malformed(request, failure, ending));
+                return Ok(self.refuse_malformed(request, failure, guard));
             }
         }
-        if let Err(failure) = legible(&request, &site) {
-            return Ok(self.refuse_malformed(request, failure, ending));
+        if let Err(failure) = check_head(&request, &site) {
+            return Ok(self.refuse_malformed(request, failure, guard));
         }
-        let (route, asking) = match asked {
-            Some(asked) => (asked.route, asked.asking),
-            None => match self.read(&mut request, &site) {
-                Ok(route) => (route, self.ask(&request, &site, route)),
-                Err(problem) => return Ok(self.refuse_unreadable(request, &problem, ending)),
+        let (route, check) = match checked {
+            Some(checked) => (checked.route, checked.check),
+            None => match self.normalize(&mut request, &site) {
+                Ok(route) => (route, self.check(&request, &site, route)),
+                Err(problem) => return Ok(self.refuse_unreadable(request, &problem, guard)),
             },
         };
         if let Some(number) = route {
-            ending.enter(site.routes[number].tally(self.worker.number));
+            guard.enter(site.routes[number].tally(self.worker.number));
         }
-        if let Check::Ready(outcome) = &asking {
-            ending.note_ruling(outcome);
+        if let Check::Ready(outcome) = &check {
+            guard.note_outcome(outcome);
             if !outcome.is_allowed() {
-                return Ok(self.refuse(request, outcome, ending));
+                return Ok(self.refuse(request, outcome, guard));
             }
         }
-        Err((asking, Passing { request, site, route, ending }))
+        Err((check, Forwarding { request, site, route, guard }))
     }
 
     /// What all answers have in common.
-    fn finish(&self, mut response: Response<ToClient>, form: Form) -> Response<ToClient> {
+    fn finish(&self, mut response: Response<ToClient>, traits: RequestTraits) -> Response<ToClient> {
         let status = response.status();
         response.body_mut().answers_with(status);
-        if form.is_head
+        if traits.is_head
             && let Some(length) = response.body_mut().take_written()
         {
             response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
         }
-        if form.is_http1 && self.worker.is_closing() && status != StatusCode::SWITCHING_PROTOCOLS {
+        if traits.is_http1 && self.worker.is_closing() && status != StatusCode::SWITCHING_PROTOCOLS {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }
 
     /// A store elsewhere has answered.
-    async fn ruled(&self, outcome: impl Future<Output = Outcome>, mut passing: Passing) -> Response<ToClient> {
+    async fn after_check(
+        &self,
+        outcome: impl Future<Output = Outcome>,
+        mut forwarding: Forwarding,
+    ) -> Response<ToClient> {
         let outcome = outcome.await;
-        passing.ending.note_ruling(&outcome);
+        forwarding.guard.note_outcome(&outcome);
         if !outcome.is_allowed() {
-            return self.refuse(passing.request, &outcome, passing.ending);
+            return self.refuse(forwarding.request, &outcome, forwarding.guard);
         }
-        self.pass(outcome, passing).await
+        self.pass(outcome, forwarding).await
     }
 
     /// A request that may pass. What few requests need is in boxes, so that it takes no room in all of them.
-    async fn pass(&self, mut outcome: Outcome, passing: Passing) -> Response<ToClient> {
-        let Passing { request, site, route, mut ending } = passing;
-        ending.keep_permit(outcome.take_permit());
+    async fn pass(&self, mut outcome: Outcome, forwarding: Forwarding) -> Response<ToClient> {
+        let Forwarding { request, site, route, mut guard } = forwarding;
+        guard.keep_permit(outcome.take_permit());
         // Until an upstream reads it, as much of the body may come as the client may send ahead.
-        let mut held = (!request.body().is_end_stream()).then(|| HeldBytes::none(&self.client));
+        let mut buffered = (!request.body().is_end_stream()).then(|| BufferedBytes::none(&self.client));
         let upload_bytes = self.client.upload_bytes(request.body());
-        if held.as_mut().is_some_and(|held| held.set(upload_bytes).is_err()) {
+        if buffered.as_mut().is_some_and(|buffered| buffered.set(upload_bytes).is_err()) {
             _ = Box::pin(outcome.refund()).await;
-            return self.fail(request.into_body(), Failure::Overloaded, ending);
+            return self.fail(request.into_body(), Failure::Overloaded, guard);
         }
         if !outcome.delay().is_zero()
-            && let Err(failure) = Box::pin(self.hold(&outcome, &site)).await
+            && let Err(failure) = Box::pin(self.wait_in_queue(&outcome, &site)).await
         {
             _ = Box::pin(outcome.refund()).await;
-            return self.fail(request.into_body(), failure, ending);
+            return self.fail(request.into_body(), failure, guard);
         }
         let Some(route) = route.map(|number| &site.routes[number]) else {
-            return self.tell_limits(&outcome, self.fail(request.into_body(), Failure::NoRoute, ending)).await;
+            return self
+                .settle_and_write_headers(&outcome, self.fail(request.into_body(), Failure::NoRoute, guard))
+                .await;
         };
-        match &route.leads {
-            Leads::Upstreams(_) => self.forward((request, held), (&site, route), &outcome, ending).await,
-            Leads::Respond(written) => {
+        match &route.action {
+            RouteAction::Upstreams(_) => self.forward((request, buffered), (&site, route), &outcome, guard).await,
+            RouteAction::Respond(fixed) => {
                 self.drain(request.into_body());
-                let response = written.response().map(|text| ToClient::written(text, ending));
-                self.tell_limits(&outcome, self.dress(response, route)).await
+                let response = fixed.response().map(|text| ToClient::local(text, guard));
+                self.settle_and_write_headers(&outcome, self.apply_response_edits(response, route)).await
             }
-            Leads::Echo => {
+            RouteAction::Echo => {
                 let response = Box::pin(echo::answer(request, &self.client)).await;
-                let response = response.map(|text| ToClient::written(text, ending));
-                self.tell_limits(&outcome, self.dress(response, route)).await
+                let response = response.map(|text| ToClient::local(text, guard));
+                self.settle_and_write_headers(&outcome, self.apply_response_edits(response, route)).await
             }
         }
     }
 
     /// Brings a request to its normal form, which is what limits see and upstreams get, and finds its route.
-    fn read(&self, request: &mut Request<Incoming>, site: &Site) -> Result<Option<usize>, Unreadable> {
+    fn normalize(&self, request: &mut Request<Incoming>, site: &Site) -> Result<Option<usize>, Unreadable> {
         check_readable(request)?;
         headers::join_cookies(request.headers_mut());
         let path = CleanPath::new(request.uri().path())?;
@@ -313,28 +319,32 @@ impl Exchange {
         let own = || uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
         let facts = Facts::new(request.method().as_str(), target.unwrap_or_else(own)).headers(request.headers());
         let facts = uri.authority().map_or(facts, |authority| facts.host(authority.as_str()));
-        self.client.sends(facts)
+        self.client.with_client(facts)
     }
 
-    fn ask(&self, request: &Request<Incoming>, site: &Site, route: Option<usize>) -> Check {
-        self.worker.gate.check(&site.tell_route(self.facts(request, None), route))
+    fn check(&self, request: &Request<Incoming>, site: &Site, route: Option<usize>) -> Check {
+        self.worker.gate.check(&site.with_route(self.facts(request, None), route))
     }
 
     /// Holds a request until its turn in a queue comes.
-    async fn hold(&self, outcome: &Outcome, site: &Site) -> Result<(), Failure> {
-        let _place = Queued::enter(&self.worker.queued, site.max_queued).ok_or(Failure::QueueFull)?;
+    async fn wait_in_queue(&self, outcome: &Outcome, site: &Site) -> Result<(), Failure> {
+        let _permit = QueuePermit::enter(&self.worker.queued, site.max_queued).ok_or(Failure::QueueFull)?;
         tokio::time::sleep(outcome.delay()).await;
         Ok(())
     }
 
     /// The headers that a route gives every answer.
-    fn dress(&self, mut response: Response<ToClient>, route: &Route) -> Response<ToClient> {
+    fn apply_response_edits(&self, mut response: Response<ToClient>, route: &Route) -> Response<ToClient> {
         route.response_edits.apply(response.headers_mut());
         response
     }
 
     /// Lets limits that count answers hear this one, and tells the client what is left.
-    async fn tell_limits(&self, outcome: &Outcome, mut response: Response<ToClient>) -> Response<ToClient> {
+    async fn settle_and_write_headers(
+        &self,
+        outcome: &Outcome,
+        mut response: Response<ToClient>,
+    ) -> Response<ToClient> {
         if outcome.awaits_response() {
             // What cannot be settled stays as it was estimated.
             _ = Box::pin(outcome.settle_response(response.status(), response.headers())).await;
@@ -343,31 +353,31 @@ impl Exchange {
         response
     }
 
-    fn fail(&self, body: Incoming, failure: Failure, ending: Ending) -> Response<ToClient> {
+    fn fail(&self, body: Incoming, failure: Failure, guard: RequestGuard) -> Response<ToClient> {
         self.drain(body);
-        answer::failed(failure).map(|text| ToClient::written(text, ending))
+        failure::response(failure).map(|text| ToClient::local(text, guard))
     }
 }
 
 /// A place among the requests that wait for their turn.
-struct Queued<'a>(&'a AtomicU32);
+struct QueuePermit<'a>(&'a AtomicU32);
 
-impl<'a> Queued<'a> {
-    fn enter(places: &'a AtomicU32, most: u32) -> Option<Self> {
-        let taken = places.fetch_add(1, Relaxed);
-        let place = Self(places);
-        (taken < most).then_some(place)
+impl<'a> QueuePermit<'a> {
+    fn enter(count: &'a AtomicU32, max: u32) -> Option<Self> {
+        let queued = count.fetch_add(1, Relaxed);
+        let permit = Self(count);
+        (queued < max).then_some(permit)
     }
 }
 
-impl Drop for Queued<'_> {
+impl Drop for QueuePermit<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
 
 /// Whether it is clear what is asked, and of whom.
-fn legible(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
+fn check_head(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
     if request.method() == Method::CONNECT {
         return Err(Failure::Connect);
     }
@@ -420,4 +430,4 @@ pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
 }
 
 /// What an upstream gets of a request.
-type Forwarded = Request<ToUpstream>;
+type UpstreamRequest = Request<ToUpstream>;

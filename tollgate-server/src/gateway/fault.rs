@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::answer::Failure;
 use super::connect::{ConnectError, Exhausted};
+use super::failure::Failure;
 use crate::limit_summary::span;
 
 #[derive(Debug)]

@@ -51,7 +51,7 @@ pub(super) const MISUSES: [(Misuse, &str); 2] =
 
 /// Where one direction of a connection is between two frames, or in one.
 #[derive(Debug, Default)]
-struct Follower {
+struct FrameParser {
     /// What is there of the next frame's head.
     head: [u8; HEAD_BYTES],
     in_head: usize,
@@ -61,18 +61,18 @@ struct Follower {
 
 /// A frame's head.
 #[derive(Clone, Copy)]
-struct Head {
+struct FrameHead {
     kind: u8,
     length: usize,
 }
 
-impl Follower {
+impl FrameParser {
     fn is_between_frames(&self) -> bool {
         self.in_head == 0 && self.skipped == 0
     }
 
     /// Takes bytes up to the end of a frame's head or payload. Returns the number of them, and a head that is whole.
-    fn step(&mut self, bytes: &[u8]) -> (usize, Option<Head>) {
+    fn step(&mut self, bytes: &[u8]) -> (usize, Option<FrameHead>) {
         if self.skipped > 0 {
             let taken = self.skipped.min(bytes.len());
             self.skipped -= taken;
@@ -88,15 +88,15 @@ impl Follower {
         let [high, middle, low, kind, ..] = self.head;
         let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
         self.skipped = length;
-        (taken, Some(Head { kind, length }))
+        (taken, Some(FrameHead { kind, length }))
     }
 }
 
 /// The frames of one connection.
 #[derive(Debug)]
 pub(super) struct Frames {
-    from_client: Follower,
-    to_client: Follower,
+    from_client: FrameParser,
+    to_client: FrameParser,
     credit: u32,
     paid_until: Tick,
     in_turn: u32,
@@ -104,8 +104,8 @@ pub(super) struct Frames {
 
 impl Frames {
     pub(super) fn new(now: Tick) -> Self {
-        let from_client = Follower { skipped: PREFACE_BYTES, ..Follower::default() };
-        Self { from_client, to_client: Follower::default(), credit: MAX_CREDIT, paid_until: now, in_turn: 0 }
+        let from_client = FrameParser { skipped: PREFACE_BYTES, ..FrameParser::default() };
+        Self { from_client, to_client: FrameParser::default(), credit: MAX_CREDIT, paid_until: now, in_turn: 0 }
     }
 
     /// Whether what was read so far ends with a frame.
@@ -115,7 +115,7 @@ impl Frames {
 
     /// Follows bytes from the client. If there are too many cheap frames, returns how many bytes belong to the frames
     /// before the connection has to end.
-    pub(super) fn came(&mut self, bytes: &[u8], now: Tick) -> Result<(), usize> {
+    pub(super) fn received(&mut self, bytes: &[u8], now: Tick) -> Result<(), usize> {
         let ticks = u32::try_from(now.saturating_sub(self.paid_until)).unwrap_or(u32::MAX);
         self.paid_until = now;
         self.earn(ticks.saturating_mul(CREDIT_PER_TICK));
@@ -136,12 +136,12 @@ impl Frames {
     }
 
     /// Follows bytes to the client.
-    pub(super) fn went(&mut self, bytes: &[u8]) {
+    pub(super) fn sent(&mut self, bytes: &[u8]) {
         let mut at = 0;
         while at < bytes.len() {
             let (taken, head) = self.to_client.step(&bytes[at..]);
             at += taken;
-            if let Some(Head { kind: DATA | HEADERS, .. }) = head {
+            if let Some(FrameHead { kind: DATA | HEADERS, .. }) = head {
                 self.earn(CREDIT_PER_ANSWER_FRAME);
             }
         }
@@ -164,25 +164,25 @@ impl Frames {
 /// Bytes that make hyper end a connection of HTTP/2 with `GOAWAY` and `ENHANCE_YOUR_CALM`, which it has no function for:
 /// the beginning of a head, and then pieces of it that never end.
 #[derive(Debug, Default)]
-pub(super) struct CalmDown {
+pub(super) struct GoawayTrigger {
     /// Bytes that were given out.
-    given: usize,
+    written: usize,
 }
 
-impl CalmDown {
+impl GoawayTrigger {
     /// hyper takes a number of pieces that grows with `max_head`. If it takes as many as this, the connection just ends.
     const MAX_BYTES: usize = HEAD_BYTES << 20;
 
     /// The next byte, as long as there is one.
-    pub(super) fn next(&mut self) -> Option<u8> {
-        if self.given >= Self::MAX_BYTES {
+    pub(super) fn next_byte(&mut self) -> Option<u8> {
+        if self.written >= Self::MAX_BYTES {
             return None;
         }
-        let kind = if self.given < HEAD_BYTES { HEADERS } else { CONTINUATION };
+        let kind = if self.written < HEAD_BYTES { HEADERS } else { CONTINUATION };
         // Length 0, no flags, stream 1.
         let frame = [0, 0, 0, kind, 0, 0, 0, 0, 1];
-        let byte = frame[self.given % HEAD_BYTES];
-        self.given += 1;
+        let byte = frame[self.written % HEAD_BYTES];
+        self.written += 1;
         Some(byte)
     }
 }
@@ -239,7 +239,7 @@ mod tests {
             let mut frames = Frames::new(0);
             let mut before = 0;
             let ended = flood.chunks(piece).find_map(|bytes| {
-                let good = frames.came(bytes, 0).err();
+                let good = frames.received(bytes, 0).err();
                 before += bytes.len();
                 good.map(|good| before - bytes.len() + good)
             });
@@ -251,24 +251,24 @@ mod tests {
     #[test]
     fn data_costs_nothing_and_answers_pay_for_window_updates() {
         let mut frames = Frames::new(0);
-        frames.came(PREFACE, 0).unwrap();
+        frames.received(PREFACE, 0).unwrap();
         for _ in 0..10 * MAX_CREDIT {
-            frames.came(&frame(DATA, 1), 0).unwrap();
+            frames.received(&frame(DATA, 1), 0).unwrap();
             for byte in frame(DATA, 200) {
-                frames.went(&[byte]);
+                frames.sent(&[byte]);
             }
-            frames.came(&[frame(8, 4), frame(8, 4), frame(6, 8)].concat(), 0).unwrap();
+            frames.received(&[frame(8, 4), frame(8, 4), frame(6, 8)].concat(), 0).unwrap();
         }
         let flood = frame(DATA, 0).repeat(MAX_CREDIT as usize);
-        assert!(frames.came(&flood, 0).is_err(), "empty data is cheap");
+        assert!(frames.received(&flood, 0).is_err(), "empty data is cheap");
     }
 
     #[test]
     fn a_quiet_connection_may_ping_for_ever() {
         let mut frames = Frames::new(0);
-        frames.came(PREFACE, 0).unwrap();
+        frames.received(PREFACE, 0).unwrap();
         for tick in 0..100_000 {
-            frames.came(&frame(6, 8), tick).unwrap();
+            frames.received(&frame(6, 8), tick).unwrap();
         }
     }
 }

@@ -10,9 +10,9 @@ use hyper::body::Incoming;
 use smallvec::SmallVec;
 use tollgate::rules::file::internal::{UnderscoreHeaders, UpstreamHeader};
 
-use super::answer::Failure;
 use super::client::{Client, Scheme};
-use super::names::{self, DroppedHeaders, Fate, HeaderFilter, Kind};
+use super::failure::Failure;
+use super::header_names::{self, DroppedHeaders, Fate, HeaderFilter, HeaderKind};
 use super::request_id::RequestIds;
 use super::site::Site;
 
@@ -38,8 +38,8 @@ pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Resu
     let mut counts = DroppedHeaders::default();
     let mut has_connection = false;
     for name in headers.keys() {
-        let kind = names::kind(name.as_str());
-        has_connection |= kind == Kind::Connection;
+        let kind = header_names::kind(name.as_str());
+        has_connection |= kind == HeaderKind::Connection;
         match filter.fate(name.as_str(), kind) {
             Fate::Kept => {}
             Fate::Dropped(reason) => {
@@ -60,7 +60,7 @@ pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Resu
 
 /// Removes the trailers of a request that no upstream may take for headers of its head.
 pub(super) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHeaders) -> HeaderMap {
-    let is_dropped = |name: &&HeaderName| !names::passes_as_trailer(name.as_str(), underscores);
+    let is_dropped = |name: &&HeaderName| !header_names::passes_as_trailer(name.as_str(), underscores);
     let dropped: SmallVec<[HeaderName; 4]> = trailers.keys().filter(is_dropped).cloned().collect();
     for name in dropped {
         trailers.remove(name);
@@ -73,17 +73,17 @@ pub(super) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHe
 /// `Connection` itself are read later.
 fn outlives_connection_option(name: &HeaderName) -> bool {
     matches!(
-        names::kind(name.as_str()),
-        Kind::Host
-            | Kind::ContentLength
-            | Kind::TransferEncoding
-            | Kind::Connection
-            | Kind::Special
-            | Kind::Forwarded
-            | Kind::XForwardedFor
-            | Kind::XForwardedProto
-            | Kind::XForwardedHost
-            | Kind::Forwarding
+        header_names::kind(name.as_str()),
+        HeaderKind::Host
+            | HeaderKind::ContentLength
+            | HeaderKind::TransferEncoding
+            | HeaderKind::Connection
+            | HeaderKind::HyperOnly
+            | HeaderKind::UpstreamRequest
+            | HeaderKind::XForwardedFor
+            | HeaderKind::XForwardedProto
+            | HeaderKind::XForwardedHost
+            | HeaderKind::Forwarding
     )
 }
 
@@ -100,7 +100,7 @@ fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> 
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     // One look at each name is cheaper than a lookup of each that may be there.
     let mut found: SmallVec<[HeaderName; 4]> =
-        headers.keys().filter(|name| names::kind(name.as_str()).is_hop_by_hop()).cloned().collect();
+        headers.keys().filter(|name| header_names::kind(name.as_str()).is_hop_by_hop()).cloned().collect();
     if found.is_empty() {
         return;
     }
@@ -123,7 +123,7 @@ fn lists(value: &HeaderValue, word: &str) -> bool {
 
 /// Whether the client wants to speak another protocol on this connection. Another version of HTTP is none: requests
 /// would pass that no limit has seen.
-pub(super) fn upgrade_wanted(request: &Request<Incoming>) -> bool {
+pub(super) fn wants_upgrade(request: &Request<Incoming>) -> bool {
     const HTTP: [&str; 4] = ["h2c", "h2", "http", "tls"];
     let is_other = |value: &HeaderValue| {
         let mut names =
@@ -137,13 +137,13 @@ pub(super) fn upgrade_wanted(request: &Request<Incoming>) -> bool {
 }
 
 /// Says on this connection which other protocol is meant.
-pub(super) fn name_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol);
 }
 
 /// Says to an upstream of HTTP/1 which headers are for it alone.
-pub(super) fn name_hop_by_hop(headers: &mut HeaderMap) {
+pub(super) fn set_connection_options(headers: &mut HeaderMap) {
     let named = match (headers.contains_key(UPGRADE), headers.contains_key(TE)) {
         (true, true) => "upgrade, te",
         (true, false) => "upgrade",
@@ -208,7 +208,7 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
 }
 
 /// Adds who the client is and which way its request of HTTP/1.1 came. The id of the request comes back.
-pub(super) fn tell_upstream(
+pub(super) fn add_proxy_headers(
     version: Version,
     headers: &mut HeaderMap,
     site: &Site,
@@ -216,16 +216,16 @@ pub(super) fn tell_upstream(
     ids: &RequestIds,
 ) -> Option<HeaderValue> {
     headers.reserve(ADDED);
-    if site.tells(UpstreamHeader::XForwarded) {
-        tell_x_forwarded(headers, client);
+    if site.adds_header(UpstreamHeader::XForwarded) {
+        add_x_forwarded(headers, client);
     }
-    if site.tells(UpstreamHeader::Forwarded) {
-        tell_forwarded(headers, client);
+    if site.adds_header(UpstreamHeader::Forwarded) {
+        add_forwarded(headers, client);
     }
-    if site.tells(UpstreamHeader::Via) {
+    if site.adds_header(UpstreamHeader::Via) {
         append_via(version, headers);
     }
-    if !site.tells(UpstreamHeader::RequestId) {
+    if !site.adds_header(UpstreamHeader::RequestId) {
         return None;
     }
     let mut given = headers.get_all(X_REQUEST_ID).iter();
@@ -246,7 +246,7 @@ pub(super) fn is_id(id: &HeaderValue) -> bool {
 }
 
 /// Adds to what a trusted proxy says; what others say was dropped when the request came ([`screen`]).
-fn tell_x_forwarded(headers: &mut HeaderMap, client: &Client) {
+fn add_x_forwarded(headers: &mut HeaderMap, client: &Client) {
     match headers.get_all(X_FORWARDED_FOR).iter().next() {
         Some(_) => {
             let chain: Vec<&[u8]> = headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
@@ -274,7 +274,7 @@ fn scheme(scheme: Scheme) -> HeaderValue {
     HeaderValue::from_static(scheme.as_str())
 }
 
-fn tell_forwarded(headers: &mut HeaderMap, client: &Client) {
+fn add_forwarded(headers: &mut HeaderMap, client: &Client) {
     let mut element = Vec::with_capacity(96);
     put_forwarded(&mut element, client, headers.get(HOST).map(HeaderValue::as_bytes));
     let Ok(element) = HeaderValue::from_maybe_shared(Bytes::from(element)) else { return };

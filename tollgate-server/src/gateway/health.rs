@@ -17,7 +17,7 @@ use tollgate::rules::file::internal::HealthCheckRule;
 use super::body::ToUpstream;
 use super::connect::{self, Dialled};
 use super::fault::Fault;
-use super::site::{Named, Outages, Site};
+use super::site::{Outages, RoutedUpstream, Site};
 use super::target::{Cause, Ejection, Target};
 use super::ticks::{Tick, Ticks, Wait};
 use super::upstream_slots::{UpstreamSlot, UpstreamSlots};
@@ -38,20 +38,20 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<
                     checks.spawn(check(upstream.clone(), rule.clone(), shared));
                 }
                 // What a check said of an upstream that is no longer checked would stay for ever.
-                None => upstream.target.set_well(true),
+                None => upstream.target.set_healthy(true),
             }
         }
         // A site lives for hours; looking for the next one now and then is enough.
         while Arc::ptr_eq(&now, &site.load()) {
-            sleep(LOOK_EVERY).await;
-            upstreams.iter().for_each(|upstream| tell_of_ejection(upstream, ticks.now()));
-            outages.look(&now, ticks.now()).for_each(notice::log);
-            exhaustion.look(&upstreams, ticks.now());
+            sleep(POLL_EVERY).await;
+            upstreams.iter().for_each(|upstream| log_ejection(upstream, ticks.now()));
+            outages.update(&now, ticks.now()).for_each(notice::log);
+            exhaustion.report(&upstreams, ticks.now());
         }
     }
 }
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_EVERY: Duration = Duration::from_secs(1);
 
 /// Reports that the gateway itself is why there are no connections.
 #[derive(Default)]
@@ -63,7 +63,7 @@ impl Exhaustion {
     /// It goes on for as long as the load does, and a line a minute is enough to find it.
     const EVERY: Duration = Duration::from_secs(60);
 
-    fn look(&mut self, upstreams: &[Named], now: Tick) {
+    fn report(&mut self, upstreams: &[RoutedUpstream], now: Tick) {
         for upstream in upstreams {
             if let Some(exhausted) = upstream.target.take_exhausted()
                 && self.quiet_until <= now
@@ -76,7 +76,7 @@ impl Exhaustion {
 }
 
 /// At most two lines in two looks, however many requests fail.
-fn tell_of_ejection(upstream: &Named, now: Tick) {
+fn log_ejection(upstream: &RoutedUpstream, now: Tick) {
     match upstream.target.take_ejection(now) {
         Some(Ejection::Began(Cause { rule, fault })) => {
             let failed =
@@ -84,7 +84,7 @@ fn tell_of_ejection(upstream: &Named, now: Tick) {
             let consequence = upstream.consequence(Some(rule.lasts));
             notice::log(format_args!("{upstream} {failed}: {fault}; {consequence}"));
         }
-        Some(Ejection::Ended) if upstream.target.is_checked_well() => {
+        Some(Ejection::Ended) if upstream.target.passes_checks() => {
             notice::log(format_args!("{upstream} answers requests again, and gets its share of them"));
         }
         Some(Ejection::Ended) => {
@@ -95,12 +95,12 @@ fn tell_of_ejection(upstream: &Named, now: Tick) {
     }
 }
 
-async fn check(upstream: Named, rule: HealthCheckRule, (ticks, slots): (Arc<Ticks>, Arc<UpstreamSlots>)) {
+async fn check(upstream: RoutedUpstream, rule: HealthCheckRule, (ticks, slots): (Arc<Ticks>, Arc<UpstreamSlots>)) {
     let target = &upstream.target;
-    let (mut is_well, mut in_a_row) = (target.is_checked_well(), 0);
+    let (mut is_healthy, mut streak) = (target.passes_checks(), 0);
     loop {
         let (within, was_ejected) = (rule.timeout.duration(), target.is_ejected(ticks.now()));
-        let answer = timeout(within, ask(target, rule.path.as_str(), ticks.now(), slots.take_for_check())).await;
+        let answer = timeout(within, probe(target, rule.path.as_str(), ticks.now(), slots.take_for_check())).await;
         let fault = answer.unwrap_or(Err(Fault::LateForCheck(within))).err();
         if let Some(exhausted) = fault.as_ref().and_then(Fault::exhausted) {
             // Says nothing of the upstream.
@@ -111,11 +111,11 @@ async fn check(upstream: Named, rule: HealthCheckRule, (ticks, slots): (Arc<Tick
         if fault.is_none() && !was_ejected {
             target.passed_check(ticks.now());
         }
-        in_a_row = if fault.is_none() == is_well { 0 } else { in_a_row + 1 };
-        let enough = if is_well { rule.unhealthy_after } else { rule.healthy_after };
-        if in_a_row >= enough {
-            (is_well, in_a_row) = (fault.is_none(), 0);
-            target.set_well(is_well);
+        streak = if fault.is_none() == is_healthy { 0 } else { streak + 1 };
+        let enough = if is_healthy { rule.unhealthy_after } else { rule.healthy_after };
+        if streak >= enough {
+            (is_healthy, streak) = (fault.is_none(), 0);
+            target.set_healthy(is_healthy);
             let path = rule.path.as_str();
             match (fault, target.is_ejected(ticks.now())) {
                 (None, false) => {
@@ -140,8 +140,8 @@ async fn check(upstream: Named, rule: HealthCheckRule, (ticks, slots): (Arc<Tick
 }
 
 /// Whether it answers with 2xx or 3xx, on a connection of its own.
-async fn ask(target: &Target, path: &str, now: Tick, slot: UpstreamSlot) -> Result<(), Fault> {
-    let mut request = Request::new(ToUpstream::Nothing);
+async fn probe(target: &Target, path: &str, now: Tick, slot: UpstreamSlot) -> Result<(), Fault> {
+    let mut request = Request::new(ToUpstream::Empty);
     if let Ok(uri) = path.parse() {
         *request.uri_mut() = uri;
     }
@@ -156,7 +156,7 @@ async fn ask(target: &Target, path: &str, now: Tick, slot: UpstreamSlot) -> Resu
             response?
         }
         Dialled::Http2(io, _) => {
-            target.complete(&mut request);
+            target.set_http2_target(&mut request);
             let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(io)).await?;
             let driver = tokio::spawn(connection);
             let response = sender.send_request(request).await;

@@ -11,8 +11,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use super::client::Client;
-use super::frames::{CalmDown, Frames, Misuse};
-use super::guard::Guard;
+use super::frames::{Frames, GoawayTrigger, Misuse};
+use super::framing::FramingGuard;
 use super::maybe_tls::MaybeTls;
 
 /// What a client still sends after its answer is read and thrown away, so that closing does not destroy the answer on
@@ -68,11 +68,11 @@ pub(super) struct ClientIo {
     /// What is read before anything else: what was read to find out which protocol it is, or the end of what is refused.
     first: Bytes,
     client: Arc<Client>,
-    guard: Option<Guard>,
+    framing_guard: Option<FramingGuard>,
     /// Of HTTP/2.
     frames: Option<Frames>,
     /// What is read once the connection has to end.
-    calm_down: Option<CalmDown>,
+    goaway_trigger: Option<GoawayTrigger>,
     refused: bool,
     at_end: bool,
     lingered: usize,
@@ -80,31 +80,42 @@ pub(super) struct ClientIo {
 }
 
 impl ClientIo {
-    pub(super) fn new(stream: Stream, first: Bytes, client: Arc<Client>, guard: Option<Guard>) -> Self {
+    pub(super) fn new(stream: Stream, first: Bytes, client: Arc<Client>, framing_guard: Option<FramingGuard>) -> Self {
         let frames = client.is_http2.then(|| Frames::new(client.now()));
         let (refused, at_end, is_shut) = (false, false, false);
-        Self { stream, first, client, guard, frames, calm_down: None, refused, at_end, lingered: 0, is_shut }
+        Self {
+            stream,
+            first,
+            client,
+            framing_guard,
+            frames,
+            goaway_trigger: None,
+            refused,
+            at_end,
+            lingered: 0,
+            is_shut,
+        }
     }
 
     /// Follows the frames of HTTP/2 that were read. If the connection has to end, what comes behind them is replaced.
-    fn follow(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
+    fn track_frames(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
         let Some(frames) = &mut self.frames else { return };
-        if let Err(good) = frames.came(&buffer.filled()[before..], self.client.now()) {
+        if let Err(good) = frames.received(&buffer.filled()[before..], self.client.now()) {
             buffer.set_filled(before + good);
             self.end_for(Misuse::CheapFrames);
-            self.calm_down(buffer);
+            self.goaway_trigger(buffer);
         }
     }
 
     fn end_for(&mut self, misuse: Misuse) {
         self.client.note_closed(misuse);
-        self.calm_down = Some(CalmDown::default());
+        self.goaway_trigger = Some(GoawayTrigger::default());
     }
 
-    fn calm_down(&mut self, buffer: &mut ReadBuf<'_>) {
-        let Some(calm_down) = &mut self.calm_down else { return };
+    fn goaway_trigger(&mut self, buffer: &mut ReadBuf<'_>) {
+        let Some(goaway_trigger) = &mut self.goaway_trigger else { return };
         while buffer.remaining() > 0
-            && let Some(byte) = calm_down.next()
+            && let Some(byte) = goaway_trigger.next_byte()
         {
             buffer.put_slice(&[byte]);
         }
@@ -117,32 +128,32 @@ impl ClientIo {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if self.calm_down.is_none() && frames.is_between_frames() && self.client.resets_too_much() {
+        if self.goaway_trigger.is_none() && frames.is_between_frames() && self.client.resets_too_much() {
             self.end_for(Misuse::PrematureResets);
         }
         Poll::Ready(())
     }
 
     /// Looks at what was read, and takes away what is ambiguous.
-    fn look(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
-        let Some(guard) = &mut self.guard else { return };
+    fn check_framing(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
+        let Some(framing_guard) = &mut self.framing_guard else { return };
         if self.client.is_upgraded() {
-            guard.pass();
-            self.guard = None;
+            framing_guard.tunnel();
+            self.framing_guard = None;
             return;
         }
-        let looked = guard.look(&buffer.filled()[before..], MAX_HEADS * self.client.max_head);
+        let checked = framing_guard.check(&buffer.filled()[before..], MAX_HEADS * self.client.max_head);
         // A head that is whole is hyper's already; and what is left of a body is no head.
-        if guard.is_in_head() {
-            self.client.head_came();
+        if framing_guard.is_in_head() {
+            self.client.head_received();
         }
-        if let Err((ambiguity, good)) = looked {
+        if let Err((ambiguity, good)) = checked {
             self.client.note_ambiguity(ambiguity);
             self.refused = true;
             // There is room for it: at least one byte was read that is not good.
             buffer.set_filled(before + good);
             buffer.put_slice(&[NO_REQUEST]);
-            self.first = Bytes::from_static(if guard.refused_head() { END_OF_HEAD } else { b"" });
+            self.first = Bytes::from_static(if framing_guard.refused_head() { END_OF_HEAD } else { b"" });
         }
     }
 }
@@ -160,8 +171,8 @@ impl AsyncRead for ClientIo {
             return Poll::Ready(Ok(()));
         }
         ready!(this.poll_turn(context));
-        if this.calm_down.is_some() {
-            this.calm_down(buffer);
+        if this.goaway_trigger.is_some() {
+            this.goaway_trigger(buffer);
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
@@ -173,7 +184,7 @@ impl AsyncRead for ClientIo {
                 // What is used up would be kept with the connection.
                 this.first = Bytes::new();
             }
-        } else if this.guard.is_some() && buffer.remaining() > MAX_READ_BYTES {
+        } else if this.framing_guard.is_some() && buffer.remaining() > MAX_READ_BYTES {
             let mut some = ReadBuf::new(buffer.initialize_unfilled_to(MAX_READ_BYTES));
             ready!(Pin::new(&mut this.stream).poll_read(context, &mut some))?;
             let read = some.filled().len();
@@ -185,8 +196,8 @@ impl AsyncRead for ClientIo {
             this.at_end = true;
             return Poll::Ready(Ok(()));
         }
-        this.look(buffer, before);
-        this.follow(buffer, before);
+        this.check_framing(buffer, before);
+        this.track_frames(buffer, before);
         Poll::Ready(Ok(()))
     }
 }
@@ -197,7 +208,7 @@ impl AsyncWrite for ClientIo {
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
         this.client.wrote(written.is_ready());
         if let (Some(frames), Poll::Ready(Ok(written))) = (&mut this.frames, &written) {
-            frames.went(&bytes[..*written]);
+            frames.sent(&bytes[..*written]);
         }
         written
     }
@@ -223,7 +234,7 @@ impl AsyncWrite for ClientIo {
             let mut left = *written;
             for slice in slices {
                 let taken = left.min(slice.len());
-                frames.went(&slice[..taken]);
+                frames.sent(&slice[..taken]);
                 left -= taken;
             }
         }
@@ -249,7 +260,7 @@ impl AsyncWrite for ClientIo {
         if !this.is_shut {
             ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;
             this.is_shut = true;
-            this.client.lingers();
+            this.client.start_linger();
         }
         if this.at_end {
             return Poll::Ready(Ok(()));

@@ -10,11 +10,11 @@
 //! waits for it in the [`Client`]. What is ambiguous is never plain.
 
 mod abandoned;
-mod answer;
-mod link;
-mod passing;
+mod conn;
+mod forwarding;
 mod refusal;
 mod request;
+mod response;
 mod scratch;
 mod stream;
 mod text;
@@ -33,21 +33,21 @@ use tokio::time::timeout;
 use tollgate::rules::{Certificate, Facts};
 use tollgate::{Check, Outcome};
 
-pub(super) use self::link::Link;
-use self::passing::{Passed, Passing};
-use self::request::{Lines, Plain, Read};
+pub(super) use self::conn::LaneConn;
+use self::forwarding::{ForwardResult, Forwarding};
+use self::request::{HeaderBuffer, PlainRequest, RequestParse};
 pub(super) use self::scratch::scratch;
-use self::scratch::{Desk, INPUT_BYTES, Scratch};
+use self::scratch::{INPUT_BYTES, Scratch, WorkerBuffers};
 use super::alarm::Alarm;
-use super::answer::{Failure, failed};
-use super::buffers::HeldBytes;
+use super::buffer_budget::BufferedBytes;
 use super::client::{Client, LINGER};
-use super::connection::{HTTP2_BEGINS, Stop};
-use super::exchange::{Ending, Worker, bodiless};
+use super::connection::{HTTP2_PREFACE, Stop};
+use super::exchange::{RequestGuard, Worker, bodiless};
+use super::failure::{self, Failure};
+use super::header_names::HeaderFilter;
 use super::io::Stream;
 use super::log::Record;
-use super::names::HeaderFilter;
-use super::site::{Leads, Site};
+use super::site::{RouteAction, Site};
 use super::ticks::{Tick, Wait};
 
 /// A head that comes in more pieces than this is not plain.
@@ -69,14 +69,14 @@ struct Lane<'a> {
     /// What has come and is not served yet: a part of a request, or what was sent ahead.
     ahead: Vec<u8>,
     /// Nobody has looked at what was sent ahead.
-    is_unseen: bool,
+    has_unparsed: bool,
     pieces: u32,
     /// The request under way, for another try.
-    held: Vec<u8>,
+    saved: Vec<u8>,
     /// What is left to be written of an answer.
     unsent: Vec<u8>,
     /// The same, counted.
-    unsent_held: HeldBytes,
+    unsent_held: BufferedBytes,
     /// Nothing of what was written waits in the stream.
     is_flushed: bool,
     /// The client does not read.
@@ -89,11 +89,11 @@ struct Lane<'a> {
     alarm: Alarm,
     deadline: Tick,
     /// How long whatever is waited for may take, when the client reads.
-    patience: Wait,
+    wait: Wait,
 }
 
 /// A connection that has left the lane.
-pub(super) struct Left {
+pub(super) struct Handover {
     pub(super) stream: Stream,
     /// What was read of it.
     pub(super) first: Bytes,
@@ -103,24 +103,24 @@ pub(super) struct Left {
 }
 
 /// What was decided about a request before hyper has read it.
-pub(super) struct Asked {
+pub(super) struct CheckedRequest {
     pub(super) site: Arc<Site>,
     pub(super) route: Option<usize>,
-    pub(super) asking: Check,
+    pub(super) check: Check,
 }
 
 /// What comes next on a connection.
-enum Next {
+enum NextStep {
     /// A request has its answer, which is on its way.
     Answered,
     /// A store elsewhere is asked about a request.
-    Ask(Box<Asked>),
+    AwaitCheck(Box<CheckedRequest>),
     /// A request is to be forwarded.
-    Forward(Box<Passing>),
+    Forward(Box<Forwarding>),
     /// The rest is hyper's.
-    Leave,
+    HandOver,
     /// Nothing.
-    Over,
+    Close,
 }
 
 /// Serves the plain requests of a connection. One that is over by then does not come back.
@@ -129,29 +129,29 @@ pub(super) async fn serve(
     client: &Arc<Client>,
     worker: &Arc<Worker>,
     stop: &Stop,
-) -> io::Result<Option<Left>> {
+) -> io::Result<Option<Handover>> {
     let mut lane = Lane::new(stream, client, worker);
     let mut stopped = pin!(stop.idle.notified());
     // A stop that comes later wakes this task, whatever it waits for.
     poll_fn(|context| Poll::Ready(_ = stopped.as_mut().poll(context))).await;
     loop {
         let mut next = poll_fn(|context| lane.poll_next(stop, context)).await?;
-        if let Next::Ask(asked) = next {
-            next = lane.ruled(asked).await?;
+        if let NextStep::AwaitCheck(checked) = next {
+            next = lane.after_check(checked).await?;
         }
         match next {
-            Next::Answered => {}
-            Next::Forward(passing) => match lane.forward(passing).await {
-                Passed::Answered => {}
-                Passed::Over => return Ok(None),
+            NextStep::Answered => {}
+            NextStep::Forward(forwarding) => match lane.forward(forwarding).await {
+                ForwardResult::Answered => {}
+                ForwardResult::Close => return Ok(None),
             },
-            Next::Leave => {
-                let is_http2 = !lane.has_served && lane.ahead.starts_with(HTTP2_BEGINS);
+            NextStep::HandOver => {
+                let is_http2 = !lane.has_served && lane.ahead.starts_with(HTTP2_PREFACE);
                 let first = Bytes::from(std::mem::take(&mut lane.ahead));
                 let is_fresh = !lane.has_served;
-                return Ok(Some(Left { stream: lane.stream, first, is_http2, is_fresh }));
+                return Ok(Some(Handover { stream: lane.stream, first, is_http2, is_fresh }));
             }
-            Next::Over | Next::Ask(_) => {
+            NextStep::Close | NextStep::AwaitCheck(_) => {
                 if lane.stream.is_buffered() {
                     // TLS tells its end from a connection that broke.
                     _ = Box::pin(timeout(LINGER, lane.stream.shutdown())).await;
@@ -160,7 +160,7 @@ pub(super) async fn serve(
             }
         }
         lane.has_served = true;
-        lane.rest();
+        lane.reset_idle();
         if lane.is_last {
             poll_fn(|context| lane.poll_sent(context)).await?;
             return Box::pin(timeout(LINGER, lane.stream.end())).await?.map(|()| None);
@@ -177,37 +177,37 @@ impl<'a> Lane<'a> {
             peer: client.address.ip(),
             certificate: client.certificate.as_ref(),
             max_head: client.max_head,
-            idle: client.waits.idle,
+            idle: client.timeouts.idle,
             ahead: Vec::new(),
-            is_unseen: false,
+            has_unparsed: false,
             pieces: 0,
-            held: Vec::new(),
+            saved: Vec::new(),
             unsent: Vec::new(),
-            unsent_held: HeldBytes::none(client),
+            unsent_held: BufferedBytes::none(client),
             is_flushed: true,
             is_blocked: false,
             has_read: false,
             is_last: false,
             has_served: false,
             alarm: Alarm::new(),
-            deadline: worker.ticks.after(client.waits.idle),
-            patience: client.waits.idle,
+            deadline: worker.ticks.after(client.timeouts.idle),
+            wait: client.timeouts.idle,
         }
     }
 
     /// Between two requests.
-    fn rest(&mut self) {
-        self.expect_within(self.idle);
+    fn reset_idle(&mut self) {
+        self.set_deadline(self.idle);
         self.pieces = 0;
-        self.held.clear();
-        for buffer in [&mut self.held, &mut self.ahead, &mut self.unsent] {
+        self.saved.clear();
+        for buffer in [&mut self.saved, &mut self.ahead, &mut self.unsent] {
             buffer.shrink_to(KEPT_BYTES);
         }
-        self.is_unseen = !self.ahead.is_empty();
+        self.has_unparsed = !self.ahead.is_empty();
     }
 
-    fn expect_within(&mut self, wait: Wait) {
-        self.patience = wait;
+    fn set_deadline(&mut self, wait: Wait) {
+        self.wait = wait;
         self.deadline = self.worker.ticks.after(wait);
     }
 
@@ -216,42 +216,42 @@ impl<'a> Lane<'a> {
     }
 
     /// The next request, as far as it can be served without waiting.
-    fn poll_next(&mut self, stop: &Stop, context: &mut Context<'_>) -> Poll<io::Result<Next>> {
+    fn poll_next(&mut self, stop: &Stop, context: &mut Context<'_>) -> Poll<io::Result<NextStep>> {
         loop {
             ready!(self.poll_sent(context))?;
             let mut scratch = scratch();
             let before = self.ahead.len();
             scratch.input[..before].copy_from_slice(&self.ahead);
             let mut filled = before;
-            if !std::mem::take(&mut self.is_unseen) {
+            if !std::mem::take(&mut self.has_unparsed) {
                 match self.poll_read(&mut scratch.input[before..], context)? {
-                    Poll::Ready(0) => return Poll::Ready(Ok(Next::Over)),
+                    Poll::Ready(0) => return Poll::Ready(Ok(NextStep::Close)),
                     Poll::Ready(read) => filled += read,
                     Poll::Pending => {
                         drop(scratch);
                         if before == 0 && stop.is_over() {
-                            return Poll::Ready(Ok(Next::Over));
+                            return Poll::Ready(Ok(NextStep::Close));
                         }
                         ready!(self.poll_late(context));
-                        return Poll::Ready(Ok(Next::Over));
+                        return Poll::Ready(Ok(NextStep::Close));
                     }
                 }
             }
             self.ahead.clear();
-            match self.judge(&mut scratch, filled, context)? {
-                Some(Next::Leave) => {
+            match self.handle_input(&mut scratch, filled, context)? {
+                Some(NextStep::HandOver) => {
                     self.ahead.extend_from_slice(&scratch.input[..filled]);
-                    return Poll::Ready(Ok(Next::Leave));
+                    return Poll::Ready(Ok(NextStep::HandOver));
                 }
                 Some(next) => return Poll::Ready(Ok(next)),
                 None => {
                     self.ahead.extend_from_slice(&scratch.input[..filled]);
                     if self.pieces == 0 {
-                        self.deadline = self.worker.ticks.after(self.client.waits.head);
+                        self.deadline = self.worker.ticks.after(self.client.timeouts.head);
                     }
                     self.pieces += 1;
                     if self.pieces > MAX_PIECES || filled == INPUT_BYTES {
-                        return Poll::Ready(Ok(Next::Leave));
+                        return Poll::Ready(Ok(NextStep::HandOver));
                     }
                 }
             }
@@ -259,65 +259,74 @@ impl<'a> Lane<'a> {
     }
 
     /// What to do with what has come; nothing, as long as a part of it is missing.
-    fn judge(&mut self, scratch: &mut Scratch, filled: usize, context: &mut Context<'_>) -> io::Result<Option<Next>> {
-        let Scratch { input, desk, in_force } = scratch;
+    fn handle_input(
+        &mut self,
+        scratch: &mut Scratch,
+        filled: usize,
+        context: &mut Context<'_>,
+    ) -> io::Result<Option<NextStep>> {
+        let Scratch { input, buffers, current } = scratch;
         let bytes = &input[..filled];
-        desk.clean();
-        let mut lines = Lines::default();
-        let (site, cached) = in_force.load(self.worker);
-        let plain = match Plain::read(bytes, &mut lines, self.max_head, &HeaderFilter::new(site, self.peer)) {
-            Read::Whole(plain) => plain,
-            Read::Part => return Ok(None),
-            Read::Other => return Ok(Some(Next::Leave)),
-        };
+        buffers.clear();
+        let mut header_buffer = HeaderBuffer::default();
+        let (site, cached) = current.load(self.worker);
+        let plain =
+            match PlainRequest::read(bytes, &mut header_buffer, self.max_head, &HeaderFilter::new(site, self.peer)) {
+                RequestParse::Complete(plain) => plain,
+                RequestParse::Partial => return Ok(None),
+                RequestParse::NotPlain => return Ok(Some(NextStep::HandOver)),
+            };
         if plain.body_bytes() > site.max_body {
-            return Ok(Some(Next::Leave));
+            return Ok(Some(NextStep::HandOver));
         }
-        // As in `Client::sends`.
+        // As in `Client::with_client`.
         let facts = Facts::new(plain.method, plain.target).headers(plain.headers.lines).peer(self.peer);
         let facts = self.certificate.map_or(facts, |certificate| facts.certificate(certificate));
         let route = site.find(&facts);
-        let asking = cached.check(&site.tell_route(facts, route));
-        if let Check::Ready(outcome) = &asking
+        let check = cached.check(&site.with_route(facts, route));
+        if let Check::Ready(outcome) = &check
             && !outcome.is_allowed()
             && site.log.is_none()
         {
-            self.refuse_unlogged(&plain, desk, (site, route), outcome, context)?;
-            return Ok(Some(Next::Answered));
+            self.refuse_unlogged(&plain, buffers, (site, route), outcome, context)?;
+            return Ok(Some(NextStep::Answered));
         }
-        match asking {
-            Check::Ready(outcome) => self.act(&plain, desk, (Arc::clone(site), route), outcome, context).map(Some),
-            asking @ Check::Pending(_) => {
-                self.hold(&plain);
+        match check {
+            Check::Ready(outcome) => {
+                self.apply_outcome(&plain, buffers, (Arc::clone(site), route), outcome, context).map(Some)
+            }
+            check @ Check::Pending(_) => {
+                self.save(&plain);
                 let site = Arc::clone(site);
-                Ok(Some(Next::Ask(Box::new(Asked { site, route, asking }))))
+                Ok(Some(NextStep::AwaitCheck(Box::new(CheckedRequest { site, route, check }))))
             }
         }
     }
 
     /// Keeps a copy of the request under way.
-    fn hold(&mut self, plain: &Plain<'_>) {
-        self.held.clear();
-        self.held.extend_from_slice(plain.bytes);
+    fn save(&mut self, plain: &PlainRequest<'_>) {
+        self.saved.clear();
+        self.saved.extend_from_slice(plain.bytes);
     }
 
     /// A store elsewhere is asked, and what it says is done.
-    async fn ruled(&mut self, asked: Box<Asked>) -> io::Result<Next> {
-        let Asked { site, route, asking } = *asked;
-        let mut outcome = Some((asking.outcome().await, site));
+    async fn after_check(&mut self, checked: Box<CheckedRequest>) -> io::Result<NextStep> {
+        let CheckedRequest { site, route, check } = *checked;
+        let mut outcome = Some((check.outcome().await, site));
         poll_fn(|context| {
-            let desk = &mut scratch().desk;
-            desk.clean();
-            let held = std::mem::take(&mut self.held);
-            let mut lines = Lines::default();
-            let Some((outcome, site)) = outcome.take() else { return Poll::Ready(Ok(Next::Over)) };
+            let buffers = &mut scratch().buffers;
+            buffers.clear();
+            let saved = std::mem::take(&mut self.saved);
+            let mut header_buffer = HeaderBuffer::default();
+            let Some((outcome, site)) = outcome.take() else { return Poll::Ready(Ok(NextStep::Close)) };
             let filter = HeaderFilter::new(&site, self.peer);
-            let Read::Whole(plain) = Plain::read(&held, &mut lines, self.max_head, &filter) else {
-                return Poll::Ready(Ok(Next::Over));
+            let RequestParse::Complete(plain) = PlainRequest::read(&saved, &mut header_buffer, self.max_head, &filter)
+            else {
+                return Poll::Ready(Ok(NextStep::Close));
             };
-            let next = self.act(&plain, desk, (Arc::clone(&site), route), outcome, context);
-            if let Ok(Next::Leave) = next {
-                self.ahead.splice(..0, held.iter().copied());
+            let next = self.apply_outcome(&plain, buffers, (Arc::clone(&site), route), outcome, context);
+            if let Ok(NextStep::HandOver) = next {
+                self.ahead.splice(..0, saved.iter().copied());
             }
             Poll::Ready(next)
         })
@@ -325,81 +334,81 @@ impl<'a> Lane<'a> {
     }
 
     /// Does what was ruled: answers, or sends what the upstream is asked.
-    fn act(
+    fn apply_outcome(
         &mut self,
-        plain: &Plain<'_>,
-        desk: &mut Desk,
+        plain: &PlainRequest<'_>,
+        buffers: &mut WorkerBuffers,
         (site, route): (Arc<Site>, Option<usize>),
         mut outcome: Outcome,
         context: &mut Context<'_>,
-    ) -> io::Result<Next> {
+    ) -> io::Result<NextStep> {
         if outcome.is_allowed() && !is_plain(&outcome, &site, route) {
-            self.client.leave(Asked { site, route, asking: Check::Ready(outcome) });
-            return Ok(Next::Leave);
+            self.client.hand_over(CheckedRequest { site, route, check: Check::Ready(outcome) });
+            return Ok(NextStep::HandOver);
         }
         self.is_last = plain.is_last;
         self.client.request_began();
         self.worker.tally.note_dropped_headers(plain.dropped);
-        let mut ending = Ending::new(self.client);
+        let mut guard = RequestGuard::new(self.client);
         if let Some(log) = &site.log
             && let Some(uri) = plain.uri()
         {
             let line = (plain.method.parse().unwrap_or_default(), uri, Version::HTTP_11);
             let headers = plain.headers.lines.into();
-            ending.keep_record(Record::new(line, headers, self.client, &site.proxies, (log, self.worker.number)));
+            guard.keep_record(Record::new(line, headers, self.client, &site.proxies, (log, self.worker.number)));
         }
         if let Some(number) = route {
-            ending.enter(site.routes[number].tally(self.worker.number));
+            guard.enter(site.routes[number].tally(self.worker.number));
         }
-        self.worker.tally.note_ruling_after(&mut desk.last_noted, &outcome);
-        ending.record_ruling(&outcome);
-        ending.keep_permit(outcome.take_permit());
+        self.worker.tally.note_outcome_after(&mut buffers.last_noted, &outcome);
+        guard.record_outcome(&outcome);
+        guard.keep_permit(outcome.take_permit());
         if !outcome.is_allowed() {
-            self.refuse(plain, &outcome, ending, desk, context)?;
-            return Ok(Next::Answered);
+            self.refuse(plain, &outcome, guard, buffers, context)?;
+            return Ok(NextStep::Answered);
         }
-        let mut response = match route.map(|number| (number, &site.routes[number].leads)) {
-            Some((number, Leads::Respond(written))) => {
+        let mut response = match route.map(|number| (number, &site.routes[number].action)) {
+            Some((number, RouteAction::Respond(written))) => {
                 let mut response = written.response();
                 site.routes[number].response_edits.apply(response.headers_mut());
                 response
             }
             Some((number, _)) => {
-                let passing = Box::new(Passing::new(plain, (site, number), outcome, ending));
-                return Ok(Next::Forward(self.set_out(plain, desk, passing, context)));
+                let forwarding = Box::new(Forwarding::new(plain, (site, number), outcome, guard));
+                return Ok(NextStep::Forward(self.start_forward(plain, buffers, forwarding, context)));
             }
-            None => failed(Failure::NoRoute),
+            None => failure::response(Failure::NoRoute),
         };
         outcome.write_headers(response.headers_mut());
         let response = if plain.is_head() { bodiless(response) } else { response };
-        self.answer(&response, ending, desk, context)?;
-        Ok(Next::Answered)
+        self.respond(&response, guard, buffers, context)?;
+        Ok(NextStep::Answered)
     }
 
     /// Answers with what was written here.
-    fn answer(
+    fn respond(
         &mut self,
         response: &Response<Bytes>,
-        mut ending: Ending,
-        desk: &mut Desk,
+        mut guard: RequestGuard,
+        buffers: &mut WorkerBuffers,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
         self.is_last |= self.worker.is_closing();
-        ending.note_status(response.status());
-        ending.note_sent(response.body().len());
-        desk.out.clear();
-        text::put_answer(&mut desk.out, response, desk.date.line(self.worker.ticks.now()), self.is_last);
-        self.put(&desk.out, &[], context)
+        guard.note_status(response.status());
+        guard.note_sent(response.body().len());
+        buffers.out.clear();
+        text::put_answer(&mut buffers.out, response, buffers.date.line(self.worker.ticks.now()), self.is_last);
+        self.put(&buffers.out, &[], context)
     }
 }
 
 /// Whether an admitted request needs nothing that only hyper's way has: no turn in a queue to wait for, no limit that
 /// hears the answer, no upstream that speaks TLS or HTTP/2.
 fn is_plain(outcome: &Outcome, site: &Site, route: Option<usize>) -> bool {
-    let is_plain_route = route.is_none_or(|number| match &site.routes[number].leads {
-        Leads::Upstreams(_) => site.routes[number].is_plain(),
-        Leads::Respond(_) => true,
-        Leads::Echo => false,
+    let is_plain_route = route.is_none_or(|number| match &site.routes[number].action {
+        RouteAction::Upstreams(_) => site.routes[number].is_plain(),
+        RouteAction::Respond(_) => true,
+        RouteAction::Echo => false,
     });
     is_plain_route && outcome.delay().is_zero() && !outcome.awaits_response()
 }

@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use tollgate::rules::file::internal::{AccessLogRule, LogFormat, SettingError};
 
-pub(super) use self::record::{Over, Record};
+pub(super) use self::record::{Completion, Record};
 use self::sink::Sink;
 use self::stamp::Stamp;
 pub(super) use self::stamp::rfc3339;
-use self::writer::Bell;
+use self::writer::WriterSignal;
 
 /// Lines that a worker may have waiting. The thread comes so often that this is enough for millions of requests a
 /// second, unless it waits for a disk.
@@ -48,18 +48,18 @@ pub(super) struct AccessLog {
 struct Shared {
     format: LogFormat,
     /// For each worker its own.
-    waiting: Box<[Waiting]>,
-    bell: Bell,
+    worker_lines: Box<[WorkerLines]>,
+    signal: WriterSignal,
     lost: Arc<AtomicU64>,
 }
 
 /// The lines of one worker.
 #[derive(Default)]
 #[repr(align(128))]
-struct Waiting(Mutex<Lines>);
+struct WorkerLines(Mutex<LineBuffer>);
 
 #[derive(Default)]
-struct Lines {
+struct LineBuffer {
     text: Vec<u8>,
     stamp: Stamp,
 }
@@ -73,8 +73,9 @@ impl AccessLog {
         lost: &Arc<AtomicU64>,
     ) -> Result<Self, SettingError> {
         let sink = Sink::open(rule.file.as_ref().map(|file| folder.join(file)))?;
-        let waiting = (0..workers).map(|_| Waiting::default()).collect();
-        let shared = Shared { format: rule.format, waiting, bell: Bell::default(), lost: Arc::clone(lost) };
+        let worker_lines = (0..workers).map(|_| WorkerLines::default()).collect();
+        let shared =
+            Shared { format: rule.format, worker_lines, signal: WriterSignal::default(), lost: Arc::clone(lost) };
         let shared = Arc::new(shared);
         writer::start(Arc::clone(&shared), sink).map_err(|error| {
             SettingError::new(format!("gateway.access_log: {error}"), "give the process more threads")
@@ -83,44 +84,44 @@ impl AccessLog {
     }
 
     /// Whether this is what the rule asks for.
-    pub(super) fn is_as(&self, rule: &AccessLogRule) -> bool {
+    pub(super) fn matches_rule(&self, rule: &AccessLogRule) -> bool {
         self.rule == *rule
     }
 
     /// The file may have been renamed away; another of its name is wanted then.
-    pub(super) fn look_again(&self) {
-        self.shared.bell.look();
+    pub(super) fn reopen(&self) {
+        self.shared.signal.reopen();
     }
 
-    fn write(&self, worker: usize, record: &Record, over: &Over<'_>) {
-        let Some(waiting) = self.shared.waiting.get(worker) else { return };
-        let mut lines = waiting.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.text.len() >= MAX_WAITING_BYTES {
+    fn write(&self, worker: usize, record: &Record, completion: &Completion<'_>) {
+        let Some(worker_lines) = self.shared.worker_lines.get(worker) else { return };
+        let mut buffer = worker_lines.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffer.text.len() >= MAX_WAITING_BYTES {
             self.shared.lost.fetch_add(1, Relaxed);
             return;
         }
-        let Lines { text, stamp } = &mut *lines;
+        let LineBuffer { text, stamp } = &mut *buffer;
         let was_empty = text.is_empty();
         match self.shared.format {
-            LogFormat::Combined => combined::write(text, stamp, record, over),
-            _ => json::write(text, stamp, record, over),
+            LogFormat::Combined => combined::write(text, stamp, record, completion),
+            _ => json::write(text, stamp, record, completion),
         }
-        drop(lines);
+        drop(buffer);
         if was_empty {
-            self.shared.bell.ring();
+            self.shared.signal.notify_lines();
         }
     }
 
     /// Waits until all lines are written, or for as long as that is worth.
     pub(super) fn finish(&self) {
-        self.shared.bell.end();
-        self.shared.bell.await_end(END_DEADLINE);
+        self.shared.signal.end();
+        self.shared.signal.wait_for_end(END_DEADLINE);
     }
 }
 
 impl Drop for AccessLog {
     fn drop(&mut self) {
-        self.shared.bell.end();
+        self.shared.signal.end();
     }
 }
 

@@ -10,7 +10,7 @@ use tollgate::internal::Unreadable;
 use super::Gateway;
 use super::frames::MISUSES;
 use super::ports::Port;
-use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, Seen, Tally};
+use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, RouteTotals, Tally};
 use super::tls::{HANDSHAKE_FAILURES, Validity};
 use crate::decisions::{Sums, TokenSums};
 use crate::metrics::Page;
@@ -18,17 +18,17 @@ use crate::metrics::Page;
 impl Gateway {
     /// Writes it all down.
     pub(crate) fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
-        self.tell_connections(page)?;
-        self.tell_tls(page)?;
-        self.tell_routes(page)?;
-        self.tell_upstreams(page)
+        self.write_connections(page)?;
+        self.write_tls(page)?;
+        self.write_routes(page)?;
+        self.write_upstreams(page)
     }
 
     fn sum(&self, count: impl Fn(&Tally) -> u64) -> u64 {
         self.tallies.iter().map(|tally| count(tally)).sum()
     }
 
-    fn tell_connections(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn write_connections(&self, page: &mut Page<'_>) -> fmt::Result {
         let open: i64 = self.tallies.iter().map(|tally| tally.connections.load(Relaxed)).sum();
         page.gauge("tollgate_connections", "Connections of clients that are open", open)?;
         let accepted = self.sum(|tally| tally.accepted.value());
@@ -50,9 +50,9 @@ impl Gateway {
         )?;
         if let Some(tally) = self.tallies.first() {
             let help = "Bytes of bodies that are held because one side does not read them, at most";
-            page.gauge("tollgate_buffered_bytes", help, tally.buffers.used())?;
+            page.gauge("tollgate_buffered_bytes", help, tally.buffer_budget.used())?;
             let help = "Bodies that were refused or broken off because max_buffered was reached";
-            page.counter("tollgate_overloaded_bodies", help, tally.buffers.refused())?;
+            page.counter("tollgate_overloaded_bodies", help, tally.buffer_budget.refused())?;
         }
         let framing = AMBIGUITIES.iter().enumerate();
         let framing = framing.map(|(number, (_, reason))| (*reason, self.sum(|tally| tally.ambiguous(number))));
@@ -83,7 +83,7 @@ impl Gateway {
         page.gauge("tollgate_queued_requests", "Requests that wait for their turn in the queue of a limit", queued)
     }
 
-    fn tell_tls(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn write_tls(&self, page: &mut Page<'_>) -> fmt::Result {
         let reasons = HANDSHAKE_FAILURES.iter().enumerate();
         page.counters(
             "tollgate_tls_handshakes_failed",
@@ -122,56 +122,56 @@ impl Gateway {
     }
 
     fn certificate_reloads(&self) -> Vec<ListenerReloads> {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        let ports = ends.iter().flat_map(|ends| &ends.ports).filter_map(Port::certificate_reloads);
-        let told = ports.map(|(address, reloads)| ListenerReloads {
+        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        let ports = handles.iter().flat_map(|handles| &handles.ports).filter_map(Port::certificate_reloads);
+        let listeners = ports.map(|(address, reloads)| ListenerReloads {
             listener: address.to_string(),
             applied: reloads.applied.load(Relaxed),
             refused: reloads.refused.load(Relaxed),
             last_was_good: reloads.last_was_good(),
             in_force: reloads.in_force.load_full(),
         });
-        told.collect()
+        listeners.collect()
     }
 
-    fn tell_routes(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn write_routes(&self, page: &mut Page<'_>) -> fmt::Result {
         let routes = self.routes();
-        let each = || routes.iter().map(|seen| (seen, ("route", seen.name.as_str())));
+        let each = || routes.iter().map(|totals| (totals, ("route", totals.name.as_str())));
         page.counters(
             "tollgate_requests",
             "Requests that are over, by the class of their status; aborted ones had no answer when their client left",
-            each().flat_map(|(seen, route)| {
-                CLASSES.iter().zip(seen.ended).map(move |(class, count)| ([route, ("status", *class)], count))
+            each().flat_map(|(totals, route)| {
+                CLASSES.iter().zip(totals.ended).map(move |(class, count)| ([route, ("status", *class)], count))
             }),
         )?;
         page.gauges(
             "tollgate_requests_in_flight",
             "Requests under way",
-            each().map(|(seen, route)| ([route], i64::try_from(seen.in_flight()).unwrap_or(i64::MAX))),
+            each().map(|(totals, route)| ([route], i64::try_from(totals.in_flight()).unwrap_or(i64::MAX))),
         )?;
         page.counters(
             "tollgate_upstream_failures",
             "What upstreams failed at, each try by itself",
-            each().flat_map(|(seen, route)| {
-                FAILURES.iter().zip(seen.failures).map(move |((_, kind), count)| ([route, ("kind", *kind)], count))
+            each().flat_map(|(totals, route)| {
+                FAILURES.iter().zip(totals.failures).map(move |((_, kind), count)| ([route, ("kind", *kind)], count))
             }),
         )?;
-        let retries = each().map(|(seen, route)| ([route], seen.retries));
+        let retries = each().map(|(totals, route)| ([route], totals.retries));
         page.counters("tollgate_retries", "Tries at another upstream after one that failed", retries)?;
         page.histograms(
             "tollgate_request_duration_seconds",
             "From the whole head of a request to the end of its answer",
-            each().map(|(seen, route)| ([route], seconds(seen.nanos), buckets(seen))),
+            each().map(|(totals, route)| ([route], seconds(totals.nanos), buckets(totals))),
         )
     }
 
     /// Every route once, though several may have one name; first the requests that had none.
-    fn routes(&self) -> Vec<Seen> {
+    fn routes(&self) -> Vec<RouteTotals> {
         let site = self.site.load();
         let mut names = HashSet::new();
-        let unrouted = Seen::of(self.tallies.iter().map(|tally| tally.unrouted()));
+        let unrouted = RouteTotals::of(self.tallies.iter().map(|tally| tally.unrouted()));
         let routed = site.routes.iter().filter(|route| names.insert(&route.name));
-        std::iter::once(unrouted).chain(routed.map(|route| Seen::of(route.tallies()))).collect()
+        std::iter::once(unrouted).chain(routed.map(|route| RouteTotals::of(route.tallies()))).collect()
     }
 
     /// Adds what its limits have decided to a sum.
@@ -188,24 +188,24 @@ impl Gateway {
         }
     }
 
-    fn tell_upstreams(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn write_upstreams(&self, page: &mut Page<'_>) -> fmt::Result {
         let (site, now) = (self.site.load(), self.ticks.now());
         let mut upstreams = BTreeMap::new();
         for target in site.routes.iter().flat_map(|route| route.targets()) {
             let name = format!("{}:{}", target.address.host, target.address.port);
             // The same place with another certificate is another upstream, and both have to be well.
-            *upstreams.entry(name).or_insert(true) &= target.is_well(now);
+            *upstreams.entry(name).or_insert(true) &= target.is_healthy(now);
         }
-        let rows = upstreams.iter().map(|(name, well)| ([("upstream", name.as_str())], i64::from(*well)));
+        let rows = upstreams.iter().map(|(name, healthy)| ([("upstream", name.as_str())], i64::from(*healthy)));
         let help = "Whether an upstream is well: neither ejected nor failing its checks";
         page.gauges("tollgate_upstream_up", help, rows)?;
         let mut routes = BTreeMap::new();
         for route in site.routes.iter().filter(|route| route.targets().next().is_some()) {
-            let well = i64::try_from(route.well_upstreams(now)).unwrap_or(i64::MAX);
+            let healthy = i64::try_from(route.healthy_upstreams(now)).unwrap_or(i64::MAX);
             // Of routes that have one name, the one that fares worst is worth an alert.
-            routes.entry(&route.name).and_modify(|least: &mut i64| *least = well.min(*least)).or_insert(well);
+            routes.entry(&route.name).and_modify(|least: &mut i64| *least = healthy.min(*least)).or_insert(healthy);
         }
-        let rows = routes.iter().map(|(name, well)| ([("route", name.as_str())], *well));
+        let rows = routes.iter().map(|(name, healthy)| ([("route", name.as_str())], *healthy));
         let help =
             "Upstreams of a route that are well; one that was ejected once a request or check has succeeded there";
         page.gauges("tollgate_route_upstreams_up", help, rows)
@@ -221,9 +221,9 @@ struct ListenerReloads {
     in_force: Arc<Vec<Validity>>,
 }
 
-fn buckets(seen: &Seen) -> Vec<(f64, u64)> {
+fn buckets(totals: &RouteTotals) -> Vec<(f64, u64)> {
     let bounds = BOUNDS_NANOS.iter().map(|nanos| seconds(*nanos)).chain([f64::INFINITY]);
-    bounds.zip(seen.durations).collect()
+    bounds.zip(totals.durations).collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "of a sum of durations, the first 15 digits tell enough")]

@@ -125,7 +125,7 @@ impl Usage {
     }
 
     /// Whether it has been idle for a tick or more.
-    pub(super) fn has_rested(&self, now: Tick) -> bool {
+    pub(super) fn has_been_idle(&self, now: Tick) -> bool {
         self.idle_since < now
     }
 }

@@ -1,9 +1,9 @@
 //! What a gateway serves: the routes of a rule file, ready for requests. It is replaced whole.
 
-mod circles;
 mod edits;
 mod outages;
-mod paths;
+mod path_rewrite;
+mod self_proxy;
 mod upstreams;
 
 use std::borrow::Cow;
@@ -25,19 +25,19 @@ use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, 
 
 pub(super) use self::edits::Edits;
 pub(super) use self::outages::Outages;
-use self::paths::Paths;
-pub(crate) use self::paths::upstream_urls;
-pub(super) use self::paths::with_path;
-pub(super) use self::upstreams::Named;
-use super::answer::Failure;
+use self::path_rewrite::PathRewrite;
+pub(crate) use self::path_rewrite::upstream_urls;
+pub(super) use self::path_rewrite::with_path;
+pub(super) use self::upstreams::RoutedUpstream;
+use super::client_deadlines::ClientTimeouts;
+use super::failure::Failure;
 use super::log::AccessLog;
 use super::reuse::ReusePolicy;
 use super::tally::RouteTally;
-use super::target::{Address, Eject, Speaks, Target};
+use super::target::{Eject, Target, UpstreamAddress, UpstreamProtocol};
 use super::ticks::{Tick, Wait};
 use super::tls::Tls;
 use super::upstream_tls::UpstreamTls;
-use super::watch::Waits;
 
 /// Everything that may change while the gateway runs.
 pub(super) struct Site {
@@ -48,13 +48,13 @@ pub(super) struct Site {
     pub(super) proxies: TrustedProxies,
     /// What becomes of headers with an underscore in their name.
     pub(super) underscores: UnderscoreHeaders,
-    told: Vec<UpstreamHeader>,
+    upstream_headers: Vec<UpstreamHeader>,
     /// Connections of one client address; by default a share of all.
     pub(super) max_per_address: Option<u32>,
     pub(super) max_body: u64,
     pub(super) max_head: usize,
     pub(super) max_queued: u32,
-    pub(super) waits: Waits,
+    pub(super) timeouts: ClientTimeouts,
     /// How long a connection that was upgraded may be silent.
     pub(super) upgraded: Wait,
     /// Where requests are written down, if that is wanted.
@@ -64,8 +64,8 @@ pub(super) struct Site {
 /// A route.
 pub(super) struct Route {
     pub(super) name: String,
-    pub(super) leads: Leads,
-    paths: Paths,
+    pub(super) action: RouteAction,
+    path_rewrite: PathRewrite,
     pub(super) path_reading: PathReading,
     pub(super) host: HostHeader,
     pub(super) request_edits: Edits,
@@ -85,34 +85,34 @@ pub(super) struct Route {
 type Tallies = Arc<[Arc<RouteTally>]>;
 
 /// Where a route leads.
-pub(super) enum Leads {
-    Upstreams(Box<[Weighted]>),
-    Respond(Written),
+pub(super) enum RouteAction {
+    Upstreams(Box<[WeightedUpstream]>),
+    Respond(FixedResponse),
     Echo,
 }
 
 /// An upstream as one route names it.
-pub(super) struct Weighted {
+pub(super) struct WeightedUpstream {
     pub(super) target: Arc<Target>,
     weight: u32,
     /// What the path of its URL puts before the request's. URLs that differ in nothing else share a target.
     prefix: Option<String>,
 }
 
-impl Weighted {
+impl WeightedUpstream {
     fn new(target: Arc<Target>, rule: &UpstreamRule) -> Self {
-        Self { target, weight: rule.weight, prefix: paths::prefix(rule) }
+        Self { target, weight: rule.weight, prefix: path_rewrite::prefix(rule) }
     }
 }
 
 /// An answer that is always the same.
-pub(super) struct Written {
+pub(super) struct FixedResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
 }
 
-impl Written {
+impl FixedResponse {
     fn new(rule: &RespondRule) -> Self {
         let status = StatusCode::from_u16(rule.status).unwrap_or_default();
         let has_body = ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
@@ -129,22 +129,22 @@ impl Written {
 }
 
 /// What a site takes over from the one before it.
-struct Kept {
+struct Carryover {
     workers: usize,
     /// By their addresses: a route that stays keeps its connections.
-    targets: HashMap<Address, Arc<Target>>,
+    targets: HashMap<UpstreamAddress, Arc<Target>>,
     /// By the names of their routes: a route that stays goes on counting.
     tallies: HashMap<String, Tallies>,
 }
 
-impl Kept {
+impl Carryover {
     fn of(before: Option<&Site>, workers: usize) -> Self {
-        let mut kept = Self { workers, targets: HashMap::new(), tallies: HashMap::new() };
+        let mut carryover = Self { workers, targets: HashMap::new(), tallies: HashMap::new() };
         for route in before.into_iter().flat_map(|before| &before.routes) {
-            kept.tallies.insert(route.name.clone(), Arc::clone(&route.tallies));
-            kept.targets.extend(route.targets().map(|target| (target.address.clone(), Arc::clone(target))));
+            carryover.tallies.insert(route.name.clone(), Arc::clone(&route.tallies));
+            carryover.targets.extend(route.targets().map(|target| (target.address.clone(), Arc::clone(target))));
         }
-        kept
+        carryover
     }
 
     fn tallies(&mut self, name: &str) -> Tallies {
@@ -164,12 +164,12 @@ impl Site {
     ) -> Result<Self, Problems> {
         let gateway = file.gateway.clone().unwrap_or_default();
         let found = file.routes()?;
-        let mut kept = Kept::of(before, workers);
+        let mut carryover = Carryover::of(before, workers);
         let path_reading = gateway.paths.over(PathReading::default());
         let mut routes = Vec::new();
         let refused = |error| file.problems([error]);
         for (index, rule) in gateway.routes.iter().enumerate() {
-            let route = Route::new(rule, file.folder(), path_reading, &mut kept);
+            let route = Route::new(rule, file.folder(), path_reading, &mut carryover);
             routes.push(route.map_err(|error| refused(of_route(error, index)))?);
         }
         Ok(Self {
@@ -178,12 +178,12 @@ impl Site {
             path_reading,
             proxies: file.trusted_proxies()?,
             underscores: gateway.underscore_headers,
-            told: gateway.tell_upstreams.clone(),
+            upstream_headers: gateway.tell_upstreams.clone(),
             max_per_address: gateway.max_connections_per_address,
             max_body: gateway.max_body.map_or(u64::MAX, |size| size.bytes()),
             max_head: usize::try_from(gateway.max_head.bytes()).unwrap_or(usize::MAX),
             max_queued: gateway.max_queued,
-            waits: Waits::of(&gateway.timeouts),
+            timeouts: ClientTimeouts::of(&gateway.timeouts),
             upgraded: Wait::at_least(gateway.timeouts.upgraded.duration()),
             log: match &gateway.access_log {
                 Some(rule) => {
@@ -200,12 +200,12 @@ impl Site {
     /// compiled is not told again.
     pub(super) fn errors(file: &Parsed, listens: &[String]) -> Vec<SettingError> {
         let Some(gateway) = &file.gateway else { return Vec::new() };
-        let mut kept = Kept::of(None, 1);
+        let mut carryover = Carryover::of(None, 1);
         let mut found = Vec::new();
         let path_reading = gateway.paths.over(PathReading::default());
         for (index, rule) in gateway.routes.iter().enumerate() {
-            let errors = match Route::new(rule, file.folder(), path_reading, &mut kept) {
-                Ok(route) => circles::errors(&route, listens),
+            let errors = match Route::new(rule, file.folder(), path_reading, &mut carryover) {
+                Ok(route) => self_proxy::errors(&route, listens),
                 Err(error) => vec![error],
             };
             found.extend(errors.into_iter().map(|error| of_route(error, index)));
@@ -247,7 +247,7 @@ impl Site {
     }
 
     /// The facts, with the route of that number.
-    pub(super) fn tell_route<'s: 'f, 'f>(&'s self, facts: Facts<'f>, route: Option<usize>) -> Facts<'f> {
+    pub(super) fn with_route<'s: 'f, 'f>(&'s self, facts: Facts<'f>, route: Option<usize>) -> Facts<'f> {
         match route {
             Some(number) => {
                 let route = &self.routes[number];
@@ -257,8 +257,8 @@ impl Site {
         }
     }
 
-    pub(super) fn tells(&self, told: UpstreamHeader) -> bool {
-        self.told.contains(&told)
+    pub(super) fn adds_header(&self, header: UpstreamHeader) -> bool {
+        self.upstream_headers.contains(&header)
     }
 }
 
@@ -272,10 +272,10 @@ fn log(
     before: Option<&Site>,
     open: impl FnOnce() -> Result<AccessLog, SettingError>,
 ) -> Result<Arc<AccessLog>, SettingError> {
-    match before.and_then(|before| before.log.as_ref()).filter(|log| log.is_as(rule)) {
+    match before.and_then(|before| before.log.as_ref()).filter(|log| log.matches_rule(rule)) {
         Some(log) => {
             // Whoever asks for a reload may have renamed it away.
-            log.look_again();
+            log.reopen();
             Ok(Arc::clone(log))
         }
         None => open().map(Arc::new),
@@ -283,24 +283,29 @@ fn log(
 }
 
 impl Route {
-    fn new(rule: &RouteRule, folder: &Path, path_reading: PathReading, kept: &mut Kept) -> Result<Self, SettingError> {
+    fn new(
+        rule: &RouteRule,
+        folder: &Path,
+        path_reading: PathReading,
+        carryover: &mut Carryover,
+    ) -> Result<Self, SettingError> {
         let upstreams: Vec<&UpstreamRule> = rule.upstream.iter().flatten().collect();
-        let leads = match (&*upstreams, &rule.respond) {
-            (_, Some(respond)) => Leads::Respond(Written::new(respond)),
-            ([one], None) if one.url.is_echo() => Leads::Echo,
+        let action = match (&*upstreams, &rule.respond) {
+            (_, Some(respond)) => RouteAction::Respond(FixedResponse::new(respond)),
+            ([one], None) if one.url.is_echo() => RouteAction::Echo,
             (several, None) => {
                 let mut weighted = Vec::new();
                 for upstream in several {
-                    let target = target(upstream, rule, folder, kept)?;
-                    weighted.push(Weighted::new(target, upstream));
+                    let target = target(upstream, rule, folder, carryover)?;
+                    weighted.push(WeightedUpstream::new(target, upstream));
                 }
-                Leads::Upstreams(weighted.into())
+                RouteAction::Upstreams(weighted.into())
             }
         };
         Ok(Self {
             name: rule.name().to_owned(),
-            leads,
-            paths: Paths::of(rule, path_reading)?,
+            action,
+            path_rewrite: PathRewrite::of(rule, path_reading)?,
             path_reading: rule.paths.over(path_reading),
             host: rule.host,
             request_edits: Edits::new(&rule.request_headers),
@@ -313,7 +318,7 @@ impl Route {
             health_check: rule.health_check.clone(),
             balance: rule.balance,
             turn: AtomicUsize::new(0),
-            tallies: kept.tallies(rule.name()),
+            tallies: carryover.tallies(rule.name()),
         })
     }
 
@@ -326,10 +331,10 @@ impl Route {
         self.tallies.iter().map(|tally| &**tally)
     }
 
-    fn weighted(&self) -> &[Weighted] {
-        match &self.leads {
-            Leads::Upstreams(targets) => targets,
-            Leads::Respond(_) | Leads::Echo => &[],
+    fn weighted(&self) -> &[WeightedUpstream] {
+        match &self.action {
+            RouteAction::Upstreams(targets) => targets,
+            RouteAction::Respond(_) | RouteAction::Echo => &[],
         }
     }
 
@@ -338,23 +343,23 @@ impl Route {
     }
 
     /// How many of its upstreams are well, as far as requests and checks tell.
-    pub(super) fn well_upstreams(&self, now: Tick) -> usize {
-        self.targets().filter(|target| target.is_likely_well(now)).count()
+    pub(super) fn healthy_upstreams(&self, now: Tick) -> usize {
+        self.targets().filter(|target| target.is_likely_healthy(now)).count()
     }
 
-    pub(super) fn upstream(&self, number: usize) -> Option<&Weighted> {
+    pub(super) fn upstream(&self, number: usize) -> Option<&WeightedUpstream> {
         self.weighted().get(number)
     }
 
     /// Whether its upstreams speak plain HTTP/1.
     pub(super) fn is_plain(&self) -> bool {
-        self.targets().all(|target| target.address.scheme == Speaks::Http1)
+        self.targets().all(|target| target.address.scheme == UpstreamProtocol::Http1)
     }
 
     /// Whether upstreams may get another path than the client's.
     pub(super) fn changes_paths(&self) -> bool {
         let has_prefixes = || self.weighted().iter().any(|upstream| upstream.prefix.is_some());
-        self.paths.change() || has_prefixes()
+        self.path_rewrite.is_active() || has_prefixes()
     }
 
     pub(super) fn has_several(&self) -> bool {
@@ -363,20 +368,20 @@ impl Route {
 
     /// The upstream that is to be asked next, other than those that were; one that was, if there is no other. Only a route
     /// that leads to no upstream has none: files with an empty list, or with weights of 0, are refused.
-    pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Weighted)> {
+    pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &WeightedUpstream)> {
         let weighted = self.weighted();
         if let [only] = weighted {
             return Some((0, only));
         }
         let turn = self.turn.fetch_add(1, Relaxed);
         let numbers = (0..weighted.len()).map(|step| (turn + step) % weighted.len());
-        let well = |number: &usize| weighted[*number].target.is_well(now);
+        let healthy = |number: &usize| weighted[*number].target.is_healthy(now);
         let fresh = |number: &usize| !tried.contains(number);
         // Where none is well, any is better than none.
-        let candidates = numbers.clone().filter(fresh).filter(well);
+        let candidates = numbers.clone().filter(fresh).filter(healthy);
         let chosen = self.best(candidates, turn).or_else(|| self.best(numbers.clone().filter(fresh), turn));
         let number = chosen.or_else(|| self.best(numbers, turn))?;
-        weighted[number].target.tried(now);
+        weighted[number].target.note_tried(now);
         Some((number, &weighted[number]))
     }
 
@@ -405,8 +410,8 @@ impl Route {
     }
 
     /// What an upstream is asked for instead of `uri`.
-    pub(super) fn asked_of(&self, upstream: &Weighted, uri: &Uri) -> Result<Uri, Failure> {
-        self.paths.asked(upstream.prefix.as_deref(), uri)
+    pub(super) fn rewritten_uri(&self, upstream: &WeightedUpstream, uri: &Uri) -> Result<Uri, Failure> {
+        self.path_rewrite.apply(upstream.prefix.as_deref(), uri)
     }
 }
 
@@ -415,7 +420,7 @@ fn target(
     upstream: &UpstreamRule,
     rule: &RouteRule,
     folder: &Path,
-    kept: &mut Kept,
+    carryover: &mut Carryover,
 ) -> Result<Arc<Target>, SettingError> {
     let text = upstream.url.as_str();
     let bad = || {
@@ -424,23 +429,23 @@ fn target(
     };
     let uri: Uri = text.parse().map_err(|_| bad())?;
     let (scheme, default_port) = match uri.scheme_str() {
-        Some("https") => (Speaks::Tls, 443),
-        Some("h2c") => (Speaks::Http2, 80),
-        _ => (Speaks::Http1, 80),
+        Some("https") => (UpstreamProtocol::Tls, 443),
+        Some("h2c") => (UpstreamProtocol::Http2, 80),
+        _ => (UpstreamProtocol::Http1, 80),
     };
-    let tls = (scheme == Speaks::Tls).then_some(&rule.upstream_tls);
-    let address = Address {
+    let tls = (scheme == UpstreamProtocol::Tls).then_some(&rule.upstream_tls);
+    let address = UpstreamAddress {
         scheme,
         host: uri.host().ok_or_else(bad)?.to_owned(),
         port: uri.port_u16().unwrap_or(default_port),
         ca: tls.and_then(|tls| std::fs::read(folder.join(tls.ca.as_ref()?)).ok()),
         server_name: tls.and_then(|tls| tls.server_name.clone()),
     };
-    if let Some(target) = kept.targets.get(&address) {
+    if let Some(target) = carryover.targets.get(&address) {
         return Ok(Arc::clone(target));
     }
     let tls = tls.map(|tls| UpstreamTls::new(tls, &address.host, folder)).transpose()?;
-    let target = Arc::new(Target::new(address.clone(), tls, kept.workers).ok_or_else(bad)?);
-    kept.targets.insert(address, Arc::clone(&target));
+    let target = Arc::new(Target::new(address.clone(), tls, carryover.workers).ok_or_else(bad)?);
+    carryover.targets.insert(address, Arc::clone(&target));
     Ok(target)
 }

@@ -21,17 +21,17 @@ const NEVER: Tick = Tick::MAX;
 
 tokio::task_local! {
     /// When the client has to have taken what it was given on the stream of this task.
-    static TAKEN_BY: Arc<AtomicU64>;
+    static READ_DEADLINE: Arc<AtomicU64>;
 }
 
 /// A part of this task's answer is the client's to take until then.
-pub(super) fn given(taken_by: Tick) {
-    _ = TAKEN_BY.try_with(|deadline| deadline.store(taken_by, Relaxed));
+pub(super) fn set_read_deadline(read_by: Tick) {
+    _ = READ_DEADLINE.try_with(|deadline| deadline.store(read_by, Relaxed));
 }
 
 /// The client has taken what it was given.
-pub(super) fn taken() {
-    given(NEVER);
+pub(super) fn clear_read_deadline() {
+    set_read_deadline(NEVER);
 }
 
 /// Runs the streams of a connection.
@@ -47,13 +47,13 @@ where
     fn execute(&self, stream: Stream) {
         let ticks = Arc::clone(&self.ticks);
         tokio::spawn(async move {
-            let taken_by = Arc::new(AtomicU64::new(NEVER));
-            let mut stream = pin!(TAKEN_BY.scope(Arc::clone(&taken_by), stream));
+            let read_by = Arc::new(AtomicU64::new(NEVER));
+            let mut stream = pin!(READ_DEADLINE.scope(Arc::clone(&read_by), stream));
             let mut alarm = None::<Alarm>;
             poll_fn(|context| match stream.as_mut().poll(context) {
                 Poll::Ready(()) => Poll::Ready(()),
                 // Only the stream sets the deadline, so nothing has to be waited for where there is none.
-                Poll::Pending => match taken_by.load(Relaxed) {
+                Poll::Pending => match read_by.load(Relaxed) {
                     NEVER => Poll::Pending,
                     deadline => alarm.get_or_insert_with(Alarm::new).poll_passed(deadline, &ticks, context),
                 },

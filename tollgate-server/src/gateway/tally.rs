@@ -13,11 +13,11 @@ use tollgate::Outcome;
 use tollgate::http::Refusal;
 use tollgate::internal::Unreadable;
 
-pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, Seen};
-use super::buffers::Buffers;
+pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, RouteTotals};
+use super::buffer_budget::BufferBudget;
 use super::frames::{Closings, MISUSES, Misuse};
-use super::guard::Ambiguity;
-use super::names::DroppedHeaders;
+use super::framing::Ambiguity;
+use super::header_names::DroppedHeaders;
 use super::ticks::Tick;
 use super::tls::{HANDSHAKE_FAILURES, HandshakeFailure};
 use crate::counter::Counter;
@@ -31,7 +31,7 @@ pub(super) struct Tally {
     /// Connections of all workers together.
     pub(super) all_connections: Arc<AtomicI64>,
     /// What is held of bodies, of all workers together.
-    pub(super) buffers: Arc<Buffers>,
+    pub(super) buffer_budget: Arc<BufferBudget>,
     pub(super) accepted: Counter,
     pub(super) turned_away: Counter,
     /// Requests whose permit is held after their clients have left.
@@ -80,11 +80,15 @@ pub(super) const AMBIGUITIES: [(Ambiguity, &str); 11] = [
 pub(super) struct Moment(u64);
 
 impl Tally {
-    pub(super) fn new(all_connections: &Arc<AtomicI64>, buffers: &Arc<Buffers>, closings: &Arc<Closings>) -> Self {
+    pub(super) fn new(
+        all_connections: &Arc<AtomicI64>,
+        buffer_budget: &Arc<BufferBudget>,
+        closings: &Arc<Closings>,
+    ) -> Self {
         Self {
             connections: AtomicI64::new(0),
             all_connections: Arc::clone(all_connections),
-            buffers: Arc::clone(buffers),
+            buffer_budget: Arc::clone(buffer_budget),
             accepted: Counter::default(),
             turned_away: Counter::default(),
             abandoned: AtomicU32::new(0),
@@ -151,13 +155,13 @@ impl Tally {
         }
     }
 
-    pub(super) fn note_ruling(&self, outcome: &Outcome) {
+    pub(super) fn note_outcome(&self, outcome: &Outcome) {
         self.decisions.record([outcome]);
         self.note_if_unreadable(outcome);
     }
 
     /// The same, for less where one limit decides over and over.
-    pub(super) fn note_ruling_after(&self, last: &mut LastLimit, outcome: &Outcome) {
+    pub(super) fn note_outcome_after(&self, last: &mut LastLimit, outcome: &Outcome) {
         self.decisions.record_unlocked(outcome, last);
         self.note_if_unreadable(outcome);
     }
@@ -177,7 +181,7 @@ impl Tally {
     }
 
     /// A request that nobody could read is over. When it began is not known.
-    pub(super) fn note_unread(&self, status: StatusCode) {
+    pub(super) fn note_unparsed(&self, status: StatusCode) {
         self.unrouted.note_began();
         self.unrouted.note_status(Some(status));
     }

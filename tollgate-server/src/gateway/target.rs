@@ -14,21 +14,21 @@ use tollgate::rules::file::internal::EjectRule;
 use super::addresses::HostAddresses;
 use super::connect::Exhausted;
 use super::fault::Fault;
-use super::lane::Link;
+use super::http1_conn::Http1Conn;
+use super::http2_pool::Http2Pool;
+use super::lane::LaneConn;
 use super::reuse::{Origin, Repeatable, ReusePolicy};
-use super::shared::Shared;
 use super::ticks::{Tick, Wait};
 use super::upstream_slots::Evicted;
 use super::upstream_tls::UpstreamTls;
-use super::wire::Wire;
 
 /// Idle connections that a worker keeps to one upstream. More of them would hold memory on both sides for nothing.
 const MAX_IDLE: usize = 256;
 
 /// What tells one target from another: a route that names the same again shares it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Address {
-    pub(super) scheme: Speaks,
+pub(super) struct UpstreamAddress {
+    pub(super) scheme: UpstreamProtocol,
     pub(super) host: String,
     pub(super) port: u16,
     /// What the file of it said.
@@ -38,7 +38,7 @@ pub(super) struct Address {
 
 /// What is spoken with an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Speaks {
+pub(super) enum UpstreamProtocol {
     /// HTTP/1.1.
     Http1,
     /// HTTP/2, which the upstream is known to speak.
@@ -49,17 +49,17 @@ pub(super) enum Speaks {
 
 /// An upstream.
 pub(super) struct Target {
-    pub(super) address: Address,
+    pub(super) address: UpstreamAddress,
     pub(super) authority: Authority,
     pub(super) host: HeaderValue,
     pub(super) addresses: Arc<HostAddresses>,
     pub(super) tls: Option<UpstreamTls>,
     /// For each worker its own, so that no connection is handed from one to another.
-    idle: Box<[Mutex<Vec<Wire>>]>,
+    http1_conns: Box<[Mutex<Vec<Http1Conn>>]>,
     /// The same for the lane.
     #[expect(clippy::vec_box, reason = "every request takes one and gives it back")]
-    links: Box<[Mutex<Vec<Box<Link>>>]>,
-    shared: Box<[Shared]>,
+    lane_conns: Box<[Mutex<Vec<Box<LaneConn>>>]>,
+    http2_pools: Box<[Http2Pool]>,
     /// Whoever opens a connection that is to be shared; others wait for it.
     opening: Box<[AsyncMutex<()>]>,
     /// Requests under way.
@@ -77,15 +77,15 @@ struct Health {
     /// What brought that about, until somebody has asked.
     cause: Mutex<Option<Cause>>,
     /// Whether people were told that it is left alone, and not yet that it no longer is.
-    told_ejected: AtomicBool,
+    ejection_logged: AtomicBool,
     /// Whether no request has succeeded since it was ejected last.
     unproven: AtomicBool,
     /// Whether one was sent there since, because the route had no well one among several.
-    tried_anyway: AtomicBool,
+    tried_while_ejected: AtomicBool,
     /// Whether it has passed a check since the end of that ejection.
     rechecked: AtomicBool,
     /// Whether checks say that it is not well.
-    unwell: AtomicBool,
+    fails_checks: AtomicBool,
     /// What the gateway lacked for a connection to it, until somebody has asked.
     exhausted: Mutex<Option<Exhausted>>,
 }
@@ -132,16 +132,16 @@ pub(super) struct Cause {
 }
 
 impl Target {
-    pub(super) fn new(address: Address, tls: Option<UpstreamTls>, workers: usize) -> Option<Self> {
+    pub(super) fn new(address: UpstreamAddress, tls: Option<UpstreamTls>, workers: usize) -> Option<Self> {
         let is_default = match address.scheme {
-            Speaks::Tls => address.port == 443,
-            Speaks::Http1 | Speaks::Http2 => address.port == 80,
+            UpstreamProtocol::Tls => address.port == 443,
+            UpstreamProtocol::Http1 | UpstreamProtocol::Http2 => address.port == 80,
         };
         let text = if is_default { address.host.clone() } else { format!("{}:{}", address.host, address.port) };
         let (authority, host) = (text.parse().ok()?, HeaderValue::try_from(&text).ok()?);
-        let idle = (0..workers).map(|_| Mutex::default()).collect();
-        let links = (0..workers).map(|_| Mutex::default()).collect();
-        let shared = (0..workers).map(|_| Shared::default()).collect();
+        let http1_conns = (0..workers).map(|_| Mutex::default()).collect();
+        let lane_conns = (0..workers).map(|_| Mutex::default()).collect();
+        let http2_pools = (0..workers).map(|_| Http2Pool::default()).collect();
         let opening = (0..workers).map(|_| AsyncMutex::default()).collect();
         let addresses = Arc::new(HostAddresses::new(&address.host, address.port));
         Some(Self {
@@ -150,9 +150,9 @@ impl Target {
             authority,
             host,
             tls,
-            idle,
-            links,
-            shared,
+            http1_conns,
+            lane_conns,
+            http2_pools,
             opening,
             active: AtomicU32::new(0),
             health: Health::default(),
@@ -160,11 +160,11 @@ impl Target {
     }
 
     /// Makes the target of a request whole, as HTTP/2 wants it. Its host stays the one it names.
-    pub(super) fn complete<B>(&self, request: &mut Request<B>) {
+    pub(super) fn set_http2_target<B>(&self, request: &mut Request<B>) {
         let host = request.headers_mut().remove(HOST);
         let authority = host.and_then(|host| host.to_str().ok()?.parse().ok());
         let mut parts = request.uri().clone().into_parts();
-        parts.scheme = Some(if self.address.scheme == Speaks::Tls { Scheme::HTTPS } else { Scheme::HTTP });
+        parts.scheme = Some(if self.address.scheme == UpstreamProtocol::Tls { Scheme::HTTPS } else { Scheme::HTTP });
         parts.authority = Some(authority.unwrap_or_else(|| self.authority.clone()));
         parts.path_and_query.get_or_insert(PathAndQuery::from_static("/"));
         if let Ok(uri) = Uri::from_parts(parts) {
@@ -174,16 +174,17 @@ impl Target {
     }
 
     /// A connection that can take a request at once.
-    pub(super) fn take_idle(&self, worker: usize, now: Tick, policy: &ReusePolicy) -> Option<Wire> {
-        let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn take_idle(&self, worker: usize, now: Tick, policy: &ReusePolicy) -> Option<Http1Conn> {
+        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
         // The one used last is the least likely to be closed by now. One that is not ready still sends a body that its
         // upstream did not wait for.
-        for at in (0..idle.len()).rev() {
-            let is_reusable = idle[at].allows_another(now, policy) && idle[at].is_current(&self.addresses);
-            if !idle[at].is_open() || !is_reusable {
-                idle.remove(at);
-            } else if idle[at].is_ready() {
-                return Some(idle.remove(at));
+        for at in (0..http1_conns.len()).rev() {
+            let is_reusable =
+                http1_conns[at].allows_another(now, policy) && http1_conns[at].is_current(&self.addresses);
+            if !http1_conns[at].is_open() || !is_reusable {
+                http1_conns.remove(at);
+            } else if http1_conns[at].is_ready() {
+                return Some(http1_conns.remove(at));
             }
         }
         None
@@ -191,77 +192,77 @@ impl Target {
 
     /// Whether a connection is kept, open or not.
     pub(super) fn has_kept(&self, worker: usize) -> bool {
-        self.shared[worker].has_connections()
-            || !self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.http2_pools[worker].has_connections()
+            || !self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    pub(super) fn keep(&self, worker: usize, mut wire: Wire, now: Tick, policy: &ReusePolicy) {
-        if !wire.is_open() || !wire.rests(now, policy) || !wire.is_current(&self.addresses) {
+    pub(super) fn keep_conn(&self, worker: usize, mut conn: Http1Conn, now: Tick, policy: &ReusePolicy) {
+        if !conn.is_open() || !conn.become_idle(now, policy) || !conn.is_current(&self.addresses) {
             return;
         }
-        let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MAX_IDLE {
-            idle.push(wire);
+        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if http1_conns.len() < MAX_IDLE {
+            http1_conns.push(conn);
         }
     }
 
     /// A connection of the lane that can take a request at once.
-    pub(super) fn take_link(
+    pub(super) fn take_lane_conn(
         &self,
         worker: usize,
         now: Tick,
         policy: &ReusePolicy,
         repeatable: Repeatable,
-    ) -> Option<Box<Link>> {
-        let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
+    ) -> Option<Box<LaneConn>> {
+        let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
         // The one used last is the least likely to be closed by now.
-        let mut last = std::iter::from_fn(|| links.pop());
-        last.find_map(|mut link| {
-            let is_current = link.usage.is_current(&self.addresses);
-            (is_current && link.is_fresh(now, policy, repeatable)).then_some(link)
+        let mut last = std::iter::from_fn(|| lane_conns.pop());
+        last.find_map(|mut conn| {
+            let is_current = conn.usage.is_current(&self.addresses);
+            (is_current && conn.can_take_request(now, policy, repeatable)).then_some(conn)
         })
     }
 
-    pub(super) fn keep_link(&self, worker: usize, mut link: Box<Link>, now: Tick, policy: &ReusePolicy) {
-        if !link.rests(now, policy) || !link.usage.is_current(&self.addresses) {
+    pub(super) fn keep_lane_conn(&self, worker: usize, mut conn: Box<LaneConn>, now: Tick, policy: &ReusePolicy) {
+        if !conn.become_idle(now, policy) || !conn.usage.is_current(&self.addresses) {
             return;
         }
-        let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if links.len() < MAX_IDLE {
-            links.push(link);
+        let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if lane_conns.len() < MAX_IDLE {
+            lane_conns.push(conn);
         }
     }
 
     /// Returns the number of workers that have connections to it.
     pub(super) fn workers(&self) -> usize {
-        self.links.len()
+        self.lane_conns.len()
     }
 
     /// Closes the connection of a worker that has been idle for longest, if one is idle.
     pub(super) fn evict_idle(&self, worker: usize) -> Evicted {
-        let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if !links.is_empty() {
-            drop(links.remove(0));
+        let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if !lane_conns.is_empty() {
+            drop(lane_conns.remove(0));
             return Evicted::Closed;
         }
-        drop(links);
-        let mut idle = self.idle[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = idle.iter().position(|wire| wire.is_ready() || !wire.is_open()) {
-            drop(idle.remove(at));
+        drop(lane_conns);
+        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = http1_conns.iter().position(|conn| conn.is_ready() || !conn.is_open()) {
+            drop(http1_conns.remove(at));
             return Evicted::Closing;
         }
-        drop(idle);
-        if self.shared[worker].evict_idle() { Evicted::Closing } else { Evicted::Nothing }
+        drop(http1_conns);
+        if self.http2_pools[worker].evict_idle() { Evicted::Closing } else { Evicted::Nothing }
     }
 
     /// Closes what the upstream has closed, and what has waited for too long, and resolves the host's name again while
     /// there are connections to it. Connections of hyper for one request at a time close themselves.
     pub(super) fn sweep(&self, worker: usize, now: Tick) {
-        let mut links = self.links[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        links.retain_mut(|link| link.is_worth_keeping(now) && link.usage.is_current(&self.addresses));
-        let is_in_use = !links.is_empty() || self.has_kept(worker) || self.active() > 0;
-        drop(links);
-        self.shared[worker].sweep(now);
+        let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        lane_conns.retain_mut(|conn| conn.is_worth_keeping(now) && conn.usage.is_current(&self.addresses));
+        let is_in_use = !lane_conns.is_empty() || self.has_kept(worker) || self.active() > 0;
+        drop(lane_conns);
+        self.http2_pools[worker].sweep(now);
         if is_in_use {
             self.addresses.refresh(now);
         }
@@ -273,14 +274,16 @@ impl Target {
     }
 
     /// The connections that requests of a worker share, if it is HTTP/2.
-    pub(super) fn shared(&self, worker: usize) -> &Shared {
-        &self.shared[worker]
+    pub(super) fn http2_pool(&self, worker: usize) -> &Http2Pool {
+        &self.http2_pools[worker]
     }
 
     /// The turn to open a connection, where it will be shared.
-    pub(super) async fn turn(&self, worker: usize) -> Option<MutexGuard<'_, ()>> {
-        let is_spoken = || self.shared[worker].is_spoken();
-        if self.address.scheme == Speaks::Http2 || self.address.scheme == Speaks::Tls && is_spoken() {
+    pub(super) async fn opening_turn(&self, worker: usize) -> Option<MutexGuard<'_, ()>> {
+        let speaks_http2 = || self.http2_pools[worker].speaks_http2();
+        if self.address.scheme == UpstreamProtocol::Http2
+            || self.address.scheme == UpstreamProtocol::Tls && speaks_http2()
+        {
             Some(self.opening[worker].lock().await)
         } else {
             None
@@ -299,32 +302,32 @@ impl Target {
         self.active.fetch_sub(1, Relaxed);
     }
 
-    pub(super) fn is_well(&self, now: Tick) -> bool {
-        !self.health.unwell.load(Relaxed) && !self.is_ejected(now)
+    pub(super) fn is_healthy(&self, now: Tick) -> bool {
+        !self.health.fails_checks.load(Relaxed) && !self.is_ejected(now)
     }
 
     /// Whether it is well as people are told: one whose ejection is over gets requests again, but whether it is well is
     /// known once one of them has succeeded.
-    pub(super) fn is_proven_well(&self, now: Tick) -> bool {
-        self.is_well(now) && !self.health.unproven.load(Relaxed)
+    pub(super) fn is_proven_healthy(&self, now: Tick) -> bool {
+        self.is_healthy(now) && !self.health.unproven.load(Relaxed)
     }
 
     /// Whether it answers as far as is known: a request that has succeeded since it was ejected will do, and a check that was
     /// passed after the ejection. Nobody need be woken for a route that is served, or that nobody asks for. Lines wait for
     /// more, as those about one that passes its checks and fails requests would never end.
-    pub(super) fn is_likely_well(&self, now: Tick) -> bool {
+    pub(super) fn is_likely_healthy(&self, now: Tick) -> bool {
         let Health { unproven, rechecked, .. } = &self.health;
         let answers = !unproven.load(Relaxed) || rechecked.load(Relaxed) && !self.is_ejected(now);
-        self.is_checked_well() && answers
+        self.passes_checks() && answers
     }
 
     /// What checks have found.
-    pub(super) fn is_checked_well(&self) -> bool {
-        !self.health.unwell.load(Relaxed)
+    pub(super) fn passes_checks(&self) -> bool {
+        !self.health.fails_checks.load(Relaxed)
     }
 
-    pub(super) fn set_well(&self, well: bool) {
-        self.health.unwell.store(!well, Relaxed);
+    pub(super) fn set_healthy(&self, healthy: bool) {
+        self.health.fails_checks.store(!healthy, Relaxed);
     }
 
     /// It has passed a check that began when it was not ejected.
@@ -341,7 +344,7 @@ impl Target {
         }
         if self.health.unproven.load(Relaxed) {
             // Where others are well, and where there are no others, nothing would be better for it.
-            if self.health.tried_anyway.load(Relaxed) {
+            if self.health.tried_while_ejected.load(Relaxed) {
                 self.health.ejected_until.store(0, Relaxed);
             }
             self.health.unproven.store(false, Relaxed);
@@ -349,9 +352,9 @@ impl Target {
     }
 
     /// A request is about to be sent there, chosen among several.
-    pub(super) fn tried(&self, now: Tick) {
+    pub(super) fn note_tried(&self, now: Tick) {
         if self.is_ejected(now) {
-            self.health.tried_anyway.store(true, Relaxed);
+            self.health.tried_while_ejected.store(true, Relaxed);
         }
     }
 
@@ -364,10 +367,10 @@ impl Target {
             self.health.failures.store(0, Relaxed);
             self.health.ejected_until.store(Wait::at_least(rule.lasts).from(now), Relaxed);
             self.health.unproven.store(true, Relaxed);
-            self.health.tried_anyway.store(false, Relaxed);
+            self.health.tried_while_ejected.store(false, Relaxed);
             self.health.rechecked.store(false, Relaxed);
             // Workers whose requests fail all the time need not meet here for what nobody will be told.
-            if !self.health.told_ejected.load(Relaxed) {
+            if !self.health.ejection_logged.load(Relaxed) {
                 *self.cause() = Some(Cause { rule: *rule, fault: fault.to_string() });
             }
         }
@@ -396,14 +399,14 @@ impl Target {
     pub(super) fn take_ejection(&self, now: Tick) -> Option<Ejection> {
         let news = self.cause().take();
         if let Some(cause) = news
-            && !self.health.told_ejected.swap(true, Relaxed)
+            && !self.health.ejection_logged.swap(true, Relaxed)
         {
             return Some(Ejection::Began(cause));
         }
         let is_back = !self.health.unproven.load(Relaxed) && !self.is_ejected(now);
-        let is_over = is_back && self.health.told_ejected.load(Relaxed);
+        let is_over = is_back && self.health.ejection_logged.load(Relaxed);
         is_over.then(|| {
-            self.health.told_ejected.store(false, Relaxed);
+            self.health.ejection_logged.store(false, Relaxed);
             Ejection::Ended
         })
     }

@@ -1,9 +1,9 @@
 //! TLS for clients: certificates by the name that a client asks for, read again when their files change.
 
 mod failure;
-mod mistaken;
 mod reloads;
 mod validity;
+mod wrong_protocol;
 
 use std::fmt;
 use std::fs;
@@ -28,16 +28,16 @@ use tollgate::rules::file::internal::{CertificateRule, ClientCertificates, Setti
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 pub(super) use self::failure::{HANDSHAKE_FAILURES, HandshakeFailure};
-pub(super) use self::mistaken::{begins_with_a_letter, is_hello, tell_to_speak_tls};
 pub(super) use self::reloads::CertificateReloads;
-use self::validity::Told;
+use self::validity::ExpiryWarnings;
 pub(super) use self::validity::{MAX_NAMES, Validity};
-use super::connection::Begins;
+pub(super) use self::wrong_protocol::{begins_with_a_letter, is_hello, send_use_https};
+use super::connection::ListenerConfig;
 use crate::notice;
 use crate::seconds::unix_now;
 
 /// Certificates are replaced days before they end; some seconds more do no harm.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const CHECK_EVERY: Duration = Duration::from_secs(2);
 
 /// Certificates and their chains are some thousand bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -58,7 +58,7 @@ struct Files {
     cert: PathBuf,
     key: PathBuf,
     /// The certificate's, as it is written in the rule file.
-    written: String,
+    configured: String,
 }
 
 /// Certificates, the one that was named first in front.
@@ -73,10 +73,10 @@ impl fmt::Debug for Certificates {
 impl ResolvesServerCert for Certificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let Self(certificates) = self;
-        let asked = hello.server_name().and_then(|name| ServerName::try_from(name).ok());
+        let requested = hello.server_name().and_then(|name| ServerName::try_from(name).ok());
         let is_for = |certificate: &&Arc<CertifiedKey>| {
             let parsed = certificate.cert.first().and_then(|first| ParsedCertificate::try_from(first).ok());
-            asked.as_ref().zip(parsed).is_some_and(|(name, parsed)| verify_server_name(&parsed, name).is_ok())
+            requested.as_ref().zip(parsed).is_some_and(|(name, parsed)| verify_server_name(&parsed, name).is_ok())
         };
         certificates.iter().find(is_for).or_else(|| certificates.first()).cloned()
     }
@@ -92,7 +92,7 @@ impl Tls {
             match certified(files, &provider) {
                 Ok(certificate) => {
                     let own = certificate.cert.first();
-                    validities.extend(own.and_then(|own| Validity::of(&files.cert, &files.written, own)));
+                    validities.extend(own.and_then(|own| Validity::of(&files.cert, &files.configured, own)));
                     certificates.push(Arc::new(certificate));
                 }
                 Err(found) => errors.extend(found.into_iter().map(|error| error.of(index).of("certificates"))),
@@ -117,25 +117,25 @@ impl Tls {
 
     /// Reads all files again when one changes, for ever, and lets new connections begin with what they say. Files that
     /// cannot be used change nothing. Certificates that expire are told.
-    pub(super) async fn follow(self, begins: Arc<ArcSwap<Begins>>, reloads: Arc<CertificateReloads>) {
-        let (mut seen, mut told) = (self.sight(), Told::nothing_of(&self.validities));
+    pub(super) async fn watch_files(self, config: Arc<ArcSwap<ListenerConfig>>, reloads: Arc<CertificateReloads>) {
+        let (mut contents, mut warnings) = (self.file_contents(), ExpiryWarnings::new(&self.validities));
         loop {
-            told.tell(unix_now());
-            sleep(LOOK_EVERY).await;
-            let now = self.sight();
-            if now == seen {
+            warnings.log(unix_now());
+            sleep(CHECK_EVERY).await;
+            let now = self.file_contents();
+            if now == contents {
                 continue;
             }
             // A certificate and its key are not written at the same moment: the next look may find both.
-            seen = now;
+            contents = now;
             match Self::new(&self.rule, &self.folder) {
                 Ok(other) => {
-                    begins.rcu(|before| Begins {
+                    config.rcu(|before| ListenerConfig {
                         proxy_protocol: before.proxy_protocol,
                         tls: Some(other.acceptor.clone()),
                     });
                     reloads.note_applied(&other.validities);
-                    told = Told::nothing_of(&other.validities);
+                    warnings = ExpiryWarnings::new(&other.validities);
                     notice::log("the certificates have changed and are in force");
                 }
                 Err(errors) => {
@@ -149,7 +149,7 @@ impl Tls {
     }
 
     /// What the files are now.
-    fn sight(&self) -> Vec<Option<Vec<u8>>> {
+    fn file_contents(&self) -> Vec<Option<Vec<u8>>> {
         let of_certificates = files(&self.rule, &self.folder).into_iter().flat_map(|files| [files.cert, files.key]);
         let of_clients = self.rule.client_ca.iter().map(|file| self.folder.join(file));
         of_certificates.chain(of_clients).map(|path| read(&path).ok()).collect()
@@ -160,13 +160,13 @@ fn files(rule: &TlsRule, folder: &Path) -> Vec<Files> {
     let at = |rule: &CertificateRule| Files {
         cert: folder.join(&rule.cert),
         key: folder.join(&rule.key),
-        written: rule.cert.clone(),
+        configured: rule.cert.clone(),
     };
     rule.certificates.iter().map(at).collect()
 }
 
 /// The certificate that a client has shown, and that was verified.
-pub(super) fn shown_by_client(connection: &ServerConnection) -> Option<Certificate> {
+pub(super) fn client_certificate(connection: &ServerConnection) -> Option<Certificate> {
     let der = connection.peer_certificates()?.first()?;
     let mut certificate = Certificate::new(format!("{:x}", Sha256::digest(der)));
     let (_, parsed) = X509Certificate::from_der(der).ok()?;

@@ -13,32 +13,36 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidire
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
-use super::exchange::Held;
+use super::exchange::UpstreamAttempt;
 use super::ticks::{Ticks, Wait};
 use super::workers::Counted;
 
 /// What a connection has for as long as it is there: its upstream, its place among the requests of its key, and its
 /// place among all connections.
-pub(super) type Keeps = (Held, Option<InFlightPermit>, Counted);
+pub(super) type Resources = (UpstreamAttempt, Option<InFlightPermit>, Counted);
 
 /// How long both sides may be silent.
-pub(super) struct Silence {
+pub(super) struct IdleTimeout {
     pub(super) ticks: Arc<Ticks>,
-    pub(super) longest: Wait,
+    pub(super) max: Wait,
 }
 
 /// How often it is looked whether anybody has said something.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Carries bytes in both directions until both sides have ended, or have been silent for too long.
-pub(super) async fn relay(client: OnUpgrade, upstream: OnUpgrade, keeps: Keeps, silence: Silence) {
+pub(super) async fn relay(client: OnUpgrade, upstream: OnUpgrade, resources: Resources, idle_timeout: IdleTimeout) {
     let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else { return };
-    let heard = Arc::new(AtomicU64::new(silence.ticks.now()));
-    let listen = |io| Heard { io: TokioIo::new(io), heard: Arc::clone(&heard), ticks: Arc::clone(&silence.ticks) };
-    let (mut client, mut upstream) = (listen(client), listen(upstream));
+    let last_activity = Arc::new(AtomicU64::new(idle_timeout.ticks.now()));
+    let track = |io| ActivityTracker {
+        io: TokioIo::new(io),
+        last_activity: Arc::clone(&last_activity),
+        ticks: Arc::clone(&idle_timeout.ticks),
+    };
+    let (mut client, mut upstream) = (track(client), track(upstream));
     let silent = async {
-        while silence.longest.from(heard.load(Relaxed)) > silence.ticks.now() {
-            sleep(LOOK_EVERY).await;
+        while idle_timeout.max.from(last_activity.load(Relaxed)) > idle_timeout.ticks.now() {
+            sleep(CHECK_EVERY).await;
         }
     };
     // Both ends are closed with it, and neither is to blame.
@@ -46,9 +50,9 @@ pub(super) async fn relay(client: OnUpgrade, upstream: OnUpgrade, keeps: Keeps, 
         copied = copy_bidirectional(&mut client, &mut upstream) => Some(copied),
         () = silent => None,
     };
-    let (held, place, _) = &keeps;
+    let (attempt, permit, _) = &resources;
     if let Some(Err(_)) = copied
-        && place.is_some()
+        && permit.is_some()
     {
         // The client broke off. The permit is held until the upstream has noticed.
         drop(client);
@@ -56,29 +60,29 @@ pub(super) async fn relay(client: OnUpgrade, upstream: OnUpgrade, keeps: Keeps, 
             upstream.shutdown().await?;
             copy(&mut upstream, &mut sink()).await
         };
-        _ = timeout(held.timeout.duration(), upstream_ends).await;
+        _ = timeout(attempt.timeout.duration(), upstream_ends).await;
     }
-    drop(keeps);
+    drop(resources);
 }
 
 /// Notes when something was last heard.
-struct Heard {
+struct ActivityTracker {
     io: TokioIo<Upgraded>,
-    heard: Arc<AtomicU64>,
+    last_activity: Arc<AtomicU64>,
     ticks: Arc<Ticks>,
 }
 
-impl AsyncRead for Heard {
+impl AsyncRead for ActivityTracker {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         let read = Pin::new(&mut self.io).poll_read(context, buffer);
         if read.is_ready() {
-            self.heard.store(self.ticks.now(), Relaxed);
+            self.last_activity.store(self.ticks.now(), Relaxed);
         }
         read
     }
 }
 
-impl AsyncWrite for Heard {
+impl AsyncWrite for ActivityTracker {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
         Pin::new(&mut self.io).poll_write(context, bytes)
     }

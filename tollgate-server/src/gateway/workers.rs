@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{self, Begins, Stop};
+use super::connection::{self, ListenerConfig, Stop};
 use super::exchange::Worker;
 use super::lane::scratch;
 use super::site::Route;
@@ -34,10 +34,10 @@ const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appli
 
 /// As many clients are told so at a time, by each listener of a worker; each takes a descriptor for as long. The others are
 /// just hung up on.
-const MAX_TELLING: i64 = 128;
+const MAX_REJECTING: i64 = 128;
 
 /// All of them together take this part of the connections that there may be, of which descriptors are set aside for them.
-const TELLING_SHARE: i64 = 8;
+const REJECTING_SHARE: i64 = 8;
 
 /// A gateway listens with TLS and without it.
 const MAX_PORTS: i64 = 2;
@@ -94,21 +94,21 @@ fn bind_one(address: SocketAddr) -> io::Result<StdListener> {
 }
 
 /// What a worker is told.
-pub(super) enum Order {
+pub(super) enum Command {
     /// Takes connections there too, until the stop.
-    Listen { socket: StdListener, begins: Arc<ArcSwap<Begins>>, until: watch::Receiver<()> },
+    Listen { socket: StdListener, config: Arc<ArcSwap<ListenerConfig>>, until: watch::Receiver<()> },
 }
 
 /// A worker that runs.
-pub(super) struct Running {
-    pub(super) orders: mpsc::UnboundedSender<Order>,
+pub(super) struct WorkerHandle {
+    pub(super) commands: mpsc::UnboundedSender<Command>,
     /// Comes to how many connections were cut off.
     thread: JoinHandle<i64>,
 }
 
 /// How a worker ends.
 #[derive(Clone)]
-pub(super) struct Ends {
+pub(super) struct WorkerSettings {
     /// Changes when the worker has to end.
     pub(super) stop: watch::Receiver<()>,
     /// How long what is under way may take then.
@@ -118,25 +118,25 @@ pub(super) struct Ends {
     pub(super) workers: i64,
 }
 
-impl Ends {
+impl WorkerSettings {
     /// How many clients a listener of a worker may tell at a time that there is no room.
-    fn telling(&self) -> usize {
-        let share = self.max_connections / (TELLING_SHARE * MAX_PORTS * self.workers.max(1));
-        usize::try_from(share.clamp(1, MAX_TELLING)).unwrap_or(1)
+    fn rejecting(&self) -> usize {
+        let share = self.max_connections / (REJECTING_SHARE * MAX_PORTS * self.workers.max(1));
+        usize::try_from(share.clamp(1, MAX_REJECTING)).unwrap_or(1)
     }
 }
 
-impl Running {
-    pub(super) fn start(worker: Worker, ends: Ends) -> io::Result<Self> {
+impl WorkerHandle {
+    pub(super) fn start(worker: Worker, settings: WorkerSettings) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        let (orders, inbox) = mpsc::unbounded_channel();
+        let (commands, inbox) = mpsc::unbounded_channel();
         let name = format!("gateway-{}", worker.number);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let cut_off = runtime.block_on(run(Arc::new(worker), inbox, ends));
+            let cut_off = runtime.block_on(run(Arc::new(worker), inbox, settings));
             runtime.shutdown_background();
             cut_off
         })?;
-        Ok(Self { orders, thread })
+        Ok(Self { commands, thread })
     }
 
     /// Waits for its end, which blocks the thread, and says how many connections were cut off by it.
@@ -145,23 +145,23 @@ impl Running {
     }
 }
 
-async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut ends: Ends) -> i64 {
+async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Command>, mut settings: WorkerSettings) -> i64 {
     let stop = Arc::new(Stop::default());
     let mut listeners = JoinSet::new();
     tokio::spawn(sweep(Arc::clone(&worker)));
     loop {
-        let order = tokio::select! {
-            order = inbox.recv() => order,
-            _ = ends.stop.changed() => break,
+        let command = tokio::select! {
+            command = inbox.recv() => command,
+            _ = settings.stop.changed() => break,
         };
-        match order {
-            Some(Order::Listen { socket, begins, until }) => {
-                let accepting = Accepting {
-                    begins,
+        match command {
+            Some(Command::Listen { socket, config, until }) => {
+                let accepting = Acceptor {
+                    config,
                     worker: Arc::clone(&worker),
                     stop: Arc::clone(&stop),
-                    max_connections: ends.max_connections,
-                    telling: Arc::new(Semaphore::new(ends.telling())),
+                    max_connections: settings.max_connections,
+                    rejecting: Arc::new(Semaphore::new(settings.rejecting())),
                 };
                 // Those that are over need not be remembered.
                 while listeners.try_join_next().is_some() {}
@@ -172,7 +172,7 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Order>, mut
     }
     // Whoever still waits in a listener is served, too.
     _ = timeout(LAST_GRACE, async { while listeners.join_next().await.is_some() {} }).await;
-    drain(&worker, &stop, ends.drain).await
+    drain(&worker, &stop, settings.drain).await
 }
 
 /// Looks after connections to upstreams that nobody uses.
@@ -208,16 +208,16 @@ async fn drain(worker: &Worker, stop: &Stop, within: Duration) -> i64 {
 }
 
 /// Takes connections from one listener.
-struct Accepting {
-    begins: Arc<ArcSwap<Begins>>,
+struct Acceptor {
+    config: Arc<ArcSwap<ListenerConfig>>,
     worker: Arc<Worker>,
     stop: Arc<Stop>,
     max_connections: i64,
     /// Who is told at the same time that there is no room.
-    telling: Arc<Semaphore>,
+    rejecting: Arc<Semaphore>,
 }
 
-impl Accepting {
+impl Acceptor {
     async fn run(self, socket: StdListener, mut until: watch::Receiver<()>) -> io::Result<()> {
         socket.set_nonblocking(true)?;
         let listener = TcpListener::from_std(socket)?;
@@ -261,7 +261,7 @@ impl Accepting {
         let Some(counted) = Counted::within(self.max_connections, &tally) else {
             tally.turned_away.add(1);
             // In a flood, being told is for some.
-            if let Ok(permit) = Arc::clone(&self.telling).try_acquire_owned() {
+            if let Ok(permit) = Arc::clone(&self.rejecting).try_acquire_owned() {
                 tokio::spawn(async move {
                     turn_away(tcp).await;
                     drop(permit);
@@ -269,15 +269,15 @@ impl Accepting {
             }
             return;
         };
-        let begins = self.begins.load_full();
+        let config = self.config.load_full();
         // Behind a load balancer, the client is known once the PROXY protocol has named it.
-        let entered = if begins.proxy_protocol { Ok(None) } else { self.worker.enter(peer.ip()) };
+        let entered = if config.proxy_protocol { Ok(None) } else { self.worker.enter(peer.ip()) };
         let Ok(entered) = entered else { return };
         // An answer is one small write; waiting to fill a packet would only delay it.
         _ = tcp.set_nodelay(true);
         let (worker, stop) = (Arc::clone(&self.worker), Arc::clone(&self.stop));
         // Not from within a block: what it takes along would have its room twice.
-        tokio::spawn(connection::serve(counted, tcp, (peer, entered), begins, worker, stop));
+        tokio::spawn(connection::serve(counted, tcp, (peer, entered), config, worker, stop));
     }
 }
 
@@ -307,12 +307,12 @@ impl Drop for Counted {
 
 /// Says that there is no room. Over TLS nobody would understand it, and the connection just ends.
 async fn turn_away(mut tcp: TcpStream) {
-    const PATIENCE: Duration = Duration::from_secs(1);
-    let told = async {
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let reply = async {
         tcp.write_all(NO_ROOM).await?;
         tcp.shutdown().await?;
         // What the client has sent is read, so that the answer is not lost with the connection.
         tokio::io::copy(&mut tcp, &mut tokio::io::sink()).await
     };
-    _ = timeout(PATIENCE, told).await;
+    _ = timeout(TIMEOUT, reply).await;
 }

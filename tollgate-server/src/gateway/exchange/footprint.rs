@@ -11,13 +11,14 @@ fn future_bytes<A, F: Future>(_: impl FnOnce(A) -> F) -> usize {
 #[test]
 fn a_connection_to_an_upstream_allocates_little_room_for_requests() {
     // hyper's channel has 32 slots from the start.
-    let bytes = 32 * size_of::<Forwarded>();
+    let bytes = 32 * size_of::<UpstreamRequest>();
     assert!(bytes <= 8 << 10, "{bytes} bytes");
 }
 
 #[test]
 fn a_request_on_its_way_is_a_small_future() {
-    let pass = |(exchange, outcome, passing): (&'static Exchange, Outcome, Passing)| exchange.pass(outcome, passing);
+    let pass =
+        |(exchange, outcome, forwarding): (&'static Exchange, Outcome, Forwarding)| exchange.pass(outcome, forwarding);
     let bytes = future_bytes(pass);
     assert!(bytes <= 7 << 10, "{bytes} bytes");
 }

@@ -15,88 +15,88 @@ use hyper::upgrade::OnUpgrade;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 use tollgate::{InFlightPermit, Outcome};
 
-use super::super::abandoned::{self, Begun, PermittedRequest};
-use super::super::answer::Failure;
+use super::super::abandoned::{self, PermittedRequest, ResponseStart};
 use super::super::body::{ToClient, ToUpstream};
-use super::super::buffers::HeldBytes;
-use super::super::connect::{self, ConnectError, Line, Wants};
+use super::super::buffer_budget::BufferedBytes;
+use super::super::connect::{self, ConnUse, ConnectError, UpstreamConn};
+use super::super::failure::Failure;
 use super::super::fault::Fault;
-use super::super::patience::Patience;
+use super::super::http1_conn::Http1Conn;
+use super::super::http2_pool::Sender;
 use super::super::reuse::reads_body;
-use super::super::shared::Sender;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
-use super::super::upgrade::Silence;
+use super::super::upgrade::IdleTimeout;
+use super::super::upstream_deadline::UpstreamDeadline;
 use super::super::upstream_tls::TlsFault;
-use super::super::wire::Wire;
 use super::super::workers::Counted;
-use super::super::{answer, headers, upgrade};
-use super::ending::Held;
-use super::{Ending, Exchange, Forwarded};
+use super::super::{failure, headers, upgrade};
+use super::request_guard::UpstreamAttempt;
+use super::{Exchange, RequestGuard, UpstreamRequest};
 
 /// What comes of one try.
-enum Tried {
-    Answered(Response<Incoming>, Held),
+enum AttemptResult {
+    Answered(Response<Incoming>, UpstreamAttempt),
     /// The request has not left, or may be sent again.
-    Again(Forwarded, Fault),
+    Retry(UpstreamRequest, Fault),
     Failed(Fault),
 }
 
 impl Exchange {
     pub(super) async fn forward(
         &self,
-        (mut request, held): (Request<Incoming>, Option<HeldBytes>),
+        (mut request, attempt): (Request<Incoming>, Option<BufferedBytes>),
         (site, route): (&Arc<Site>, &Route),
         outcome: &Outcome,
-        mut ending: Ending,
+        mut guard: RequestGuard,
     ) -> Response<ToClient> {
-        let upgrading = headers::upgrade_wanted(&request).then(|| hyper::upgrade::on(&mut request));
+        let upgrading = headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
         let id = self.prepare(&mut request, site, route, upgrading.is_some());
         let sent = |body| ToUpstream::new(body, &self.client, site.max_body).with_underscores(site.underscores);
-        let request = request.map(sent).map(|body| body.holding(held));
-        let id = id.map(|id| kept(&id, request.body()));
-        ending.note_id(id.as_ref());
-        let wants = if upgrading.is_some() { Wants::Upgrade } else { Wants::Answer };
-        let answered = self.try_upstreams(request, route, wants, &mut ending).await;
-        let (mut answered, held) = match answered {
+        let request = request.map(sent).map(|body| body.holding(attempt));
+        let id = id.map(|id| owned_if_streaming(&id, request.body()));
+        guard.note_id(id.as_ref());
+        let conn_use = if upgrading.is_some() { ConnUse::Upgrade } else { ConnUse::Request };
+        let answered = self.try_upstreams(request, route, conn_use, &mut guard).await;
+        let (mut answered, attempt) = match answered {
             Ok(answered) => answered,
             Err(fault) => {
-                ending.note_fault(&fault);
-                let mut response = answer::failed(fault.failure()).map(|text| ToClient::written(text, ending));
+                guard.note_fault(&fault);
+                let mut response = failure::response(fault.failure()).map(|text| ToClient::local(text, guard));
                 route.response_edits.apply(response.headers_mut());
                 self.echo_id(id, &mut response);
-                return self.tell_limits(outcome, response).await;
+                return self.settle_and_write_headers(outcome, response).await;
             }
         };
         if abandoned::has_event_stream(answered.headers()) {
-            ending.note_endless();
+            guard.note_endless();
         }
         let switched = is_switch(&answered).then(|| hyper::upgrade::on(&mut answered));
         let (mut parts, body) = answered.into_parts();
         let protocol = if switched.is_some() { parts.headers.get(UPGRADE).cloned() } else { None };
         headers::remove_hop_by_hop(&mut parts.headers);
         if let Some(protocol) = protocol {
-            headers::name_upgrade(&mut parts.headers, protocol);
+            headers::set_upgrade(&mut parts.headers, protocol);
         }
         // What is spoken with the client is between the client and hyper.
         let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
-        if site.tells(UpstreamHeader::Via) {
+        if site.adds_header(UpstreamHeader::Via) {
             headers::append_via(version, &mut parts.headers);
         }
         route.response_edits.apply(&mut parts.headers);
         let body = match upgrading.zip(switched) {
             Some(sides) => {
-                self.switch(sides, (held, ending.take_permit()));
-                ToClient::written(Bytes::new(), ending)
+                self.switch(sides, (attempt, guard.take_permit()));
+                ToClient::local(Bytes::new(), guard)
             }
             None => {
-                ending.hold(held);
-                ToClient::upstream(body, ending)
+                guard.set_upstream(attempt);
+                ToClient::upstream(body, guard)
             }
         };
         let mut response = Response::from_parts(parts, body);
         self.echo_id(id, &mut response);
-        self.tell_limits(outcome, response).await
+        self.settle_and_write_headers(outcome, response).await
     }
 
     fn echo_id(&self, id: Option<HeaderValue>, response: &mut Response<ToClient>) {
@@ -123,45 +123,45 @@ impl Exchange {
         let map = request.headers_mut();
         headers::remove_hop_by_hop(map);
         if let Some(upgrade) = upgrade {
-            headers::name_upgrade(map, upgrade);
+            headers::set_upgrade(map, upgrade);
         }
-        let id = headers::tell_upstream(version, map, site, &self.client, &self.worker.ids);
+        let id = headers::add_proxy_headers(version, map, site, &self.client, &self.worker.ids);
         route.request_edits.apply(map);
         id
     }
 
     async fn try_upstreams(
         &self,
-        mut request: Forwarded,
+        mut request: UpstreamRequest,
         route: &Route,
-        wants: Wants,
-        ending: &mut Ending,
-    ) -> Result<(Response<Incoming>, Held), Fault> {
+        conn_use: ConnUse,
+        guard: &mut RequestGuard,
+    ) -> Result<(Response<Incoming>, UpstreamAttempt), Fault> {
         let tally = route.tally(self.worker.number);
         // A try over HTTP/2 makes it a part of the target.
-        let host = request.headers().get(HOST).map(|host| kept(host, request.body()));
+        let host = request.headers().get(HOST).map(|host| owned_if_streaming(host, request.body()));
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
         // What comes back from one upstream has its path already, and the next has another.
-        let asked = route.changes_paths().then(|| request.uri().clone());
+        let original_uri = route.changes_paths().then(|| request.uri().clone());
         loop {
             let chosen = route.choose(&tried, self.worker.ticks.now());
             let (number, upstream) = chosen.ok_or(Failure::NoRoute)?;
-            if let Some(asked) = &asked {
-                *request.uri_mut() = route.asked_of(upstream, asked)?;
+            if let Some(original_uri) = &original_uri {
+                *request.uri_mut() = route.rewritten_uri(upstream, original_uri)?;
             }
             let target = &upstream.target;
             tried.push(number);
-            ending.note_upstream(target);
+            guard.note_upstream(target);
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
-            match self.try_one(request, (route, target), wants, ending).await {
-                Tried::Answered(response, held) => {
+            match self.try_one(request, (route, target), conn_use, guard).await {
+                AttemptResult::Answered(response, attempt) => {
                     // Whether it has succeeded is known at the end of its answer.
                     if route.eject.counts(response.status()) {
                         target.failed(&Fault::Status(response.status()), &route.eject, self.worker.ticks.now());
                     }
-                    return Ok((response, held));
+                    return Ok((response, attempt));
                 }
-                Tried::Again(again, fault) => {
+                AttemptResult::Retry(retry, fault) => {
                     target.failed(&fault, &route.eject, self.worker.ticks.now());
                     let failure = fault.failure();
                     tally.note_failure(failure);
@@ -169,13 +169,13 @@ impl Exchange {
                         return Err(fault);
                     }
                     tally.note_retry();
-                    request = again;
+                    request = retry;
                     match &host {
                         Some(host) => request.headers_mut().insert(HOST, host.clone()),
                         None => request.headers_mut().remove(HOST),
                     };
                 }
-                Tried::Failed(fault) => {
+                AttemptResult::Failed(fault) => {
                     let failure = fault.failure();
                     tally.note_failure(failure);
                     if failure.is_upstreams() {
@@ -189,86 +189,88 @@ impl Exchange {
 
     async fn try_one(
         &self,
-        request: Forwarded,
+        request: UpstreamRequest,
         (route, target): (&Route, &Arc<Target>),
-        wants: Wants,
-        ending: &mut Ending,
-    ) -> Tried {
+        conn_use: ConnUse,
+        guard: &mut RequestGuard,
+    ) -> AttemptResult {
         let worker = self.worker.number;
         target.begin();
-        let mut held = Held::new(target, route, worker);
-        let may_repeat = request.body().is_nothing() && request.method().is_idempotent();
+        let mut attempt = UpstreamAttempt::new(target, route, worker);
+        let may_repeat = request.body().is_empty() && request.method().is_idempotent();
         if !may_repeat && target.has_kept(worker) {
             // The runtime polls the kernel for events and runs the tasks that they wake before it returns here. So a
             // connection that the upstream has closed by now is known to be closed.
             tokio::task::yield_now().await;
         }
-        let mut wire = match target.take_idle(worker, self.worker.ticks.now(), &route.reuse) {
-            Some(wire) => wire,
-            None => match Box::pin(connect::line(target, (&self.worker, &self.client), wants, route)).await {
-                Ok(Line::Own(wire)) => wire,
-                Ok(Line::Shared(sender, seat)) => {
-                    held.seat = Some(seat);
-                    return Box::pin(self.ask_shared(sender, request, route, (held, ending))).await;
+        let mut conn = match target.take_idle(worker, self.worker.ticks.now(), &route.reuse) {
+            Some(conn) => conn,
+            None => match Box::pin(connect::obtain(target, (&self.worker, &self.client), conn_use, route)).await {
+                Ok(UpstreamConn::H1(conn)) => conn,
+                Ok(UpstreamConn::H2(sender, stream_permit)) => {
+                    attempt.stream_permit = Some(stream_permit);
+                    return Box::pin(self.send_http2(sender, request, route, (attempt, guard))).await;
                 }
-                Err(error) => return Tried::Again(request, error.into()),
+                Err(error) => return AttemptResult::Retry(request, error.into()),
             },
         };
         let mut request = request;
-        self.address(&mut request, route, target, Version::HTTP_11);
+        self.set_target(&mut request, route, target, Version::HTTP_11);
         // A copy is worth its price where there is another upstream, or where the connection may be closing just now.
-        let is_copied = may_repeat && (route.has_several() || wire.has_rested());
+        let is_copied = may_repeat && (route.has_several() || conn.has_been_idle());
         let copy = is_copied.then(|| request.clone_without_body());
-        if !request.body().is_nothing() && !reads_body(request.method().as_str()) {
-            wire.end();
+        if !request.body().is_empty() && !reads_body(request.method().as_str()) {
+            conn.end();
             if !request.headers().contains_key(UPGRADE) {
                 request.headers_mut().append(CONNECTION, HeaderValue::from_static("close"));
             }
         }
-        request.body_mut().read_by(wire.patience(), route.timeout);
-        let answered = match ending.take_permit() {
+        request.body_mut().read_by(conn.deadline(), route.timeout);
+        let answered = match guard.take_permit() {
             None => {
                 let answered = {
-                    let mut sending = pin!(wire.send(request));
+                    let mut sending = pin!(conn.send(request));
                     poll_fn(|context| self.poll_before_late(sending.as_mut(), context)).await
                 };
-                held.wire = Some(wire);
+                attempt.conn = Some(conn);
                 answered
             }
-            Some(place) => {
-                let patience = Arc::clone(wire.patience());
+            Some(permit) => {
+                let deadline = Arc::clone(conn.deadline());
                 let sending = Box::pin(async move {
-                    let answer = wire.send(request).await;
-                    (answer, Some(wire))
+                    let answer = conn.send(request).await;
+                    (answer, Some(conn))
                 });
-                let sent = PermittedRequest::new(sending, (held, place), patience, &self.worker.tally);
+                let sent = PermittedRequest::new(sending, (attempt, permit), deadline, &self.worker.tally);
                 let answer;
-                (answer, held) = match Box::pin(self.await_permitted(sent, ending)).await {
+                (answer, attempt) = match Box::pin(self.await_permitted(sent, guard)).await {
                     Ok(answered) => answered,
-                    Err(failure) => return Tried::Failed(failure.into()),
+                    Err(failure) => return AttemptResult::Failed(failure.into()),
                 };
                 Some(answer)
             }
         };
-        let wire = held.wire.as_ref();
+        let conn = attempt.conn.as_ref();
         match answered {
             Some(Ok(response)) if headers::has_unclear_length(response.headers()) => {
-                Tried::Failed(Failure::BadAnswer.into())
+                AttemptResult::Failed(Failure::BadAnswer.into())
             }
             // Nobody asked for that.
-            Some(Ok(response)) if is_switch(&response) && wants == Wants::Answer => {
-                Tried::Failed(Failure::BadAnswer.into())
+            Some(Ok(response)) if is_switch(&response) && conn_use == ConnUse::Request => {
+                AttemptResult::Failed(Failure::BadAnswer.into())
             }
             Some(Ok(response)) => {
-                if let Some(wire) = &mut held.wire {
-                    wire.note_keep_alive(response.headers());
+                if let Some(conn) = &mut attempt.conn {
+                    conn.note_keep_alive(response.headers());
                 }
-                Tried::Answered(response, held)
+                AttemptResult::Answered(response, attempt)
             }
-            None => Tried::Failed(Failure::BodyLate.into()),
-            Some(Err(_)) if wire.is_some_and(Wire::is_late) => Tried::Failed(Failure::UpstreamTimeout.into()),
-            Some(Err(error)) => match wire.and_then(|wire| wire.patience().clients_fault()) {
-                Some(failure) => Tried::Failed(failure.into()),
+            None => AttemptResult::Failed(Failure::BodyLate.into()),
+            Some(Err(_)) if conn.is_some_and(Http1Conn::is_late) => {
+                AttemptResult::Failed(Failure::UpstreamTimeout.into())
+            }
+            Some(Err(error)) => match conn.and_then(|conn| conn.deadline().body_failure()) {
+                Some(failure) => AttemptResult::Failed(failure.into()),
                 None => failed(error, copy),
             },
         }
@@ -279,65 +281,65 @@ impl Exchange {
     async fn await_permitted(
         &self,
         mut sent: PermittedRequest,
-        ending: &mut Ending,
-    ) -> Result<(Result<Response<Incoming>, TrySendError<Forwarded>>, Held), Failure> {
-        let begun = poll_fn(|context| match self.client.body_is_late() {
-            true => Poll::Ready(Begun::ClientFailed(Failure::BodyLate)),
-            false => sent.poll_begun(context),
+        guard: &mut RequestGuard,
+    ) -> Result<(Result<Response<Incoming>, TrySendError<UpstreamRequest>>, UpstreamAttempt), Failure> {
+        let started = poll_fn(|context| match self.client.body_is_late() {
+            true => Poll::Ready(ResponseStart::ClientFailed(Failure::BodyLate)),
+            false => sent.poll_start(context),
         });
-        match begun.await {
-            Begun::ClientFailed(failure) => {
+        match started.await {
+            ResponseStart::ClientFailed(failure) => {
                 sent.note_broken_body(failure);
                 Err(failure)
             }
-            Begun::Answered(answer, wire) => {
-                let (mut held, place) = sent.into_parts().ok_or(Failure::Disconnected)?;
-                held.wire = wire;
-                ending.keep_permit(Some(place));
-                Ok((answer, held))
+            ResponseStart::Answered(answer, conn) => {
+                let (mut attempt, permit) = sent.into_parts().ok_or(Failure::Disconnected)?;
+                attempt.conn = conn;
+                guard.keep_permit(Some(permit));
+                Ok((answer, attempt))
             }
         }
     }
 
-    async fn ask_shared(
+    async fn send_http2(
         &self,
         mut sender: Sender,
-        mut request: Forwarded,
+        mut request: UpstreamRequest,
         route: &Route,
-        (mut held, ending): (Held, &mut Ending),
-    ) -> Tried {
-        self.address(&mut request, route, &held.target, Version::HTTP_2);
+        (mut attempt, guard): (UpstreamAttempt, &mut RequestGuard),
+    ) -> AttemptResult {
+        self.set_target(&mut request, route, &attempt.target, Version::HTTP_2);
         let copy =
-            (request.body().is_nothing() && request.method().is_idempotent()).then(|| request.clone_without_body());
-        let patience = Arc::new(Patience::new(Arc::clone(&self.worker.ticks)));
-        request.body_mut().read_by(&patience, route.timeout);
-        let answered = match ending.take_permit() {
+            (request.body().is_empty() && request.method().is_idempotent()).then(|| request.clone_without_body());
+        let deadline = Arc::new(UpstreamDeadline::new(Arc::clone(&self.worker.ticks)));
+        request.body_mut().read_by(&deadline, route.timeout);
+        let answered = match guard.take_permit() {
             None => {
                 let mut sending = pin!(sender.try_send_request(request));
-                patience.outlast(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
+                deadline.limit(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
             }
-            Some(place) => {
+            Some(permit) => {
                 let sending = Box::pin(async move { (sender.try_send_request(request).await, None) });
-                let sent = PermittedRequest::new(sending, (held, place), Arc::clone(&patience), &self.worker.tally);
-                let mut waiting = Box::pin(self.await_permitted(sent, ending));
-                match patience.outlast(&mut waiting).await {
-                    None => return Tried::Failed(Failure::UpstreamTimeout.into()),
-                    Some(Err(failure)) => return Tried::Failed(failure.into()),
-                    Some(Ok((answer, still_held))) => {
-                        held = still_held;
+                let sent = PermittedRequest::new(sending, (attempt, permit), Arc::clone(&deadline), &self.worker.tally);
+                let mut waiting = Box::pin(self.await_permitted(sent, guard));
+                match deadline.limit(&mut waiting).await {
+                    None => return AttemptResult::Failed(Failure::UpstreamTimeout.into()),
+                    Some(Err(failure)) => return AttemptResult::Failed(failure.into()),
+                    Some(Ok((answer, still_attempt))) => {
+                        attempt = still_attempt;
                         Some(Some(answer))
                     }
                 }
             }
         };
-        let Some(answered) = answered else { return Tried::Failed(Failure::UpstreamTimeout.into()) };
+        let Some(answered) = answered else { return AttemptResult::Failed(Failure::UpstreamTimeout.into()) };
         match answered {
-            None => Tried::Failed(Failure::BodyLate.into()),
+            None => AttemptResult::Failed(Failure::BodyLate.into()),
             // HTTP/2 knows no such thing.
-            Some(Ok(response)) if is_switch(&response) => Tried::Failed(Failure::BadAnswer.into()),
-            Some(Ok(response)) => Tried::Answered(response, held),
-            Some(Err(error)) => match patience.clients_fault() {
-                Some(failure) => Tried::Failed(failure.into()),
+            Some(Ok(response)) if is_switch(&response) => AttemptResult::Failed(Failure::BadAnswer.into()),
+            Some(Ok(response)) => AttemptResult::Answered(response, attempt),
+            Some(Err(error)) => match deadline.body_failure() {
+                Some(failure) => AttemptResult::Failed(failure.into()),
                 None => failed(error, copy),
             },
         }
@@ -353,7 +355,7 @@ impl Exchange {
     }
 
     /// Puts the target's form of the request line and host into the request.
-    fn address(&self, request: &mut Forwarded, route: &Route, target: &Target, version: Version) {
+    fn set_target(&self, request: &mut UpstreamRequest, route: &Route, target: &Target, version: Version) {
         // A request of HTTP/1.0 may have none, and one of HTTP/1.1 may not.
         if route.host == HostHeader::Upstream || !request.headers().contains_key(HOST) {
             request.headers_mut().insert(HOST, target.host.clone());
@@ -362,14 +364,14 @@ impl Exchange {
             // What an earlier try over HTTP/1 needed.
             request.headers_mut().remove(TRANSFER_ENCODING);
             request.headers_mut().remove(CONNECTION);
-            return target.complete(request);
+            return target.set_http2_target(request);
         }
         *request.version_mut() = version;
-        headers::name_hop_by_hop(request.headers_mut());
+        headers::set_connection_options(request.headers_mut());
         // hyper sends the trailers that this header announces. Limits have decided before they come, and some servers
         // take them for headers: uvicorn for those of the same request, aiohttp for those of the next one.
         request.headers_mut().remove(TRAILER);
-        if !request.body().is_nothing() && request.body().size_hint().exact().is_none() {
+        if !request.body().is_empty() && request.body().size_hint().exact().is_none() {
             // hyper would take a GET that does not say so for one without a body.
             request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
@@ -380,17 +382,21 @@ impl Exchange {
     }
 
     /// Both sides, the client and the upstream, speak another protocol from here on.
-    fn switch(&self, (client, upstream): (OnUpgrade, OnUpgrade), (held, place): (Held, Option<InFlightPermit>)) {
+    fn switch(
+        &self,
+        (client, upstream): (OnUpgrade, OnUpgrade),
+        (attempt, permit): (UpstreamAttempt, Option<InFlightPermit>),
+    ) {
         self.client.upgrade();
         let counted = Counted::new(Arc::clone(&self.worker.tally));
-        let silence = Silence { ticks: Arc::clone(&self.worker.ticks), longest: self.worker.site.load().upgraded };
-        tokio::spawn(upgrade::relay(client, upstream, (held, place, counted), silence));
+        let idle_timeout = IdleTimeout { ticks: Arc::clone(&self.worker.ticks), max: self.worker.site.load().upgraded };
+        tokio::spawn(upgrade::relay(client, upstream, (attempt, permit, counted), idle_timeout));
     }
 }
 
 /// Returns a value to be kept until the request is answered.
-fn kept(value: &HeaderValue, body: &ToUpstream) -> HeaderValue {
-    if body.is_nothing() { value.clone() } else { copied(value) }
+fn owned_if_streaming(value: &HeaderValue, body: &ToUpstream) -> HeaderValue {
+    if body.is_empty() { value.clone() } else { copied(value) }
 }
 
 /// Copies a value. All values of a request share the buffer that its head was read into, and an upload may take long: the
@@ -412,7 +418,7 @@ pub(in super::super) fn would_fail_again(failure: Failure, route: &Route) -> boo
 
 /// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it, and never if it has an
 /// answer that cannot be passed on: there would be the same again.
-fn failed(mut error: TrySendError<Forwarded>, copy: Option<Forwarded>) -> Tried {
+fn failed(mut error: TrySendError<UpstreamRequest>, copy: Option<UpstreamRequest>) -> AttemptResult {
     let unsent = error.take_message();
     let error = error.error();
     let hung_up = || match TlsFault::of_connection(error) {
@@ -420,44 +426,44 @@ fn failed(mut error: TrySendError<Forwarded>, copy: Option<Forwarded>) -> Tried 
         None => Fault::from(Failure::Disconnected),
     };
     if let Some(unsent) = unsent {
-        return Tried::Again(unsent, hung_up());
+        return AttemptResult::Retry(unsent, hung_up());
     }
     if error.is_parse_too_large() {
-        return Tried::Failed(Failure::LongAnswerHead.into());
+        return AttemptResult::Failed(Failure::LongAnswerHead.into());
     }
     if error.is_parse() {
-        return Tried::Failed(Failure::BadAnswer.into());
+        return AttemptResult::Failed(Failure::BadAnswer.into());
     }
-    let fault = match BadHead::of(error) {
-        Some(BadHead::Own) => return Tried::Failed(Failure::RefusedAnswerHead.into()),
-        Some(BadHead::Somebodys) => Failure::LongAnswerHead.into(),
+    let fault = match RejectedHead::of(error) {
+        Some(RejectedHead::OfThisRequest) => return AttemptResult::Failed(Failure::RefusedAnswerHead.into()),
+        Some(RejectedHead::OfAnotherRequest) => Failure::LongAnswerHead.into(),
         None => hung_up(),
     };
     match copy {
-        Some(copy) => Tried::Again(copy, fault),
-        None => Tried::Failed(fault),
+        Some(copy) => AttemptResult::Retry(copy, fault),
+        None => AttemptResult::Failed(fault),
     }
 }
 
 /// Whose head of an answer it was that our side of HTTP/2 did not take.
-enum BadHead {
+enum RejectedHead {
     /// That of the answer to this request. One that is too long and one that is not allowed look the same here.
-    Own,
+    OfThisRequest,
     /// That of an answer on the same connection, which is so long that it has ended the connection. The requests of the
     /// others are not to blame, and nothing tells them from the one that is.
-    Somebodys,
+    OfAnotherRequest,
 }
 
-impl BadHead {
+impl RejectedHead {
     fn of(error: &hyper::Error) -> Option<Self> {
         let error: &h2::Error = error.source()?.downcast_ref()?;
         match error.reason()? {
             _ if !error.is_library() => None,
-            h2::Reason::PROTOCOL_ERROR if error.is_reset() => Some(Self::Own),
+            h2::Reason::PROTOCOL_ERROR if error.is_reset() => Some(Self::OfThisRequest),
             // There are other reasons to be calm, and only the text tells them apart.
             h2::Reason::ENHANCE_YOUR_CALM if error.is_go_away() => {
                 let text = error.to_string();
-                TOO_LONG.iter().any(|reason| text.contains(reason)).then_some(Self::Somebodys)
+                TOO_LONG.iter().any(|reason| text.contains(reason)).then_some(Self::OfAnotherRequest)
             }
             _ => None,
         }
@@ -467,13 +473,13 @@ impl BadHead {
 /// How h2 calls far too long a head, when it ends the connection for it.
 const TOO_LONG: [&str; 2] = ["header_list_way_too_large", "too_many_continuations"];
 
-trait Copied {
+trait CloneWithoutBody {
     fn clone_without_body(&self) -> Self;
 }
 
-impl Copied for Forwarded {
+impl CloneWithoutBody for UpstreamRequest {
     fn clone_without_body(&self) -> Self {
-        let mut copy = Request::new(ToUpstream::Nothing);
+        let mut copy = Request::new(ToUpstream::Empty);
         *copy.method_mut() = self.method().clone();
         *copy.uri_mut() = self.uri().clone();
         *copy.version_mut() = self.version();

@@ -9,9 +9,9 @@ use tollgate::http::{Refusal, is_grpc};
 use tollgate::internal::Unreadable;
 use tollgate::rules::Facts;
 
-use super::super::answer::{self, Failure};
 use super::super::body::ToClient;
-use super::{Ending, Exchange, bodiless};
+use super::super::failure::{self, Failure};
+use super::{Exchange, RequestGuard, bodiless};
 
 /// A body that nobody wants is read up to here, so that the connection can go on; a longer one ends the connection.
 const MAX_DRAINED_BYTES: usize = 256 << 10;
@@ -24,9 +24,14 @@ pub(in super::super) fn is_malformed(outcome: &Outcome) -> bool {
 
 impl Exchange {
     /// Tells the client why its request does not pass.
-    pub(super) fn refuse(&self, request: Request<Incoming>, outcome: &Outcome, ending: Ending) -> Response<ToClient> {
+    pub(super) fn refuse(
+        &self,
+        request: Request<Incoming>,
+        outcome: &Outcome,
+        guard: RequestGuard,
+    ) -> Response<ToClient> {
         if is_malformed(outcome) {
-            self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
+            self.worker.strike(&self.client.with_client(Facts::new("", "/").headers(request.headers())));
         }
         let refusal = if is_grpc(request.headers()) {
             outcome.grpc_response().map(|response| response.map(|()| Bytes::new()))
@@ -36,7 +41,7 @@ impl Exchange {
         let refusal = refusal.unwrap_or_default();
         let refusal = if request.method() == Method::HEAD { bodiless(refusal) } else { refusal };
         self.drain(request.into_body());
-        refusal.map(|text| ToClient::written(text, ending))
+        refusal.map(|text| ToClient::local(text, guard))
     }
 
     /// Tells the client what of its request cannot be read in one way.
@@ -44,13 +49,13 @@ impl Exchange {
         &self,
         request: Request<Incoming>,
         problem: &Unreadable,
-        mut ending: Ending,
+        mut guard: RequestGuard,
     ) -> Response<ToClient> {
-        ending.note_reason(problem.reason());
+        guard.note_reason(problem.reason());
         self.worker.tally.note_unreadable(problem.number());
-        self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
+        self.worker.strike(&self.client.with_client(Facts::new("", "/").headers(request.headers())));
         self.drain(request.into_body());
-        answer::unreadable(problem).map(|text| ToClient::written(text, ending))
+        failure::unreadable_response(problem).map(|text| ToClient::local(text, guard))
     }
 
     /// Refuses a request before any limit has seen it. A malformed one counts towards bans of its sender.
@@ -58,15 +63,15 @@ impl Exchange {
         &self,
         request: Request<Incoming>,
         failure: Failure,
-        mut ending: Ending,
+        mut guard: RequestGuard,
     ) -> Response<ToClient> {
         if let Some(reason) = failure.reason() {
-            ending.note_reason(reason);
+            guard.note_reason(reason);
         }
         if failure.is_malformed_request() {
-            self.worker.strike(&self.client.sends(Facts::new("", "/").headers(request.headers())));
+            self.worker.strike(&self.client.with_client(Facts::new("", "/").headers(request.headers())));
         }
-        self.fail(request.into_body(), failure, ending)
+        self.fail(request.into_body(), failure, guard)
     }
 
     /// Reads what nobody wants, beside the answer, so that neither waits for the other.

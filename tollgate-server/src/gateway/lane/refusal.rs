@@ -7,33 +7,33 @@ use tollgate::Outcome;
 use tollgate::internal::WrittenResponse;
 use tollgate::rules::Facts;
 
-use super::super::exchange::{Ending, is_malformed};
+use super::super::exchange::{RequestGuard, is_malformed};
 use super::super::site::Site;
-use super::request::Plain;
-use super::scratch::Desk;
+use super::request::PlainRequest;
+use super::scratch::WorkerBuffers;
 use super::{Lane, text};
 
 impl Lane<'_> {
     /// Tells the client why its request does not pass.
     pub(super) fn refuse(
         &mut self,
-        plain: &Plain<'_>,
+        plain: &PlainRequest<'_>,
         outcome: &Outcome,
-        mut ending: Ending,
-        desk: &mut Desk,
+        mut guard: RequestGuard,
+        buffers: &mut WorkerBuffers,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
-        let Some((message, bytes)) = self.refusal(plain, outcome, desk) else { return Ok(()) };
-        ending.note_status(message.status);
-        ending.note_sent(message.body_bytes);
+        let Some((message, bytes)) = self.refusal(plain, outcome, buffers) else { return Ok(()) };
+        guard.note_status(message.status);
+        guard.note_sent(message.body_bytes);
         self.put(bytes, &[], context)
     }
 
     /// The same where nobody writes it down: all that a flood leaves is numbers.
     pub(super) fn refuse_unlogged(
         &mut self,
-        plain: &Plain<'_>,
-        desk: &mut Desk,
+        plain: &PlainRequest<'_>,
+        buffers: &mut WorkerBuffers,
         (site, route): (&Site, Option<usize>),
         outcome: &Outcome,
         context: &mut Context<'_>,
@@ -41,9 +41,9 @@ impl Lane<'_> {
         let tally = &self.worker.tally;
         let began = tally.now();
         self.is_last = plain.is_last;
-        let Some((message, bytes)) = self.refusal(plain, outcome, desk) else { return Ok(()) };
+        let Some((message, bytes)) = self.refusal(plain, outcome, buffers) else { return Ok(()) };
         let put = self.put(bytes, &[], context);
-        tally.note_ruling_after(&mut desk.last_noted, outcome);
+        tally.note_outcome_after(&mut buffers.last_noted, outcome);
         tally.note_dropped_headers(plain.dropped);
         let (status, nanos) = (Some(message.status), tally.nanos_since(began));
         match route {
@@ -60,22 +60,22 @@ impl Lane<'_> {
     /// What is sent to a client whose request is refused.
     fn refusal<'d>(
         &mut self,
-        plain: &Plain<'_>,
+        plain: &PlainRequest<'_>,
         outcome: &Outcome,
-        desk: &'d mut Desk,
+        buffers: &'d mut WorkerBuffers,
     ) -> Option<(WrittenResponse, &'d [u8])> {
         if is_malformed(outcome) {
             let facts = Facts::new("", "/").headers(plain.headers.lines);
-            self.worker.strike(&self.client.sends(facts));
+            self.worker.strike(&self.client.with_client(facts));
         }
         self.is_last |= self.worker.is_closing();
-        let Desk { last_message, date, .. } = desk;
+        let WorkerBuffers { last_refusal, date, .. } = buffers;
         let date = date.line(self.worker.ticks.now());
         let headers = plain.headers.lines;
         let (mut message, mut bytes) = if self.is_last {
-            outcome.write_http1_reusing(last_message, headers, &[date, text::CLOSE].concat())
+            outcome.write_http1_reusing(last_refusal, headers, &[date, text::CLOSE].concat())
         } else {
-            outcome.write_http1_reusing(last_message, headers, date)
+            outcome.write_http1_reusing(last_refusal, headers, date)
         }?;
         if plain.is_head() {
             bytes = &bytes[..bytes.len() - message.body_bytes];

@@ -9,70 +9,70 @@ use smallvec::SmallVec;
 use tollgate::internal::{CleanPath, HeaderLine, check_host, check_method};
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
-use super::super::answer::Failure;
 use super::super::client::Client;
 use super::super::exchange::Worker;
-use super::super::guard::Guard;
+use super::super::failure::Failure;
+use super::super::framing::FramingGuard;
+use super::super::header_names::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
 use super::super::headers::{self, ByteKind, letters_digits_and};
-use super::super::names::{DroppedHeaders, Fate, HeaderFilter, Kind, kind};
 use super::super::reuse::reads_body;
-use super::super::site::{Edits, Route, Site, Weighted};
+use super::super::site::{Edits, Route, Site, WeightedUpstream};
 use super::text::{self, MAX_HEADERS};
 
 /// What bytes are.
-pub(super) enum Read<'a> {
+pub(super) enum RequestParse<'a> {
     /// One request, and nothing behind it.
-    Whole(Plain<'a>),
+    Complete(PlainRequest<'a>),
     /// The beginning of one.
-    Part,
+    Partial,
     /// Anything else. It is for hyper to say what.
-    Other,
+    NotPlain,
 }
 
 /// The headers of a message, and what they are.
 #[derive(Default)]
-pub(super) struct Lines<'a> {
+pub(super) struct HeaderBuffer<'a> {
     lines: SmallVec<[HeaderLine<'a>; 24]>,
-    kinds: SmallVec<[Kind; 24]>,
+    kinds: SmallVec<[HeaderKind; 24]>,
     dropped: DroppedHeaders,
 }
 
-impl<'a> Lines<'a> {
-    pub(super) fn push(&mut self, header: &httparse::Header<'a>, kind: Kind) {
+impl<'a> HeaderBuffer<'a> {
+    pub(super) fn push(&mut self, header: &httparse::Header<'a>, kind: HeaderKind) {
         self.lines.push(HeaderLine { name: header.name, value: header.value });
         self.kinds.push(kind);
     }
 
-    pub(super) fn seen(&self) -> Seen<'_> {
-        Seen { lines: &self.lines, kinds: &self.kinds }
+    pub(super) fn view(&self) -> HeadersView<'_> {
+        HeadersView { lines: &self.lines, kinds: &self.kinds }
     }
 }
 
 /// The same, to look at.
 #[derive(Clone, Copy)]
-pub(super) struct Seen<'a> {
+pub(super) struct HeadersView<'a> {
     pub(super) lines: &'a [HeaderLine<'a>],
-    kinds: &'a [Kind],
+    kinds: &'a [HeaderKind],
 }
 
-impl<'a> Seen<'a> {
-    pub(super) fn iter(self) -> impl Iterator<Item = (&'a HeaderLine<'a>, Kind)> {
+impl<'a> HeadersView<'a> {
+    pub(super) fn iter(self) -> impl Iterator<Item = (&'a HeaderLine<'a>, HeaderKind)> {
         self.lines.iter().zip(self.kinds.iter().copied())
     }
 
-    pub(super) fn values(self, wanted: Kind) -> impl Iterator<Item = &'a [u8]> {
+    pub(super) fn values(self, wanted: HeaderKind) -> impl Iterator<Item = &'a [u8]> {
         self.iter().filter(move |(_, kind)| *kind == wanted).map(|(line, _)| line.value)
     }
 }
 
 /// A request that has one reading and asks for nothing special.
-pub(super) struct Plain<'a> {
+pub(super) struct PlainRequest<'a> {
     /// As it came.
     pub(super) bytes: &'a [u8],
     pub(super) method: &'a str,
     /// Path and query.
     pub(super) target: &'a str,
-    pub(super) headers: Seen<'a>,
+    pub(super) headers: HeadersView<'a>,
     /// Headers that neither limits nor the upstream get.
     pub(super) dropped: DroppedHeaders,
     host: &'a [u8],
@@ -81,39 +81,43 @@ pub(super) struct Plain<'a> {
     pub(super) is_last: bool,
 }
 
-impl<'a> Plain<'a> {
+impl<'a> PlainRequest<'a> {
     pub(super) fn read<'b: 'a>(
         bytes: &'b [u8],
-        lines: &'a mut Lines<'b>,
+        lines: &'a mut HeaderBuffer<'b>,
         max_head: usize,
         filter: &HeaderFilter<'_>,
-    ) -> Read<'a> {
+    ) -> RequestParse<'a> {
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut []);
         let head = match request.parse_with_uninit_headers(bytes, &mut parsed) {
             Ok(httparse::Status::Complete(head)) => head,
             Ok(httparse::Status::Partial) if bytes.len() < max_head => {
                 // What is ambiguous already is not waited for.
-                return if Guard::new().look(bytes, usize::MAX).is_ok() { Read::Part } else { Read::Other };
+                return if FramingGuard::new().check(bytes, usize::MAX).is_ok() {
+                    RequestParse::Partial
+                } else {
+                    RequestParse::NotPlain
+                };
             }
-            _ => return Read::Other,
+            _ => return RequestParse::NotPlain,
         };
         let (Some(method), Some(target), Some(1)) = (request.method, request.path, request.version) else {
-            return Read::Other;
+            return RequestParse::NotPlain;
         };
         let is_plain = head <= max_head
             && method != "CONNECT"
             && check_method(method, target).is_ok()
             && is_path(target)
             && ends_lines_in_crlf(&bytes[..head]);
-        let special = is_plain.then(|| look(request.headers, lines, filter)).flatten();
-        let Some(Special { host, length, is_last }) = special else { return Read::Other };
+        let framing_headers = is_plain.then(|| read_headers(request.headers, lines, filter)).flatten();
+        let Some(FramingHeaders { host, length, is_last }) = framing_headers else { return RequestParse::NotPlain };
         let body = &bytes[head..];
         if body.len() as u64 != length {
-            return Read::Other;
+            return RequestParse::NotPlain;
         }
         let dropped = lines.dropped;
-        Read::Whole(Self { bytes, method, target, headers: lines.seen(), dropped, host, body, is_last })
+        RequestParse::Complete(Self { bytes, method, target, headers: lines.view(), dropped, host, body, is_last })
     }
 
     pub(super) fn body_bytes(&self) -> u64 {
@@ -130,7 +134,7 @@ impl<'a> Plain<'a> {
     }
 
     /// Whether it has a body that the upstream may take for the next request.
-    pub(super) fn has_odd_body(&self) -> bool {
+    pub(super) fn may_desync(&self) -> bool {
         !self.body.is_empty() && !reads_body(self.method)
     }
 
@@ -144,14 +148,14 @@ impl<'a> Plain<'a> {
         &self,
         out: &mut Vec<u8>,
         (site, route): (&Site, &Route),
-        upstream: &Weighted,
+        upstream: &WeightedUpstream,
         (client, worker): (&Client, &Worker),
         id: Option<HeaderValue>,
     ) -> Result<Option<HeaderValue>, Failure> {
         out.extend_from_slice(self.method.as_bytes());
         out.push(b' ');
         if route.changes_paths() {
-            let uri = route.asked_of(upstream, &self.uri().ok_or(Failure::BadTarget)?)?;
+            let uri = route.rewritten_uri(upstream, &self.uri().ok_or(Failure::BadTarget)?)?;
             out.extend_from_slice(uri.path_and_query().map_or("/", PathAndQuery::as_str).as_bytes());
         } else {
             out.extend_from_slice(self.target.as_bytes());
@@ -162,37 +166,40 @@ impl<'a> Plain<'a> {
         if is_upstreams_host {
             text::put(out, HOST.as_str(), upstream.target.host.as_bytes());
         }
-        let (tells_way, tells_id) = (site.tells(UpstreamHeader::XForwarded), site.tells(UpstreamHeader::RequestId));
+        let (adds_x_forwarded, adds_id) =
+            (site.adds_header(UpstreamHeader::XForwarded), site.adds_header(UpstreamHeader::RequestId));
         for (line, kind) in self.headers.iter() {
             let passes = match kind {
-                Kind::Host => !is_upstreams_host,
+                HeaderKind::Host => !is_upstreams_host,
                 // Nothing is announced that upstreams of HTTP/1 do not get.
-                Kind::Connection | Kind::Special | Kind::TransferEncoding | Kind::Trailer => false,
-                Kind::XForwardedFor => !tells_way,
-                Kind::XRequestId => !tells_id,
+                HeaderKind::Connection | HeaderKind::HyperOnly | HeaderKind::TransferEncoding | HeaderKind::Trailer => {
+                    false
+                }
+                HeaderKind::XForwardedFor => !adds_x_forwarded,
+                HeaderKind::XRequestId => !adds_id,
                 _ => true,
             };
-            if passes && !edits.take(line.name) {
+            if passes && !edits.removes(line.name) {
                 text::put(out, line.name, line.value);
             }
         }
-        if tells_way {
-            self.tell_x_forwarded(out, client, edits);
+        if adds_x_forwarded {
+            self.add_x_forwarded(out, client, edits);
         }
-        if site.tells(UpstreamHeader::Forwarded) && !edits.take("forwarded") {
+        if site.adds_header(UpstreamHeader::Forwarded) && !edits.removes("forwarded") {
             out.extend_from_slice(b"forwarded: ");
             headers::put_forwarded(out, client, Some(self.host));
             out.extend_from_slice(b"\r\n");
         }
-        if site.tells(UpstreamHeader::Via) && !edits.take("via") {
+        if site.adds_header(UpstreamHeader::Via) && !edits.removes("via") {
             text::put(out, "via", headers::OUR_VIA.as_bytes());
         }
-        let id = tells_id.then(|| id.or_else(|| self.id()).unwrap_or_else(|| worker.ids.next()));
-        if let Some(id) = id.as_ref().filter(|_| !edits.take("x-request-id")) {
+        let id = adds_id.then(|| id.or_else(|| self.id()).unwrap_or_else(|| worker.ids.next()));
+        if let Some(id) = id.as_ref().filter(|_| !edits.removes("x-request-id")) {
             text::put(out, "x-request-id", id.as_bytes());
         }
-        edits.put(out, |name| is_upstreams_host && *name == HOST);
-        if self.has_odd_body() {
+        edits.write_new(out, |name| is_upstreams_host && *name == HOST);
+        if self.may_desync() {
             out.extend_from_slice(text::CLOSE);
         }
         out.extend_from_slice(b"\r\n");
@@ -201,28 +208,28 @@ impl<'a> Plain<'a> {
     }
 
     /// Adds to what a trusted proxy says; nobody else's word has been read.
-    fn tell_x_forwarded(&self, out: &mut Vec<u8>, client: &Client, edits: &Edits) {
-        if !edits.take("x-forwarded-for") {
+    fn add_x_forwarded(&self, out: &mut Vec<u8>, client: &Client, edits: &Edits) {
+        if !edits.removes("x-forwarded-for") {
             out.extend_from_slice(b"x-forwarded-for: ");
-            for hop in self.headers.values(Kind::XForwardedFor) {
+            for hop in self.headers.values(HeaderKind::XForwardedFor) {
                 out.extend_from_slice(hop);
                 out.extend_from_slice(b", ");
             }
             out.extend_from_slice(client.address_text.as_bytes());
             out.extend_from_slice(b"\r\n");
         }
-        let is_told = |kind| self.headers.values(kind).next().is_some();
-        if !is_told(Kind::XForwardedProto) && !edits.take("x-forwarded-proto") {
+        let is_present = |kind| self.headers.values(kind).next().is_some();
+        if !is_present(HeaderKind::XForwardedProto) && !edits.removes("x-forwarded-proto") {
             text::put(out, "x-forwarded-proto", client.scheme.as_str().as_bytes());
         }
-        if !is_told(Kind::XForwardedHost) && !edits.take("x-forwarded-host") {
+        if !is_present(HeaderKind::XForwardedHost) && !edits.removes("x-forwarded-host") {
             text::put(out, "x-forwarded-host", self.host);
         }
     }
 
     /// The id that the client gave, if there is one and it is valid.
     fn id(&self) -> Option<HeaderValue> {
-        let mut ids = self.headers.values(Kind::XRequestId);
+        let mut ids = self.headers.values(HeaderKind::XRequestId);
         let only = ids.next().filter(|_| ids.next().is_none())?;
         HeaderValue::from_bytes(only).ok().filter(headers::is_id)
     }
@@ -252,27 +259,31 @@ fn is_grpc(content_type: &[u8]) -> bool {
 }
 
 /// What the headers say of the message.
-struct Special<'a> {
+struct FramingHeaders<'a> {
     host: &'a [u8],
     length: u64,
     is_last: bool,
 }
 
 /// Looks at the headers of a request; `None` if it is not plain.
-fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>, filter: &HeaderFilter<'_>) -> Option<Special<'a>> {
+fn read_headers<'a>(
+    parsed: &[httparse::Header<'a>],
+    lines: &mut HeaderBuffer<'a>,
+    filter: &HeaderFilter<'_>,
+) -> Option<FramingHeaders<'a>> {
     let (mut host, mut length, mut is_last) = (None, None, false);
     for header in parsed {
         let (kind, value) = (kind(header.name), header.value);
         match kind {
-            Kind::Host => {
+            HeaderKind::Host => {
                 let is_one = host.replace(value).is_none() && check_host(value).is_ok();
                 is_one.then_some(())?;
             }
-            Kind::ContentLength => length.replace(text::length(value)?).is_none().then_some(())?,
-            Kind::Connection if value.eq_ignore_ascii_case(b"close") => is_last = true,
-            Kind::Connection if value.eq_ignore_ascii_case(b"keep-alive") => {}
-            Kind::Connection | Kind::Special | Kind::TransferEncoding => return None,
-            Kind::ContentType if is_grpc(value) => return None,
+            HeaderKind::ContentLength => length.replace(text::length(value)?).is_none().then_some(())?,
+            HeaderKind::Connection if value.eq_ignore_ascii_case(b"close") => is_last = true,
+            HeaderKind::Connection if value.eq_ignore_ascii_case(b"keep-alive") => {}
+            HeaderKind::Connection | HeaderKind::HyperOnly | HeaderKind::TransferEncoding => return None,
+            HeaderKind::ContentType if is_grpc(value) => return None,
             _ => {}
         }
         match filter.fate(header.name, kind) {
@@ -282,21 +293,21 @@ fn look<'a>(parsed: &[httparse::Header<'a>], lines: &mut Lines<'a>, filter: &Hea
             Fate::Refused => return None,
         }
     }
-    Some(Special { host: host?, length: length.unwrap_or(0), is_last })
+    Some(FramingHeaders { host: host?, length: length.unwrap_or(0), is_last })
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
     use tollgate::rules::TrustedProxies;
-    use tollgate::rules::file::internal::UnderscoreHeaders;
+    use tollgate::rules::file::UnderscoreHeaders;
 
     use super::*;
 
     fn is_plain(text: &[u8]) -> bool {
         let (proxies, peer) = (TrustedProxies::default(), [192, 0, 2, 1].into());
         let filter = HeaderFilter::with(UnderscoreHeaders::Refuse, &proxies, peer);
-        matches!(Plain::read(text, &mut Lines::default(), 64 << 10, &filter), Read::Whole(_))
+        matches!(PlainRequest::read(text, &mut HeaderBuffer::default(), 64 << 10, &filter), RequestParse::Complete(_))
     }
 
     #[test]
@@ -375,9 +386,9 @@ mod tests {
             let mut text = if good { "POST / HTTP/1.1\r\nHost: h\r\n".to_owned() } else { String::new() };
             text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
             if is_plain(text.as_bytes()) {
-                let (mut guard, mut ends) = (Guard::new(), 0);
+                let (mut guard, mut ends) = (FramingGuard::new(), 0);
                 for byte in text.as_bytes() {
-                    prop_assert!(guard.look(&[*byte], usize::MAX).is_ok(), "{text:?}");
+                    prop_assert!(guard.check(&[*byte], usize::MAX).is_ok(), "{text:?}");
                     ends += usize::from(guard.is_between());
                 }
                 prop_assert!(guard.is_between() && ends == 1, "{text:?}");

@@ -23,27 +23,27 @@ const KEPT_BYTES: usize = 128 << 10;
 /// What a worker reads into, and what it works on.
 pub(in super::super) struct Scratch {
     pub(super) input: Box<[u8]>,
-    pub(super) desk: Desk,
-    pub(super) in_force: InForce,
+    pub(super) buffers: WorkerBuffers,
+    pub(super) current: CurrentConfig,
 }
 
 /// What a message is worked on with.
 #[derive(Default)]
-pub(super) struct Desk {
+pub(super) struct WorkerBuffers {
     /// What is about to be written.
     pub(super) out: Vec<u8>,
     pub(super) date: Date,
     /// What a client was refused with last.
-    pub(super) last_message: ReusedResponse,
+    pub(super) last_refusal: ReusedResponse,
     /// The limit that decided last, which is often the one that decides next.
     pub(super) last_noted: LastLimit,
 }
 
 /// The site and the rules in force, at hand: they are looked for only when they have changed.
 #[derive(Default)]
-pub(in super::super) struct InForce(Option<(SiteInForce, CachedGate)>);
+pub(in super::super) struct CurrentConfig(Option<(CachedSite, CachedGate)>);
 
-type SiteInForce = Cache<Arc<ArcSwap<Site>>, Arc<Site>>;
+type CachedSite = Cache<Arc<ArcSwap<Site>>, Arc<Site>>;
 
 thread_local! {
     /// That of this thread's worker. It lives as long as the process, as workers do.
@@ -64,27 +64,31 @@ pub(super) struct Date {
 
 impl Scratch {
     fn new() -> Self {
-        Self { input: vec![0; INPUT_BYTES].into(), desk: Desk::default(), in_force: InForce::default() }
+        Self {
+            input: vec![0; INPUT_BYTES].into(),
+            buffers: WorkerBuffers::default(),
+            current: CurrentConfig::default(),
+        }
     }
 
     /// Lets go of a site that is not in force any more, so that its connections end, and of such rules.
     pub(in super::super) fn renew(&mut self, worker: &Worker) {
-        self.in_force.load(worker).1.renew();
+        self.current.load(worker).1.renew();
     }
 }
 
-impl InForce {
+impl CurrentConfig {
     /// That of the worker, of which a thread has one.
     pub(super) fn load(&mut self, worker: &Worker) -> (&Arc<Site>, &mut CachedGate) {
-        let at_hand = || (Cache::new(Arc::clone(&worker.site)), worker.gate.cached());
-        let (site, cached) = self.0.get_or_insert_with(at_hand);
+        let cached_pair = || (Cache::new(Arc::clone(&worker.site)), worker.gate.cached());
+        let (site, cached) = self.0.get_or_insert_with(cached_pair);
         (site.load(), cached)
     }
 }
 
-impl Desk {
+impl WorkerBuffers {
     /// Nothing of the message before stays, but for the memory.
-    pub(super) fn clean(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.out.clear();
         self.out.shrink_to(KEPT_BYTES);
     }

@@ -62,7 +62,7 @@ impl Lane<'_> {
             };
             let Poll::Ready(written) = written? else {
                 if !std::mem::replace(&mut self.is_blocked, true) {
-                    self.deadline = self.worker.ticks.after(self.client.waits.write);
+                    self.deadline = self.worker.ticks.after(self.client.timeouts.write);
                 }
                 ready!(self.poll_late(context));
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
@@ -73,7 +73,7 @@ impl Lane<'_> {
                 self.unsent_held.release();
             }
             if std::mem::take(&mut self.is_blocked) {
-                self.deadline = self.worker.ticks.after(self.patience);
+                self.deadline = self.worker.ticks.after(self.wait);
             }
         }
         Poll::Ready(Ok(()))

@@ -4,34 +4,34 @@ use std::io::Write as _;
 
 use http::HeaderValue;
 
-use super::record::{Over, Record};
+use super::record::{Completion, Record};
 use super::stamp::{self, Stamp};
 use super::{MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
 
-pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, over: &Over<'_>) {
+pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, completion: &Completion<'_>) {
     let (time, _) = stamp.now(stamp::common);
     // Writing to memory does not fail.
     _ = write!(line, "{} - - [{time}] \"", record.client);
     match &record.line {
-        Some(asked) => {
-            escape(line, asked.method.as_str().as_bytes());
+        Some(request) => {
+            escape(line, request.method.as_str().as_bytes());
             line.push(b' ');
-            escape(line, cut(asked.target().as_bytes(), MAX_TARGET_BYTES));
-            _ = write!(line, " {}", asked.protocol());
+            escape(line, cut(request.target().as_bytes(), MAX_TARGET_BYTES));
+            _ = write!(line, " {}", request.protocol());
         }
         None => line.push(b'-'),
     }
-    _ = write!(line, "\" {} {} \"", over.status(), over.sent_bytes);
-    escape(line, told(record.referer.as_ref()));
+    _ = write!(line, "\" {} {} \"", completion.status(), completion.sent_bytes);
+    escape(line, header_or_dash(record.referer.as_ref()));
     line.extend_from_slice(b"\" \"");
-    escape(line, told(record.user_agent.as_ref()));
+    escape(line, header_or_dash(record.user_agent.as_ref()));
     line.extend_from_slice(b"\" ");
     word(line, record.limit.as_deref().unwrap_or("-"));
-    let (seconds, micros) = (over.nanos / 1_000_000_000, over.nanos / 1_000 % 1_000_000);
+    let (seconds, micros) = (completion.nanos / 1_000_000_000, completion.nanos / 1_000 % 1_000_000);
     _ = writeln!(line, " {} {seconds}.{micros:06}", record.decision());
 }
 
-fn told(header: Option<&HeaderValue>) -> &[u8] {
+fn header_or_dash(header: Option<&HeaderValue>) -> &[u8] {
     header.map_or(b"-", |header| cut(header.as_bytes(), MAX_HEADER_BYTES))
 }
 

@@ -2,29 +2,29 @@
 
 use std::io::Write as _;
 
-use super::record::{Over, Record};
+use super::record::{Completion, Record};
 use super::stamp::{self, Stamp};
 use super::{MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
 
-pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, over: &Over<'_>) {
+pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, completion: &Completion<'_>) {
     let (time, millis) = stamp.now(stamp::rfc3339);
     // Writing to memory does not fail.
     _ = write!(line, r#"{{"time":"{time}.{millis:03}Z","client":"{}""#, record.client);
-    if let Some(asked) = &record.line {
-        text(line, "method", asked.method.as_str().as_bytes());
-        text(line, "target", cut(asked.target().as_bytes(), MAX_TARGET_BYTES));
-        text(line, "protocol", asked.protocol().as_bytes());
+    if let Some(request) = &record.line {
+        text(line, "method", request.method.as_str().as_bytes());
+        text(line, "target", cut(request.target().as_bytes(), MAX_TARGET_BYTES));
+        text(line, "protocol", request.protocol().as_bytes());
     }
     header(line, "host", record.host());
-    let (millis, micros) = (over.nanos / 1_000_000, over.nanos / 1_000 % 1_000);
-    let (status, sent) = (over.status(), over.sent_bytes);
+    let (millis, micros) = (completion.nanos / 1_000_000, completion.nanos / 1_000 % 1_000);
+    let (status, sent) = (completion.status(), completion.sent_bytes);
     _ = write!(line, r#","status":{status},"sent_bytes":{sent},"duration_ms":{millis}.{micros:03}"#);
-    header(line, "route", over.route.map(str::as_bytes));
+    header(line, "route", completion.route.map(str::as_bytes));
     if let Some(upstream) = &record.upstream {
         text(line, "upstream", format!("{}:{}", upstream.address.host, upstream.address.port).as_bytes());
     }
     header(line, "upstream_error", record.fault.as_deref().map(str::as_bytes));
-    if over.is_broken {
+    if completion.is_broken {
         line.extend_from_slice(br#","broken":true"#);
     }
     header(line, "limit", record.limit.as_deref().map(str::as_bytes));

@@ -25,7 +25,7 @@ pub(in super::super) struct Record {
     worker: usize,
     pub(super) client: IpAddr,
     /// Its first line, if anybody could read it.
-    pub(super) line: Option<Line>,
+    pub(super) line: Option<RequestLine>,
     host: Option<HeaderValue>,
     pub(super) user_agent: Option<HeaderValue>,
     pub(super) referer: Option<HeaderValue>,
@@ -43,14 +43,14 @@ pub(in super::super) struct Record {
 }
 
 /// What a request begins with.
-pub(super) struct Line {
+pub(super) struct RequestLine {
     pub(super) method: Method,
     uri: Uri,
     version: Version,
 }
 
 /// How a request ended.
-pub(in super::super) struct Over<'a> {
+pub(in super::super) struct Completion<'a> {
     pub(in super::super) status: Option<StatusCode>,
     pub(in super::super) sent_bytes: u64,
     /// Whether its upstream or the gateway broke off the answer.
@@ -75,13 +75,13 @@ impl Record {
             host: value(&HOST),
             user_agent: value(&USER_AGENT),
             referer: value(&REFERER),
-            line: Some(Line { method, uri, version }),
-            ..Self::unread(address, (log, worker))
+            line: Some(RequestLine { method, uri, version }),
+            ..Self::unparsed(address, (log, worker))
         }
     }
 
     /// One that nobody could read.
-    pub(in super::super) fn unread(client: IpAddr, (log, worker): (&Arc<AccessLog>, usize)) -> Self {
+    pub(in super::super) fn unparsed(client: IpAddr, (log, worker): (&Arc<AccessLog>, usize)) -> Self {
         Self {
             log: Arc::clone(log),
             worker,
@@ -105,7 +105,7 @@ impl Record {
         self.reason = Some(reason);
     }
 
-    pub(in super::super) fn note_ruling(&mut self, outcome: &Outcome) {
+    pub(in super::super) fn note_outcome(&mut self, outcome: &Outcome) {
         if let Some(Refusal::Unreadable(request)) = outcome.refusal() {
             self.reason = Some(request.reason);
         }
@@ -129,8 +129,8 @@ impl Record {
     }
 
     /// Hands it to the log.
-    pub(in super::super) fn write(&self, over: &Over<'_>) {
-        self.log.write(self.worker, self, over);
+    pub(in super::super) fn write(&self, completion: &Completion<'_>) {
+        self.log.write(self.worker, self, completion);
     }
 
     pub(super) fn host(&self) -> Option<&[u8]> {
@@ -144,7 +144,7 @@ impl Record {
     }
 }
 
-impl Line {
+impl RequestLine {
     /// Path and query.
     pub(super) fn target(&self) -> &str {
         self.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str)
@@ -159,7 +159,7 @@ impl Line {
     }
 }
 
-impl Over<'_> {
+impl Completion<'_> {
     pub(super) fn status(&self) -> u16 {
         self.status.map_or(CLIENT_LEFT, |status| status.as_u16())
     }

@@ -10,40 +10,40 @@ use crate::notice;
 
 /// The standard output, or a file that is opened again when it was renamed away.
 pub(super) struct Sink {
-    file: Option<Opened>,
+    file: Option<LogFile>,
     /// What is wrong with writing, as far as somebody has been told.
-    trouble: Trouble,
+    last_warning: LastWarning,
 }
 
-struct Opened {
+struct LogFile {
     path: PathBuf,
     file: File,
     /// It was removed, and there is no other yet: nobody would ever read what is written.
     is_gone: bool,
     /// What is wrong with opening it again.
-    trouble: Trouble,
+    last_warning: LastWarning,
 }
 
 /// What is wrong, told once until it is something else.
 #[derive(Default)]
-struct Trouble(Option<String>);
+struct LastWarning(Option<String>);
 
 impl Sink {
     pub(super) fn open(path: Option<PathBuf>) -> Result<Self, SettingError> {
         let opened = path.map(|path| match open(&path) {
-            Ok(file) => Ok(Opened { path, file, is_gone: false, trouble: Trouble::default() }),
+            Ok(file) => Ok(LogFile { path, file, is_gone: false, last_warning: LastWarning::default() }),
             Err(error) => {
                 let problem = format!("gateway.access_log.file {}: {error}", path.display());
                 Err(SettingError::new(problem, "name a file that may be written in a folder that is there").of("file"))
             }
         });
-        Ok(Self { file: opened.transpose()?, trouble: Trouble::default() })
+        Ok(Self { file: opened.transpose()?, last_warning: LastWarning::default() })
     }
 
     /// Opens the file again if it is no longer the one of its name.
-    pub(super) fn look(&mut self) {
+    pub(super) fn reopen_if_moved(&mut self) {
         if let Some(opened) = &mut self.file {
-            opened.look();
+            opened.reopen_if_moved();
         }
     }
 
@@ -58,40 +58,40 @@ impl Sink {
         };
         match written {
             Ok(()) => {
-                self.trouble = Trouble::default();
+                self.last_warning = LastWarning::default();
                 0
             }
             Err(error) => {
                 let path = self.file.as_ref().map(|opened| &*opened.path);
-                self.trouble.tell(path, "written", &error);
+                self.last_warning.warn(path, "written", &error);
                 lost()
             }
         }
     }
 }
 
-impl Trouble {
-    fn tell(&mut self, path: Option<&Path>, what: &str, error: &io::Error) {
+impl LastWarning {
+    fn warn(&mut self, path: Option<&Path>, what: &str, error: &io::Error) {
         let of = path.map_or(String::new(), |path| format!(" {}", path.display()));
-        let trouble = format!("the access log{of} cannot be {what}: {error}");
-        if self.0.as_ref() != Some(&trouble) {
-            notice::warn(format_args!("{trouble}; make room for it, and see that it may be written"));
-            self.0 = Some(trouble);
+        let last_warning = format!("the access log{of} cannot be {what}: {error}");
+        if self.0.as_ref() != Some(&last_warning) {
+            notice::warn(format_args!("{last_warning}; make room for it, and see that it may be written"));
+            self.0 = Some(last_warning);
         }
     }
 }
 
-impl Opened {
-    fn look(&mut self) {
+impl LogFile {
+    fn reopen_if_moved(&mut self) {
         if self.is_in_place() {
-            (self.is_gone, self.trouble) = (false, Trouble::default());
+            (self.is_gone, self.last_warning) = (false, LastWarning::default());
             return;
         }
         match open(&self.path) {
-            Ok(file) => (self.file, self.is_gone, self.trouble) = (file, false, Trouble::default()),
+            Ok(file) => (self.file, self.is_gone, self.last_warning) = (file, false, LastWarning::default()),
             Err(error) => {
                 self.is_gone = self.file.metadata().is_ok_and(|file| has_no_name(&file));
-                self.trouble.tell(Some(&self.path), "opened again", &error);
+                self.last_warning.warn(Some(&self.path), "opened again", &error);
             }
         }
     }

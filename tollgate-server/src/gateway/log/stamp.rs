@@ -12,20 +12,20 @@ pub(super) struct Stamp {
 }
 
 /// How a time looks, given the date.
-pub(super) type Form = fn(&OffsetDateTime) -> String;
+pub(super) type TimeFormat = fn(&OffsetDateTime) -> String;
 
 impl Stamp {
     /// The time now, to the second, in that form, and the milliseconds beyond. A stamp is for one form.
-    pub(super) fn now(&mut self, form: Form) -> (&str, u32) {
-        self.at(wall_clock(), form)
+    pub(super) fn now(&mut self, format_time: TimeFormat) -> (&str, u32) {
+        self.at(wall_clock(), format_time)
     }
 
-    fn at(&mut self, now: SystemTime, form: Form) -> (&str, u32) {
+    fn at(&mut self, now: SystemTime, format_time: TimeFormat) -> (&str, u32) {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let second = i64::try_from(since.as_secs()).unwrap_or_default();
         if second != self.second || self.text.is_empty() {
             let date = OffsetDateTime::from_unix_timestamp(second).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-            (self.second, self.text) = (second, form(&date));
+            (self.second, self.text) = (second, format_time(&date));
         }
         (&self.text, since.subsec_millis())
     }

@@ -6,78 +6,78 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::sink::Sink;
-use super::{Lines, Shared};
+use super::{LineBuffer, Shared};
 
 /// Lines of so long are written together.
 const GATHER: Duration = Duration::from_millis(50);
 
 /// How often a quiet log is looked at: its file may have been renamed away.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const REOPEN_EVERY: Duration = Duration::from_secs(1);
 
 /// What the thread waits for.
 #[derive(Default)]
-pub(super) struct Bell {
-    calls: Mutex<Calls>,
+pub(super) struct WriterSignal {
+    signals: Mutex<Signals>,
     changed: Condvar,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Calls {
+struct Signals {
     lines: bool,
-    look: bool,
+    reopen: bool,
     end: bool,
     ended: bool,
 }
 
-impl Bell {
+impl WriterSignal {
     /// There are lines.
-    pub(super) fn ring(&self) {
-        self.call(|calls| calls.lines = true);
+    pub(super) fn notify_lines(&self) {
+        self.call(|signals| signals.lines = true);
     }
 
-    pub(super) fn look(&self) {
-        self.call(|calls| calls.look = true);
+    pub(super) fn reopen(&self) {
+        self.call(|signals| signals.reopen = true);
     }
 
     /// No more lines come.
     pub(super) fn end(&self) {
-        self.call(|calls| calls.end = true);
+        self.call(|signals| signals.end = true);
     }
 
-    pub(super) fn await_end(&self, within: Duration) {
+    pub(super) fn wait_for_end(&self, within: Duration) {
         // Whether it ended or took too long, nothing more can be done.
-        _ = self.changed.wait_timeout_while(self.lock(), within, |calls| !calls.ended);
+        _ = self.changed.wait_timeout_while(self.lock(), within, |signals| !signals.ended);
     }
 
     fn ended(&self) {
-        self.call(|calls| calls.ended = true);
+        self.call(|signals| signals.ended = true);
     }
 
-    fn call(&self, say: impl FnOnce(&mut Calls)) {
-        say(&mut self.lock());
+    fn call(&self, set: impl FnOnce(&mut Signals)) {
+        set(&mut self.lock());
         self.changed.notify_all();
     }
 
     /// Waits for a call, and then a moment longer for more lines.
-    fn wait(&self) -> Calls {
-        let quiet = |calls: &mut Calls| !calls.lines && !calls.look && !calls.end;
-        let waited = self.changed.wait_timeout_while(self.lock(), LOOK_EVERY, quiet);
-        let (calls, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let waited = match calls.lines {
-            true => self.changed.wait_timeout_while(calls, GATHER, |calls| !calls.look && !calls.end),
-            false => return take(calls),
+    fn wait(&self) -> Signals {
+        let quiet = |signals: &mut Signals| !signals.lines && !signals.reopen && !signals.end;
+        let waited = self.changed.wait_timeout_while(self.lock(), REOPEN_EVERY, quiet);
+        let (signals, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let waited = match signals.lines {
+            true => self.changed.wait_timeout_while(signals, GATHER, |signals| !signals.reopen && !signals.end),
+            false => return take_signals(signals),
         };
-        take(waited.unwrap_or_else(PoisonError::into_inner).0)
+        take_signals(waited.unwrap_or_else(PoisonError::into_inner).0)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Signals> {
+        self.signals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn take(mut calls: MutexGuard<'_, Calls>) -> Calls {
-    let taken = *calls;
-    (calls.lines, calls.look) = (false, false);
+fn take_signals(mut signals: MutexGuard<'_, Signals>) -> Signals {
+    let taken = *signals;
+    (signals.lines, signals.reopen) = (false, false);
     taken
 }
 
@@ -89,19 +89,20 @@ pub(super) fn start(shared: Arc<Shared>, sink: Sink) -> io::Result<()> {
 fn run(shared: &Shared, mut sink: Sink) {
     let mut text = Vec::new();
     loop {
-        let calls = shared.bell.wait();
-        sink.look();
-        for waiting in &shared.waiting {
+        let signals = shared.signal.wait();
+        sink.reopen_if_moved();
+        for worker_lines in &shared.worker_lines {
             {
-                let mut lines: MutexGuard<'_, Lines> = waiting.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut lines: MutexGuard<'_, LineBuffer> =
+                    worker_lines.0.lock().unwrap_or_else(PoisonError::into_inner);
                 std::mem::swap(&mut lines.text, &mut text);
             }
             let lost = sink.write(&text);
             shared.lost.fetch_add(lost, Relaxed);
             text.clear();
         }
-        if calls.end {
-            return shared.bell.ended();
+        if signals.end {
+            return shared.signal.ended();
         }
     }
 }

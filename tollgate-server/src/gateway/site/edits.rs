@@ -16,27 +16,27 @@ pub(in super::super) struct Edits {
 /// The same on heads that are text.
 impl Edits {
     /// Whether a header of that name, in any case, is taken away.
-    pub(in super::super) fn take(&self, name: &str) -> bool {
+    pub(in super::super) fn removes(&self, name: &str) -> bool {
         let is = |other: &HeaderName| other.as_str().eq_ignore_ascii_case(name);
         self.remove.iter().any(is) || self.set.iter().any(|(other, _)| is(other))
     }
 
     /// Whether it is taken away and no other takes its place.
     pub(in super::super) fn removes_for_good(&self, name: &HeaderName) -> bool {
-        self.remove.contains(name) && !self.puts(name)
+        self.remove.contains(name) && !self.sets(name)
     }
 
-    pub(in super::super) fn puts(&self, name: &HeaderName) -> bool {
-        self.put_headers().any(|(other, _)| other == name)
+    pub(in super::super) fn sets(&self, name: &HeaderName) -> bool {
+        self.new_headers().any(|(other, _)| other == name)
     }
 
-    pub(in super::super) fn put_headers(&self) -> impl Iterator<Item = &(HeaderName, HeaderValue)> {
+    pub(in super::super) fn new_headers(&self) -> impl Iterator<Item = &(HeaderName, HeaderValue)> {
         self.set.iter().chain(&self.add)
     }
 
     /// Writes what is put in, but for some.
-    pub(in super::super) fn put(&self, out: &mut Vec<u8>, but_for: impl Fn(&HeaderName) -> bool) {
-        for (name, value) in self.put_headers().filter(|(name, _)| !but_for(name)) {
+    pub(in super::super) fn write_new(&self, out: &mut Vec<u8>, except: impl Fn(&HeaderName) -> bool) {
+        for (name, value) in self.new_headers().filter(|(name, _)| !except(name)) {
             for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
                 out.extend_from_slice(part);
             }

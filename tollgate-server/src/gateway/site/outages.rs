@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::super::ticks::Tick;
-use super::upstreams::listed;
+use super::upstreams::route_list;
 use super::{Route, Site};
 
 /// The names of routes of which people were told that no upstream is well. Of several routes with one name, one is
@@ -17,12 +17,12 @@ pub(in super::super) struct Outages(BTreeSet<String>);
 
 impl Outages {
     /// What is new since the last look. The site may be another by now.
-    pub(in super::super) fn look(&mut self, site: &Site, now: Tick) -> impl Iterator<Item = String> {
+    pub(in super::super) fn update(&mut self, site: &Site, now: Tick) -> impl Iterator<Item = String> {
         let down = || site.routes.iter().filter(|route| route.is_down(now));
         let before = std::mem::replace(&mut self.0, down().map(|route| route.name.clone()).collect());
         let (some, none): (Vec<&Route>, Vec<&Route>) = down()
             .filter(|route| !before.contains(&route.name))
-            .partition(|route| route.targets().any(|target| target.is_well(now)));
+            .partition(|route| route.targets().any(|target| target.is_healthy(now)));
         let is_back = |route: &&Route| {
             let is_over = before.contains(&route.name) && !self.0.contains(&route.name);
             // One that leads elsewhere now may be no better there.
@@ -31,17 +31,17 @@ impl Outages {
         let back = site.routes.iter().filter(is_back).collect();
         let began = |go: &'static str| move |of| format!("no upstream of {of} is well now: requests go {go}");
         let lines = [
-            named(none).map(began("to all of them")),
-            named(some).map(began("first to those whose ejection is over")),
-            named(back).map(|of| format!("there is a well upstream again for {of}")),
+            names(none).map(began("to all of them")),
+            names(some).map(began("first to those whose ejection is over")),
+            names(back).map(|of| format!("there is a well upstream again for {of}")),
         ];
         lines.into_iter().flatten()
     }
 }
 
-fn named(routes: Vec<&Route>) -> Option<String> {
+fn names(routes: Vec<&Route>) -> Option<String> {
     let names: Vec<&str> = routes.into_iter().map(|route| route.name.as_str()).collect();
-    (!names.is_empty()).then(|| listed(&names))
+    (!names.is_empty()).then(|| route_list(&names))
 }
 
 impl Route {
@@ -54,6 +54,6 @@ impl Route {
     }
 
     fn has_proven(&self, now: Tick) -> bool {
-        self.targets().any(|target| target.is_proven_well(now))
+        self.targets().any(|target| target.is_proven_healthy(now))
     }
 }

@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 
-use super::super::answer::Failure;
+use super::super::failure::Failure;
 use crate::counter::Counter;
 
 /// Where one bucket of durations ends and the next begins.
@@ -102,7 +102,7 @@ impl RouteTally {
 
 /// What has been counted of a route, by all workers.
 #[derive(Debug, Default)]
-pub(in super::super) struct Seen {
+pub(in super::super) struct RouteTotals {
     pub(in super::super) name: String,
     began: u64,
     pub(in super::super) ended: [u64; CLASSES.len()],
@@ -112,21 +112,21 @@ pub(in super::super) struct Seen {
     pub(in super::super) retries: u64,
 }
 
-impl Seen {
+impl RouteTotals {
     pub(in super::super) fn of<'a>(tallies: impl IntoIterator<Item = &'a RouteTally>) -> Self {
-        let mut seen = Self::default();
+        let mut totals = Self::default();
         for tally in tallies {
-            if seen.name.is_empty() {
-                seen.name = tally.name.to_string();
+            if totals.name.is_empty() {
+                totals.name = tally.name.to_string();
             }
-            add(&mut seen.ended, &tally.ended);
-            add(&mut seen.durations, &tally.durations);
-            add(&mut seen.failures, &tally.failures);
-            seen.nanos += tally.nanos.value();
-            seen.retries += tally.retries.value();
-            seen.began += tally.began.value();
+            add(&mut totals.ended, &tally.ended);
+            add(&mut totals.durations, &tally.durations);
+            add(&mut totals.failures, &tally.failures);
+            totals.nanos += tally.nanos.value();
+            totals.retries += tally.retries.value();
+            totals.began += tally.began.value();
         }
-        seen
+        totals
     }
 
     pub(in super::super) fn in_flight(&self) -> u64 {

@@ -37,7 +37,7 @@ pub(in super::super) struct Validity {
 
 /// How a certificate stands at some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum CertificateState {
     NotYet,
     Good,
     EndsSoon,
@@ -46,10 +46,10 @@ enum Standing {
 
 /// The name of a certificate in metrics, which more people can read than the machine's files: as it is written in the rule
 /// file, or its last two parts where that is an absolute path.
-fn label(written: &str) -> String {
-    let path = Path::new(written);
+fn label(configured: &str) -> String {
+    let path = Path::new(configured);
     if !path.is_absolute() {
-        return written.to_owned();
+        return configured.to_owned();
     }
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     match path.parent().and_then(Path::file_name) {
@@ -60,33 +60,33 @@ fn label(written: &str) -> String {
 
 impl Validity {
     /// Reads a certificate from its file, which is written like that in the rule file.
-    pub(super) fn of(file: &Path, written: &str, certificate: &CertificateDer<'_>) -> Option<Self> {
+    pub(super) fn of(file: &Path, configured: &str, certificate: &CertificateDer<'_>) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
         let validity = parsed.validity();
         let [begins, ends] = [validity.not_before, validity.not_after].map(|time| ASN1Time::to_datetime(&time));
-        Some(Self { file: file.display().to_string(), label: label(written), names: names(&parsed), begins, ends })
+        Some(Self { file: file.display().to_string(), label: label(configured), names: names(&parsed), begins, ends })
     }
 
-    fn standing(&self, now: i64) -> Standing {
+    fn state(&self, now: i64) -> CertificateState {
         let (begins, ends) = (self.begins.unix_timestamp(), self.ends.unix_timestamp());
         match now {
-            _ if ends < now => Standing::Expired,
-            _ if now < begins => Standing::NotYet,
-            _ if ends - now < SOON_SECONDS.min((ends - begins) / SOON_PART) => Standing::EndsSoon,
-            _ => Standing::Good,
+            _ if ends < now => CertificateState::Expired,
+            _ if now < begins => CertificateState::NotYet,
+            _ if ends - now < SOON_SECONDS.min((ends - begins) / SOON_PART) => CertificateState::EndsSoon,
+            _ => CertificateState::Good,
         }
     }
 
     /// What people are to be told of it, and what to do.
-    fn told(&self, standing: Standing, now: i64) -> Option<String> {
-        match standing {
-            Standing::Good => None,
-            Standing::NotYet => Some(format!(
+    fn message(&self, state: CertificateState, now: i64) -> Option<String> {
+        match state {
+            CertificateState::Good => None,
+            CertificateState::NotYet => Some(format!(
                 "{self} is not valid before {}Z, and until then clients do not believe it; put one in its place that is \
                  valid now, or set the clock of this machine",
                 rfc3339(&self.begins)
             )),
-            Standing::EndsSoon => {
+            CertificateState::EndsSoon => {
                 let left = match (self.ends.unix_timestamp() - now) / DAY_SECONDS {
                     0 => "less than a day".to_owned(),
                     1 => "1 day".to_owned(),
@@ -94,7 +94,7 @@ impl Validity {
                 };
                 Some(format!("{self} expires on {}Z, in {left}; put a new one in its place", rfc3339(&self.ends)))
             }
-            Standing::Expired => Some(format!(
+            CertificateState::Expired => Some(format!(
                 "{self} has expired on {}Z, and clients do not believe it; put a new one in its place",
                 rfc3339(&self.ends)
             )),
@@ -131,28 +131,28 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 /// Certificates in force, and what people were told of them: once when they come into force, and whenever that changes.
-pub(super) struct Told {
+pub(super) struct ExpiryWarnings {
     certificates: Arc<Vec<Validity>>,
-    told: Vec<Standing>,
+    logged: Vec<CertificateState>,
 }
 
-impl Told {
-    pub(super) fn nothing_of(certificates: &Arc<Vec<Validity>>) -> Self {
-        Self { certificates: Arc::clone(certificates), told: vec![Standing::Good; certificates.len()] }
+impl ExpiryWarnings {
+    pub(super) fn new(certificates: &Arc<Vec<Validity>>) -> Self {
+        Self { certificates: Arc::clone(certificates), logged: vec![CertificateState::Good; certificates.len()] }
     }
 
     /// Tells what is new at a time, in seconds of the Unix epoch.
-    pub(super) fn tell(&mut self, now: i64) {
-        self.news(now).iter().for_each(notice::warn);
+    pub(super) fn log(&mut self, now: i64) {
+        self.changes(now).iter().for_each(notice::warn);
     }
 
-    fn news(&mut self, now: i64) -> Vec<String> {
-        let each = self.certificates.iter().zip(&mut self.told);
-        let news = each.filter_map(|(certificate, told)| {
-            let standing = certificate.standing(now);
-            if standing == std::mem::replace(told, standing) { None } else { certificate.told(standing, now) }
+    fn changes(&mut self, now: i64) -> Vec<String> {
+        let each = self.certificates.iter().zip(&mut self.logged);
+        let changes = each.filter_map(|(certificate, logged)| {
+            let state = certificate.state(now);
+            if state == std::mem::replace(logged, state) { None } else { certificate.message(state, now) }
         });
-        news.collect()
+        changes.collect()
     }
 }
 
@@ -160,7 +160,7 @@ impl Told {
 mod tests {
     use super::*;
 
-    fn told(begins: i64, ends: i64) -> Told {
+    fn warnings(begins: i64, ends: i64) -> ExpiryWarnings {
         let time = |seconds| OffsetDateTime::from_unix_timestamp(seconds).unwrap();
         let names = vec!["a.example".to_owned(), "b.example".to_owned()];
         let validity = Validity {
@@ -170,29 +170,29 @@ mod tests {
             begins: time(begins),
             ends: time(ends),
         };
-        Told::nothing_of(&Arc::new(vec![validity]))
+        ExpiryWarnings::new(&Arc::new(vec![validity]))
     }
 
     #[test]
     fn metrics_do_not_show_where_files_are_on_the_machine() {
-        for (written, shown) in [
+        for (configured, shown) in [
             ("cert.pem", "cert.pem"),
             ("tls/cert.pem", "tls/cert.pem"),
             ("/etc/letsencrypt/live/example.com/fullchain.pem", "example.com/fullchain.pem"),
             ("/cert.pem", "cert.pem"),
         ] {
-            assert_eq!(label(written), shown);
+            assert_eq!(label(configured), shown);
         }
     }
 
     #[test]
     fn a_certificate_is_told_whenever_it_stands_otherwise() {
         let day = |day: i64| day * DAY_SECONDS;
-        let mut certificate = told(day(10), day(100));
+        let mut certificate = warnings(day(10), day(100));
         let begins_with = "gateway.tls.certificates cert.pem for a.example, b.example ";
         let mut lines = Vec::new();
         for now in [day(9), day(9) + 1, day(10), day(86), day(86) + 1, day(98), day(100), day(100) + 1, day(200)] {
-            lines.extend(certificate.news(now).into_iter().map(|line| (now, line.replace(begins_with, ""))));
+            lines.extend(certificate.changes(now).into_iter().map(|line| (now, line.replace(begins_with, ""))));
         }
         let wanted = [
             (
@@ -211,15 +211,15 @@ mod tests {
 
     #[test]
     fn a_short_life_is_told_by_its_last_third() {
-        let mut of_six_days = told(0, 6 * DAY_SECONDS);
-        assert_eq!(of_six_days.news(4 * DAY_SECONDS), Vec::<String>::new());
-        assert_eq!(of_six_days.news(4 * DAY_SECONDS + 1).len(), 1);
+        let mut of_six_days = warnings(0, 6 * DAY_SECONDS);
+        assert_eq!(of_six_days.changes(4 * DAY_SECONDS), Vec::<String>::new());
+        assert_eq!(of_six_days.changes(4 * DAY_SECONDS + 1).len(), 1);
     }
 
     #[test]
     fn days_that_are_left_are_told_as_people_count_them() {
         for (left, words) in [(0, "less than a day"), (DAY_SECONDS, "1 day"), (2 * DAY_SECONDS + 1, "2 days")] {
-            let lines = told(0, 100 * DAY_SECONDS).news(100 * DAY_SECONDS - left);
+            let lines = warnings(0, 100 * DAY_SECONDS).changes(100 * DAY_SECONDS - left);
             assert!(lines[0].contains(&format!(", in {words}; ")), "{lines:?}");
         }
     }

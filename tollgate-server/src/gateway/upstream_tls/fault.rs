@@ -26,14 +26,14 @@ pub(in super::super) enum TlsFault {
     /// it has not the key of its certificate; the library does not tell which.
     OtherSignature,
     /// Its certificate is one that others are signed with.
-    AuthoritysOwn,
+    CaCertificate,
     Expired(UnixTime),
     NotYet(UnixTime),
     /// Its certificate is for others than who was asked for.
     OtherName {
-        asked: ServerName<'static>,
+        expected: ServerName<'static>,
         /// As the library writes them, such as `DnsName("api.internal")`.
-        has: Vec<String>,
+        presented: Vec<String>,
     },
     /// Its certificate is not good for another reason.
     BadCertificate(CertificateError),
@@ -85,12 +85,12 @@ impl TlsFault {
             CertificateError::ExpiredContext { not_after, .. } => Self::Expired(*not_after),
             CertificateError::NotValidYetContext { not_before, .. } => Self::NotYet(*not_before),
             CertificateError::NotValidForNameContext { expected, presented } => {
-                Self::OtherName { asked: expected.clone(), has: presented.clone() }
+                Self::OtherName { expected: expected.clone(), presented: presented.clone() }
             }
             CertificateError::Other(other)
                 if matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity)) =>
             {
-                Self::AuthoritysOwn
+                Self::CaCertificate
             }
             error => Self::BadCertificate(error.clone()),
         }
@@ -102,7 +102,7 @@ impl TlsFault {
             self,
             Self::UnknownAuthority
                 | Self::OtherSignature
-                | Self::AuthoritysOwn
+                | Self::CaCertificate
                 | Self::Expired(_)
                 | Self::NotYet(_)
                 | Self::OtherName { .. }
@@ -122,7 +122,7 @@ impl fmt::Display for TlsFault {
                  certificate is of another authority than the known one of that name; see that it has its own key, and that \
                  upstream_tls.ca has its authority",
             ),
-            Self::AuthoritysOwn => out.write_str(
+            Self::CaCertificate => out.write_str(
                 "its certificate is marked as an authority's (CA:TRUE); make it with CA:FALSE (openssl req -x509 -addext \
                  basicConstraints=CA:FALSE), or have that authority issue one for it",
             ),
@@ -132,20 +132,20 @@ impl fmt::Display for TlsFault {
                 "its certificate is not valid before {}; put one there that is valid now, or set the clock of this machine",
                 date(*at)
             ),
-            Self::OtherName { asked, has } if has.is_empty() => {
-                let asked = asked.to_str();
+            Self::OtherName { expected, presented } if presented.is_empty() => {
+                let expected = expected.to_str();
                 write!(
                     out,
-                    "its certificate is for no name, and {asked} was asked for; make one with subjectAltName for {asked}"
+                    "its certificate is for no name, and {expected} was asked for; make one with subjectAltName for {expected}"
                 )
             }
-            Self::OtherName { asked, has } => {
-                let names: Vec<String> = has.iter().map(|name| bare(name)).collect();
-                let (asked, names) = (asked.to_str(), join_up_to(&names, MAX_NAMES));
+            Self::OtherName { expected, presented } => {
+                let names: Vec<String> = presented.iter().map(|name| bare(name)).collect();
+                let (expected, names) = (expected.to_str(), join_up_to(&names, MAX_NAMES));
                 write!(
                     out,
-                    "its certificate is for {names}, and {asked} was asked for; name one that it is for in \
-                     upstream_tls.server_name, or make one for {asked}"
+                    "its certificate is for {names}, and {expected} was asked for; name one that it is for in \
+                     upstream_tls.server_name, or make one for {expected}"
                 )
             }
             Self::BadCertificate(error) => {

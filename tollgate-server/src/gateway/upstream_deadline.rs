@@ -7,7 +7,7 @@ use std::task::Waker;
 use futures_util::task::AtomicWaker;
 use tokio::time::timeout;
 
-use super::answer::Failure;
+use super::failure::Failure;
 use super::ticks::{TICK, Tick, Ticks, Wait};
 
 /// Nobody waits for the upstream.
@@ -22,8 +22,8 @@ const OVERLOADED: u8 = 4;
 
 /// A deadline that moves while a request is on its way.
 #[derive(Debug)]
-pub(super) struct Patience {
-    deadline: AtomicU64,
+pub(super) struct UpstreamDeadline {
+    at: AtomicU64,
     /// What became of the body that the client sends.
     body: AtomicU8,
     /// The task that answers the client, if it has to know when the body breaks.
@@ -31,14 +31,9 @@ pub(super) struct Patience {
     ticks: Arc<Ticks>,
 }
 
-impl Patience {
+impl UpstreamDeadline {
     pub(super) fn new(ticks: Arc<Ticks>) -> Self {
-        Self {
-            deadline: AtomicU64::new(NEVER),
-            body: AtomicU8::new(UNDER_WAY),
-            on_broken_body: AtomicWaker::new(),
-            ticks,
-        }
+        Self { at: AtomicU64::new(NEVER), body: AtomicU8::new(UNDER_WAY), on_broken_body: AtomicWaker::new(), ticks }
     }
 
     pub(super) fn now(&self) -> Tick {
@@ -46,18 +41,18 @@ impl Patience {
     }
 
     /// The upstream has to say something within that time.
-    pub(super) fn expect(&self, wait: Wait) {
-        self.deadline.store(self.ticks.after(wait), Relaxed);
+    pub(super) fn set(&self, wait: Wait) {
+        self.at.store(self.ticks.after(wait), Relaxed);
     }
 
     /// A request begins.
-    pub(super) fn begin(&self, wait: Wait) {
+    pub(super) fn start(&self, wait: Wait) {
         self.body.store(UNDER_WAY, Relaxed);
-        self.expect(wait);
+        self.set(wait);
     }
 
     /// The client's body ended before its end.
-    pub(super) fn body_broke(&self, how: Failure) {
+    pub(super) fn note_body_failure(&self, how: Failure) {
         let how = match how {
             Failure::BodyTooLong => TOO_LONG,
             Failure::BodyLate => LATE,
@@ -69,12 +64,12 @@ impl Patience {
     }
 
     /// Wakes a task when the client's body ends before its end.
-    pub(super) fn wake_if_body_breaks(&self, waker: &Waker) {
+    pub(super) fn wake_on_body_failure(&self, waker: &Waker) {
         self.on_broken_body.register(waker);
     }
 
     /// Returns why the client's body ended before its end. The upstream is not to blame.
-    pub(super) fn clients_fault(&self) -> Option<Failure> {
+    pub(super) fn body_failure(&self) -> Option<Failure> {
         match self.body.load(Relaxed) {
             BROKEN => Some(Failure::BodyBroken),
             TOO_LONG => Some(Failure::BodyTooLong),
@@ -85,23 +80,23 @@ impl Patience {
     }
 
     /// Nothing is expected of the upstream: it waits for the client.
-    pub(super) fn forgive(&self) {
-        self.deadline.store(NEVER, Relaxed);
+    pub(super) fn clear(&self) {
+        self.at.store(NEVER, Relaxed);
     }
 
     /// How many ticks are left.
-    pub(super) fn left(&self) -> u64 {
-        self.deadline.load(Relaxed).saturating_sub(self.ticks.now())
+    pub(super) fn ticks_left(&self) -> u64 {
+        self.at.load(Relaxed).saturating_sub(self.ticks.now())
     }
 
     /// What comes of it before the deadline, wherever that has moved by then.
-    pub(super) async fn outlast<F: Future + Unpin>(&self, mut future: F) -> Option<F::Output> {
+    pub(super) async fn limit<F: Future + Unpin>(&self, mut future: F) -> Option<F::Output> {
         loop {
             // A deadline that was lifted may be set again at any time.
-            let ticks = u32::try_from(self.left()).unwrap_or(u32::MAX).clamp(1, LOOK_EVERY_TICKS);
+            let ticks = u32::try_from(self.ticks_left()).unwrap_or(u32::MAX).clamp(1, CHECK_EVERY_TICKS);
             match timeout(TICK * ticks, &mut future).await {
                 Ok(output) => return Some(output),
-                Err(_elapsed) if self.left() == 0 => return None,
+                Err(_elapsed) if self.ticks_left() == 0 => return None,
                 Err(_elapsed) => {}
             }
         }
@@ -109,4 +104,4 @@ impl Patience {
 }
 
 /// How long a deadline that was set anew may go unseen.
-const LOOK_EVERY_TICKS: u32 = 5;
+const CHECK_EVERY_TICKS: u32 = 5;

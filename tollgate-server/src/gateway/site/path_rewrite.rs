@@ -6,16 +6,16 @@ use tollgate::internal::CleanPath;
 use tollgate::rules::file::internal::{RewriteRule, RouteRule, SettingError, UpstreamRule};
 use tollgate::rules::{PathCase, PathReading};
 
-use super::super::answer::Failure;
+use super::super::failure::Failure;
 
 /// How a route changes paths.
-pub(super) struct Paths {
+pub(super) struct PathRewrite {
     strip_prefix: Option<String>,
     rewrite: Option<RewriteRule>,
     case: PathCase,
 }
 
-impl Paths {
+impl PathRewrite {
     /// Reads how a route of a gateway with that reading changes paths. The gateway's reading chooses the route and the
     /// route's own is that of the upstreams: if either ignores case, so do the changes. Otherwise a path in another case
     /// would reach the route and escape its changes.
@@ -45,14 +45,14 @@ impl Paths {
     }
 
     /// Whether it may.
-    pub(super) fn change(&self) -> bool {
+    pub(super) fn is_active(&self) -> bool {
         self.strip_prefix.is_some() || self.rewrite.is_some()
     }
 
     /// What an upstream with that prefix is asked for instead of `uri`, whose path is clean: with `..` in it, it could lead
     /// out of what the upstream's URL names.
-    pub(super) fn asked(&self, prefix: Option<&str>, uri: &Uri) -> Result<Uri, Failure> {
-        if !(self.change() || prefix.is_some()) || uri.path() == "*" {
+    pub(super) fn apply(&self, prefix: Option<&str>, uri: &Uri) -> Result<Uri, Failure> {
+        if !(self.is_active() || prefix.is_some()) || uri.path() == "*" {
             return Ok(uri.clone());
         }
         let mut path = uri.path().to_owned();
@@ -91,17 +91,17 @@ pub(crate) fn upstream_urls(rule: &RouteRule, reading: PathReading, path: &str) 
         let forwarded = clean.forwarded(rule.paths.over(reading)).ok()?.into_owned();
         query.map_or(forwarded.clone(), |query| format!("{forwarded}?{query}")).parse::<Uri>().ok()
     };
-    let (paths, uri) = (Paths::of(rule, reading).ok(), clean(path));
+    let (paths, uri) = (PathRewrite::of(rule, reading).ok(), clean(path));
     let upstreams = rule.upstream.iter().flatten();
-    let asked = |upstream: &UpstreamRule| {
+    let apply = |upstream: &UpstreamRule| {
         let url = upstream.url.as_str();
         let prefix = prefix(upstream);
-        let path = paths.as_ref()?.asked(prefix.as_deref(), uri.as_ref()?).ok()?;
+        let path = paths.as_ref()?.apply(prefix.as_deref(), uri.as_ref()?).ok()?;
         let origin = url.trim_end_matches('/');
         let origin = origin.strip_suffix(prefix.as_deref().unwrap_or_default()).unwrap_or(origin);
         (!upstream.url.is_echo()).then(|| format!("{origin}{path}"))
     };
-    upstreams.map(|upstream| asked(upstream).unwrap_or_else(|| upstream.url.as_str().to_owned())).collect()
+    upstreams.map(|upstream| apply(upstream).unwrap_or_else(|| upstream.url.as_str().to_owned())).collect()
 }
 
 /// The same with another path and query. One that is longer than a URI can be leads nowhere: as it was before, it could

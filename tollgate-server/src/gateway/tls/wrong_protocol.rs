@@ -11,16 +11,16 @@ use super::super::client::LINGER;
 use super::super::io::Stream;
 
 /// How a client of TLS begins: with a record of the handshake. No request of HTTP has such a byte.
-const HELLO_BEGINS: u8 = 0x16;
+const TLS_HANDSHAKE: u8 = 0x16;
 
 /// What a client is told that speaks plain HTTP where TLS is spoken.
-const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n\
+const USE_HTTPS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n\
     content-length: 98\r\n\r\n\
     {\"error\":\"plain_http\",\"message\":\"A plain HTTP request came to a port that speaks TLS. Use https.\"}";
 
 /// Whether these are the first bytes of a client that wants to speak TLS.
 pub(in super::super) fn is_hello(first: &[u8]) -> bool {
-    first.first() == Some(&HELLO_BEGINS)
+    first.first() == Some(&TLS_HANDSHAKE)
 }
 
 /// Whether a client begins as HTTP does, and TLS never: with a letter. What it sent stays to be read.
@@ -30,10 +30,10 @@ pub(in super::super) async fn begins_with_a_letter(tcp: &TcpStream) -> io::Resul
 }
 
 /// Tells a client of plain HTTP that it has to speak TLS, in words that it understands.
-pub(in super::super) async fn tell_to_speak_tls(mut tcp: TcpStream) -> io::Result<()> {
-    let told = async {
-        tcp.write_all(SPEAK_TLS).await?;
+pub(in super::super) async fn send_use_https(mut tcp: TcpStream) -> io::Result<()> {
+    let reply = async {
+        tcp.write_all(USE_HTTPS).await?;
         Stream::Plain(tcp).end().await
     };
-    timeout(LINGER, told).await?
+    timeout(LINGER, reply).await?
 }

@@ -18,13 +18,13 @@ const MAX_CHUNK_DIGITS: u32 = 15;
 
 /// Follows the messages of one connection.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(super) struct FramingGuard {
     at: At,
     head: Head,
     /// What was refused is a head.
     refused_head: bool,
     /// Behind the sizes of chunks.
-    takes_blanks: bool,
+    allows_blanks: bool,
 }
 
 /// Where in a message the next byte is.
@@ -60,7 +60,7 @@ enum At {
         after_cr: bool,
     },
     /// The connection is no longer one of messages.
-    Passing,
+    Tunnel,
     Refused,
 }
 
@@ -110,14 +110,14 @@ impl fmt::Display for Ambiguity {
     }
 }
 
-impl Guard {
+impl FramingGuard {
     pub(super) fn new() -> Self {
-        Self { at: At::Head, head: Head::default(), refused_head: false, takes_blanks: false }
+        Self { at: At::Head, head: Head::default(), refused_head: false, allows_blanks: false }
     }
 
     /// For the body of an answer that comes in chunks. Some servers write blanks behind their sizes.
-    pub(super) fn of_chunks() -> Self {
-        Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, takes_blanks: true, ..Self::new() }
+    pub(super) fn for_chunks() -> Self {
+        Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, allows_blanks: true, ..Self::new() }
     }
 
     /// Finds what is in the chunks of that body, and tells how many of these bytes are its.
@@ -149,8 +149,8 @@ impl Guard {
     }
 
     /// From here on the bytes are of another protocol.
-    pub(super) fn pass(&mut self) {
-        self.at = At::Passing;
+    pub(super) fn tunnel(&mut self) {
+        self.at = At::Tunnel;
         self.head = Head::default();
     }
 
@@ -164,7 +164,7 @@ impl Guard {
     /// # Errors
     ///
     /// The first ambiguity, and how many bytes before it are good. Everything after it is refused.
-    pub(super) fn look(&mut self, bytes: &[u8], max_head: usize) -> Result<(), (Ambiguity, usize)> {
+    pub(super) fn check(&mut self, bytes: &[u8], max_head: usize) -> Result<(), (Ambiguity, usize)> {
         let mut rest = bytes;
         while !rest.is_empty() {
             match self.step(rest, max_head) {
@@ -183,7 +183,7 @@ impl Guard {
     fn step(&mut self, bytes: &[u8], max_head: usize) -> Result<usize, Ambiguity> {
         let byte = bytes[0];
         self.at = match self.at {
-            At::Passing => return Ok(bytes.len()),
+            At::Tunnel => return Ok(bytes.len()),
             At::Refused => return Err(Ambiguity::BadChunk),
             At::Head => return self.line_of_head(bytes, max_head),
             At::Body { left } => {
@@ -196,7 +196,9 @@ impl Guard {
                 self.at = if taken == left { At::ChunkCr } else { At::Chunk { left: left - taken } };
                 return Ok(taken as usize);
             }
-            At::ChunkSize { size, digits, line } if self.takes_blanks && digits > 0 && matches!(byte, b' ' | b'\t') => {
+            At::ChunkSize { size, digits, line }
+                if self.allows_blanks && digits > 0 && matches!(byte, b' ' | b'\t') =>
+            {
                 At::ChunkExtension { size, line }
             }
             At::ChunkSize { size, digits, line } => chunk_size(byte, size, digits, line)?,
@@ -366,9 +368,9 @@ mod tests {
 
     const ROOM: usize = 64 << 10;
 
-    fn looked(text: &str) -> Result<At, Ambiguity> {
-        let mut guard = Guard::new();
-        guard.look(text.as_bytes(), ROOM).map_err(|(ambiguity, _)| ambiguity)?;
+    fn checked(text: &str) -> Result<At, Ambiguity> {
+        let mut guard = FramingGuard::new();
+        guard.check(text.as_bytes(), ROOM).map_err(|(ambiguity, _)| ambiguity)?;
         Ok(guard.at)
     }
 
@@ -383,7 +385,7 @@ mod tests {
             "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nA;x=\"y\"\r\n0123456789\r\n0\r\nX-Sum: 1\r\n\r\n",
             "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nHost: h\r\n\r\n",
         ] {
-            assert_eq!(looked(text), Ok(At::Head), "{text:?}");
+            assert_eq!(checked(text), Ok(At::Head), "{text:?}");
         }
     }
 
@@ -420,18 +422,18 @@ mod tests {
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\n\r\n", Ambiguity::BareLf),
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n", Ambiguity::BadChunk),
         ] {
-            assert_eq!(looked(text), Err(wanted), "{text:?}");
+            assert_eq!(checked(text), Err(wanted), "{text:?}");
         }
     }
 
     #[test]
     fn a_head_without_end_is_refused() {
-        let mut guard = Guard::new();
+        let mut guard = FramingGuard::new();
         let line = format!("X: {}\r\n", "x".repeat(1000));
-        let refused = (0..100).map(|_| guard.look(line.as_bytes(), ROOM)).find(Result::is_err);
+        let refused = (0..100).map(|_| guard.check(line.as_bytes(), ROOM)).find(Result::is_err);
         assert!(matches!(refused, Some(Err((Ambiguity::HeadTooLong, _)))));
-        let mut guard = Guard::new();
-        let refused = (0..100).map(|_| guard.look(&[b'x'; 1000], ROOM)).find(Result::is_err);
+        let mut guard = FramingGuard::new();
+        let refused = (0..100).map(|_| guard.check(&[b'x'; 1000], ROOM)).find(Result::is_err);
         assert!(matches!(refused, Some(Err((Ambiguity::HeadTooLong, _)))));
     }
 
@@ -444,22 +446,22 @@ mod tests {
                 "POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\nhello worldsGET / HTTP/1.1\r\nHost: h",
                 "POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\nContent-Length: 12\r\n\r\nhello worlds",
             ][kind];
-            let mut guard = Guard::new();
-            let whole = (guard.look(text.as_bytes(), ROOM).is_ok(), guard.at);
+            let mut guard = FramingGuard::new();
+            let whole = (guard.check(text.as_bytes(), ROOM).is_ok(), guard.at);
             let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
             cuts.extend([0, text.len()]);
             cuts.sort_unstable();
-            let mut guard = Guard::new();
-            let found = cuts.windows(2).map(|cut| guard.look(&text.as_bytes()[cut[0]..cut[1]], ROOM)).find(Result::is_err);
+            let mut guard = FramingGuard::new();
+            let found = cuts.windows(2).map(|cut| guard.check(&text.as_bytes()[cut[0]..cut[1]], ROOM)).find(Result::is_err);
             prop_assert_eq!((found.is_none(), guard.at), whole);
         }
 
         #[test]
         fn nothing_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            _ = Guard::new().look(&bytes, ROOM);
-            let mut guard = Guard::new();
-            _ = guard.look(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", ROOM);
-            _ = guard.look(&bytes, ROOM);
+            _ = FramingGuard::new().check(&bytes, ROOM);
+            let mut guard = FramingGuard::new();
+            _ = guard.check(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", ROOM);
+            _ = guard.check(&bytes, ROOM);
         }
     }
 }

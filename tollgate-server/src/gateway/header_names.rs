@@ -14,14 +14,14 @@ use super::site::Site;
 
 /// What a header is to a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum HeaderKind {
     /// Nothing: it passes.
     Other,
     /// It is between two neighbours, and says nothing else.
     HopByHop,
     Connection,
     /// What only hyper's way knows.
-    Special,
+    HyperOnly,
     TransferEncoding,
     /// Announces trailers.
     Trailer,
@@ -30,7 +30,7 @@ pub(super) enum Kind {
     ContentType,
     Date,
     Via,
-    Forwarded,
+    UpstreamRequest,
     XForwardedFor,
     XForwardedProto,
     XForwardedHost,
@@ -41,41 +41,41 @@ pub(super) enum Kind {
     RateLimit,
 }
 
-impl Kind {
+impl HeaderKind {
     /// Whether it is only between two neighbours.
     pub(super) fn is_hop_by_hop(self) -> bool {
-        matches!(self, Self::HopByHop | Self::Connection | Self::Special | Self::TransferEncoding)
+        matches!(self, Self::HopByHop | Self::Connection | Self::HyperOnly | Self::TransferEncoding)
     }
 }
 
 /// The kinds of names, by their length: most lengths have one or none.
-pub(super) fn kind(name: &str) -> Kind {
+pub(super) fn kind(name: &str) -> HeaderKind {
     let is = |wanted: &str| name.eq_ignore_ascii_case(wanted);
     match name.len() {
-        2 if is("te") => Kind::Special,
-        3 if is("via") => Kind::Via,
-        4 if is("host") => Kind::Host,
-        4 if is("date") => Kind::Date,
-        6 if is("expect") => Kind::Special,
-        7 if is("upgrade") => Kind::Special,
-        7 if is("trailer") => Kind::Trailer,
-        9 if is("forwarded") => Kind::Forwarded,
-        9 if is("ratelimit") => Kind::RateLimit,
-        10 if is("connection") => Kind::Connection,
-        10 if is("keep-alive") => Kind::HopByHop,
-        12 if is("content-type") => Kind::ContentType,
-        12 if is("x-request-id") => Kind::XRequestId,
-        14 if is("content-length") => Kind::ContentLength,
-        15 if is("x-forwarded-for") => Kind::XForwardedFor,
-        16 if is("x-forwarded-host") => Kind::XForwardedHost,
-        16 if is("proxy-connection") => Kind::HopByHop,
-        17 if is("x-forwarded-proto") => Kind::XForwardedProto,
-        17 if is("transfer-encoding") => Kind::TransferEncoding,
-        18 if is("proxy-authenticate") => Kind::HopByHop,
-        19 if is("proxy-authorization") => Kind::HopByHop,
-        10.. if begins(name, "ratelimit-") || begins(name, "x-ratelimit-") => Kind::RateLimit,
-        _ if is_forwarding_header(name) => Kind::Forwarding,
-        _ => Kind::Other,
+        2 if is("te") => HeaderKind::HyperOnly,
+        3 if is("via") => HeaderKind::Via,
+        4 if is("host") => HeaderKind::Host,
+        4 if is("date") => HeaderKind::Date,
+        6 if is("expect") => HeaderKind::HyperOnly,
+        7 if is("upgrade") => HeaderKind::HyperOnly,
+        7 if is("trailer") => HeaderKind::Trailer,
+        9 if is("forwarded") => HeaderKind::UpstreamRequest,
+        9 if is("ratelimit") => HeaderKind::RateLimit,
+        10 if is("connection") => HeaderKind::Connection,
+        10 if is("keep-alive") => HeaderKind::HopByHop,
+        12 if is("content-type") => HeaderKind::ContentType,
+        12 if is("x-request-id") => HeaderKind::XRequestId,
+        14 if is("content-length") => HeaderKind::ContentLength,
+        15 if is("x-forwarded-for") => HeaderKind::XForwardedFor,
+        16 if is("x-forwarded-host") => HeaderKind::XForwardedHost,
+        16 if is("proxy-connection") => HeaderKind::HopByHop,
+        17 if is("x-forwarded-proto") => HeaderKind::XForwardedProto,
+        17 if is("transfer-encoding") => HeaderKind::TransferEncoding,
+        18 if is("proxy-authenticate") => HeaderKind::HopByHop,
+        19 if is("proxy-authorization") => HeaderKind::HopByHop,
+        10.. if begins(name, "ratelimit-") || begins(name, "x-ratelimit-") => HeaderKind::RateLimit,
+        _ if is_forwarding_header(name) => HeaderKind::Forwarding,
+        _ => HeaderKind::Other,
     }
 }
 
@@ -137,15 +137,21 @@ impl<'a> HeaderFilter<'a> {
     }
 
     /// Returns what becomes of a request header of this name, which is of that kind.
-    pub(super) fn fate(&self, name: &str, kind: Kind) -> Fate {
+    pub(super) fn fate(&self, name: &str, kind: HeaderKind) -> Fate {
         match kind {
-            Kind::Other | Kind::Forwarding | Kind::RateLimit if has_underscore(name) => match self.underscores {
-                UnderscoreHeaders::Keep if !reads_as_ours(name) => Fate::Kept,
-                UnderscoreHeaders::Refuse => Fate::Refused,
-                _ => Fate::Dropped(DropReason::Underscore),
-            },
-            Kind::HopByHop => Fate::Dropped(DropReason::HopByHop),
-            Kind::Forwarded | Kind::XForwardedFor | Kind::XForwardedProto | Kind::XForwardedHost | Kind::Forwarding
+            HeaderKind::Other | HeaderKind::Forwarding | HeaderKind::RateLimit if has_underscore(name) => {
+                match self.underscores {
+                    UnderscoreHeaders::Keep if !is_special_with_hyphens(name) => Fate::Kept,
+                    UnderscoreHeaders::Refuse => Fate::Refused,
+                    _ => Fate::Dropped(DropReason::Underscore),
+                }
+            }
+            HeaderKind::HopByHop => Fate::Dropped(DropReason::HopByHop),
+            HeaderKind::UpstreamRequest
+            | HeaderKind::XForwardedFor
+            | HeaderKind::XForwardedProto
+            | HeaderKind::XForwardedHost
+            | HeaderKind::Forwarding
                 if !self.is_trusted() =>
             {
                 Fate::Dropped(DropReason::Forwarding)
@@ -164,8 +170,8 @@ impl<'a> HeaderFilter<'a> {
 pub(super) fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> bool {
     const OF_HEADS: [&str; 2] = ["authorization", "cookie"];
     let is_kept = match has_underscore(name) {
-        true => underscores == UnderscoreHeaders::Keep && !reads_as_ours(name),
-        false => kind(name) == Kind::Other,
+        true => underscores == UnderscoreHeaders::Keep && !is_special_with_hyphens(name),
+        false => kind(name) == HeaderKind::Other,
     };
     is_kept && !OF_HEADS.iter().any(|of_heads| name.eq_ignore_ascii_case(of_heads))
 }
@@ -176,8 +182,8 @@ fn has_underscore(name: &str) -> bool {
 }
 
 /// Whether a name with underscores means something to a proxy once an upstream has taken them for hyphens.
-fn reads_as_ours(name: &str) -> bool {
-    kind(&name.replace('_', "-")) != Kind::Other
+fn is_special_with_hyphens(name: &str) -> bool {
+    kind(&name.replace('_', "-")) != HeaderKind::Other
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ impl Failure {
 const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
 
 /// The answer to a request that cannot be read in one way: what is ambiguous, and the reason as metrics have it.
-pub(super) fn unreadable(problem: &Unreadable) -> Response<Bytes> {
+pub(super) fn unreadable_response(problem: &Unreadable) -> Response<Bytes> {
     let body = serde_json::json!({
         "error": "bad_request",
         "reason": problem.reason(),
@@ -169,7 +169,7 @@ pub(super) fn unreadable(problem: &Unreadable) -> Response<Bytes> {
 }
 
 /// The answer that a failure is.
-pub(super) fn failed(failure: Failure) -> Response<Bytes> {
+pub(super) fn response(failure: Failure) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from_static(failure.body().as_bytes()));
     *response.status_mut() = failure.status();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -14,27 +14,27 @@ const NEVER: Tick = Tick::MAX;
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waits {
+pub(super) struct ClientTimeouts {
     pub(super) head: Wait,
     pub(super) body: Wait,
     pub(super) idle: Wait,
     pub(super) write: Wait,
     /// Looking this often misses no deadline: none is set for a moment before the next look.
-    pub(super) look_every: Duration,
+    pub(super) check_every: Duration,
 }
 
-impl Waits {
+impl ClientTimeouts {
     pub(super) fn of(rule: &TimeoutsRule) -> Self {
         let wait = |span: tollgate::rules::file::internal::DurationText| Wait::at_least(span.duration());
         let (head, body, idle, write) = (wait(rule.head), wait(rule.body), wait(rule.idle), wait(rule.write));
-        let look_every = head.min(body).min(idle).min(write).duration();
-        Self { head, body, idle, write, look_every }
+        let check_every = head.min(body).min(idle).min(write).duration();
+        Self { head, body, idle, write, check_every }
     }
 }
 
 /// The deadlines of one connection.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct ClientDeadlines {
     /// For the next request, or for the rest of its head.
     request: AtomicU64,
     /// For more of a body.
@@ -49,7 +49,7 @@ pub(super) struct Watch {
     body_is_late: AtomicBool,
 }
 
-impl Watch {
+impl ClientDeadlines {
     pub(super) fn new(first_request_by: Tick) -> Self {
         Self {
             request: AtomicU64::new(first_request_by),
@@ -62,7 +62,7 @@ impl Watch {
     }
 
     /// A part of a head has come. Its first bytes begin its time.
-    pub(super) fn head_came(&self, head_by: impl FnOnce() -> Tick) {
+    pub(super) fn head_received(&self, head_by: impl FnOnce() -> Tick) {
         if !self.in_head.load(Relaxed) && self.active.load(Relaxed) == 0 {
             self.in_head.store(true, Relaxed);
             self.request.store(head_by(), Relaxed);
@@ -82,7 +82,7 @@ impl Watch {
     }
 
     /// The client has been told to go, and may take so long.
-    pub(super) fn goes_by(&self, by: Tick) {
+    pub(super) fn goaway_sent(&self, by: Tick) {
         if self.active.load(Relaxed) == 0 {
             self.request.store(by, Relaxed);
         }
@@ -103,7 +103,7 @@ impl Watch {
         }
     }
 
-    pub(super) fn body_came(&self) {
+    pub(super) fn body_received(&self) {
         self.body.store(NEVER, Relaxed);
     }
 
@@ -122,31 +122,31 @@ impl Watch {
     }
 
     /// Looks at all deadlines.
-    pub(super) fn look(&self, now: Tick) -> Looked {
+    pub(super) fn check(&self, now: Tick) -> Expired {
         if self.write.load(Relaxed) <= now {
-            return Looked::Over;
+            return Expired::Close;
         }
         if self.request.load(Relaxed) <= now {
-            return Looked::NoRequest;
+            return Expired::NoRequest;
         }
         if self.body.load(Relaxed) <= now {
             // Once, so that the client can be told; if that does not end it, the next look does.
-            return if self.body_is_late.swap(true, Relaxed) { Looked::Over } else { Looked::BodyLate };
+            return if self.body_is_late.swap(true, Relaxed) { Expired::Close } else { Expired::BodyLate };
         }
         let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.write.load(Relaxed));
-        Looked::In { ticks: next.saturating_sub(now) }
+        Expired::NotYet { ticks: next.saturating_sub(now) }
     }
 }
 
 /// What a look at the deadlines found.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Looked {
+pub(super) enum Expired {
     /// The connection has to end.
-    Over,
+    Close,
     /// No request has come in time.
     NoRequest,
     /// A body did not come in time.
     BodyLate,
     /// The next deadline is so far away.
-    In { ticks: u64 },
+    NotYet { ticks: u64 },
 }

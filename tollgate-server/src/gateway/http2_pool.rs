@@ -28,10 +28,10 @@ use super::upstream_slots::UpstreamIo;
 const MAX_REQUESTS: usize = 100;
 
 /// What hyper is to assume until an upstream has said how many requests it takes.
-pub(super) const UNSAID: usize = 0;
+pub(super) const UNKNOWN_STREAMS: usize = 0;
 
 /// How often it is looked whether it has. Nothing tells.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const POLL_EVERY: Duration = Duration::from_millis(2);
 
 /// No moment.
 const NEVER: Tick = Tick::MAX;
@@ -48,61 +48,64 @@ pub(super) type Connection = http2::Connection<TokioIo<UpstreamIo>, ToUpstream, 
 
 /// The connections of a worker to an upstream.
 #[derive(Default)]
-pub(super) struct Shared {
-    carriers: Mutex<Vec<(Sender, Arc<Carrier>)>>,
+pub(super) struct Http2Pool {
+    conns: Mutex<Vec<(Sender, Arc<Http2Conn>)>>,
     /// There has been one.
-    is_spoken: AtomicBool,
+    speaks_http2: AtomicBool,
 }
 
 /// A connection, and how much it carries.
-struct Carrier {
+struct Http2Conn {
     requests: AtomicUsize,
     /// Requests that it was used for, ended or not, are counted in it.
     usage: Mutex<Usage>,
     /// When it was first seen to carry nothing.
     quiet_since: AtomicU64,
-    driven: Mutex<Driven>,
+    state: Mutex<ConnState>,
 }
 
 /// What becomes of a connection.
-enum Driven {
+enum ConnState {
     /// Only the connection knows what the upstream allows.
-    On(Connection),
+    Open(Connection),
     /// Why, if it broke.
-    Over(Option<hyper::Error>),
+    Closed(Option<hyper::Error>),
 }
 
 /// A request's place on a connection.
-pub(super) struct Seat(Arc<Carrier>);
+pub(super) struct StreamPermit(Arc<Http2Conn>);
 
-impl Shared {
+impl Http2Pool {
     /// Returns whether there are connections, open or not yet seen to be closed.
     pub(super) fn has_connections(&self) -> bool {
-        !self.carriers().is_empty()
+        !self.conns().is_empty()
     }
 
     /// Whether the upstream is known to speak HTTP/2.
-    pub(super) fn is_spoken(&self) -> bool {
-        self.is_spoken.load(Relaxed)
+    pub(super) fn speaks_http2(&self) -> bool {
+        self.speaks_http2.load(Relaxed)
     }
 
     /// A place for a request; none if there should be another connection.
-    pub(super) fn seat(&self, now: Tick, policy: &ReusePolicy, addresses: &HostAddresses) -> Option<(Sender, Seat)> {
-        let mut carriers = self.carriers();
+    pub(super) fn reserve(
+        &self,
+        now: Tick,
+        policy: &ReusePolicy,
+        addresses: &HostAddresses,
+    ) -> Option<(Sender, StreamPermit)> {
+        let mut conns = self.conns();
         // One that takes no further requests ends with those that it carries.
-        carriers.retain(|(sender, carrier)| {
-            let mut usage = carrier.usage();
+        conns.retain(|(sender, conn)| {
+            let mut usage = conn.usage();
             !sender.is_closed() && usage.is_young(now, policy) && usage.is_current(addresses)
         });
         // The first that has room, so that those that are not needed any more become quiet.
-        let found = carriers.iter().find(|(_, carrier)| carrier.has_room());
+        let found = conns.iter().find(|(_, conn)| conn.has_room());
         let found = match found {
-            None if carriers.len() >= MAX_CONNECTIONS => {
-                carriers.iter().min_by_key(|(_, carrier)| carrier.requests.load(Relaxed))
-            }
+            None if conns.len() >= MAX_CONNECTIONS => conns.iter().min_by_key(|(_, conn)| conn.requests.load(Relaxed)),
             found => found,
         };
-        found.map(|(sender, carrier)| (sender.clone(), Seat::on(carrier)))
+        found.map(|(sender, conn)| (sender.clone(), StreamPermit::on(conn)))
     }
 
     /// Drives a new connection, and shares it if it is needed. It is the caller's to use in any case, unless it
@@ -112,62 +115,61 @@ impl Shared {
         sender: Sender,
         connection: Connection,
         usage: Usage,
-    ) -> Result<(Sender, Seat), ConnectError> {
-        let carrier = Arc::new(Carrier {
+    ) -> Result<(Sender, StreamPermit), ConnectError> {
+        let conn = Arc::new(Http2Conn {
             requests: AtomicUsize::new(0),
             usage: Mutex::new(usage),
             quiet_since: AtomicU64::new(NEVER),
-            driven: Mutex::new(Driven::On(connection)),
+            state: Mutex::new(ConnState::Open(connection)),
         });
-        let driven = Arc::clone(&carrier);
-        tokio::spawn(async move { driven.drive().await });
+        let state = Arc::clone(&conn);
+        tokio::spawn(async move { state.drive().await });
         // It is the first thing that an upstream sends. More requests than that would be refused.
-        while carrier.allowed().ok_or_else(|| carrier.why_over())? == UNSAID {
-            sleep(LOOK_EVERY).await;
+        while conn.allowed().ok_or_else(|| conn.close_error())? == UNKNOWN_STREAMS {
+            sleep(POLL_EVERY).await;
         }
-        self.is_spoken.store(true, Relaxed);
-        let seat = Seat::on(&carrier);
-        let mut carriers = self.carriers();
+        self.speaks_http2.store(true, Relaxed);
+        let reserve = StreamPermit::on(&conn);
+        let mut conns = self.conns();
         // Where several were opened at once, one is enough.
-        if carriers.len() < MAX_CONNECTIONS && !carriers.iter().any(|(_, other)| other.has_room()) {
-            carriers.push((sender.clone(), carrier));
+        if conns.len() < MAX_CONNECTIONS && !conns.iter().any(|(_, other)| other.has_room()) {
+            conns.push((sender.clone(), conn));
         }
-        Ok((sender, seat))
+        Ok((sender, reserve))
     }
 
     /// Lets go of connections that nobody has needed for a while, but for one.
     pub(super) fn sweep(&self, now: Tick) {
         let mut is_first = true;
-        self.carriers().retain(|(sender, carrier)| {
-            !sender.is_closed() && (std::mem::take(&mut is_first) || !carrier.is_left_over(now))
-        });
+        self.conns()
+            .retain(|(sender, conn)| !sender.is_closed() && (std::mem::take(&mut is_first) || !conn.is_surplus(now)));
     }
 
     /// Closes a connection without requests. Returns whether there was one.
     pub(super) fn evict_idle(&self) -> bool {
-        let mut carriers = self.carriers();
-        let idle = carriers.iter().position(|(_, carrier)| carrier.requests.load(Relaxed) == 0);
-        idle.map(|at| carriers.remove(at)).is_some()
+        let mut conns = self.conns();
+        let idle = conns.iter().position(|(_, conn)| conn.requests.load(Relaxed) == 0);
+        idle.map(|at| conns.remove(at)).is_some()
     }
 
-    fn carriers(&self) -> MutexGuard<'_, Vec<(Sender, Arc<Carrier>)>> {
-        self.carriers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn conns(&self) -> MutexGuard<'_, Vec<(Sender, Arc<Http2Conn>)>> {
+        self.conns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Carrier {
+impl Http2Conn {
     /// How many requests the upstream takes at a time, as long as the connection is there.
     fn allowed(&self) -> Option<usize> {
-        match &*self.driven() {
-            Driven::On(connection) => Some(connection.current_max_send_streams()),
-            Driven::Over(_) => None,
+        match &*self.state() {
+            ConnState::Open(connection) => Some(connection.current_max_send_streams()),
+            ConnState::Closed(_) => None,
         }
     }
 
-    fn why_over(&self) -> ConnectError {
-        let why = match &mut *self.driven() {
-            Driven::Over(why) => why.take(),
-            Driven::On(_) => None,
+    fn close_error(&self) -> ConnectError {
+        let why = match &mut *self.state() {
+            ConnState::Closed(why) => why.take(),
+            ConnState::Open(_) => None,
         };
         why.map_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted).into(), ConnectError::from)
     }
@@ -178,7 +180,7 @@ impl Carrier {
     }
 
     /// Whether it has been without requests for long.
-    fn is_left_over(&self, now: Tick) -> bool {
+    fn is_surplus(&self, now: Tick) -> bool {
         if self.requests.load(Relaxed) > 0 {
             return false;
         }
@@ -189,33 +191,33 @@ impl Carrier {
 
     /// How it ends is told to whoever waits for an answer.
     async fn drive(&self) {
-        let ended = poll_fn(|context| match &mut *self.driven() {
-            Driven::On(connection) => Pin::new(connection).poll(context),
-            Driven::Over(_) => Poll::Ready(Ok(())),
+        let ended = poll_fn(|context| match &mut *self.state() {
+            ConnState::Open(connection) => Pin::new(connection).poll(context),
+            ConnState::Closed(_) => Poll::Ready(Ok(())),
         });
         let ended = ended.await;
-        *self.driven() = Driven::Over(ended.err());
+        *self.state() = ConnState::Closed(ended.err());
     }
 
     fn usage(&self) -> MutexGuard<'_, Usage> {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn driven(&self) -> MutexGuard<'_, Driven> {
-        self.driven.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, ConnState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seat {
-    fn on(carrier: &Arc<Carrier>) -> Self {
-        carrier.requests.fetch_add(1, Relaxed);
-        carrier.usage().note_request();
-        carrier.quiet_since.store(NEVER, Relaxed);
-        Self(Arc::clone(carrier))
+impl StreamPermit {
+    fn on(conn: &Arc<Http2Conn>) -> Self {
+        conn.requests.fetch_add(1, Relaxed);
+        conn.usage().note_request();
+        conn.quiet_since.store(NEVER, Relaxed);
+        Self(Arc::clone(conn))
     }
 }
 
-impl Drop for Seat {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         self.0.requests.fetch_sub(1, Relaxed);
     }

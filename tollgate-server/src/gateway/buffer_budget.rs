@@ -22,7 +22,7 @@ pub(super) const STEP_BYTES: usize = 4 << 10;
 
 /// The bytes that are held, of all workers.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(super) struct BufferBudget {
     used: AtomicI64,
     /// Half of the bound.
     half: i64,
@@ -35,7 +35,7 @@ pub(super) struct Buffers {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Overloaded;
 
-impl Buffers {
+impl BufferBudget {
     /// Half of the memory that the process may have is for bodies, unless the rule file says.
     pub(super) fn new(max_buffered: Option<u64>, connections: &Arc<AtomicI64>) -> Self {
         let most = max_buffered.unwrap_or_else(|| memory_bytes().unwrap_or(UNKNOWN_MEMORY_BYTES) / 2);
@@ -58,7 +58,7 @@ impl Buffers {
     }
 
     /// Changes what a connection holds.
-    fn change(&self, own: &AtomicI64, bytes: i64) -> Result<(), Overloaded> {
+    fn adjust(&self, own: &AtomicI64, bytes: i64) -> Result<(), Overloaded> {
         if bytes > 0 {
             let share = self.half / self.connections.load(Relaxed).max(1);
             let is_small = own.load(Relaxed) + bytes <= share;
@@ -80,12 +80,12 @@ impl Buffers {
 }
 
 /// Bytes that a body of a connection holds, until this is dropped.
-pub(super) struct HeldBytes {
+pub(super) struct BufferedBytes {
     client: Arc<Client>,
     bytes: i64,
 }
 
-impl HeldBytes {
+impl BufferedBytes {
     pub(super) fn none(client: &Arc<Client>) -> Self {
         Self { client: Arc::clone(client), bytes: 0 }
     }
@@ -96,8 +96,8 @@ impl HeldBytes {
         if bytes == self.bytes {
             return Ok(());
         }
-        let (buffers, own) = self.client.buffers();
-        buffers.change(own, bytes - self.bytes)?;
+        let (budget, own) = self.client.buffer_budget();
+        budget.adjust(own, bytes - self.bytes)?;
         self.bytes = bytes;
         Ok(())
     }
@@ -108,7 +108,7 @@ impl HeldBytes {
     }
 }
 
-impl Drop for HeldBytes {
+impl Drop for BufferedBytes {
     fn drop(&mut self) {
         self.release();
     }
@@ -153,18 +153,18 @@ mod tests {
     #[test]
     fn beyond_half_only_small_holders_grow_and_the_bound_holds() {
         const MOST: i64 = 1000;
-        let buffers = Buffers::new(Some(MOST as u64), &Arc::new(AtomicI64::new(10)));
+        let budget = BufferBudget::new(Some(MOST as u64), &Arc::new(AtomicI64::new(10)));
         let own: Vec<AtomicI64> = (0..10).map(|_| AtomicI64::new(0)).collect();
-        assert!(buffers.change(&own[0], 500).is_ok(), "half is for everybody");
-        assert!(buffers.change(&own[0], 1).is_err(), "a connection that holds much does not grow");
+        assert!(budget.adjust(&own[0], 500).is_ok(), "half is for everybody");
+        assert!(budget.adjust(&own[0], 1).is_err(), "a connection that holds much does not grow");
         for other in &own[1..] {
-            assert!(buffers.change(other, 50).is_ok(), "one that holds little is served on");
-            assert!(buffers.change(other, 1).is_err());
+            assert!(budget.adjust(other, 50).is_ok(), "one that holds little is served on");
+            assert!(budget.adjust(other, 1).is_err());
         }
-        assert!(buffers.used() <= MOST);
-        assert_eq!((buffers.used(), buffers.refused()), (950, 10));
-        assert!(buffers.change(&own[0], -500).is_ok());
-        assert!(buffers.change(&own[1], 40).is_ok(), "there is room again");
+        assert!(budget.used() <= MOST);
+        assert_eq!((budget.used(), budget.refused()), (950, 10));
+        assert!(budget.adjust(&own[0], -500).is_ok());
+        assert!(budget.adjust(&own[1], 40).is_ok(), "there is room again");
     }
 
     #[test]

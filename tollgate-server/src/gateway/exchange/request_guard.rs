@@ -8,33 +8,33 @@ use http::{HeaderValue, StatusCode};
 use tollgate::{InFlightPermit, Outcome};
 
 use super::super::abandoned::{self, Abandoned};
-use super::super::answer::Failure;
-use super::super::body::Came;
-use super::super::buffers::HeldBytes;
+use super::super::body::UpstreamProgress;
+use super::super::buffer_budget::BufferedBytes;
 use super::super::client::Client;
 use super::super::connection::SEND_BUFFER_BYTES;
+use super::super::failure::Failure;
 use super::super::fault::Fault;
-use super::super::lane::Link;
-use super::super::log::{Over, Record};
-use super::super::patience::Patience;
+use super::super::http1_conn::Http1Conn;
+use super::super::http2_pool::StreamPermit;
+use super::super::lane::LaneConn;
+use super::super::log::{Completion, Record};
 use super::super::reuse::ReusePolicy;
-use super::super::shared::Seat;
 use super::super::site::Route;
 use super::super::tally::{Moment, RouteTally};
 use super::super::target::{Eject, Target};
 use super::super::ticks::{Tick, Wait};
-use super::super::wire::Wire;
+use super::super::upstream_deadline::UpstreamDeadline;
 
 /// Ends a request when it is dropped.
-pub(in super::super) struct Ending {
+pub(in super::super) struct RequestGuard {
     client: Arc<Client>,
-    upstream: Option<Held>,
+    upstream: Option<UpstreamAttempt>,
     /// Whether the upstream has nothing left to do: its answer is over, or it was given up.
     is_upstream_done: bool,
     /// Whether the answer ends only when its connection is closed.
     is_endless: bool,
     /// Among the requests of its key that are under way.
-    place: Option<InFlightPermit>,
+    permit: Option<InFlightPermit>,
     sent_bytes: u64,
     began: Moment,
     route: Option<Arc<RouteTally>>,
@@ -49,24 +49,33 @@ pub(in super::super) struct Ending {
 }
 
 /// The upstream that a request is at.
-pub(in super::super) struct Held {
+pub(in super::super) struct UpstreamAttempt {
     pub(in super::super) target: Arc<Target>,
     /// The connection, if it is this request's alone.
-    pub(in super::super) wire: Option<Wire>,
+    pub(in super::super) conn: Option<Http1Conn>,
     /// Its place on the connection, if others share it.
-    pub(in super::super) seat: Option<Seat>,
+    pub(in super::super) stream_permit: Option<StreamPermit>,
     /// The progress of the client's body, if the request has a permit.
-    pub(in super::super) patience: Option<Arc<Patience>>,
+    pub(in super::super) deadline: Option<Arc<UpstreamDeadline>>,
     pub(in super::super) timeout: Wait,
     pub(in super::super) eject: Eject,
     reuse: ReusePolicy,
     worker: usize,
 }
 
-impl Held {
+impl UpstreamAttempt {
     pub(in super::super) fn new(target: &Arc<Target>, route: &Route, worker: usize) -> Self {
         let Route { timeout, eject, reuse, .. } = *route;
-        Self { target: Arc::clone(target), wire: None, seat: None, patience: None, timeout, eject, reuse, worker }
+        Self {
+            target: Arc::clone(target),
+            conn: None,
+            stream_permit: None,
+            deadline: None,
+            timeout,
+            eject,
+            reuse,
+            worker,
+        }
     }
 
     /// Whether the client's body broke off, which ends the connection or stream.
@@ -75,22 +84,22 @@ impl Held {
     }
 
     fn body_failure(&self) -> Option<Failure> {
-        let patience = self.patience.as_ref().or(self.wire.as_ref().map(Wire::patience))?;
-        patience.clients_fault()
+        let deadline = self.deadline.as_ref().or(self.conn.as_ref().map(Http1Conn::deadline))?;
+        deadline.body_failure()
     }
 
     /// Keeps a connection for the next request.
-    pub(in super::super) fn keep(&self, wire: Wire, now: Tick) {
-        self.target.keep(self.worker, wire, now, &self.reuse);
+    pub(in super::super) fn keep_conn(&self, conn: Http1Conn, now: Tick) {
+        self.target.keep_conn(self.worker, conn, now, &self.reuse);
     }
 
     /// Keeps a connection of the lane for the next request.
-    pub(in super::super) fn keep_link(&self, link: Box<Link>, now: Tick) {
-        self.target.keep_link(self.worker, link, now, &self.reuse);
+    pub(in super::super) fn keep_lane_conn(&self, conn: Box<LaneConn>, now: Tick) {
+        self.target.keep_lane_conn(self.worker, conn, now, &self.reuse);
     }
 }
 
-impl Ending {
+impl RequestGuard {
     pub(in super::super) fn new(client: &Arc<Client>) -> Self {
         let began = client.tally().now();
         Self {
@@ -98,7 +107,7 @@ impl Ending {
             upstream: None,
             is_upstream_done: false,
             is_endless: false,
-            place: None,
+            permit: None,
             sent_bytes: 0,
             began,
             route: None,
@@ -110,8 +119,8 @@ impl Ending {
     }
 
     /// Gives the place back when the answer is over.
-    pub(in super::super) fn keep_permit(&mut self, place: Option<InFlightPermit>) {
-        self.place = place;
+    pub(in super::super) fn keep_permit(&mut self, permit: Option<InFlightPermit>) {
+        self.permit = permit;
     }
 
     /// The request is on a route from here on.
@@ -126,14 +135,14 @@ impl Ending {
     }
 
     /// What was ruled is counted, and written down when the request is over.
-    pub(in super::super) fn note_ruling(&mut self, outcome: &Outcome) {
-        self.client.tally().note_ruling(outcome);
-        self.record_ruling(outcome);
+    pub(in super::super) fn note_outcome(&mut self, outcome: &Outcome) {
+        self.client.tally().note_outcome(outcome);
+        self.record_outcome(outcome);
     }
 
-    pub(in super::super) fn record_ruling(&mut self, outcome: &Outcome) {
+    pub(in super::super) fn record_outcome(&mut self, outcome: &Outcome) {
         if let Some(record) = &mut self.record {
-            record.note_ruling(outcome);
+            record.note_outcome(outcome);
         }
     }
 
@@ -174,7 +183,7 @@ impl Ending {
 
     /// Somebody else gives it back.
     pub(in super::super) fn take_permit(&mut self) -> Option<InFlightPermit> {
-        self.place.take()
+        self.permit.take()
     }
 
     /// All of the answer was given to the client.
@@ -191,8 +200,8 @@ impl Ending {
         self.is_upstream_done
     }
 
-    pub(in super::super) fn has_place(&self) -> bool {
-        self.place.is_some()
+    pub(in super::super) fn has_permit(&self) -> bool {
+        self.permit.is_some()
     }
 
     /// The answer goes on until its connection is closed, as events do.
@@ -203,20 +212,20 @@ impl Ending {
     /// The client has left. Returns the request if its answer has to be read to the end. Otherwise its connection has to
     /// be closed: it has no permit, an answer without an end, a broken body, or too many others are read to their end.
     pub(in super::super) fn abandon(&mut self) -> Option<Abandoned> {
-        if self.is_upstream_done || self.is_endless || self.place.is_none() {
+        if self.is_upstream_done || self.is_endless || self.permit.is_none() {
             return None;
         }
-        let held = self.upstream.take()?;
-        let permit = self.place.take()?;
-        if held.has_broken_body() {
-            abandoned::hold_permit(permit, held.timeout, self.client.shared_tally());
+        let attempt = self.upstream.take()?;
+        let permit = self.permit.take()?;
+        if attempt.has_broken_body() {
+            abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
             return None;
         }
-        Abandoned::new(held, permit, self.client.shared_tally())
+        Abandoned::new(attempt, permit, self.client.shared_tally())
     }
 
-    pub(in super::super) fn hold(&mut self, held: Held) {
-        self.upstream = Some(held);
+    pub(in super::super) fn set_upstream(&mut self, attempt: UpstreamAttempt) {
+        self.upstream = Some(attempt);
     }
 
     pub(in super::super) fn note_sent(&mut self, bytes: usize) {
@@ -224,8 +233,8 @@ impl Ending {
     }
 
     /// Counts what is held of the answer, from nothing on.
-    pub(in super::super) fn held_bytes(&self) -> HeldBytes {
-        HeldBytes::none(&self.client)
+    pub(in super::super) fn buffered_bytes(&self) -> BufferedBytes {
+        BufferedBytes::none(&self.client)
     }
 
     /// The most of what was given that may still wait to be written.
@@ -234,79 +243,79 @@ impl Ending {
     }
 
     /// The next piece of what is there of the answer.
-    pub(in super::super) fn give(&mut self, rest: &mut Bytes) -> Bytes {
+    pub(in super::super) fn next_piece(&mut self, rest: &mut Bytes) -> Bytes {
         let piece = rest.split_to(rest.len().min(self.client.piece_bytes()));
         self.note_sent(piece.len());
-        self.client.given();
+        self.client.set_read_deadline();
         piece
     }
 
     /// The next part of the answer is the upstream's to send.
-    pub(in super::super) fn upstream_awaited(&self) {
-        self.client.taken();
-        if let Some(Held { wire: Some(wire), timeout, .. }) = &self.upstream {
-            wire.expect(*timeout);
+    pub(in super::super) fn await_upstream(&self) {
+        self.client.clear_read_deadline();
+        if let Some(UpstreamAttempt { conn: Some(conn), timeout, .. }) = &self.upstream {
+            conn.set_deadline(*timeout);
         }
     }
 
     /// How long the upstream may take for the next part, where nothing else looks at that.
     pub(in super::super) fn shared_timeout(&self) -> Option<Duration> {
-        self.upstream.as_ref().filter(|held| held.wire.is_none()).map(|held| held.timeout.duration())
+        self.upstream.as_ref().filter(|attempt| attempt.conn.is_none()).map(|attempt| attempt.timeout.duration())
     }
 
-    pub(in super::super) fn upstream_came(&mut self, came: Came) {
-        let Some(held) = &mut self.upstream else { return };
-        self.is_upstream_done |= !matches!(came, Came::Bytes);
+    pub(in super::super) fn note_upstream_progress(&mut self, came: UpstreamProgress) {
+        let Some(attempt) = &mut self.upstream else { return };
+        self.is_upstream_done |= !matches!(came, UpstreamProgress::Bytes);
         match came {
-            Came::Bytes => {
-                if let Some(wire) = &held.wire {
-                    wire.forgive();
+            UpstreamProgress::Bytes => {
+                if let Some(conn) = &attempt.conn {
+                    conn.clear_deadline();
                 }
             }
-            Came::All => {
-                if self.status.is_some_and(|status| !held.eject.counts(status)) {
-                    held.target.succeeded();
+            UpstreamProgress::All => {
+                if self.status.is_some_and(|status| !attempt.eject.counts(status)) {
+                    attempt.target.succeeded();
                 }
-                if let Some(wire) = held.wire.take() {
-                    held.keep(wire, self.client.now());
+                if let Some(conn) = attempt.conn.take() {
+                    attempt.keep_conn(conn, self.client.now());
                 }
             }
-            Came::TooLate => self.upstream_broke(&Fault::Stalled),
-            Came::Error if held.has_broken_body() => {
+            UpstreamProgress::TimedOut => self.note_upstream_failed(&Fault::Stalled),
+            UpstreamProgress::Error if attempt.has_broken_body() => {
                 // The gateway has closed the connection, so nothing shows when the upstream is done.
-                self.is_broken = held.body_failure() == Some(Failure::Overloaded);
-                if let Some(permit) = self.place.take() {
-                    abandoned::hold_permit(permit, held.timeout, self.client.shared_tally());
+                self.is_broken = attempt.body_failure() == Some(Failure::Overloaded);
+                if let Some(permit) = self.permit.take() {
+                    abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
                 }
             }
-            Came::Error => {
+            UpstreamProgress::Error => {
                 // Whoever drives the connection ends it when the upstream is late.
-                let is_late = held.wire.take().is_some_and(|wire| wire.is_late());
-                self.upstream_broke(&if is_late { Fault::Stalled } else { Failure::Disconnected.into() });
+                let is_late = attempt.conn.take().is_some_and(|conn| conn.is_late());
+                self.note_upstream_failed(&if is_late { Fault::Stalled } else { Failure::Disconnected.into() });
             }
         }
     }
 
     /// The upstream did not finish the answer that it had begun.
-    pub(in super::super) fn upstream_broke(&mut self, fault: &Fault) {
+    pub(in super::super) fn note_upstream_failed(&mut self, fault: &Fault) {
         self.is_broken = true;
         self.note_fault(fault);
         if let Some(route) = &self.route {
             route.note_failure(fault.failure());
         }
-        if let Some(held) = &self.upstream {
-            held.target.failed(fault, &held.eject, self.client.now());
+        if let Some(attempt) = &self.upstream {
+            attempt.target.failed(fault, &attempt.eject, self.client.now());
         }
     }
 }
 
-impl Drop for Held {
+impl Drop for UpstreamAttempt {
     fn drop(&mut self) {
         self.target.end();
     }
 }
 
-impl Drop for Ending {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.client.request_ended();
         let nanos = self.client.tally().nanos_since(self.began);
@@ -319,7 +328,7 @@ impl Drop for Ending {
         if let Some(record) = &self.record {
             let route = self.route.as_ref().map(|route| &*route.name);
             let Self { status, sent_bytes, is_broken, .. } = *self;
-            record.write(&Over { status, sent_bytes, is_broken, nanos, route });
+            record.write(&Completion { status, sent_bytes, is_broken, nanos, route });
         }
     }
 }

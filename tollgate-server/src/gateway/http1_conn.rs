@@ -16,16 +16,16 @@ use tokio::time::{Instant, sleep};
 use super::addresses::HostAddresses;
 use super::body::ToUpstream;
 use super::headers::KEEP_ALIVE;
-use super::patience::Patience;
 use super::reuse::{ReusePolicy, Usage};
 use super::ticks::{TICK, Tick, Ticks, Wait};
+use super::upstream_deadline::UpstreamDeadline;
 use super::upstream_slots::UpstreamIo;
 
 /// Answers have heads of a few hundred bytes; this bounds what an upstream can make us hold.
 pub(super) const MAX_HEAD_BYTES: u32 = 64 << 10;
 
 /// A connection that takes one request after the other.
-pub(super) struct Wire {
+pub(super) struct Http1Conn {
     sender: http1::SendRequest<ToUpstream>,
     state: Arc<State>,
     usage: Usage,
@@ -33,17 +33,18 @@ pub(super) struct Wire {
 
 /// What the driver of a connection looks at now and then.
 struct State {
-    patience: Arc<Patience>,
+    deadline: Arc<UpstreamDeadline>,
     is_late: AtomicBool,
 }
 
-impl Wire {
+impl Http1Conn {
     /// Greets the upstream and spawns the driver.
     pub(super) async fn new(io: UpstreamIo, usage: Usage, ticks: Arc<Ticks>) -> hyper::Result<Self> {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_HEAD_BYTES as usize);
         let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-        let state = Arc::new(State { is_late: AtomicBool::new(false), patience: Arc::new(Patience::new(ticks)) });
+        let state =
+            Arc::new(State { is_late: AtomicBool::new(false), deadline: Arc::new(UpstreamDeadline::new(ticks)) });
         let driven = Arc::clone(&state);
         tokio::spawn(async move { driven.drive(connection.with_upgrades()).await });
         Ok(Self { sender, state, usage })
@@ -59,8 +60,8 @@ impl Wire {
     }
 
     /// Whether it has rested for so long that the upstream may be closing it just now.
-    pub(super) fn has_rested(&self) -> bool {
-        self.usage.has_rested(self.state.patience.now())
+    pub(super) fn has_been_idle(&self) -> bool {
+        self.usage.has_been_idle(self.state.deadline.now())
     }
 
     /// Notes what an answer says of how long the upstream keeps the connection.
@@ -69,9 +70,9 @@ impl Wire {
     }
 
     /// No request is under way. Returns whether it can take another one.
-    pub(super) fn rests(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
+    pub(super) fn become_idle(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
         let idle = self.usage.note_idle(now, policy);
-        self.state.patience.expect(idle);
+        self.state.deadline.set(idle);
         self.usage.allows_another(now, policy)
     }
 
@@ -91,18 +92,18 @@ impl Wire {
     }
 
     /// The upstream has to say something within that time.
-    pub(super) fn expect(&self, wait: Wait) {
-        self.state.patience.expect(wait);
+    pub(super) fn set_deadline(&self, wait: Wait) {
+        self.state.deadline.set(wait);
     }
 
     /// Nothing is expected of the upstream: it is the client that does not read.
-    pub(super) fn forgive(&self) {
-        self.state.patience.forgive();
+    pub(super) fn clear_deadline(&self) {
+        self.state.deadline.clear();
     }
 
     /// How long the upstream may still take.
-    pub(super) fn patience(&self) -> &Arc<Patience> {
-        &self.state.patience
+    pub(super) fn deadline(&self) -> &Arc<UpstreamDeadline> {
+        &self.state.deadline
     }
 
     /// Whether the upstream was given up.
@@ -121,7 +122,7 @@ impl Wire {
 impl State {
     /// Drives the connection to its end, or until the upstream is late.
     async fn drive(&self, connection: impl Future<Output = hyper::Result<()>>) {
-        let (mut connection, mut alarm) = (pin!(connection), pin!(sleep(LOOK_EVERY)));
+        let (mut connection, mut alarm) = (pin!(connection), pin!(sleep(CHECK_EVERY)));
         let mut is_set = false;
         poll_fn(|context| {
             // How it ended is told to whoever waits for an answer.
@@ -133,13 +134,13 @@ impl State {
             }
             is_set = true;
             while alarm.as_mut().poll(context).is_ready() {
-                let left = self.patience.left();
+                let left = self.deadline.ticks_left();
                 if left == 0 {
                     self.is_late.store(true, Relaxed);
                     return Poll::Ready(());
                 }
                 let ticks = u32::try_from(left).unwrap_or(u32::MAX);
-                alarm.as_mut().reset(Instant::now() + TICK.saturating_mul(ticks).min(LOOK_EVERY));
+                alarm.as_mut().reset(Instant::now() + TICK.saturating_mul(ticks).min(CHECK_EVERY));
             }
             Poll::Pending
         })
@@ -148,4 +149,4 @@ impl State {
 }
 
 /// A deadline that is shorter than this is seen a little late.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_millis(500);

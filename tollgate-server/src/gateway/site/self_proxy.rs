@@ -32,19 +32,19 @@ fn is_itself(target: &Target, listen: &str) -> bool {
 }
 
 /// Whether who connects to one host gets to who listens on the other.
-fn is_reached(listening: &str, asked: &str) -> bool {
-    if listening.eq_ignore_ascii_case(asked) {
+fn is_reached(listening: &str, target: &str) -> bool {
+    if listening.eq_ignore_ascii_case(target) {
         return true;
     }
-    let (listening, asked) = (addresses(listening), addresses(asked));
-    asked.iter().any(|asked| {
+    let (listening, target) = (addresses(listening), addresses(target));
+    target.iter().any(|target| {
         // The system connects to itself by it.
-        let asked = if asked.is_unspecified() { loopback(asked) } else { *asked };
+        let target = if target.is_unspecified() { loopback(target) } else { *target };
         listening.iter().any(|listening| match listening {
-            IpAddr::V4(all) if all.is_unspecified() => asked.is_ipv4() && asked.is_loopback(),
+            IpAddr::V4(all) if all.is_unspecified() => target.is_ipv4() && target.is_loopback(),
             // Linux takes IPv4 there too.
-            IpAddr::V6(all) if all.is_unspecified() => asked.is_loopback(),
-            one => *one == asked,
+            IpAddr::V6(all) if all.is_unspecified() => target.is_loopback(),
+            one => *one == target,
         })
     })
 }
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn who_listens_everywhere_is_reached_by_every_address_of_this_machine_that_is_known() {
-        for (listening, asked) in [
+        for (listening, target) in [
             ("127.0.0.1", "127.0.0.1"),
             ("127.0.0.1", "localhost"),
             ("127.0.0.1", "0.0.0.0"),
@@ -84,9 +84,9 @@ mod tests {
             ("gateway.internal", "gateway.internal"),
             ("192.0.2.1", "192.0.2.1"),
         ] {
-            assert!(is_reached(listening, asked), "{listening} {asked}");
+            assert!(is_reached(listening, target), "{listening} {target}");
         }
-        for (listening, asked) in [
+        for (listening, target) in [
             ("127.0.0.1", "127.0.0.2"),
             ("127.0.0.1", "[::1]"),
             ("0.0.0.0", "[::1]"),
@@ -94,7 +94,7 @@ mod tests {
             ("192.0.2.1", "127.0.0.1"),
             ("gateway.internal", "api.internal"),
         ] {
-            assert!(!is_reached(listening, asked), "{listening} {asked}");
+            assert!(!is_reached(listening, target), "{listening} {target}");
         }
     }
 }

@@ -6,101 +6,106 @@ use http::header::DATE;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tollgate::Outcome;
 
-use super::super::guard::Guard;
+use super::super::framing::FramingGuard;
+use super::super::header_names::{self, HeaderKind};
 use super::super::headers::{self, X_REQUEST_ID};
-use super::super::names::{self, Kind};
 use super::super::site::Edits;
-use super::request::{Lines, Seen};
+use super::request::{HeaderBuffer, HeadersView};
 use super::text;
 
 /// As many as hyper takes. More are no answer.
 const MAX_HEADERS: usize = 100;
 
 /// What bytes are.
-pub(super) enum Read<'a> {
-    Whole(Head<'a>),
-    Part,
+pub(super) enum ResponseParse<'a> {
+    Complete(ResponseHead<'a>),
+    Partial,
     /// It has more headers than are taken.
-    TooMany,
+    TooManyHeaders,
     /// No answer that could be passed on.
-    Bad,
+    Invalid,
 }
 
 /// The head of an answer. Its headers are beside it.
-pub(super) struct Head<'a> {
+pub(super) struct ResponseHead<'a> {
     pub(super) status: StatusCode,
     reason: &'a [u8],
     /// How long it is.
     pub(super) bytes: usize,
-    pub(super) body: Body,
+    pub(super) body: ResponseBody,
     /// Whether the upstream takes another request on its connection.
     pub(super) stays_open: bool,
     /// HTTP/1.0.
-    is_old: bool,
+    is_http10: bool,
 }
 
 /// What is left of a body.
-pub(super) enum Body {
+pub(super) enum ResponseBody {
     Length(u64),
     /// It comes in chunks, and the client gets it in others: without extensions, and without trailers, which a plain
     /// request did not ask for.
-    Chunks(Guard),
+    Chunks(FramingGuard),
     /// It ends with the connection. The client gets it in chunks.
-    ToTheEnd {
+    UntilClose {
         is_over: bool,
     },
 }
 
 /// A body that is not what it should be.
-pub(super) struct BadBody;
+pub(super) struct InvalidBody;
 
-impl<'a> Head<'a> {
+impl<'a> ResponseHead<'a> {
     /// Reads a head, of an answer to HEAD if `is_head`. Interim answers before it are left out.
-    pub(super) fn read(bytes: &'a [u8], lines: &mut Lines<'a>, is_head: bool) -> Read<'a> {
+    pub(super) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
         let mut start = 0;
         loop {
             match Self::read_one(&bytes[start..], lines, is_head) {
-                Read::Whole(interim) if interim.status.is_informational() => {
+                ResponseParse::Complete(interim) if interim.status.is_informational() => {
                     if interim.status == StatusCode::SWITCHING_PROTOCOLS {
-                        return Read::Bad;
+                        return ResponseParse::Invalid;
                     }
                     start += interim.bytes;
-                    *lines = Lines::default();
+                    *lines = HeaderBuffer::default();
                 }
-                Read::Whole(head) => return Read::Whole(Self { bytes: start + head.bytes, ..head }),
+                ResponseParse::Complete(head) => {
+                    return ResponseParse::Complete(Self { bytes: start + head.bytes, ..head });
+                }
                 other => return other,
             }
         }
     }
 
-    fn read_one(bytes: &'a [u8], lines: &mut Lines<'a>, is_head: bool) -> Read<'a> {
+    fn read_one(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut answer = httparse::Response::new(&mut []);
         let parser = httparse::ParserConfig::default();
         let bytes_of_head = match parser.parse_response_with_uninit_headers(&mut answer, bytes, &mut parsed) {
             Ok(httparse::Status::Complete(bytes)) => bytes,
-            Ok(httparse::Status::Partial) => return Read::Part,
-            Err(httparse::Error::TooManyHeaders) => return Read::TooMany,
-            Err(_) => return Read::Bad,
+            Ok(httparse::Status::Partial) => return ResponseParse::Partial,
+            Err(httparse::Error::TooManyHeaders) => return ResponseParse::TooManyHeaders,
+            Err(_) => return ResponseParse::Invalid,
         };
-        let (Some(version), Some(code)) = (answer.version, answer.code) else { return Read::Bad };
-        let Ok(status) = StatusCode::from_u16(code) else { return Read::Bad };
+        let (Some(version), Some(code)) = (answer.version, answer.code) else { return ResponseParse::Invalid };
+        let Ok(status) = StatusCode::from_u16(code) else { return ResponseParse::Invalid };
         for header in &*answer.headers {
-            lines.push(header, names::kind(header.name));
+            lines.push(header, header_names::kind(header.name));
         }
-        let Some(body) = Body::of(lines.seen(), status, is_head, version == 0) else { return Read::Bad };
-        let says_close = words(lines.seen()).any(|word| word.eq_ignore_ascii_case(b"close"));
-        let is_old = version == 0;
+        let Some(body) = ResponseBody::of(lines.view(), status, is_head, version == 0) else {
+            return ResponseParse::Invalid;
+        };
+        let has_close = connection_options(lines.view()).any(|word| word.eq_ignore_ascii_case(b"close"));
+        let is_http10 = version == 0;
         // Bytes that nobody expects may follow.
-        let is_odd = status == StatusCode::NO_CONTENT && announces_body(lines.seen());
-        let stays_open = !is_old && !matches!(body, Body::ToTheEnd { .. }) && !says_close && !is_odd;
+        let may_have_stray_body = status == StatusCode::NO_CONTENT && has_body_headers(lines.view());
+        let stays_open =
+            !is_http10 && !matches!(body, ResponseBody::UntilClose { .. }) && !has_close && !may_have_stray_body;
         let reason = answer.reason.unwrap_or_default().as_bytes();
-        Read::Whole(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_old })
+        ResponseParse::Complete(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_http10 })
     }
 
     /// The values of `Keep-Alive`.
-    pub(super) fn keep_alive<'l>(&self, lines: Seen<'l>) -> impl Iterator<Item = &'l [u8]> {
-        let hop_by_hop = lines.iter().filter(|(_, kind)| *kind == Kind::HopByHop).map(|(line, _)| line);
+    pub(super) fn keep_alive<'l>(&self, lines: HeadersView<'l>) -> impl Iterator<Item = &'l [u8]> {
+        let hop_by_hop = lines.iter().filter(|(_, kind)| *kind == HeaderKind::HopByHop).map(|(line, _)| line);
         hop_by_hop.filter(|line| line.name.eq_ignore_ascii_case("keep-alive")).map(|line| line.value)
     }
 
@@ -108,34 +113,34 @@ impl<'a> Head<'a> {
     pub(super) fn write(
         &self,
         out: &mut Vec<u8>,
-        lines: Seen<'_>,
+        lines: HeadersView<'_>,
         edits: &Edits,
-        (outcome, id, tells_via): (&Outcome, Option<&HeaderValue>, bool),
+        (outcome, id, adds_via): (&Outcome, Option<&HeaderValue>, bool),
         date: &[u8],
     ) {
         text::put_status(out, self.status, self.reason);
-        let (mut has_date, mut of_limits) = (edits.puts(&DATE), None);
+        let (mut has_date, mut of_limits) = (edits.sets(&DATE), None);
         for (line, kind) in lines.iter() {
             let passes = match kind {
                 kind if kind.is_hop_by_hop() => false,
-                Kind::XRequestId => id.is_none(),
-                Kind::ContentLength => self.status != StatusCode::NO_CONTENT,
+                HeaderKind::XRequestId => id.is_none(),
+                HeaderKind::ContentLength => self.status != StatusCode::NO_CONTENT,
                 _ => true,
             };
-            if !passes || edits.take(line.name) || is_between_neighbours(lines, line.name) {
+            if !passes || edits.removes(line.name) || is_connection_option(lines, line.name) {
                 continue;
             }
             match kind {
-                Kind::RateLimit => add(of_limits.get_or_insert_default(), line.name, line.value),
+                HeaderKind::RateLimit => add(of_limits.get_or_insert_default(), line.name, line.value),
                 _ => text::put(out, line.name, line.value),
             }
-            has_date |= kind == Kind::Date;
+            has_date |= kind == HeaderKind::Date;
         }
-        if tells_via && !edits.take("via") {
-            text::put(out, "via", if self.is_old { b"1.0 tollgate" } else { headers::OUR_VIA.as_bytes() });
+        if adds_via && !edits.removes("via") {
+            text::put(out, "via", if self.is_http10 { b"1.0 tollgate" } else { headers::OUR_VIA.as_bytes() });
         }
-        edits.put(out, |name| is_of_limits(name) || id.is_some() && *name == X_REQUEST_ID);
-        for (name, value) in edits.put_headers().filter(|(name, _)| is_of_limits(name)) {
+        edits.write_new(out, |name| is_of_limits(name) || id.is_some() && *name == X_REQUEST_ID);
+        for (name, value) in edits.new_headers().filter(|(name, _)| is_of_limits(name)) {
             of_limits.get_or_insert_default().append(name, value.clone());
         }
         if let Some(id) = id {
@@ -159,7 +164,7 @@ impl<'a> Head<'a> {
 }
 
 fn is_of_limits(name: &HeaderName) -> bool {
-    names::kind(name.as_str()) == Kind::RateLimit
+    header_names::kind(name.as_str()) == HeaderKind::RateLimit
 }
 
 fn add(map: &mut HeaderMap, name: &str, value: &[u8]) {
@@ -169,33 +174,34 @@ fn add(map: &mut HeaderMap, name: &str, value: &[u8]) {
 }
 
 /// Whether an answer says that it has a body.
-fn announces_body(lines: Seen<'_>) -> bool {
-    let has_length = lines.values(Kind::ContentLength).any(|value| text::length(value) != Some(0));
-    has_length || lines.values(Kind::TransferEncoding).next().is_some()
+fn has_body_headers(lines: HeadersView<'_>) -> bool {
+    let has_length = lines.values(HeaderKind::ContentLength).any(|value| text::length(value) != Some(0));
+    has_length || lines.values(HeaderKind::TransferEncoding).next().is_some()
 }
 
 /// What `Connection` says.
-fn words(lines: Seen<'_>) -> impl Iterator<Item = &[u8]> {
-    let values = lines.values(Kind::Connection);
+fn connection_options(lines: HeadersView<'_>) -> impl Iterator<Item = &[u8]> {
+    let values = lines.values(HeaderKind::Connection);
     values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
 /// Whether `Connection` names a header. Those that say what the message is stay in any case.
-fn is_between_neighbours(lines: Seen<'_>, name: &str) -> bool {
-    words(lines).any(|word| word.eq_ignore_ascii_case(name.as_bytes())) && !name.eq_ignore_ascii_case("content-length")
+fn is_connection_option(lines: HeadersView<'_>, name: &str) -> bool {
+    connection_options(lines).any(|word| word.eq_ignore_ascii_case(name.as_bytes()))
+        && !name.eq_ignore_ascii_case("content-length")
 }
 
-impl Body {
+impl ResponseBody {
     /// What a head says of it; `None` if that is not said in one way. A client may take the other.
-    fn of(lines: Seen<'_>, status: StatusCode, is_head: bool, is_old: bool) -> Option<Self> {
+    fn of(lines: HeadersView<'_>, status: StatusCode, is_head: bool, is_http10: bool) -> Option<Self> {
         let (mut length, mut is_chunked) = (None, false);
         for (line, kind) in lines.iter() {
             let is_first = match kind {
-                Kind::ContentLength => length.replace(text::length(line.value)?).is_none(),
-                Kind::TransferEncoding if line.value.eq_ignore_ascii_case(b"chunked") => {
+                HeaderKind::ContentLength => length.replace(text::length(line.value)?).is_none(),
+                HeaderKind::TransferEncoding if line.value.eq_ignore_ascii_case(b"chunked") => {
                     !std::mem::replace(&mut is_chunked, true)
                 }
-                Kind::TransferEncoding => false,
+                HeaderKind::TransferEncoding => false,
                 _ => true,
             };
             is_first.then_some(())?;
@@ -206,19 +212,19 @@ impl Body {
             || status == StatusCode::NOT_MODIFIED;
         match (length, is_chunked) {
             (Some(_), true) => None,
-            (_, true) if is_old => None,
+            (_, true) if is_http10 => None,
             _ if has_none => Some(Self::Length(0)),
-            (_, true) => Some(Self::Chunks(Guard::of_chunks())),
+            (_, true) => Some(Self::Chunks(FramingGuard::for_chunks())),
             (Some(length), _) => Some(Self::Length(length)),
-            (None, false) => Some(Self::ToTheEnd { is_over: false }),
+            (None, false) => Some(Self::UntilClose { is_over: false }),
         }
     }
 
     pub(super) fn is_over(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
-            Self::Chunks(guard) => guard.is_between(),
-            Self::ToTheEnd { is_over } => *is_over,
+            Self::Chunks(framing_guard) => framing_guard.is_between(),
+            Self::UntilClose { is_over } => *is_over,
         }
     }
 
@@ -229,26 +235,26 @@ impl Body {
 
     /// How many of these bytes are the body's. What a client gets in chunks is written to `out`; how much of it there was
     /// comes second.
-    pub(super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), BadBody> {
+    pub(super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), InvalidBody> {
         match self {
             Self::Length(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                 *left -= taken as u64;
                 Ok((taken, taken))
             }
-            Self::Chunks(guard) => {
+            Self::Chunks(framing_guard) => {
                 let mut content = 0;
-                let taken = guard.unchunk(bytes, |piece| {
+                let taken = framing_guard.unchunk(bytes, |piece| {
                     content += piece.len();
                     put_chunk(out, piece);
                 });
-                let taken = taken.map_err(|_ambiguity| BadBody)?;
+                let taken = taken.map_err(|_ambiguity| InvalidBody)?;
                 if self.is_over() {
                     out.extend_from_slice(LAST_CHUNK);
                 }
                 Ok((taken, content))
             }
-            Self::ToTheEnd { .. } => {
+            Self::UntilClose { .. } => {
                 put_chunk(out, bytes);
                 Ok((bytes.len(), bytes.len()))
             }
@@ -256,14 +262,14 @@ impl Body {
     }
 
     /// The upstream has closed its connection.
-    pub(super) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), BadBody> {
+    pub(super) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
         match self {
-            Self::ToTheEnd { is_over } => {
+            Self::UntilClose { is_over } => {
                 *is_over = true;
                 out.extend_from_slice(LAST_CHUNK);
                 Ok(())
             }
-            _ => Err(BadBody),
+            _ => Err(InvalidBody),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::super::ticks::Tick;
 use super::super::upstream_slots::UpstreamSlot;
 
 /// A connection that takes one request after the other.
-pub(in super::super) struct Link {
+pub(in super::super) struct LaneConn {
     tcp: TcpStream,
     /// Something was read since there was nothing to read; as good as that in the beginning, when nothing was asked.
     has_read: bool,
@@ -19,31 +19,31 @@ pub(in super::super) struct Link {
     /// What is left to be sent.
     unsent: Vec<u8>,
     /// What has come of a head.
-    pub(super) came: Vec<u8>,
+    pub(super) head_bytes: Vec<u8>,
     /// Dropped after the socket is closed.
     _slot: UpstreamSlot,
 }
 
-impl Link {
+impl LaneConn {
     pub(super) fn new((tcp, slot): (TcpStream, UpstreamSlot), usage: Usage) -> Self {
-        Self { tcp, has_read: true, usage, unsent: Vec::new(), came: Vec::new(), _slot: slot }
+        Self { tcp, has_read: true, usage, unsent: Vec::new(), head_bytes: Vec::new(), _slot: slot }
     }
 
     /// No request is under way. Returns whether it can take another one.
-    pub(in super::super) fn rests(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
+    pub(in super::super) fn become_idle(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
         self.usage.note_idle(now, policy);
         self.unsent = Vec::new();
         self.usage.allows_another(now, policy)
     }
 
     /// Whether it can take a request now.
-    pub(in super::super) fn is_fresh(&self, now: Tick, policy: &ReusePolicy, repeatable: Repeatable) -> bool {
+    pub(in super::super) fn can_take_request(&self, now: Tick, policy: &ReusePolicy, repeatable: Repeatable) -> bool {
         // The runtime learns of a close when it next polls for events. A request that must not be lost does not rely on
         // that, nor does one on a connection that has been idle for long enough to be closed.
-        let asks_kernel = repeatable == Repeatable::No || self.usage.has_rested(now);
+        let checks_kernel = repeatable == Repeatable::No || self.usage.has_been_idle(now);
         self.usage.allows_another(now, policy)
             && self.is_quiet()
-            && (!asks_kernel || socket::is_open_and_quiet(&self.tcp))
+            && (!checks_kernel || socket::is_open_and_quiet(&self.tcp))
     }
 
     /// Whether it is worth keeping.
