@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 use std::io::{Write, stderr};
 use std::time::Duration;
 
-use tollgate::redis::{RedisLimiter, StoreError};
+use tollgate::redis::{StoreError, StoreStatus};
 use tollgate::rules::file::Problems;
 use tollgate::{Gate, OnStoreFailure};
 
@@ -25,28 +25,43 @@ pub(crate) fn log_problems(problems: &Problems) {
     }
 }
 
-/// Says that the store does not answer, if it does not, and why.
+/// Warns of each store that does not answer, with the reason.
 pub(crate) fn warn_if_store_unavailable(gate: &Gate) {
-    if let Some(outage) = gate.redis().and_then(StoreOutage::of) {
-        warn(outage);
-    }
+    stores(gate).into_iter().filter_map(StoreOutage::of).for_each(warn);
 }
 
-/// Tells when the store is given up and when it is back, and which of its servers evict keys, for ever.
+/// Reports when a store fails and when it is back, and which servers evict keys, for ever.
 pub(crate) async fn monitor_store(gate: Gate) {
     const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-    let mut was_out = gate.redis().and_then(StoreOutage::of).is_some();
+    let name = |(store, _): &(StoreStatus, OnStoreFailure)| store.name.clone();
+    let is_out = |(store, _): &(StoreStatus, OnStoreFailure)| store.why_unavailable.is_some();
+    let mut out: Vec<String> = stores(&gate).iter().filter(|store| is_out(store)).map(name).collect();
     let mut evicting = Vec::new();
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         warn_of_evictions(&gate, &mut evicting);
-        let outage = gate.redis().and_then(StoreOutage::of);
-        match (std::mem::replace(&mut was_out, outage.is_some()), outage) {
-            (false, Some(outage)) => warn(outage),
-            (true, None) => log("the store answers again"),
-            _ => {}
+        let stores = stores(&gate);
+        let now: Vec<String> = stores.iter().filter(|store| is_out(store)).map(name).collect();
+        for store in stores {
+            match (out.contains(&store.0.name), is_out(&store)) {
+                (false, true) => StoreOutage::of(store).into_iter().for_each(warn),
+                (true, false) => log(format_args!("{} answers again", named(&store.0))),
+                _ => {}
+            }
         }
+        out = now;
     }
+}
+
+/// The stores on Redis, with the policy of limits that choose none.
+fn stores(gate: &Gate) -> Vec<(StoreStatus, OnStoreFailure)> {
+    let Some(limiter) = gate.redis() else { return Vec::new() };
+    limiter.stores().into_iter().map(|store| (store, limiter.on_store_failure())).collect()
+}
+
+/// A store in a sentence.
+fn named(store: &StoreStatus) -> String {
+    if store.name == "default" { "the store".to_owned() } else { format!("store `{}`", store.name) }
 }
 
 /// Warns of servers that evict keys when their memory is full, once for each. `known` has those that do, by address.
@@ -121,27 +136,29 @@ impl Display for MemoryShortage {
 
 /// A store that does not answer, why that is, what happens meanwhile, and what to do.
 struct StoreOutage {
-    store: RedisLimiter,
+    store: StoreStatus,
     why: StoreError,
+    policy: OnStoreFailure,
 }
 
 impl StoreOutage {
-    fn of(store: RedisLimiter) -> Option<Self> {
-        let why = store.why_unavailable()?;
-        Some(Self { store, why })
+    fn of((store, policy): (StoreStatus, OnStoreFailure)) -> Option<Self> {
+        let why = store.why_unavailable.clone()?;
+        Some(Self { store, why, policy })
     }
 }
 
 impl Display for StoreOutage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, why } = self;
-        let (address, policy) = (store.address(), policy_name(store.on_store_failure()));
+        let Self { store, why, policy } = self;
+        let (address, policy) = (&store.address, policy_name(*policy));
         let (verb, until) =
             if why.is_refused() { ("refuses", "until it decides") } else { ("does not answer", "until it does") };
         write!(
             out,
-            "the store at {address} {verb}: {}; {until}, limits answer by their on_store_failure ({policy} \
+            "{} at {address} {verb}: {}; {until}, limits answer by their on_store_failure ({policy} \
              unless they choose for themselves); {}",
+            named(store),
             why.detail(),
             why.fix()
         )

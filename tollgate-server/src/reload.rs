@@ -258,7 +258,7 @@ impl Reload {
             },
             None => None,
         };
-        let changed = match change {
+        let changed = match &change {
             StoreChange::None => self.gate.replace(rules).map_err(|error| error.to_string()),
             _ => self.open_store(&file).await,
         };

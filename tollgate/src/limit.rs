@@ -26,6 +26,7 @@ struct Inner {
     algorithm: Algorithm,
     consistency: Consistency,
     on_store_failure: Option<OnStoreFailure>,
+    store: Option<Arc<str>>,
 }
 
 /// How a limit that many processes share is kept.
@@ -85,7 +86,8 @@ impl Limit {
         check_name(&name).map_err(|error| error.of_limit(&name))?;
         let compiled = algorithm.compile().map_err(|error| error.of_limit(&name))?;
         let (quota, consistency) = (algorithm.quota(), Consistency::default());
-        Ok(Self(Arc::new(Inner { quota, compiled, name, algorithm, consistency, on_store_failure: None })))
+        let inner = Inner { quota, compiled, name, algorithm, consistency, on_store_failure: None, store: None };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// A ban of that name: see [`Ban`].
@@ -111,6 +113,14 @@ impl Limit {
         self
     }
 
+    /// Keeps the keys of this limit on another Redis than the default one: a store that `RedisLimiterBuilder::store` added
+    /// by this name. A limiter in memory ignores it.
+    #[must_use]
+    pub fn with_store(mut self, name: impl Into<Arc<str>>) -> Self {
+        Arc::make_mut(&mut self.0).store = Some(name.into());
+        self
+    }
+
     /// Exact, or leased.
     #[must_use]
     pub fn consistency(&self) -> Consistency {
@@ -121,6 +131,12 @@ impl Limit {
     #[must_use]
     pub fn on_store_failure(&self) -> Option<OnStoreFailure> {
         self.0.on_store_failure
+    }
+
+    /// The name of the store that was chosen for this limit.
+    #[must_use]
+    pub fn store(&self) -> Option<&str> {
+        self.0.store.as_deref()
     }
 
     /// The name.

@@ -2,8 +2,6 @@
 
 use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
-#[cfg(feature = "redis")]
-use crate::limit::OnStoreFailure;
 use crate::limit::{Limit, LimitId};
 
 /// Limits in one limiter: each takes 8 to 64 KiB before it has a single key, more with hundreds of segments.
@@ -74,18 +72,11 @@ impl LimitSet {
         Self { limits: limits.to_vec(), variants: variants.to_vec(), allows_empty: true }
     }
 
-    /// The share of each limit that one of several nodes takes while it decides by itself.
+    /// The share of each limit that one node takes while it decides by itself. `nodes` returns how many nodes share a limit.
     #[cfg(feature = "redis")]
-    pub(crate) fn share(&self, nodes: u32) -> Self {
-        let share = |limits: &[Limit]| limits.iter().map(|limit| limit.share(nodes)).collect();
+    pub(crate) fn share(&self, nodes: impl Fn(&Limit) -> u32) -> Self {
+        let share = |limits: &[Limit]| limits.iter().map(|limit| limit.share(nodes(limit))).collect();
         Self { limits: share(&self.limits), variants: share(&self.variants), allows_empty: self.allows_empty }
-    }
-
-    /// Returns whether a limit answers by that policy while its store fails, if those without one follow `default`.
-    #[cfg(feature = "redis")]
-    pub(crate) fn has_policy(&self, policy: OnStoreFailure, default: OnStoreFailure) -> bool {
-        let mut limits = self.limits.iter().chain(&self.variants);
-        limits.any(|limit| limit.on_store_failure().unwrap_or(default) == policy)
     }
 
     /// Sees to it that there are limits, not too many of them, and that names say which is which.

@@ -26,7 +26,6 @@
 //!   back; meanwhile each limit answers by its [`OnStoreFailure`].
 
 mod acl;
-mod across_slots;
 mod asking;
 mod breaker;
 mod builder;
@@ -53,8 +52,10 @@ mod rule_sets;
 mod script;
 mod sentinels;
 mod settings;
+mod several_calls;
 mod slots;
 mod stats;
+mod stores;
 mod target;
 mod terms;
 mod topology;
@@ -63,7 +64,6 @@ mod wanted;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -74,10 +74,8 @@ use self::changing::Prepared;
 use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
-use self::fleet::Fleet;
 use self::leases::Leases;
 pub use self::memory::ServerMemory;
-use self::node::Node;
 use self::receipt::Receipt;
 pub use self::reserving::RedisReservation;
 pub use self::rule_sets::{PublishError, PublishedRules, Repair, Repairs, RuleSets};
@@ -85,7 +83,7 @@ use self::script::{Ask, Asks, Question};
 pub use self::settings::RedisSettings;
 use self::stats::Counts;
 pub use self::stats::{Histogram, Stats};
-use self::topology::Topology;
+use self::stores::Stores;
 #[cfg(feature = "rules")]
 pub(crate) use self::wanted::{cost, only, take_from_store};
 use self::worker::Trips;
@@ -120,16 +118,13 @@ struct Inner {
 /// What outlives a change of limits.
 struct Shared {
     on_store_failure: OnStoreFailure,
-    topology: Arc<Topology>,
+    stores: Stores,
     trips: Arc<Trips>,
     denials: Arc<Denials>,
     leases: Arc<Leases>,
-    /// Whether we would hear of it if another process gave something back.
-    hears: Arc<AtomicBool>,
     clock: TimeSource,
     store_timeout: Duration,
     counts: Counts,
-    fleet: Arc<Fleet>,
     local: LocalStore,
     _tasks: Tasks,
 }
@@ -143,10 +138,24 @@ impl Drop for Tasks {
     }
 }
 
-/// A server of the store; see [`RedisLimiter::servers`].
+/// A store of a limiter; see [`RedisLimiter::stores`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreStatus {
+    /// The name: `default`, or the name by which limits choose it.
+    pub name: String,
+    /// Hosts and ports, and the master's name before those of sentinels. Never a password.
+    pub address: String,
+    /// Why it does not decide on some key, if that is so.
+    pub why_unavailable: Option<StoreError>,
+}
+
+/// A server of a store; see [`RedisLimiter::servers`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerStatus {
+    /// The name of the store: `default`, or the name by which limits choose it.
+    pub store: String,
     /// Host and port.
     pub address: String,
     /// Whether it decides. A server that has failed is not asked until it is back; one that refuses, because its memory
@@ -233,18 +242,19 @@ impl RedisLimiter {
             self.reset_locally(&one.ask.name);
             shared.leases.drop_slices(&one.ask.name);
         }
-        let asks: Asks = wanted.into_iter().map(|one| one.ask).collect();
-        // On a cluster a question stays in one slot.
-        let in_one_question = if shared.topology.is_cluster() { 1 } else { asks.len().max(1) };
-        let each = asks.chunks(in_one_question).map(|asks| async move {
-            let admission = shared.ask(Question::Reset(asks.into())).await;
-            let reset_at = admission.as_ref().ok().map(|answer| answer.at);
-            for ask in asks {
-                // Also what was decided just before, and is remembered only now.
-                shared.denials.forget(&ask.name);
-                shared.leases.forget(&ask.name, reset_at);
+        let calls = shared.stores.calls(wanted.iter().map(|one| &one.ask));
+        let each = calls.into_iter().map(|call| {
+            let asks: Asks = call.into_iter().map(|position| wanted[position].ask.clone()).collect();
+            async move {
+                let outcome = shared.ask(Question::Reset(asks.clone())).await;
+                let reset_at = outcome.as_ref().ok().map(|answer| answer.at);
+                for ask in asks {
+                    // Also what was decided just before, and is remembered only now.
+                    shared.denials.forget(&ask.name);
+                    shared.leases.forget(&ask.name, reset_at);
+                }
+                outcome.map(drop)
             }
-            admission.map(drop)
         });
         join_all(each).await.into_iter().collect()
     }
@@ -286,25 +296,27 @@ impl RedisLimiter {
     /// Returns why Redis does not decide on some key, if that is so: what failed before a server was given up.
     #[must_use]
     pub fn why_unavailable(&self) -> Option<StoreError> {
-        self.0.shared.topology.why_unavailable()
+        self.0.shared.stores.why_unavailable()
     }
 
-    /// Returns the servers that hold keys, and whether each is asked: one server, the master that sentinels name, or the
-    /// masters of a cluster. A server that nothing was asked of lately is probed every second or so.
+    /// Returns the servers that hold keys, of all stores, and whether each is asked: one server, the master that sentinels
+    /// name, or the masters of a cluster. A server that nothing was asked of lately is probed every second or so.
     #[must_use]
     pub fn servers(&self) -> Vec<ServerStatus> {
-        let nodes = self.0.shared.topology.nodes();
-        let status = |node: &Arc<Node>| {
-            let available = node.breaker.why().is_none();
-            ServerStatus { address: node.to_string(), available, memory: node.memory() }
-        };
-        nodes.iter().map(status).collect()
+        self.0.shared.stores.servers()
     }
 
-    /// Where Redis is, for people: hosts and ports, and the master's name before those of sentinels. Never a password.
+    /// Returns the default store, and after it those that were [added by name](RedisLimiterBuilder::store).
+    #[must_use]
+    pub fn stores(&self) -> Vec<StoreStatus> {
+        self.0.shared.stores.status()
+    }
+
+    /// Returns where the default store is, for people: hosts and ports, and the master's name before those of sentinels.
+    /// Never a password.
     #[must_use]
     pub fn address(&self) -> &str {
-        self.0.shared.topology.address()
+        self.0.shared.stores.default_store().topology.address()
     }
 
     /// What limits answer while Redis fails, unless they [choose for themselves](Limit::on_store_failure).
@@ -319,17 +331,18 @@ impl RedisLimiter {
     /// Nodes are limiters on the same Redis that have a limit with that policy. Each registers there a second after it
     /// was made, and every two seconds or so from then on. This is the largest number that was seen alive in the last
     /// five minutes before Redis failed, and never less than
-    /// [`expected_nodes`](RedisLimiterBuilder::expected_nodes).
+    /// [`expected_nodes`](RedisLimiterBuilder::expected_nodes). Of several stores, each has its own number, and this is the
+    /// largest.
     #[must_use]
     pub fn fleet_nodes(&self) -> u32 {
-        self.0.shared.fleet.nodes()
+        self.0.shared.stores.iter().map(|store| store.fleet.nodes()).max().unwrap_or(1)
     }
 
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let Shared { trips, topology, counts, .. } = &*self.0.shared;
-        Stats::read(counts, &trips.calls, topology.traffic(), topology.changes())
+        let Shared { trips, stores, counts, .. } = &*self.0.shared;
+        Stats::read(counts, &trips.calls, stores.iter().map(|store| &*store.topology))
     }
 
     fn decision(&self, one: &Wanted, verdict: Verdict, at: Timestamp, source: Source) -> Decision {

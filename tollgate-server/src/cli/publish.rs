@@ -69,10 +69,11 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     Ok(published)
 }
 
-/// Whoever publishes a file with listeners and routes in it may think that they change, too.
+/// Reports the parts of a published file that change nothing on nodes, such as stores, listeners and routes.
 fn log_ignored_settings(file: &RuleFile) {
     let service = &file.service;
     let named = [
+        ("stores", !file.stores.is_empty()),
         ("the rest of gateway", file.gateway.is_some()),
         ("service", [&service.http, &service.grpc, &service.resp].iter().any(|listener| listener.is_some())),
         ("admin", file.admin.is_some()),

@@ -90,6 +90,7 @@ async fn report(path: &Path) -> Result<Report, Error> {
 /// whether a Redis is there.
 async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
     config::compile(parsed, None)?;
+    parsed.named_redis_settings()?;
     match parsed.redis_settings()? {
         None => Gate::open(parsed).await.map(drop),
         Some(_) => Ok(()),

@@ -11,7 +11,7 @@ pub(super) fn write(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
     let Some(store) = gate.redis() else { return Ok(()) };
     page.gauge(
         "tollgate_store_available",
-        "Whether every server of the store decides; 0 while one fails or refuses",
+        "Whether every server of all stores decides; 0 while one fails or refuses",
         i64::from(store.is_store_available()),
     )?;
     write_servers(&store.servers(), page)?;
@@ -21,32 +21,32 @@ pub(super) fn write(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
 }
 
 fn write_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {
-    let rows = servers.iter().map(|server| ([("server", server.address.as_str())], i64::from(server.available)));
+    let labels = |server: &ServerStatus| [("store", server.store.clone()), ("server", server.address.clone())];
+    let rows = servers.iter().map(|server| (labels(server), i64::from(server.available)));
     page.gauges(
         "tollgate_store_server_available",
         "Whether a server of the store decides; 0 while it fails or refuses",
         rows,
     )?;
-    let known = || servers.iter().filter_map(|server| Some((server.address.as_str(), server.memory.as_ref()?)));
+    let known = || servers.iter().filter_map(|server| Some((labels(server), server.memory.as_ref()?)));
     let gauge = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let rows = known().map(|(address, memory)| ([("server", address)], gauge(memory.used)));
+    let rows = known().map(|(labels, memory)| (labels, gauge(memory.used)));
     page.gauges("tollgate_store_server_memory_bytes", "Memory in use of a server of the store", rows)?;
-    let rows = known().map(|(address, memory)| ([("server", address)], gauge(memory.maximum)));
+    let rows = known().map(|(labels, memory)| (labels, gauge(memory.maximum)));
     page.gauges(
         "tollgate_store_server_max_memory_bytes",
         "The most memory that a server of the store may use (maxmemory); 0 if there is no bound",
         rows,
     )?;
     let policy = |memory: &ServerMemory| memory.eviction_policy.clone();
-    let rows = known().map(|(address, memory)| {
-        ([("server", address.to_owned()), ("policy", policy(memory))], i64::from(memory.evicts()))
-    });
+    let rows = known()
+        .map(|([store, server], memory)| ([store, server, ("policy", policy(memory))], i64::from(memory.evicts())));
     page.gauges(
         "tollgate_store_server_evicts",
         "Whether a server of the store evicts keys when its memory is full, by its maxmemory-policy",
         rows,
     )?;
-    let rows = known().map(|(address, memory)| ([("server", address)], memory.evicted_keys));
+    let rows = known().map(|(labels, memory)| (labels, memory.evicted_keys));
     page.counters(
         "tollgate_store_server_evicted_keys",
         "Keys that a server of the store has evicted since it started",

@@ -91,3 +91,62 @@ fn requests_sent_ahead_while_redis_is_asked_are_answered_in_their_order() {
         assert!(number >= 4 || answer.text().starts_with(&format!("GET /api/{number} ")), "{}", answer.text());
     }
 }
+
+/// A gateway with a limit on the default store and one on the store `sessions`.
+fn rules_on_two(default: &Redis, sessions: &Redis, more: &str) -> String {
+    let limits = format!(
+        "{{ name: user, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: 9, window: 1h }}, \
+         {{ name: session, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: 4, window: 1h, \
+         store: sessions{more} }}"
+    );
+    let routes = ["{ path: /written, respond: { body: ok } }", "{ path: /echo, upstream: echo }"];
+    // Patient, so that a busy machine is not taken for a store that fails.
+    let stores = format!("store: {}\nstores: {{ sessions: '{}' }}\nstore_timeout: 5s\n", default.url(), sessions.url());
+    format!("{stores}admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &routes, &limits))
+}
+
+#[test]
+fn limits_on_two_stores_are_taken_together_or_not_at_all() {
+    let (default, sessions) = (Redis::start(), Redis::start());
+    let gateways = [(); 2].map(|()| Gateway::start(&rules_on_two(&default, &sessions, "")));
+    for (user, target) in [("ann", "/written"), ("bob", "/echo")] {
+        let mut connections = gateways.each_ref().map(Gateway::connect);
+        let answers: Vec<_> = (0..6)
+            .map(|turn| {
+                let answer = connections[turn % 2].get_as(user, target);
+                (answer.status, answer.header("x-ratelimit-remaining").unwrap().to_owned())
+            })
+            .collect();
+        let wanted = [(200, "3"), (200, "2"), (200, "1"), (200, "0"), (429, "0"), (429, "0")];
+        assert_eq!(answers, wanted.map(|(status, left)| (status, left.to_owned())), "{target}");
+    }
+    sessions.command(&["FLUSHALL"]);
+    // The limit on the default store still counts the four that passed, and none of those that were denied.
+    let mut connection = gateways[0].connect();
+    let passed = |answer: u16| answer == 200;
+    until("cached denials have ended", || passed(connection.get_as("ann", "/written").status));
+    let more = (0..9).filter(|_| passed(connection.get_as("ann", "/written").status)).count();
+    assert_eq!(more, 3, "the flushed store admits four, and the other has five left");
+}
+
+#[test]
+fn a_store_that_fails_is_reported_by_its_name_and_concerns_its_own_limits() {
+    let (default, mut sessions) = (Redis::start(), Redis::start());
+    let gateway = Gateway::start(&rules_on_two(&default, &sessions, ", on_store_failure: allow"));
+    let mut connection = gateway.connect();
+    assert_eq!(connection.get_as("ann", "/written").status, 200);
+    let address = sessions.url().replace("redis://", "");
+    let metric = format!(r#"tollgate_store_server_available{{store="sessions",server="{address}"}}"#);
+    gateway.await_metric(&metric, 1);
+    sessions.kill();
+    gateway.await_said(&format!("tollgate: warning: store `sessions` at {address} does not answer: "), 1);
+    gateway.await_metric(&metric, 0);
+    let default_address = default.url().replace("redis://", "");
+    gateway
+        .await_metric(&format!(r#"tollgate_store_server_available{{store="default",server="{default_address}"}}"#), 1);
+    let statuses: Vec<u16> = (0..10).map(|_| connection.get_as("bob", "/written").status).collect();
+    assert_eq!(statuses, [vec![200; 9], vec![429]].concat(), "the limit on the default store counts on");
+    sessions.restart();
+    gateway.await_said("store `sessions` answers again", 1);
+    gateway.await_metric(&metric, 1);
+}

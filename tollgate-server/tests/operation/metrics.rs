@@ -311,8 +311,14 @@ fn a_redis_that_evicts_keys_is_a_warning() {
     let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
     let gateway = Gateway::start(&format!("store: {}\n{rules}", redis.url()));
     let server = redis.url().replace("redis://", "");
-    gateway.await_metric(&format!(r#"tollgate_store_server_evicts{{server="{server}",policy="volatile-lru"}}"#), 1.0);
-    gateway.await_metric(&format!(r#"tollgate_store_server_max_memory_bytes{{server="{server}"}}"#), 104_857_600.0);
+    gateway.await_metric(
+        &format!(r#"tollgate_store_server_evicts{{store="default",server="{server}",policy="volatile-lru"}}"#),
+        1.0,
+    );
+    gateway.await_metric(
+        &format!(r#"tollgate_store_server_max_memory_bytes{{store="default",server="{server}"}}"#),
+        104_857_600.0,
+    );
     let said = gateway.await_said("evicts keys when its memory is full (maxmemory-policy volatile-lru", 1);
     assert!(said.contains("; set maxmemory-policy noeviction, or keep limits on a Redis of their own\n"), "{said}");
 }

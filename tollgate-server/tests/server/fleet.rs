@@ -469,3 +469,74 @@ fn explaining_looks_at_live_counts_and_takes_nothing() {
     assert!(text.contains("\nAnswer: 429 Too Many Requests, Retry-After: "), "{text}");
     assert!(text.ends_with("exit code 1"), "{text}");
 }
+
+/// Rules with one limit on the store `sessions`.
+fn on_two(default: &Redis, sessions: &Redis, limit: u64) -> String {
+    let stores = format!("stores: {{ sessions: '{}' }}", sessions.url());
+    rules(default, limit, &stores).replace("window: 1h }", "window: 1h, store: sessions }")
+}
+
+#[test]
+fn a_store_by_name_that_moves_starts_anew_and_other_counts_stay() {
+    let (default, first, second) = (Redis::start(), Redis::start(), Redis::start());
+    let with_other = |text: String| {
+        format!("{text}  - {{ name: all, algorithm: fixed_window, align: first_request, limit: 100, window: 1h }}\n")
+    };
+    let server = Server::with_rules(&with_other(on_two(&default, &first, 10)));
+    let left = |limit: &str| {
+        let question = if limit == "all" { json!({"limit": limit}) } else { json!({"limit": limit, "key": "ann"}) };
+        server.connect().check(&question)["remaining"].clone()
+    };
+    assert_eq!((left("user"), left("all")), (json!(9), json!(99)));
+    server.save_rules(&with_other(on_two(&default, &second, 10)));
+    server.await_said("tollgate: store `sessions` is another Redis; the counts of its limits start anew\n", 1);
+    assert_eq!((left("user"), left("all")), (json!(9), json!(98)));
+    // A limit that goes over to the default store is counted there.
+    server.save_rules(&with_other(on_two(&default, &second, 10)).replace(", store: sessions", ""));
+    server.await_said("tollgate.yaml is in force: changed user", 1);
+    assert_eq!((left("user"), left("all")), (json!(9), json!(97)));
+}
+
+#[test]
+fn published_limits_are_on_the_stores_of_each_node_by_name() {
+    let (default, sessions) = (Redis::start(), Redis::start());
+    let node = Server::with_rules(&on_two(&default, &sessions, 10));
+    assert_eq!(node.connect().check(&user("ann"))["remaining"], 9);
+    let office = folder_with(&[(RULES, &on_two(&default, &sessions, 20))]);
+    let publish = || told(&run_in(office.path(), &["publish", "--config", RULES]));
+    let kept = "on stderr:\ntollgate: nodes take limits, headers, body and jwt of it; they keep what their own files say of stores";
+    assert_eq!(publish(), format!("tollgate.yaml is published as version 1\n{kept}\nexit code 0"));
+    node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    assert_eq!(node.connect().check(&user("ann"))["remaining"], 18);
+    let unknown = on_two(&default, &sessions, 30).replace("sessions", "audit");
+    std::fs::write(office.path().join(RULES), unknown).unwrap();
+    assert_eq!(publish(), format!("tollgate.yaml is published as version 2\n{kept}\nexit code 0"));
+    node.await_said(
+        "tollgate: published version 2 is refused, and the rules before it stay in force: limit `user`: there is no store \
+         `audit`; use one of `default`, `sessions`, or add a store of that name\n",
+        1,
+    );
+    assert_eq!(node.connect().check(&user("ann"))["remaining"], 17);
+    let login = on_two(&default, &sessions, 30).replace("sessions: 'redis://", "sessions: 'redis://:hunter2@");
+    std::fs::write(office.path().join(RULES), login).unwrap();
+    let refused = publish();
+    assert!(refused.contains("may be a login") && !refused.contains("as version"), "{refused}");
+}
+
+#[test]
+fn a_command_line_may_put_all_counts_in_memory() {
+    let folder = folder_with(&[(
+        RULES,
+        "stores: { sessions: 'redis://127.0.0.1:1' }\nlimits: [{ name: user, limit: 10, window: 1h, store: sessions }]\n",
+    )]);
+    let explain = |more: &[&str]| {
+        let arguments = ["explain", "--config", RULES, "GET", "/"];
+        told(&run_in(folder.path(), &[&arguments[..], more].concat()))
+    };
+    let refused = explain(&[]);
+    assert!(refused.contains("`stores` are on Redis and `store` is memory, and a file cannot mix both"), "{refused}");
+    let in_memory = explain(&["--store", "memory"]);
+    assert!(in_memory.ends_with("exit code 0"), "{in_memory}");
+    let validated = told(&run_in(folder.path(), &["validate", RULES]));
+    assert!(validated.contains("tollgate.yaml:1:9: `stores` are on Redis"), "{validated}");
+}

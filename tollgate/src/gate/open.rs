@@ -16,12 +16,15 @@ impl Gate {
     ///
     /// Outside of a tokio runtime, if the store is Redis.
     pub async fn open(file: &Parsed) -> Result<Self, OpenError> {
-        let rules = file.compile()?;
+        let (rules, named) = (file.compile()?, file.named_redis_settings()?);
         match file.redis_settings()? {
             Some(settings) => {
                 let mut settings = RedisLimiter::builder(settings)
                     .store_timeout(file.store_timeout.duration())
                     .on_store_failure(file.on_store_failure.into());
+                for (name, of_store) in named {
+                    settings = settings.store(name, of_store);
+                }
                 if let Some(bytes) = max_memory(file) {
                     settings = settings.max_memory(bytes);
                 }

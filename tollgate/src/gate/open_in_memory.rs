@@ -12,6 +12,7 @@ impl Gate {
     /// When files that it names cannot be read, or when it wants a store on Redis.
     #[expect(clippy::unused_async, reason = "with the feature `redis` it connects")]
     pub async fn open(file: &Parsed) -> Result<Self, OpenError> {
+        file.check_default_store()?;
         if !file.store.is_memory() {
             return Err(OpenError::store("the store is Redis; build tollgate with the feature `redis`, or use memory"));
         }

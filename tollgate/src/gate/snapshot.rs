@@ -38,6 +38,7 @@ impl Gate {
         file: &Parsed,
         snapshot: impl Read,
     ) -> Result<Result<(Self, Restored), RestoreError>, OpenError> {
+        file.check_default_store()?;
         if !file.store.is_memory() {
             return Err(OpenError::store("snapshots are of the store in memory, and this one is on Redis: use memory"));
         }

@@ -12,8 +12,9 @@ use tokio::time::{Instant, timeout_at};
 use super::denials::{Denials, Known, Times};
 use super::leases::Outlook;
 use super::script::{Answer, Ask, Asks, Question, Seen};
+use super::stores::Call;
 use super::worker::{Job, MAX_KEYS};
-use super::{AllWanted, Receipt, RedisLimiter, Shared, StoreError, Wanted, names};
+use super::{AllWanted, Receipt, RedisLimiter, Shared, StoreError, Wanted};
 use crate::algorithm::portable::Before;
 use crate::decision::{Admission, Decision, Denied, Source};
 use crate::key::Key;
@@ -36,8 +37,8 @@ impl RedisLimiter {
         let asked = inner.shared.clock.now_with_gaps();
         let marks: Marks = wanted.iter().map(|one| inner.denials.mark(&one.ask.name)).collect();
         let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        if inner.shared.topology.is_cluster() && !self.one_slot(&asks) {
-            return Decision { cost, ..self.take_across_slots(wanted, &marks, deadline).await };
+        if !inner.shared.stores.is_one_call(&asks) {
+            return Decision { cost, ..self.take_in_several_calls(wanted, &marks, deadline).await };
         }
         let answer = self.ask_by(deadline, Question::Take(asks)).await;
         let answered = inner.shared.clock.now_with_gaps();
@@ -48,11 +49,6 @@ impl RedisLimiter {
                 Decision { cost, ..self.by_policy(&mut failed) }
             }
         }
-    }
-
-    fn one_slot(&self, asks: &[Ask]) -> bool {
-        let mut slots = asks.iter().map(|ask| names::slot(&ask.name));
-        slots.next().is_none_or(|first| slots.all(|slot| slot == first))
     }
 
     fn decided(
@@ -88,13 +84,14 @@ impl RedisLimiter {
     async fn before_asking(&self, wanted: &AllWanted, deadline: Instant) -> Result<AskingForAll<'_>, Denied> {
         let inner = &*self.0;
         let mut asking = AskingForAll { denials: &inner.denials, asking: SmallVec::new() };
-        if !inner.shared.hears.load(Ordering::Relaxed) {
+        let is_remembered = |one: &&Wanted| inner.shared.stores.hears_resets_of(&one.ask);
+        if !wanted.iter().any(|one| is_remembered(&one)) {
             return Ok(asking);
         }
         loop {
             let now = inner.shared.clock.now_with_gaps();
             let (mut denied, mut wait, mut too_soon) = (None::<Decision>, None, 0);
-            for one in wanted {
+            for one in wanted.iter().filter(is_remembered) {
                 match inner.denials.known(&one.ask, now) {
                     Known::Nothing => {}
                     Known::Denied(verdict, at) => {
@@ -126,11 +123,12 @@ impl RedisLimiter {
     /// The denial of these hits, if this node is certain of it: Redis is not asked.
     pub(crate) fn certain_denial(&self, wanted: &AllWanted) -> Option<Decision> {
         let inner = &*self.0;
-        if !inner.shared.hears.load(Ordering::Relaxed) {
+        let is_remembered = |one: &&Wanted| inner.shared.stores.hears_resets_of(&one.ask);
+        if !wanted.iter().any(|one| is_remembered(&one)) {
             return None;
         }
         let now = inner.shared.clock.now_with_gaps();
-        let denials = wanted.iter().filter_map(|one| {
+        let denials = wanted.iter().filter(is_remembered).filter_map(|one| {
             let dry = match self.lease_outlook(one, now) {
                 // A slice may have units while the store has none.
                 Outlook::Open => return None,
@@ -154,50 +152,48 @@ impl RedisLimiter {
     }
 
     pub(super) async fn look(&self, wanted: &AllWanted) -> Result<Decision, StoreError> {
-        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        let answer = if !self.0.shared.topology.is_cluster() || self.one_slot(&asks) {
-            self.ask(Question::Look(asks)).await?
-        } else {
-            let answers = self.ask_one_by_one(self.deadline(), &asks, Question::Look).await;
-            let answers: Vec<Answer> = answers.into_iter().collect::<Result<_, _>>()?;
-            let at = answers.iter().map(|answer| answer.at).min().unwrap_or(Timestamp::from_micros(0));
-            Answer { at, taken: 0, seen: answers.into_iter().flat_map(|answer| answer.seen).collect() }
-        };
-        let looked = wanted.iter().zip(&answer.seen).map(|(one, seen)| {
-            let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
-            self.decision(one, verdict, answer.at, Source::Store)
-        });
-        Ok(looked.reduce(Decision::most_restrictive).unwrap_or_else(|| Decision::without_limit(answer.at)))
+        let answers = self.ask_in_calls(wanted, Question::Look).await;
+        let mut most_restrictive: Option<Decision> = None;
+        for (call, answer) in answers {
+            // Each server has its own clock.
+            let answer = answer?;
+            for (position, seen) in call.into_iter().zip(&answer.seen) {
+                let one = &wanted[position];
+                let verdict = seen.verdict(&one.ask.terms, answer.at, one.ask.cost);
+                let decision = self.decision(one, verdict, answer.at, Source::Store);
+                most_restrictive = Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));
+            }
+        }
+        Ok(most_restrictive.unwrap_or_else(|| Decision::without_limit(self.0.shared.clock.wall())))
     }
 
-    /// Asks for all at once, or on a cluster for each by itself; nothing has to be all or nothing.
+    /// Asks in as many calls as the keys need; nothing has to be all or nothing.
     pub(super) async fn ask_each(
         &self,
         wanted: &AllWanted,
         question: impl Fn(Asks) -> Question,
     ) -> Result<(), StoreError> {
-        let asks: Asks = wanted.iter().map(|one| one.ask.clone()).collect();
-        let admission = if self.0.shared.topology.is_cluster() {
-            let answers = self.ask_one_by_one(self.deadline(), &asks, question).await;
-            answers.into_iter().try_for_each(|answer| answer.map(drop))
-        } else {
-            self.ask(question(asks)).await.map(drop)
-        };
+        let answers = self.ask_in_calls(wanted, question).await;
+        let outcome = answers.into_iter().try_for_each(|(_, answer)| answer.map(drop));
         // Also what was decided just before, and is remembered only now.
         for one in wanted {
             self.0.shared.denials.forget(&one.ask.name);
         }
-        admission
+        outcome
     }
 
-    /// Asks for each by itself, all at the same time: on a cluster a question stays in one slot.
-    async fn ask_one_by_one(
+    /// Asks in as many calls as the keys need, all at the same time.
+    async fn ask_in_calls(
         &self,
-        deadline: Instant,
-        asks: &[Ask],
+        wanted: &AllWanted,
         question: impl Fn(Asks) -> Question,
-    ) -> Vec<Result<Answer, StoreError>> {
-        let each = asks.iter().map(|ask| self.ask_by(deadline, question(SmallVec::from_iter([ask.clone()]))));
+    ) -> Vec<(Call, Result<Answer, StoreError>)> {
+        let deadline = self.deadline();
+        let calls = self.0.shared.stores.calls(wanted.iter().map(|one| &one.ask));
+        let each = calls.into_iter().map(|call| {
+            let question = question(call.iter().map(|position| wanted[*position].ask.clone()).collect());
+            async move { (call, self.ask_by(deadline, question).await) }
+        });
         join_all(each).await
     }
 
@@ -223,7 +219,7 @@ impl RedisLimiter {
 
     pub(super) fn remember_denial(&self, ask: &Ask, seen: &Seen, at: Timestamp, times: Times) {
         if let Admission::Denied { retry_after } = seen.verdict(&ask.terms, at, ask.cost).admission
-            && self.0.shared.hears.load(Ordering::Relaxed)
+            && self.0.shared.stores.hears_resets_of(ask)
             && ask.terms.keeps_denials()
         {
             self.0.denials.remember(ask, seen, at, retry_after, times);
@@ -250,9 +246,9 @@ impl Shared {
     /// Gives back what was taken at that time, as if it had never been taken, and forgets denials that it caused.
     pub(super) async fn undo(&self, ask: Ask, at: Timestamp, before: Before) -> Result<(), StoreError> {
         let name = ask.name.clone();
-        let admission = self.ask(Question::Undo(ask, at, before)).await;
+        let outcome = self.ask(Question::Undo(ask, at, before)).await;
         self.denials.forget(&name);
-        admission.map(drop)
+        outcome.map(drop)
     }
 
     /// Asks by the deadline, and waits for an answer that comes later, too.
@@ -260,8 +256,9 @@ impl Shared {
         if question.asks().len() > MAX_KEYS {
             return Err(StoreError::refused(&format!("a request may have {MAX_KEYS} limits and keys")));
         }
+        let store = question.asks().first().map_or(self.stores.default_store(), |ask| self.stores.of(ask));
         let (reply, answer) = oneshot::channel();
-        self.topology.submit(Job { question, deadline, reply })?;
+        store.topology.submit(Job { question, deadline, reply })?;
         match answer.await {
             Ok(answer) => answer,
             // The deadline passed while it was waiting for a trip, or the limiter is being dropped.

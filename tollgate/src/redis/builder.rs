@@ -4,6 +4,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::join_all;
+
 use super::changes::Resets;
 use super::denials::Denials;
 use super::fallback::{Fallback, LocalStore};
@@ -11,6 +13,7 @@ use super::fleet::Fleet;
 use super::leases::Leases;
 use super::settings::RedisSettings;
 use super::stats::{Calls, Counts};
+use super::stores::{self, Store, Stores};
 use super::topology::Topology;
 use super::worker::Trips;
 use super::{ConnectError, Inner, Prepared, RedisLimiter, Shared, Tasks};
@@ -31,6 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 #[must_use]
 pub struct RedisLimiterBuilder {
     settings: RedisSettings,
+    /// The stores beside the default one.
+    named: Vec<(String, RedisSettings)>,
     limits: LimitSet,
     store_timeout: Duration,
     on_store_failure: OnStoreFailure,
@@ -44,6 +49,7 @@ impl RedisLimiterBuilder {
     pub(super) fn new(settings: RedisSettings) -> Self {
         Self {
             settings,
+            named: Vec::new(),
             limits: LimitSet::new(),
             store_timeout: DEFAULT_TIMEOUT,
             on_store_failure: OnStoreFailure::default(),
@@ -52,6 +58,31 @@ impl RedisLimiterBuilder {
             denial_cache: true,
             expected_nodes: 1,
         }
+    }
+
+    /// Adds a store by name, for limits that choose it with [`Limit::with_store`]. All others are on the default store.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::redis::RedisLimiter;
+    /// use tollgate::{FixedWindow, Limit, MINUTE};
+    ///
+    /// let limiter = RedisLimiter::builder("redis://10.0.0.5:6379")
+    ///     .store("sessions", "redis+cluster://10.0.1.1:7001,10.0.1.2:7002")
+    ///     .limit(Limit::new("global", FixedWindow::new(10_000, MINUTE))?)
+    ///     .limit(Limit::new("per-session", FixedWindow::new(100, MINUTE))?.with_store("sessions"))
+    ///     .connect()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A request with limits on several stores takes from all of them or from none. The stores are asked at the same time,
+    /// and if one denies, the others get their units back. A store that fails concerns its own limits: each of them answers
+    /// by its [failure policy](Limit::with_on_store_failure).
+    pub fn store(mut self, name: impl Into<String>, settings: impl Into<RedisSettings>) -> Self {
+        self.named.push((name.into(), settings.into()));
+        self
     }
 
     /// Adds a limit. Names must differ.
@@ -140,47 +171,70 @@ impl RedisLimiterBuilder {
         };
         let catalogue = catalogue.build()?;
         let fallback = Fallback::new(self.limits.clone());
-        let Checked { limits, base_count } = self.limits.checked()?;
+        let Checked { limits, base_count } = self.limits.clone().checked()?;
         super::changing::check(&limits)?;
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
             return Err(ConnectError::new("this platform has no system clock; set one with `clock`".into()));
         };
         let trips = Arc::new(Trips { timeout: self.store_timeout, clock: self.clock.clone(), calls: Calls::default() });
-        let topology = Arc::new(Topology::new(&self.settings, self.store_timeout, Some(&trips))?);
+        let stores = self.stores(&trips)?;
+        stores.check(&limits, base_count)?;
         // A server that hangs has failed by then.
-        let _ = tokio::time::timeout(self.store_timeout.max(PATIENCE), topology.settled()).await;
+        let settled = join_all(stores.iter().map(|store| store.topology.settled()));
+        let _ = tokio::time::timeout(self.store_timeout.max(PATIENCE), settled).await;
         let denials = Arc::new(Denials::new(catalogue.budget()));
-        let hears = Arc::new(AtomicBool::new(false));
-        let leases = Arc::new(Leases::new());
-        let resets = Resets {
-            denials: denials.clone(),
-            leases: leases.clone(),
-            // Remembered denials go by real time, which an injected clock knows nothing of.
-            hears: (self.denial_cache && self.clock.is_none()).then(|| hears.clone()),
-        };
-        let mut tasks = vec![tokio::spawn(super::changes::listen(topology.clone(), resets)).abort_handle()];
-        let fleet = Arc::new(Fleet::new(self.expected_nodes));
-        fleet.join_if(fallback.has_local_limit(self.on_store_failure));
+        let leases = Arc::new(Leases::new(stores.iter().count()));
+        stores.join_fleets(&limits, self.on_store_failure);
+        let mut tasks = Vec::new();
+        for (index, store) in stores.indexed() {
+            let resets = Resets {
+                store: index,
+                denials: denials.clone(),
+                leases: leases.clone(),
+                // Remembered denials go by real time, which an injected clock knows nothing of.
+                hears: (self.denial_cache && self.clock.is_none()).then(|| store.hears_resets.clone()),
+            };
+            tasks.push(tokio::spawn(super::changes::listen(store.topology.clone(), resets)).abort_handle());
+            let beat = store.fleet.clone().beat(store.topology.clone(), self.store_timeout);
+            tasks.push(tokio::spawn(beat).abort_handle());
+        }
         let shared = Arc::new_cyclic(|itself| {
             let leftovers = super::leasing::return_leftovers(leases.clone(), Weak::clone(itself));
             tasks.push(tokio::spawn(leftovers).abort_handle());
-            tasks.push(tokio::spawn(fleet.clone().beat(topology.clone(), self.store_timeout)).abort_handle());
             Shared {
                 on_store_failure: self.on_store_failure,
-                topology,
+                stores,
                 trips,
                 denials: denials.clone(),
                 leases,
-                hears,
                 clock,
                 store_timeout: self.store_timeout,
                 counts: Counts::default(),
-                fleet,
                 local: LocalStore::default(),
                 _tasks: Tasks(tasks),
             }
         });
-        let limits = Prepared::all(limits, &[], &catalogue, shared.topology.names());
+        let limits = Prepared::all(limits, &[], &catalogue, &shared.stores);
         Ok(RedisLimiter(Arc::new(Inner { limits, base_count, catalogue, fallback, denials, shared })))
+    }
+
+    /// Connects to all stores in the background.
+    fn stores(&self, trips: &Arc<Trips>) -> Result<Stores, ConnectError> {
+        let open = |name: &str, settings: &RedisSettings| {
+            let name: Arc<str> = name.into();
+            Ok(Store {
+                topology: Arc::new(Topology::new(settings, name.clone(), self.store_timeout, Some(trips))?),
+                hears_resets: Arc::new(AtomicBool::new(false)),
+                fleet: Arc::new(Fleet::new(self.expected_nodes)),
+                name,
+            })
+        };
+        for (index, (name, settings)) in self.named.iter().enumerate() {
+            stores::check_name(name, self.named[..index].iter().map(|(other, _)| other.as_str()))?;
+            settings.check().map_err(|error| ConnectError::new(format!("store `{name}`: {error}")))?;
+        }
+        let named = self.named.iter().map(|(name, settings)| open(name, settings));
+        let all = std::iter::once(open(stores::DEFAULT, &self.settings)).chain(named);
+        Ok(Stores::new(all.collect::<Result<_, ConnectError>>()?))
     }
 }

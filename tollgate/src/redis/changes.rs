@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::denials::Denials;
 use super::leases::Leases;
+use super::stores::StoreIndex;
 use super::topology::Topology;
 use crate::units::Timestamp;
 
@@ -23,8 +24,9 @@ const AGAIN_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::
 const QUIET_FOR: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The state of this process that a reset ends.
+/// The state of this process that a reset on one store ends.
 pub(super) struct Resets {
+    pub(super) store: StoreIndex,
     pub(super) denials: Arc<Denials>,
     pub(super) leases: Arc<Leases>,
     /// Set while resets are heard of, if denials are remembered at all.
@@ -33,15 +35,15 @@ pub(super) struct Resets {
 
 impl Resets {
     fn begin(&self) {
-        self.denials.clear();
-        self.leases.resets_are_heard();
+        self.denials.clear_store(self.store);
+        self.leases.resets_are_heard(self.store);
         self.set_hears(true);
     }
 
     fn end(&self) {
         self.set_hears(false);
-        self.leases.resets_are_missed();
-        self.denials.clear();
+        self.leases.resets_are_missed(self.store);
+        self.denials.clear_store(self.store);
     }
 
     fn set_hears(&self, hears: bool) {

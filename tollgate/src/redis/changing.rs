@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::names::Names;
 use super::script::{Ask, Terms};
+use super::stores::Stores;
 use super::{Fallback, Inner, Receipt, RedisLimiter, TakeFrom, Wanted, names};
 use crate::algorithm::succession::Signature;
 use crate::algorithm::{Algorithm, Compiled};
@@ -37,7 +37,8 @@ impl RedisLimiter {
     ///
     /// The new numbers apply from the next decision on. State on Redis is kept by the name of a limit and converted to
     /// the numbers that ask, as [`Limiter::with_limits`](crate::Limiter::with_limits) describes: what a key has spent
-    /// stays spent, in units.
+    /// stays spent, in units. A limit that chooses [another store](Limit::with_store) starts there with the keys of that
+    /// store.
     ///
     /// Denials that were remembered are not used by the new limiter. Slices of limits that did not change are spent on;
     /// those of others are given back. A [reservation](Self::reserve) is settled by the limits that took it.
@@ -45,17 +46,19 @@ impl RedisLimiter {
     /// # Errors
     ///
     /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its name
-    /// and algorithm, or when a sliding window log is of more than 100 000. Then nothing has changed.
+    /// and algorithm, when a sliding window log is of more than 100 000, or when a limit chooses a store that this limiter
+    /// does not have. Then nothing has changed.
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
         let limits = limits.into();
         let Checked { limits: checked, base_count } = limits.clone().checked()?;
         check(&checked)?;
+        inner.shared.stores.check(&checked, base_count)?;
         let catalogue = inner.catalogue.with_limits(limits.clone())?;
         let (limits, fallback) = (checked, Fallback::new(limits));
         let shared = inner.shared.clone();
-        shared.fleet.join_if(fallback.has_local_limit(shared.on_store_failure));
-        let limits = Prepared::all(limits, &inner.limits, &catalogue, shared.topology.names());
+        shared.stores.join_fleets(&limits, shared.on_store_failure);
+        let limits = Prepared::all(limits, &inner.limits, &catalogue, &shared.stores);
         let kept: HashSet<*const Terms> = limits.iter().map(|prepared| Arc::as_ptr(&prepared.terms)).collect();
         shared.leases.withdraw_unless(|terms| kept.contains(&Arc::as_ptr(terms)));
         let denials = inner.denials.clone();
@@ -106,7 +109,7 @@ const MAX_SIBLINGS: usize = 16;
 
 impl Prepared {
     /// Prepares limits that take the place of others. The catalogue knows the numbers that they had before.
-    pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], catalogue: &Limiter, names: &Names) -> Box<[Self]> {
+    pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], catalogue: &Limiter, stores: &Stores) -> Box<[Self]> {
         // Redis's clock is the wall clock, also for limits that have been in a limiter in memory.
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&WallOffset::default()));
         let mut by_name: HashMap<&str, Vec<&Self>> = HashMap::new();
@@ -134,13 +137,14 @@ impl Prepared {
             let signatures = variants.get(&(limit.name(), family(limit))).filter(|signatures| signatures.len() > 1);
             let signatures = signatures.map_or(&[][..], Vec::as_slice);
             let (before, (ceiling, configurations)) = (related_before(limit), catalogue.configurations(id));
+            let store = stores.chosen_by(limit).unwrap_or_default();
             // A limit that was there before keeps its terms, so that what goes by them goes on.
             let same = before.iter().find(|old| {
-                let is_same = old.ceiling == ceiling && old.terms.has_variants(signatures);
+                let is_same = old.ceiling == ceiling && old.terms.has_variants(signatures) && old.terms.store == store;
                 // The life of a slice decides what Redis counts by.
                 is_same && old.limit.algorithm() == limit.algorithm() && old.horizon == horizon
             });
-            let new = || Arc::new(Terms::new(&compiled, ceiling, signatures.to_vec()));
+            let new = || Arc::new(Terms::new(&compiled, ceiling, signatures.to_vec()).on(store));
             let terms = same.map_or_else(new, |old| old.terms.clone());
             let mut siblings: Vec<Arc<Terms>> = Vec::new();
             let then = before.iter().flat_map(|old| std::iter::once(&old.terms).chain(old.siblings.iter())).cloned();
@@ -151,7 +155,7 @@ impl Prepared {
                     siblings.push(other);
                 }
             }
-            let prefix = names.before_key(limit);
+            let prefix = stores.at(store).topology.names().before_key(limit);
             Self { limit: limit.clone(), prefix, terms, ceiling, siblings: siblings.into(), horizon }
         });
         prepared.collect()

@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use super::script::{Ask, Seen, Terms};
+use super::stores::StoreIndex;
 use crate::budget::Budget;
 use crate::decision::{Admission, Verdict};
 use crate::units::Timestamp;
@@ -272,11 +273,20 @@ impl Denials {
         }
     }
 
-    /// Nothing is certain any more.
+    /// Forgets all denials.
     pub(super) fn clear(&self) {
+        self.clear_if(|_| true);
+    }
+
+    /// Forgets all denials by one store: resets there may have been missed.
+    pub(super) fn clear_store(&self, store: StoreIndex) {
+        self.clear_if(|entry| entry.terms.store == store);
+    }
+
+    fn clear_if(&self, is_removed: impl Fn(&Entry) -> bool) {
         for (set, given_back) in self.sets.iter().zip(&self.given_back) {
             given_back.fetch_add(1, Ordering::SeqCst);
-            self.remove(&mut set.lock().unwrap_or_else(PoisonError::into_inner), |_| true);
+            self.remove(&mut set.lock().unwrap_or_else(PoisonError::into_inner), &is_removed);
         }
     }
 }

@@ -26,9 +26,9 @@ pub(super) struct Fallback {
     share: ArcSwapOption<Share>,
 }
 
-/// Local limits, divided by a number of nodes.
+/// Local limits, divided by the number of nodes that share each store.
 struct Share {
-    nodes: u32,
+    nodes: SmallVec<[u32; 4]>,
     limiter: Limiter,
 }
 
@@ -43,33 +43,32 @@ impl Fallback {
     pub(super) fn new(limits: LimitSet) -> Self {
         Self { limits, share: ArcSwapOption::empty() }
     }
-
-    /// Returns whether a limit fails over to memory.
-    pub(super) fn has_local_limit(&self, default: OnStoreFailure) -> bool {
-        self.limits.has_policy(OnStoreFailure::Local, default)
-    }
 }
 
 impl Inner {
     /// Returns the local limits with this node's share. `None` if they cannot be made: then nothing is admitted.
     fn local(&self) -> Option<Limiter> {
-        let nodes = self.shared.fleet.nodes();
-        self.local_for(nodes).or_else(|| self.make_local(nodes))
+        let nodes = self.shared.stores.iter().map(|store| store.fleet.nodes()).collect();
+        self.local_for(&nodes).or_else(|| self.make_local(nodes))
     }
 
-    fn local_for(&self, nodes: u32) -> Option<Limiter> {
+    fn local_for(&self, nodes: &SmallVec<[u32; 4]>) -> Option<Limiter> {
         let share = self.fallback.share.load();
-        share.as_ref().filter(|share| share.nodes == nodes).map(|share| share.limiter.clone())
+        share.as_ref().filter(|share| share.nodes == *nodes).map(|share| share.limiter.clone())
     }
 
     #[cold]
-    fn make_local(&self, nodes: u32) -> Option<Limiter> {
+    fn make_local(&self, nodes: SmallVec<[u32; 4]>) -> Option<Limiter> {
         let mut latest = self.shared.local.latest.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have been faster.
-        if let Some(limiter) = self.local_for(nodes) {
+        if let Some(limiter) = self.local_for(&nodes) {
             return Some(limiter);
         }
-        let limits = self.fallback.limits.share(nodes);
+        let stores = &self.shared.stores;
+        let limits = self.fallback.limits.share(|limit| {
+            let store = stores.chosen_by(limit).unwrap_or_default();
+            nodes.get(store.position()).copied().unwrap_or(1)
+        });
         let made = match &*latest {
             Some(latest) => latest.with_limits(limits),
             None => self.catalogue.with_other_keys(limits),

@@ -68,11 +68,9 @@ impl Fleet {
         self.nodes.load(Ordering::Relaxed)
     }
 
-    /// Registers this node from now on, if it has local limits.
-    pub(super) fn join_if(&self, has_local_limits: bool) {
-        if has_local_limits {
-            self.joins.store(true, Ordering::Relaxed);
-        }
+    /// Registers this node from now on: it has a limit with a local share.
+    pub(super) fn join(&self) {
+        self.joins.store(true, Ordering::Relaxed);
     }
 
     /// Registers for ever.

@@ -19,6 +19,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::lease::{Granted, Held, Lease, Leftover, SHARE, Wish};
 use super::script::{Ask, Terms};
+use super::stores::StoreIndex;
 use crate::units::Timestamp;
 
 /// Keys leased at once. Beyond that the store decides.
@@ -37,8 +38,8 @@ pub(super) struct Leases {
     hasher: ahash::RandomState,
     /// Rung when there is a lease where there was none, for the one who looks after them.
     taken: Notify,
-    /// Whether resets by other processes are heard of. Without that, no slices are taken.
-    hears_resets: AtomicBool,
+    /// Whether this process learns of resets by others, for each store. Without that, no slices are taken there.
+    hears_resets: Box<[AtomicBool]>,
 }
 
 /// How a request spends from a lease.
@@ -92,12 +93,12 @@ pub(super) enum Outlook {
 }
 
 impl Leases {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(stores: usize) -> Self {
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
             hasher: ahash::RandomState::new(),
             taken: Notify::new(),
-            hears_resets: AtomicBool::new(false),
+            hears_resets: (0..stores).map(|_| AtomicBool::new(false)).collect(),
         }
     }
 
@@ -115,7 +116,7 @@ impl Leases {
         }
         let mut shard = self.shard(&ask.name);
         // Read under the lock, so that no slice is taken after `resets_are_missed` has gone through this shard.
-        let may_renew = self.hears_resets.load(Ordering::Relaxed);
+        let may_renew = self.hears_resets_of(ask);
         if find(&mut shard, ask).is_none() {
             if !may_renew || shard.len() >= MOST / SHARDS {
                 return Next::Exact;
@@ -158,7 +159,7 @@ impl Leases {
         if lease.can_spend(ask.cost, now) || lease.renewal().is_some() {
             return Outlook::Open;
         }
-        if !self.hears_resets.load(Ordering::Relaxed) || lease.wanted() < BUSY {
+        if !self.hears_resets_of(ask) || lease.wanted() < BUSY {
             return Outlook::Exact;
         }
         match lease.dry_for(ask.cost, now) {
@@ -228,18 +229,23 @@ impl Leases {
         self.shard(name).get_mut(name).into_iter().flatten().for_each(|lease| lease.forget(reset_at));
     }
 
-    /// Takes slices from now on: resets by other processes are heard of.
-    pub(super) fn resets_are_heard(&self) {
-        self.hears_resets.store(true, Ordering::Relaxed);
+    fn hears_resets_of(&self, ask: &Ask) -> bool {
+        self.hears_resets[ask.terms.store.position()].load(Ordering::Relaxed)
     }
 
-    /// Takes no slices until resets by other processes are heard of again, and gives nothing back of those that there are.
-    /// Any key may be reset meanwhile, and to give back a slice from before would give back what others have spent since.
-    pub(super) fn resets_are_missed(&self) {
-        self.hears_resets.store(false, Ordering::Relaxed);
+    /// Takes slices from a store from now on: this process learns of resets there.
+    pub(super) fn resets_are_heard(&self, store: StoreIndex) {
+        self.hears_resets[store.position()].store(true, Ordering::Relaxed);
+    }
+
+    /// Takes no slices from a store until this process learns of resets there again, and gives none back. Any key may be
+    /// reset meanwhile, and a slice from before the reset would give back units that others have spent since.
+    pub(super) fn resets_are_missed(&self, store: StoreIndex) {
+        self.hears_resets[store.position()].store(false, Ordering::Relaxed);
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.values_mut().flatten().for_each(Lease::resets_are_missed);
+            let of_store = shard.values_mut().flatten().filter(|lease| lease.ask.terms.store == store);
+            of_store.for_each(Lease::resets_are_missed);
         }
     }
 

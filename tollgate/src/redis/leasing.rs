@@ -196,7 +196,7 @@ impl RedisLimiter {
 
     fn known_denial(&self, one: &Wanted, now: Timestamp) -> Option<Decision> {
         match self.0.denials.known(&one.ask, now) {
-            Known::Denied(verdict, at) if self.0.shared.hears.load(Ordering::Relaxed) => {
+            Known::Denied(verdict, at) if self.0.shared.stores.hears_resets_of(&one.ask) => {
                 self.0.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
                 return Some(self.decision(one, verdict, at, Source::DenialCache));
             }
@@ -228,7 +228,7 @@ impl Shared {
     /// Returns whether the connection on which a slice was charged is still there. On a server that was connected to anew
     /// the charge may be lost, and to give it back would give back what others have spent.
     pub(super) fn is_still_charged(&self, ask: &Ask, connection: Option<u64>) -> bool {
-        connection.is_some() && connection == self.topology.connection_to(&ask.name)
+        connection.is_some() && connection == self.stores.of(ask).topology.connection_to(&ask.name)
     }
 
     async fn return_slices(&self, all: bool) {
@@ -257,7 +257,8 @@ impl Renewing {
         let inner = &*self.limiter.0;
         let (asked, choices) = (inner.shared.clock.now_with_gaps(), self.wish.choices());
         let mark = inner.denials.mark(&self.ask.name);
-        let connection = inner.shared.topology.connection_to(&self.ask.name);
+        let topology = &inner.shared.stores.of(&self.ask).topology;
+        let connection = topology.connection_to(&self.ask.name);
         let Ok(answer) = self.limiter.ask(Question::Slice(self.ask.clone(), choices.clone())).await else { return };
         let times = Times { asked, answered: inner.shared.clock.now_with_gaps(), mark };
         let Some(seen) = answer.seen.first() else { return };
@@ -274,7 +275,7 @@ impl Renewing {
         let full_at = Timestamp::from_micros(times.answered.as_micros().saturating_add(after.reset_after));
         let before = self.ask.terms.compiled.before(seen.numbers(), answer.at.as_micros());
         inner.shared.counts.leases.fetch_add(1, Ordering::Relaxed);
-        let is_same = |id: &u64| inner.shared.topology.connection_to(&self.ask.name) == Some(*id);
+        let is_same = |id: &u64| topology.connection_to(&self.ask.name) == Some(*id);
         let connection = connection.filter(is_same);
         let grant = Grant { units: *units, left: *units, until, at: answer.at, before, connection };
         self.granted = Some(Granted { grant, store_left: after.remaining, full_at });

@@ -54,6 +54,8 @@ pub(super) enum Place {
 /// What nodes of one limiter have in common.
 #[derive(Clone)]
 pub(super) struct Common {
+    /// The name of the store, for logs.
+    pub(super) store: Arc<str>,
     pub(super) dialer: Arc<Dialer>,
     /// The longest that a call may take.
     pub(super) timeout: Duration,
@@ -393,7 +395,7 @@ impl Node {
     }
 
     fn log_failure(&self, why: &StoreError) {
-        tracing::warn!(node = %self, %why, "the store fails: limits answer by their failure policy until it is back");
+        tracing::warn!(store = %self.common.store, node = %self, %why, "the store fails: limits answer by their failure policy until it is back");
     }
 }
 

@@ -82,7 +82,7 @@ impl Node {
     }
 
     fn log_recovery(&self) {
-        tracing::info!(node = %self, "the store is back");
+        tracing::info!(store = %self.common.store, node = %self, "the store is back");
     }
 
     /// Reads how much memory the server has, and what it does when that is used up. A server that does not
@@ -92,7 +92,7 @@ impl Node {
         let Some(memory) = ServerMemory::read(&reply) else { return };
         let mut known = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         if memory.evicts() && !known.as_ref().is_some_and(ServerMemory::evicts) {
-            tracing::warn!(node = %self, policy = memory.eviction_policy, "{}", memory::EVICTS);
+            tracing::warn!(store = %self.common.store, node = %self, policy = memory.eviction_policy, "{}", memory::EVICTS);
         }
         *known = Some(memory);
     }

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 
 use self::following::Follower;
 use super::settings::RedisSettings;
+use super::stores::DEFAULT;
 use super::topology::Topology;
 use super::{ConnectError, StoreError, Tasks};
 
@@ -181,7 +182,7 @@ impl RuleSets {
     ///
     /// Outside of a tokio runtime.
     pub fn connect(settings: impl Into<RedisSettings>) -> Result<Self, ConnectError> {
-        let topology = Arc::new(Topology::new(&settings.into(), ANSWER_WITHIN, None)?);
+        let topology = Arc::new(Topology::new(&settings.into(), DEFAULT.into(), ANSWER_WITHIN, None)?);
         let (sender, latest) = watch::channel(None);
         let (repaired, repairs) = watch::channel(Repairs::default());
         let task = tokio::spawn(Follower::new(topology.clone(), sender, repaired).follow());

@@ -5,6 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::topology::Topology;
+
 /// What a limiter has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -134,23 +136,28 @@ pub(super) struct Counts {
 }
 
 impl Stats {
-    pub(super) fn read(counts: &Counts, calls: &Calls, traffic: &Traffic, (opened, closed): (u64, u64)) -> Self {
+    pub(super) fn read<'t>(counts: &Counts, calls: &Calls, stores: impl Iterator<Item = &'t Topology>) -> Self {
         let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let batch_sizes = calls.batch_sizes.read();
-        Self {
+        let mut stats = Self {
             trips: batch_sizes.count(),
             questions: batch_sizes.sum(),
             batch_sizes,
             call_micros: calls.micros.read(),
-            bytes_sent: number(&traffic.sent),
-            bytes_received: number(&traffic.received),
             cached_denials: number(&counts.cached_denials),
             leased: number(&counts.leased),
             leases: number(&counts.leases),
             by_policy: number(&counts.by_policy),
-            breaker_opened: opened,
-            breaker_closed: closed,
+            ..Self::default()
+        };
+        for topology in stores {
+            let (traffic, (opened, closed)) = (topology.traffic(), topology.changes());
+            stats.bytes_sent += number(&traffic.sent);
+            stats.bytes_received += number(&traffic.received);
+            stats.breaker_opened += opened;
+            stats.breaker_closed += closed;
         }
+        stats
     }
 }
 

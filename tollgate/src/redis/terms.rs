@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use smallvec::SmallVec;
 
 use super::lean;
+use super::stores::StoreIndex;
 use crate::algorithm::portable::Shape;
 use crate::algorithm::succession::Signature;
 use crate::algorithm::{Compiled, MAX_QUOTA};
@@ -12,6 +13,8 @@ use crate::algorithm::{Compiled, MAX_QUOTA};
 /// A limit as the script knows it.
 #[derive(Debug)]
 pub(super) struct Terms {
+    /// The store that has the keys.
+    pub(super) store: StoreIndex,
     pub(super) compiled: Compiled,
     pub(super) parameters: SmallVec<[i64; 9]>,
     /// The same for the smaller script.
@@ -37,7 +40,13 @@ impl Terms {
         // that what it reports is never cut again.
         let compiled = compiled.with_ceiling(MAX_QUOTA).with_room();
         let lean = lean::parameters(&compiled, &parameters);
-        Self { parameters, lean, signature, variants, shape: compiled.shape(), compiled, long: AtomicU32::new(0) }
+        let (store, shape, long) = (StoreIndex::default(), compiled.shape(), AtomicU32::new(0));
+        Self { store, parameters, lean, signature, variants, shape, compiled, long }
+    }
+
+    /// Sets the store that has the keys, if that is not the default one.
+    pub(super) fn on(self, store: StoreIndex) -> Self {
+        Self { store, ..self }
     }
 
     pub(super) fn signature(&self) -> &Signature {

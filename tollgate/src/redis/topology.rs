@@ -73,9 +73,10 @@ impl Member {
 }
 
 impl Topology {
-    /// Connects to the servers in the background. With `trips`, they can be sent jobs.
+    /// Connects to the servers in the background. `store` is its name in logs. With `trips`, they can be sent jobs.
     pub(super) fn new(
         settings: &RedisSettings,
+        store: Arc<str>,
         timeout: Duration,
         trips: Option<&Arc<Trips>>,
     ) -> Result<Self, ConnectError> {
@@ -84,7 +85,8 @@ impl Topology {
         let traffic = Arc::new(Traffic::default());
         let dialer = Arc::new(Dialer::new(tls.clone(), login, traffic.clone()));
         let (loads_scripts, trouble) = (trips.is_some(), Arc::new(Notify::new()));
-        let common = Common { dialer, timeout, loads_scripts, changes: changes.clone(), trouble, names: names.clone() };
+        let (changed, names_of_keys) = (changes.clone(), names.clone());
+        let common = Common { store, dialer, timeout, loads_scripts, changes: changed, trouble, names: names_of_keys };
         let mut tasks = Vec::new();
         let servers = match servers {
             super::target::Servers::Single(address) => {

@@ -56,7 +56,7 @@ pub mod internal {
     pub use super::forms::{
         Address, ByteSize, Cidr, ContentType, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart,
         KeyPrefix, LimitName, MethodName, PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, StatusClass,
-        StoreUrl, TokenSource, Upstream,
+        StoreName, StoreUrl, TokenSource, Upstream,
     };
     pub use super::setting_error::{KeyOrIndex, SettingError};
     pub use super::types::{
@@ -167,7 +167,8 @@ impl Parsed {
     }
 
     /// Replaces the store by `memory` or the URL of a Redis. Other settings of the store stay where they apply to the new
-    /// one; a login in the URL replaces `username` and `password_file`.
+    /// one; a login in the URL replaces `username` and `password_file`. With `memory`, all counts are
+    /// kept in memory, also those of limits with another store.
     ///
     /// # Errors
     ///
@@ -177,6 +178,10 @@ impl Parsed {
         let read = <forms::StoreUrl as forms::Form>::read(store);
         let url = read.map_err(|invalid| invalid.to_string())?;
         self.rules.store = self.rules.store.at(url);
+        if self.rules.store.is_memory() {
+            self.rules.stores.clear();
+            self.rules.limits.iter_mut().for_each(|limit| limit.store = None);
+        }
         Ok(self)
     }
 

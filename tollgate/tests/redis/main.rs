@@ -13,6 +13,7 @@ mod load;
 mod long_logs;
 mod rule_sets;
 mod servers;
+mod stores;
 mod topologies;
 mod traces;
 mod variants;

@@ -1,4 +1,4 @@
-//! The store as a map: its settings, and what is wrong with them.
+//! The store as a map, and stores by name: their settings, and what is wrong with them.
 
 use tollgate::rules::file::internal::StoreUrl;
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
@@ -97,4 +97,93 @@ fn files_of_the_store_are_read_beside_the_rule_file() {
         .map(|store| format!("{store}\n  {}", message(store)))
         .join("\n")
     );
+}
+
+/// A file with a default store on Redis, those stores, and one limit with that addition.
+fn parse_named(stores: &str, addition: &str) -> Result<Parsed, Problems> {
+    let limit = format!("{{ name: per-user, limit: 10, window: 1m{addition} }}");
+    RuleFile::parse("tollgate.yaml", format!("store: redis://h\nstores: {stores}\nlimits:\n  - {limit}\n"))
+}
+
+#[test]
+fn limits_choose_a_store_by_its_name() {
+    let file = parse_named("{ sessions: { url: 'rediss://s', prefix: shop }, audit: redis://a }", ", store: sessions");
+    let file = file.unwrap();
+    assert_eq!(file.stores.keys().collect::<Vec<_>>(), ["audit", "sessions"]);
+    assert_eq!(file.stores["sessions"].prefix.as_ref().map(|prefix| prefix.as_str()), Some("shop"));
+    assert_eq!(file.limits[0].limit().unwrap().store(), Some("sessions"));
+    let warnings = file.warnings().to_string();
+    let warning =
+        "tollgate.yaml:2:58: warning: no limit is on store `audit`; write `store: audit` in a limit, or remove it";
+    assert_eq!(warnings, warning);
+    let file = parse_named("{ sessions: redis://s }", ", store: default").unwrap();
+    assert_eq!(file.limits[0].limit().unwrap().store(), Some("default"));
+}
+
+#[test]
+fn stores_that_cannot_be_chosen_are_refused_where_they_stand() {
+    let cases = [
+        ("{ sessions: redis://s }", ", store: sesions"),
+        ("{ sessions: redis://s }", ", store: audit"),
+        ("{ sessions: redis://s }", ", store: memory"),
+        ("{ sessions: redis://s }", ", store: 'redis://:hunter2@h'"),
+        ("{ sessions: redis://s }", ", store: 'my store'"),
+        ("{ sessions: redis://s }", ", store: [sessions]"),
+        ("{}", ", store: sessions"),
+        ("{ memory: redis://s }", ""),
+        ("{ default: redis://s }", ""),
+        ("{ 'my store': redis://s }", ""),
+        ("{ sessions: memory }", ", store: sessions"),
+        ("{ sessions: http://s }", ", store: sessions"),
+        ("{ sessions: { prefix: a } }", ", store: sessions"),
+        ("{ sessions: { url: 'redis://s', ca: ca.pem } }", ", store: sessions"),
+        ("{ sessions: redis://s, sessions: redis://t }", ", store: sessions"),
+        ("[redis://s]", ", store: sessions"),
+    ];
+    let problems = cases.map(|(stores, addition)| {
+        let problems = parse_named(stores, addition).expect_err(stores).to_string();
+        format!("stores: {stores}{addition}\n  {}", problems.replace('\n', "\n  "))
+    });
+    insta::assert_snapshot!(problems.join("\n"));
+}
+
+#[test]
+fn more_stores_than_a_limiter_takes_are_refused() {
+    let stores = |count: usize| (0..count).map(|nth| format!("s{nth}: redis://s{nth}")).collect::<Vec<_>>().join(", ");
+    assert!(parse_named(&format!("{{ {} }}", stores(15)), "").is_ok());
+    let problem = parse_named(&format!("{{ {} }}", stores(16)), "").unwrap_err().to_string();
+    assert_eq!(problem, "tollgate.yaml:2:1: there are 16 stores, more than 15; use 15 or fewer");
+}
+
+#[test]
+fn stores_beside_a_store_in_memory_are_refused() {
+    let text = "stores: { sessions: redis://s }\nlimits: [{ name: a, limit: 1, window: 1m, store: sessions }]\n";
+    let problem = RuleFile::parse("tollgate.yaml", format!("store: memory\n{text}")).unwrap_err().to_string();
+    let expected = "`stores` are on Redis and `store` is memory, and a file cannot mix both; write the URL of a Redis in \
+                    `store`, or remove `stores`";
+    assert_eq!(problem, format!("tollgate.yaml:2:1: {expected}"));
+    // The default store may be given on the command line.
+    let file = RuleFile::parse("tollgate.yaml", text).unwrap();
+    let everything_in_memory = file.clone().with_store("memory").unwrap();
+    assert!(everything_in_memory.stores.is_empty() && everything_in_memory.limits[0].store.is_none());
+    let on_redis = file.clone().with_store("redis://h").unwrap();
+    assert_eq!(on_redis.limits[0].limit().unwrap().store(), Some("sessions"));
+    #[cfg(feature = "redis")]
+    {
+        assert_eq!(on_redis.named_redis_settings().unwrap().len(), 1);
+        assert!(everything_in_memory.named_redis_settings().unwrap().is_empty());
+        let problem = file.named_redis_settings().unwrap_err().to_string();
+        assert_eq!(problem, format!("tollgate.yaml:1:9: {expected}"));
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn files_of_stores_by_name_are_read_beside_the_rule_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let stores = "{ sessions: { url: 'rediss://s', ca: none.pem }, audit: { url: 'redis://a', password_file: none } }";
+    let file = parse_named(stores, ", store: sessions").unwrap().in_folder(folder.path());
+    let problems = file.named_redis_settings().unwrap_err().to_string();
+    insta::assert_snapshot!(problems.replace(&folder.path().display().to_string(), "FOLDER"));
+    assert!(file.redis_settings().is_ok());
 }

@@ -43,6 +43,11 @@ pub(super) fn problems(file: &Parsed) -> Option<Problems> {
     if errors.is_empty() && file.store.url.has_login() {
         errors.push(error("the store has a login").of("store"));
     }
+    if errors.is_empty()
+        && let Some((name, _)) = file.stores.iter().find(|(_, store)| store.url.has_login())
+    {
+        errors.push(error("the store has a login").of(name.as_str()).of("stores"));
+    }
     (!errors.is_empty()).then(|| file.problems(errors))
 }
 
@@ -55,8 +60,12 @@ pub(super) fn shown(text: &str) -> Option<Cow<'_, str>> {
         return (!may_have_login).then_some(text.into());
     };
     let shown = without(text, |line| login(line).is_some());
-    let is_gone = || RuleFile::parse("", &*shown).is_ok_and(|file| !file.store.url.has_login());
-    (!file.store.url.has_login() || is_gone()).then_some(shown)
+    let is_gone = || RuleFile::parse("", &*shown).is_ok_and(|file| !has_login(&file));
+    (!has_login(&file) || is_gone()).then_some(shown)
+}
+
+fn has_login(file: &RuleFile) -> bool {
+    file.store.url.has_login() || file.stores.values().any(|store| store.url.has_login())
 }
 
 fn without(text: &str, is_hidden: impl Fn(&str) -> bool) -> Cow<'_, str> {

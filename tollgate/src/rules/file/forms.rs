@@ -18,7 +18,7 @@ pub use self::answer::{SettleSource, StatusClass};
 pub use self::key::{KeyPart, PlanSource, TokenSource};
 pub use self::net::{Address, Cidr, StoreUrl, Upstream};
 pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern};
-pub use self::text::{ByteSize, ContentType, CostText, Expression, KeyPrefix, LimitName};
+pub use self::text::{ByteSize, ContentType, CostText, Expression, KeyPrefix, LimitName, StoreName};
 pub use self::time::{DurationText, RateText};
 
 /// A type that is written as a text of a certain form.
@@ -68,6 +68,7 @@ const ALL: &[FormInfo] = &[
     info::<SettleSource>(),
     info::<DurationText>(),
     info::<StatusClass>(),
+    info::<StoreName>(),
     info::<StoreUrl>(),
     info::<TokenSource>(),
     info::<Upstream>(),
@@ -129,6 +130,7 @@ form_of_text!(
     SettleSource,
     DurationText,
     StatusClass,
+    StoreName,
     StoreUrl,
     TokenSource,
     Upstream

@@ -22,9 +22,12 @@ use super::node::Node;
 use super::problem::{Findings, Position};
 use super::types::RuleFile;
 
+pub(super) use self::store::NO_DEFAULT;
+
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     settings::check(file, root, findings);
     limits::check(file, root, findings);
+    store::check_use(file, root, findings);
     dropped_headers::check(file, root, findings);
 }
 

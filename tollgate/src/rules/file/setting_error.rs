@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::meaning::NO_DEFAULT;
 use super::node::Node;
 use super::problem::Findings;
 use super::{Parsed, Position, Problems};
@@ -96,6 +97,16 @@ impl fmt::Display for SettingError {
 }
 
 impl Parsed {
+    /// Checks that stores by name stand beside a default store on Redis. The text alone does not show it: the default store
+    /// may be given on the command line.
+    pub(crate) fn check_default_store(&self) -> Result<(), Problems> {
+        if self.rules.stores.is_empty() || !self.rules.store.is_memory() {
+            return Ok(());
+        }
+        let (message, fix) = NO_DEFAULT;
+        Err(self.problems([SettingError::new(message, fix).of("stores")]))
+    }
+
     /// Returns errors as problems of this file, each at the position of its setting. If the setting is left out, the
     /// position is that of the part that would contain it.
     #[doc(hidden)]

@@ -16,14 +16,37 @@ const MAX_PEM: u64 = 4 << 20;
 type SetPem = fn(RedisSettings, Vec<u8>) -> RedisSettings;
 
 impl Parsed {
-    /// Returns the settings of the Redis that the file names, or `None` if counts are kept in memory. Files that it names
+    /// Returns the settings of the Redis that `store` names, or `None` if counts are kept in memory. Files that it names
     /// are read beside the rule file if that was loaded, else in the current folder.
     ///
     /// # Errors
     ///
     /// When such a file cannot be read, or the settings can never work.
     pub fn redis_settings(&self) -> Result<Option<RedisSettings>, Problems> {
-        let store = &self.rules.store;
+        self.settings(&self.rules.store)
+            .map_err(|errors| self.problems(errors.into_iter().map(|error| error.of("store"))))
+    }
+
+    /// Returns the settings of the stores that limits choose by name, for
+    /// [`RedisLimiterBuilder::store`](crate::redis::RedisLimiterBuilder::store).
+    ///
+    /// # Errors
+    ///
+    /// As [`redis_settings`](Self::redis_settings), and when there are such stores and all other counts are in memory.
+    pub fn named_redis_settings(&self) -> Result<Vec<(String, RedisSettings)>, Problems> {
+        self.check_default_store()?;
+        let (mut named, mut errors) = (Vec::new(), Vec::new());
+        for (name, store) in &self.rules.stores {
+            match self.settings(store) {
+                Ok(settings) => named.extend(settings.map(|settings| (name.clone(), settings))),
+                Err(of_store) => errors.extend(of_store.into_iter().map(|error| error.of(name.as_str()).of("stores"))),
+            }
+        }
+        if errors.is_empty() { Ok(named) } else { Err(self.problems(errors)) }
+    }
+
+    /// Returns the settings of a store, or what is wrong with parts of it.
+    fn settings(&self, store: &StoreRule) -> Result<Option<RedisSettings>, Vec<SettingError>> {
         let StoreUrl::Redis(url) = &store.url else { return Ok(None) };
         let StoreRule { prefix, ca, client_cert, client_key, username, .. } = store;
         let (mut settings, mut errors) = (RedisSettings::new(url), Vec::new());
@@ -41,7 +64,7 @@ impl Parsed {
                 Some(Ok(pem)) => settings = set(settings, pem),
                 Some(Err(problem)) => {
                     let fix = "name a file that is there and may be read";
-                    errors.push(SettingError::new(format!("{key}: {problem}"), fix).of(key).of("store"));
+                    errors.push(SettingError::new(format!("{key}: {problem}"), fix).of(key));
                 }
             }
         }
@@ -62,9 +85,9 @@ impl Parsed {
         {
             let text = error.to_string();
             let (problem, fix) = text.split_once("; ").unwrap_or((&text, "correct the settings of the store"));
-            errors.push(SettingError::new(problem, fix).of("store"));
+            errors.push(SettingError::new(problem, fix));
         }
-        if errors.is_empty() { Ok(Some(settings)) } else { Err(self.problems(errors)) }
+        if errors.is_empty() { Ok(Some(settings)) } else { Err(errors) }
     }
 
     fn read_pem(&self, path: &str) -> Result<Vec<u8>, String> {

@@ -14,10 +14,12 @@ mod one_or_many;
 mod service;
 mod store;
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{ByteSize, ContentType, DurationText};
+use super::forms::{ByteSize, ContentType, DurationText, StoreName, schema_of};
 
 pub(super) use self::answers::STATUSES;
 pub use self::answers::{CountName, CountRule, StatusRule};
@@ -32,6 +34,9 @@ pub use self::one_or_many::OneOrMany;
 pub use self::service::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
 pub use self::store::StoreRule;
 
+/// The most stores that limits can choose. Each has connections and background tasks.
+pub(super) const MAX_STORES: usize = 15;
+
 /// The rules of a rate limiter: limits, and where they are kept and applied.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -43,6 +48,11 @@ pub struct RuleFile {
     /// with the URL and other settings.
     #[doc(hidden)]
     pub store: StoreRule,
+    /// More stores, by name, for limits that choose one with `store`. Each is the URL of a Redis, or a map with the URL and
+    /// other settings.
+    #[schemars(extend("propertyNames" = schema_of::<StoreName>(), "maxProperties" = MAX_STORES))]
+    #[doc(hidden)]
+    pub stores: BTreeMap<String, StoreRule>,
     /// How long one decision may wait for the store.
     #[doc(hidden)]
     pub store_timeout: DurationText,
@@ -86,6 +96,7 @@ impl Default for RuleFile {
     fn default() -> Self {
         Self {
             store: StoreRule::default(),
+            stores: BTreeMap::new(),
             store_timeout: DurationText::new(std::time::Duration::from_millis(50)),
             on_store_failure: FailurePolicy::default(),
             expected_nodes: None,

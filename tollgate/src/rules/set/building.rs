@@ -314,6 +314,10 @@ fn variant(limit: &Limit, algorithm: Algorithm) -> Result<Limit, InvalidLimit> {
 /// What stands beside a limit is kept as it is, and answers as it does while the store fails.
 fn like(limit: &Limit, beside: Limit) -> Limit {
     let beside = beside.with_consistency(limit.consistency());
+    let beside = match limit.store() {
+        Some(store) => beside.with_store(store),
+        None => beside,
+    };
     match limit.on_store_failure() {
         Some(policy) => beside.with_on_store_failure(policy),
         None => beside,

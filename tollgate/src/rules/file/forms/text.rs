@@ -57,6 +57,41 @@ impl Form for KeyPrefix {
     }
 }
 
+/// The name of a store that limits choose.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StoreName(String);
+
+impl StoreName {
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Form for StoreName {
+    const FORMAT: &'static str = "store-name";
+    const PATTERN: &'static str = r"^[A-Za-z0-9_.-]{1,64}$";
+    const NOUN: &'static str = "the name of a store";
+    const EXAMPLE: &'static str = "sessions";
+
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        // The URL is not repeated: it may have a password.
+        if text.contains("://") {
+            let problem = "a URL is not the name of a store";
+            let fix = "write the URL in `stores` at the top of the file, under a name, and the name here";
+            return Err(InvalidValue::new(problem, fix));
+        }
+        // As `redis/stores.rs` takes it.
+        let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+        if text.is_empty() || text.len() > 64 || !text.bytes().all(is_good) {
+            let problem = format!("`{}` is not the name of a store", shown(text));
+            return Err(InvalidValue::new(problem, "use letters, digits and _ - ., 64 at most"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
 /// An expression in CEL. That it compiles is checked with the rest of the rule it is in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Expression(String);

@@ -7,7 +7,7 @@ use crate::rules::file::types::{AlgorithmName, LimitRule};
 use crate::rules::rule::check_in_flight;
 
 /// What says something of a rate, beside the numbers of algorithms.
-const OF_RATES: [&str; 7] = ["algorithm", "cost", "count", "settle", "ban", "consistency", "on_store_failure"];
+const OF_RATES: [&str; 8] = ["algorithm", "cost", "count", "settle", "ban", "consistency", "on_store_failure", "store"];
 
 pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     of_rates(node, findings);

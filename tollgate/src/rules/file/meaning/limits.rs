@@ -1,6 +1,6 @@
 //! The limits as a whole: names, and requests that can reach them.
 
-use super::{FirstPositions, answers, keys, numbers};
+use super::{FirstPositions, answers, keys, numbers, store};
 use crate::rules::ExpressionField;
 use crate::rules::file::expressions::{self, Compiled, InvalidExpression, Purpose};
 use crate::rules::file::forms::{CostText, Expression, Form, HeaderName};
@@ -25,6 +25,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             let message = format!("a limit named `{}` is at {first} already", shown(rule.name.as_str()));
             findings.error(name_at, message, "give each limit a name of its own");
         }
+        store::check_choice(rule, file, (node, root), findings);
         numbers::check(rule, node, findings);
         answers::check(rule, node, findings);
         keys::check(rule, node, has_jwt, findings);

@@ -34,6 +34,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     if let Some(node) = root.get("store") {
         store::check(&file.store, node, findings);
     }
+    store::check_named(file, root, findings);
     let mut families = FirstPositions::new();
     for (index, family) in file.headers.iter().enumerate() {
         let at = root.get("headers").map_or(root.at, |headers| headers.item(index).at);

@@ -1,9 +1,14 @@
-//! Whether the settings of a store fit its URL and each other.
+//! Whether the settings of a store fit its URL and each other, and whether limits choose stores that exist.
 
-use crate::rules::file::forms::StoreUrl;
+use crate::rules::file::forms::{StoreUrl, nearest};
 use crate::rules::file::node::Node;
-use crate::rules::file::problem::Findings;
-use crate::rules::file::types::StoreRule;
+use crate::rules::file::problem::{Findings, shown};
+use crate::rules::file::types::{LimitRule, MAX_STORES, RuleFile, StoreRule};
+
+/// The name of the store at the top of the file.
+const DEFAULT: &str = "default";
+/// The store in this process, which has no name in `stores`.
+const MEMORY: &str = "memory";
 
 /// `node` is the store, which is a text or a map.
 pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
@@ -54,6 +59,83 @@ pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
         let is_in_url = key == "username" && url.has_password();
         if node.mentions(key) && !node.mentions(needed) && !is_in_url {
             findings.error(node.key_at(key), format!("{key} needs {needed}"), format!("add {addition}"));
+        }
+    }
+}
+
+/// Checks the stores that limits choose by name.
+pub(super) fn check_named(file: &RuleFile, root: &Node, findings: &mut Findings) {
+    let Some(stores) = root.get("stores") else { return };
+    if file.stores.len() > MAX_STORES {
+        let message = format!("there are {} stores, more than {MAX_STORES}", file.stores.len());
+        findings.error(root.key_at("stores"), message, format!("use {MAX_STORES} or fewer"));
+        return;
+    }
+    for (name, store) in &file.stores {
+        let Some(node) = stores.get(name) else { continue };
+        if [DEFAULT, MEMORY].contains(&name.as_str()) {
+            let message = format!("the name `{name}` is reserved");
+            findings.error(stores.key_at(name), message, "choose another name for this store");
+        }
+        if store.is_memory() && !node.lost("url") {
+            let message = format!("store `{name}` is in memory");
+            let fix = "write the URL of a Redis, such as redis://10.0.0.5:6379";
+            findings.error(node.get("url").map_or(node.at, |url| url.at), message, fix);
+        } else {
+            check(store, node, findings);
+        }
+    }
+    if root.get("store").is_some() && file.store.is_memory() {
+        let (message, fix) = NO_DEFAULT;
+        findings.error(root.key_at("stores"), message, fix);
+    }
+}
+
+/// The problem of a file with stores by name and counts in memory, and the fix.
+pub(in crate::rules::file) const NO_DEFAULT: (&str, &str) = (
+    "`stores` are on Redis and `store` is memory, and a file cannot mix both",
+    "write the URL of a Redis in `store`, or remove `stores`",
+);
+
+/// Checks that the store that a limit chooses exists.
+pub(super) fn check_choice(rule: &LimitRule, file: &RuleFile, (node, root): (&Node, &Node), findings: &mut Findings) {
+    let Some(name) = rule.store.as_ref().map(|name| name.as_str()) else { return };
+    let is_refused = root.lost("stores") || root.get("stores").is_some_and(|stores| stores.lost(name));
+    if name == DEFAULT || file.stores.contains_key(name) || is_refused {
+        return;
+    }
+    if name == MEMORY {
+        let fix = "remove the line, or write `store: memory` at the top of the file for all limits";
+        findings.error(node.value_at("store"), "a limit cannot choose memory", fix);
+        return;
+    }
+    let known = || file.stores.keys().map(String::as_str);
+    let name = shown(name);
+    let fix = match nearest(&name, known()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if file.stores.is_empty() => {
+            format!(
+                "add `stores: {{ {name}: redis://HOST:6379 }}` at the top of the file, or write `store: redis://HOST:6379` \
+                 there for all limits"
+            )
+        }
+        None => {
+            let known: Vec<String> = known().map(|name| format!("`{name}`")).collect();
+            format!("use one of {}, or add it to `stores`", known.join(", "))
+        }
+    };
+    findings.error(node.value_at("store"), format!("there is no store `{name}` in `stores`"), fix);
+}
+
+/// Warns of stores that no limit chooses.
+pub(super) fn check_use(file: &RuleFile, root: &Node, findings: &mut Findings) {
+    // Limits that were refused may choose them.
+    let Some(stores) = root.get("stores").filter(|_| !findings.refused()) else { return };
+    for name in file.stores.keys() {
+        let is_chosen = |limit: &LimitRule| limit.store.as_ref().is_some_and(|store| store.as_str() == name);
+        if !file.limits.iter().any(is_chosen) {
+            let message = format!("no limit is on store `{name}`");
+            findings.warning(stores.key_at(name), message, format!("write `store: {name}` in a limit, or remove it"));
         }
     }
 }

@@ -188,7 +188,7 @@ fn library(word: &str, value: &Node) -> Option<Suggestion> {
         "passonstoreerror" | "pass_on_store_error" | "fault_tolerant" | "swallow_errors" => {
             elsewhere("write `on_store_failure: allow` at the top of the file; the default counts in memory meanwhile")
         }
-        "store" | "redis" | "storage_uri" => elsewhere("write `store: redis://HOST:6379` at the top of the file"),
+        "redis" | "storage_uri" => elsewhere("write `store: redis://HOST:6379` at the top of the file"),
         "blockduration" | "block_duration" => {
             let lasts = integer_of(value).map_or_else(|| "10m".into(), |seconds| format!("{seconds}s"));
             known("ban", format!("write `ban: {{ after: 1, within: 1m, for: {lasts} }}`, which bans a key that was denied"))

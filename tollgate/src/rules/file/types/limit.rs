@@ -9,7 +9,7 @@ use super::{AlgorithmName, ConsistencyName, CountRule, FailurePolicy, Modes, Num
 use crate::algorithm::MAX_QUOTA;
 use crate::rules::file::forms::{
     Cidr, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob,
-    PlanSource, SettleSource, schema_of,
+    PlanSource, SettleSource, StoreName, schema_of,
 };
 use crate::{InvalidLimit, Limit};
 
@@ -71,6 +71,8 @@ pub struct LimitRule {
     /// How it is kept when many nodes share it.
     #[serde(default)]
     pub consistency: ConsistencyName,
+    /// The name of the store that keeps its counts, one of `stores`. The file's `store` keeps them if left out.
+    pub store: Option<StoreName>,
     /// What it answers while the store fails, if not what the file says.
     pub on_store_failure: Option<FailurePolicy>,
     /// Refuses for a while who was denied too often.
@@ -108,6 +110,10 @@ impl LimitRule {
         }
         let limit = Limit::new(self.name.as_str(), numbers.algorithm(self.algorithm, self.modes))?;
         let limit = limit.with_consistency(self.consistency.into());
+        let limit = match &self.store {
+            Some(store) => limit.with_store(store.as_str()),
+            None => limit,
+        };
         Ok(match self.on_store_failure {
             Some(policy) => limit.with_on_store_failure(policy.into()),
             None => limit,
