@@ -1,7 +1,10 @@
-//! Rules and a store in one handle: the whole of a decision about a request.
+//! The gate: rules and a store in one handle, which decides requests.
 //!
-//! A surface makes [`Facts`] of a request and asks; the [`Outcome`] says what to answer. Rules can be replaced at
-//! any moment: a request is decided wholly by the old ones or wholly by the new.
+//! A server describes a request as [`Facts`] and checks it; the [`Outcome`] holds the decision and the response to
+//! send. Rules can be replaced at any time. Each request is decided entirely by the old rules or entirely by the new
+//! ones.
+//!
+//! Not here: matching and keys, which are in [`rules`](crate::rules), and counting, which is the limiter's job.
 
 #[cfg(feature = "tower")]
 mod admitted;
@@ -46,9 +49,9 @@ use crate::error::InvalidLimit;
 use crate::limiter::{Limiter, LimiterBuilder};
 use crate::rules::{Facts, RuleSet};
 
-/// Decides requests by rules.
+/// Decides requests by rules, with counts in memory or on Redis.
 ///
-/// Cloning it is cheap, and clones share everything.
+/// Clones are cheap and share everything.
 ///
 /// ```
 /// use tollgate::rules::{Facts, KeyPart, Rule, RuleSet};
@@ -65,11 +68,11 @@ pub struct Gate(Arc<Inner>);
 
 struct Inner {
     state: ArcSwap<State>,
-    /// Two changes at once would each make tables of their own for what is new.
+    /// Serializes changes: two at the same time would each create tables for the new limits.
     changing: Mutex<()>,
 }
 
-/// Rules with the store that has their limits.
+/// Rules, and the store that holds the counts of their limits.
 struct State {
     rules: RuleSet,
     store: Store,
@@ -77,7 +80,7 @@ struct State {
 }
 
 impl State {
-    /// Rules that take the permit of others. What is in flight stays so.
+    /// Returns the state that replaces `before`. Requests in flight stay counted.
     fn after(before: &Self, rules: RuleSet, store: Store) -> Self {
         let in_flight = InFlight::after(&rules, Some((&before.rules, &before.in_flight)));
         rules.adopt_expression_errors(&before.rules);
@@ -85,30 +88,30 @@ impl State {
     }
 }
 
-/// An outcome, or the way to one.
-#[must_use = "an outcome that nobody looks at limits nothing"]
+/// The result of [`Gate::check`]: an outcome, or a future of one.
+#[must_use = "the request is limited only if its outcome is used"]
 pub enum Check {
-    /// The store is this process's memory, and has answered; or no store had to be asked.
+    /// The outcome. The store is in this process's memory, or no store was needed.
     Ready(Outcome),
-    /// The store is somewhere else.
+    /// A future of the outcome. The store is on Redis.
     Pending(Pin<Box<dyn Future<Output = Outcome> + Send>>),
 }
 
 impl Gate {
-    /// A gate whose keys are in this process's memory, 512 MiB of it at most.
+    /// Creates a gate that keeps its counts in this process's memory, in at most 512 MiB.
     ///
     /// # Errors
     ///
-    /// When that is too little for so many limits.
+    /// If 512 MiB is too little for the number of limits.
     pub fn in_memory(rules: RuleSet) -> Result<Self, InvalidLimit> {
         Self::with_limiter(rules, Limiter::builder())
     }
 
-    /// A gate on a limiter with settings of its own: how much memory it may take, or a clock.
+    /// Creates a gate on an in-memory limiter with the given settings, such as its memory bound or its clock.
     ///
     /// # Errors
     ///
-    /// When the memory is too little for so many limits.
+    /// If the memory bound is too small for the number of limits.
     pub fn with_limiter(rules: RuleSet, settings: LimiterBuilder) -> Result<Self, InvalidLimit> {
         let store = Store::memory(&rules, settings)?;
         Ok(Self::with_store(rules, store))
@@ -120,20 +123,20 @@ impl Gate {
         Self(Arc::new(Inner { state, changing: Mutex::new(()) }))
     }
 
-    /// The rules in force.
+    /// Returns the current rules.
     #[must_use]
     pub fn rules(&self) -> RuleSet {
         self.0.state.load().rules.clone()
     }
 
-    /// Puts other rules in force, at once and whole. Limits whose name, algorithm and window stay the same keep
-    /// their counts, and other numbers apply to them from the next request on; where keys have no room for the new
-    /// numbers, as when a log in memory is raised, they start anew (see
+    /// Replaces the rules atomically. A limit that keeps its name, algorithm and window keeps its counts, and its new
+    /// numbers apply from the next request on. Keys start with full quota where their stored state has no room for the
+    /// new numbers, for example when the capacity of a sliding window log in memory is raised (see
     /// [`Limiter::with_limits`](crate::Limiter::with_limits)).
     ///
     /// # Errors
     ///
-    /// When the memory is too little for so many limits. The old rules stay in force then.
+    /// If the memory bound is too small for the number of limits. The current rules then stay in force.
     pub fn replace(&self, rules: RuleSet) -> Result<(), InvalidLimit> {
         let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.0.state.load();
@@ -142,11 +145,11 @@ impl Gate {
         Ok(())
     }
 
-    /// Replaces tables in memory that are mostly empty by smaller ones, and frees those that were replaced before: see
-    /// [`Limiter::compacted`](crate::Limiter::compacted). Returns whether a table was replaced; its memory is freed by a
-    /// later call, once the requests that began before have ended. On Redis there is nothing to do.
+    /// Replaces in-memory tables that are mostly empty with smaller ones, and frees the tables replaced by earlier
+    /// calls; see [`Limiter::compacted`](crate::Limiter::compacted). Returns `true` if a table was replaced. Its memory
+    /// is freed by a later call, once the requests that still use it have ended. Does nothing on Redis.
     ///
-    /// The library starts no thread, so call it now and then, every minute for example.
+    /// The library starts no threads, so call this periodically, for example once a minute.
     pub fn compact(&self) -> bool {
         let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.0.state.load();
@@ -155,15 +158,15 @@ impl Gate {
         true
     }
 
-    /// This gate as it is now: it shares the counts, but keeps to these rules when others are put in force. So
-    /// several questions can be decided by the same rules.
+    /// Returns a gate that shares the counts of this one but keeps the current rules when they are replaced. Use it to
+    /// decide several requests by the same rules.
     #[must_use]
     pub fn pinned(&self) -> Self {
         let state = ArcSwap::new(self.0.state.load_full());
         Self(Arc::new(Inner { state, changing: Mutex::new(()) }))
     }
 
-    /// Goes over to the rules and the store of another gate.
+    /// Switches to the rules and the store of another gate.
     pub fn adopt(&self, other: &Self) {
         let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let other = other.0.state.load();
@@ -171,18 +174,18 @@ impl Gate {
         self.0.state.store(Arc::new(state));
     }
 
-    /// Decides a request, at once if the store is this process's memory. The facts are not needed for longer than
-    /// the call.
+    /// Checks a request. The result is ready at once if the store is in this process's memory. `facts` is only used
+    /// during the call.
     pub fn check(&self, facts: &Facts<'_>) -> Check {
         Check::of(self.0.state.load_full(), facts)
     }
 
-    /// Decides a request.
+    /// Checks a request and waits for the outcome.
     pub fn decide(&self, facts: &Facts<'_>) -> impl Future<Output = Outcome> + Send + use<> {
         self.check(facts).outcome()
     }
 
-    /// Decides a request, if the store is this process's memory.
+    /// Checks a request without waiting. Returns `None` if the store is on Redis.
     #[must_use]
     pub fn decide_now(&self, facts: &Facts<'_>) -> Option<Outcome> {
         match self.check(facts) {
@@ -191,9 +194,9 @@ impl Gate {
         }
     }
 
-    /// Counts a request that was refused before any limit could look at it, such as a malformed one: a strike towards
-    /// the [bans](crate::rules::Rule::ban) of limits that match every request and count by what its connection shows
-    /// (address, certificate). So a flood of such requests is banned like one of denied requests.
+    /// Counts a request that was refused before any rule was checked, such as a malformed one. It is a strike towards
+    /// the [bans](crate::rules::Rule::ban) of limits that match every request and whose key comes from the connection
+    /// (address or client certificate), so a flood of malformed requests leads to a ban like a flood of denied ones.
     pub fn strike(&self, facts: &Facts<'_>) -> Check {
         let mut outcome = Outcome::unchecked(self);
         match outcome.strike(facts) {
@@ -202,9 +205,9 @@ impl Gate {
         }
     }
 
-    /// Decides on a key of the rule of that name, whatever the rule matches: its overrides, exemptions, blocks and
-    /// bans by key apply. Limits of what is in flight do not: nobody would tell when it ends. `None` if there is no such
-    /// rule.
+    /// Checks a key of the rule named `rule`, without matching a request. Overrides, exemptions, blocks and bans for
+    /// the key apply. Limits on requests in flight do not, because the end of the request is unknown. Returns `None` if
+    /// there is no such rule.
     #[must_use]
     pub fn check_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Check> {
         let mut outcome = Outcome::unchecked(self);
@@ -216,7 +219,7 @@ impl Gate {
 }
 
 impl Check {
-    /// Asks by these rules. The outcome is made where it stays, for it is large.
+    /// Checks a request by the rules of `state`. The outcome is built in place because it is large.
     #[inline(always)]
     fn of(state: Arc<State>, facts: &Facts<'_>) -> Self {
         let mut check = Self::Ready(Outcome::unlimited(state));
@@ -231,7 +234,7 @@ impl Check {
         }
     }
 
-    /// The outcome, once it is there.
+    /// Waits for the outcome.
     pub async fn outcome(self) -> Outcome {
         match self {
             Self::Ready(outcome) => outcome,

@@ -1,8 +1,8 @@
-//! What an HTTP client is told: the headers of an answer, and the answer to a request that is refused.
+//! HTTP responses: rate limit headers, and the response to a refused request.
 //!
 //! ```
 //! use http::{HeaderMap, Response};
-//! use tollgate::http::{Answer, Body, Families, Policy, Refusal};
+//! use tollgate::http::{RefusalBuilder, Body, Families, Policy, Refusal};
 //! use tollgate::{Limit, Limiter, Rate, TokenBucket};
 //!
 //! let limit = Limit::new("per-user", TokenBucket::new(1, Rate::per_minute(1)))?;
@@ -15,20 +15,19 @@
 //!
 //! let decision = limiter.check("ann");
 //! let refusal = Refusal::of(&decision).expect("the only token is spent");
-//! let asked = HeaderMap::new();
-//! let refused = Answer::new(&refusal).limit(&policy).decision(&decision).response(&Body::Json, &asked);
+//! let request = HeaderMap::new();
+//! let refused = RefusalBuilder::new(&refusal).limit(&policy).decision(&decision).response(&Body::Json, &request);
 //! assert_eq!(refused.status(), 429);
 //! assert_eq!(refused.headers()["retry-after"], "60");
 //! # Ok::<(), tollgate::InvalidLimit>(())
 //! ```
 //!
-//! Every surface that speaks HTTP answers through this module, so that a client cannot tell them apart. What does
-//! not change from request to request is written once, in a [`Policy`] and a [`Body`].
+//! The gateway, the decision service and the tower layer all build their responses here, so clients see no difference
+//! between them. Parts that are the same for every request are formatted once, in a [`Policy`] and a [`Body`].
 //!
-//! Deliberately not here: a server, a clock, anything asynchronous, and any choice about whether to refuse.
+//! Not here: a server, a clock, anything asynchronous, and the decision whether to refuse.
 
 mod accept;
-pub(crate) mod answer;
 mod body;
 mod error;
 mod families;
@@ -39,6 +38,7 @@ mod lines;
 mod policy;
 mod problem;
 mod refusal;
+pub(crate) mod refusal_builder;
 pub(crate) mod reused_response;
 mod template;
 mod token;
@@ -47,25 +47,25 @@ mod values;
 
 use std::time::Duration;
 
-pub use self::answer::Answer;
 pub use self::body::Body;
-pub use self::error::InvalidAnswer;
+pub use self::error::InvalidResponse;
 pub use self::families::{Families, HeaderFamily};
 pub use self::grpc::is_grpc;
 pub use self::headers::Headers;
 pub use self::policy::Policy;
 pub use self::refusal::{Refusal, UnreadableRequest};
+pub use self::refusal_builder::RefusalBuilder;
 pub use self::template::Template;
 #[cfg(feature = "rules")]
 pub(crate) use self::token::Challenge;
 pub use self::token::TokenError;
 
-/// Whole seconds, rounded up: a client that waits them has waited long enough.
+/// Returns whole seconds, rounded up, so that a client that waits this long has waited long enough.
 fn seconds(span: Duration) -> u64 {
     span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
 }
 
-/// What `Retry-After` says. A wait of less than a second is still a wait: `Retry-After: 0` asks for a storm.
+/// Returns the value of `Retry-After`, which is at least 1: with `Retry-After: 0`, all clients would retry at once.
 fn wait_seconds(wait: Duration) -> u64 {
     seconds(wait).max(1)
 }

@@ -5,9 +5,9 @@
 
 #[cfg(feature = "rules")]
 pub use crate::gate::cached::CachedGate;
-pub use crate::http::answer::WrittenResponse;
 pub use crate::http::forwarding::is_forwarding_header;
 pub use crate::http::headers::{HeaderLine, HeaderValues};
+pub use crate::http::refusal_builder::WrittenResponse;
 pub use crate::http::reused_response::ReusedResponse;
 #[cfg(feature = "rules")]
 pub use crate::rules::normal::{CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded};

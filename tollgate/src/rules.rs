@@ -5,7 +5,6 @@
 //! makes [`Facts`] of its requests, and the rule set makes hits of the facts. Nothing here decides; see
 //! [`Gate`](crate::Gate).
 
-mod answers;
 #[cfg(feature = "file")]
 mod cel;
 mod certificate;
@@ -27,13 +26,13 @@ mod networks;
 pub(crate) mod normal;
 mod path;
 mod request;
+mod response;
 mod routes;
 mod rule;
 mod set;
 #[cfg(feature = "file")]
 mod shadowing;
 
-pub use self::answers::Answers;
 pub use self::certificate::{Certificate, CertificateField};
 pub use self::client::{ForwardingHeader, TrustedProxies};
 pub(crate) use self::expression_errors::FailedExpressions;
@@ -51,6 +50,7 @@ pub(crate) use self::normal::ReadErrors;
 pub use self::normal::{EncodedSlash, PathCase, PathParameters, PathReading};
 pub use self::path::{InvalidGlob, PathGlob};
 pub use self::request::{Request, TokenStatus};
+pub use self::response::StatusSet;
 pub use self::routes::Routes;
 pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
 #[cfg(feature = "tower")]

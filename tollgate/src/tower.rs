@@ -1,6 +1,6 @@
-//! Rate limits around any [tower](https://docs.rs/tower) service: axum, hyper, tonic.
+//! Rate limits for any [tower](https://docs.rs/tower) service: axum, hyper, tonic.
 //!
-//! Two lines for the simple case:
+//! A limit per client takes two lines:
 //!
 //! ```
 //! use tollgate::tower::RateLimitLayer;
@@ -15,21 +15,21 @@
 //! # }
 //! ```
 //!
-//! A denied request never reaches the service inside. What the client is reported is in [`crate::http`]; gRPC clients
-//! get a status `RESOURCE_EXHAUSTED` with retry information.
+//! A denied request never reaches the inner service. The response is built by [`crate::http`]. gRPC clients get the
+//! status `RESOURCE_EXHAUSTED` with retry information.
 //!
 //! The layer can do more than deny:
 //!
-//! - [`share_decision`](RateLimitLayer::share_decision): handlers see what is left, as a [`LimitDecision`].
-//! - [`on_decision`](RateLimitLayer::on_decision): a closure sees every decision, for metrics and logs.
-//! - [`refuse_with`](RateLimitLayer::refuse_with): a closure makes the response to refused requests.
+//! - [`share_decision`](RateLimitLayer::share_decision): handlers read the remaining quota from a [`LimitDecision`].
+//! - [`on_decision`](RateLimitLayer::on_decision): a closure observes every decision, for metrics and logs.
+//! - [`refuse_with`](RateLimitLayer::refuse_with): a closure builds the response to refused requests.
 //!
-//! A denied request is answered at once, even while the service inside is not ready. An admitted request waits for the
-//! service, and gets back what it took from its limits if it is dropped before the service is called.
+//! A denied request is answered at once, even if the inner service is not ready. An allowed request waits for the
+//! service. If it is dropped before the service is called, the units it took are refunded.
 //!
-//! A request that a limit on requests in flight counts holds its permit until the body of its answer is over. With the
-//! feature `axum`, a WebSocket, or another connection that a handler takes over from hyper, holds it until the handler
-//! drops the connection.
+//! A limit on requests in flight counts a request until the body of its response ends. With the feature `axum`, a
+//! WebSocket, or any other connection that a handler takes over from hyper, counts until the handler drops the
+//! connection.
 
 mod body;
 mod decision;

@@ -1,8 +1,8 @@
-//! The short way: what is hit by the client's address alone, and what is kept of a request that one limit let in.
+//! Fast path: a single limit per client address, in memory.
 //!
-//! An outcome knows all that can ever be hit of it, and is large for that. A layer has something of it travel with each
-//! request to the service and back, where it is moved more often than it is looked at, so that is no more than what an
-//! answer needs.
+//! An [`Outcome`] supports everything a caller may do with it, so it is large. The tower layer carries the result of
+//! each request to the service and back, and moves it more often than it reads it. [`Admitted`] therefore holds only
+//! the fields that the response headers need.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::rules::PerAddress;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
-/// A request that one limit of this process's memory let in at once, with nothing else to be known of it.
+/// A request that one in-memory limit allowed without delay.
 pub(crate) struct Admitted {
     state: Arc<State>,
     hit: HashedHit,
@@ -27,27 +27,27 @@ pub(crate) struct Admitted {
     reset_after: u64,
 }
 
-/// How far a request has come by its address.
+/// The result of checking a request by its address alone.
 pub(crate) enum ByAddress {
     Admitted(Admitted),
-    /// It may not go on at once.
+    /// The request was denied, or has to be delayed.
     Decided(Box<Outcome>),
-    /// The rules want to know more of it.
+    /// The rules need more than the address.
     Unchecked(Unchecked),
 }
 
-/// The rules that a request is to be decided by.
+/// The rules by which a request is still to be checked.
 pub(crate) struct Unchecked(Arc<State>);
 
 impl Gate {
-    /// Asks by the address of a request, if that is all that the rules want to know of it.
+    /// Checks a request by its address, if the rules need nothing else.
     #[inline]
     pub(crate) fn check_by_address(&self, peer: impl FnOnce() -> Option<IpAddr>) -> ByAddress {
         let state = self.0.state.load_full();
         let (Some(rule), Some(limiter)) = (state.rules.per_address(), state.store.in_memory()) else {
             return ByAddress::Unchecked(Unchecked(state));
         };
-        // What to do with a request of unknown address is for the rules to say.
+        // The rules decide how to treat a request of unknown address.
         let Some(peer) = peer() else { return ByAddress::Unchecked(Unchecked(state)) };
         let (hit, decision) = decide(limiter, rule, peer);
         let Verdict { admission, remaining, reset_after } = decision.verdict;
@@ -60,14 +60,14 @@ impl Gate {
 }
 
 impl Unchecked {
-    /// The outcome, to be hit for: large, so in a box from the start.
+    /// Returns an outcome that is not checked yet. It is boxed because it is large.
     #[inline]
     pub(crate) fn outcome(self) -> Box<Outcome> {
         Box::new(Outcome::unlimited(self.0))
     }
 }
 
-/// What most requests are reported.
+/// The verdict on most requests.
 const AT_ONCE: Admission = Admission::Allowed { delay: 0 };
 
 #[inline(never)]
@@ -102,13 +102,13 @@ impl Admitted {
         }
     }
 
-    /// As a [`Outcome`] does it.
+    /// Writes the same headers as [`Outcome::write_headers`].
     #[inline]
     pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
         self.state.rules.policy(self.hit.limit).merge(&self.decision(), headers);
     }
 
-    /// The whole outcome, for what is rarely done with one.
+    /// Builds the full outcome, for the rarely used operations.
     #[cold]
     #[inline(never)]
     pub(crate) fn into_outcome(self) -> Box<Outcome> {

@@ -1,4 +1,4 @@
-//! One who asks a gate over and over.
+//! A gate with a cached pointer to its rules.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,11 +8,10 @@ use arc_swap::{ArcSwap, Cache};
 use super::{Check, Gate, Inner, State};
 use crate::rules::Facts;
 
-/// Asks a gate over and over, from one thread, for a little less than the gate itself takes: it keeps the rules at hand
-/// and looks only whether others are in force.
+/// Checks requests from one thread, slightly faster than [`Gate`]: it caches a pointer to the current rules and only
+/// looks at whether they were replaced.
 ///
-/// As long as nobody asks, it keeps the rules that were in force when somebody did. [`renew`](Self::renew) lets go of
-/// them.
+/// It keeps the cached rules alive until the next check. Call [`renew`](Self::renew) to drop replaced rules earlier.
 ///
 /// ```
 /// use tollgate::rules::{Facts, KeyPart, Rule, RuleSet};
@@ -27,7 +26,7 @@ use crate::rules::Facts;
 /// ```
 pub struct CachedGate(Cache<GateRef, Arc<State>>);
 
-/// What a gate decides by, wherever it is.
+/// The gate whose state is cached.
 struct GateRef(Arc<Inner>);
 
 impl Deref for GateRef {
@@ -39,7 +38,7 @@ impl Deref for GateRef {
 }
 
 impl Gate {
-    /// One who asks it over and over.
+    /// Returns a handle for one thread that checks many requests.
     #[must_use]
     #[doc(hidden)]
     pub fn cached(&self) -> CachedGate {
@@ -48,12 +47,12 @@ impl Gate {
 }
 
 impl CachedGate {
-    /// As [`Gate::ask`].
+    /// Checks a request like [`Gate::check`].
     pub fn check(&mut self, facts: &Facts<'_>) -> Check {
         Check::of(Arc::clone(self.0.load()), facts)
     }
 
-    /// Lets go of rules that are not in force any more.
+    /// Drops the cached rules if they were replaced.
     pub fn renew(&mut self) {
         self.0.load();
     }
@@ -77,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn other_rules_are_asked_from_the_moment_they_are_in_force() {
+    fn replaced_rules_apply_from_the_next_check() {
         let gate = Gate::in_memory(rules("before")).unwrap();
         let mut cached = gate.cached();
         let mut limit = || match cached.check(&Facts::new("GET", "/")) {
@@ -90,12 +89,12 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_are_not_in_force_are_let_go() {
+    fn renew_drops_replaced_rules() {
         let gate = Gate::in_memory(rules("before")).unwrap();
         let mut cached = gate.cached();
         let before = Arc::downgrade(&gate.0.state.load());
         gate.replace(rules("after")).unwrap();
-        assert!(before.upgrade().is_some(), "the cached does not know yet");
+        assert!(before.upgrade().is_some(), "the cache still holds the old rules");
         cached.renew();
         assert!(before.upgrade().is_none());
     }

@@ -1,4 +1,4 @@
-//! What rules would make of a request, one by one, without asking anything of anybody.
+//! Explains how each rule would decide a request, without counting it.
 
 use std::time::Duration;
 
@@ -14,84 +14,84 @@ use crate::rules::{
     Facts, FailedExpression, FailedExpressions, Finding, Met, Mode, Piece, Pieces, Request, TokenStatus,
 };
 
-/// What rules would make of a request. Nothing is taken for it.
+/// How the rules would decide a request. Nothing is counted.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// One for each rule, in their order.
+    /// One entry per rule, in the order of the rules.
     pub rules: Vec<RuleExplained>,
-    /// Whether the request would pass.
+    /// `true` if the request would be allowed.
     pub allowed: bool,
-    /// The limit that would be named in the answer.
+    /// The limit that the response would name.
     pub limit: Option<String>,
-    /// Why it would be refused.
+    /// The reason for which the request would be refused.
     pub refusal: Option<Refusal>,
-    /// What came of its token, if a rule needed to know.
+    /// The result of verifying the request's token, if a rule needs it.
     pub token: TokenStatus,
 }
 
-/// What one rule would make of a request.
+/// How one rule would decide a request.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RuleExplained {
     /// The name of its limit.
     pub name: String,
-    /// Whether it only watches.
+    /// `true` if the rule is in shadow mode: it counts, but never refuses.
     pub shadow: bool,
-    /// Where the request stands with it.
+    /// How the rule applies to the request.
     pub state: RuleState,
-    /// Its expressions that failed for the request.
+    /// The rule's expressions that failed for this request.
     pub failed_expressions: Vec<FailedExpression>,
 }
 
-/// Where a request stands with a rule.
+/// How a rule applies to a request.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RuleState {
     /// The rule is disabled.
     Disabled,
-    /// The rule is not for it, and why.
+    /// The rule does not match the request, for the given reason.
     NotMatched(String),
-    /// The rule is not for it, because it lacks this part of the key.
+    /// The rule does not apply because the request lacks this part of the key.
     KeyMissing(String),
-    /// The rule is for it, but lets it pass.
+    /// The rule matches, but the request is exempt.
     Exempt,
-    /// The rule refuses it, whatever is left.
+    /// The rule refuses the request regardless of the remaining quota.
     Refused(Refusal),
-    /// The rule bounds how many of its key are in flight.
+    /// The rule limits the requests in flight per key.
     InFlight {
-        /// The parts of its key.
+        /// The parts of the key.
         key: Vec<String>,
-        /// How many are.
+        /// Requests of the key that are in flight now.
         in_flight: u64,
-        /// What would be decided.
+        /// The decision that the request would get.
         decision: Decision,
     },
-    /// The rule counts it.
+    /// The rule counts the request.
     Counted {
-        /// The parts of its key.
+        /// The parts of the key.
         key: Vec<String>,
-        /// What it would take.
+        /// Units that the request would take.
         cost: u64,
-        /// What would be decided; `None` if the store cannot tell.
+        /// The decision that the request would get; `None` if the store cannot be reached.
         decision: Option<Decision>,
-        /// How long its key is banned yet.
+        /// The time for which the key is still banned.
         banned_for: Option<Duration>,
     },
 }
 
-/// A rule's rule_state, and what to inspect up for it.
+/// How a rule applies to a request, with the hits to peek at.
 struct Inspected {
     rule_state: RuleState,
     limit: Option<Hits>,
     ban: Option<Hits>,
-    /// Whether the rule decides before the token of the request is verified.
+    /// `true` if the rule decides before the request's token is verified.
     early: bool,
     failed: Vec<FailedExpression>,
 }
 
 impl Gate {
-    /// What the rules in force would make of a request. Nothing is taken.
+    /// Explains how the current rules would decide a request. Nothing is counted.
     pub fn explain(&self, facts: &Facts<'_>) -> impl Future<Output = Explanation> + Send + use<> {
         let state = self.0.state.load_full();
         let (inspected, token): (Vec<Inspected>, TokenStatus) = {
@@ -176,7 +176,7 @@ impl State {
 
 impl Explanation {
     fn of(rules: Vec<RuleExplained>, early: &[bool], token: TokenStatus) -> Self {
-        // The rules that read no token decide first, and those that read one are not asked if they refuse.
+        // Rules that read no token decide first. If they refuse, the others are not checked.
         let first = most_restrictive(rules.iter().zip(early).filter(|(_, early)| **early).map(|(rule, _)| rule));
         let decided = first.filter(|(_, refusal)| refusal.is_some()).or_else(|| most_restrictive(rules.iter()));
         let (limit, refusal) = match decided {
@@ -187,11 +187,11 @@ impl Explanation {
     }
 }
 
-/// The limit that an answer would name, and why it would refuse.
+/// Returns the limit that the response would name, and the reason of a refusal.
 fn most_restrictive<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) -> Option<(String, Option<Refusal>)> {
     let enforced = || rules.clone().filter(|rule| !rule.shadow);
-    // As a request meets them: a rule that refuses whatever is left, then permits, bans and denials, then who
-    // has the least share left.
+    // In the order in which a request is checked: unconditional refusals, in-flight limits, bans, denials, and finally
+    // the limit with the smallest share left.
     let refused = enforced().find_map(|rule| match &rule.state {
         RuleState::Refused(refusal) => Some((rule.name.clone(), Some(refusal.clone()))),
         _ => None,

@@ -1,8 +1,10 @@
-//! How many requests of a key are served at the same time, in this process.
+//! Limits on requests in flight, per key, in this process.
 //!
-//! A request takes a permit before anything is asked of a store, so that one that finds none spends nothing, and gives
-//! it back when it is over, or at once if a rate denies it. Deliberately not here: a queue for those who find no permit,
-//! and counts that other processes share, because nobody could take back the permits of one that died.
+//! A request takes a permit before any store is used, so a request that gets no permit spends nothing. It returns the
+//! permit when it ends, or at once if a rate limit denies it.
+//!
+//! Not here: a queue for requests that get no permit, and counts shared between processes, because the permits of a
+//! crashed process could not be taken back.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -18,28 +20,28 @@ use crate::key::Key;
 use crate::limit::LimitId;
 use crate::rules::{Facts, Finding, Mode, RuleSet};
 
-/// Threads that serve different keys rarely meet in so many.
+/// Enough shards that threads serving different keys rarely contend.
 const SHARDS: usize = 16;
-/// A shard with room for so many keys is not worth being made smaller.
+/// Shards with at most this capacity are not shrunk.
 const SMALL_SHARD: usize = 64;
-/// When a permit becomes free is nobody's to know: the shortest wait that `Retry-After` can say.
+/// We cannot predict when a permit becomes free, so this is the shortest wait that `Retry-After` can express.
 const RETRY_AFTER_MICROS: u64 = 1_000_000;
 
-/// What is in flight by each limit of it.
+/// The requests in flight of every rule that limits them.
 pub(super) struct InFlight {
-    /// What keys are hashed with, so that nobody outside can make two of them meet.
+    /// The hash key. It is random, so that clients cannot construct collisions.
     secret: ahash::RandomState,
-    /// By the number of the rule; empty if no rule has one.
+    /// One table per rule, by rule number; empty if no rule limits requests in flight.
     tables: Box<[Option<Arc<Table>>]>,
 }
 
-/// How many requests of each key are in flight. A key that has none is not in it.
+/// Requests in flight by key. A key without any is not in the table.
 #[derive(Default)]
 struct Table {
     shards: [Mutex<HashMap<u64, u64, ahash::RandomState>>; SHARDS],
 }
 
-/// A permit that a request wants.
+/// A permit that a request needs.
 pub(super) struct PermitRequest {
     rule: u32,
     limit: LimitId,
@@ -47,20 +49,20 @@ pub(super) struct PermitRequest {
     fingerprint: u64,
 }
 
-/// Of most requests none, of the others one.
+/// Most requests need no permit, and nearly all others need one.
 pub(super) type PermitRequests = SmallVec<[PermitRequest; 2]>;
 
-/// The limits of requests in flight that a request matched.
+/// The limits on requests in flight that a request matched.
 pub(super) type InFlightLimits = SmallVec<[LimitId; 2]>;
 
-/// The permits that a request has taken, and what rules that only watch say of it.
+/// The permits of a request, and the decisions of shadow rules about it.
 pub(super) struct TakenPermits {
     pub(super) permit: InFlightPermit,
     pub(super) shadow_decisions: ShadowDecisions,
 }
 
-/// The permit of a request among those that are in flight, in every limit of that. Dropped, it is given back: keep it as
-/// long as the request is served.
+/// A request's permits, one for each limit on requests in flight that applies to it. Keep it while the request is
+/// served; dropping it returns the permits.
 #[must_use = "dropping the permit frees it for the next request"]
 pub struct InFlightPermit(SmallVec<[HeldPermit; 2]>);
 
@@ -70,7 +72,7 @@ struct HeldPermit {
 }
 
 impl InFlight {
-    /// Tables for these rules. A limit of a name that was there before goes on with what is in flight.
+    /// Creates the tables for `rules`. A limit that existed before, by name, keeps its table.
     pub(super) fn after(rules: &RuleSet, before: Option<(&RuleSet, &Self)>) -> Self {
         let secret = before.map_or_else(ahash::RandomState::new, |(_, before)| before.secret.clone());
         if !rules.limit_in_flight() {
@@ -89,7 +91,7 @@ impl InFlight {
         PermitRequest { rule, limit, mode, fingerprint: self.fingerprint(key) }
     }
 
-    /// How many requests of a key are in flight.
+    /// Returns the number of requests of a key that are in flight.
     pub(super) fn count(&self, rule: u32, key: Key<'_>) -> u64 {
         self.table(rule).map_or(0, |table| table.count(self.fingerprint(key)))
     }
@@ -111,7 +113,7 @@ impl InFlight {
 impl Table {
     fn shard(&self, fingerprint: u64) -> MutexGuard<'_, HashMap<u64, u64, ahash::RandomState>> {
         let shard = &self.shards[fingerprint as usize % SHARDS];
-        // Counts are whole after every statement that changes them.
+        // A panic cannot leave a count half changed, so a poisoned lock is fine.
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -119,7 +121,7 @@ impl Table {
         self.shard(fingerprint).get(&fingerprint).copied().unwrap_or(0)
     }
 
-    /// Takes one of so many permits, and says how many are taken then; `None` if all are.
+    /// Takes a permit and returns it with the new count, or `None` if `most` are taken.
     fn take(self: &Arc<Self>, fingerprint: u64, most: u64) -> Option<(HeldPermit, u64)> {
         let mut shard = self.shard(fingerprint);
         let taken = shard.get(&fingerprint).copied().unwrap_or(0) + 1;
@@ -136,7 +138,7 @@ impl Table {
             Some(taken) if *taken > 1 => *taken -= 1,
             _ => _ = shard.remove(&fingerprint),
         }
-        // The room that a rush took is given up with it.
+        // Release the memory that a burst needed.
         if shard.capacity() > SMALL_SHARD && shard.len() * 8 < shard.capacity() {
             let enough = shard.len() * 2;
             shard.shrink_to(enough);
@@ -156,7 +158,7 @@ impl std::fmt::Debug for InFlightPermit {
     }
 }
 
-/// Asks all that a request asks, once it has its permits.
+/// Checks a request once it has its permits.
 pub(super) fn check(outcome: &mut Outcome, mut pending: Box<PendingChecks>, facts: &Facts<'_>) -> Option<RemoteCheck> {
     match take_permits(&outcome.state, &mut pending, facts) {
         Ok(()) => store::check(outcome, Some(pending)),
@@ -167,10 +169,10 @@ pub(super) fn check(outcome: &mut Outcome, mut pending: Box<PendingChecks>, fact
     }
 }
 
-/// Takes all permits that a request wants extras those that it has, or none.
+/// Takes all further permits that a request needs, or none.
 pub(super) fn take_permits(state: &State, pending: &mut PendingChecks, facts: &Facts<'_>) -> Result<(), Decision> {
     let requests = std::mem::take(&mut pending.permits);
-    // Nobody would tell when it ends.
+    // The end of such a request is unknown.
     if facts.is_served_elsewhere() {
         pending.in_flight.clear();
         return Ok(());
@@ -189,7 +191,7 @@ pub(super) fn take_permits(state: &State, pending: &mut PendingChecks, facts: &F
     Ok(())
 }
 
-/// Takes all permits that are requests, or none.
+/// Takes all requested permits, or none.
 fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Decision> {
     let mut taken = TakenPermits { permit: InFlightPermit(SmallVec::new()), shadow_decisions: ShadowDecisions::new() };
     for one in requests {
@@ -210,7 +212,7 @@ fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Decis
     Ok(taken)
 }
 
-/// What a limit says to one more request while so many of its key are in flight.
+/// Returns the decision on one more request of a key that has `in_flight` requests in flight.
 pub(super) fn decision(state: &State, limit: LimitId, in_flight: u64) -> Decision {
     let most = state.rules.most_in_flight(limit);
     let verdict = match most.saturating_sub(in_flight) {
@@ -230,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_holds_no_more_than_is_in_flight() {
+    fn a_table_shrinks_when_requests_end() {
         let table = Arc::new(Table::default());
         let held: Vec<_> = (0..100_000).map(|key| table.take(key, 1).unwrap().0).collect();
         assert!(table.take(7, 1).is_none());

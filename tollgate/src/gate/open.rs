@@ -1,4 +1,4 @@
-//! A gate as a rule file describes it, in memory or on Redis.
+//! Opens a gate from a rule file, in memory or on Redis.
 
 use super::Gate;
 use super::opening::{OpenError, limiter, max_memory};
@@ -6,15 +6,15 @@ use crate::redis::RedisLimiter;
 use crate::rules::file::Parsed;
 
 impl Gate {
-    /// A gate with the rules and the store of a rule file. A Redis that it names need not be there yet.
+    /// Opens a gate with the rules and the store of a rule file. Redis need not be reachable yet.
     ///
     /// # Errors
     ///
-    /// When files that it names cannot be read, or the store can never work.
+    /// If a file that the rule file refers to cannot be read, or the store settings are invalid.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime, if the store is Redis.
+    /// If the store is Redis and there is no tokio runtime.
     pub async fn open(file: &Parsed) -> Result<Self, OpenError> {
         let (rules, named) = (file.compile()?, file.named_redis_settings()?);
         match file.redis_settings()? {

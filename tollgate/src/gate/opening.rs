@@ -1,4 +1,4 @@
-//! What opening a gate from a rule file needs, whatever its store is.
+//! Parts that opening a gate from a rule file needs for every store.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use crate::error::InvalidLimit;
 use crate::limiter::{Limiter, LimiterBuilder};
 use crate::rules::file::{Parsed, Problems};
 
-/// Why a gate cannot be opened.
+/// The reason that a gate cannot be opened.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The rule file names what is not there.
+    /// The rule file refers to files that cannot be read or used.
     Rules(Problems),
-    /// The limits do not fit the memory.
+    /// The limits need more memory than the rule file allows.
     Limits(InvalidLimit),
-    /// The store can never work.
+    /// The store settings are invalid.
     Store(String),
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for OpenError {
 
 impl std::error::Error for OpenError {}
 
-/// The limiter in memory that a rule file describes.
+/// Returns the settings of the in-memory limiter that a rule file describes.
 pub(super) fn limiter(file: &Parsed) -> LimiterBuilder {
     match max_memory(file) {
         Some(bytes) => Limiter::builder().max_memory(bytes),
@@ -56,7 +56,7 @@ pub(super) fn limiter(file: &Parsed) -> LimiterBuilder {
     }
 }
 
-/// The memory that a rule file allows, in bytes.
+/// Returns the memory bound of a rule file, in bytes.
 pub(super) fn max_memory(file: &Parsed) -> Option<usize> {
     file.max_memory.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX))
 }

@@ -1,4 +1,4 @@
-//! What is ruled about a request, and what to tell the client.
+//! The outcome of a request: the decision, and the response to send.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::pending::{CheckCollector, Extras, PendingChecks, SelectedBy};
 use super::store::{self, Hits, RemoteCheck};
 use super::{Gate, State, phases};
 use crate::decision::Decision;
-use crate::http::{Answer, Headers, Policy, Refusal, UnreadableRequest};
+use crate::http::{Headers, Policy, Refusal, RefusalBuilder, UnreadableRequest};
 use crate::internal::{ReusedResponse, WrittenResponse};
 use crate::key::Key;
 use crate::limit::LimitId;
@@ -22,33 +22,35 @@ use crate::limiter::Hit;
 use crate::reservation::Settlement;
 use crate::rules::{Facts, Met, Refused, RuleSet, TokenStatus};
 
-/// Policies that an answer lists.
+/// The policies that a response lists.
 type Policies<'a> = SmallVec<[&'a Policy; 4]>;
 
-/// The most policies that an answer lists, the first ones: a head of an answer has a bound, whatever the number of rules.
+/// The number of policies that a response lists at most. Bounds the response head for any number of rules.
 const MAX_POLICIES: usize = 32;
 
-/// What is ruled about a request: whether it may pass, by which rule, and what the client is to be reported.
-#[must_use = "an outcome that nobody looks at limits nothing"]
+/// The result for a whole request: whether it is allowed, which limit decided, the headers for its response, and what
+/// to settle once its actual cost is known.
+#[must_use = "the request is limited only if its outcome is used"]
 pub struct Outcome {
     pub(super) state: Arc<State>,
-    /// What was selected_by of the store by the rules that are enforced.
+    /// The hits of the enforced rules.
     pub(super) hits: Hits,
     pub(super) selected_by: SelectedBy,
-    /// Of the rules that are enforced; `None` if none was selected_by.
+    /// The decision of the enforced rules; `None` if none of them counted the request.
     pub(super) decision: Option<Decision>,
     refusal: Option<Refusal>,
-    /// What few requests need; see [`Extras`].
+    /// Parts that few requests need.
     pub(super) extras: Option<Box<Extras>>,
     pub(super) token: TokenStatus,
     pub(super) signatures_verified: u8,
-    /// A bit for each of the first 32 limits that was settled, so that each is settled once. [`Extras`] has the others.
+    /// One bit for each of the first 32 limits, set when the limit is settled, so that each is settled once. [`Extras`]
+    /// has the bits of the others.
     pub(super) settled: AtomicU32,
 }
 
 impl Outcome {
-    /// Rules by the answers: of the rules that are enforced, and of each that watches. It is made where it stays, because
-    /// it is large.
+    /// Sets the decision of the enforced rules and the results of the shadow rules. It works in place because an
+    /// outcome is large.
     #[inline(always)]
     pub(super) fn decided(&mut self, pending: Option<Box<PendingChecks>>, decision: Decision) {
         self.extras = pending.and_then(|pending| pending.into_extras(&self.state, &decision));
@@ -65,7 +67,7 @@ impl Outcome {
         }
     }
 
-    /// Who is banned is reported so by the limit that the ban is of: all of it is spent.
+    /// Reports a ban as a denial by the limit that the ban belongs to, with nothing remaining.
     #[inline(never)]
     fn report_ban(&mut self, decision: Decision, limit: LimitId) {
         let (rules, hits) = (&self.state.rules, &self.hits);
@@ -82,22 +84,22 @@ impl Outcome {
         self.decision = Some(decision);
     }
 
-    /// A rule refuses the request, whatever is left.
+    /// Refuses the request regardless of the remaining quota.
     pub(super) fn refused_by(&mut self, rule: Option<u32>, refused: Refused) {
         self.refusal = Some(refused.into());
         self.extras = Some(Box::new(Extras { refused_by: rule, ..Extras::default() }));
     }
 
-    /// As many as may are in flight.
+    /// Refuses the request because too many are in flight.
     pub(super) fn refuse_full(&mut self, decision: Decision, in_flight: InFlightLimits) {
         self.refusal = Some(Refusal::Limited);
         self.decision = Some(decision);
         self.extras = Some(Box::new(Extras { in_flight, ..Extras::default() }));
     }
 
-    /// Asks about a request. It is `Some` if that has to be selected_by elsewhere: see [`elsewhere`](Self::elsewhere).
+    /// Checks a request. Returns `Some` if a remote store has to decide; see [`complete`](Self::complete).
     ///
-    /// In permit, because an outcome is large and on the way of every request.
+    /// It works in place because an outcome is large, and every request has one.
     #[inline]
     pub(crate) fn check(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
         if self.state.rules.read_tokens() {
@@ -119,7 +121,7 @@ impl Outcome {
         }
     }
 
-    /// Takes a strike from every ban that a request weighs on which was refused before any rule could look at it.
+    /// Adds a strike to every ban that applies to a request which was refused before any rule was checked.
     pub(super) fn strike(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
         let Self { state, hits, .. } = &mut *self;
         let State { rules, store, .. } = &**state;
@@ -127,7 +129,7 @@ impl Outcome {
         store::check(self, None)
     }
 
-    /// Asks about a key of the rule of that name; `None` if there is no such rule.
+    /// Checks a key of the rule named `rule`. Returns `None` if there is no such rule.
     #[expect(clippy::option_option, reason = "whether there is the rule, and then what a remote store has to check")]
     pub(super) fn check_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<RemoteCheck>> {
         self.selected_by = SelectedBy::Name;
@@ -147,18 +149,18 @@ impl Outcome {
         Some(store::check(self, pending))
     }
 
-    /// The outcome, once a store that is somewhere else has been selected_by.
+    /// Completes the check on a remote store.
     pub(crate) fn complete(self, remote: RemoteCheck) -> Pin<Box<dyn Future<Output = Self> + Send>> {
         store::check_remotely(self, remote)
     }
 
-    /// Of a request that a gate has not been selected_by about yet.
+    /// Creates the outcome of a request that is not checked yet.
     #[inline(always)]
     pub(crate) fn unchecked(gate: &Gate) -> Self {
         Self::unlimited(gate.0.state.load_full())
     }
 
-    /// No rule is for the request, as far as is known.
+    /// Creates the outcome of a request to which no rule applies.
     #[inline(always)]
     pub(super) fn unlimited(state: Arc<State>) -> Self {
         let hits = state.store.no_hits();
@@ -175,46 +177,45 @@ impl Outcome {
         }
     }
 
-    /// The permit of an admitted request among those in flight, if a rule bounds those: to be kept until the request is
-    /// over. Not taken, it is given back with the outcome.
+    /// Takes the in-flight permit of an allowed request, if a rule limits requests in flight. Keep it until the request
+    /// ends. A permit that is not taken is returned when the outcome is dropped.
     pub fn take_permit(&mut self) -> Option<InFlightPermit> {
         self.extras.as_mut()?.permit.take()
     }
 
-    /// Whether it still has the permit of its request.
+    /// Returns `true` if the outcome still holds the request's permit.
     #[cfg(feature = "tower")]
     pub(crate) fn has_permit(&self) -> bool {
         self.extras.as_ref().is_some_and(|extras| extras.permit.is_some())
     }
 
-    /// Whether the request may pass.
+    /// Returns `true` if the request is allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.refusal.is_none()
     }
 
-    /// Why it may not.
+    /// Returns the reason of a refusal, or `None` if the request is allowed.
     #[must_use]
     pub fn refusal(&self) -> Option<&Refusal> {
         self.refusal.as_ref()
     }
 
-    /// Whether a token was read for the request, and what came of it. A request that is refused without one does not
-    /// have its token read.
+    /// Returns the result of verifying the request's token. A token is not read if the request is refused without it.
     #[must_use]
     pub fn token(&self) -> TokenStatus {
         self.token
     }
 
-    /// How many signatures were verified for the request: none if its token was verified or refused a moment ago, and
-    /// several if it names no key.
+    /// Returns the number of signatures that were verified for the request. It is 0 if the token was verified or
+    /// rejected recently, and can be more than 1 if the token names no key.
     #[must_use]
     pub fn signatures_verified(&self) -> u8 {
         self.signatures_verified
     }
 
-    /// The name of the limit that decided, or that has the least share left; `None` if no rule was for the request, or
-    /// none but such as bound what is in flight.
+    /// Returns the name of the limit that decided, or of the one with the smallest share left. Returns `None` if no
+    /// rule matched, or if only in-flight limits matched and allowed the request.
     #[must_use]
     pub fn limit(&self) -> Option<&str> {
         let rules = &self.state.rules;
@@ -223,19 +224,20 @@ impl Outcome {
         rule.map(|rule| rules.name(rule))
     }
 
-    /// What that limit decided; `None` if no rule was for the request, or one refused it whatever is left.
+    /// Returns the decision of that limit. Returns `None` if no rule matched, or if a rule refused the request
+    /// regardless of the remaining quota.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         self.decision.as_ref()
     }
 
-    /// How long an admitted request has to be held before it may go on: zero, but for a queue.
+    /// Returns the time for which an allowed request has to be delayed. It is zero unless a queue shapes the traffic.
     #[must_use]
     pub fn delay(&self) -> Duration {
         self.decision.as_ref().map_or(Duration::ZERO, Decision::delay)
     }
 
-    /// What each rule that only watches has decided, by its name.
+    /// Returns the decisions of the rules in shadow mode, with their names.
     pub fn shadow_decisions(&self) -> impl Iterator<Item = (&str, &Decision)> {
         self.all_shadow_decisions().iter().map(|(rule, decision)| (self.state.rules.name(*rule), decision))
     }
@@ -249,9 +251,9 @@ impl Outcome {
         Some(self.state.rules.policy(limit))
     }
 
-    /// The policies of all enforced rules that the request matched, in the order of the rules and those of requests in
-    /// flight last. They depend on what matched alone, not on what was decided, so the list stays the same from answer
-    /// to answer.
+    /// Returns the policies of all enforced rules that the request matched: rate limits in the order of the rules, then
+    /// in-flight limits. The list depends only on the rules that matched, so it is the same in every response to the
+    /// same kind of request.
     fn matched_policies(&self) -> Policies<'_> {
         let rules = &self.state.rules;
         let is_ban = |limit: LimitId| rules.have_bans() && rules.ban(rules.owner(limit)) == Some(limit);
@@ -260,16 +262,15 @@ impl Outcome {
         rates.chain(in_flight).take(MAX_POLICIES).map(|limit| rules.policy(limit)).collect()
     }
 
-    /// Adds what the client is to know of its limits to the headers of an answer. Stricter ones that are there
-    /// already stay.
+    /// Adds the rate limit headers to the headers of a response. Stricter headers that are already present stay.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         if let (Some(policy), Some(decision)) = (self.policy(), &self.decision) {
             policy.merge_listing(decision, &self.matched_policies(), headers);
         }
     }
 
-    fn answer<'a>(&'a self, matched: &'a [&'a Policy]) -> Option<Answer<'a>> {
-        let mut answer = Answer::new(self.refusal.as_ref()?).challenge(self.state.rules.challenge());
+    fn answer<'a>(&'a self, matched: &'a [&'a Policy]) -> Option<RefusalBuilder<'a>> {
+        let mut answer = RefusalBuilder::new(self.refusal.as_ref()?).challenge(self.state.rules.challenge());
         if let Some(policy) = self.policy() {
             answer = answer.limit(policy).matched(matched);
         }
@@ -279,8 +280,8 @@ impl Outcome {
         Some(answer)
     }
 
-    /// The same as [`write_headers`](Self::write_headers) for an answer that says nothing of limits yet: lines of
-    /// HTTP/1.1, behind what `out` has.
+    /// Appends the headers of [`write_headers`](Self::write_headers) to `out` as HTTP/1.1 lines. The response must not
+    /// have rate limit headers yet.
     #[doc(hidden)]
     pub fn write_header_lines(&self, out: &mut Vec<u8>) {
         if let (Some(policy), Some(decision)) = (self.policy(), &self.decision) {
@@ -288,13 +289,14 @@ impl Outcome {
         }
     }
 
-    /// The whole answer to a request with these headers, if it was refused.
+    /// Returns the response to a refused request that has the headers `request`. Returns `None` if the request is
+    /// allowed.
     #[must_use]
     pub fn response<'h>(&self, request: impl Into<Headers<'h>>) -> Option<Response<Bytes>> {
         self.answer(&self.matched_policies()).map(|answer| answer.response(self.state.rules.body(), request))
     }
 
-    /// The same as a message of HTTP/1.1; see [`Answer::write_http1`].
+    /// Appends that response to `out` in HTTP/1.1 format; see [`RefusalBuilder::write_http1`].
     #[doc(hidden)]
     pub fn write_http1<'h>(
         &self,
@@ -306,7 +308,7 @@ impl Outcome {
             .map(|answer| answer.write_http1(self.state.rules.body(), request, more, out))
     }
 
-    /// The same, written only if it is not what was written last; see [`Answer::write_http1_reusing`].
+    /// Writes that response, reusing the one written before; see [`RefusalBuilder::write_http1_reusing`].
     #[doc(hidden)]
     pub fn write_http1_reusing<'l, 'h>(
         &self,
@@ -318,34 +320,36 @@ impl Outcome {
             .map(|answer| answer.write_http1_reusing(last, self.state.rules.body(), request, more))
     }
 
-    /// The whole answer to a gRPC request, if it was refused: there is only a head.
+    /// Returns the response to a refused gRPC request, which consists of headers only. Returns `None` if the request is
+    /// allowed.
     #[must_use]
     pub fn grpc_response(&self) -> Option<Response<()>> {
         self.answer(&self.matched_policies()).map(|answer| answer.grpc())
     }
 
-    /// The rules that it was ruled by.
+    /// Returns the rules that decided the request.
     #[must_use]
     pub fn rules(&self) -> &RuleSet {
         &self.state.rules
     }
 
-    /// Brings the request to its actual cost, once that is known: in every rule whose cost was more than one unit or
-    /// not a constant, gives back what was too much, as far as it still weighs on the key, or takes what was too
-    /// little, as far as there is any.
+    /// Settles the request at its actual cost. It applies to every rule whose cost is not the constant 1: units taken
+    /// too much are refunded, as far as they still count against the key, and missing units are taken, as far as they
+    /// are available.
     ///
-    /// Each limit can be settled once, by this or by [`settle_limit`](Self::settle_limit), [`refund`](Self::refund) or
-    /// [`settle_response`](Self::settle_response). What comes later changes nothing: [`Settlement::AlreadySettled`].
+    /// Each limit is settled once, by this method, [`settle_limit`](Self::settle_limit), [`refund`](Self::refund) or
+    /// [`settle_response`](Self::settle_response). Later calls change nothing and return
+    /// [`Settlement::AlreadySettled`].
     pub async fn settle(&self, actual: u64) -> Settlement {
         self.settle_each(|selected_by, rule| self.is_estimate(selected_by, rule).then_some(actual)).await
     }
 
-    /// The same for the rule of that name alone, whatever its cost was.
+    /// Settles the rule named `name` alone, whatever its cost was.
     pub async fn settle_limit(&self, name: &str, actual: u64) -> Settlement {
         self.settle_each(|_, rule| (self.state.rules.name(rule) == name).then_some(actual)).await
     }
 
-    /// Gives back all that the request took, as far as it still weighs on its keys.
+    /// Refunds everything that the request took, as far as it still counts against its keys.
     pub async fn refund(&self) -> Settlement {
         self.settle_each(|_, _| Some(0)).await
     }

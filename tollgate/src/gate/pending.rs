@@ -1,4 +1,4 @@
-//! A request's questions to the store.
+//! The checks that a request needs from the store.
 
 use std::sync::atomic::AtomicU32;
 
@@ -11,66 +11,65 @@ use crate::limit::LimitId;
 use crate::limiter::Hit;
 use crate::rules::{Finding, Mode};
 
-/// What rules that only watch have said, with their numbers.
+/// Decisions of shadow rules, with the numbers of the rules.
 pub(super) type ShadowDecisions = Vec<(u32, Decision)>;
 
-/// What a request asks extras the rules that are enforced together, all or nothing, which its outcome keeps. Few requests
-/// have one.
+/// Checks beside those of the enforced rules, which are all-or-nothing and kept in the outcome. Few requests have any.
 #[derive(Default)]
 pub(super) struct PendingChecks {
-    /// Each rule that only watches asks by itself.
+    /// The hits of shadow rules. Each rule is checked by itself.
     pub(super) shadow_hits: Vec<(u32, Hits)>,
     pub(super) shadow_decisions: ShadowDecisions,
-    /// Places among the requests in flight, of the few rules that have such a limit.
+    /// Permits that the request needs, of the few rules that limit requests in flight.
     pub(super) permits: PermitRequests,
-    /// The limits of these that are enforced.
+    /// The enforced limits among these.
     pub(super) in_flight: InFlightLimits,
     pub(super) taken: Option<TakenPermits>,
 }
 
-/// What few requests need once they are ruled.
+/// Parts of an outcome that few requests need.
 #[derive(Default)]
 pub(super) struct Extras {
-    /// The rule that refuses, whatever is left.
+    /// The rule that refuses the request regardless of the remaining quota.
     pub(super) refused_by: Option<u32>,
     pub(super) shadow_decisions: ShadowDecisions,
-    /// What rules that only watch took, where they may want to know the answer.
+    /// The hits of shadow rules that may be settled by the response.
     pub(super) shadow_hits: Vec<(u32, Hits)>,
-    /// Its permit among the requests in flight.
+    /// The request's in-flight permit.
     pub(super) permit: Option<InFlightPermit>,
-    /// The enforced limits of requests in flight that it matched.
+    /// The enforced in-flight limits that the request matched.
     pub(super) in_flight: InFlightLimits,
-    /// A bit for each limit after the first 32 that was settled.
+    /// One bit for each limit after the first 32, set when the limit is settled.
     pub(super) settled: Box<[AtomicU32]>,
 }
 
-/// Who chose the limit, the key and the cost.
+/// The party that selected the limit, the key and the cost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SelectedBy {
     Rules,
-    /// The one who asks, so that any cost may be an estimate.
+    /// The caller, so any cost may be an estimate.
     Name,
 }
 
-/// The questions of a request, while they are gathered.
+/// Collects the checks of a request.
 pub(super) struct CheckCollector<'s> {
     store: &'s Store,
     in_flight: &'s InFlight,
     enforced: &'s mut Hits,
-    /// Whether keys are banned is asked last, so that a limit speaks where both have all of it left.
+    /// Checks of bans come last, so that the limit is reported where both have everything left.
     bans: Option<Hits>,
     pending: Option<Box<PendingChecks>>,
 }
 
 impl<'s> CheckCollector<'s> {
-    /// What the rules ask that are enforced is put where the outcome keeps it.
+    /// Creates a collector that adds the hits of enforced rules to `enforced`.
     #[inline]
     pub(super) fn new(state: &'s State, enforced: &'s mut Hits) -> Self {
         let State { store, in_flight, .. } = state;
         Self { store, in_flight, enforced, bans: None, pending: None }
     }
 
-    /// Goes on with what was gathered before.
+    /// Continues with the checks collected before.
     pub(super) fn resume(state: &'s State, enforced: &'s mut Hits, pending: Option<Box<PendingChecks>>) -> Self {
         Self { pending, ..Self::new(state, enforced) }
     }
@@ -115,8 +114,8 @@ impl<'s> CheckCollector<'s> {
     }
 }
 
-/// Asks a store that answers at once: the rules that are enforced, unless they are known to deny, those that only watch,
-/// and the strike that a denial is.
+/// Checks a store that answers at once: the enforced rules unless they are known to deny, the shadow rules, and the
+/// strike for a denial.
 #[inline(always)]
 pub(super) fn decide_now(
     outcome: &Outcome,
@@ -140,7 +139,7 @@ pub(super) fn decide_now(
 }
 
 impl PendingChecks {
-    /// What the outcome needs extras the answers of the store. Who is denied gives back its permit.
+    /// Returns the extra parts of the outcome. A denied request returns its permit.
     #[inline(never)]
     pub(super) fn into_extras(self, state: &State, decision: &Decision) -> Option<Box<Extras>> {
         let Self { shadow_hits, mut shadow_decisions, in_flight, taken, .. } = self;
@@ -157,7 +156,7 @@ impl PendingChecks {
     }
 }
 
-/// The strike that a denial by a rule with a ban is. A failing store is nobody's fault.
+/// Returns the strike for a denial by a rule with a ban. A store failure is not a strike.
 pub(super) fn strike(outcome: &Outcome, decision: &Decision) -> Option<Hits> {
     let denied_by = decision.limit().filter(|_| !decision.is_allowed() && decision.source() != Source::Policy)?;
     let rules = &outcome.state.rules;
@@ -165,8 +164,8 @@ pub(super) fn strike(outcome: &Outcome, decision: &Decision) -> Option<Hits> {
     (ban != denied_by).then(|| outcome.hits.only(ban, 1))
 }
 
-/// What is reported to who was denied and struck for it: of the ban, if it is banned by that, or was already, which the
-/// denial may not have known (a node remembers denials, and asks nobody then).
+/// Returns the decision to report to a client that was denied and got a strike for it. It is the ban if this strike
+/// caused it, or if the client was banned before; a denial from the denial cache does not know about bans.
 pub(super) fn struck(denied: Decision, strike: Decision) -> Decision {
     match strike.source() {
         Source::Policy => denied,

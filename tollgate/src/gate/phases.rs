@@ -1,7 +1,9 @@
-//! Decides a request by rules of which some read a token: by the others first, and without its token if they refuse it.
+//! Checks requests in two phases if some rules read a token: first the rules that do not, then, unless they refuse, all
+//! the others.
 //!
-//! A request that is refused so gets the same answer as from all rules, and as little is taken for it. Rules that read
-//! claims do not count it, not even those that only watch. Should one of them deny it for longer, nobody learns that.
+//! A request that is refused in the first phase gets the same response as from all rules, and its token is not
+//! verified. Rules that read claims do not count it, not even shadow rules. If one of them would deny it for longer,
+//! the client does not learn that.
 
 use super::pending::{CheckCollector, PendingChecks};
 use super::store::{self, RemoteCheck};
@@ -9,13 +11,13 @@ use super::{Outcome, State, in_flight};
 use crate::limit::LimitId;
 use crate::rules::{Facts, Phase, Request};
 
-/// Whether a request is refused already.
+/// The result of one phase.
 enum Gathered {
     Refused,
     Open(Option<Box<PendingChecks>>),
 }
 
-/// Asks about a request. It is `Some` if that has to be asked elsewhere.
+/// Checks a request. Returns `Some` if a remote store has to decide.
 #[inline(never)]
 pub(super) fn check(outcome: &mut Outcome, facts: &Facts<'_>) -> Option<RemoteCheck> {
     let state = &*outcome.state.clone();
@@ -42,7 +44,7 @@ pub(super) fn check(outcome: &mut Outcome, facts: &Facts<'_>) -> Option<RemoteCh
     }
 }
 
-/// Gathers what the rules of one phase ask, and takes the request's permits among those in flight.
+/// Collects the checks of one phase, and takes the request's permits.
 fn gather(
     outcome: &mut Outcome,
     state: &State,
@@ -66,7 +68,7 @@ fn gather(
     Gathered::Open(pending)
 }
 
-/// The rules in their order, and bans last: of equals, the first speaks.
+/// Orders limits by rule, with bans last. Of equal decisions, the first is reported.
 fn rank(state: &State, limit: LimitId) -> (bool, u32) {
     let rule = state.rules.owner(limit);
     (state.rules.ban(rule) == Some(limit), rule)

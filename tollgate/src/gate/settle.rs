@@ -1,7 +1,7 @@
-//! What the answer to a request gives back or takes.
+//! Settles a request by its response.
 //!
-//! The cost of a request is taken when it comes in, so that requests at the same time cannot pass a limit together;
-//! the answer says what it should have been.
+//! The cost is taken when the request arrives, so that concurrent requests cannot exceed a limit together. The response
+//! may then correct it.
 
 #[cfg(feature = "tower")]
 use std::task::{Context, Waker};
@@ -17,15 +17,16 @@ use super::store::Hits;
 use crate::decision::Decision;
 use crate::reservation::Settlement;
 
-/// What a handler says that its work has cost, where a layer is around it.
+/// The actual cost of a request, as reported by its handler through the tower layer.
 pub(crate) struct ReportedCost<'t> {
     pub(crate) units: u64,
-    /// Of this limit alone; else of all whose cost was an estimate.
+    /// Applies to this limit alone, or otherwise to all whose cost was an estimate.
     pub(crate) limit: Option<&'t str>,
 }
 
 impl Outcome {
-    /// Whether a rule that counted the request wants to know its answer: see [`settle_response`](Self::settle_response).
+    /// Returns `true` if a rule that counted the request depends on its response: see
+    /// [`settle_response`](Self::settle_response).
     #[must_use]
     pub fn awaits_response(&self) -> bool {
         let rules = &self.state.rules;
@@ -37,19 +38,19 @@ impl Outcome {
         enforced.chain(shadow).any(|rule| rules.awaits_response(rule))
     }
 
-    /// Tells the rules that counted the request how it was answered. Where the status does not count
-    /// ([`Rule::count`](crate::rules::Rule::count)), what was taken is given back; where the answer says what it took
-    /// ([`Rule::settle_by`](crate::rules::Rule::settle_by)), the rest is given back, or what was too little is taken
-    /// as far as there is any.
+    /// Settles the request by its response. Rules that do not count this status
+    /// ([`Rule::count`](crate::rules::Rule::count)) refund what they took. Rules that read the cost from the response
+    /// ([`Rule::settle_by`](crate::rules::Rule::settle_by)) refund the difference, or take the missing units as far as
+    /// they are available.
     ///
-    /// Each limit is settled once, by this, [`settle`](Self::settle) or [`refund`](Self::refund), whichever comes first. If
-    /// none of them is called, what was taken stays taken. In memory it never waits.
+    /// Each limit is settled once, by the first call of this method, [`settle`](Self::settle) or
+    /// [`refund`](Self::refund). If none is called, the estimated cost stays. In memory, this never waits.
     pub async fn settle_response(&self, status: StatusCode, headers: &HeaderMap) -> Settlement {
         self.settle_response_with(status, headers, None).await
     }
 
-    /// The same, where a handler says what its work has cost. A status that does not count goes before that, and so
-    /// does what a header says.
+    /// Settles the request by its response and the cost that its handler reports. A status that does not count takes
+    /// precedence, and so does the cost in a header.
     pub(crate) async fn settle_response_with(
         &self,
         status: StatusCode,
@@ -80,8 +81,8 @@ impl Outcome {
         worst
     }
 
-    /// Gives back all that a request took which never reached its service. In memory that is done when this returns.
-    /// On Redis a task does it, because the caller is being dropped and cannot wait.
+    /// Refunds a request that never reached its service. In memory, the refund is done when this returns. On Redis, a
+    /// task does it, because the caller is being dropped and cannot wait.
     #[cfg(feature = "tower")]
     pub(crate) fn refund_detached(self) {
         let mut refund = Box::pin(async move { self.refund().await });
@@ -94,16 +95,16 @@ impl Outcome {
         debug_assert!(!is_pending, "a store in memory never waits");
     }
 
-    /// The rules that only watch and want to know the answer, with what they took.
+    /// Returns the shadow rules that may be settled by the response, with their hits.
     fn shadow_hits(&self) -> impl Iterator<Item = (u32, &Decision, &Hits)> {
-        // Decisions are in the order of what was selected_by; those on requests in flight come after them.
+        // Decisions are in the order of the hits; those on requests in flight follow.
         let all = self.extras.iter().flat_map(|extras| extras.shadow_hits.iter().zip(&extras.shadow_decisions));
         all.map(|((rule, hits), (_, decision))| (*rule, decision, hits))
             .filter(|(_, decision, _)| decision.is_allowed())
     }
 
-    /// Brings what a decision took from each limit to what it should have been, once. `None` leaves a limit unchanged, and
-    /// is returned if all are left. `first` is the number of the first of these limits among all of the request.
+    /// Settles each limit of `hits` at its actual cost, once. A limit whose cost is `None` is left unchanged. Returns
+    /// `None` if all are. `first` is the number of the first of these limits among all of the request.
     async fn settle_limits(
         &self,
         (hits, first): (&Hits, usize),
@@ -111,12 +112,12 @@ impl Outcome {
         actual: impl Fn(u32) -> Option<u64>,
     ) -> Option<Settlement> {
         let rules = &self.state.rules;
-        // Claimed before any is settled, so that of two that settle at the same time one finds nothing to do.
+        // Claim all before settling any, so that of two concurrent calls, one finds nothing to do.
         let to_settle: SmallVec<[(usize, u64, bool); 4]> = (0..)
             .zip(hits.costs())
             .filter_map(|(index, (limit, _))| {
                 let rule = rules.owner(limit);
-                // A ban takes nothing, so it has nothing to give back.
+                // Bans take nothing, so there is nothing to refund.
                 let actual = if rules.ban(rule) == Some(limit) { None } else { actual(rule) };
                 Some((index, actual?, self.claim_settlement(first + index)))
             })
@@ -132,7 +133,7 @@ impl Outcome {
         worst
     }
 
-    /// Makes room to note which of these limits are settled, where the outcome itself has too little.
+    /// Makes room for the settlement bits of more than 32 limits.
     #[cold]
     #[inline(never)]
     pub(super) fn track_settlements_of(&mut self, limits: usize) {
@@ -140,7 +141,7 @@ impl Outcome {
         self.extras.get_or_insert_default().settled = (0..words).map(|_| AtomicU32::new(0)).collect();
     }
 
-    /// Returns true to the first caller alone, who settles the limit of that number.
+    /// Returns `true` to the first caller only, which then settles this limit.
     fn claim_settlement(&self, number: usize) -> bool {
         let bits = u32::BITS as usize;
         let word = match (number / bits).checked_sub(1) {
@@ -151,12 +152,12 @@ impl Outcome {
         word.is_some_and(|word| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
     }
 
-    /// Whether the cost of a rule was an estimate.
+    /// Returns `true` if the cost of a rule was an estimate.
     pub(super) fn is_estimate(&self, selected_by: SelectedBy, rule: u32) -> bool {
         selected_by == SelectedBy::Name || self.state.rules.estimates(rule)
     }
 
-    /// Brings each rule that was counted to what it should have been; `None` leaves it as it is.
+    /// Settles each rule at its actual cost. `None` leaves a rule unchanged.
     pub(super) async fn settle_each(&self, actual: impl Fn(SelectedBy, u32) -> Option<u64>) -> Settlement {
         let Some(decision) = self.decision.as_ref().filter(|decision| decision.is_allowed()) else {
             return Settlement::Settled;

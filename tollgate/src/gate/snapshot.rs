@@ -1,4 +1,4 @@
-//! Snapshots of a gate whose keys are in memory.
+//! Snapshots of a gate with counts in memory.
 
 use std::io::{self, Read, Write};
 
@@ -12,12 +12,12 @@ use crate::rules::RuleSet;
 use crate::rules::file::Parsed;
 
 impl Gate {
-    /// Builds a gate that goes on where another one was when it wrote a [snapshot](Self::snapshot): see
-    /// [`LimiterBuilder::restore`]. The limits of the rules take the permit of any that `settings` has.
+    /// Builds a gate from a [snapshot](Self::snapshot) of another one; see [`LimiterBuilder::restore`]. The limits of
+    /// `rules` replace those of `settings`.
     ///
     /// # Errors
     ///
-    /// When the memory is too little for the limits, or when the snapshot cannot be read or used.
+    /// If the memory bound is too small for the limits, or the snapshot cannot be read or used.
     pub fn restore(
         rules: RuleSet,
         settings: LimiterBuilder,
@@ -27,12 +27,12 @@ impl Gate {
         Ok((Self::with_store(rules, Store::of(limiter)), restored))
     }
 
-    /// Builds a gate with the rules of a rule file that goes on where another one was when it wrote a snapshot.
+    /// Opens a gate from a rule file and a snapshot of another gate.
     ///
     /// # Errors
     ///
-    /// As an [`OpenError`], when files that the rule file names cannot be read, when it wants a store on Redis, or when the
-    /// memory is too little for the limits. As a [`RestoreError`], when the snapshot cannot be read or used.
+    /// An [`OpenError`] if a file that the rule file refers to cannot be read, if its store is Redis, or if the memory
+    /// bound is too small for the limits. A [`RestoreError`] if the snapshot cannot be read or used.
     #[cfg(feature = "file")]
     pub fn open_restored(
         file: &Parsed,
@@ -40,7 +40,9 @@ impl Gate {
     ) -> Result<Result<(Self, Restored), RestoreError>, OpenError> {
         file.check_default_store()?;
         if !file.store.is_memory() {
-            return Err(OpenError::store("snapshots are of the store in memory, and this one is on Redis: use memory"));
+            return Err(OpenError::store(
+                "snapshots need the memory store, but the store is Redis: use `store: memory`",
+            ));
         }
         match Self::restore(file.compile()?, limiter(file), snapshot) {
             Err(RestoreError::Limits(error)) => Err(error.into()),
@@ -48,13 +50,12 @@ impl Gate {
         }
     }
 
-    /// Writes what all keys have spent, and returns the number of keys: see
-    /// [`Limiter::snapshot`](crate::Limiter::snapshot). `None` if the keys are on Redis, which keeps them; then nothing is
-    /// written.
+    /// Writes the state of all keys and returns their number; see [`Limiter::snapshot`](crate::Limiter::snapshot).
+    /// Returns `None` and writes nothing if the keys are on Redis, which persists them itself.
     ///
     /// # Errors
     ///
-    /// When `out` fails.
+    /// If writing to `out` fails.
     pub fn snapshot(&self, out: impl Write) -> io::Result<Option<u64>> {
         let state = self.0.state.load_full();
         state.store.in_memory().map(|limiter| limiter.snapshot(out)).transpose()

@@ -1,4 +1,4 @@
-//! Where a gate keeps its keys: in this process's memory, or on Redis.
+//! The store of a gate: this process's memory, or Redis.
 
 use std::pin::Pin;
 
@@ -23,15 +23,15 @@ pub(super) enum Store {
     Redis(RedisLimiter),
 }
 
-/// What is hits of a store, ready to be hits.
+/// Hits prepared for a store.
 pub(super) enum Hits {
     Memory(FewHits),
-    // What travels to another machine has time to be allocated, and must not make the other way longer.
+    // Boxed to keep the enum small for the memory store. On Redis, an allocation is negligible beside the round trip.
     Redis(Box<AllWanted>),
 }
 
 impl Hits {
-    /// One of its limits alone, at another cost.
+    /// Returns the hit of one limit alone, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         match self {
             Self::Memory(hits) => Self::Memory(crate::limiter::hits_of_limit(hits, limit, cost)),
@@ -47,7 +47,7 @@ impl Hits {
         }
     }
 
-    /// Its limits, each with the cost that is hits of it.
+    /// Returns the limits of the hits, with their costs.
     pub(super) fn costs(&self) -> impl Iterator<Item = (LimitId, u64)> {
         let (here, elsewhere) = match self {
             Self::Memory(hits) => (&hits[..], &[][..]),
@@ -56,7 +56,7 @@ impl Hits {
         here.iter().map(|one| (one.limit, one.cost)).chain(elsewhere.iter().map(crate::redis::cost))
     }
 
-    /// That too, of a store in memory.
+    /// Adds a hit on the memory store.
     #[cfg(feature = "tower")]
     pub(super) fn push(&mut self, one: HashedHit) {
         if let Self::Memory(hits) = self {
@@ -64,7 +64,7 @@ impl Hits {
         }
     }
 
-    /// Puts its limits in order.
+    /// Sorts the hits by their limits.
     pub(super) fn sort_by_key<K: Ord>(&mut self, key: impl Fn(LimitId) -> K) {
         match self {
             Self::Memory(hits) => hits.sort_by_key(|one| key(one.limit)),
@@ -72,7 +72,7 @@ impl Hits {
         }
     }
 
-    /// Replaces the hits by the same hits with their receipts.
+    /// Replaces the hits with the same hits and their receipts.
     fn set_charged(&mut self, charged: AllWanted) {
         if let Self::Redis(hits) = self {
             **hits = charged;
@@ -89,22 +89,22 @@ impl Hits {
 }
 
 impl Gate {
-    /// A gate whose keys are on Redis. The limits of the rules take the permit of any that the builder has.
+    /// Creates a gate with counts on Redis. The limits of `rules` replace those of the builder.
     ///
     /// # Errors
     ///
-    /// When the URL or a setting can never work. Redis need not be there yet.
+    /// If the URL or a setting is invalid. Redis need not be reachable yet.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// If there is no tokio runtime.
     pub async fn on_redis(rules: RuleSet, settings: RedisLimiterBuilder) -> Result<Self, ConnectError> {
         let limiter = settings.limits(rules.limit_set()).connect().await?;
         Ok(Self::with_store(rules, Store::Redis(limiter)))
     }
 
-    /// The limiter in this process's memory, for its [`overflow`](Limiter::overflow) and to count its keys; `None` on
-    /// Redis.
+    /// Returns the in-memory limiter, for example to count its keys or to read its [`overflow`](Limiter::overflow).
+    /// Returns `None` on Redis.
     #[must_use]
     pub fn memory(&self) -> Option<Limiter> {
         match &self.0.state.load().store {
@@ -113,7 +113,8 @@ impl Gate {
         }
     }
 
-    /// The limiter on Redis, for its [`stats`](RedisLimiter::stats) and to return leases; `None` in memory.
+    /// Returns the Redis limiter, for example to return leases or to read its [`stats`](RedisLimiter::stats). Returns
+    /// `None` in memory.
     #[must_use]
     pub fn redis(&self) -> Option<RedisLimiter> {
         match &self.0.state.load().store {
@@ -128,7 +129,7 @@ impl Store {
         rules.limiter(settings).map(Self::Memory)
     }
 
-    /// The store of a limiter with the limits of the rules.
+    /// Creates a store from a limiter that has the limits of the rules.
     pub(super) fn of(limiter: Limiter) -> Self {
         Self::Memory(limiter)
     }
@@ -140,7 +141,7 @@ impl Store {
         }
     }
 
-    /// The limiter, if it is in this process.
+    /// Returns the limiter, if the store is in memory.
     #[inline(always)]
     pub(super) fn in_memory(&self) -> Option<&Limiter> {
         match self {
@@ -149,7 +150,7 @@ impl Store {
         }
     }
 
-    /// Returns the wall clock's time, as the limiter knows it.
+    /// Returns the wall-clock time according to the limiter.
     pub(super) fn now(&self) -> Timestamp {
         match self {
             Self::Memory(limiter) => limiter.wall_now(),
@@ -164,7 +165,7 @@ impl Store {
         }
     }
 
-    /// Asks for that too. No two hits may be of one key of one limit.
+    /// Adds a hit. Two hits must not have the same limit and key.
     #[inline]
     pub(super) fn add_hit(&self, hits: &mut Hits, hit: Hit<'_>) {
         match (self, hits) {
@@ -174,8 +175,8 @@ impl Store {
         }
     }
 
-    /// The denial, if this process knows that one of these hits is denied; otherwise nothing has changed. No other
-    /// machine is hits.
+    /// Returns a denial if this process already knows that one of the hits is denied. Otherwise it changes nothing.
+    /// Makes no round trip.
     pub(super) fn refuse(&self, hits: &Hits) -> Option<Decision> {
         match (self, hits) {
             (Self::Memory(limiter), Hits::Memory(hits)) => limiter.find_denial(hits),
@@ -184,7 +185,7 @@ impl Store {
         }
     }
 
-    /// What would be answered now, taking nothing; `None` if the store cannot tell.
+    /// Returns the current decision without taking anything, or `None` if the store cannot be reached.
     pub(super) async fn peek(&self, hits: &Hits) -> Option<Decision> {
         match (self, hits) {
             (Self::Memory(limiter), Hits::Memory(hits)) => Some(limiter.peek_hashed(hits)),
@@ -193,7 +194,7 @@ impl Store {
         }
     }
 
-    /// Brings what a decision has taken for the hit of that position to its actual cost.
+    /// Settles the hit at index `hit` at its actual cost.
     pub(super) async fn settle(&self, hits: &Hits, hit: usize, decision: &Decision, actual: u64) -> Settlement {
         match (self, hits) {
             (Self::Memory(limiter), Hits::Memory(hits)) => {
@@ -208,21 +209,21 @@ impl Store {
     }
 }
 
-/// What has to be hits elsewhere.
+/// A check that Redis has to decide.
 pub(crate) struct RemoteCheck {
     pending: Option<Box<PendingChecks>>,
     limiter: RedisLimiter,
-    /// The decision of the rules that are enforced, if it is known.
+    /// The denial by the enforced rules, if it is known already.
     denied: Option<Decision>,
 }
 
-/// Asks all that a request asks, unless that has to be hits elsewhere.
+/// Checks a request, unless a remote store has to decide.
 #[inline(always)]
 pub(super) fn check(outcome: &mut Outcome, pending: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
     check_unless_known(outcome, pending, None)
 }
 
-/// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are hits, and the key is struck.
+/// Continues after a denial by [`Store::refuse`]: checks the shadow rules and adds the strike.
 pub(super) fn check_after_denial(
     outcome: &mut Outcome,
     pending: Option<Box<PendingChecks>>,
@@ -231,7 +232,7 @@ pub(super) fn check_after_denial(
     check_unless_known(outcome, pending, Some(denied))
 }
 
-/// Asks all that is not known already: `denied` is the decision of the rules that are enforced.
+/// Checks what is still open. `denied` is the decision of the enforced rules, if it is known.
 #[inline(always)]
 fn check_unless_known(
     outcome: &mut Outcome,
@@ -274,11 +275,12 @@ async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
             Hits::Redis(hits) => (**hits).clone(),
             Hits::Memory(_) => AllWanted::new(),
         };
-        // A cost that may change later is charged at the store, which knows best what is left for the rest.
+        // A cost that may change later is charged to the store rather than to a lease: only the store knows what is
+        // left.
         crate::redis::take_from_store(&mut hits, |limit| state.rules.may_change(state.rules.owner(limit)));
         limiter.clone().decide_wanted(hits)
     };
-    // All at once, so that they travel together.
+    // Send all checks at once, so that they share a round trip.
     let shadow_hits = pending.iter().flat_map(|pending| &pending.shadow_hits).map(|(rule, hits)| {
         let decided = decide(hits);
         async move { (*rule, decided.await) }
@@ -297,7 +299,7 @@ async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
         outcome.hits.set_charged(charged);
     }
     if let Some(strike) = strike(&outcome, &decision) {
-        // Whoever hangs up before the answer is struck all the same.
+        // Spawned, so that a client that disconnects before the response gets its strike too.
         if let Ok((strike, _)) = tokio::spawn(decide(&strike)).await {
             decision = struck(decision, strike);
         }

@@ -1,4 +1,4 @@
-//! Where a gate keeps its keys: in this process's memory.
+//! The store of a gate: this process's memory.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -18,11 +18,11 @@ use crate::units::Timestamp;
 #[derive(Clone)]
 pub(super) struct Store(Limiter);
 
-/// What is hits of a store, ready to be hits.
+/// Hits prepared for the store.
 pub(super) struct Hits(FewHits);
 
 impl Hits {
-    /// One of its limits alone, at another cost.
+    /// Returns the hit of one limit alone, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         Self(crate::limiter::hits_of_limit(&self.0, limit, cost))
     }
@@ -32,18 +32,18 @@ impl Hits {
         self.0.len()
     }
 
-    /// Its limits, each with the cost that is hits of it.
+    /// Returns the limits of the hits, with their costs.
     pub(super) fn costs(&self) -> impl Iterator<Item = (LimitId, u64)> {
         self.0.iter().map(|one| (one.limit, one.cost))
     }
 
-    /// That too.
+    /// Adds a hit.
     #[cfg(feature = "tower")]
     pub(super) fn push(&mut self, one: HashedHit) {
         self.0.push(one);
     }
 
-    /// Puts its limits in order.
+    /// Sorts the hits by their limits.
     pub(super) fn sort_by_key<K: Ord>(&mut self, key: impl Fn(LimitId) -> K) {
         self.0.sort_by_key(|one| key(one.limit));
     }
@@ -54,7 +54,7 @@ impl Hits {
 }
 
 impl Gate {
-    /// The limiter in this process's memory, for its [`overflow`](Limiter::overflow) and to count its keys.
+    /// Returns the in-memory limiter, for example to count its keys or to read its [`overflow`](Limiter::overflow).
     #[must_use]
     pub fn memory(&self) -> Option<Limiter> {
         Some(self.0.state.load().store.0.clone())
@@ -66,7 +66,7 @@ impl Store {
         rules.limiter(settings).map(Self)
     }
 
-    /// The store of a limiter with the limits of the rules.
+    /// Creates a store from a limiter that has the limits of the rules.
     pub(super) fn of(limiter: Limiter) -> Self {
         Self(limiter)
     }
@@ -75,13 +75,13 @@ impl Store {
         rules.limiter_after(&self.0).map(Self)
     }
 
-    /// The limiter, if it is in this process, which it is.
+    /// Returns the limiter. It is always in memory without the feature `redis`.
     #[inline(always)]
     pub(super) fn in_memory(&self) -> Option<&Limiter> {
         Some(&self.0)
     }
 
-    /// Returns the wall clock's time, as the limiter knows it.
+    /// Returns the wall-clock time according to the limiter.
     pub(super) fn now(&self) -> Timestamp {
         self.0.wall_now()
     }
@@ -90,38 +90,38 @@ impl Store {
         Hits(FewHits::new())
     }
 
-    /// Asks for that too. No two hits may be of one key of one limit.
+    /// Adds a hit. Two hits must not have the same limit and key.
     #[inline]
     pub(super) fn add_hit(&self, hits: &mut Hits, hit: Hit<'_>) {
         hits.0.push(self.0.hash_hit(&hit));
     }
 
-    /// The denial, if one of these hits is denied; otherwise nothing has changed.
+    /// Returns a denial if one of the hits is denied. Otherwise it changes nothing.
     pub(super) fn refuse(&self, hits: &Hits) -> Option<Decision> {
         self.0.find_denial(&hits.0)
     }
 
-    /// What would be answered now, taking nothing; `None` if the store cannot tell.
+    /// Returns the current decision without taking anything.
     pub(super) async fn peek(&self, hits: &Hits) -> Option<Decision> {
         Some(self.0.peek_hashed(&hits.0))
     }
 
-    /// Brings what a decision has taken for the hit of that position to its actual cost.
+    /// Settles the hit at index `hit` at its actual cost.
     pub(super) async fn settle(&self, hits: &Hits, hit: usize, decision: &Decision, actual: u64) -> Settlement {
         self.0.settle_hashed(hits.0.get(hit..=hit).unwrap_or_default(), decision, actual)
     }
 }
 
-/// What has to be hits elsewhere: nothing.
+/// A check that a remote store has to decide. There is none without the feature `redis`.
 pub(crate) type RemoteCheck = Infallible;
 
-/// Asks all that a request asks.
+/// Checks a request.
 #[inline(always)]
 pub(super) fn check(outcome: &mut Outcome, pending: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
     check_unless_known(outcome, pending, None)
 }
 
-/// Goes on with a denial that [`Store::refuse`] gave: the rules that only watch are hits, and the key is struck.
+/// Continues after a denial by [`Store::refuse`]: checks the shadow rules and adds the strike.
 pub(super) fn check_after_denial(
     outcome: &mut Outcome,
     pending: Option<Box<PendingChecks>>,

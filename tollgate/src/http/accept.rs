@@ -1,16 +1,15 @@
-//! Content negotiation: which of a few media types the `Accept` of a request likes best (RFC 9110, section 12.5.1).
+//! Content negotiation: chooses one of a few media types by the request's `Accept` header (RFC 9110, section 12.5.1).
 //!
-//! Parameters of a media range other than `q` are not looked at: a client that asks for
-//! `application/json; charset=utf-8` means JSON.
+//! Parameters of a media range other than `q` are ignored: `application/json; charset=utf-8` means JSON.
 
 use ::http::header::ACCEPT;
 
 use super::headers::Headers;
 
-/// The media ranges that are looked at. Browsers send some eight; past this, a client is not asking.
+/// The number of media ranges that are read. Browsers send about eight.
 const MAX_RANGES: usize = 32;
 
-/// A range of media types and how much it is liked, in thousandths.
+/// A media range and its quality, in thousandths.
 #[derive(Clone, Copy)]
 struct Range<'a> {
     kind: &'a str,
@@ -18,7 +17,7 @@ struct Range<'a> {
     quality: u16,
 }
 
-/// The index of the offer that is liked best, the first of those that are liked equally; 0 if none is.
+/// Returns the index of the offer with the highest quality, the first one of equals, and 0 if no offer is acceptable.
 pub(super) fn choose<const N: usize>(request: Headers<'_>, offers: [&str; N]) -> usize {
     let mut best = (0, 0);
     if request.get_named(&ACCEPT).is_some() {
@@ -32,7 +31,7 @@ pub(super) fn choose<const N: usize>(request: Headers<'_>, offers: [&str; N]) ->
     best.0
 }
 
-/// How much a media type is liked: as its most specific range says, and not at all if no range has it.
+/// Returns the quality of a media type, as given by the most specific range that contains it, or 0 if no range does.
 fn quality(request: Headers<'_>, offer: &str) -> u16 {
     let Some((kind, subtype)) = offer.split_once('/') else { return 0 };
     let lines = request.get_all(&ACCEPT).filter_map(|line| std::str::from_utf8(line).ok());
@@ -49,7 +48,7 @@ fn quality(request: Headers<'_>, offer: &str) -> u16 {
     fitting.max().map_or(0, |(_, quality)| quality)
 }
 
-/// `text/html;level=1;q=0.5`. What is not a range, or has a quality that is none, says nothing.
+/// Parses a media range such as `text/html;level=1;q=0.5`. An invalid range or quality is ignored.
 fn range(text: &str) -> Option<Range<'_>> {
     let mut parts = text.split(';').map(str::trim);
     let (kind, subtype) = parts.next()?.split_once('/')?;
@@ -64,7 +63,7 @@ fn range(text: &str) -> Option<Range<'_>> {
     Some(Range { kind, subtype, quality })
 }
 
-/// `0.5` as 500: one digit, and at most three behind the point.
+/// Parses `0.5` as 500: one digit, and at most three after the point.
 fn thousandths(text: &str) -> Option<u16> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     if fraction.len() > 3 || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -85,8 +84,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_specific_range_says_how_much_a_type_is_liked() {
-        // (Accept, which of the offers below)
+    fn the_most_specific_range_sets_the_quality() {
+        // (Accept, index of the offer below)
         let table: &[(&[&str], usize)] = &[
             (&[], 0),
             (&[""], 0),
@@ -104,11 +103,11 @@ mod tests {
             (&["text/html, application/xhtml+xml, application/xml;q=0.9, */*;q=0.8"], 0),
             (&["application/json; charset=utf-8"], 1),
             (&["application/json ; Q=0.4 , application/problem+json ; q=0.41"], 2),
-            // Nothing fits, so the body that is set does.
+            // Nothing is acceptable, so the configured body is sent.
             (&["image/png"], 0),
             (&["*/*;q=0"], 0),
             (&["application/json;q=0"], 0),
-            // What makes no sense says nothing.
+            // Invalid ranges are ignored.
             (&["json"], 0),
             (&["application/json;q=2, application/problem+json;q=0.1"], 2),
             (&["application/json;q=0.1234, application/problem+json;q=0.1"], 2),
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_accept_that_is_not_text_says_nothing() {
+    fn an_accept_header_that_is_not_text_is_ignored() {
         let mut request = HeaderMap::new();
         request.append(ACCEPT, HeaderValue::from_bytes(b"application/json, \xff").unwrap());
         assert_eq!(choose((&request).into(), ["text/html", "application/json"]), 0);

@@ -1,22 +1,21 @@
-//! The body of a refusal: the documents' JSON, problem details, or a template, whichever the client likes best.
+//! The body of a refusal: JSON, problem details or a template, depending on `Accept`.
 
 use ::http::HeaderValue;
 use bytes::Bytes;
 use serde::Serialize;
 
 use super::accept;
-use super::answer::Answer;
-use super::error::InvalidAnswer;
+use super::error::InvalidResponse;
 use super::headers::Headers;
 use super::problem::Problem;
 use super::refusal::Refusal;
+use super::refusal_builder::RefusalBuilder;
 use super::template::Template;
 
-/// What a refusal says, unless the request's `Accept` prefers one of the others.
+/// The default body of a refusal. A request's `Accept` header can select another format.
 ///
-/// JSON and problem details can always be had. The body that is set here is sent when there is no `Accept`, when it
-/// likes several equally well, and when it likes none: a client that is refused is better told why in a language it
-/// did not ask for than not at all.
+/// JSON and problem details are always available. The default is sent if there is no `Accept` header, if it accepts
+/// several formats equally, and if it accepts none of them: a reason in an unexpected format is better than no reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Body {
@@ -25,15 +24,15 @@ pub enum Body {
     Json,
     /// `application/problem+json` of RFC 9457, with the problem types of draft-ietf-httpapi-ratelimit-headers.
     Problem,
-    /// A text of the user's own.
+    /// A custom text.
     Template(Template),
 }
 
-/// A plain text of the user's own; see [`Body::template`].
+/// A custom plain text; see [`Body::template`].
 impl TryFrom<&str> for Body {
-    type Error = InvalidAnswer;
+    type Error = InvalidResponse;
 
-    fn try_from(text: &str) -> Result<Self, InvalidAnswer> {
+    fn try_from(text: &str) -> Result<Self, InvalidResponse> {
         Self::template(text, "text/plain; charset=utf-8")
     }
 }
@@ -49,17 +48,17 @@ struct Json<'a> {
 }
 
 impl Body {
-    /// A text of the user's own; see [`Template::new`].
+    /// Creates a body with a custom text; see [`Template::new`].
     ///
     /// # Errors
     ///
-    /// When the text or its type cannot be sent.
-    pub fn template(text: &str, content_type: &str) -> Result<Self, InvalidAnswer> {
+    /// If the text or its type cannot be sent.
+    pub fn template(text: &str, content_type: &str) -> Result<Self, InvalidResponse> {
         Ok(Self::Template(Template::new(text, content_type)?))
     }
 
-    /// The body for that request and its type.
-    pub(super) fn render(&self, answer: &Answer<'_>, request: Headers<'_>) -> (HeaderValue, Bytes) {
+    /// Returns the body for a request and its content type.
+    pub(super) fn render(&self, answer: &RefusalBuilder<'_>, request: Headers<'_>) -> (HeaderValue, Bytes) {
         match self {
             Self::Json => match accept::choose(request, [Self::JSON, Self::PROBLEM]) {
                 0 => json(answer),
@@ -79,12 +78,12 @@ impl Body {
         }
     }
 
-    /// The JSON for a request that is limited for so many seconds, if that is what it gets.
+    /// Returns the parts of the JSON body of a denial with this wait, if the request gets that body.
     pub(super) fn limited<'s>(&self, seconds: &'s str, request: Headers<'_>) -> Option<[&'s str; 5]> {
         self.is_limited_json(request).then(|| limited_parts(seconds))
     }
 
-    /// Whether that is what a request gets.
+    /// Returns `true` if a denied request with these headers gets the JSON body.
     pub(super) fn is_limited_json(&self, request: Headers<'_>) -> bool {
         matches!(self, Self::Json) && accept::choose(request, [Self::JSON, Self::PROBLEM]) == 0
     }
@@ -93,12 +92,12 @@ impl Body {
     const PROBLEM: &'static str = "application/problem+json";
 }
 
-fn json(answer: &Answer<'_>) -> (HeaderValue, Bytes) {
+fn json(answer: &RefusalBuilder<'_>) -> (HeaderValue, Bytes) {
     (HeaderValue::from_static(Body::JSON), limited(answer).unwrap_or_else(|| any(answer)))
 }
 
-/// What nearly every refusal is, put together from its parts.
-fn limited(answer: &Answer<'_>) -> Option<Bytes> {
+/// Returns the JSON body of a denial without serializing it.
+fn limited(answer: &RefusalBuilder<'_>) -> Option<Bytes> {
     let (Refusal::Limited, Some(seconds)) = (answer.refusal, answer.wait_secs()) else { return None };
     let mut digits = itoa::Buffer::new();
     Some(Bytes::from(limited_parts(digits.format(seconds)).concat()))
@@ -114,7 +113,7 @@ fn limited_parts(seconds: &str) -> [&str; 5] {
     ]
 }
 
-fn any(answer: &Answer<'_>) -> Bytes {
+fn any(answer: &RefusalBuilder<'_>) -> Bytes {
     let message = answer.message();
     let reason = match answer.refusal {
         Refusal::Unreadable(request) => Some(request.reason),
@@ -123,12 +122,12 @@ fn any(answer: &Answer<'_>) -> Bytes {
     written(&Json { error: answer.refusal.code(), reason, message: &message, retry_after: answer.wait_secs() })
 }
 
-fn problem(answer: &Answer<'_>) -> (HeaderValue, Bytes) {
+fn problem(answer: &RefusalBuilder<'_>) -> (HeaderValue, Bytes) {
     let message = answer.message();
     (HeaderValue::from_static(Body::PROBLEM), written(&Problem::new(answer, &message)))
 }
 
-/// Texts and numbers always make JSON; an empty body is what an answer would be left with if they ever did not.
+/// Serializes a body. Strings and numbers always serialize; if they ever did not, the body would be empty.
 fn written(json: &impl Serialize) -> Bytes {
     serde_json::to_vec(json).unwrap_or_default().into()
 }
@@ -139,11 +138,11 @@ mod tests {
     use crate::{FixedWindow, Limit, Limiter, MINUTE};
 
     #[test]
-    fn what_is_put_together_is_what_would_be_serialized() {
+    fn the_fast_path_writes_what_serde_would() {
         let limiter = Limiter::new(Limit::new("l", FixedWindow::new(1, MINUTE)).unwrap());
         let decisions: Vec<_> = (0..2).map(|_| limiter.check("k")).collect();
-        let answer = Answer::new(&Refusal::Limited).decision(&decisions[1]);
+        let answer = RefusalBuilder::new(&Refusal::Limited).decision(&decisions[1]);
         assert_eq!(limited(&answer).unwrap(), any(&answer));
-        assert!(limited(&Answer::new(&Refusal::Limited)).is_none());
+        assert!(limited(&RefusalBuilder::new(&Refusal::Limited)).is_none());
     }
 }

@@ -1,58 +1,58 @@
-//! What the settings of an answer can be refused for.
+//! The error for response settings that cannot be used.
 
 use std::fmt;
 
-/// Headers or a body that cannot be sent as they are set: the field that is wrong, what is wrong with it, and
-/// the fix.
+/// Headers or a body that cannot be sent: the invalid field, the problem, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidAnswer {
+pub struct InvalidResponse {
     field: &'static str,
     problem: String,
     fix: String,
 }
 
-/// The most of a wrong text that an error repeats: enough to find it, and no more than fits a line.
+/// Length of an invalid text in an error: enough to find it, and short enough for one line.
 const MAX_SHOWN: usize = 40;
 
-impl InvalidAnswer {
+impl InvalidResponse {
     pub(super) fn new(field: &'static str, problem: String, fix: impl Into<String>) -> Self {
         Self { field, problem, fix: fix.into() }
     }
 
-    /// The field that has to change, by the name it has in a rule file: `headers`, `template`, `content_type`.
+    /// Returns the invalid field, by its name in the rule file: `headers`, `template` or `content_type`.
     #[must_use]
     pub fn field(&self) -> &str {
         self.field
     }
 
-    /// What is wrong with it.
+    /// Returns the problem.
     #[must_use]
     pub fn problem(&self) -> &str {
         &self.problem
     }
 
-    /// What to write instead.
+    /// Returns the fix.
     #[must_use]
     pub fn fix(&self) -> &str {
         &self.fix
     }
 }
 
-impl fmt::Display for InvalidAnswer {
+impl fmt::Display for InvalidResponse {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}; {}", self.problem, self.fix)
     }
 }
 
-impl std::error::Error for InvalidAnswer {}
+impl std::error::Error for InvalidResponse {}
 
-impl From<InvalidAnswer> for crate::InvalidLimit {
-    fn from(InvalidAnswer { field, problem, fix }: InvalidAnswer) -> Self {
+impl From<InvalidResponse> for crate::InvalidLimit {
+    fn from(InvalidResponse { field, problem, fix }: InvalidResponse) -> Self {
         Self::new(field, problem, fix)
     }
 }
 
-/// A wrong text as an error shows it: cut short, and without characters that would disturb a terminal.
+/// Returns an invalid text for an error message: truncated, and without control characters, which could disturb a
+/// terminal.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(MAX_SHOWN).map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }

@@ -1,11 +1,11 @@
-//! Which headers tell a client what is left: four families that clients in the world look for.
+//! Families of rate limit headers, as clients expect them.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::{InvalidAnswer, shown};
+use super::error::{InvalidResponse, shown};
 
-/// One way to tell a client what is left.
+/// A family of rate limit headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HeaderFamily {
@@ -14,19 +14,17 @@ pub enum HeaderFamily {
     /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` in seconds from now, and
     /// `RateLimit-Policy: 100;w=60`, of draft-ietf-httpapi-ratelimit-headers-06.
     Draft6,
-    /// `RateLimit: limit=100, remaining=50, reset=30` and `RateLimit-Policy: 100;w=60`, of the draft's
-    /// version 07.
+    /// `RateLimit: limit=100, remaining=50, reset=30` and `RateLimit-Policy: 100;w=60`, of version 07 of the draft.
     Draft7,
-    /// `RateLimit: "per-user";r=50;t=30` and `RateLimit-Policy: "per-user";q=100;w=60`, of the draft's
-    /// version 11.
+    /// `RateLimit: "per-user";r=50;t=30` and `RateLimit-Policy: "per-user";q=100;w=60`, of version 11 of the draft.
     Ietf,
 }
 
 impl HeaderFamily {
-    /// All of them, oldest first.
+    /// All families, oldest first.
     pub const ALL: [Self; 4] = [Self::Legacy, Self::Draft6, Self::Draft7, Self::Ietf];
 
-    /// The name it has in a rule file.
+    /// Returns the family's name in the rule file.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -49,45 +47,45 @@ impl fmt::Display for HeaderFamily {
 }
 
 impl FromStr for HeaderFamily {
-    type Err = InvalidAnswer;
+    type Err = InvalidResponse;
 
-    fn from_str(name: &str) -> Result<Self, InvalidAnswer> {
+    fn from_str(name: &str) -> Result<Self, InvalidResponse> {
         Self::ALL.into_iter().find(|family| family.name() == name).ok_or_else(|| {
-            let problem = format!("`{}` is not a family of headers", shown(name));
-            InvalidAnswer::new("headers", problem, "use legacy, draft6, draft7 or ietf")
+            let problem = format!("`{}` is not a header family", shown(name));
+            InvalidResponse::new("headers", problem, "use legacy, draft6, draft7 or ietf")
         })
     }
 }
 
-/// The families that answers carry; by default `legacy` and `ietf`.
+/// The set of header families that responses carry. The default is `legacy` and `ietf`.
 ///
-/// The drafts gave the same names to fields of different form: `RateLimit-Policy` is in three families and
-/// `RateLimit` in two. A field can have one form only, so it is written in that of the newest family chosen.
+/// The drafts use the same field names with different syntax: `RateLimit-Policy` is in three families and `RateLimit`
+/// in two. Such a field is written in the syntax of the newest family in the set.
 ///
 /// ```
 /// use tollgate::http::{Families, HeaderFamily};
 ///
 /// let families = Families::from_names(["legacy", "draft6"])?;
 /// assert!(families.has(HeaderFamily::Draft6) && !families.has(HeaderFamily::Ietf));
-/// # Ok::<(), tollgate::http::InvalidAnswer>(())
+/// # Ok::<(), tollgate::http::InvalidResponse>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Families(u8);
 
 impl Families {
-    /// None: only refusals say something, in `Retry-After`.
+    /// No family: only refusals have a header, `Retry-After`.
     pub const NONE: Self = Self(0);
 
-    /// The families of these names.
+    /// Returns the set of the families with these names.
     ///
     /// # Errors
     ///
-    /// When one is not the name of a family; the error lists them.
-    pub fn from_names<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Self, InvalidAnswer> {
+    /// If a name is unknown. The error lists the known names.
+    pub fn from_names<'n>(names: impl IntoIterator<Item = &'n str>) -> Result<Self, InvalidResponse> {
         names.into_iter().map(str::parse::<HeaderFamily>).collect()
     }
 
-    /// Whether answers carry that family.
+    /// Returns `true` if the set contains `family`.
     #[must_use]
     pub const fn has(self, family: HeaderFamily) -> bool {
         self.0 & family.bit() != 0
@@ -126,11 +124,11 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_family_is_told_the_known_ones() {
+    fn an_unknown_family_lists_the_known_ones() {
         let error = Families::from_names(["legacy", "draft\u{1b}8"]).unwrap_err();
         assert_eq!(
             (error.field(), error.to_string().as_str()),
-            ("headers", "`draft 8` is not a family of headers; use legacy, draft6, draft7 or ietf")
+            ("headers", "`draft 8` is not a header family; use legacy, draft6, draft7 or ietf")
         );
     }
 }

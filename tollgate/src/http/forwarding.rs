@@ -1,13 +1,13 @@
 //! Names of headers in which proxies describe the client and the original request.
 //!
-//! An upstream takes them for the word of the proxy in front of it. From anybody else they are forged, so a proxy drops
-//! them.
+//! An upstream trusts these headers because it trusts the proxy in front of it. The gateway drops them unless a trusted
+//! proxy sent them, because a client can forge them.
 
-/// Returns whether proxies use a header of this name to describe the client or the original request, such as
-/// `X-Forwarded-For`, `X-Real-IP`, `CF-Connecting-IP` or `X-Original-URL`. Case does not count.
+/// Returns `true` for headers in which proxies describe the client or the original request, such as `X-Forwarded-For`,
+/// `X-Real-IP`, `CF-Connecting-IP` or `X-Original-URL`. The name is case-insensitive.
 ///
-/// Every character other than a letter or a digit counts as a hyphen: CGI, WSGI and PHP make the same variable of
-/// `X-Real-IP` and `X_Real_IP`.
+/// Every character other than a letter or a digit is treated as a hyphen, because CGI, WSGI and PHP map `X-Real-IP` and
+/// `X_Real_IP` to the same variable.
 ///
 /// ```
 /// use tollgate::internal::is_forwarding_header;
@@ -18,7 +18,7 @@
 /// ```
 #[must_use]
 pub fn is_forwarding_header(name: &str) -> bool {
-    let is = |wanted: &str| reads_as(name, wanted);
+    let is = |expected: &str| reads_as(name, expected);
     // By length, so that most names are compared with few others or none.
     match name.len() {
         // `Proxy` becomes `HTTP_PROXY` in CGI programs, and their own requests then go through it (httpoxy).
@@ -51,20 +51,20 @@ pub fn is_forwarding_header(name: &str) -> bool {
     }
 }
 
-/// Whether it is one of the `X-Forwarded-` family, or of the client certificate that a TLS proxy passes on.
+/// Returns `true` for `X-Forwarded-*` and for the headers in which a TLS proxy passes on a client certificate.
 fn begins(name: &str) -> bool {
     ["x-forwarded-", "x-ssl-client-", "x-original-forwarded-"]
         .iter()
         .any(|family| name.get(..family.len()).is_some_and(|beginning| reads_as(beginning, family)))
 }
 
-/// Compares a name with one in lower case.
-fn reads_as(name: &str, wanted: &str) -> bool {
-    let is_same = |(byte, wanted): (&u8, &u8)| match byte {
-        byte if byte.is_ascii_alphanumeric() => byte.to_ascii_lowercase() == *wanted,
-        _ => *wanted == b'-',
+/// Compares a name with a name in lower case.
+fn reads_as(name: &str, expected: &str) -> bool {
+    let is_same = |(byte, expected): (&u8, &u8)| match byte {
+        byte if byte.is_ascii_alphanumeric() => byte.to_ascii_lowercase() == *expected,
+        _ => *expected == b'-',
     };
-    name.len() == wanted.len() && name.as_bytes().iter().zip(wanted.as_bytes()).all(is_same)
+    name.len() == expected.len() && name.as_bytes().iter().zip(expected.as_bytes()).all(is_same)
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_proxies_write_are_recognised_however_they_are_written() {
+    fn forwarding_headers_are_recognised_in_any_spelling() {
         for name in [
             "X-Forwarded-For",
             "X-Forwarded-Prefix",
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_left_alone() {
+    fn other_headers_are_not_forwarding_headers() {
         for name in [
             "",
             "x",

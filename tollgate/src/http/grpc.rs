@@ -1,7 +1,7 @@
-//! The answer to a gRPC client: a response that ends with its headers, with a status and when to try again.
+//! The response to a refused gRPC request: headers only, with a status and the time to wait.
 //!
-//! The messages are those of `google/rpc/status.proto`, `google/rpc/error_details.proto` and the well-known types,
-//! as far as they are needed here: five fields do not ask for generated code.
+//! The messages are those of `google/rpc/status.proto`, `google/rpc/error_details.proto` and the well-known types. They
+//! have only five fields that we need, so they are written by hand instead of generated.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use prost::Message;
 
-use super::answer::Answer;
 use super::policy::percent_encoded;
+use super::refusal_builder::RefusalBuilder;
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -23,7 +23,8 @@ const MAX_DELAY_SECS: i64 = 315_576_000_000 - 1;
 
 const GRPC: &str = "application/grpc";
 
-/// Whether the request of these headers is one of gRPC, which wants [`Answer::grpc`]. gRPC-Web is not meant.
+/// Returns `true` if the request with these headers is a gRPC request, to be answered with [`RefusalBuilder::grpc`].
+/// gRPC-Web does not count.
 #[must_use]
 pub fn is_grpc(request: &HeaderMap) -> bool {
     let content_type = request.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
@@ -35,9 +36,10 @@ pub fn is_grpc(request: &HeaderMap) -> bool {
     }
 }
 
-impl Answer<'_> {
-    /// The answer in gRPC: status 200, as gRPC wants it, with the refusal in `grpc-status` and `grpc-message`, and
-    /// the exact wait as a `google.rpc.RetryInfo` in `grpc-status-details-bin`. The headers of HTTP are there too.
+impl RefusalBuilder<'_> {
+    /// Returns the response to a gRPC request. As gRPC requires, the HTTP status is 200. The refusal is in
+    /// `grpc-status` and `grpc-message`, and the exact wait is a `google.rpc.RetryInfo` in `grpc-status-details-bin`.
+    /// The HTTP rate limit headers are present too.
     #[must_use]
     pub fn grpc(&self) -> Response<()> {
         let mut response = Response::new(());

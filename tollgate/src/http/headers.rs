@@ -1,12 +1,11 @@
-//! The headers of a request, wherever they are.
+//! The headers of a request, in a map or as parsed lines.
 
 use ::http::header::{GetAll, ValueIter};
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The headers of a request: in a map, or as the lines that they came in.
+/// The headers of a request, in a map or as parsed lines.
 ///
-/// Making a map takes longer than deciding a request. A server that has parsed a head and does not need the map
-/// otherwise gives the lines.
+/// Building a map takes longer than deciding a request, so the gateway passes the parsed lines where it needs no map.
 ///
 /// ```
 /// use tollgate::http::Headers;
@@ -19,18 +18,18 @@ use ::http::{HeaderMap, HeaderName, HeaderValue};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Headers<'a> {
-    /// In a map.
+    /// Headers in a map.
     Map(&'a HeaderMap),
-    /// As they came. There may be several of one name.
+    /// Header lines in the order in which they arrived. A name can occur several times.
     Lines(&'a [HeaderLine<'a>]),
 }
 
-/// A line of a head.
+/// A header line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeaderLine<'a> {
-    /// In any case.
+    /// The name, in any case.
     pub name: &'a str,
-    /// Without the space around it.
+    /// The value, without surrounding white space.
     pub value: &'a [u8],
 }
 
@@ -47,7 +46,7 @@ impl<'a> From<&'a [HeaderLine<'a>]> for Headers<'a> {
 }
 
 impl<'a> Headers<'a> {
-    /// The first value of that name, which is in lower case.
+    /// Returns the first value of a header. `name` must be in lower case.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&'a [u8]> {
         match self {
@@ -56,7 +55,7 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// The first value of that name. Where there is a map, it is found by the name's hash, which is ready.
+    /// Returns the first value of a header. In a map, it is found by the precomputed hash of the name.
     #[must_use]
     #[inline]
     pub fn get_named(&self, name: &HeaderName) -> Option<&'a [u8]> {
@@ -66,7 +65,8 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// Returns whether it is known that no name has several values. Lines would have to be searched for that.
+    /// Returns `true` if no name is known to have several values. Lines would have to be searched, so they return
+    /// `false`.
     #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "rules ask for it"))]
     #[inline]
     pub(crate) fn has_no_repeats(&self) -> bool {
@@ -76,15 +76,15 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// All values of that name, in their order.
+    /// Returns all values of a header, in their order.
     pub fn get_all<'n>(&self, name: &'n HeaderName) -> HeaderValues<'a, 'n> {
         HeaderValues(match self {
-            Self::Map(map) => Kind::Map(GetAll::into_iter(map.get_all(name))),
-            Self::Lines(lines) => Kind::Lines(lines.iter(), name.as_str()),
+            Self::Map(map) => ValuesIter::Map(GetAll::into_iter(map.get_all(name))),
+            Self::Lines(lines) => ValuesIter::Lines(lines.iter(), name.as_str()),
         })
     }
 
-    /// All names, as they are written.
+    /// Returns all names, as written.
     pub fn names(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let (map, lines) = match self {
             Self::Map(map) => (Some(map.keys()), None),
@@ -96,20 +96,20 @@ impl<'a> Headers<'a> {
 }
 
 impl HeaderLine<'_> {
-    /// Whether it is of that name, which is in lower case.
+    /// Returns `true` if the line has this name. `name` must be in lower case.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
-        // Many clients write them in lower case, which is compared for less.
+        // Many clients send lower-case names, which are cheaper to compare.
         self.name.len() == name.len() && (self.name == name || self.name.eq_ignore_ascii_case(name))
     }
 }
 
-/// The values of a name.
+/// The values of a header.
 #[derive(Debug)]
-pub struct HeaderValues<'a, 'n>(Kind<'a, 'n>);
+pub struct HeaderValues<'a, 'n>(ValuesIter<'a, 'n>);
 
 #[derive(Debug)]
-enum Kind<'a, 'n> {
+enum ValuesIter<'a, 'n> {
     Map(ValueIter<'a, HeaderValue>),
     Lines(std::slice::Iter<'a, HeaderLine<'a>>, &'n str),
 }
@@ -119,8 +119,8 @@ impl<'a> Iterator for HeaderValues<'a, '_> {
 
     fn next(&mut self) -> Option<&'a [u8]> {
         match &mut self.0 {
-            Kind::Map(values) => values.next().map(HeaderValue::as_bytes),
-            Kind::Lines(lines, name) => lines.find(|line| line.is(name)).map(|line| line.value),
+            ValuesIter::Map(values) => values.next().map(HeaderValue::as_bytes),
+            ValuesIter::Lines(lines, name) => lines.find(|line| line.is(name)).map(|line| line.value),
         }
     }
 }
@@ -128,8 +128,8 @@ impl<'a> Iterator for HeaderValues<'a, '_> {
 impl DoubleEndedIterator for HeaderValues<'_, '_> {
     fn next_back(&mut self) -> Option<Self::Item> {
         match &mut self.0 {
-            Kind::Map(values) => values.next_back().map(HeaderValue::as_bytes),
-            Kind::Lines(lines, name) => lines.rfind(|line| line.is(name)).map(|line| line.value),
+            ValuesIter::Map(values) => values.next_back().map(HeaderValue::as_bytes),
+            ValuesIter::Lines(lines, name) => lines.rfind(|line| line.is(name)).map(|line| line.value),
         }
     }
 }

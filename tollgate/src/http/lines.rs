@@ -1,29 +1,29 @@
-//! The headers of a limit as text, of which only the numbers are missing.
+//! Preformatted header lines of a limit, into which only numbers are inserted.
 
 use super::policy::{MAX_INTEGER, Policy, reset_at_seconds, reset_seconds};
 use crate::decision::Decision;
 
-/// Text in which numbers have their places.
+/// Text into which numbers are inserted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Prepared {
-    /// What stands before each number, one after the other.
+    /// The text between the numbers, concatenated.
     text: String,
-    /// Where the text goes on behind a number, and which number it is.
+    /// The position of each number in the text, and its meaning.
     numbers: Vec<(usize, Number)>,
 }
 
-/// A number that is known when a request is decided.
+/// A number that is known once a request is decided.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Number {
     Remaining,
-    /// In seconds of the epoch.
+    /// Seconds since the Unix epoch.
     ResetAt,
-    /// In seconds from now.
+    /// Seconds from now.
     ResetIn,
-    /// As structured fields can have it.
+    /// Capped at the largest integer of a structured field, like all `Small` numbers.
     SmallRemaining,
     SmallResetIn,
-    /// `t` of `RateLimit`.
+    /// The parameter `t` of `RateLimit`.
     SmallMoreIn,
 }
 
@@ -38,21 +38,21 @@ impl Prepared {
         self
     }
 
-    /// Writes it behind what `out` has. Where in that each number begins is `placed`.
+    /// Appends the text with its numbers to `out`. Calls `on_number` with the position of each number in `out`.
     #[inline]
     pub(super) fn write(
         &self,
         policy: &Policy,
         decision: &Decision,
         out: &mut Vec<u8>,
-        mut placed: impl FnMut(usize, Number),
+        mut on_number: impl FnMut(usize, Number),
     ) {
         const MAX_DIGITS: usize = 20;
         out.reserve(self.text.len() + MAX_DIGITS * self.numbers.len());
         let (mut from, mut digits) = (0, itoa::Buffer::new());
         for (to, number) in &self.numbers {
             out.extend_from_slice(&self.text.as_bytes()[from..*to]);
-            placed(out.len(), *number);
+            on_number(out.len(), *number);
             let number = match number {
                 Number::Remaining => decision.remaining(),
                 Number::ResetAt => reset_at_seconds(decision),
@@ -72,7 +72,7 @@ impl Prepared {
 mod tests {
     use ::http::{HeaderMap, HeaderName, HeaderValue};
 
-    use crate::http::{Answer, Body, Families, HeaderFamily, Headers, Policy, Refusal};
+    use crate::http::{Body, Families, HeaderFamily, Headers, Policy, Refusal, RefusalBuilder};
     use crate::internal::HeaderLine;
     use crate::{Decision, FixedWindow, Limit, Limiter, MINUTE};
 
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_as_text_are_those_of_the_map() {
+    fn header_lines_equal_the_header_map() {
         for set in 0..16 {
             let chosen = HeaderFamily::ALL.into_iter().enumerate().filter(|(bit, _)| set >> bit & 1 == 1);
             let (policy, decisions) = decided(chosen.map(|(_, family)| family).collect());
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_as_a_message_is_the_response() {
+    fn http1_bytes_equal_the_response() {
         let (policy, [_, denied]) = decided(Families::default());
         let template = Body::template("wait {retry_after}", "text/plain").unwrap();
         let refusals =
@@ -119,7 +119,9 @@ mod tests {
                 (template.clone(), "text/plain"),
             ] {
                 let lines = [HeaderLine { name: "Accept", value: accept.as_bytes() }];
-                for answer in [Answer::new(refusal), Answer::new(refusal).limit(&policy).decision(&denied)] {
+                for answer in
+                    [RefusalBuilder::new(refusal), RefusalBuilder::new(refusal).limit(&policy).decision(&denied)]
+                {
                     let response = answer.response(&body, Headers::from(&lines[..]));
                     let mut out = b"before".to_vec();
                     let message = answer.write_http1(&body, &lines[..], b"x-more: 1\r\n", &mut out);

@@ -1,7 +1,7 @@
-//! A limit as clients see it: the headers that tell what is left of it.
+//! The rate limit headers of one limit.
 //!
-//! The quota and the window do not change, so their headers are made once, when rules are loaded. Only what is
-//! left and when it comes back is formatted for each answer, with one small allocation for all of it.
+//! The quota and the window do not change, so their headers are formatted once, when the rules are loaded. Only the
+//! remaining quota and the reset times are formatted per response, with one small allocation.
 
 mod map;
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ::http::header::RETRY_AFTER;
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 
-use self::map::Kinds;
+use self::map::HeaderKinds;
 use super::families::{Families, HeaderFamily};
 use super::lines::{Number, Prepared};
 use super::upstream::{self, Offer};
@@ -29,61 +29,61 @@ pub(super) static RESET: HeaderName = HeaderName::from_static("ratelimit-reset")
 pub(super) static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) static POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// What servers add to an answer behind our back, its length. Room is made for it too, so that a map that has to grow
-/// does it once, and while there is little in it.
-const AFTERWARDS: usize = 1;
+/// Headers that servers add later, such as `content-length`. Reserving room for them too makes the map grow once, while
+/// it is still small.
+const SERVER_HEADERS: usize = 1;
 
-/// What stands between two items of a list.
-const BETWEEN_POLICIES: &[u8] = b", ";
+/// Separator of list items.
+const POLICY_SEPARATOR: &[u8] = b", ";
 
-/// The largest integer of a structured field, fifteen digits (RFC 9651, section 3.3.1).
+/// The largest integer of a structured field, with fifteen digits (RFC 9651, section 3.3.1).
 pub(super) const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// What the headers say of one limit, prepared.
+/// The preformatted rate limit headers of one limit.
 ///
-/// Make one for each [`Limit`] when it is loaded, plans and single keys with numbers of their own included, and
-/// use the one of the limit that decided.
+/// Create one for each [`Limit`] when it is loaded, including the variants for plans and single keys, and use the one
+/// of the limit that decided.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// No two that differ have the same.
+    /// Unique for each policy.
     serial: u64,
     name: Box<str>,
     ascii_name: Box<str>,
     quota: u64,
-    /// How its quota comes back.
+    /// How the quota refills.
     refill: Refill,
     limit: HeaderValue,
     legacy: bool,
     draft6: bool,
-    /// How many fields an answer gets.
+    /// The number of headers that a response gets.
     fields: usize,
-    /// Its item of `RateLimit-Policy`, in the form of the newest family that has it.
+    /// The item of `RateLimit-Policy`, in the syntax of the newest family.
     policy: Option<HeaderValue>,
-    /// `RateLimit`, likewise.
+    /// `RateLimit`, in the syntax of the newest family.
     combined: Option<Combined>,
-    /// All of its headers, where they do not fit into the map that a response usually has.
+    /// A map with all headers of the policy, if they do not fit into the map that a response usually has.
     prepared: Option<HeaderMap>,
     /// `X-RateLimit-*` as text.
     legacy_lines: Prepared,
-    /// `RateLimit*` as text, but for `RateLimit-Policy`.
+    /// `RateLimit*` as text, except `RateLimit-Policy`.
     standard_lines: Prepared,
 }
 
-/// `RateLimit`, but for its two numbers.
+/// `RateLimit` without its two numbers.
 #[derive(Clone, Debug)]
 struct Combined {
     before_remaining: Box<str>,
     before_reset: &'static str,
-    /// Which time follows.
+    /// The kind of time that follows.
     until: Number,
 }
 
 impl Policy {
-    /// The headers of that limit in these families.
+    /// Formats the headers of a limit in the given families.
     ///
-    /// In the `ietf` family a limit goes by its name, which is a string of printable ASCII there. A name with other
-    /// characters has those and its percent signs percent-encoded as UTF-8: `café` is `"caf%C3%A9"`. The drafts
-    /// know whole seconds only, so a window is rounded up, to a second at least.
+    /// The `ietf` family contains the limit's name as a string of printable ASCII. In a name with other characters,
+    /// those and percent signs are percent-encoded as UTF-8: `café` becomes `"caf%C3%A9"`. The drafts have whole
+    /// seconds only, so a window is rounded up, to at least one second.
     #[must_use]
     pub fn new(limit: &Limit, families: Families) -> Self {
         let (quota, window) = (limit.quota(), wait_seconds(limit.window()));
@@ -93,11 +93,11 @@ impl Policy {
         policy
     }
 
-    /// The headers of a limit of so many requests at the same time. It has no window, and the older drafts have no words
-    /// for such a policy.
+    /// Formats the headers of a limit on requests in flight. It has no window, and the older drafts cannot express such
+    /// a policy.
     #[cfg(feature = "rules")]
-    pub(crate) fn in_flight(name: &str, most: u64, families: Families) -> Self {
-        Self::of(name, most, families, None, "qu=\"concurrent-requests\"")
+    pub(crate) fn in_flight(name: &str, max: u64, families: Families) -> Self {
+        Self::of(name, max, families, None, "qu=\"concurrent-requests\"")
     }
 
     fn of(limit_name: &str, quota: u64, families: Families, old_policy: Option<String>, unit: &str) -> Self {
@@ -153,7 +153,7 @@ impl Policy {
         made
     }
 
-    /// The name of the limit.
+    /// Returns the name of the limit.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -163,27 +163,27 @@ impl Policy {
         self.serial
     }
 
-    /// The name as `RateLimit-Policy` has it.
+    /// Returns the name as written in `RateLimit-Policy`.
     pub(super) fn ascii_name(&self) -> &str {
         &self.ascii_name
     }
 
-    /// The whole quota of the limit.
+    /// Returns the quota of the limit.
     #[must_use]
     pub fn quota(&self) -> u64 {
         self.quota
     }
 
-    /// How many headers it writes.
+    /// Returns the number of headers that the policy writes.
     pub(super) fn fields(&self) -> usize {
         self.fields
     }
 
-    /// `t` of `RateLimit`: until then no more than what remains can be used, because then more becomes available; for a
-    /// denial, when a retry is worth it.
+    /// Returns the parameter `t` of `RateLimit`: the time until more quota becomes available, or for a denial, the time
+    /// until a retry can succeed.
     ///
-    /// Draft 10 defines it as the time until additional quota becomes available, draft 11 as the window within which the
-    /// available quota may be used. This satisfies both, and `Retry-After` never ends before it.
+    /// Draft 10 defines it as the time until additional quota becomes available, and draft 11 as the window in which
+    /// the available quota may be used. This value satisfies both, and `Retry-After` never ends before it.
     pub(super) fn more_seconds(&self, decision: &Decision) -> u64 {
         match decision.retry_after() {
             Some(wait) => wait_seconds(wait),
@@ -191,7 +191,7 @@ impl Policy {
         }
     }
 
-    /// The time in `RateLimit`, or in `RateLimit-Reset` where there is no `RateLimit`.
+    /// Returns the time in `RateLimit`, or in `RateLimit-Reset` if there is no `RateLimit`.
     fn standard_seconds(&self, decision: &Decision) -> u64 {
         match &self.combined {
             Some(Combined { until: Number::SmallMoreIn, .. }) => self.more_seconds(decision),
@@ -199,53 +199,52 @@ impl Policy {
         }
     }
 
-    /// Writes what is left, over any such headers there are; and for a denial that waiting helps, `Retry-After`.
+    /// Writes the rate limit headers, replacing existing ones, and `Retry-After` for a denial that ends.
     ///
-    /// When the store failed and its limit denies for that, nobody knows what is left, so only `Retry-After` is
-    /// written.
+    /// If the limit denies because the store failed, the remaining quota is unknown, so only `Retry-After` is written.
     pub fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
-        self.write_left(decision, &[self], headers);
+        self.write_remaining(decision, &[self], headers);
         if let Some(wait) = decision.retry_after() {
             set_number(headers, &RETRY_AFTER, wait_seconds(wait));
         }
     }
 
-    /// Whether it is known what is left.
-    pub(super) fn tells_left(decision: &Decision) -> bool {
+    /// Returns `true` if the remaining quota is known.
+    pub(super) fn is_remaining_known(decision: &Decision) -> bool {
         decision.is_allowed() || decision.source() != Source::Policy
     }
 
-    /// Writes what is left, without `Retry-After`. `matched` are the policies that `RateLimit-Policy` lists.
-    pub(super) fn write_left(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
-        if self.fields > 0 && Self::tells_left(decision) && headers.try_reserve(self.fields).is_ok() {
-            self.write_kinds(Kinds::ALL, decision, matched, headers);
+    /// Writes the rate limit headers without `Retry-After`. `RateLimit-Policy` lists the policies in `matched`.
+    pub(super) fn write_remaining(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
+        if self.fields > 0 && Self::is_remaining_known(decision) && headers.try_reserve(self.fields).is_ok() {
+            self.write_kinds(HeaderKinds::ALL, decision, matched, headers);
         }
     }
 
-    /// The same as lines of HTTP/1.1.
-    pub(super) fn write_left_lines(
+    /// Appends the same headers as HTTP/1.1 lines.
+    pub(super) fn write_remaining_lines(
         &self,
         decision: &Decision,
         matched: &[&Self],
         out: &mut Vec<u8>,
-        placed: impl FnMut(usize, Number),
+        on_number: impl FnMut(usize, Number),
     ) {
-        if Self::tells_left(decision) {
-            self.write_all_lines(decision, matched, out, placed);
+        if Self::is_remaining_known(decision) {
+            self.write_all_lines(decision, matched, out, on_number);
         }
     }
 
-    /// Writes what is left on the response of an upstream that may limit requests too: where its headers are
-    /// stricter than these, they stay.
+    /// Adds the rate limit headers to the response of an upstream that may have its own limits. Stricter headers of the
+    /// upstream stay.
     ///
-    /// `X-RateLimit-*` are judged as one, and so are all `RateLimit*` together, whatever their form: the side with
-    /// less remaining wins, and of two with the same the one that resets later. Headers that make no sense are
-    /// written over, those of families that were not chosen are left alone.
+    /// `X-RateLimit-*` are compared as a group, and so are all `RateLimit*` headers, in any syntax. The side with less
+    /// remaining wins, and of two with the same remaining, the one that resets later. Invalid headers are replaced.
+    /// Headers of families that are not selected stay.
     pub fn merge(&self, decision: &Decision, headers: &mut HeaderMap) {
         self.merge_listing(decision, &[self], headers);
     }
 
-    /// The same for a request that matched several policies, all of which `RateLimit-Policy` lists.
+    /// The same for a request that matched several policies. `RateLimit-Policy` lists them all.
     pub(crate) fn merge_listing(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
         if self.fields == 0 {
             return;
@@ -253,12 +252,12 @@ impl Policy {
         if self.replace_map(decision, matched, headers) {
             return;
         }
-        let is_first = !upstream::says_anything(headers);
-        if headers.try_reserve(self.fields + AFTERWARDS).is_err() {
+        let is_first = !upstream::has_rate_limit_headers(headers);
+        if headers.try_reserve(self.fields + SERVER_HEADERS).is_err() {
             return;
         }
         if is_first {
-            return self.write_kinds(Kinds::ALL, decision, matched, headers);
+            return self.write_kinds(HeaderKinds::ALL, decision, matched, headers);
         }
         let ours = Offer { remaining: decision.remaining(), reset_secs: reset_seconds(decision) };
         let theirs = upstream::legacy(headers, decision.at());
@@ -268,20 +267,20 @@ impl Policy {
         if standard && self.has_standard() {
             upstream::remove_standard(headers);
         }
-        self.write_kinds(Kinds { legacy, standard }, decision, matched, headers);
+        self.write_kinds(HeaderKinds { legacy, standard }, decision, matched, headers);
     }
 
     fn has_standard(&self) -> bool {
         self.draft6 || self.combined.is_some()
     }
 
-    /// Writes what is left as lines of HTTP/1.1, to the head of an answer that says nothing of limits yet.
+    /// Appends the rate limit headers as HTTP/1.1 lines, to a head that has none yet.
     #[doc(hidden)]
     pub fn write_lines(&self, decision: &Decision, out: &mut Vec<u8>) {
         self.write_lines_listing(decision, &[self], out);
     }
 
-    /// The same for a request that matched several policies, all of which `RateLimit-Policy` lists.
+    /// The same for a request that matched several policies. `RateLimit-Policy` lists them all.
     pub(crate) fn write_lines_listing(&self, decision: &Decision, matched: &[&Self], out: &mut Vec<u8>) {
         self.write_all_lines(decision, matched, out, |_, _| {});
     }
@@ -292,40 +291,41 @@ impl Policy {
         decision: &Decision,
         matched: &[&Self],
         out: &mut Vec<u8>,
-        mut placed: impl FnMut(usize, Number),
+        mut on_number: impl FnMut(usize, Number),
     ) {
-        self.legacy_lines.write(self, decision, out, &mut placed);
+        self.legacy_lines.write(self, decision, out, &mut on_number);
         let mut before: &[u8] = b"ratelimit-policy: ";
         for policy in matched.iter().filter_map(|policy| policy.policy.as_ref()) {
             out.extend_from_slice(before);
             out.extend_from_slice(policy.as_bytes());
-            before = BETWEEN_POLICIES;
+            before = POLICY_SEPARATOR;
         }
-        if before == BETWEEN_POLICIES {
+        if before == POLICY_SEPARATOR {
             out.extend_from_slice(b"\r\n");
         }
-        self.standard_lines.write(self, decision, out, placed);
+        self.standard_lines.write(self, decision, out, on_number);
     }
 }
 
-/// What drafts 06 and 07 call reset: for a denial the time to wait, for others the time until the quota is full again.
+/// Returns the reset of drafts 06 and 07: the time to wait for a denial, and otherwise the time until the quota is full
+/// again.
 pub(super) fn reset_seconds(decision: &Decision) -> u64 {
     decision.retry_after().map_or_else(|| seconds(decision.reset_after()), wait_seconds)
 }
 
-/// When all is back, in seconds of the epoch.
+/// Returns the time at which the quota is full again, in seconds since the Unix epoch.
 pub(super) fn reset_at_seconds(decision: &Decision) -> u64 {
     decision.at().as_micros().saturating_add(decision.verdict.reset_after).div_ceil(1_000_000)
 }
 
 pub(super) fn set_number(headers: &mut HeaderMap, name: &'static HeaderName, number: u64) {
-    // Digits are always a header value, and only a map of thousands of headers is ever full.
+    // Digits are always a valid header value, and only a map with thousands of headers is ever full.
     if let Ok(value) = HeaderValue::from_bytes(itoa::Buffer::new().format(number).as_bytes()) {
         _ = headers.try_insert(name, value);
     }
 }
 
-/// A name in printable ASCII: as it is where it can be.
+/// Returns a name in printable ASCII, unchanged if it is already.
 fn ascii(name: &str) -> String {
     let is_plain = |byte: u8| matches!(byte, b' '..=b'~');
     if name.bytes().all(is_plain) {
@@ -334,7 +334,7 @@ fn ascii(name: &str) -> String {
     percent_encoded(name, |byte| is_plain(byte) && byte != b'%')
 }
 
-/// The bytes of a text that may stay, and the others as `%` and two digits.
+/// Percent-encodes all bytes except those for which `stays` returns `true`.
 pub(super) fn percent_encoded(text: &str, stays: impl Fn(u8) -> bool) -> String {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut encoded = String::with_capacity(text.len());
@@ -349,7 +349,7 @@ pub(super) fn percent_encoded(text: &str, stays: impl Fn(u8) -> bool) -> String 
     encoded
 }
 
-/// A string of a structured field (RFC 9651, section 3.3.3).
+/// Formats a string of a structured field (RFC 9651, section 3.3.3).
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');

@@ -1,4 +1,4 @@
-//! Why a request is refused, and what that is called in each language a client may speak.
+//! Reasons to refuse a request, with their status, error code and problem type.
 
 use std::time::Duration;
 
@@ -7,50 +7,49 @@ use ::http::StatusCode;
 use super::token::TokenError;
 use crate::decision::{Decision, Source};
 
-/// Why a request is refused. None of these is ever a 500: a limiter that cannot decide says so with a 503.
+/// The reason that a request is refused. None is a 500: a limiter that cannot decide returns 503.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A limit is spent: 429.
+    /// A limit is exceeded: 429.
     Limited,
-    /// Refused too often, and so refused for a while whatever is left: 429.
+    /// The client was denied too often and is banned for a while, regardless of the remaining quota: 429.
     Banned {
-        /// How long it lasts.
+        /// The time until the ban ends.
         retry_after: Duration,
     },
-    /// On the list of those who are never served: 403.
+    /// The client is on a block list: 403.
     Blocked,
-    /// Without what the limit counts by, of a limit that insists on it: 403.
+    /// The request lacks a part of the key, and the limit requires it: 403.
     KeyMissing {
-        /// What is missing, as the rule file calls it: `header:x-user-id`.
+        /// The missing part, as written in the rule file: `header:x-user-id`.
         part: String,
     },
-    /// Without a valid token, of a limit that insists on a claim of one: 403, or 401 where the client is asked for
-    /// another token.
+    /// The request has no valid token, and the limit requires a claim: 403, or 401 if the rules challenge the client.
     TokenInvalid {
-        /// What is wrong with the token.
+        /// The problem with the token.
         error: TokenError,
-        /// Whether the answer is a 401 with `WWW-Authenticate`.
+        /// `true` for a 401 response with `WWW-Authenticate`.
         challenge: bool,
     },
-    /// Not readable in one way where the limit looks: 400.
+    /// A part of the request that the limit reads is ambiguous: 400.
     Unreadable(Box<UnreadableRequest>),
-    /// The store fails, and its limit would rather deny: 503.
+    /// The store failed, and the limit denies in that case: 503.
     StoreUnavailable,
 }
 
-/// What of a request cannot be read in one way.
+/// The ambiguous part of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnreadableRequest {
-    /// The reason as one word, as metrics have it.
+    /// The reason as one word, also used in metrics.
     pub reason: &'static str,
-    /// What is ambiguous, and how to send it.
+    /// The problem and how to fix it.
     pub message: String,
 }
 
 impl UnreadableRequest {
-    /// A request that is refused for that reason.
+    /// Creates the refusal of an ambiguous request.
     #[must_use]
     pub fn new(reason: &'static str, message: String) -> Self {
         Self { reason, message }
@@ -58,7 +57,7 @@ impl UnreadableRequest {
 }
 
 impl Refusal {
-    /// Why that decision refuses; `None` when it allows.
+    /// Returns the reason that a decision denies, or `None` if it allows.
     #[must_use]
     pub fn of(decision: &Decision) -> Option<Self> {
         match (decision.is_allowed(), decision.source()) {
@@ -68,7 +67,7 @@ impl Refusal {
         }
     }
 
-    /// The status of the answer.
+    /// Returns the status of the response.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -80,7 +79,7 @@ impl Refusal {
         }
     }
 
-    /// The word that programs tell it by, in the member `error` of the JSON answer.
+    /// Returns the error code, the `error` member of the JSON body.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -94,7 +93,7 @@ impl Refusal {
         }
     }
 
-    /// The status that a gRPC client gets.
+    /// Returns the gRPC status code.
     pub(super) fn grpc_code(&self) -> i32 {
         match self {
             Self::Limited | Self::Banned { .. } => 8,         // RESOURCE_EXHAUSTED
@@ -105,8 +104,8 @@ impl Refusal {
         }
     }
 
-    /// The problem type of RFC 9457 and its title: those of draft-ietf-httpapi-ratelimit-headers where it has
-    /// one, and else the status by itself.
+    /// Returns the problem type of RFC 9457 and its title, as defined by draft-ietf-httpapi-ratelimit-headers. Reasons
+    /// that it does not cover have the title of the status.
     pub(super) fn problem_type(&self) -> (&'static str, &'static str) {
         match self {
             Self::Limited => (
@@ -152,13 +151,13 @@ mod tests {
 
     #[test]
     fn a_store_that_fails_says_when_to_retry_and_not_what_is_left() {
-        use crate::http::{Answer, Body, Families, Policy};
+        use crate::http::{Body, Families, Policy, RefusalBuilder};
         use crate::{Limit, TokenBucket};
 
         let policy = Policy::new(&Limit::new("per-user", TokenBucket::default()).unwrap(), Families::default());
         let decision = decided(Admission::Denied { retry_after: 1_500_000 }, Source::Policy);
         let refusal = Refusal::of(&decision).unwrap();
-        let response = Answer::new(&refusal).limit(&policy).decision(&decision);
+        let response = RefusalBuilder::new(&refusal).limit(&policy).decision(&decision);
         let response = response.response(&Body::Json, &::http::HeaderMap::new());
         assert_eq!(response.status(), 503);
         assert_eq!(response.headers()["retry-after"], "2");

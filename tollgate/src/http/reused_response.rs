@@ -1,45 +1,45 @@
-//! The message that was written last, kept because the next one differs from it in a few digits, or in none.
+//! Reuses the reused refusal: the next one usually differs in a few digits, or not at all.
 //!
-//! Who is refused in a flood is told the same over and over, but for the seconds that go by. What a message depends on
-//! is a few numbers, and putting those in their places costs far less than writing it.
+//! In a flood, a denied client gets the same response updated and updated, except for the seconds that pass. The response
+//! depends on a few numbers, and overwriting those costs far less than formatting it updated.
 
 use smallvec::SmallVec;
 
-use super::answer::{Answer, WrittenResponse};
 use super::body::Body;
 use super::headers::Headers;
 use super::lines::Number;
 use super::policy::{MAX_INTEGER, Policy, reset_at_seconds};
 use super::refusal::Refusal;
+use super::refusal_builder::{RefusalBuilder, WrittenResponse};
 
-/// A message that has made the memory longer than this does not keep it so.
+/// The capacity of the buffer is shrunk to this write_reusing a larger response.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// The message of HTTP/1.1 that a refusal was answered with last; see [`Answer::write_http1_reusing`].
+/// The reused HTTP/1.1 response to a refused request; see [`RefusalBuilder::write_http1_reusing`].
 ///
-/// Have one for each thread, or for each connection.
+/// Use one per thread or per connection.
 #[derive(Debug, Default)]
 pub struct ReusedResponse {
     bytes: Vec<u8>,
-    /// What went among its headers.
+    /// The additional header lines of the response.
     more: Vec<u8>,
-    /// Where its numbers are, and which they are.
-    places: Vec<(usize, Figure)>,
-    /// The policies that it lists, by their serial numbers.
+    /// The positions of numbers in the response, and their meanings.
+    positions: Vec<(usize, Figure)>,
+    /// The policies that the response lists, by serial number.
     policies: SmallVec<[u64; 8]>,
-    /// `None` if it cannot be told of another refusal whether its message is the same.
-    written: Option<(Told, WrittenResponse)>,
+    /// The inputs of the response. `None` if they are more than a few numbers, so the response cannot be reused.
+    written: Option<(Inputs, WrittenResponse)>,
 }
 
-/// All that the message of a denial depends on, in the body that most clients get.
+/// The inputs of a denial with the JSON body, besides its policies and additional header lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Told {
+struct Inputs {
     policy: u64,
-    /// By their [`Figure`]s.
+    /// Indexed by [`Figure`].
     figures: [u64; 3],
 }
 
-/// What a number of a message tells.
+/// The meaning of a number in a response.
 #[derive(Clone, Copy, Debug)]
 enum Figure {
     Remaining,
@@ -48,8 +48,8 @@ enum Figure {
 }
 
 impl From<Number> for Figure {
-    /// Numbers of structured fields are those of other headers, up to a bound. To a denial, the reset is the end of the
-    /// wait.
+    /// Numbers of structured fields equal those of other headers, up to a bound. For a denial, the reset is the end of
+    /// the wait.
     fn from(number: Number) -> Self {
         match number {
             Number::Remaining | Number::SmallRemaining => Self::Remaining,
@@ -59,87 +59,90 @@ impl From<Number> for Figure {
     }
 }
 
-impl Answer<'_> {
-    /// The same as [`write_http1`](Self::write_http1), but only what differs from the message before is written.
+impl RefusalBuilder<'_> {
+    /// Writes the same response as [`write_http1`](Self::write_http1), but overwrites only the digits that differ from
+    /// the reused one.
     #[doc(hidden)]
     pub fn write_http1_reusing<'l, 'h>(
         &self,
-        last: &'l mut ReusedResponse,
+        reused: &'l mut ReusedResponse,
         body: &Body,
         request: impl Into<Headers<'h>>,
         more: &[u8],
     ) -> (WrittenResponse, &'l [u8]) {
         let request = request.into();
-        let told = self.told(body, request);
-        let again = told.filter(|_| *more == *last.more && self.lists(&last.policies)).and_then(|told| last.tell(told));
-        let message = again.unwrap_or_else(|| last.write(self, told, body, request, more));
-        (message, &last.bytes)
+        let inputs = self.inputs(body, request);
+        let updated = inputs
+            .filter(|_| *more == *reused.more && self.lists(&reused.policies))
+            .and_then(|inputs| reused.update(inputs));
+        let message = updated.unwrap_or_else(|| reused.write(self, inputs, body, request, more));
+        (message, &reused.bytes)
     }
 
-    /// Whether it lists the policies with these serial numbers.
+    /// Returns `true` if the response lists the policies with these serial numbers.
     fn lists(&self, policies: &[u64]) -> bool {
         self.with_policies(|_, matched| matched.iter().map(|policy| policy.serial()).eq(policies.iter().copied()))
             .unwrap_or(policies.is_empty())
     }
 
-    /// What the message depends on beside its policies and what goes among its headers; `None` if that is more than a few numbers.
-    fn told(&self, body: &Body, request: Headers<'_>) -> Option<Told> {
+    /// Returns the inputs of the response, or `None` if they are more than a few numbers.
+    fn inputs(&self, body: &Body, request: Headers<'_>) -> Option<Inputs> {
         let (Refusal::Limited, Some(policy), Some(decision)) = (self.refusal, self.policy, self.decision) else {
             return None;
         };
         let figures = [decision.remaining(), reset_at_seconds(decision), self.wait_secs()?];
-        let is_told = Policy::tells_left(decision) && figures.iter().all(|figure| *figure <= MAX_INTEGER);
-        (is_told && body.is_limited_json(request)).then(|| Told { policy: policy.serial(), figures })
+        let is_reusable = Policy::is_remaining_known(decision) && figures.iter().all(|figure| *figure <= MAX_INTEGER);
+        (is_reusable && body.is_limited_json(request)).then(|| Inputs { policy: policy.serial(), figures })
     }
 }
 
 impl ReusedResponse {
-    /// Makes the message one that tells this, if only digits have to be changed for that.
-    fn tell(&mut self, told: Told) -> Option<WrittenResponse> {
-        let (before, message) = self.written.filter(|(before, _)| before.policy == told.policy)?;
-        if before == told {
+    /// Overwrites the numbers of the response, if all have as many digits as before.
+    fn update(&mut self, inputs: Inputs) -> Option<WrittenResponse> {
+        let (before, message) = self.written.filter(|(before, _)| before.policy == inputs.policy)?;
+        if before == inputs {
             return Some(message);
         }
         let length = |figure: u64| figure.checked_ilog10().unwrap_or(0);
-        if before.figures.map(length) != told.figures.map(length) {
+        if before.figures.map(length) != inputs.figures.map(length) {
             return None;
         }
         let mut buffers = [itoa::Buffer::new(); 3];
         let [remaining, reset_at, wait] = &mut buffers;
         let digits = [
-            remaining.format(told.figures[Figure::Remaining as usize]),
-            reset_at.format(told.figures[Figure::ResetAtSecs as usize]),
-            wait.format(told.figures[Figure::WaitSecs as usize]),
+            remaining.format(inputs.figures[Figure::Remaining as usize]),
+            reset_at.format(inputs.figures[Figure::ResetAtSecs as usize]),
+            wait.format(inputs.figures[Figure::WaitSecs as usize]),
         ];
-        for (at, figure) in &self.places {
+        for (at, figure) in &self.positions {
             let digits = digits[*figure as usize].as_bytes();
             self.bytes[*at..*at + digits.len()].copy_from_slice(digits);
         }
-        self.written = Some((told, message));
+        self.written = Some((inputs, message));
         Some(message)
     }
 
     fn write(
         &mut self,
-        answer: &Answer<'_>,
-        told: Option<Told>,
+        answer: &RefusalBuilder<'_>,
+        inputs: Option<Inputs>,
         body: &Body,
         request: Headers<'_>,
         more: &[u8],
     ) -> WrittenResponse {
-        let Self { bytes, more: kept, places, policies, written } = self;
+        let Self { bytes, more: kept, positions, policies, written } = self;
         bytes.clear();
         bytes.shrink_to(KEPT_BYTES);
-        places.clear();
+        positions.clear();
         kept.clear();
         *written = None;
-        if let Some(told) = told {
-            let placed = |at, number: Number| places.push((at, number.into()));
-            if let Some(message) = answer.write_limited(body, request, more, bytes, placed) {
+        if let Some(inputs) = inputs {
+            let on_number = |at, number: Number| positions.push((at, number.into()));
+            if let Some(message) = answer.write_limited(body, request, more, bytes, on_number) {
                 kept.extend_from_slice(more);
                 policies.clear();
                 answer.with_policies(|_, matched| policies.extend(matched.iter().map(|policy| policy.serial())));
-                *written = Some((told, message));
+                *written = Some((inputs, message));
                 return message;
             }
         }
@@ -155,7 +158,7 @@ mod tests {
     use crate::internal::HeaderLine;
     use crate::{Decision, FixedWindow, Limit, MINUTE, Timestamp};
 
-    /// All that a message can depend on.
+    /// All inputs of a response.
     #[derive(Clone, Debug)]
     struct Case {
         policy: Policy,
@@ -183,20 +186,20 @@ mod tests {
             std::iter::once(&self.policy).chain(&self.others).collect()
         }
 
-        /// Its message, by what was written before.
-        fn after(&self, last: &mut ReusedResponse) -> (WrittenResponse, Vec<u8>) {
+        /// Writes the response, reusing the reused one.
+        fn write_reusing(&self, reused: &mut ReusedResponse) -> (WrittenResponse, Vec<u8>) {
             let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
             let matched = self.matched();
-            let answer = Answer::new(&self.refusal).limit(&self.policy).matched(&matched).decision(&decision);
-            let (message, bytes) = answer.write_http1_reusing(last, &self.body, &[line][..], self.more.as_bytes());
+            let answer = RefusalBuilder::new(&self.refusal).limit(&self.policy).matched(&matched).decision(&decision);
+            let (message, bytes) = answer.write_http1_reusing(reused, &self.body, &[line][..], self.more.as_bytes());
             (message, bytes.to_vec())
         }
 
-        /// Its message, by itself.
-        fn alone(&self) -> (WrittenResponse, Vec<u8>) {
+        /// Writes the response from scratch.
+        fn write_alone(&self) -> (WrittenResponse, Vec<u8>) {
             let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
             let matched = self.matched();
-            let answer = Answer::new(&self.refusal).limit(&self.policy).matched(&matched).decision(&decision);
+            let answer = RefusalBuilder::new(&self.refusal).limit(&self.policy).matched(&matched).decision(&decision);
             let mut out = Vec::new();
             let message = answer.write_http1(&self.body, &[line][..], self.more.as_bytes(), &mut out);
             (message, out)
@@ -220,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Each differs from the others in one thing, or in the lengths of numbers.
+    /// Each case differs from the others in one input, or in the length of a number.
     fn cases() -> Vec<Case> {
         let with_figures = [
             [3, 2_000, 45],
@@ -260,37 +263,41 @@ mod tests {
     }
 
     #[test]
-    fn whatever_was_written_before_a_message_is_what_it_is_by_itself() {
+    fn reused_responses_equal_those_written_from_scratch() {
         let cases = cases();
         for first in &cases {
             for second in &cases {
-                let mut last = ReusedResponse::default();
+                let mut reused = ReusedResponse::default();
                 for case in [first, second, first] {
-                    assert_eq!(case.after(&mut last), case.alone(), "{case:?} after {first:?} and {second:?}");
+                    assert_eq!(
+                        case.write_reusing(&mut reused),
+                        case.write_alone(),
+                        "{case:?} write_reusing {first:?} and {second:?}"
+                    );
                 }
             }
         }
     }
 
-    /// Whether the message is made of the one before.
-    fn is_made_of(first: &Case, second: &Case) -> bool {
-        let mut last = ReusedResponse::default();
-        first.after(&mut last);
-        // What is written anew does not have it.
-        last.bytes[0] = b'!';
-        second.after(&mut last);
-        last.bytes[0] == b'!'
+    /// Returns `true` if the second response reuses the first.
+    fn is_reused(first: &Case, second: &Case) -> bool {
+        let mut reused = ReusedResponse::default();
+        first.write_reusing(&mut reused);
+        // A response written from scratch overwrites this.
+        reused.bytes[0] = b'!';
+        second.write_reusing(&mut reused);
+        reused.bytes[0] == b'!'
     }
 
     #[test]
     fn only_digits_are_written_where_only_digits_differ() {
         let base = base();
-        assert!(is_made_of(&base, &base));
+        assert!(is_reused(&base, &base));
         for figures in [[4, 2_000, 45], [3, 2_001, 45], [3, 2_000, 46], [9, 9_999, 99]] {
-            assert!(is_made_of(&base, &Case { figures, ..base.clone() }), "{figures:?}");
+            assert!(is_reused(&base, &Case { figures, ..base.clone() }), "{figures:?}");
         }
         for figures in [[12, 2_000, 45], [3, 20_000, 45], [3, 2_000, 5]] {
-            assert!(!is_made_of(&base, &Case { figures, ..base.clone() }), "{figures:?}");
+            assert!(!is_reused(&base, &Case { figures, ..base.clone() }), "{figures:?}");
         }
     }
 }

@@ -1,36 +1,35 @@
-//! A body of the user's own: a text with places for what is known of the refusal.
+//! Custom bodies: a text with placeholders.
 
 use std::fmt::Write;
 
 use ::http::HeaderValue;
 use bytes::Bytes;
 
-use super::answer::Answer;
-use super::error::{InvalidAnswer, shown};
+use super::error::{InvalidResponse, shown};
+use super::refusal_builder::RefusalBuilder;
 use super::seconds;
 
-/// The longest text. It goes out with every refusal, and a flood of them should not be a flood of megabytes.
+/// The longest template. It is sent with every refusal, so a flood of requests must not cause megabytes of responses.
 const MAX_TEXT: usize = 64 * 1024;
 
 /// The longest media type with its parameters.
 const MAX_CONTENT_TYPE: usize = 256;
 
-const PLACES: [(&str, Place); 7] = [
-    ("limit", Place::Limit),
-    ("quota", Place::Quota),
-    ("remaining", Place::Remaining),
-    ("retry_after", Place::RetryAfter),
-    ("reset_after", Place::ResetAfter),
-    ("message", Place::Message),
-    ("status", Place::Status),
+const PLACEHOLDERS: [(&str, Placeholder); 7] = [
+    ("limit", Placeholder::Limit),
+    ("quota", Placeholder::Quota),
+    ("remaining", Placeholder::Remaining),
+    ("retry_after", Placeholder::RetryAfter),
+    ("reset_after", Placeholder::ResetAfter),
+    ("message", Placeholder::Message),
+    ("status", Placeholder::Status),
 ];
 
-/// A text with places such as `{{retry_after}}`, taken apart when it is loaded.
+/// A text with placeholders such as `{{retry_after}}`, parsed when it is loaded.
 ///
-/// The places are `limit` (its name), `quota`, `remaining`, `retry_after` and `reset_after` (whole seconds),
-/// `message` and `status`. What is put there cannot break out of the text: it is escaped for HTML and XML, or as
-/// part of a JSON string, as the content type asks. A number that is not known, such as how long to wait where
-/// waiting does not help, is `null` in JSON and nothing elsewhere.
+/// The placeholders are `limit` (its name), `quota`, `remaining`, `retry_after` and `reset_after` (whole seconds),
+/// `message` and `status`. Values are escaped for HTML and XML, or for a JSON string, depending on the content type. An
+/// unknown number, such as the time to wait where waiting does not help, is `null` in JSON and empty elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     pieces: Vec<Piece>,
@@ -42,11 +41,11 @@ pub struct Template {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Piece {
     Text(String),
-    Place(Place),
+    Placeholder(Placeholder),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Placeholder {
     Limit,
     Quota,
     Remaining,
@@ -64,24 +63,24 @@ enum Escape {
 }
 
 impl Template {
-    /// That text, sent as that type. A `text` type without a charset is sent with `charset=utf-8`, which it is.
+    /// Parses a template that is sent as `content_type`. A `text` type without a charset is sent with `charset=utf-8`.
     ///
     /// ```
     /// use tollgate::http::Template;
     ///
     /// assert!(Template::new("<h1>Wait {{retry_after}} s</h1>", "text/html").is_ok());
     /// let error = Template::new("Wait {{retry}} s", "text/plain").unwrap_err();
-    /// assert!(error.to_string().starts_with("the template has a place `retry` that is not known; use limit, quota,"));
+    /// assert!(error.to_string().starts_with("unknown placeholder `retry` in the template; use limit, quota,"));
     /// ```
     ///
     /// # Errors
     ///
-    /// When a place is not known or not closed, the text is longer than 64 KiB, or the type is not a media type of
+    /// If a placeholder is unknown or not closed, the text is longer than 64 KiB, or the type is not a media type of
     /// UTF-8 text. The error names the field and the fix.
-    pub fn new(text: &str, content_type: &str) -> Result<Self, InvalidAnswer> {
+    pub fn new(text: &str, content_type: &str) -> Result<Self, InvalidResponse> {
         if text.len() > MAX_TEXT {
             let problem = format!("a template of {} bytes is too long", text.len());
-            return Err(InvalidAnswer::new("template", problem, "use 64 KiB or less"));
+            return Err(InvalidResponse::new("template", problem, "use 64 KiB or less"));
         }
         let (content_type, media_type) = checked_type(content_type)?;
         let escape = Escape::of(&media_type);
@@ -92,31 +91,31 @@ impl Template {
         self.content_type.clone()
     }
 
-    /// The content type without its parameters.
+    /// Returns the content type without its parameters.
     pub(super) fn media_type(&self) -> &str {
         &self.media_type
     }
 
-    pub(super) fn render(&self, answer: &Answer<'_>) -> Bytes {
+    pub(super) fn render(&self, answer: &RefusalBuilder<'_>) -> Bytes {
         let mut text = String::new();
         for piece in &self.pieces {
             match piece {
                 Piece::Text(part) => text.push_str(part),
-                Piece::Place(place) => self.fill(*place, answer, &mut text),
+                Piece::Placeholder(placeholder) => self.fill(*placeholder, answer, &mut text),
             }
         }
         text.into()
     }
 
-    fn fill(&self, place: Place, answer: &Answer<'_>, text: &mut String) {
-        let number = match place {
-            Place::Limit => return self.escape.push(answer.policy.map_or("", |policy| policy.name()), text),
-            Place::Message => return self.escape.push(&answer.message(), text),
-            Place::Quota => answer.policy.map(|policy| policy.quota()),
-            Place::Remaining => answer.decision.map(|decision| decision.remaining()),
-            Place::RetryAfter => answer.wait_secs(),
-            Place::ResetAfter => answer.decision.map(|decision| seconds(decision.reset_after())),
-            Place::Status => Some(answer.refusal.status().as_u16().into()),
+    fn fill(&self, placeholder: Placeholder, answer: &RefusalBuilder<'_>, text: &mut String) {
+        let number = match placeholder {
+            Placeholder::Limit => return self.escape.push(answer.policy.map_or("", |policy| policy.name()), text),
+            Placeholder::Message => return self.escape.push(&answer.message(), text),
+            Placeholder::Quota => answer.policy.map(|policy| policy.quota()),
+            Placeholder::Remaining => answer.decision.map(|decision| decision.remaining()),
+            Placeholder::RetryAfter => answer.wait_secs(),
+            Placeholder::ResetAfter => answer.decision.map(|decision| seconds(decision.reset_after())),
+            Placeholder::Status => Some(answer.refusal.status().as_u16().into()),
         };
         match (number, self.escape) {
             (Some(number), _) => text.push_str(itoa::Buffer::new().format(number)),
@@ -156,15 +155,15 @@ impl Escape {
     }
 }
 
-fn pieces(text: &str) -> Result<Vec<Piece>, InvalidAnswer> {
+fn pieces(text: &str) -> Result<Vec<Piece>, InvalidResponse> {
     let (mut pieces, mut rest) = (Vec::new(), text);
     while let Some((before, after)) = rest.split_once("{{") {
         let Some((name, behind)) = after.split_once("}}") else {
-            let problem = format!("the template has a `{{{{` that is never closed, before `{}`", shown(after));
-            return Err(InvalidAnswer::new("template", problem, "close it with `}}`"));
+            let problem = format!("unclosed `{{{{` in the template, before `{}`", shown(after));
+            return Err(InvalidResponse::new("template", problem, "close it with `}}`"));
         };
         pieces.push(Piece::Text(before.to_owned()));
-        pieces.push(Piece::Place(place(name.trim())?));
+        pieces.push(Piece::Placeholder(placeholder(name.trim())?));
         rest = behind;
     }
     pieces.push(Piece::Text(rest.to_owned()));
@@ -172,20 +171,20 @@ fn pieces(text: &str) -> Result<Vec<Piece>, InvalidAnswer> {
     Ok(pieces)
 }
 
-fn place(name: &str) -> Result<Place, InvalidAnswer> {
-    let known = PLACES.into_iter().find(|(known, _)| *known == name);
-    known.map(|(_, place)| place).ok_or_else(|| {
-        let names = PLACES.map(|(name, _)| name).join(", ");
-        let problem = format!("the template has a place `{}` that is not known", shown(name));
-        InvalidAnswer::new("template", problem, format!("use {names}"))
+fn placeholder(name: &str) -> Result<Placeholder, InvalidResponse> {
+    let known = PLACEHOLDERS.into_iter().find(|(known, _)| *known == name);
+    known.map(|(_, placeholder)| placeholder).ok_or_else(|| {
+        let names = PLACEHOLDERS.map(|(name, _)| name).join(", ");
+        let problem = format!("unknown placeholder `{}` in the template", shown(name));
+        InvalidResponse::new("template", problem, format!("use {names}"))
     })
 }
 
-/// The type as a header and, in lower case and without parameters, as a media type.
-fn checked_type(text: &str) -> Result<(HeaderValue, String), InvalidAnswer> {
+/// Returns the content type as a header value, and its media type in lower case and without parameters.
+fn checked_type(text: &str) -> Result<(HeaderValue, String), InvalidResponse> {
     let invalid = || {
         let problem = format!("`{}` is not a content type", shown(text));
-        InvalidAnswer::new("content_type", problem, "write a media type such as text/html")
+        InvalidResponse::new("content_type", problem, "write a media type such as text/html")
     };
     let mut parts = text.split(';').map(str::trim);
     let media_type = parts.next().unwrap_or_default().to_ascii_lowercase();
@@ -205,7 +204,7 @@ fn checked_type(text: &str) -> Result<(HeaderValue, String), InvalidAnswer> {
             charset = true;
             if !bare.eq_ignore_ascii_case("utf-8") {
                 let problem = format!("a template is sent as UTF-8, not as {}", shown(bare));
-                return Err(InvalidAnswer::new("content_type", problem, "use charset=utf-8, or leave it out"));
+                return Err(InvalidResponse::new("content_type", problem, "use charset=utf-8, or leave it out"));
             }
         }
         full = format!("{full}; {name}={value}");
@@ -216,7 +215,7 @@ fn checked_type(text: &str) -> Result<(HeaderValue, String), InvalidAnswer> {
     Ok((HeaderValue::try_from(full).map_err(|_| invalid())?, media_type))
 }
 
-/// A token of RFC 9110, section 5.6.2.
+/// Returns `true` for a token of RFC 9110, section 5.6.2.
 fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }

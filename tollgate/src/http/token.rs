@@ -1,18 +1,18 @@
-//! Why a token failed, and the challenge that asks for another (RFC 6750).
+//! Token errors, and the challenge that asks for another token (RFC 6750).
 
 use std::fmt;
 
 use ::http::HeaderValue;
 
-/// Why the bearer token of a request was not accepted.
+/// The reason that the bearer token of a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TokenError {
     /// The request carries no token.
     Missing,
-    /// The token is not a JWT, is too long, or calls for extensions that are not supported.
+    /// The token is not a JWT, is too long, or requires extensions that are not supported.
     Malformed,
-    /// No key is for the algorithm that the token names.
+    /// No key is configured for the token's algorithm.
     WrongAlgorithm,
     /// The token names a key that is not configured.
     UnknownKey,
@@ -20,16 +20,16 @@ pub enum TokenError {
     BadSignature,
     /// `exp` has passed.
     Expired,
-    /// `nbf` has not come.
+    /// The time in `nbf` has not been reached.
     NotYetValid,
     /// `iss` is not the configured issuer.
     WrongIssuer,
-    /// `aud` is none of the configured audiences.
+    /// `aud` contains none of the configured audiences.
     WrongAudience,
 }
 
 impl TokenError {
-    /// All of them.
+    /// All errors.
     pub const ALL: [Self; 9] = [
         Self::Missing,
         Self::Malformed,
@@ -42,7 +42,7 @@ impl TokenError {
         Self::WrongAudience,
     ];
 
-    /// The reason code, for logs and metrics.
+    /// Returns the error code, for logs and metrics.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl TokenError {
         }
     }
 
-    /// The member `error` of a refusal.
+    /// Returns the error code of a refusal, the `error` member of its body.
     pub(super) const fn refusal_code(self) -> &'static str {
         match self {
             Self::Missing => "token_missing",
@@ -73,7 +73,7 @@ impl TokenError {
         }
     }
 
-    /// A sentence about it.
+    /// Returns a description for people.
     #[must_use]
     pub const fn description(self) -> &'static str {
         match self {
@@ -103,7 +103,8 @@ impl std::error::Error for TokenError {}
 pub(crate) struct Challenge([HeaderValue; TokenError::ALL.len()]);
 
 impl Challenge {
-    /// Challenges for a realm. `None` if the realm has characters that cannot stand in a quoted string as they are.
+    /// Formats the challenges for a realm. Returns `None` if the realm has characters that would have to be escaped in
+    /// a quoted string.
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
     pub(crate) fn new(realm: Option<&str>) -> Option<Self> {
         let is_plain =
@@ -123,7 +124,8 @@ impl Challenge {
     }
 }
 
-/// A request without a token is not in error, so it is only told what is wanted (RFC 6750, section 3.1).
+/// Formats a challenge. A request without a token is not in error, so its challenge has no error code (RFC 6750,
+/// section 3.1).
 pub(super) fn challenge(realm: Option<&str>, error: TokenError) -> String {
     let realm = realm.map(|realm| format!("realm=\"{realm}\""));
     let details = match error {
@@ -142,16 +144,16 @@ mod tests {
 
     #[test]
     fn a_challenge_names_the_error_unless_there_was_no_token() {
-        let told =
+        let challenge_of =
             |realm: Option<&str>, error| Challenge::new(realm).unwrap().value(error).to_str().unwrap().to_owned();
-        assert_eq!(told(None, TokenError::Missing), "Bearer");
-        assert_eq!(told(Some("api"), TokenError::Missing), "Bearer realm=\"api\"");
+        assert_eq!(challenge_of(None, TokenError::Missing), "Bearer");
+        assert_eq!(challenge_of(Some("api"), TokenError::Missing), "Bearer realm=\"api\"");
         assert_eq!(
-            told(None, TokenError::Expired),
+            challenge_of(None, TokenError::Expired),
             "Bearer error=\"invalid_token\", error_description=\"The token has expired.\""
         );
         assert_eq!(
-            told(Some("api"), TokenError::BadSignature),
+            challenge_of(Some("api"), TokenError::BadSignature),
             "Bearer realm=\"api\", error=\"invalid_token\", error_description=\"The signature of the token is invalid.\""
         );
         for error in TokenError::ALL {

@@ -1,7 +1,7 @@
-//! What an upstream that limits requests too says is left, read from its headers.
+//! Reads the rate limit headers of an upstream that has limits of its own.
 //!
-//! Lenient in what it reads, because the point is not to promise a client more than the upstream will give: of
-//! several values the strictest counts, and one that makes no sense says nothing.
+//! Reading is lenient, because the aim is not to promise a client more than the upstream allows: the strictest of
+//! several values counts, and invalid values are ignored.
 
 use ::http::{HeaderMap, HeaderName};
 use sfv::{BareItem, Dictionary, List, ListEntry, Parser};
@@ -9,10 +9,10 @@ use sfv::{BareItem, Dictionary, List, ListEntry, Parser};
 use super::policy::{LIMIT, POLICY, RATELIMIT, REMAINING, RESET, X_REMAINING, X_RESET};
 use crate::units::Timestamp;
 
-/// Below this, an `X-RateLimit-Reset` cannot be a moment of this century, so it is a number of seconds from now.
+/// A smaller `X-RateLimit-Reset` cannot be a time of this century, so it is a number of seconds from now.
 const EARLIEST_EPOCH_SECS: u64 = 1_000_000_000;
 
-/// What one side says is left.
+/// The quota that one side offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     pub(super) remaining: u64,
@@ -29,13 +29,13 @@ impl Offer {
     }
 }
 
-/// Whether there is anything to read. Most upstreams do not limit, and a look at the few names that a response has
-/// is cheaper than a search for each of ours.
-pub(super) fn says_anything(headers: &HeaderMap) -> bool {
+/// Returns `true` if the response has any rate limit headers. Most have none, and looking at the few names in a
+/// response is cheaper than searching for each of ours.
+pub(super) fn has_rate_limit_headers(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| name.as_str().strip_prefix("x-").unwrap_or(name.as_str()).starts_with("ratelimit"))
 }
 
-/// What `X-RateLimit-*` say.
+/// Reads `X-RateLimit-*`.
 pub(super) fn legacy(headers: &HeaderMap, now: Timestamp) -> Option<Offer> {
     let remaining = numbers(headers, &X_REMAINING).min()?;
     let now_secs = now.as_micros() / 1_000_000;
@@ -43,7 +43,7 @@ pub(super) fn legacy(headers: &HeaderMap, now: Timestamp) -> Option<Offer> {
     Some(Offer { remaining, reset_secs: numbers(headers, &X_RESET).map(from_now).max().unwrap_or(0) })
 }
 
-/// What `RateLimit` and `RateLimit-Remaining` say, in any of the drafts' forms.
+/// Reads `RateLimit` and `RateLimit-Remaining`, in the syntax of any draft.
 pub(super) fn standard(headers: &HeaderMap) -> Option<Offer> {
     let draft6 = numbers(headers, &REMAINING)
         .min()
@@ -55,7 +55,7 @@ pub(super) fn standard(headers: &HeaderMap) -> Option<Offer> {
     combined.chain(draft6).reduce(Offer::stricter)
 }
 
-/// Takes out every `RateLimit*`, so that no two forms or sides are mixed.
+/// Removes all `RateLimit*` headers, so that no two syntaxes or sides are mixed.
 pub(super) fn remove_standard(headers: &mut HeaderMap) {
     for name in [&LIMIT, &REMAINING, &RESET, &RATELIMIT, &POLICY] {
         headers.remove(name);
@@ -66,7 +66,7 @@ fn numbers<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item 
     headers.get_all(name).iter().filter_map(|value| value.to_str().ok()?.trim().parse().ok())
 }
 
-/// `"default";r=50;t=30`, one or several.
+/// Parses `"default";r=50;t=30`, one or several.
 fn listed(line: &[u8]) -> Option<Offer> {
     let list: List = Parser::new(line).parse().ok()?;
     let offers = list.iter().filter_map(|entry| {
@@ -77,7 +77,7 @@ fn listed(line: &[u8]) -> Option<Offer> {
     offers.reduce(Offer::stricter)
 }
 
-/// `limit=100, remaining=50, reset=30`.
+/// Parses `limit=100, remaining=50, reset=30`.
 fn named(line: &[u8]) -> Option<Offer> {
     let dictionary: Dictionary = Parser::new(line).parse().ok()?;
     let number = |name: &str| match dictionary.get(name)? {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_the_strictest_counts() {
+    fn the_strictest_of_several_values_counts() {
         assert_eq!(offer(&[("x-ratelimit-remaining", "9"), ("x-ratelimit-remaining", "7")]).0, left(7, 0));
         assert_eq!(offer(&[("ratelimit", "\"day\";r=900;t=9000, \"hour\";r=7;t=30")]).1, left(7, 30));
         assert_eq!(offer(&[("ratelimit", "\"a\";r=7;t=30"), ("ratelimit", "\"b\";r=7;t=40")]).1, left(7, 40));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_says_nothing() {
+    fn invalid_values_are_ignored() {
         for value in ["", "-1", "many", "1.5", "7 of 9", "99999999999999999999"] {
             assert_eq!(offer(&[("x-ratelimit-remaining", value), ("ratelimit-remaining", value)]), (None, None));
         }

@@ -1,7 +1,7 @@
 //! Header values that share one allocation.
 //!
-//! The numbers of an answer change from request to request. Their texts are put together on the stack, one after the
-//! other, and moved to the heap at once; each value is a part of that.
+//! The numbers of a response change with each request. Their texts are concatenated on the stack and moved to the heap
+//! together. Each header value is a slice of that allocation.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -10,19 +10,19 @@ use ::http::HeaderValue;
 use ::http::header::InvalidHeaderValue;
 use bytes::Bytes;
 
-/// Room for the texts of nearly all answers, several policies with names of usual length included. Longer ones take an
-/// allocation more.
+/// Room for the texts of nearly all responses, including several policies with names of usual length. Longer ones need
+/// another allocation.
 const ROOM: usize = 152;
 
-/// The texts of several values, while they are put together.
+/// The concatenated texts of several values.
 pub(super) struct Texts {
     bytes: [u8; ROOM],
     length: usize,
-    /// All of them, once they are longer than the room.
+    /// All texts, once they are longer than the room.
     long: Vec<u8>,
 }
 
-/// Where the text of a value ends. Values are taken in the order in which their texts were put together.
+/// The end of a value's text. Values are taken in the order in which they were added.
 #[derive(Clone, Copy)]
 pub(super) struct End(usize);
 
@@ -32,7 +32,7 @@ impl Texts {
         Self { bytes: [0; ROOM], length: 0, long: Vec::new() }
     }
 
-    /// Adds to the text of the current value.
+    /// Appends to the current value.
     #[inline]
     pub(super) fn push(&mut self, text: &[u8]) -> &mut Self {
         let end = self.length + text.len();
@@ -44,7 +44,7 @@ impl Texts {
         self
     }
 
-    /// Once a text does not fit, the length is beyond the room, so no other text fits either.
+    /// Once a text does not fit, the length exceeds the room, so no later text fits either.
     #[cold]
     fn push_long(&mut self, text: &[u8]) {
         if self.long.is_empty() {
@@ -73,7 +73,7 @@ impl Texts {
     }
 }
 
-/// Texts that fit the room.
+/// Texts that fit into the room.
 struct Short {
     bytes: [u8; ROOM],
     length: usize,
@@ -92,7 +92,7 @@ pub(super) struct SharedTexts {
 }
 
 impl SharedTexts {
-    /// The next value, whose text ends there; `None` if the text cannot be a header value.
+    /// Returns the next value, which ends at `end`. Returns `None` if the text is not a valid header value.
     #[inline]
     pub(super) fn take(&mut self, end: End) -> Option<HeaderValue> {
         let text = match end.0 - self.taken {
@@ -104,7 +104,7 @@ impl SharedTexts {
     }
 }
 
-/// Bytes of constant values that are kept for the life of the process: those of a thousand limits.
+/// Bytes of constant values that are kept for the lifetime of the process, enough for a thousand limits.
 const MAX_KEPT_BYTES: usize = 64 << 10;
 
 /// The constant values that are kept.
@@ -116,8 +116,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// Returns the text as one that is never freed, unless there is no room for it. Rules that are loaded again find the
-    /// texts of those before.
+    /// Returns a copy of the text that is never freed, or `None` if there is no room for it. Reloaded rules reuse the
+    /// texts of the rules before.
     fn keep(&mut self, text: &str) -> Option<&'static str> {
         if let Some(kept) = self.texts.get(text) {
             return Some(kept);
@@ -132,8 +132,8 @@ impl Kept {
     }
 }
 
-/// Makes a value that many answers get. Copies of one that is never freed share no counter, which all threads would
-/// change for every answer.
+/// Creates a header value that many responses share. Clones of a static value have no reference count, which all
+/// threads would otherwise contend for.
 pub(super) fn constant(text: &str) -> Result<HeaderValue, InvalidHeaderValue> {
     let value = HeaderValue::from_str(text)?;
     let kept = if text.is_ascii() { KEPT.lock().unwrap_or_else(PoisonError::into_inner).keep(text) } else { None };

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use super::answers::{Answers, ResponseSettlement};
 use super::expression_errors::ErrorCount;
 use super::key_part::header_name;
 use super::matching::Condition;
+use super::response::{ResponseSettlement, StatusSet};
 use super::{KeyPart, Match, Networks, PathReading, Request};
 use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
 use crate::error::InvalidLimit;
@@ -446,16 +446,16 @@ impl Rule {
     ///
     /// ```
     /// use http::StatusCode;
-    /// use tollgate::rules::{Answers, KeyPart, Rule};
+    /// use tollgate::rules::{StatusSet, KeyPart, Rule};
     /// use tollgate::{FixedWindow, Limit, MINUTE};
     ///
     /// let logins = Rule::new(Limit::new("logins", FixedWindow::new(5, MINUTE))?)
     ///     .key(KeyPart::ip())
-    ///     .count(Answers::none().status(StatusCode::UNAUTHORIZED));
+    ///     .count(StatusSet::none().status(StatusCode::UNAUTHORIZED));
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
-    pub fn count(mut self, answers: Answers) -> Self {
-        self.response_settlement.count = (answers != Answers::all()).then_some(answers);
+    pub fn count(mut self, answers: StatusSet) -> Self {
+        self.response_settlement.count = (answers != StatusSet::all()).then_some(answers);
         self
     }
 

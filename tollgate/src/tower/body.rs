@@ -1,4 +1,4 @@
-//! The body of an answer: the service's, or a refusal.
+//! The body of a response: the inner service's, or a refusal.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,7 +11,7 @@ use pin_project_lite::pin_project;
 use crate::gate::InFlightPermit;
 
 pin_project! {
-    /// The body of an answer: what the service inside said, or why it was not asked.
+    /// The body of a response: the inner service's, or that of a refusal.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -26,19 +26,19 @@ pin_project! {
         Inner {
             #[pin]
             body: B,
-            // Given back when the body has ended, and not only when a connection lets go of it.
+            // Returned when the body ends, and not only when the connection drops it.
             permit: Option<InFlightPermit>,
         },
         Refusal { text: Bytes },
     }
 }
 
-/// A body that the layer can make of the service's.
+/// A response body that the layer can build from the inner service's body.
 pub(super) trait Outgoing<B> {
-    /// What the service said, and the permit of the request among those in flight, to be kept as long as that takes.
+    /// Wraps the inner service's body. The permit is held until the body ends.
     fn inner(body: B, permit: Option<InFlightPermit>) -> Self;
 
-    /// The whole answer of the service.
+    /// Wraps the inner service's response.
     #[inline]
     fn response(response: Response<B>, permit: Option<InFlightPermit>) -> Response<Self>
     where
@@ -47,7 +47,7 @@ pub(super) trait Outgoing<B> {
         response.map(|body| Self::inner(body, permit))
     }
 
-    /// Why the service was not asked.
+    /// Creates the body of a refusal.
     fn refusal(text: Bytes) -> Self;
 }
 
@@ -100,7 +100,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     }
 }
 
-/// Whether nothing comes after what a body has said.
+/// Returns `true` if no frame follows this one.
 fn is_last<D, E>(frame: &Poll<Option<Result<Frame<D>, E>>>, is_end: impl FnOnce() -> bool) -> bool {
     match frame {
         Poll::Pending => false,

@@ -1,4 +1,4 @@
-//! The decision about a request, as its handler sees it.
+//! The decision about a request, for its handler.
 
 use std::ops::Deref;
 
@@ -9,12 +9,12 @@ use crate::decision::Decision;
 use crate::gate::Outcome;
 use crate::rules::RuleSet;
 
-/// The decision about a request, in the extensions of the request: see
+/// The decision about a request, in the request's extensions; see
 /// [`RateLimitLayer::share_decision`](super::RateLimitLayer::share_decision).
 ///
-/// It dereferences to the [`Decision`], so a handler reads [`remaining`](Decision::remaining) or
-/// [`reset_after`](Decision::reset_after) from it. With the feature `axum` it is an extractor. Use
-/// `Option<LimitDecision>` where some requests meet no limit.
+/// It dereferences to [`Decision`], so a handler can call [`remaining`](Decision::remaining) or
+/// [`reset_after`](Decision::reset_after). With the feature `axum` it is an extractor. Use `Option<LimitDecision>` if
+/// some requests match no limit.
 ///
 /// ```
 /// # #[cfg(feature = "axum")]
@@ -47,7 +47,8 @@ impl LimitDecision {
         Some(Self { rules: outcome.rules().clone(), decision })
     }
 
-    /// The name of the limit that decided: of several, the one with the least share of its quota left.
+    /// Returns the name of the limit that decided. Of several limits, it is the one with the smallest share of its
+    /// quota left.
     #[must_use]
     pub fn limit_name(&self) -> &str {
         self.decision.limit().map_or("", |limit| self.rules.name(self.rules.owner(limit)))
@@ -72,7 +73,7 @@ impl std::fmt::Debug for LimitDecision {
 }
 
 impl Limits {
-    /// Puts the decision into the extensions of a request, if it is to be shared.
+    /// Inserts the decision into the extensions of a request, if the layer shares decisions.
     #[inline]
     pub(super) fn insert_decision<B>(&self, outcome: &Outcome, request: &mut Request<B>) {
         if self.share_decision
@@ -82,7 +83,7 @@ impl Limits {
         }
     }
 
-    /// Whether nothing is done with a decision but to enforce it.
+    /// Returns `true` if the layer only enforces decisions, so the fast path can skip the full outcome.
     #[inline]
     pub(super) fn needs_no_outcome(&self) -> bool {
         self.on_decision.is_none() && !self.share_decision

@@ -1,4 +1,4 @@
-//! [`LimitDecision`] as an extractor of axum's.
+//! [`LimitDecision`] as an axum extractor.
 
 use std::convert::Infallible;
 
@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use super::LimitDecision;
 
-/// The rejection of a [`LimitDecision`] that is not there: a mistake of the program, answered with 500.
+/// The rejection of a [`LimitDecision`] that the request does not have. It is a programming error, answered with 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoLimitDecision;
 

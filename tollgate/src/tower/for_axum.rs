@@ -1,7 +1,7 @@
-//! The layer around axum's own bodies, which stay what they are.
+//! The layer for axum's own body type.
 //!
-//! axum puts every body that is not of its own type into a box, a [`ResponseBody`] too. Its own can be anything already,
-//! so the answers of the service pass as they are, and refusals become such bodies.
+//! axum boxes every body that is not of its own type, including a [`ResponseBody`]. Its own type can hold anything, so
+//! this layer passes the inner service's body through unchanged and builds refusals in that type.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -18,25 +18,25 @@ use super::future::Stage;
 use super::{RateLimit, RateLimitLayer, ResponseBody};
 use crate::gate::{Gate, InFlightPermit};
 
-/// A [`RateLimitLayer`] for axum's routers; see [`RateLimitLayer::for_axum`].
+/// A [`RateLimitLayer`] for axum routers; see [`RateLimitLayer::for_axum`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct AxumRateLimitLayer(pub(super) RateLimitLayer);
 
 impl AxumRateLimitLayer {
-    /// The gate, to replace its rules.
+    /// Returns the gate, for example to replace its rules.
     #[must_use]
     pub fn gate(&self) -> &Gate {
         self.0.gate()
     }
 }
 
-/// A service of axum's with rate limits around it; see [`RateLimitLayer::for_axum`].
+/// An axum service with rate limits; see [`RateLimitLayer::for_axum`].
 #[derive(Clone, Debug)]
 pub struct AxumRateLimit<S>(RateLimit<S>);
 
 pin_project! {
-    /// The answer to a request, on its way.
+    /// The future of a response.
     pub struct AxumResponseFuture<F, E> {
         #[pin]
         stage: Stage<F, Body, E>,
@@ -91,12 +91,12 @@ impl Outgoing<Body> for Body {
     fn inner(body: Body, permit: Option<InFlightPermit>) -> Self {
         match permit {
             None => body,
-            // Somebody has to see when it ends.
+            // The wrapper observes the end of the body.
             permit => Self::new(ResponseBody::inner(body, permit)),
         }
     }
 
-    /// Nothing is moved where the body stays.
+    /// Without a permit, the response is returned unchanged.
     #[inline]
     fn response(response: Response<Body>, permit: Option<InFlightPermit>) -> Response<Self> {
         match permit {

@@ -1,16 +1,16 @@
-//! What any server tells of a request: nothing of its own.
+//! Request data from servers without a known framework: none.
 
 use http::{Extensions, Request, StatusCode};
 
 pub(super) use super::peer::peer;
 use crate::gate::InFlightPermit;
 
-/// Routes are a server's own.
+/// Routes are known only with the feature `axum`.
 pub(super) fn route(_: &Extensions) -> Option<&str> {
     None
 }
 
-/// A connection that a handler takes over. Only hyper's are known, with the feature `axum`.
+/// A connection that a handler takes over. Only hyper's are supported, with the feature `axum`.
 pub(super) enum Tunnel {}
 
 impl Tunnel {

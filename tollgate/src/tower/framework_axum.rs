@@ -1,4 +1,4 @@
-//! What axum tells of a request.
+//! Request data from axum.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,13 +7,13 @@ use http::Extensions;
 
 pub(super) use super::tunnel::Tunnel;
 
-/// The address of the connection's other end.
+/// Returns the address of the peer.
 pub(super) fn peer(extensions: &Extensions) -> Option<IpAddr> {
     let connected = || extensions.get::<ConnectInfo<SocketAddr>>().map(|connected| connected.0.ip());
     super::peer::peer(extensions).or_else(connected)
 }
 
-/// The path of the route that serves the request, as it was given to the router: `/users/{id}`.
+/// Returns the path of the matched route, as registered with the router: `/users/{id}`.
 pub(super) fn route(extensions: &Extensions) -> Option<&str> {
     extensions.get::<MatchedPath>().map(MatchedPath::as_str)
 }

@@ -1,4 +1,4 @@
-//! The way of a request through the layer: asked, perhaps held, let in, and settled.
+//! The future of a request: checked, perhaps delayed, served, and settled.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use crate::gate::{Admitted, Outcome};
 type ServiceResult<B, E> = Result<Response<B>, E>;
 
 pin_project! {
-    /// The answer to a request, on its way.
+    /// The future of a response.
     pub struct ResponseFuture<F, R, E> {
         #[pin]
         stage: Stage<F, ResponseBody<R>, E>,
@@ -26,18 +26,18 @@ pin_project! {
 }
 
 pin_project! {
-    /// Where a request is on its way.
+    /// The stage of a request.
     #[project = StageProjection]
     pub(super) enum Stage<F, B, E> {
         Refused { response: Option<Response<B>> },
-        // What most requests are.
+        // The stage of most requests.
         Serving { #[pin] future: F, kept: Option<Kept> },
-        // A store that is elsewhere, a queue that holds, a service that is not ready, a cost to settle.
+        // For a remote store, a delay, a service that is not ready, or a cost to settle.
         Boxed { future: Pin<Box<dyn Future<Output = ServiceResult<B, E>> + Send>> },
     }
 }
 
-/// What is kept of an outcome until the service has answered. Futures are moved about, so it is small.
+/// The part of an outcome that is kept until the service responds. It is small because futures are moved often.
 pub(super) enum Kept {
     Admitted(Admitted),
     Outcome(Box<Outcome>),
@@ -88,7 +88,7 @@ impl<F, B, E> Stage<F, B, E> {
         Self::Serving { future, kept: Some(Kept::Outcome(outcome)) }
     }
 
-    /// Waits for the decision of a store that is elsewhere.
+    /// Waits for the decision of a remote store.
     pub(super) fn awaiting_store<S, Q, R>(
         outcome: impl Future<Output = Outcome> + Send + 'static,
         limits: Arc<Limits>,
@@ -112,7 +112,7 @@ impl<F, B, E> Stage<F, B, E> {
         Self::Boxed { future }
     }
 
-    /// Holds an admitted request until its delay is over and the service is ready.
+    /// Delays an allowed request until its delay is over and the service is ready.
     pub(super) fn admitted_later<S, Q, R>(outcome: Outcome, limits: Arc<Limits>, inner: S, request: Request<Q>) -> Self
     where
         S: Service<Request<Q>, Response = Response<R>, Error = E, Future = F> + Send + 'static,
@@ -135,7 +135,7 @@ impl<F, B, E> Stage<F, B, E> {
         let mut stage = self;
         match stage.as_mut().project() {
             StageProjection::Refused { response } => {
-                Poll::Ready(Ok(response.take().expect("a future is not asked again after it is done")))
+                Poll::Ready(Ok(response.take().expect("a future is not polled after completion")))
             }
             StageProjection::Boxed { future } => future.as_mut().poll(context),
             StageProjection::Serving { future, kept } => {
@@ -153,7 +153,7 @@ impl<F, B, E> Stage<F, B, E> {
                     }
                     _ => {}
                 }
-                let kept = kept.take().expect("a future is not asked again after it is done");
+                let kept = kept.take().expect("a future is not polled after completion");
                 let mut future = settle_boxed(kept.into_outcome(), response);
                 let answer = future.as_mut().poll(context);
                 if answer.is_pending() {
@@ -165,7 +165,7 @@ impl<F, B, E> Stage<F, B, E> {
     }
 }
 
-/// Calls the service with an admitted request, once its delay is over and the service is ready.
+/// Calls the service with an allowed request, once its delay is over and the service is ready.
 async fn serve<S, Q, R, B>(
     outcome: Outcome,
     limits: Arc<Limits>,
@@ -189,12 +189,12 @@ where
     Ok(finish(outcome, response, tunnel).await)
 }
 
-/// A request that was admitted, before the service is called with it. If it is dropped, what it took is given back.
+/// An allowed request before the service is called. Dropping it refunds the units it took.
 struct Unserved(Option<Outcome>);
 
 impl Unserved {
     fn into_outcome(mut self) -> Outcome {
-        self.0.take().expect("only taken here and when it is dropped")
+        self.0.take().expect("taken only here and on drop")
     }
 }
 
@@ -206,7 +206,7 @@ impl Drop for Unserved {
     }
 }
 
-/// What few answers need: a cost to settle, or rules that want to know of it.
+/// Settles the few responses that have a cost or rules to settle.
 #[cold]
 #[inline(never)]
 fn settle_boxed<R, B, E>(
@@ -221,7 +221,7 @@ where
     Box::pin(async move { Ok(finish(*outcome, response, None).await) })
 }
 
-/// The service's answer with the headers of an outcome, once what it really cost is settled.
+/// Settles the actual cost, and adds the headers of the outcome to the service's response.
 async fn finish<R, B: Outgoing<R>>(
     mut outcome: Outcome,
     mut response: Response<R>,
@@ -229,7 +229,7 @@ async fn finish<R, B: Outgoing<R>>(
 ) -> Response<B> {
     outcome.write_headers(response.headers_mut());
     let cost = response.extensions_mut().remove::<ActualCost>();
-    // Nobody is left to tell when the store cannot be reached: what was taken stands.
+    // If the store cannot be reached, the estimated cost stays: the response has no place for an error.
     _ = outcome
         .settle_response_with(response.status(), response.headers(), cost.as_ref().map(ActualCost::reported))
         .await;

@@ -1,4 +1,4 @@
-//! The layer: puts a gate around a service.
+//! The layer, which wraps a service with a gate.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,42 +13,43 @@ use crate::gate::{Gate, Outcome};
 use crate::limit::Limit;
 use crate::rules::{Facts, Finders, KeyPart, Request, Rule, RuleSet};
 
-/// Finds the address of a connection's other end among the extensions of a request.
+/// Finds the peer address in the extensions of a request.
 type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
 
 /// Observes the decision about a request.
 type OnDecision = Arc<dyn Fn(&Outcome, &Facts<'_>) + Send + Sync>;
 
-/// Makes the response to a refused request out of the usual one.
+/// Builds the response to a refused request from the default one.
 type RefuseWith = Arc<dyn Fn(&Outcome, &Facts<'_>, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
 
-/// Puts rate limits around a service.
+/// Adds rate limits to a service.
 ///
-/// Around axum's routers, paths are those that the layer sees: inside of `nest`, without the prefix. The name of a route
+/// With axum, paths are those that the layer sees: inside `nest`, they lack the prefix. The route name
 /// ([`KeyPart::route`]) is axum's matched path, with the feature `axum`.
 ///
-/// The client's address is taken from a [`PeerAddress`](super::PeerAddress) among the request's extensions, with the
-/// feature `axum` also from axum's `ConnectInfo` (serve with `into_make_service_with_connect_info::<SocketAddr>()`),
-/// or from wherever [`peer_address`](Self::peer_address) says. Requests of unknown address share one key.
+/// The client address comes from a [`PeerAddress`](super::PeerAddress) in the request's extensions. With the feature
+/// `axum` it can also come from axum's `ConnectInfo` (serve with
+/// `into_make_service_with_connect_info::<SocketAddr>()`). Set [`peer_address`](Self::peer_address) to read it from
+/// elsewhere. Requests of unknown address share one key.
 #[derive(Clone)]
 #[must_use]
 pub struct RateLimitLayer(Arc<Limits>);
 
-/// What a layer and all services it made have in common: servers clone a service for every request, so that is one
+/// Shared by a layer and all services it created. Servers clone a service for every request, so the clone copies one
 /// pointer.
 #[derive(Clone)]
 pub(super) struct Limits {
     pub(super) gate: Gate,
-    /// Where to look for the address, if it is not where it usually is.
+    /// Finds the peer address, if it is not in the usual extension.
     find_peer: Option<FindPeer>,
     pub(super) on_decision: Option<OnDecision>,
     pub(super) refuse_with: Option<RefuseWith>,
-    /// Whether the decision is put into the extensions of the request.
+    /// `true` to insert decisions into the extensions of requests.
     pub(super) share_decision: bool,
 }
 
 impl Limits {
-    /// The address of the connection's other end.
+    /// Returns the address of the peer.
     #[inline]
     pub(super) fn peer(&self, extensions: &Extensions) -> Option<IpAddr> {
         match &self.find_peer {
@@ -57,7 +58,7 @@ impl Limits {
         }
     }
 
-    /// What facts find by, where rules ask for it.
+    /// Returns the functions by which facts find the peer address and the route, if rules need them.
     pub(super) fn finders(&self) -> Finders<'_> {
         let usual: &'static (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync) = &framework::peer;
         Finders { peer: self.find_peer.as_deref().unwrap_or(usual), route: framework::route }
@@ -65,22 +66,23 @@ impl Limits {
 }
 
 impl RateLimitLayer {
-    /// The rules of a gate. Keep a clone of the gate to replace its rules while the service runs.
+    /// Creates a layer with the rules of a gate. Keep a clone of the gate to replace its rules while the service runs.
     pub fn new(gate: Gate) -> Self {
         let limits = Limits { gate, find_peer: None, on_decision: None, refuse_with: None, share_decision: false };
         Self(Arc::new(limits))
     }
 
-    /// One limit for each client address; IPv6 by /64.
+    /// Creates a layer with one limit per client address. IPv6 addresses are grouped by /64.
     ///
     /// # Errors
     ///
-    /// When the limiter cannot be built.
+    /// If the limiter cannot be built.
     pub fn per_ip(limit: Limit) -> Result<Self, InvalidLimit> {
         Self::of(Rule::new(limit).key(KeyPart::ip()))
     }
 
-    /// One limit for each key that a closure makes of a request. Requests of which it makes none share one key.
+    /// Creates a layer with one limit per key, which a closure derives from the request. Requests for which it returns
+    /// `None` share one key.
     ///
     /// ```
     /// use tollgate::tower::RateLimitLayer;
@@ -98,7 +100,7 @@ impl RateLimitLayer {
     ///
     /// # Errors
     ///
-    /// When the limiter cannot be built.
+    /// If the limiter cannot be built.
     pub fn per_key(
         limit: Limit,
         key: impl Fn(&Request<'_>) -> Option<String> + Send + Sync + 'static,
@@ -110,14 +112,15 @@ impl RateLimitLayer {
         Ok(Self::new(Gate::in_memory(RuleSet::builder().rule(rule).build()?)?))
     }
 
-    /// Finds the address of the connection's other end among the extensions of a request.
+    /// Sets the function that finds the peer address in the extensions of a request.
     pub fn peer_address(mut self, find: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.0).find_peer = Some(Arc::new(find));
         self
     }
 
-    /// Puts the decision about each request that a limit applies to into the request's extensions, as a
-    /// [`LimitDecision`](super::LimitDecision), before the service is called. Handlers read from it what is left.
+    /// Inserts the decision about each request that matches a limit into the request's extensions, as a
+    /// [`LimitDecision`](super::LimitDecision), before the service is called. Handlers read the remaining quota from
+    /// it.
     ///
     /// It costs an allocation per request, so it is off by default.
     pub fn share_decision(mut self) -> Self {
@@ -125,9 +128,8 @@ impl RateLimitLayer {
         self
     }
 
-    /// Calls a closure with the decision about every request, allowed or refused, and with what is known of the request:
-    /// for metrics and logs. It runs before the service is called, on the thread that serves the request, so it must not
-    /// block.
+    /// Calls a closure with the outcome and the facts of every request, allowed or refused, for metrics and logs. It
+    /// runs before the service is called, on the thread that serves the request, so it must not block.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -153,11 +155,11 @@ impl RateLimitLayer {
         self
     }
 
-    /// Makes the response to each refused request. The closure gets the decision, what is known of the request, and the
-    /// response that would be sent otherwise, with its status, `Retry-After` and rate limit headers: change it, or return
-    /// another.
+    /// Sets a closure that builds the response to each refused request. It gets the outcome, the facts of the request,
+    /// and the default response with its status, `Retry-After` and rate limit headers. Modify that response, or return
+    /// another one.
     ///
-    /// gRPC requests are not affected: their refusals are statuses of gRPC.
+    /// gRPC requests are not affected: they are refused with a gRPC status.
     ///
     /// ```
     /// use http::header::CONTENT_TYPE;
@@ -183,10 +185,10 @@ impl RateLimitLayer {
         self
     }
 
-    /// The same for axum's routers: the bodies of answers stay of axum's own type. It changes nothing that a client could
-    /// see, and saves the box that axum puts around the body of every answer otherwise. Call it last. It stands directly
-    /// around a router, a route or other services whose bodies are axum's; around what changes bodies, such as a layer that
-    /// compresses them, put the layer without it.
+    /// Returns the layer for axum routers, where response bodies keep axum's own type. Clients see no difference, but
+    /// it saves the box that axum otherwise puts around the body of every response. Call it last, and apply it directly
+    /// to a router, a route or another service with axum's body type. Around a layer that changes bodies, such as
+    /// compression, use the layer without `for_axum`.
     ///
     /// ```
     /// use axum::{Router, routing::get};
@@ -203,7 +205,7 @@ impl RateLimitLayer {
         super::AxumRateLimitLayer(self)
     }
 
-    /// The gate, to replace its rules.
+    /// Returns the gate, for example to replace its rules.
     #[must_use]
     pub fn gate(&self) -> &Gate {
         &self.0.gate

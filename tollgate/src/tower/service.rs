@@ -1,4 +1,4 @@
-//! The service: asks first, and lets in what may pass.
+//! The service, which checks each request before it calls the inner service.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,27 +18,27 @@ use crate::gate::{ByAddress, Outcome, ReportedCost};
 use crate::http::is_grpc;
 use crate::rules::Facts;
 
-/// A service with rate limits around it; see [`RateLimitLayer`](super::RateLimitLayer).
+/// A service with rate limits; see [`RateLimitLayer`](super::RateLimitLayer).
 ///
-/// It is always ready, unless the service inside has failed. A request that is denied is answered at once, even while the
-/// service inside has no room; a request that is admitted waits for it. If the caller drops the request while it waits,
-/// or the service fails instead, the request gets back what it took from its limits.
+/// It is always ready, unless the inner service has failed. A denied request is answered at once, even if the inner
+/// service has no capacity. An allowed request waits for it. If the caller drops the request meanwhile, or the service
+/// fails, the units the request took are refunded.
 pub struct RateLimit<S> {
     inner: S,
-    /// Whether `inner` has reported that it is ready, and has not been called since.
+    /// `true` if `inner` has reported that it is ready, and has not been called since.
     inner_ready: bool,
     limits: Arc<Limits>,
 }
 
 impl<S: Clone> Clone for RateLimit<S> {
-    /// Readiness belongs to one instance: a clone of a service that is ready may not be.
+    /// Readiness belongs to one instance: a clone of a ready service may not be ready.
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), inner_ready: false, limits: Arc::clone(&self.limits) }
     }
 }
 
-/// What a request really cost, for a handler that knows it only afterwards: left among the extensions of its
-/// response, it settles every limit whose `cost` was an estimate, or the one that is named.
+/// The actual cost of a request, for a handler that knows it only afterwards. Inserted into the response's extensions,
+/// it settles every limit whose cost was an estimate, or one limit by name.
 ///
 /// ```
 /// use tollgate::tower::ActualCost;
@@ -53,27 +53,27 @@ pub struct ActualCost {
 }
 
 impl ActualCost {
-    /// So many units, of every limit whose cost is not one unit for all.
+    /// Creates a cost in units. It applies to every limit whose cost is not the constant 1.
     #[must_use]
     pub fn new(units: u64) -> Self {
         Self { units, limit: None }
     }
 
-    /// Of the limit of that name alone, whatever its cost was.
+    /// Applies the cost to the limit named `name` alone, whatever its estimated cost was.
     #[must_use]
     pub fn of_limit(mut self, name: impl Into<String>) -> Self {
         self.limit = Some(name.into());
         self
     }
 
-    /// What the rules are reported of it.
+    /// Returns the cost in the form that the gate settles.
     pub(super) fn reported(&self) -> ReportedCost<'_> {
         ReportedCost { units: self.units, limit: self.limit.as_deref() }
     }
 }
 
 impl Limits {
-    /// What the rules and the closures of the layer may look at.
+    /// Returns the facts of a request.
     #[inline]
     fn facts<'a, B>(&'a self, request: &'a Request<B>) -> Facts<'a> {
         let uri = request.uri();
@@ -89,7 +89,7 @@ impl Limits {
         }
     }
 
-    /// Reports the decision, and returns the response to a request that is refused.
+    /// Reports the decision, and returns the response if the request is refused.
     #[inline]
     pub(super) fn refusal<Q, R, B: Outgoing<R>>(&self, outcome: &Outcome, request: &Request<Q>) -> Option<Response<B>> {
         if let Some(on_decision) = &self.on_decision {
@@ -99,7 +99,7 @@ impl Limits {
     }
 }
 
-/// The refusal in the form that the client of this request understands.
+/// Returns the refusal in the format that the client expects.
 #[cold]
 #[inline(never)]
 fn refusal_to<Q, R, B: Outgoing<R>>(limits: &Limits, outcome: &Outcome, request: &Request<Q>) -> Option<Response<B>> {
@@ -110,7 +110,7 @@ fn refusal_to<Q, R, B: Outgoing<R>>(limits: &Limits, outcome: &Outcome, request:
     if let Some(refuse_with) = &limits.refuse_with {
         response = refuse_with(outcome, &limits.facts(request), response);
     }
-    // Not every server takes the body from an answer to HEAD; its length is reported all the same.
+    // Not every server removes the body from a response to HEAD. Its `content-length` stays.
     if request.method() == Method::HEAD {
         let length = std::mem::take(response.body_mut()).len();
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
@@ -144,7 +144,7 @@ impl<S> RateLimit<S> {
         Self { inner, inner_ready: false, limits }
     }
 
-    /// Notes whether the service inside is ready. Whoever is denied does not need it, so nobody waits for it here.
+    /// Records whether the inner service is ready. It does not wait, because denied requests do not need the service.
     #[inline]
     pub(super) fn poll_inner<Q>(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>>
     where
@@ -157,7 +157,7 @@ impl<S> RateLimit<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Decides about a request, and calls the service inside if that may be done at once.
+    /// Checks a request, and calls the inner service if that is possible at once.
     #[inline]
     pub(super) fn enter<Q, R, B>(&mut self, request: Request<Q>) -> Stage<S::Future, B, S::Error>
     where
@@ -175,8 +175,8 @@ impl<S> RateLimit<S> {
         }
     }
 
-    /// Decides about a request by all that is known of it. A function of its own, so that the fast
-    /// path has a small stack frame.
+    /// Checks a request by all of its facts. Separate from the fast path, so that the fast path has a small stack
+    /// frame.
     #[inline(never)]
     fn enter_with_outcome<Q, R, B>(
         &mut self,
@@ -225,7 +225,7 @@ impl<S> RateLimit<S> {
 }
 
 impl<S: Clone> RateLimit<S> {
-    /// The service that was polled. A clone, which has to be polled itself, takes its permit.
+    /// Takes the service that was polled, and leaves a clone that has to be polled itself.
     fn take_inner(&mut self) -> S {
         self.inner_ready = false;
         let clone = self.inner.clone();

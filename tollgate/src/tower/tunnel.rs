@@ -1,13 +1,14 @@
-//! Connections that a handler takes over, as WebSockets do: they hold their permit until the handler lets go of them.
+//! Connections that a handler takes over, such as WebSockets. They hold their permit until the handler drops the
+//! connection.
 //!
-//! An upgraded connection goes from hyper to the handler, past the layer: a handler takes hyper's [`OnUpgrade`] from the
-//! request and spawns a task that talks to the client long after the answer (101) is over. So a request with a permit
-//! gets another [`OnUpgrade`], of a pipe in memory, and the layer carries bytes between the pipe and the client. When the
-//! handler drops its end, the permit ends. Only requests with a permit take this detour, and hyper makes an `OnUpgrade`
-//! only for requests that want one.
+//! An upgraded connection goes from hyper to the handler and bypasses the layer: the handler takes hyper's
+//! [`OnUpgrade`] from the request and spawns a task that uses the connection long after the response (101) has been
+//! sent. A request with a permit therefore gets the [`OnUpgrade`] of an in-memory pipe, and the layer copies bytes
+//! between the pipe and the client. When the handler drops its end, the permit is returned. Only requests with a permit
+//! need this, and hyper creates an `OnUpgrade` only for requests that ask for one.
 //!
-//! hyper has no constructor for an `OnUpgrade`. It makes one for the server's end of any connection, so a connection in
-//! memory is upgraded for it.
+//! hyper has no constructor for an `OnUpgrade`, but it creates one for the server side of any connection. So we upgrade
+//! an in-memory connection.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -34,13 +35,13 @@ use crate::gate::InFlightPermit;
 /// Bytes in the pipe in each direction: two frames of the largest size that most WebSocket libraries write at once.
 const PIPE_BYTES: usize = 16 << 10;
 
-/// How long a client may take to read the handler's last words.
+/// The time a client has to read the last bytes that the handler wrote.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
 const HANDSHAKE: &[u8] = b"GET / HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: tunnel\r\n\r\n";
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
-/// The layer's end of a pipe to a handler that may take over the connection of its request.
+/// The layer's end of the pipe to a handler that may take over the connection.
 pub(super) struct Tunnel {
     client: OnUpgrade,
     handler: DuplexStream,
@@ -50,29 +51,29 @@ pub(super) struct Tunnel {
 }
 
 impl Tunnel {
-    /// Whether the client of a request wants another protocol.
+    /// Returns `true` if the client asks for another protocol.
     pub(super) fn is_requested(extensions: &Extensions) -> bool {
         extensions.get::<OnUpgrade>().is_some()
     }
 
-    /// Puts a pipe between the client's connection and the handler.
+    /// Inserts a pipe between the client's connection and the handler.
     pub(super) fn before<B>(request: &mut Request<B>) -> Option<Self> {
         let is_connect = request.method() == Method::CONNECT;
         let client = request.extensions_mut().remove::<OnUpgrade>()?;
         let pipe = pipe();
         debug_assert!(pipe.is_some(), "hyper upgrades a connection in memory without waiting");
-        // Without a pipe there is no upgrade: a connection that holds no permit must not be taken over.
+        // Without a pipe there is no upgrade: a connection without a permit must not be taken over.
         let (handler, handler_gone, promise) = pipe?;
         request.extensions_mut().insert(promise);
         Some(Self { client, handler, handler_gone, is_connect })
     }
 
-    /// Whether an answer of this status hands the connection over.
+    /// Returns `true` if a response with this status hands over the connection.
     pub(super) fn is_opened_by(&self, status: StatusCode) -> bool {
         status == StatusCode::SWITCHING_PROTOCOLS || self.is_connect && status.is_success()
     }
 
-    /// Carries bytes between the client and the handler, and holds the permit until the handler is gone.
+    /// Copies bytes between the client and the handler, and holds the permit until the handler drops its end.
     pub(super) fn open(self, permit: Option<InFlightPermit>) {
         let Self { client, handler, handler_gone, .. } = self;
         tokio::spawn(async move {
@@ -89,7 +90,7 @@ impl Tunnel {
     }
 }
 
-/// Carries bytes in both directions until the handler is gone.
+/// Copies bytes in both directions until the handler drops its end.
 async fn carry(client: TokioIo<Upgraded>, handler: DuplexStream, mut handler_gone: oneshot::Receiver<Infallible>) {
     let (mut from_client, mut to_client) = split(client);
     let (mut from_handler, mut to_handler) = split(handler);
@@ -102,7 +103,7 @@ async fn carry(client: TokioIo<Upgraded>, handler: DuplexStream, mut handler_gon
             _ = copy(&mut from_client, &mut to_handler).await;
             _ = to_handler.shutdown().await;
         };
-        // A handler may work on after its client has closed the connection.
+        // A handler may continue after its client has closed the connection.
         tokio::select! {
             () = copied => { _ = handler_gone.await; }
             _ = &mut handler_gone => {}
@@ -117,11 +118,12 @@ async fn carry(client: TokioIo<Upgraded>, handler: DuplexStream, mut handler_gon
 /// The handler's end of a pipe.
 struct HandlerEnd {
     io: DuplexStream,
-    /// Dropped with it.
+    /// Dropped together with `io`.
     _alive: oneshot::Sender<Infallible>,
 }
 
-/// A pipe: the layer's end, what resolves when the other end is dropped, and the promise of the other end.
+/// Creates a pipe. Returns the layer's end, a receiver that resolves when the other end is dropped, and the `OnUpgrade`
+/// of the other end.
 fn pipe() -> Option<(DuplexStream, oneshot::Receiver<Infallible>, OnUpgrade)> {
     let (mut near, far) = duplex(PIPE_BYTES);
     let (alive, gone) = oneshot::channel();
@@ -144,7 +146,7 @@ fn pipe() -> Option<(DuplexStream, oneshot::Receiver<Infallible>, OnUpgrade)> {
         }
         io::Result::Ok(())
     };
-    // Everything is in memory, so there is nothing to wait for.
+    // Everything is in memory, so this never waits.
     let mut context = Context::from_waker(Waker::noop());
     let Poll::Ready(Ok(())) = pin!(unconstrained(upgraded)).poll(&mut context) else { return None };
     let promise = promise.lock().unwrap_or_else(PoisonError::into_inner).take()?;

@@ -1,7 +1,7 @@
 //! Limits that hear how requests were answered.
 
 use http::{HeaderMap, HeaderName, StatusCode};
-use tollgate::rules::{Answers, Cost, Mode, Rule};
+use tollgate::rules::{Cost, Mode, Rule, StatusSet};
 use tollgate::{Ban, Gate, Limit, MINUTE, Settlement, SlidingWindowLog};
 
 use super::{ask, gate, headers, remaining};
@@ -23,7 +23,7 @@ fn status(code: u16) -> StatusCode {
 
 #[tokio::test]
 async fn only_the_answers_that_count_spend_a_limit() {
-    let refused = Answers::none().status(StatusCode::UNAUTHORIZED).class(StatusCode::INTERNAL_SERVER_ERROR);
+    let refused = StatusSet::none().status(StatusCode::UNAUTHORIZED).class(StatusCode::INTERNAL_SERVER_ERROR);
     let (gate, _) = gate([log("logins", 3).count(refused), log("requests", 100)]);
     for code in [200, 302, 403, 404] {
         let outcome = ask(&gate, "POST", "/login", &[]);
@@ -43,7 +43,7 @@ async fn only_the_answers_that_count_spend_a_limit() {
 
 #[tokio::test]
 async fn tries_at_the_same_time_cannot_pass_a_limit_before_any_is_answered() {
-    let (gate, _) = gate([log("logins", 3).count(Answers::failures())]);
+    let (gate, _) = gate([log("logins", 3).count(StatusSet::failures())]);
     let open: Vec<_> = (0..5).map(|_| ask(&gate, "POST", "/", &[])).collect();
     assert_eq!(open.iter().filter(|outcome| outcome.is_allowed()).count(), 3);
     for outcome in &open {
@@ -84,7 +84,7 @@ async fn more_than_there_is_leaves_nothing_and_is_told() {
 
 #[tokio::test]
 async fn an_answer_that_does_not_count_costs_nothing_whatever_it_tells() {
-    let (gate, _) = gate([log("tokens", 1000).settle_by(COST).count(Answers::successes())]);
+    let (gate, _) = gate([log("tokens", 1000).settle_by(COST).count(StatusSet::successes())]);
     _ = ask(&gate, "POST", "/", &[]).settle_response(StatusCode::BAD_GATEWAY, &headers(&[("x-cost", "70")])).await;
     assert_eq!(left(&gate, "tokens"), 1000);
     _ = ask(&gate, "POST", "/", &[]).settle_response(StatusCode::OK, &headers(&[("x-cost", "70")])).await;
@@ -93,7 +93,7 @@ async fn an_answer_that_does_not_count_costs_nothing_whatever_it_tells() {
 
 #[tokio::test]
 async fn a_rule_that_only_watches_hears_answers_too() {
-    let (gate, _) = gate([log("trial", 3).count(Answers::failures()).mode(Mode::Shadow), log("requests", 10)]);
+    let (gate, _) = gate([log("trial", 3).count(StatusSet::failures()).mode(Mode::Shadow), log("requests", 10)]);
     let watched = |gate: &Gate| {
         let outcome = ask(gate, "GET", "/", &[]);
         assert!(outcome.awaits_response());
@@ -112,6 +112,6 @@ async fn a_rule_that_only_watches_hears_answers_too() {
 #[test]
 fn rules_that_count_every_answer_do_not_ask_for_any() {
     let ban = Ban { after: 5, within: MINUTE, for_: MINUTE };
-    let (gate, _) = gate([log("a", 10).ban(ban), log("b", 10).count(Answers::all())]);
+    let (gate, _) = gate([log("a", 10).ban(ban), log("b", 10).count(StatusSet::all())]);
     assert!(!ask(&gate, "GET", "/", &[]).awaits_response());
 }

@@ -1,6 +1,6 @@
 //! Costs that are known only afterwards.
 
-use tollgate::rules::{Answers, Cost, Facts, Mode, Rule};
+use tollgate::rules::{Cost, Facts, Mode, Rule, StatusSet};
 use tollgate::{Gate, Limit, MINUTE, Settlement, SlidingWindowLog};
 
 use super::{ask, gate, remaining};
@@ -110,7 +110,7 @@ async fn limits_in_shadow_mode_are_settled_once_however_many_they_are() {
     let log = |number: u32| {
         let limit = Limit::new(format!("limit-{number}"), SlidingWindowLog::new(10, MINUTE)).unwrap();
         let mode = if number < 20 { Mode::Enforced } else { Mode::Shadow };
-        Rule::new(limit).count(Answers::failures()).mode(mode)
+        Rule::new(limit).count(StatusSet::failures()).mode(mode)
     };
     let gate = gate((0..80).map(log)).0;
     let other = ask(&gate, "GET", "/", &[]);

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::header::ACCEPT;
 use http::{HeaderMap, HeaderValue, Response};
 use serde_json::{Value, json};
-use tollgate::http::{Answer, Body, Families, Policy, Refusal, Template};
+use tollgate::http::{Body, Families, Policy, Refusal, RefusalBuilder, Template};
 use tollgate::{Decision, FixedWindow, Limit};
 
 use crate::{denied_for, limited, per_user};
@@ -17,7 +17,7 @@ fn accepting(accept: &str) -> HeaderMap {
 
 fn refused(refusal: &Refusal, by: Option<&(Limit, Decision)>, body: &Body, request: &HeaderMap) -> Response<Bytes> {
     let policy = by.map(|(limit, _)| Policy::new(limit, Families::default()));
-    let mut answer = Answer::new(refusal);
+    let mut answer = RefusalBuilder::new(refusal);
     if let (Some(policy), Some((_, decision))) = (&policy, by) {
         answer = answer.limit(policy).decision(decision);
     }
@@ -257,18 +257,13 @@ fn a_template_that_cannot_be_sent_is_refused_with_the_fix() {
     let known = "use limit, quota, remaining, retry_after, reset_after, message, status";
     let long = "x".repeat(64 * 1024 + 1);
     let table = [
-        (
-            "{{limits}}",
-            "text/html",
-            "template",
-            format!("the template has a place `limits` that is not known; {known}"),
-        ),
+        ("{{limits}}", "text/html", "template", format!("unknown placeholder `limits` in the template; {known}")),
         ("a {{}}", "text/html", "template", format!("the template has a place `` that is not known; {known}")),
         (
             "a {{limit",
             "text/html",
             "template",
-            "the template has a `{{` that is never closed, before `limit`; close it with `}}`".into(),
+            "unclosed `{{` in the template, before `limit`; close it with `}}`".into(),
         ),
         (&long, "text/html", "template", "a template of 65537 bytes is too long; use 64 KiB or less".into()),
         ("", "html", "content_type", "`html` is not a content type; write a media type such as text/html".into()),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
-use tollgate::http::{Answer, Families, Policy, Refusal, is_grpc};
+use tollgate::http::{Families, Policy, Refusal, RefusalBuilder, is_grpc};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
@@ -15,7 +15,7 @@ fn a_denial_is_resource_exhausted_with_the_exact_wait() {
     let wait = Duration::from_micros(1_200_001);
     let (limit, decision) = denied_for(wait);
     let policy = Policy::new(&limit, Families::default());
-    let response = Answer::new(&Refusal::Limited).limit(&policy).decision(&decision).grpc();
+    let response = RefusalBuilder::new(&Refusal::Limited).limit(&policy).decision(&decision).grpc();
     assert_eq!(response.status(), 200);
     assert_eq!(response.headers()["content-type"], "application/grpc");
     assert_eq!(response.headers()["grpc-status"], "8");
@@ -42,12 +42,12 @@ fn every_refusal_has_its_status() {
         (&Refusal::StoreUnavailable, Code::Unavailable, Some(1)),
     ];
     for (refusal, code, retry_secs) in table {
-        let status = Status::from_header_map(Answer::new(refusal).grpc().headers()).unwrap();
+        let status = Status::from_header_map(RefusalBuilder::new(refusal).grpc().headers()).unwrap();
         assert_eq!(status.code(), code, "{refusal:?}");
         let delay = status.get_details_retry_info().and_then(|info| info.retry_delay);
         assert_eq!(delay, retry_secs.map(Duration::from_secs), "{refusal:?}");
     }
-    let status = Status::from_header_map(Answer::new(&missing).grpc().headers()).unwrap();
+    let status = Status::from_header_map(RefusalBuilder::new(&missing).grpc().headers()).unwrap();
     assert_eq!(status.message(), "The request lacks 한도 100%, which the limit counts by.");
 }
 

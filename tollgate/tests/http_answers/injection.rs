@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use proptest::prelude::*;
 use sfv::{List, ListEntry, Parser};
-use tollgate::http::{Answer, Body, Families, HeaderFamily, Policy, Refusal};
+use tollgate::http::{Body, Families, HeaderFamily, Policy, Refusal, RefusalBuilder};
 use tollgate::{Decision, FixedWindow, Limit, Limiter, MINUTE};
 
 /// Any name that a limit may have, with the characters that matter to headers well represented.
@@ -56,7 +56,7 @@ proptest! {
     fn headers_are_printable_and_one_policy_is_one_item(name in names(), families in families(), refusal in refusals()) {
         let (limit, decision) = denied(&name);
         let policy = Policy::new(&limit, families);
-        let answer = Answer::new(&refusal).limit(&policy).decision(&decision);
+        let answer = RefusalBuilder::new(&refusal).limit(&policy).decision(&decision);
         let of_limit = matches!(refusal, Refusal::Limited | Refusal::Banned { .. });
         let items = usize::from(families.has(HeaderFamily::Ietf) && of_limit);
         let http = answer.response(&Body::Json, &HeaderMap::new());
@@ -73,7 +73,7 @@ proptest! {
     fn json_is_json_whatever_is_put_in(name in names(), refusal in refusals()) {
         let (limit, decision) = denied(&name);
         let policy = Policy::new(&limit, Families::default());
-        let answer = Answer::new(&refusal).limit(&policy).decision(&decision);
+        let answer = RefusalBuilder::new(&refusal).limit(&policy).decision(&decision);
         let template = r#"{"limit":"{{limit}}","message":"{{message}}","wait":{{retry_after}}}"#;
         let template = Body::template(template, "application/json").unwrap();
         for body in [&Body::Json, &Body::Problem, &template] {
@@ -90,7 +90,7 @@ proptest! {
         let (limit, decision) = denied(&name);
         let policy = Policy::new(&limit, Families::default());
         let page = Body::template("<p title=\"{{limit}}\">{{message}}</p>", "text/html").unwrap();
-        let response = Answer::new(&refusal).limit(&policy).decision(&decision).response(&page, &HeaderMap::new());
+        let response = RefusalBuilder::new(&refusal).limit(&policy).decision(&decision).response(&page, &HeaderMap::new());
         let text = std::str::from_utf8(response.body()).unwrap();
         prop_assert_eq!(text.matches('<').count(), 2);
         prop_assert_eq!(text.matches('"').count(), 2);
@@ -99,7 +99,7 @@ proptest! {
     #[test]
     fn any_content_type_that_is_taken_can_be_sent(content_type in "\\PC{0,20}/\\PC{0,20}(; ?[a-z]{1,9}=\\PC{0,9})?") {
         if let Ok(body) = Body::template("", &content_type) {
-            let response = Answer::new(&Refusal::Blocked).response(&body, &HeaderMap::new());
+            let response = RefusalBuilder::new(&Refusal::Blocked).response(&body, &HeaderMap::new());
             prop_assert!(is_printable_ascii(response.headers()));
         }
     }
@@ -115,7 +115,7 @@ proptest! {
         let (limit, decision) = denied("per-user");
         Policy::new(&limit, families).merge(&decision, &mut headers);
         let request = HeaderMap::from_iter([(http::header::ACCEPT, value)]);
-        let refused = Answer::new(&Refusal::Limited).decision(&decision).response(&Body::Problem, &request);
+        let refused = RefusalBuilder::new(&Refusal::Limited).decision(&decision).response(&Body::Problem, &request);
         prop_assert_eq!(refused.status(), 429);
     }
 }

@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use servers::RedisServer;
 use tollgate::http::Refusal;
 use tollgate::redis::RedisLimiter;
-use tollgate::rules::{Answers, Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet};
+use tollgate::rules::{Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet, StatusSet};
 use tollgate::{
     Ban, Consistency, FixedWindow, Gate, HOUR, Limit, OnStoreFailure, Outcome, Rate, Settlement, SlidingWindowLog,
     TokenBucket,
@@ -248,7 +248,7 @@ async fn left(gate: &Gate, limit: &str, key: &[&[u8]]) -> u64 {
 async fn a_leased_limit_beside_one_that_is_settled_comes_out_of_a_lease() {
     let server = RedisServer::start();
     let leased = Limit::new("global", FixedWindow::new(10_000, HOUR)).unwrap().with_consistency(Consistency::Leased);
-    let failures = hourly("failures", 10_000).key(user()).count(Answers::failures());
+    let failures = hourly("failures", 10_000).key(user()).count(StatusSet::failures());
     let gate = gate(&server, [Rule::new(leased), failures]).await;
     for turn in 0..200 {
         let outcome = ask(&gate, "/", "ann").await;
@@ -308,7 +308,7 @@ async fn answers_settle_limits_on_redis_and_places_are_each_gate_s_own() {
     let rules = || {
         let leased = Limit::new("leased", FixedWindow::new(1000, HOUR)).unwrap().with_consistency(Consistency::Leased);
         [
-            hourly("failures", 10).count(Answers::failures()),
+            hourly("failures", 10).count(StatusSet::failures()),
             Rule::new(leased).cost(Cost::constant(100)).settle_by("x-cost"),
             Rule::in_flight("at-once", 1).unwrap().key(user()),
         ]

@@ -12,12 +12,12 @@ mod decisions;
 #[cfg(feature = "axum")]
 mod for_axum;
 mod grpc;
-mod hearing;
 mod identity;
 mod in_flight;
 mod per_address;
 mod queue;
 mod readiness;
+mod responses;
 mod scenarios;
 mod server;
 mod settling;

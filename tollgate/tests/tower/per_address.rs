@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use tollgate::rules::{Answers, Cost, KeyPart, Listing, Match, Missing, Mode, Rule, RuleSet, RuleSetBuilder};
+use tollgate::rules::{Cost, KeyPart, Listing, Match, Missing, Mode, Rule, RuleSet, RuleSetBuilder, StatusSet};
 use tollgate::rules::{Networks, TrustedProxies};
 use tollgate::tower::{ActualCost, PeerAddress, RateLimitLayer};
 use tollgate::{Ban, Check, FixedWindow, Gate, HOUR, LeakyBucket, Limit, MINUTE, ManualClock, Rate, TokenBucket};
@@ -99,7 +99,7 @@ async fn every_kind_of_rule_by_address_tells_the_same_both_ways() {
         ("denied without", of(per_client(2).missing(Missing::Deny))),
         ("skipped without", of(per_client(2).missing(Missing::Skip))),
         ("a ban", of(per_client(1).ban(Ban { after: 2, within: MINUTE, for_: HOUR }))),
-        ("failures", of(per_client(1).count(Answers::failures()))),
+        ("failures", of(per_client(1).count(StatusSet::failures()))),
         ("two parts", of(per_client(2).key(KeyPart::method()))),
         ("proxies", of(per_client(2)).trusted_proxies(proxies)),
         ("one path", of(per_client(1).matching(Match::everything().path("/login")))),

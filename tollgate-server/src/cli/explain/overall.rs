@@ -1,7 +1,7 @@
 //! What a client would be answered, all limits together.
 
 use axum::http::{HeaderMap, StatusCode, header};
-use tollgate::http::{Answer, Body, Refusal, UnreadableRequest};
+use tollgate::http::{Body, Refusal, RefusalBuilder, UnreadableRequest};
 use tollgate::internal::Unreadable;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::FailurePolicy;
@@ -56,7 +56,7 @@ impl Overall {
 
 /// The status and the `Retry-After` that the answer to a client would carry.
 fn answer(refusal: &Refusal, decision: Option<&Decision>) -> (StatusCode, Option<u64>) {
-    let mut answer = Answer::new(refusal);
+    let mut answer = RefusalBuilder::new(refusal);
     if let Some(decision) = decision {
         answer = answer.decision(decision);
     }

@@ -1,24 +1,30 @@
-//! The headers of a limit in a map.
+//! Writes the headers of a limit to a header map.
 
 use ::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{
-    BETWEEN_POLICIES, LIMIT, MAX_INTEGER, POLICY, Policy, RATELIMIT, REMAINING, RESET, X_LIMIT, X_REMAINING, X_RESET,
+    LIMIT, MAX_INTEGER, POLICY, POLICY_SEPARATOR, Policy, RATELIMIT, REMAINING, RESET, X_LIMIT, X_REMAINING, X_RESET,
     reset_at_seconds, reset_seconds,
 };
 use crate::decision::Decision;
 use crate::http::values::{End, Texts};
 
-/// The headers that most responses have when they come from a service, or get from its server.
+/// The headers that most responses have, from the service or its server.
 const OTHERS: [HeaderName; 2] = [CONTENT_TYPE, CONTENT_LENGTH];
 
-/// Headers that a map has room for which was made for one. More of them make it grow.
+/// The capacity of a map that was created for one header. More headers make it grow.
 const SMALL_MAP: usize = 6;
 
 impl Policy {
-    /// Writes the headers of these kinds, where they are chosen.
-    pub(super) fn write_kinds(&self, kinds: Kinds, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
+    /// Writes the headers of these kinds, if their families are selected.
+    pub(super) fn write_kinds(
+        &self,
+        kinds: HeaderKinds,
+        decision: &Decision,
+        matched: &[&Self],
+        headers: &mut HeaderMap,
+    ) {
         self.for_each(kinds, decision, matched, |name, value| {
             if let Some(value) = value.into_value() {
                 headers.insert(name, value);
@@ -26,8 +32,8 @@ impl Policy {
         });
     }
 
-    /// Puts the few headers of a response into a copy of the prepared map, which costs less than to grow its own map and to
-    /// hash each name. Returns `false` and changes nothing where that does not apply.
+    /// Moves the few headers of a response into a copy of the prepared map, which is cheaper than growing its own map
+    /// and hashing each name. Returns `false` and changes nothing if the response has other headers.
     pub(super) fn replace_map(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) -> bool {
         let Some(prepared) = &self.prepared else { return false };
         let is_other = |name: &HeaderName| *name == CONTENT_TYPE || *name == CONTENT_LENGTH;
@@ -39,12 +45,12 @@ impl Policy {
         }
         let mut map = prepared.clone();
         let (mut slots, mut is_complete) = (map.values_mut(), true);
-        self.for_each(Kinds::ALL, decision, matched, |_, value| match (slots.next(), value) {
+        self.for_each(HeaderKinds::ALL, decision, matched, |_, value| match (slots.next(), value) {
             (Some(_), Value::Prepared(_)) => {}
             (Some(slot), Value::New(Some(value))) => *slot = value,
             _ => is_complete = false,
         });
-        // Those come last, in this order.
+        // These come last, in this order.
         let (Some(content_type), Some(content_length), true) = (slots.next(), slots.next(), is_complete) else {
             return false;
         };
@@ -67,12 +73,12 @@ impl Policy {
         true
     }
 
-    /// Calls a function with each header of these kinds, in the order of the prepared map. All that has to be written for
-    /// this answer alone shares one allocation.
+    /// Calls `write` with each header of these kinds, in the order of the prepared map. All values that are new for
+    /// this response share one allocation.
     #[inline(always)]
     fn for_each(
         &self,
-        kinds: Kinds,
+        kinds: HeaderKinds,
         decision: &Decision,
         matched: &[&Self],
         mut write: impl FnMut(&'static HeaderName, Value<'_>),
@@ -118,7 +124,7 @@ impl Policy {
         }
     }
 
-    /// A map with all headers of this policy, and room for those that most responses have.
+    /// Prepares a map with all headers of this policy, and room for those that most responses have.
     pub(super) fn prepare(&mut self) {
         if self.fields + OTHERS.len() <= SMALL_MAP || self.policy.is_none() {
             return;
@@ -147,9 +153,9 @@ impl Policy {
 
 /// The value of a header.
 enum Value<'a> {
-    /// The same for every answer.
+    /// The same in every response.
     Prepared(&'a HeaderValue),
-    /// Written for this answer.
+    /// Formatted for this response.
     New(Option<HeaderValue>),
 }
 
@@ -162,25 +168,25 @@ impl Value<'_> {
     }
 }
 
-/// Kinds of headers that are judged apart where an upstream has its own.
+/// HeaderKinds of headers that are compared separately with those of an upstream.
 #[derive(Clone, Copy)]
-pub(super) struct Kinds {
+pub(super) struct HeaderKinds {
     /// `X-RateLimit-*`.
     pub(super) legacy: bool,
     /// `RateLimit*`.
     pub(super) standard: bool,
 }
 
-impl Kinds {
+impl HeaderKinds {
     pub(super) const ALL: Self = Self { legacy: true, standard: true };
 }
 
-/// Puts together `RateLimit-Policy`, of the items of all policies that have one.
+/// Formats `RateLimit-Policy` from the items of all policies.
 fn push_policies(matched: &[&Policy], texts: &mut Texts) -> Option<End> {
     let mut end = None;
     for policy in matched.iter().filter_map(|policy| policy.policy.as_ref()) {
         if end.is_some() {
-            texts.push(BETWEEN_POLICIES);
+            texts.push(POLICY_SEPARATOR);
         }
         end = Some(texts.push(policy.as_bytes()).end());
     }
@@ -224,7 +230,7 @@ mod tests {
                     };
                     let (mut merged, mut grown) = (given(), given());
                     first.merge_listing(&decision, matched, &mut merged);
-                    first.write_kinds(Kinds::ALL, &decision, matched, &mut grown);
+                    first.write_kinds(HeaderKinds::ALL, &decision, matched, &mut grown);
                     assert_eq!(merged, grown);
                 }
             }

@@ -24,8 +24,8 @@ use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
 use crate::rules::rule::TokenUse;
 use crate::rules::{
-    Answers, Cost, ExpressionField, KeyPart, Listing, Match, Missing, Mode, Networks, PathCase, PathReading, Request,
-    Routes, Rule, RuleSet, TrustedProxies, jwt,
+    Cost, ExpressionField, KeyPart, Listing, Match, Missing, Mode, Networks, PathCase, PathReading, Request, Routes,
+    Rule, RuleSet, StatusSet, TrustedProxies, jwt,
 };
 
 impl Parsed {
@@ -298,14 +298,14 @@ fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, InvalidValu
     Ok(Cost::expression(units, when_error))
 }
 
-fn answers(rule: &CountRule) -> Result<Answers, InvalidValue> {
+fn answers(rule: &CountRule) -> Result<StatusSet, InvalidValue> {
     let listed = match rule {
-        CountRule::Named(CountName::All) => return Ok(Answers::all()),
-        CountRule::Named(CountName::Failures) => return Ok(Answers::failures()),
-        CountRule::Named(CountName::Successes) => return Ok(Answers::successes()),
+        CountRule::Named(CountName::All) => return Ok(StatusSet::all()),
+        CountRule::Named(CountName::Failures) => return Ok(StatusSet::failures()),
+        CountRule::Named(CountName::Successes) => return Ok(StatusSet::successes()),
         CountRule::Listed(listed) => listed,
     };
-    let mut answers = Answers::none();
+    let mut answers = StatusSet::none();
     for one in listed {
         answers = match one {
             StatusRule::Status(status) => {

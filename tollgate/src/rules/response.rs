@@ -9,15 +9,15 @@ use smallvec::SmallVec;
 ///
 /// ```
 /// use http::StatusCode;
-/// use tollgate::rules::Answers;
+/// use tollgate::rules::StatusSet;
 ///
-/// let refused_logins = Answers::none().status(StatusCode::UNAUTHORIZED).status(StatusCode::FORBIDDEN);
+/// let refused_logins = StatusSet::none().status(StatusCode::UNAUTHORIZED).status(StatusCode::FORBIDDEN);
 /// assert!(refused_logins.have(StatusCode::UNAUTHORIZED) && !refused_logins.have(StatusCode::OK));
-/// assert!(Answers::failures().have(StatusCode::BAD_GATEWAY));
+/// assert!(StatusSet::failures().have(StatusCode::BAD_GATEWAY));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Answers {
+pub struct StatusSet {
     /// The first and the last status of each.
     ranges: SmallVec<[(u16, u16); 2]>,
 }
@@ -28,7 +28,7 @@ const LAST: u16 = 999;
 /// From here on, an answer says that something went wrong.
 const FIRST_FAILURE: u16 = 400;
 
-impl Answers {
+impl StatusSet {
     /// Every answer.
     pub fn all() -> Self {
         Self::none().range(FIRST, LAST)
@@ -76,7 +76,7 @@ impl Answers {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ResponseSettlement {
     /// Which answers count; all if `None`.
-    pub(super) count: Option<Answers>,
+    pub(super) count: Option<StatusSet>,
     /// Where an answer tells what it took.
     pub(super) settle_by: Option<HeaderName>,
 }
@@ -116,14 +116,14 @@ mod tests {
 
     #[test]
     fn a_status_counts_if_it_is_listed_or_of_a_class_that_is() {
-        let answers = |answers: Answers| {
+        let answers = |answers: StatusSet| {
             let all = [100, 200, 302, 399, 400, 401, 404, 499, 500, 599, 999];
             all.into_iter().filter(|status| answers.have(StatusCode::from_u16(*status).unwrap())).collect::<Vec<_>>()
         };
-        assert_eq!(answers(Answers::all()).len(), 11);
-        assert_eq!(answers(Answers::successes()), [100, 200, 302, 399]);
-        assert_eq!(answers(Answers::failures()), [400, 401, 404, 499, 500, 599, 999]);
-        let listed = Answers::none().status(StatusCode::UNAUTHORIZED).class(StatusCode::BAD_GATEWAY);
+        assert_eq!(answers(StatusSet::all()).len(), 11);
+        assert_eq!(answers(StatusSet::successes()), [100, 200, 302, 399]);
+        assert_eq!(answers(StatusSet::failures()), [400, 401, 404, 499, 500, 599, 999]);
+        let listed = StatusSet::none().status(StatusCode::UNAUTHORIZED).class(StatusCode::BAD_GATEWAY);
         assert_eq!(answers(listed), [401, 500, 599]);
     }
 
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn an_answer_that_does_not_count_costs_nothing_whatever_it_says() {
         let both = ResponseSettlement {
-            count: Some(Answers::successes()),
+            count: Some(StatusSet::successes()),
             settle_by: Some(HeaderName::from_static("x-cost")),
         };
         assert_eq!(heard(&both, 200, Some(b"12")), Some(12));

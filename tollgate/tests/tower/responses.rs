@@ -5,7 +5,7 @@ use axum::extract::Query;
 use axum::http::{HeaderName, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use tollgate::rules::{Answers, Cost, Rule};
+use tollgate::rules::{Cost, Rule, StatusSet};
 use tollgate::tower::ActualCost;
 use tollgate::{Check, Gate, Limit, MINUTE, SlidingWindowLog};
 
@@ -49,10 +49,10 @@ async fn status_header_and_extension_settle_a_limit_once_in_that_order() {
         ("/?status=503&units=100", 1000, 4),
     ];
     for (path, tokens, failures) in table {
-        let counted = Answers::none().class(StatusCode::OK).class(StatusCode::NOT_FOUND);
+        let counted = StatusSet::none().class(StatusCode::OK).class(StatusCode::NOT_FOUND);
         let rules = [
             log("tokens", 1000).cost(Cost::constant(400)).settle_by(COST).count(counted),
-            log("failures", 5).count(Answers::failures()),
+            log("failures", 5).count(StatusSet::failures()),
         ];
         let (gate, _) = gate(rules);
         let server = Server::serving(Router::new().route("/", get(work)).layer(layer(&gate))).await;

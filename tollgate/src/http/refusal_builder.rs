@@ -1,4 +1,4 @@
-//! The whole answer to a request that is refused.
+//! Builds the response to a refused request.
 
 use std::time::Duration;
 
@@ -15,24 +15,23 @@ use super::token::{self, Challenge};
 use super::wait_seconds;
 use crate::decision::Decision;
 
-/// How long to wait for a store that fails, when nobody knows better: about as long as it takes to notice that it
-/// is back.
-const RETRY_A_FAILED_STORE: Duration = Duration::from_secs(1);
+/// The wait after a store failure if the decision has none. The store is usually back, and known to be back, after
+/// about a second.
+const STORE_FAILURE_WAIT: Duration = Duration::from_secs(1);
 
-/// How the head of nearly every refusal begins.
+/// The start of the head of nearly every refusal.
 const LIMITED: &str = "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncache-control: no-store\r\n";
 
-/// Headers of an answer beside those of its limit, the server's among them.
-const BESIDE: usize = 5;
+/// Headers of a response other than those of its limit, including the server's.
+const OTHER_HEADERS: usize = 5;
 
-/// The answer to a request that is refused: why, and by what.
+/// Builds the response to a refused request, from the reason and the limit that refused it.
 ///
-/// It is not to be kept by a cache (RFC 6585 forbids it for a 429), which `Cache-Control: no-store` says. So there
-/// is no `Vary` either, although the body follows `Accept`: it tells caches what to compare, and there is nothing
-/// in them.
+/// The response has `Cache-Control: no-store`, because RFC 6585 forbids caching a 429. It needs no `Vary`, although its
+/// body depends on `Accept`, because it is never stored.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "an answer says nothing until it is made a response"]
-pub struct Answer<'a> {
+#[must_use = "call `response` to build the response"]
+pub struct RefusalBuilder<'a> {
     pub(super) refusal: &'a Refusal,
     pub(super) policy: Option<&'a Policy>,
     /// The policies that the request matched, if there are others than `policy`.
@@ -41,68 +40,68 @@ pub struct Answer<'a> {
     challenge: Option<&'a Challenge>,
 }
 
-/// A message that was written.
+/// A response that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WrittenResponse {
-    /// Its status.
+    /// The status of the response.
     pub status: StatusCode,
-    /// How much of its end is the body. For an answer to HEAD, that has to be cut off.
+    /// Length of the body, at the end of the response. Cut it off in a response to HEAD.
     pub body_bytes: usize,
 }
 
-impl<'a> Answer<'a> {
-    /// An answer that says why.
+impl<'a> RefusalBuilder<'a> {
+    /// Creates the response for a reason.
     pub fn new(refusal: &'a Refusal) -> Self {
         Self { refusal, policy: None, matched: None, decision: None, challenge: None }
     }
 
-    /// Names the limit that refuses.
+    /// Sets the limit that refused the request.
     pub fn limit(self, policy: &'a Policy) -> Self {
         Self { policy: Some(policy), ..self }
     }
 
-    /// Names all policies that the request matched, for `RateLimit-Policy`.
+    /// Sets all policies that the request matched, for `RateLimit-Policy`.
     #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "several limits come with rules"))]
     pub(crate) fn matched(self, policies: &'a [&'a Policy]) -> Self {
         Self { matched: Some(policies), ..self }
     }
 
-    /// Runs a function with the policy that refuses and the list of those that matched.
+    /// Calls `read` with the policy that refused the request and all policies that matched.
     pub(super) fn with_policies<T>(&self, read: impl FnOnce(&'a Policy, &[&Policy]) -> T) -> Option<T> {
         let policy = self.policy?;
         Some(read(policy, self.matched.unwrap_or(&[policy])))
     }
 
-    /// Tells what is left, and when it is worth to try again.
+    /// Sets the decision, for the remaining quota and the time to wait.
     pub fn decision(self, decision: &'a Decision) -> Self {
         Self { decision: Some(decision), ..self }
     }
 
-    /// Asks for another token in these words.
+    /// Sets the challenge for `WWW-Authenticate`.
     #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "tokens come with rules"))]
     pub(crate) fn challenge(self, challenge: Option<&'a Challenge>) -> Self {
         Self { challenge, ..self }
     }
 
-    /// The answer in HTTP: status, headers, and of the bodies there are the one that the request's `Accept`
-    /// likes best. `request` is the headers of the request.
+    /// Returns the HTTP response. Its body is `body`, or the format that the request's `Accept` header prefers.
+    /// `request` holds the headers of the request.
     #[must_use]
     pub fn response<'h>(&self, body: &Body, request: impl Into<Headers<'h>>) -> Response<Bytes> {
         let (content_type, content) = body.render(self, request.into());
         let mut response = Response::new(content);
         *response.status_mut() = self.refusal.status();
         let headers = response.headers_mut();
-        // For all of them at once, and what a server adds. Without the room they are left out one by one.
-        let _ = headers.try_reserve(self.policy.map_or(0, Policy::fields) + BESIDE);
+        // Reserves room for all headers and those that a server adds. If that fails, headers are dropped one by one.
+        let _ = headers.try_reserve(self.policy.map_or(0, Policy::fields) + OTHER_HEADERS);
         self.write_headers(headers);
         headers.insert(CONTENT_TYPE, content_type);
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
 
-    /// The same as a whole message of HTTP/1.1, behind what `out` has. `more` goes among its headers: lines that end in
-    /// CRLF, such as a date.
+    /// Appends the response to `out` in HTTP/1.1 format. `more` is inserted into the head: header lines that end in
+    /// CRLF, such as `date`.
     #[doc(hidden)]
     pub fn write_http1<'h>(
         &self,
@@ -132,8 +131,8 @@ impl<'a> Answer<'a> {
         WrittenResponse { status, body_bytes: content.len() }
     }
 
-    /// What nearly every refusal is, put together from its parts: a flood should cost little. Where in `out` its numbers
-    /// begin is `placed`.
+    /// Fast path for a denial with a JSON body, which nearly every refusal is. Calls `on_number` with the position of
+    /// each number in `out`.
     #[inline]
     pub(super) fn write_limited(
         &self,
@@ -141,7 +140,7 @@ impl<'a> Answer<'a> {
         request: Headers<'_>,
         more: &[u8],
         out: &mut Vec<u8>,
-        mut placed: impl FnMut(usize, Number),
+        mut on_number: impl FnMut(usize, Number),
     ) -> Option<WrittenResponse> {
         let (Refusal::Limited, Some(_), Some(decision)) = (self.refusal, self.policy, self.decision) else {
             return None;
@@ -151,27 +150,27 @@ impl<'a> Answer<'a> {
         let parts = body.limited(seconds, request)?;
         let body_bytes = parts.iter().map(|part| part.len()).sum();
         put(out, &[LIMITED]);
-        self.with_policies(|policy, matched| policy.write_left_lines(decision, matched, out, &mut placed));
+        self.with_policies(|policy, matched| policy.write_remaining_lines(decision, matched, out, &mut on_number));
         put(out, &["retry-after: "]);
-        placed(out.len(), Number::ResetIn);
+        on_number(out.len(), Number::ResetIn);
         put(out, &[seconds, "\r\ncontent-length: ", itoa::Buffer::new().format(body_bytes), "\r\n"]);
         out.extend_from_slice(more);
         put(out, &["\r\n"]);
         for (number, part) in parts.into_iter().enumerate() {
             // Every second part is the wait.
             if number % 2 == 1 {
-                placed(out.len(), Number::ResetIn);
+                on_number(out.len(), Number::ResetIn);
             }
             out.extend_from_slice(part.as_bytes());
         }
         Some(WrittenResponse { status: StatusCode::TOO_MANY_REQUESTS, body_bytes })
     }
 
-    /// What is left, and when to try again.
+    /// Writes the rate limit headers, `Retry-After` and `WWW-Authenticate`.
     pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
         let by_limit = matches!(self.refusal, Refusal::Limited | Refusal::Banned { .. });
         if let (Some(decision), true) = (self.decision, by_limit) {
-            self.with_policies(|policy, matched| policy.write_left(decision, matched, headers));
+            self.with_policies(|policy, matched| policy.write_remaining(decision, matched, headers));
         }
         if let Some(seconds) = self.wait_secs() {
             set_number(headers, &RETRY_AFTER, seconds);
@@ -183,7 +182,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// How long to wait; `None` where that does not help.
+    /// Returns the time to wait, or `None` if waiting does not help.
     pub(super) fn wait(&self) -> Option<Duration> {
         let of_decision = || self.decision.and_then(Decision::retry_after);
         match self.refusal {
@@ -192,7 +191,7 @@ impl<'a> Answer<'a> {
             Refusal::Blocked | Refusal::KeyMissing { .. } | Refusal::TokenInvalid { .. } | Refusal::Unreadable(_) => {
                 None
             }
-            Refusal::StoreUnavailable => Some(of_decision().unwrap_or(RETRY_A_FAILED_STORE)),
+            Refusal::StoreUnavailable => Some(of_decision().unwrap_or(STORE_FAILURE_WAIT)),
         }
     }
 
@@ -200,8 +199,7 @@ impl<'a> Answer<'a> {
         self.wait().map(wait_seconds)
     }
 
-    /// The answer in a sentence or two, for people. Its first wording is the documents', so it says `seconds` of
-    /// one second too.
+    /// Returns the message for people. The wording of a denial is specified, including `seconds` for a single second.
     pub(super) fn message(&self) -> String {
         let problem = match self.refusal {
             Refusal::Limited if self.wait().is_none() && self.decision.is_some() => {
