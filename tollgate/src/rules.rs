@@ -1,9 +1,10 @@
-//! Rules: which limits a request meets, by which keys, at what cost.
+//! Rules: which limits apply to a request, with which keys, and at what cost.
 //!
-//! A [`Rule`] is a limit with the requests it is for ([`Match`]), the key they count by ([`KeyPart`]), their
-//! [`Cost`], and who is exempt, blocked, or has numbers of its own. A [`RuleSet`] is rules compiled: every surface
-//! makes [`Facts`] of its requests, and the rule set makes hits of the facts. Nothing here decides; see
-//! [`Gate`](crate::Gate).
+//! A [`Rule`] is a limit with the requests it applies to ([`Match`]), their key ([`KeyPart`]) and [`Cost`], and with
+//! exemptions, blocks and overrides. A [`RuleSet`] is a compiled set of rules. A server describes a request as
+//! [`Facts`], and the rule set turns the facts into hits.
+//!
+//! Not here: decisions, which are made by a [`Gate`](crate::Gate).
 
 #[cfg(feature = "file")]
 mod cel;

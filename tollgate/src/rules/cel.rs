@@ -1,20 +1,21 @@
-//! Expressions: conditions and costs that a rule file says in CEL, the Common Expression Language.
+//! Expressions: conditions and costs in a rule file, written in CEL, the Common Expression Language.
 //!
-//! An expression is read and checked once, when the file is loaded. The check knows the type of every variable, field
-//! and function, so that a misspelt field or a comparison that can never hold is an error in the file, with a place
-//! and a fix, and not a limit that silently meets nobody. Patterns and address ranges are compiled then too.
+//! An expression is parsed and checked once, when the file is loaded. The checker knows the type of every variable,
+//! field and function, so a misspelt field or a comparison that is always false is an error in the file, with a
+//! position and a fix, rather than a limit that silently never applies. Patterns and address ranges are compiled then
+//! too.
 //!
-//! An expression can still fail for one request: a header is missing (`request.headers["x"]`), a text is not a number
-//! (`int(…)`), a claim has another type. That is an error, never an answer: the caller decides against the client then.
-//! `"x" in request.headers` or `has(request.headers.x)` avoids it, and reads without such a guard are reported when the
-//! file is loaded.
+//! An expression can still fail for a single request: a header is missing (`request.headers["x"]`), a text is not a
+//! number (`int(…)`), a claim has another type. That is an error and not a value, and the caller then decides against
+//! the client. `"x" in request.headers` or `has(request.headers.x)` avoids it, and reads without such a guard are
+//! reported when the file is loaded.
 //!
-//! The files of rules are not trusted to be small: the text, its depth and its loops have bounds. What a request can
-//! make an expression do is bounded by the names that a loop goes through, and otherwise by the size that the server
-//! allows a request: a text is scanned in proportion to its length, and the lists in a token are as long as the token.
+//! Rule files are not trusted to be small: the text, its depth and its loops are bounded. The work that a request can
+//! cause is bounded by the number of names that a loop visits, and otherwise by the size of request that the server
+//! allows: a text is scanned in linear time, and the lists in a token are at most as long as the token.
 //!
-//! Deliberately not here: clocks, so that an expression gives one answer for one request; optional values, protocol buffers, types as
-//! values; patterns that come with a request, because a client could send one that is slow to compile.
+//! Not here: clocks, so that an expression has one value per request; optional values, protocol buffers and types as
+//! values; patterns from requests, because a client could send one that is slow to compile.
 
 mod check;
 mod error;
@@ -45,22 +46,22 @@ use super::{Facts, ReadErrors};
 pub(crate) use self::error::{EvaluationError, ExpressionError, Place};
 pub(crate) use self::reads::UnguardedRead;
 
-/// What an expression is asked about.
+/// The input of an expression.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen<'a> {
     /// The request.
     pub(crate) facts: Facts<'a>,
-    /// The path as rules match it, which need not be the one that was sent.
+    /// The path in its normal form, which can differ from the path as sent.
     pub(crate) path: &'a str,
-    /// The client's address, which need not be the peer's.
+    /// The client's address, which can differ from the peer's.
     pub(crate) client: Option<IpAddr>,
-    /// Where values that cannot be read in one way are noted.
+    /// Collects ambiguous values.
     pub(crate) errors: &'a ReadErrors,
-    /// The claims of a token that was verified.
+    /// The claims of a verified token.
     pub(crate) claims: Option<&'a serde_json::Map<String, serde_json::Value>>,
 }
 
-/// An expression that was read and checked.
+/// A parsed and checked expression.
 #[derive(Debug)]
 pub(crate) struct Expression {
     tree: IdedExpr,
@@ -70,7 +71,7 @@ pub(crate) struct Expression {
 }
 
 impl Expression {
-    /// A condition: it gives a bool.
+    /// Parses a condition. Its type is bool.
     pub(crate) fn condition(text: &str) -> Result<Self, ExpressionError> {
         let (expression, gives) = Self::read(text)?;
         match gives {
@@ -82,7 +83,7 @@ impl Expression {
         }
     }
 
-    /// A cost: it gives a whole number.
+    /// Parses a cost. Its type is int.
     pub(crate) fn cost(text: &str) -> Result<Self, ExpressionError> {
         let (expression, gives) = Self::read(text)?;
         match gives {
@@ -107,17 +108,17 @@ impl Expression {
         Ok((Self { tree: parsed.root, prepared, asks_tokens, unguarded_reads }, gives))
     }
 
-    /// Whether it looks at the claims of a token, so that somebody has to verify one.
+    /// Returns `true` if the expression reads the claims of a token.
     pub(crate) fn asks_tokens(&self) -> bool {
         self.asks_tokens
     }
 
-    /// The reads of entries that a request may lack, without a guard.
+    /// Returns the unguarded reads of entries that a request may lack.
     pub(crate) fn unguarded_reads(&self) -> &[UnguardedRead] {
         &self.unguarded_reads
     }
 
-    /// Returns the most units that a cost can give, if that can be told without a request.
+    /// Returns the most units that a cost can evaluate to, if that does not depend on the request.
     pub(crate) fn most_units(&self) -> Option<u64> {
         range::most_units(&self.tree)
     }

@@ -1,8 +1,8 @@
-//! What a client's certificate says of the client.
+//! Client certificates.
 //!
-//! Deliberately not here: reading and verifying certificates, which is the work of whoever ends the TLS connection.
+//! Not here: parsing and verifying certificates, which is done where the TLS connection ends.
 
-/// A certificate that the client of a TLS connection has shown, and that was verified.
+/// A verified client certificate of a TLS connection.
 ///
 /// ```
 /// use tollgate::rules::Certificate;
@@ -13,36 +13,36 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Certificate {
-    /// The common name of its subject.
+    /// The common name of the subject.
     pub cn: Option<String>,
-    /// The first of its alternative names that is a DNS name, a URI or a mail address.
+    /// The first subject alternative name that is a DNS name, a URI or an email address.
     pub san: Option<String>,
-    /// The SHA-256 of its DER, in lower-case hexadecimal.
+    /// The SHA-256 of the DER encoding, in lower-case hexadecimal.
     pub fingerprint: String,
 }
 
 impl Certificate {
-    /// A certificate of that fingerprint, without names.
+    /// Creates a certificate with a fingerprint and without names.
     #[must_use]
     pub fn new(fingerprint: impl Into<String>) -> Self {
         Self { cn: None, san: None, fingerprint: fingerprint.into() }
     }
 }
 
-/// What of a certificate a key is made of.
+/// The field of a certificate that a key uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CertificateField {
-    /// Its fingerprint: one key for each certificate.
+    /// The fingerprint: one key per certificate.
     Fingerprint,
-    /// Its common name.
+    /// The common name.
     Cn,
-    /// Its alternative name.
+    /// The subject alternative name.
     San,
 }
 
 impl CertificateField {
-    /// As a rule file names it.
+    /// Returns the name of the field in the rule file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

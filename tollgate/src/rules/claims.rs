@@ -1,14 +1,14 @@
-//! What a token says of whoever sent it.
+//! Claims of a token as text.
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-/// A claim as text: strings as they are, numbers and booleans as JSON writes them. Lists, objects and null are none,
-/// for no text of them would be one client's for sure.
+/// Returns a claim as text: strings unchanged, numbers and booleans in JSON syntax. Lists, objects and null return
+/// `None`, because their text does not identify a client reliably.
 ///
-/// A name with dots looks into objects when there is no claim of the whole name: `realm.plan` is first the claim
-/// `realm.plan`, and then `plan` in the object `realm`.
+/// If no claim has the whole name, dots select members of objects: `realm.plan` is the claim `realm.plan` or else
+/// `plan` in the object `realm`.
 pub(super) fn text<'m>(claims: &'m Map<String, Value>, name: &str) -> Option<Cow<'m, str>> {
     match find(claims, name)? {
         Value::String(text) => Some(Cow::Borrowed(text)),
@@ -19,7 +19,7 @@ pub(super) fn text<'m>(claims: &'m Map<String, Value>, name: &str) -> Option<Cow
     }
 }
 
-/// Names have dots of their own, such as `https://example.com/claims`, so each dot may be the one that divides.
+/// Names can contain dots themselves, such as `https://example.com/claims`, so every dot may be the separator.
 fn find<'a>(claims: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     if let Some(value) = claims.get(name) {
         return Some(value);

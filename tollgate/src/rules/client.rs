@@ -1,12 +1,11 @@
-//! Who a request comes from, when it came through proxies.
+//! The client address of a request that came through proxies.
 //!
-//! Every proxy appends the address that it was called from, so a chain of addresses grows to the right, and anything
-//! to the left of what a trusted proxy wrote may be a client's invention. So the chain is read from the right: from
-//! the connection's own peer, one hop to the left for as long as the hop is a trusted proxy. The first that is not
-//! is the client. Where a hop cannot be read, the walk ends at the proxy that reported it, and nothing to the left
-//! is ever looked at.
+//! Every proxy appends the address of its peer, so the chain of addresses grows to the right, and everything to the
+//! left of a trusted proxy's entry may be forged. The chain is therefore read from the right: from the connection's
+//! peer, one hop to the left as long as the hop is a trusted proxy. The first address that is not trusted is the
+//! client. If a hop cannot be parsed, the walk ends at the proxy that reported it, and nothing to the left is read.
 //!
-//! No names are looked up, nothing is allocated, and without trusted proxies no header is read at all.
+//! No names are resolved, nothing is allocated, and without trusted proxies no header is read.
 
 mod address;
 mod forwarded;
@@ -26,7 +25,7 @@ static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Real chains have a handful of hops. A longer one is a mistake, such as a loop of proxies, or an attack.
 const MAX_HOPS: usize = 32;
 
-/// The proxies whose word about their clients is believed; nobody's by default.
+/// Proxies that are trusted to name their clients. The default trusts none.
 ///
 /// ```
 /// use tollgate::rules::{Facts, TrustedProxies};
@@ -52,55 +51,54 @@ pub struct TrustedProxies {
 
 /// The header in which trusted proxies name their clients.
 ///
-/// A proxy maintains the one that it knows and passes the other on as the client sent it, so only the operator can
-/// say for sure which of the two is to be believed.
+/// A proxy maintains the header that it knows and forwards the other as the client sent it, so only the operator knows
+/// which of the two to trust.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForwardingHeader {
-    /// `X-Forwarded-For` if it is there, or else `Forwarded`.
+    /// `X-Forwarded-For`, or `Forwarded` if there is none.
     ///
-    /// Nearly all proxies write `X-Forwarded-For`, whatever else they write, and then a forged `Forwarded` is never
-    /// read. Behind proxies that write `Forwarded` alone and let a client's `X-Forwarded-For` through, choose
-    /// [`Forwarded`](Self::Forwarded).
+    /// Nearly all proxies write `X-Forwarded-For`, so a forged `Forwarded` is never read. Behind proxies that write
+    /// only `Forwarded` and forward a client's `X-Forwarded-For`, use [`Forwarded`](Self::Forwarded).
     #[default]
     Either,
-    /// `X-Forwarded-For` alone.
+    /// `X-Forwarded-For` only.
     XForwardedFor,
-    /// `Forwarded` alone (RFC 7239).
+    /// `Forwarded` only (RFC 7239).
     Forwarded,
 }
 
 impl TrustedProxies {
-    /// The proxies at these addresses and in these networks, such as `10.0.0.0/8`.
+    /// Parses addresses and networks of trusted proxies, such as `10.0.0.0/8`.
     ///
     /// # Errors
     ///
-    /// The first text that is no network; see [`Networks::parse`].
+    /// If a text is not a network; see [`Networks::parse`].
     pub fn parse<Text: AsRef<str>>(texts: impl IntoIterator<Item = Text>) -> Result<Self, InvalidNetwork> {
         Networks::parse(texts).map(Self::from)
     }
 
-    /// Believes them in that header.
+    /// Sets the header in which the proxies are trusted.
     #[must_use]
     pub fn believing(mut self, header: ForwardingHeader) -> Self {
         self.header = header;
         self
     }
 
-    /// Whether this is one of them.
+    /// Returns `true` if `address` is a trusted proxy.
     #[must_use]
     pub fn trusts(&self, address: IpAddr) -> bool {
         self.networks.contain(address)
     }
 
-    /// Whether there are none, so that the peer is the client.
+    /// Returns `true` if there are no trusted proxies, so the peer is the client.
     pub(super) fn is_nobody(&self) -> bool {
         self.networks.is_empty()
     }
 
-    /// The right-most address that is not a trusted proxy's; the left-most of all if every one is.
+    /// Returns the client address: the rightmost address that is not a trusted proxy, or the leftmost one if all are.
     ///
-    /// `None` if it is not known where the request came from.
+    /// Returns `None` if the address of the peer is unknown.
     #[must_use]
     pub fn client(&self, facts: &Facts<'_>) -> Option<IpAddr> {
         let peer = facts.peer_address()?.to_canonical();
@@ -128,7 +126,7 @@ impl TrustedProxies {
         self.walk(proxy, hops(headers, &FORWARDED).map(forwarded::address))
     }
 
-    /// From a trusted proxy to the left, until a hop is not trusted or cannot be read.
+    /// Walks from a trusted proxy to the left, until a hop is not trusted or cannot be parsed.
     fn walk(&self, proxy: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
         let mut reached = proxy;
         for hop in hops.take(MAX_HOPS) {
@@ -148,11 +146,11 @@ impl From<Networks> for TrustedProxies {
     }
 }
 
-/// The elements of all lines of a header, from the right. Several lines are one list (RFC 9110, section 5.3), and
-/// empty elements are none (section 5.6.1).
+/// Returns the elements of all lines of a header, from the right. Several lines are one list (RFC 9110, section 5.3),
+/// and empty elements are skipped (section 5.6.1).
 ///
-/// Commas inside quotes divide as well. Were quotes minded, a client could open one that swallows what the proxies
-/// write after it. So a quoted comma, which no address needs, makes pieces that cannot be read, and the walk ends.
+/// Commas inside quotes separate elements too. Otherwise a client could open a quote that swallows the entries that
+/// proxies append. A quoted comma, which no address needs, produces elements that cannot be parsed, and the walk ends.
 fn hops<'a>(headers: Headers<'a>, name: &'static HeaderName) -> impl Iterator<Item = &'a [u8]> {
     let elements = headers.get_all(name).rev().flat_map(|line| line.rsplit(|byte| *byte == b','));
     elements.map(<[u8]>::trim_ascii).filter(|element| !element.is_empty())

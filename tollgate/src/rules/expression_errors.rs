@@ -1,7 +1,7 @@
-//! Expressions that failed for a request: counted by limit and field, or recorded where a request is only explained.
+//! Expressions that failed for a request: counted by limit and field, or recorded if a request is only explained.
 //!
-//! An expression that fails never decides in favour of the client. Which value takes the place of its result is chosen
-//! where the expression is compiled; this module only makes the failure visible.
+//! A failed expression never decides in favour of the client. The value used instead is chosen where the expression is
+//! compiled; this module only makes the failure visible.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -72,7 +72,7 @@ impl FailedExpressions {
     }
 }
 
-/// How often one expression failed. Clones share the count.
+/// The number of failures of one expression. Clones share the count.
 #[derive(Clone, Debug)]
 pub(super) struct ErrorCount {
     field: ExpressionField,

@@ -1,4 +1,4 @@
-//! What is known of a request, borrowed from wherever it came in.
+//! The facts about a request that rules read.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,10 @@ use http::{Extensions, HeaderMap};
 use super::{Certificate, PathReading};
 use crate::http::Headers;
 
-/// What rules may look at: a request's method, path, host, headers, and who sent it.
+/// The facts about a request that rules read: method, path, host, headers and client.
 ///
-/// Every surface makes the same facts of its own kind of request, so that a rule means the same everywhere. All
-/// is borrowed; nothing is copied to ask.
+/// Every server builds the same facts from its own kind of request, so a rule means the same everywhere. All values are
+/// borrowed.
 ///
 /// ```
 /// use tollgate::rules::Facts;
@@ -38,7 +38,7 @@ pub struct Facts<'a> {
     path_reading: Option<PathReading>,
 }
 
-/// How to find among a request's extensions what was not given: only some rules ask for it.
+/// Functions that find facts in a request's extensions. They are called only if a rule needs them.
 #[derive(Clone, Copy)]
 pub(crate) struct Finders<'a> {
     pub(crate) peer: &'a (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync),
@@ -52,9 +52,9 @@ impl std::fmt::Debug for Finders<'_> {
 }
 
 impl<'a> Facts<'a> {
-    /// A request of that method for that path, which may have a query behind it.
+    /// Creates the facts of a request with a method and a path, which may include a query.
     pub fn new(method: &'a str, target: &'a str) -> Self {
-        // Targets are short: looking at each byte is faster than setting up a search.
+        // Targets are short: a byte loop is faster than setting up a search.
         let (path, query) = match target.bytes().position(|byte| byte == b'?') {
             Some(end) => (&target[..end], Some(&target[end + 1..])),
             None => (target, None),
@@ -62,7 +62,7 @@ impl<'a> Facts<'a> {
         Self::of_parts(method, path, query)
     }
 
-    /// The same where path and query are apart already.
+    /// Creates the facts of a request whose path and query are already split.
     pub(crate) fn of_parts(method: &'a str, path: &'a str, query: Option<&'a str>) -> Self {
         Self {
             method,
@@ -83,74 +83,75 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// The host that was asked, with or without a port.
+    /// Sets the host, with or without a port.
     pub fn host(mut self, host: &'a str) -> Self {
         self.host = Some(host);
         self
     }
 
-    /// The address at the other end of the connection, which may be a proxy's.
+    /// Sets the peer address of the connection, which may be a proxy's.
     pub fn peer(mut self, address: IpAddr) -> Self {
         self.peer = Some(address);
         self
     }
 
-    /// The headers. A host that was not given by [`host`](Self::host) is taken from them.
+    /// Sets the headers. The host is read from them, unless [`host`](Self::host) sets it.
     pub fn headers(mut self, headers: impl Into<Headers<'a>>) -> Self {
         self.headers = Some(headers.into());
         self
     }
 
-    /// The name of the route that serves the request.
+    /// Sets the name of the route that serves the request.
     pub fn route(mut self, route: &'a str) -> Self {
         self.route = Some(route);
         self
     }
 
-    /// The domain of a decision service's client.
+    /// Sets the domain that a client of the decision service sent.
     pub fn domain(mut self, domain: &'a str) -> Self {
         self.domain = Some(domain);
         self
     }
 
-    /// Names and values that a client of a decision service gave.
+    /// Sets the descriptors that a client of the decision service sent, as names and values.
     pub fn descriptors(mut self, descriptors: &'a [(&'a str, &'a str)]) -> Self {
         self.descriptors = descriptors;
         self
     }
 
-    /// What whoever asks says the request takes, for rules that leave it at one unit. What a rule says itself goes
-    /// before it, but for 0: that takes nothing anywhere.
+    /// Sets the cost of the request, for rules whose cost is the default of one unit. Other costs of a rule take
+    /// precedence, except that 0 takes nothing from any limit.
     pub fn cost(mut self, units: u64) -> Self {
         self.cost = Some(units);
         self
     }
 
-    /// The certificate that the client of a TLS connection has shown, and that was verified.
+    /// Sets the verified client certificate of the TLS connection.
     pub fn certificate(mut self, certificate: &'a Certificate) -> Self {
         self.certificate = Some(certificate);
         self
     }
 
-    /// Somebody else serves the request, so that nobody tells when it ends: limits of what is in flight are not for it.
+    /// Marks a request that another server serves. Limits on requests in flight do not apply to it, because its end is
+    /// unknown.
     pub fn served_elsewhere(mut self) -> Self {
         self.served_elsewhere = true;
         self
     }
 
-    /// How the service behind reads this request's path, where that differs from what the rules say.
+    /// Sets how the service reads this request's path, if that differs from the rule set's setting.
     pub fn path_reading(mut self, reading: PathReading) -> Self {
         self.path_reading = Some(reading);
         self
     }
 
-    /// What other middleware left with the request, for keys that are made by a closure.
+    /// Sets the extensions of the request, for keys that a closure derives.
     pub fn extensions(mut self, extensions: &'a Extensions) -> Self {
         self.extensions = Some(extensions);
         self
     }
 
-    /// Where the extensions have the peer and the route.
+    /// Sets the functions that find the peer and the route in the extensions.
     #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only requests of servers have extensions"))]
     pub(crate) fn finders(mut self, finders: Finders<'a>) -> Self {
         self.finders = Some(finders);
@@ -158,45 +159,45 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// What was given.
+/// Accessors.
 impl<'a> Facts<'a> {
-    /// The method.
+    /// Returns the method.
     #[must_use]
     pub fn method(&self) -> &'a str {
         self.method
     }
 
-    /// The path as it was sent, without the query.
+    /// Returns the path as sent, without the query.
     #[must_use]
     pub fn path(&self) -> &'a str {
         self.path
     }
 
-    /// How the service reads the path, if that was given.
+    /// Returns the path reading set by [`path_reading`](Self::path_reading).
     #[must_use]
     pub fn given_path_reading(&self) -> Option<PathReading> {
         self.path_reading
     }
 
-    /// What followed the question mark.
+    /// Returns the query, without the question mark.
     #[must_use]
     pub fn query(&self) -> Option<&'a str> {
         self.query
     }
 
-    /// The address at the other end of the connection.
+    /// Returns the peer address of the connection.
     #[must_use]
     pub fn peer_address(&self) -> Option<IpAddr> {
         self.peer.or_else(|| (self.finders?.peer)(self.extensions?))
     }
 
-    /// All headers.
+    /// Returns all headers.
     #[must_use]
     pub fn all_headers(&self) -> Option<Headers<'a>> {
         self.headers
     }
 
-    /// All headers, if they are in a map.
+    /// Returns all headers, if they are in a map.
     #[must_use]
     pub fn header_map(&self) -> Option<&'a HeaderMap> {
         match self.headers? {
@@ -205,13 +206,14 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// The first header of that name, which is in lower case.
+    /// Returns the first value of a header. `name` must be in lower case.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&'a [u8]> {
         self.headers?.get(name)
     }
 
-    /// The host without its port and without the dot that may end it, as it was sent: its case means nothing.
+    /// Returns the host without its port and trailing dot, in the case in which it was sent. Hosts are
+    /// case-insensitive.
     #[must_use]
     pub fn host_name(&self) -> Option<&'a str> {
         let host = match self.host {
@@ -224,54 +226,54 @@ impl<'a> Facts<'a> {
         Some(host.strip_suffix('.').unwrap_or(host))
     }
 
-    /// The host that was given beside the headers.
+    /// Returns the host that was set besides the headers.
     pub(super) fn own_host(&self) -> Option<&'a str> {
         self.host
     }
 
-    /// The name of the route.
+    /// Returns the name of the route.
     #[must_use]
     pub fn route_name(&self) -> Option<&'a str> {
         self.route.or_else(|| (self.finders?.route)(self.extensions?))
     }
 
-    /// The domain.
+    /// Returns the domain.
     #[must_use]
     pub fn domain_name(&self) -> Option<&'a str> {
         self.domain
     }
 
-    /// The value of a descriptor.
+    /// Returns the value of a descriptor.
     #[must_use]
     pub fn descriptor(&self, name: &str) -> Option<&'a str> {
         self.descriptors.iter().find(|(given, _)| *given == name).map(|(_, value)| *value)
     }
 
-    /// All descriptors.
+    /// Returns all descriptors.
     #[must_use]
     pub fn all_descriptors(&self) -> &'a [(&'a str, &'a str)] {
         self.descriptors
     }
 
-    /// What whoever asks says the request takes.
+    /// Returns the cost set by [`cost`](Self::cost).
     #[must_use]
     pub fn given_cost(&self) -> Option<u64> {
         self.cost
     }
 
-    /// The client's certificate: the one that was given, or else one among the extensions.
+    /// Returns the client certificate: the one that was set, or otherwise the one in the extensions.
     #[must_use]
     pub fn client_certificate(&self) -> Option<&'a Certificate> {
         self.certificate.or_else(|| self.extension())
     }
 
-    /// Whether somebody else serves the request.
+    /// Returns `true` if another server serves the request.
     #[must_use]
     pub fn is_served_elsewhere(&self) -> bool {
         self.served_elsewhere
     }
 
-    /// What other middleware left with the request.
+    /// Returns a value from the request's extensions.
     #[must_use]
     pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&'a T> {
         self.extensions?.get()

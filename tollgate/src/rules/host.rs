@@ -1,4 +1,4 @@
-//! Hosts and the patterns that match them.
+//! Hosts, and the patterns that match them.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use smallvec::SmallVec;
 
 use super::path::InvalidGlob;
 
-/// The longest name that DNS has.
+/// The longest DNS name.
 const MAX_BYTES: usize = 253;
 
-/// A host in a rule: `api.example.com`, or `*.example.com` for every name below it.
+/// A host pattern: `api.example.com`, or `*.example.com` for every name below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostGlob {
-    /// In lower case; of a wildcard, what follows the star and its dot.
+    /// In lower case. For a wildcard, the part after `*.`.
     pub(super) name: Box<str>,
     pub(super) is_wildcard: bool,
 }
@@ -44,7 +44,7 @@ impl std::str::FromStr for HostGlob {
 }
 
 impl HostGlob {
-    /// Whether a host matches, in any case of letters and without its port.
+    /// Returns `true` if a host without a port matches, in any case.
     pub(super) fn matches(&self, host: &str) -> bool {
         let host = host.strip_suffix('.').unwrap_or(host);
         if !self.is_wildcard {
@@ -61,7 +61,7 @@ impl fmt::Display for HostGlob {
     }
 }
 
-/// A host in lower case, without a heap for any name that DNS has.
+/// Returns a host in lower case. DNS names need no heap allocation.
 pub(super) fn lower(host: &str) -> LowerHost<'_> {
     let host = host.strip_suffix('.').unwrap_or(host);
     if !host.bytes().any(|byte| byte.is_ascii_uppercase()) {
@@ -71,7 +71,7 @@ pub(super) fn lower(host: &str) -> LowerHost<'_> {
 }
 
 pub(super) enum LowerHost<'a> {
-    /// What nearly every client sends.
+    /// The case of nearly every request.
     AsItIs(&'a str),
     Lowered(SmallVec<[u8; 64]>),
 }
@@ -80,7 +80,7 @@ impl LowerHost<'_> {
     pub(super) fn as_str(&self) -> &str {
         match self {
             Self::AsItIs(host) => host,
-            // Only ASCII letters were changed, so it is as valid as it was.
+            // Only ASCII letters changed, so the bytes are still valid UTF-8.
             Self::Lowered(bytes) => std::str::from_utf8(bytes).unwrap_or(""),
         }
     }

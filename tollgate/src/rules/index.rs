@@ -1,8 +1,8 @@
-//! Finds the rules that a request may meet, without asking every rule.
+//! Finds the rules that may match a request, without checking every rule.
 //!
-//! A rule stands in one place: by its path, by its host, or among those that have neither. Where it has both, it
-//! stands where fewer others do. What an index finds is only a candidate: what it was found by fits, but for the case of
-//! a path's letters, and its other conditions are asked then.
+//! A rule is indexed by its path, by its host, or as always matching. A rule with a path and a host is indexed by the
+//! one that fewer rules share. The index returns candidates: the indexed condition holds, except for the case of a
+//! path, and the other conditions are checked afterwards.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use super::normal::host::MAX_HOST_BYTES;
 use super::normal::path::Readings;
 use super::path::{PathGlob, Segment, first_segment, wildcard};
 
-/// Numbers of rules, ascending. A request rarely meets more.
+/// Numbers of rules in ascending order. A request rarely has more.
 pub(super) type Candidates = SmallVec<[u32; 16]>;
 
 /// Rules by path, by host, and the rest.
@@ -23,11 +23,11 @@ pub(super) struct Index {
     hosts: HashMap<Box<str>, Vec<u32>, ahash::RandomState>,
     wildcard_hosts: HashMap<Box<str>, Vec<u32>, ahash::RandomState>,
     always: Vec<u32>,
-    /// Of each rule.
+    /// One entry per rule.
     places: Vec<Place>,
 }
 
-/// Where a rule stands in an index.
+/// The condition by which a rule is indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Path,
@@ -35,14 +35,14 @@ pub(super) enum Place {
     Always,
 }
 
-/// What an index needs to know of a rule.
+/// The part of a rule that the index needs.
 pub(super) struct Indexed<'a> {
     pub(super) paths: &'a [PathGlob],
     pub(super) hosts: &'a [HostGlob],
 }
 
 impl Index {
-    /// An index of rules, which are numbered in the order in which they come.
+    /// Builds an index of rules, which are numbered in their order.
     pub(super) fn new(rules: &[Indexed<'_>]) -> Self {
         let mut index = Self::default();
         let mut on_path: HashMap<String, usize> = HashMap::new();
@@ -71,7 +71,7 @@ impl Index {
         index
     }
 
-    /// Where each rule stands, in their order.
+    /// Returns the condition by which each rule is indexed, in the order of the rules.
     pub(super) fn places(&self) -> &[Place] {
         &self.places
     }
@@ -81,19 +81,19 @@ impl Index {
         hosts.entry(glob.name.clone()).or_default().push(number);
     }
 
-    /// All rules, if every request may meet each of them.
+    /// Returns all rules, if none is indexed by a path or a host.
     #[inline]
     pub(super) fn all_always(&self) -> Option<&[u32]> {
         (self.always.len() == self.places.len()).then_some(&self.always)
     }
 
-    /// Whether rules are found by path.
+    /// Returns `true` if a rule is indexed by its path.
     pub(super) fn has_paths(&self) -> bool {
         !self.paths.nodes.is_empty()
     }
 
-    /// The rules that a request with these readings of its path, and this host, may meet. Neither is asked for
-    /// unless there are rules by it.
+    /// Returns the rules that may match a request with these path readings and this host. Each is read only if rules
+    /// are indexed by it.
     pub(super) fn candidates<'r, 'p: 'r>(
         &self,
         paths: impl FnOnce() -> Option<&'r Readings<'p>>,
@@ -106,7 +106,7 @@ impl Index {
                 let lower: SmallVec<[u8; 256]>;
                 let path = if readings.is_some_and(Readings::has_upper_case) {
                     lower = path.bytes().map(|byte| byte.to_ascii_lowercase()).collect();
-                    // Only ASCII letters were changed, so it is as valid as it was.
+                    // Only ASCII letters changed, so the bytes are still valid UTF-8.
                     std::str::from_utf8(&lower).unwrap_or(path)
                 } else {
                     path
@@ -115,7 +115,7 @@ impl Index {
             }
         }
         let has_hosts = !(self.hosts.is_empty() && self.wildcard_hosts.is_empty());
-        // A longer one is invalid, and whoever asked for it refuses the request.
+        // A longer host is invalid. Reading it has recorded that, and the request will be refused.
         if let Some(host) = has_hosts.then(host).flatten().filter(|host| host.len() <= MAX_HOST_BYTES) {
             let host = lower(host);
             let host = host.as_str();
@@ -150,16 +150,16 @@ struct Node {
     ends: Vec<u32>,
 }
 
-/// The nodes behind segments of plain text.
+/// The child nodes of literal segments.
 #[derive(Debug, Default)]
 struct Literals {
-    /// Unless they are many.
+    /// Used as long as there are only a few.
     few: Vec<(Box<str>, usize)>,
     many: HashMap<Box<str>, usize, ahash::RandomState>,
 }
 
 impl Literals {
-    /// So many are compared one by one in the time that a hash takes.
+    /// This many strings are compared in the time that one hash takes.
     const FEW: usize = 4;
 
     fn get_or_insert(&mut self, text: &str, new: usize) -> usize {
@@ -241,9 +241,9 @@ impl Paths {
         }
     }
 
-    /// Behind `**`: whatever is left of the path, from each of its segments on. No glob has two in a row.
+    /// Visits a node after `**`, with every suffix of the path. No glob has two `**` in a row.
     fn visit_any(&self, any: usize, path: &str, walk: &mut Walk<'_>) {
-        // Who has been here with as much of the path left has seen all that there is to see.
+        // An earlier visit with at least as much of the path left has found everything already.
         match walk.passed.iter_mut().find(|(node, _)| *node == any) {
             Some((_, left)) if *left >= path.len() => return,
             Some((_, left)) => *left = path.len(),
@@ -264,11 +264,11 @@ impl Paths {
     }
 }
 
-/// One way through the tree.
+/// One traversal of the tree.
 struct Walk<'f> {
     found: &'f mut Candidates,
-    /// The nodes behind a `**` that were passed, and how much of the path was left there: a path of one segment over and
-    /// over must not find the same rules over and over.
+    /// The nodes after a `**` that were visited, with the length of the path left there. Bounds the work for paths that
+    /// repeat one segment.
     passed: SmallVec<[(usize, usize); 4]>,
 }
 

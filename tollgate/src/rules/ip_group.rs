@@ -1,23 +1,23 @@
-//! How many addresses are one client.
+//! Groups of addresses that count as one client.
 //!
-//! An IPv4 address is one. Of IPv6 a single customer holds 2^64 addresses and more, so a limit by whole addresses
-//! would be none at all; their network counts instead. The result is text, as it is seen in keys and explanations,
-//! in a buffer on the stack.
+//! An IPv4 address is a client. A single IPv6 customer holds at least 2^64 addresses, so a limit per address would be
+//! ineffective; its network counts instead. The result is text, as shown in keys and explanations, in a buffer on the
+//! stack.
 
 use std::fmt::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What is counted as one client: an IPv4 address, or an IPv6 network of this many bits.
+/// The group of addresses that counts as one client: an IPv4 address, or an IPv6 network with this prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IpGroup {
     v6_prefix: u8,
 }
 
 impl IpGroup {
-    /// A /64 is the least that is handed out: one home, one phone, one server.
+    /// A /64 is the smallest network that providers assign: one home, one phone, one server.
     pub(crate) const DEFAULT: Self = Self { v6_prefix: 64 };
 
-    /// IPv6 networks of 1 to 128 bits, or none.
+    /// Returns the group for IPv6 networks of 1 to 128 bits, or `None` for other lengths.
     pub(crate) fn of_prefix(bits: u8) -> Option<Self> {
         (1..=128).contains(&bits).then_some(Self { v6_prefix: bits })
     }
@@ -26,7 +26,7 @@ impl IpGroup {
         self.v6_prefix
     }
 
-    /// `192.0.2.1`, `2001:db8:1:2::/64`, or with all 128 bits `2001:db8:1:2::3`.
+    /// Returns the text of a group: `192.0.2.1`, `2001:db8:1:2::/64`, or with all 128 bits `2001:db8:1:2::3`.
     pub(crate) fn text(self, address: IpAddr) -> GroupText {
         let mut text = GroupText { bytes: [0; MAX_TEXT_BYTES], length: 0 };
         let written = match address.to_canonical() {
@@ -44,10 +44,10 @@ impl IpGroup {
     }
 }
 
-/// Eight groups of four digits, seven colons, and a slash with three digits are 43.
+/// Eight groups of four digits, seven colons, and a slash with three digits are 43 bytes.
 const MAX_TEXT_BYTES: usize = 48;
 
-/// A group as text.
+/// The text of a group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupText {
     bytes: [u8; MAX_TEXT_BYTES],
@@ -61,10 +61,10 @@ impl GroupText {
 }
 
 impl GroupText {
-    /// As its `Display` does, at a fraction of the time: nearly every request has one. How many digits an octet has is
-    /// nothing that a processor could guess, so there is no branch for it.
+    /// Writes the same text as `Display`, in a fraction of the time, because nearly every request needs it. It has no
+    /// branch on the number of digits of an octet, which a processor could not predict.
     fn write_v4(&mut self, address: Ipv4Addr) -> fmt::Result {
-        // Put together in a register, and stored at once: the bytes are read again immediately, in other pieces.
+        // Assembled in a register and stored at once, because the bytes are read again immediately in other sizes.
         let (mut text, mut end) = (0, 0);
         for octet in address.octets() {
             let (digits, length) = OCTETS[usize::from(octet)];
@@ -72,13 +72,13 @@ impl GroupText {
             end += usize::from(length) + 1;
         }
         self.bytes[..16].copy_from_slice(&u128::to_le_bytes(text));
-        // The last dot is one too many.
+        // Remove the last dot.
         self.length = end - 1;
         Ok(())
     }
 }
 
-/// Every octet in decimal with a dot behind it and zeros behind that, and how many digits it has.
+/// Each octet in decimal, followed by a dot and zeros, with its number of digits.
 static OCTETS: [([u8; 4], u8); 256] = {
     let mut octets = [([0; 4], 0); 256];
     let mut octet = 0;

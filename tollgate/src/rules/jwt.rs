@@ -1,19 +1,18 @@
-//! Who a signed token (JWT) says that a client is.
+//! Signed tokens (JWT).
 //!
-//! A token is verified or it is nothing: there is no way here to read one whose signature was not checked. A key
-//! serves one algorithm, which follows from the kind of the key and not from what a token says, so a public key is
-//! never taken for a secret, and `none` is no algorithm. Keys that a token brings along are not looked at.
+//! A token's claims are available only after its signature is verified. A key belongs to one algorithm, which follows
+//! from the type of the key and not from the token, so a public key is never used as a secret, and `none` is not an
+//! algorithm. Keys inside a token are ignored.
 //!
-//! What was decided:
-//! - `exp` and `nbf` are checked when they are there, with some leeway. A token without `exp` is good for as long
-//!   as its key: issuers that want an end write one.
-//! - With issuers or audiences configured, a token must name one of them. Without, it may name any.
-//! - A token that calls for extensions (`crit`) is refused, since none are known here.
+//! Further decisions:
+//! - `exp` and `nbf` are checked if present, with some leeway. A token without `exp` is valid as long as its key.
+//! - If issuers or audiences are configured, a token must name one of them.
+//! - A token that requires extensions (`crit`) is rejected, because none are supported.
 //!
-//! A token without `kid` is verified with at most [`MAX_KEYS_TRIED`] keys. A token whose signature was good or bad a
-//! moment ago is not verified again.
+//! A token without `kid` is verified with at most [`MAX_KEYS_TRIED`] keys. Recent results are cached, for valid and
+//! invalid signatures.
 //!
-//! Nothing here says whether a request may pass: a token that is not good has no claims, and a reason for that.
+//! Not here: whether a request is allowed. An invalid token has no claims, and a reason for that.
 
 mod claims;
 mod failed;
@@ -44,16 +43,16 @@ use crate::clock::wall;
 use crate::http::TokenError;
 use crate::units::Timestamp;
 
-/// Servers take 8 to 16 KiB for a header by default. What is longer did not come as a token, and is not hashed.
+/// Servers accept headers of 8 to 16 KiB by default. A longer token is not hashed or verified.
 const MAX_TOKEN_BYTES: usize = 16 * 1024;
 
-/// A set of keys is a few kilobytes.
+/// A key set has a few kilobytes.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// Clocks of machines that are kept right differ by less.
+/// Synchronized clocks differ by less.
 const DEFAULT_LEEWAY: Duration = Duration::from_secs(30);
 
-/// Tells good tokens from bad ones.
+/// Verifies tokens.
 pub(crate) struct Verifier {
     keys: Vec<Key>,
     issuers: Vec<String>,
@@ -63,33 +62,33 @@ pub(crate) struct Verifier {
     failed: Failed,
 }
 
-/// What came of a token.
+/// The result of verifying a token.
 pub(crate) struct Verification {
-    /// Its claims, or why there are none.
+    /// The claims, or the reason that the token is invalid.
     pub(crate) claims: Result<Claims, TokenError>,
-    /// How many signatures were verified to know that.
+    /// The number of signatures that were verified.
     pub(crate) signatures: u8,
 }
 
 impl Verifier {
-    /// From a file with a public key in PEM, or with the secret of HS256. All algorithms must fit the key.
+    /// Loads a file with a public key in PEM format, or with the secret of HS256. All algorithms must fit the key.
     pub(crate) fn from_key_file(path: &Path, algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
         let name = path.display().to_string();
         Self::from_key(&name, &read(&name, path)?, algorithms)
     }
 
-    /// From a file with a JWKS. With no algorithms named, each key serves its own.
+    /// Loads a JWKS file. If `algorithms` is empty, each key uses its own.
     pub(crate) fn from_jwks_file(path: &Path, algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
         let name = path.display().to_string();
         Self::from_jwks(&name, &read(&name, path)?, algorithms)
     }
 
-    /// From what is in a key file. Errors call it by that name.
+    /// Parses the contents of a key file. `name` is used in errors.
     pub(crate) fn from_key(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
         Key::of_file(name, contents, algorithms).map(|key| Self::of_keys(vec![key]))
     }
 
-    /// From what is in a JWKS file. Errors call it by that name.
+    /// Parses the contents of a JWKS file. `name` is used in errors.
     pub(crate) fn from_jwks(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
         Key::of_jwks(name, contents, algorithms).map(Self::of_keys)
     }
@@ -105,30 +104,30 @@ impl Verifier {
         }
     }
 
-    /// Tokens must be of one of these issuers.
+    /// Sets the accepted issuers.
     pub(crate) fn issuers(mut self, issuers: impl IntoIterator<Item = String>) -> Self {
         self.issuers = issuers.into_iter().collect();
         self
     }
 
-    /// Tokens must be for one of these audiences.
+    /// Sets the accepted audiences.
     pub(crate) fn audiences(mut self, audiences: impl IntoIterator<Item = String>) -> Self {
         self.audiences = audiences.into_iter().collect();
         self
     }
 
-    /// By how much the clocks of issuers may differ from ours.
+    /// Sets the allowed difference between the clocks of issuers and ours.
     pub(crate) fn leeway(mut self, leeway: Duration) -> Self {
         self.leeway = leeway;
         self
     }
 
-    /// The claims of a token that is good now.
+    /// Verifies a token at the current time.
     pub(crate) fn verify(&self, token: &str) -> Verification {
         self.verify_at(token, wall::now())
     }
 
-    /// The claims of a token that is good at that moment.
+    /// Verifies a token at a given time.
     pub(crate) fn verify_at(&self, token: &str, now: Timestamp) -> Verification {
         let mut signatures = 0;
         let claims = self.signed_lately(token, now, &mut signatures);
@@ -136,7 +135,7 @@ impl Verifier {
         Verification { claims, signatures }
     }
 
-    /// The same as [`signed`](Self::signed), which is not asked twice in a while.
+    /// Cached version of [`signed`](Self::signed).
     fn signed_lately(&self, token: &str, now: Timestamp, signatures: &mut u8) -> Result<Claims, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::Malformed);
@@ -150,14 +149,15 @@ impl Verifier {
         let signed = self.signed(token, signatures);
         match &signed {
             Ok(claims) => self.remembered.put(token, claims.clone()),
-            // What failed before a signature was verified fails as fast again.
+            // Failures without a verification are cheap, so only failed signatures are cached.
             Err(error) if *signatures > 0 => self.failed.put(token, *error, now),
             Err(_) => {}
         }
         signed
     }
 
-    /// The claims of a token that is signed by one of our keys, and meant for us; not whether it is in time.
+    /// Returns the claims of a token that is signed by one of our keys and has an accepted issuer and audience. Its
+    /// times are not checked.
     fn signed(&self, token: &str, signatures: &mut u8) -> Result<Claims, TokenError> {
         let (message, header, payload, signature) = parts(token).ok_or(TokenError::Malformed)?;
         let header = Header::read(header).ok_or(TokenError::Malformed)?;
@@ -167,7 +167,7 @@ impl Verifier {
         if !self.keys.iter().any(|key| key.is_for(algorithm)) {
             return Err(TokenError::WrongAlgorithm);
         }
-        // The key that the token names comes before those that have no name.
+        // The key that the token names comes before keys without a name.
         let fit = || self.keys.iter().filter(|key| key.fits(algorithm, id));
         let named = fit().filter(|key| key.is_named(id));
         let keys = named.chain(fit().filter(|key| !key.is_named(id))).take(MAX_KEYS_TRIED);
@@ -182,7 +182,7 @@ impl Verifier {
         Err(error)
     }
 
-    /// The claims of a payload, if they are meant for us.
+    /// Returns the claims of a payload with an accepted issuer and audience.
     fn meant(&self, payload: &str) -> Result<Claims, TokenError> {
         let claims = decoded(payload).and_then(|payload| Claims::read(&payload)).ok_or(TokenError::Malformed)?;
         if !self.issuers.is_empty() && !claims.name_one_of("iss", &self.issuers) {
@@ -195,14 +195,14 @@ impl Verifier {
     }
 }
 
-/// What is signed, and of that the header and the payload; then the signature.
+/// Splits a token into the signed part, its header and payload, and the signature.
 fn parts(token: &str) -> Option<(&str, &str, &str, &str)> {
     let (message, signature) = token.rsplit_once('.')?;
     let (header, payload) = message.split_once('.')?;
     Some((message, header, payload, signature))
 }
 
-/// What a token says of its signature.
+/// The header of a token.
 #[derive(Deserialize)]
 struct Header {
     alg: String,
@@ -211,9 +211,9 @@ struct Header {
 }
 
 impl Header {
-    /// A header that is an object, and calls for no extensions.
+    /// Parses a header, which must be an object without `crit`.
     fn read(part: &str) -> Option<Self> {
-        // By way of a map: read at once, it could also be a list, or have bytes that are no text where it is skipped.
+        // Parsed as a map first: a derived parser would also accept a list, and invalid UTF-8 in fields that it skips.
         let header: Map<String, Value> = serde_json::from_slice(&decoded(part)?).ok()?;
         let header: Self = serde_json::from_value(header.into()).ok()?;
         header.crit.is_none().then_some(header)

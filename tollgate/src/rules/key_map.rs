@@ -1,9 +1,9 @@
-//! Keys of several parts as keys of a map, looked up without building one.
+//! A map with keys of several parts, which are looked up without building a key.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
 
-/// A value for each of some keys.
+/// Values by key.
 #[derive(Debug)]
 pub(super) struct KeyMap<T> {
     entries: HashMap<u64, Vec<(Parts, T)>, ahash::RandomState>,

@@ -1,4 +1,4 @@
-//! What a key is made of.
+//! The parts of a key.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,11 +13,11 @@ use super::normal::{cookies, header};
 use super::{PathReading, Request};
 use crate::error::InvalidLimit;
 
-/// One part of the key that a rule counts by.
+/// One part of the key of a rule.
 #[derive(Clone)]
 pub struct KeyPart(pub(super) Source);
 
-/// Reads the name of a header in a field of a rule.
+/// Parses the header name in a field of a rule.
 pub(super) fn header_name(field: &'static str, name: &str) -> Result<HeaderName, InvalidLimit> {
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| {
         let shown: String = name.chars().take(80).collect();
@@ -26,14 +26,14 @@ pub(super) fn header_name(field: &'static str, name: &str) -> Result<HeaderName,
     })
 }
 
-/// Makes a part of a key.
+/// Derives a key part from a request.
 type Custom = Arc<dyn Fn(&Request<'_>) -> Option<String> + Send + Sync>;
 
 #[derive(Clone)]
 pub(super) enum Source {
     Ip(IpGroup),
     Header(HeaderName),
-    /// A header whose name cannot be one: the set of rules is not built.
+    /// An invalid header name. Building the rule set reports it.
     Invalid(InvalidLimit),
     Cookie(Box<str>),
     Query(Box<str>),
@@ -49,20 +49,21 @@ pub(super) enum Source {
 }
 
 impl KeyPart {
-    /// The client's address; of an IPv6 address the /64 it is in, which is what one customer gets.
+    /// Uses the client's address. IPv6 addresses are grouped by /64, which is what one customer gets.
     #[must_use]
     pub fn ip() -> Self {
         Self(Source::Ip(IpGroup::DEFAULT))
     }
 
-    /// The client's address; of an IPv6 address its first `bits`, 1 to 128. `None` for any other number of bits.
+    /// Uses the client's address, with IPv6 addresses grouped by their first `bits`. Returns `None` if `bits` is not
+    /// between 1 and 128.
     #[must_use]
     pub fn ip_network(bits: u8) -> Option<Self> {
         IpGroup::of_prefix(bits).map(|group| Self(Source::Ip(group)))
     }
 
-    /// The value of a header. An empty one is as good as missing. A name that cannot be one is reported by
-    /// [`RuleSetBuilder::build`](super::RuleSetBuilder::build).
+    /// Uses the value of a header. An empty value counts as missing.
+    /// [`RuleSetBuilder::build`](super::RuleSetBuilder::build) reports an invalid name.
     ///
     /// ```
     /// use tollgate::rules::{KeyPart, Rule, RuleSet};
@@ -79,7 +80,7 @@ impl KeyPart {
         Self(header_name("key", name.as_ref()).map_or_else(Source::Invalid, Source::Header))
     }
 
-    /// Returns why it cannot be part of a key, if it cannot.
+    /// Returns the error of an invalid part.
     pub(super) fn problem(&self) -> Option<&InvalidLimit> {
         match &self.0 {
             Source::Invalid(problem) => Some(problem),
@@ -87,72 +88,72 @@ impl KeyPart {
         }
     }
 
-    /// The value of a cookie.
+    /// Uses the value of a cookie.
     #[must_use]
     pub fn cookie(name: &str) -> Self {
         Self(Source::Cookie(name.into()))
     }
 
-    /// The value of a query parameter.
+    /// Uses the value of a query parameter.
     #[must_use]
     pub fn query(name: &str) -> Self {
         Self(Source::Query(name.into()))
     }
 
-    /// The path, in the form in which it is matched.
+    /// Uses the path, in the form in which it is matched.
     #[must_use]
     pub fn path() -> Self {
         Self(Source::Path)
     }
 
-    /// The method.
+    /// Uses the method.
     #[must_use]
     pub fn method() -> Self {
         Self(Source::Method)
     }
 
-    /// The host, in lower case, without its port.
+    /// Uses the host, in lower case and without its port.
     #[must_use]
     pub fn host() -> Self {
         Self(Source::Host)
     }
 
-    /// The name of the route that serves the request.
+    /// Uses the name of the route that serves the request.
     #[must_use]
     pub fn route() -> Self {
         Self(Source::Route)
     }
 
-    /// A claim of a token that was verified.
+    /// Uses a claim of a verified token.
     #[must_use]
     pub fn jwt(claim: &str) -> Self {
         Self(Source::Jwt(claim.into()))
     }
 
-    /// What the client's certificate says of it.
+    /// Uses a field of the client certificate.
     #[must_use]
     pub fn certificate(field: CertificateField) -> Self {
         Self(Source::Certificate(field))
     }
 
-    /// A descriptor that a client of a decision service gave.
+    /// Uses a descriptor that a client of the decision service sent.
     #[must_use]
     pub fn descriptor(name: &str) -> Self {
         Self(Source::Descriptor(name.into()))
     }
 
-    /// Always the same text.
+    /// Uses a constant text.
     #[must_use]
     pub fn constant(text: &str) -> Self {
         Self(Source::Constant(text.into()))
     }
 
-    /// Whatever a closure makes of the request; `None` is missing.
+    /// Uses the result of a closure. `None` counts as missing.
     pub fn custom(make: impl Fn(&Request<'_>) -> Option<String> + Send + Sync + 'static) -> Self {
         Self(Source::Custom(Arc::new(make)))
     }
 
-    /// Whether it is known to be the same part as another: of closures nobody knows.
+    /// Returns `true` if this is known to be the same part as `other`. Closures are never known to be the same.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (Source::Ip(one), Source::Ip(other)) => one == other,
@@ -171,27 +172,27 @@ impl KeyPart {
         }
     }
 
-    /// Whether it is a claim of a token.
+    /// Returns `true` for a claim of a token.
     pub(super) fn reads_token(&self) -> bool {
         matches!(self.0, Source::Jwt(_))
     }
 
-    /// Whether it is `None` for a descriptor that the client did not give: then the rule is not for the request.
+    /// Returns `true` for a descriptor that the client did not send. The rule then does not apply.
     pub(super) fn is_absent_descriptor(&self, request: &Request<'_>) -> bool {
         matches!(&self.0, Source::Descriptor(name) if request.facts().descriptor(name).is_none())
     }
 
-    /// Whether the connection alone shows it, whatever the request says.
+    /// Returns `true` if the part depends on the connection only, and not on the request.
     pub(super) fn is_of_connection(&self) -> bool {
         matches!(self.0, Source::Ip(_) | Source::Certificate(_))
     }
 
-    /// Whether it is the path.
+    /// Returns `true` for the path.
     pub(super) fn is_path(&self) -> bool {
         matches!(self.0, Source::Path)
     }
 
-    /// Brings a value that somebody wrote for this part to the form in which requests have it.
+    /// Normalizes a configured value of this part, so that it can equal those of requests.
     pub(super) fn normal<'v>(&self, value: &'v [u8], path_reading: PathReading) -> Cow<'v, [u8]> {
         let text = std::str::from_utf8(value).ok();
         match (&self.0, text) {
@@ -210,18 +211,18 @@ impl KeyPart {
         }
     }
 
-    /// The part of this request's key; `None` if it is missing or empty.
+    /// Returns the part of a request's key, or `None` if it is missing or empty.
     pub(super) fn of<'r>(&'r self, request: &'r Request<'_>) -> Option<Piece<'r>> {
         let facts = request.facts();
         let bytes = match &self.0 {
-            // An address is never empty, and its text is long enough to be made where it stays.
+            // An address is never empty, and its text is long enough to be built in place.
             Source::Ip(group) => return request.client().map(|client| Piece::Short(group.text(client))),
             Source::Header(name) => request.header(name)?,
             Source::Invalid(_) => return None,
             Source::Cookie(name) => return Piece::of_bytes(request.cookie(name)?).unless_empty(),
             Source::Query(name) => return Piece::of(request.query(name)?).unless_empty(),
             Source::Path => request.path().as_bytes(),
-            // Some frameworks read a method in any case.
+            // Some frameworks ignore the case of methods.
             Source::Method => return Piece::upper(facts.method()).unless_empty(),
             Source::Host => return Piece::lower(request.host()?).unless_empty(),
             Source::Route => facts.route_name()?.as_bytes(),
@@ -235,7 +236,7 @@ impl KeyPart {
     }
 }
 
-/// As it is written in a rule file.
+/// Formats the part as in the rule file.
 impl fmt::Display for KeyPart {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -264,7 +265,7 @@ impl fmt::Debug for KeyPart {
     }
 }
 
-/// A part of a key: borrowed from the request where it can be.
+/// The value of a key part, borrowed from the request if possible.
 #[derive(Clone, Debug)]
 pub(crate) enum Piece<'r> {
     Borrowed(&'r [u8]),

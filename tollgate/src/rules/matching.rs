@@ -1,4 +1,4 @@
-//! Which requests a rule is for.
+//! Conditions on requests.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -17,11 +17,11 @@ use super::normal::path::folded;
 use super::path::{PathGlob, wildcard};
 use crate::error::InvalidLimit;
 
-/// A condition that is code: a closure, or an expression of a rule file.
+/// A condition in code: a closure, or an expression of a rule file.
 pub(super) type Condition = Arc<dyn Fn(&Request<'_>) -> bool + Send + Sync>;
 
-/// Which requests a rule is for. Of several paths, methods or hosts one has to fit; of headers and all other
-/// conditions, every one. With no condition it is every request.
+/// The requests that a rule applies to. One of the paths, one of the methods and one of the hosts must match, and all
+/// headers and other conditions must hold. Without conditions, every request matches.
 ///
 /// ```
 /// use tollgate::rules::Match;
@@ -30,84 +30,84 @@ pub(super) type Condition = Arc<dyn Fn(&Request<'_>) -> bool + Send + Sync>;
 /// let partners = Match::everything().host("*.partners.example.com").header("x-tier", "gold*");
 /// ```
 ///
-/// Texts that cannot be a path, a host or the name of a header are reported by
-/// [`RuleSetBuilder::build`](super::RuleSetBuilder::build) and [`Routes::new`](super::Routes::new).
+/// [`RuleSetBuilder::build`](super::RuleSetBuilder::build) and [`Routes::new`](super::Routes::new) report invalid
+/// paths, hosts and header names.
 #[derive(Clone, Default)]
 #[must_use]
 pub struct Match {
     pub(super) paths: Vec<PathGlob>,
-    /// Whether the paths match in any case, even where requests are read with regard to it.
+    /// `true` if the paths match in any case, even if requests are otherwise matched case-sensitively.
     pub(super) ignores_path_case: bool,
     pub(super) methods: SmallVec<[Box<str>; 2]>,
     pub(super) hosts: Vec<HostGlob>,
     pub(super) headers: Vec<(HeaderName, Box<str>)>,
     pub(super) domain: Option<Box<str>>,
     pub(super) conditions: Vec<(Box<str>, Condition)>,
-    /// The first text that cannot be what it was given for.
+    /// The error of the first invalid text.
     problem: Option<Box<InvalidLimit>>,
 }
 
 impl Match {
-    /// Every request.
+    /// Matches every request.
     pub fn everything() -> Self {
         Self::default()
     }
 
-    /// Requests for this path, or for another that was named: a glob such as `/api/**`.
+    /// Adds a path: a glob such as `/api/**`.
     pub fn path(mut self, glob: impl AsRef<str>) -> Self {
         let glob = self.checked(glob.as_ref().parse::<PathGlob>().map_err(|error| error.of_field("path")));
         self.paths.extend(glob);
         self
     }
 
-    /// Matches the paths that were named without regard to case.
+    /// Ignores the case of paths.
     pub fn ignoring_path_case(mut self) -> Self {
         self.ignores_path_case = true;
         self
     }
 
-    /// Requests of this method, or of another that was named.
+    /// Adds a method.
     pub fn method(mut self, method: &str) -> Self {
         self.methods.push(method.into());
         self
     }
 
-    /// Requests to this host, or to another that was named: a name, or `*.` and a name.
+    /// Adds a host: a name, or `*.` and a name.
     pub fn host(mut self, glob: impl AsRef<str>) -> Self {
         let glob = self.checked(glob.as_ref().parse::<HostGlob>().map_err(|error| error.of_field("host")));
         self.hosts.extend(glob);
         self
     }
 
-    /// Requests with a header of this value, in which `*` stands for anything.
+    /// Requires a header with this value, in which `*` matches anything.
     pub fn header(mut self, name: impl AsRef<str>, value: &str) -> Self {
         let name = self.checked(header_name("headers", name.as_ref()));
         self.headers.extend(name.map(|name| (name, value.into())));
         self
     }
 
-    /// Keeps the first problem: a match without one of its texts must not be used, because it matches more.
+    /// Keeps the first error. A match that lacks one of its conditions must not be used, because it matches more.
     fn checked<T>(&mut self, read: Result<T, InvalidLimit>) -> Option<T> {
         read.map_err(|problem| self.problem.get_or_insert_with(|| Box::new(problem))).ok()
     }
 
-    /// Returns why it cannot be used, if it cannot.
+    /// Returns the first error.
     pub(super) fn problem(&self) -> Option<&InvalidLimit> {
         self.problem.as_deref()
     }
 
-    /// Requests of this domain, which a client of a decision service names.
+    /// Requires a domain, which a client of the decision service sends.
     pub fn domain(mut self, domain: &str) -> Self {
         self.domain = Some(domain.into());
         self
     }
 
-    /// Requests for which this is true.
+    /// Requires that a condition holds.
     pub fn when(self, condition: impl Fn(&Request<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.when_described("a condition", condition)
     }
 
-    /// The same, with what to call the condition when it is explained why a rule did not match.
+    /// Requires that a condition holds, with a description for explanations.
     pub fn when_described(
         mut self,
         description: &str,
@@ -117,7 +117,7 @@ impl Match {
         self
     }
 
-    /// The same for each of its hosts and paths by itself.
+    /// Splits the match into one for each combination of host and path.
     pub(super) fn taken_apart(self) -> Vec<Self> {
         fn each<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
             if items.is_empty() { vec![Vec::new()] } else { items.iter().map(|item| vec![item.clone()]).collect() }
@@ -127,12 +127,12 @@ impl Match {
         pairs.map(|(host, path)| Self { paths: path.clone(), hosts: host.clone(), ..self.clone() }).collect()
     }
 
-    /// Less for what is narrower in other ways than by host and path.
+    /// Returns a smaller value the more specific the match is, apart from host and path.
     pub(super) fn narrowness(&self) -> impl Ord + use<> {
         (self.methods.is_empty(), Reverse(self.headers.len()), Reverse(self.conditions.len()))
     }
 
-    /// Whether it is every request, by having no condition.
+    /// Returns `true` if there are no conditions.
     pub(super) fn is_everything(&self) -> bool {
         self.paths.is_empty() && self.hosts.is_empty() && self.has_no_other_condition()
     }
@@ -141,10 +141,10 @@ impl Match {
         self.methods.is_empty() && self.headers.is_empty() && self.domain.is_none() && self.conditions.is_empty()
     }
 
-    /// What is known of the requests that an index finds for this rule, given by what it finds it.
+    /// Returns the conditions that are known to hold for requests that the index finds for this rule.
     pub(super) fn known_if_found_by(&self, place: Place) -> Known {
         let any_path = self.paths.is_empty() || self.paths.iter().any(PathGlob::is_everything);
-        // The index does not tell letters of upper case from others.
+        // The index ignores case.
         let is_found_by_path = place == Place::Path && !self.paths.iter().any(PathGlob::has_upper_case);
         let on_path = any_path || is_found_by_path;
         let on_host = self.hosts.is_empty() || place == Place::Host;
@@ -158,7 +158,7 @@ impl Match {
         }
     }
 
-    /// The first condition that does not hold, of those that are not known to.
+    /// Returns the first condition that does not hold, apart from those known to hold.
     #[inline]
     pub(super) fn first_miss(&self, request: &Request<'_>, known: Known) -> Option<Miss<'_>> {
         if known == Known::Everything { None } else { self.first_miss_beyond(request, known) }
@@ -203,19 +203,19 @@ impl Match {
     }
 }
 
-/// What is known of a request before a rule is asked whether it is for it.
+/// The conditions that are known to hold before a rule is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     Nothing,
-    /// One of the rule's paths fits.
+    /// One of the paths matches.
     Path,
-    /// One of its hosts fits.
+    /// One of the hosts matches.
     Host,
-    /// All of its conditions hold.
+    /// All conditions hold.
     Everything,
 }
 
-/// Why a rule is not for a request.
+/// The reason that a rule does not match a request.
 pub(crate) enum Miss<'a> {
     Path(&'a [PathGlob]),
     Method(&'a [Box<str>]),

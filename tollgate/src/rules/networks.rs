@@ -1,21 +1,21 @@
-//! Sets of networks: which addresses are trusted, exempt or blocked.
+//! Sets of networks: trusted, exempt or blocked addresses.
 //!
-//! Kept as disjoint ranges in order, so that asking costs the same few comparisons for ten networks as for ten
-//! thousand. An IPv4 address is the same whether it came in as `192.0.2.1` or, on a socket for both families, as
-//! `::ffff:192.0.2.1`. There are no names here: what a name means changes, and asking takes time.
+//! Networks are kept as sorted, disjoint ranges, so a lookup takes about as long for ten thousand networks as for ten.
+//! An IPv4 address is the same whether it arrives as `192.0.2.1` or, on a dual-stack socket, as `::ffff:192.0.2.1`.
+//! Host names are not supported: their addresses change, and resolving them takes time.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// The clouds publish some thousand ranges each, and all of one of them fit.
+/// Cloud providers publish some thousand ranges each; all ranges of one provider fit.
 const MAX_NETWORKS: usize = 16_384;
 
-/// More of a wrong text than this does not help to find it.
+/// Length of an invalid text in an error.
 const MAX_SHOWN_CHARS: usize = 60;
 
-/// Bits of an IPv6 address before the IPv4 address that is mapped into it.
+/// Bits of an IPv6 address before the mapped IPv4 address.
 const MAPPED_PREFIX: u8 = 96;
 
 /// A set of IPv4 and IPv6 networks.
@@ -35,11 +35,11 @@ pub struct Networks {
 }
 
 impl Networks {
-    /// The networks of these texts: addresses, or CIDRs such as `10.0.0.0/8`.
+    /// Parses addresses, and CIDR blocks such as `10.0.0.0/8`.
     ///
     /// # Errors
     ///
-    /// The first text that is neither, or whose address has bits beyond its prefix; or too many of them.
+    /// If a text is neither, if an address has bits beyond its prefix, or if there are too many networks.
     pub fn parse<Text: AsRef<str>>(texts: impl IntoIterator<Item = Text>) -> Result<Self, InvalidNetwork> {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for text in texts {
@@ -56,7 +56,7 @@ impl Networks {
         Ok(Self { v4: in_order(v4), v6: in_order(v6) })
     }
 
-    /// Whether the address is in one of them.
+    /// Returns `true` if the address is in one of the networks.
     #[must_use]
     pub fn contain(&self, address: IpAddr) -> bool {
         match address.to_canonical() {
@@ -65,7 +65,7 @@ impl Networks {
         }
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.v4.is_empty() && self.v6.is_empty()
@@ -78,7 +78,7 @@ fn in_order<T: Ord>(ranges: impl Iterator<Item = (T, T)>) -> Box<[(T, T)]> {
     ranges
 }
 
-/// The ranges are disjoint, so only the last that starts at or before the address can hold it.
+/// The ranges are disjoint, so only the last one that starts at or before the address can contain it.
 fn within<T: Ord + Copy>(ranges: &[(T, T)], address: T) -> bool {
     let after = ranges.partition_point(|(first, _)| *first <= address);
     after.checked_sub(1).and_then(|at| ranges.get(at)).is_some_and(|(_, last)| address <= *last)
@@ -95,7 +95,7 @@ fn network(text: &str) -> Result<IpNet, InvalidNetwork> {
     })
 }
 
-/// As the standard library reads addresses: `010.0.0.0`, in which some see an eight, is none.
+/// Parses like the standard library, which rejects `010.0.0.0` because some read it as octal.
 fn read(text: &str) -> Option<IpNet> {
     let Some((address, prefix)) = text.split_once('/') else {
         return text.parse().ok().map(|address: IpAddr| IpNet::from(address));
@@ -104,14 +104,14 @@ fn read(text: &str) -> Option<IpNet> {
     digits.then(|| IpNet::new(address.parse().ok()?, prefix.parse().ok()?).ok()).flatten()
 }
 
-/// The IPv4 network that an IPv6 one stands for. One that is wider than all of IPv4 stands for IPv6 alone: whoever
-/// writes `::/0` has not spoken of IPv4.
+/// Returns the IPv4 network that an IPv6 network represents. Networks wider than all of IPv4 represent IPv6 only:
+/// `::/0` does not include IPv4.
 fn unmapped(net: Ipv6Net) -> Option<Ipv4Net> {
     let prefix = net.prefix_len().checked_sub(MAPPED_PREFIX)?;
     Ipv4Net::new(net.addr().to_ipv4_mapped()?, prefix).ok()
 }
 
-/// A network that could not be read: the text, what is wrong with it, and the fix.
+/// An invalid network: the text, the problem, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidNetwork {
     problem: String,
@@ -137,13 +137,13 @@ impl InvalidNetwork {
         Self { problem, fix: fix.into() }
     }
 
-    /// What is wrong.
+    /// Returns the problem.
     #[must_use]
     pub fn problem(&self) -> &str {
         &self.problem
     }
 
-    /// What to do about it.
+    /// Returns the fix.
     #[must_use]
     pub fn fix(&self) -> &str {
         &self.fix

@@ -1,16 +1,16 @@
 //! The normal form: one reading of a request for matching, keys, plans, block lists, expressions, routing and
 //! forwarding.
 //!
-//! A limit is worth as much as its reading of a request. If the service behind reads the same bytes differently, a
-//! client can spell its way around the limit. So everything that rules look at is brought to one form first, and the
-//! gateway forwards that form. Where services disagree and each reading is legitimate (encoded slashes, `;` parameters),
-//! a limit applies if any reading matches it, unless [`PathReading`] names the one that the service uses. What cannot be
-//! read safely is [`Unreadable`], and the request is refused.
+//! A limit is only as good as its reading of a request. If the service reads the same bytes differently, a client can
+//! bypass the limit with another spelling. So everything that rules read is normalized first, and the gateway forwards
+//! the normal form. Where services disagree and each reading is legitimate (encoded slashes, `;` parameters), a limit
+//! applies if any reading matches it, unless [`PathReading`] selects the one that the service uses. A request that
+//! cannot be read safely is [`Unreadable`] and refused.
 //!
 //! `docs/normal-form.md` describes the form for users.
 //!
-//! Deliberately not here: framing (where a message ends), which the server decides before anything here sees a request,
-//! and header names, which the server filters.
+//! Not here: framing (where a message ends), which the server decides before anything here sees a request, and header
+//! names, which the server filters.
 
 pub(super) mod cookies;
 pub(super) mod header;
@@ -28,9 +28,9 @@ pub use self::host::check_host;
 pub use self::method::check_method;
 pub use self::path::{CleanPath, EncodedSlash, PathCase, PathParameters, PathReading, PathReadings};
 
-/// Why a request cannot be read safely. It is refused with 400 where Tollgate serves it.
+/// The reason that a request cannot be read safely. The gateway refuses it with 400.
 ///
-/// `Display` names what is ambiguous and how to send it, or which setting allows it.
+/// `Display` describes the ambiguity and how to avoid it, or the setting that allows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unreadable {
@@ -61,7 +61,7 @@ pub enum Unreadable {
 }
 
 impl Unreadable {
-    /// Every reason, in the order of the metric's labels.
+    /// All reasons, in the order of the metric's labels.
     pub const REASONS: [&'static str; 12] = [
         "dot_segment",
         "control_character",
@@ -77,13 +77,13 @@ impl Unreadable {
         "duplicate_parameter",
     ];
 
-    /// The reason as one word, for metrics and programs.
+    /// Returns the reason as one word, for metrics and programs.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         Self::REASONS[self.number()]
     }
 
-    /// The place of the reason in [`REASONS`](Self::REASONS).
+    /// Returns the index of the reason in [`REASONS`](Self::REASONS).
     #[must_use]
     pub fn number(&self) -> usize {
         match self {
@@ -137,11 +137,11 @@ impl fmt::Display for Unreadable {
 
 impl std::error::Error for Unreadable {}
 
-/// Remembers what could not be read while rules looked at a request: the look itself answers as well as it can, and the
-/// rule set refuses the request afterwards.
+/// Collects ambiguous values while rules read a request. The read itself returns its best result, and the rule set
+/// refuses the request afterwards.
 #[derive(Debug, Default)]
 pub(crate) struct ReadErrors {
-    /// Looked at after every rule, so it has to cost nothing. Only one thread looks, but expressions want to be shared.
+    /// Read after every rule, so it has to be cheap. Only one thread uses it, but expressions require `Sync`.
     is_some: AtomicBool,
     first: Mutex<Option<Unreadable>>,
 }
@@ -165,7 +165,8 @@ impl ReadErrors {
     }
 }
 
-/// The one value among `values`, which are in their normal form. Differing ones are a problem, and the first counts.
+/// Returns the single value among normalized `values`. Differing values are recorded as an error, and the first one is
+/// returned.
 pub(super) fn only<T: PartialEq>(
     mut values: impl Iterator<Item = T>,
     errors: &ReadErrors,

@@ -1,5 +1,5 @@
-//! The globs that match paths. Both are brought to one form ([`normal`](super::normal)), so an operator may write either
-//! `/users/@me` or `/users/%40me`.
+//! Path globs. Paths and globs are normalized ([`normal`](super::normal)), so an operator may write either `/users/@me`
+//! or `/users/%40me`.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use super::normal::path::{has_upper_case, spell_glob};
 use super::normal::{CleanPath, PathCase, PathReading};
 use crate::error::InvalidLimit;
 
-/// A glob of more bytes than this is longer than any path that servers accept in practice.
+/// Longer than any path that servers accept in practice.
 const MAX_BYTES: usize = 2048;
 
-/// A path pattern: `*` stands for anything within one segment, `**` for any number of whole segments.
+/// A path pattern: `*` matches anything within one segment, `**` any number of whole segments.
 ///
 /// ```
 /// use tollgate::rules::PathGlob;
@@ -26,13 +26,13 @@ pub struct PathGlob {
     pub(super) segments: Box<[Segment]>,
 }
 
-/// What stands between two slashes of a glob.
+/// A segment of a glob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Segment {
     Literal(Box<str>),
-    /// `*`, alone.
+    /// `*` by itself.
     One,
-    /// Text with `*` in it.
+    /// Text with `*`.
     Pattern(Box<str>),
     /// `**`.
     Any,
@@ -61,7 +61,7 @@ impl InvalidGlob {
         self.fix
     }
 
-    /// Returns it as the error of a rule whose field has this text.
+    /// Returns the error for a field of a rule.
     pub(super) fn of_field(&self, field: &'static str) -> InvalidLimit {
         InvalidLimit::new(field, self.problem(), self.fix)
     }
@@ -99,7 +99,7 @@ impl std::str::FromStr for PathGlob {
         if segments.iter().any(|segment| matches!(segment, Segment::Literal(text) if &**text == "..")) {
             return Err(invalid("has .. in it, which no path has once it is resolved", "write the path itself"));
         }
-        // More than one in the middle would cost a crafted path quadratic time.
+        // With more than one in the middle, a crafted path would take quadratic time.
         let last = segments.len().saturating_sub(1);
         if segments[..last].iter().filter(|segment| matches!(segment, Segment::Any)).count() > 1 {
             return Err(invalid("has more than one ** before its end", "use one, or two globs"));
@@ -118,7 +118,7 @@ impl Segment {
         }
     }
 
-    /// Returns whether the segment matches. Without regard to case, `text` is in lower case.
+    /// Returns `true` if the segment matches. If case is ignored, `text` must be in lower case.
     pub(super) fn matches(&self, text: &str, case: PathCase) -> bool {
         match (self, case) {
             (Self::Literal(literal), PathCase::Sensitive) => **literal == *text,
@@ -133,19 +133,20 @@ impl Segment {
 }
 
 impl PathGlob {
-    /// Returns whether any reading of the path matches, however it is written. A path that cannot be read safely does not.
+    /// Returns `true` if any reading of the path matches, in any spelling. A path that cannot be read safely does not
+    /// match.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
         let readings = CleanPath::new(path).map(|path| path.readings(PathReading::default()));
         readings.is_ok_and(|readings| readings.iter().any(|path| self.matches_reading(path, PathCase::Sensitive)))
     }
 
-    /// Returns whether one reading of a path matches.
+    /// Returns `true` if one reading of a path matches.
     pub(super) fn matches_reading(&self, path: &str, case: PathCase) -> bool {
         matches_from(&self.segments, path, case)
     }
 
-    /// Returns whether the glob has letters of upper case.
+    /// Returns `true` if the glob has upper-case letters.
     pub(super) fn has_upper_case(&self) -> bool {
         self.segments.iter().any(|segment| match segment {
             Segment::Literal(text) | Segment::Pattern(text) => has_upper_case(text),
@@ -153,7 +154,7 @@ impl PathGlob {
         })
     }
 
-    /// Whether it matches every path.
+    /// Returns `true` if the glob matches every path.
     pub(super) fn is_everything(&self) -> bool {
         matches!(&*self.segments, [Segment::Any])
     }
@@ -192,19 +193,19 @@ fn matches_from(globs: &[Segment], path: &str, case: PathCase) -> bool {
     first_segment(path).is_some_and(|(segment, rest)| glob.matches(segment, case) && matches_from(further, rest, case))
 }
 
-/// The first segment of a normal path, and the path after it.
+/// Splits a normalized path into its first segment and the rest.
 pub(super) fn first_segment(path: &str) -> Option<(&str, &str)> {
     let path = path.strip_prefix('/').unwrap_or(path);
     if path.is_empty() {
         return None;
     }
-    // Segments are short: looking at each byte is faster than setting up a search.
+    // Segments are short: a byte loop is faster than setting up a search.
     let slash = path.bytes().position(|byte| byte == b'/');
     Some(slash.map_or((path, ""), |slash| path.split_at(slash)))
 }
 
-/// Whether text matches a pattern in which `*` stands for anything. Linear in both, but for a factor of the
-/// pattern's length when stars repeat.
+/// Returns `true` if `text` matches a pattern in which `*` matches anything. Takes linear time in both, times the
+/// length of the pattern if stars repeat.
 pub(super) fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut seen) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

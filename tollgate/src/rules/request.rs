@@ -1,4 +1,4 @@
-//! A request as rules see it: the facts, and what is found out from them once it is asked for.
+//! A request as rules see it: the facts, and values derived from them on demand.
 
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell};
@@ -15,35 +15,35 @@ use super::normal::{cookies, header, host, query};
 use super::{Facts, FailedExpressions, claims};
 use crate::http::TokenError;
 
-/// The claims of a token that was verified.
+/// The claims of a verified token.
 pub(super) type Claims = Arc<Map<String, Value>>;
 
 /// Finds and verifies the token of a request.
 pub(super) type Tokens = Arc<dyn Fn(&Facts<'_>, &ReadErrors) -> Token + Send + Sync>;
 
-/// What came of the token of a request.
+/// The result of verifying the token of a request.
 pub(super) struct Token {
-    /// Its claims, or why there are none.
+    /// The claims, or the reason that there are none.
     pub(super) claims: Result<Claims, TokenError>,
-    /// How many signatures were verified to know that.
+    /// The number of signatures that were verified.
     pub(super) signatures: u8,
 }
 
-/// Whether a token was read for a request, and what came of it.
+/// The result of verifying the token of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TokenStatus {
-    /// No rule needed to know.
+    /// No rule needed the token.
     #[default]
     NotRead,
-    /// It is valid.
+    /// The token is valid.
     Valid,
-    /// It is not valid, or there is none.
+    /// The token is invalid, or there is none.
     Invalid(TokenError),
 }
 
 impl TokenStatus {
-    /// Why the token is not valid.
+    /// Returns the reason that the token is invalid.
     #[must_use]
     pub fn error(self) -> Option<TokenError> {
         match self {
@@ -53,27 +53,27 @@ impl TokenStatus {
     }
 }
 
-/// A request as rules see it, for conditions, keys and costs that are closures. Everything is in its normal form.
+/// A request as rules see it, for conditions, keys and costs in closures. All values are in their normal form.
 pub struct Request<'a> {
     facts: &'a Facts<'a>,
     path_reading: PathReading,
     readings: OnceCell<Result<Readings<'a>, Unreadable>>,
-    /// The reading that [`path`](Self::path) returns.
+    /// The index of the reading that [`path`](Self::path) returns.
     current: Cell<usize>,
     errors: ReadErrors,
     proxies: &'a TrustedProxies,
     tokens: Option<&'a Tokens>,
     client: OnceCell<Option<IpAddr>>,
     token: OnceCell<ReadToken>,
-    /// Where expressions that fail are recorded, if the request is only explained.
+    /// Records expressions that fail, if the request is only explained.
     failed: Option<&'a FailedExpressions>,
 }
 
-/// The token of a request, once it was read.
+/// The token of a request, once it has been read.
 struct ReadToken {
-    /// `None` if the rules know no tokens.
+    /// `None` if the rules verify no tokens.
     token: Option<Token>,
-    /// Why it cannot be read in one way.
+    /// The error of an ambiguous token.
     problem: Option<Unreadable>,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The same request, with its failed expressions recorded rather than counted.
+    /// Records failed expressions instead of counting them.
     pub(crate) fn recording(self, failed: &'a FailedExpressions) -> Self {
         Self { failed: Some(failed), ..self }
     }
@@ -107,20 +107,19 @@ impl<'a> Request<'a> {
         self.failed
     }
 
-    /// What was given.
+    /// Returns the facts.
     pub fn facts(&self) -> &Facts<'a> {
         self.facts
     }
 
-    /// Returns the path in its normal form: unescaped where that changes nothing, with `.`, `..` and empty segments
-    /// resolved, without a slash at the end. Where a path has several readings, conditions are asked about each.
+    /// Returns the path in its normal form: decoded where that changes nothing, with `.`, `..` and empty segments
+    /// resolved, and without a trailing slash. If a path has several readings, conditions are evaluated for each.
     #[must_use]
     pub fn path(&self) -> &str {
         self.path_readings().get(self.current.get()).map_or(self.facts.path(), |path| path)
     }
 
-    /// Returns the value of a header without the white space around it. A request with several differing values is
-    /// refused.
+    /// Returns the value of a header, trimmed. A request with several differing values is refused.
     #[must_use]
     #[inline]
     pub fn header(&self, name: &HeaderName) -> Option<&'a [u8]> {
@@ -140,19 +139,19 @@ impl<'a> Request<'a> {
         query::query(self.facts.query()?, name, &self.errors)
     }
 
-    /// Returns the host without its port and without the dot that may end it. Its case means nothing.
+    /// Returns the host without its port and trailing dot. Hosts are case-insensitive.
     #[must_use]
     pub fn host(&self) -> Option<&'a str> {
         host::host(self.facts, &self.errors)
     }
 
-    /// The client's address: the peer's, or if that is a trusted proxy, whom it speaks for.
+    /// Returns the client's address: the peer's, or the address that a trusted proxy reports.
     #[must_use]
     pub fn client(&self) -> Option<IpAddr> {
         *self.client.get_or_init(|| self.proxies.client(self.facts))
     }
 
-    /// The claims of the request's token, if it has one that verifies.
+    /// Returns the claims of the request's token, if it is valid.
     #[must_use]
     pub fn claims(&self) -> Option<&Map<String, Value>> {
         self.token()?.claims.as_deref().ok()
@@ -164,14 +163,14 @@ impl<'a> Request<'a> {
             let token = self.tokens.map(|tokens| tokens(self.facts, &errors));
             ReadToken { token, problem: errors.take() }
         });
-        // Every rule that reads the token has to know.
+        // Every rule that reads the token must see the error.
         if let Some(problem) = problem {
             self.errors.note(problem.clone());
         }
         token.as_ref()
     }
 
-    /// Whether its token was read, and what came of it. It is not read for this.
+    /// Returns the result of verifying the request's token, without verifying it now.
     #[must_use]
     pub fn token_status(&self) -> TokenStatus {
         match self.verified_token() {
@@ -181,7 +180,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// How many signatures were verified for it.
+    /// Returns the number of signatures that were verified for the request.
     pub(crate) fn signatures_verified(&self) -> u8 {
         self.verified_token().map_or(0, |token| token.signatures)
     }
@@ -190,8 +189,8 @@ impl<'a> Request<'a> {
         self.token.get()?.token.as_ref()
     }
 
-    /// A claim as text: a string as it is, a number or a truth value as it is written. A name with dots looks
-    /// into objects where no claim has the whole name.
+    /// Returns a claim as text: a string unchanged, a number or a boolean in JSON syntax. If no claim has the whole
+    /// name, dots select members of objects.
     #[must_use]
     pub fn claim(&self, name: &str) -> Option<Cow<'_, str>> {
         claims::text(self.claims()?, name)
@@ -200,7 +199,7 @@ impl<'a> Request<'a> {
 
 /// Readings and errors.
 impl<'a> Request<'a> {
-    /// The readings of the path. That a path cannot be read safely is a problem.
+    /// Returns the readings of the path. A path that cannot be read safely is recorded as an error.
     pub(super) fn readings(&self) -> Option<&Readings<'a>> {
         match self.readings.get_or_init(|| Readings::new(self.facts.path(), self.path_reading)) {
             Ok(readings) => Some(readings),
@@ -211,7 +210,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The same as a list, which is empty if the path cannot be read safely.
+    /// Returns the same as a slice, which is empty if the path cannot be read safely.
     pub(super) fn path_readings(&self) -> &[Cow<'a, str>] {
         self.readings().map_or(&[], Readings::as_slice)
     }
@@ -220,22 +219,22 @@ impl<'a> Request<'a> {
         self.path_reading.case
     }
 
-    /// Returns whether the path has letters whose case counts and is not the usual one.
+    /// Returns `true` if the path has upper-case letters.
     pub(super) fn has_upper_case_path(&self) -> bool {
         self.readings().is_some_and(Readings::has_upper_case)
     }
 
-    /// Returns whether a condition holds for any reading of the path.
+    /// Returns `true` if a condition holds for any reading of the path.
     pub(super) fn in_any_reading(&self, holds: impl Fn() -> bool) -> bool {
         holds() || self.other_readings(&holds).any(|held| held)
     }
 
-    /// Returns whether a condition holds for every reading of the path.
+    /// Returns `true` if a condition holds for every reading of the path.
     pub(super) fn in_every_reading(&self, holds: impl Fn() -> bool) -> bool {
         holds() && self.other_readings(&holds).all(|held| held)
     }
 
-    /// Returns the most that a number is in any reading of the path.
+    /// Returns the largest value over all readings of the path.
     pub(super) fn most_of_readings(&self, number: impl Fn() -> u64) -> u64 {
         let most = Cell::new(number());
         self.other_readings(&|| {
@@ -246,7 +245,8 @@ impl<'a> Request<'a> {
         most.get()
     }
 
-    /// Asks about every reading but the first. A condition that has not looked at the path needs no other.
+    /// Evaluates a condition for all readings after the first. A condition that did not read the path needs no further
+    /// evaluation.
     fn other_readings(&self, holds: &impl Fn() -> bool) -> impl Iterator<Item = bool> {
         let count =
             self.readings.get().and_then(|readings| readings.as_ref().ok()).map_or(1, |all| all.as_slice().len());

@@ -1,11 +1,11 @@
-//! What the answer to a request says of its cost: whether it counts at all, and what it really took.
+//! How the response to a request affects its cost: whether it counts at all, and the actual cost.
 //!
-//! Deliberately not here: giving anything back. See [`Outcome::settle_response`](crate::Outcome::settle_response).
+//! Not here: refunds and charges. See [`Outcome::settle_response`](crate::Outcome::settle_response).
 
 use http::{HeaderMap, HeaderName, StatusCode};
 use smallvec::SmallVec;
 
-/// Which answers spend a limit, by their status.
+/// A set of response statuses, for example those that count against a limit.
 ///
 /// ```
 /// use http::StatusCode;
@@ -18,43 +18,43 @@ use smallvec::SmallVec;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct StatusSet {
-    /// The first and the last status of each.
+    /// The first and the last status of each range.
     ranges: SmallVec<[(u16, u16); 2]>,
 }
 
 /// Statuses have three digits.
 const FIRST: u16 = 100;
 const LAST: u16 = 999;
-/// From here on, an answer says that something went wrong.
+/// The first status of an error.
 const FIRST_FAILURE: u16 = 400;
 
 impl StatusSet {
-    /// Every answer.
+    /// Returns the set of all statuses.
     pub fn all() -> Self {
         Self::none().range(FIRST, LAST)
     }
 
-    /// Those of status 400 and above.
+    /// Returns the set of statuses of 400 and above.
     pub fn failures() -> Self {
         Self::none().range(FIRST_FAILURE, LAST)
     }
 
-    /// Those of a status below 400.
+    /// Returns the set of statuses below 400.
     pub fn successes() -> Self {
         Self::none().range(FIRST, FIRST_FAILURE - 1)
     }
 
-    /// None, to begin a list with.
+    /// Returns the empty set.
     pub fn none() -> Self {
         Self { ranges: SmallVec::new() }
     }
 
-    /// Those of this status too.
+    /// Adds a status.
     pub fn status(self, status: StatusCode) -> Self {
         self.range(status.as_u16(), status.as_u16())
     }
 
-    /// Those of the same class as this status too: with 500, all from 500 to 599.
+    /// Adds all statuses of the same class: with 500, all from 500 to 599.
     pub fn class(self, status: StatusCode) -> Self {
         let first = status.as_u16() / 100 * 100;
         self.range(first, first + 99)
@@ -65,29 +65,29 @@ impl StatusSet {
         self
     }
 
-    /// Whether an answer of that status is one of them.
+    /// Returns `true` if the set contains `status`.
     #[must_use]
     pub fn have(&self, status: StatusCode) -> bool {
         self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&status.as_u16()))
     }
 }
 
-/// What a rule does with the answer to a request. Most rules do nothing with it.
+/// How a rule settles a request by its response. Most rules do not.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ResponseSettlement {
-    /// Which answers count; all if `None`.
+    /// The statuses that count; all if `None`.
     pub(super) count: Option<StatusSet>,
-    /// Where an answer tells what it took.
+    /// The response header that contains the actual cost.
     pub(super) settle_by: Option<HeaderName>,
 }
 
 impl ResponseSettlement {
-    /// Whether an answer can change what a request has spent.
+    /// Returns `true` if a response can change the cost of a request.
     pub(super) fn is_needed(&self) -> bool {
         self.count.is_some() || self.settle_by.is_some()
     }
 
-    /// What the request has cost by this answer; `None` if it stays what it was.
+    /// Returns the actual cost of a request with this response, or `None` if the cost does not change.
     pub(crate) fn actual(&self, status: StatusCode, headers: &HeaderMap) -> Option<u64> {
         if self.count.as_ref().is_some_and(|count| !count.have(status)) {
             return Some(0);
@@ -96,7 +96,7 @@ impl ResponseSettlement {
     }
 }
 
-/// The whole number in a header. Anything else is nobody's cost.
+/// Returns the whole number in a header. Other values are ignored.
 fn whole_number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
     let text = headers.get(name)?.to_str().ok()?.trim();
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()

@@ -1,8 +1,8 @@
-//! Which route serves a request: of all that match, the most specific.
+//! Selects the route that serves a request: the most specific one that matches.
 //!
-//! One is more specific than another by its host (a name before `*.` and a name, the longer before the shorter, any of
-//! them before none), then by its path (segment by segment: text before text with `*`, before `*`, before `**`; the
-//! longer before the shorter), then by naming methods, then by naming more headers. Equals go by their order.
+//! Routes are compared by host (a name before a wildcard, longer before shorter, any host before none), then by path
+//! (segment by segment: text, then text with `*`, then `*`, then `**`; longer before shorter), then by whether they
+//! have methods, then by the number of headers. Equal routes keep their order.
 
 use std::cmp::{Ordering, Reverse};
 
@@ -14,7 +14,7 @@ use super::path::{PathGlob, Segment};
 use super::{Facts, Match, PathReading, Request};
 use crate::error::InvalidLimit;
 
-/// Routes, in the order of how specific they are.
+/// Routes, most specific first.
 ///
 /// ```
 /// use tollgate::rules::{Facts, Match, Routes};
@@ -29,27 +29,27 @@ use crate::error::InvalidLimit;
 /// ```
 #[derive(Debug, Default)]
 pub struct Routes {
-    /// Each host and path of each route by itself, with the number of its route.
+    /// One entry for each host and path of each route, with the number of the route.
     entries: Box<[Entry]>,
     index: Index,
-    /// Routes do not ask who the client is.
+    /// Routes do not depend on the client, so no proxies are needed.
     nobody: TrustedProxies,
 }
 
 #[derive(Debug)]
 struct Entry {
     matching: Match,
-    /// What need not be asked of a request that the index found it for.
+    /// Conditions that are known to hold for requests that the index finds.
     known: Known,
     number: usize,
 }
 
 impl Routes {
-    /// Routes by what they match; they are numbered in the order in which they come.
+    /// Creates a routing table. Routes are numbered in their order.
     ///
     /// # Errors
     ///
-    /// When one of them has a text that cannot be a path, a host or the name of a header.
+    /// If a path, a host or a header name is invalid.
     pub fn new(routes: impl IntoIterator<Item = Match>) -> Result<Self, InvalidLimit> {
         let mut entries: Vec<(Match, usize)> = Vec::new();
         for (number, route) in routes.into_iter().enumerate() {
@@ -58,7 +58,7 @@ impl Routes {
             }
             entries.extend(route.taken_apart().into_iter().map(|one| (one, number)));
         }
-        // Stable, so that equals stay in their order.
+        // A stable sort keeps equal routes in their order.
         entries.sort_by(|(one, _), (other, _)| specific(one, other));
         let indexed: Vec<Indexed<'_>> =
             entries.iter().map(|(one, _)| Indexed { paths: &one.paths, hosts: &one.hosts }).collect();
@@ -71,7 +71,7 @@ impl Routes {
         Ok(Self { entries, index, nobody: TrustedProxies::default() })
     }
 
-    /// The number of the route that serves a request.
+    /// Returns the number of the route that serves a request.
     #[must_use]
     pub fn find(&self, facts: &Facts<'_>) -> Option<usize> {
         let request = Request::new(facts, PathReading::default(), &self.nobody, None);
@@ -91,7 +91,7 @@ impl Routes {
     }
 }
 
-/// The more specific is less, so that it comes first.
+/// Compares two matches. The more specific one is less, so that it comes first.
 pub(super) fn specific(one: &Match, other: &Match) -> Ordering {
     let by_host = rank_of_host(one.hosts.first()).cmp(&rank_of_host(other.hosts.first()));
     let by_path = || compare_paths(one.paths.first(), other.paths.first());
@@ -109,7 +109,7 @@ fn rank_of_host(host: Option<&HostGlob>) -> (u8, Reverse<usize>) {
 fn compare_paths(one: Option<&PathGlob>, other: Option<&PathGlob>) -> Ordering {
     let segments = |glob: Option<&PathGlob>| glob.map_or(Vec::new(), |glob| glob.segments.iter().map(rank).collect());
     let (mut one, mut other) = (segments(one), segments(other));
-    // An end is more specific than `**`, and less than anything else.
+    // The end of a path is more specific than `**`, and less specific than anything else.
     one.push((END, Reverse(0)));
     other.push((END, Reverse(0)));
     one.cmp(&other)
@@ -145,7 +145,7 @@ mod tests {
 
     fn found<'t>(routes: &[&'t str], facts: &Facts<'_>) -> Option<&'t str> {
         let found = Routes::new(routes.iter().map(|text| route(text))).unwrap().find(facts);
-        // The order of the file means nothing among routes that are not equals.
+        // The order of the file matters only among equal routes.
         let turned = Routes::new(routes.iter().rev().map(|text| route(text))).unwrap().find(facts);
         assert_eq!(found, turned.map(|number| routes.len() - 1 - number));
         found.map(|number| routes[number])

@@ -1,4 +1,4 @@
-//! A rule: a limit, the requests it is for, and the key and cost by which they count.
+//! A rule: a limit, the requests it applies to, and their key and cost.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
 use crate::error::InvalidLimit;
 use crate::limit::{Limit, check_name};
 
-/// A limit, the requests it is for, and how they count.
+/// A limit, the requests it applies to, and how they are counted.
 ///
 /// ```
 /// use tollgate::rules::{KeyPart, Match, Rule};
@@ -40,33 +40,33 @@ pub struct Rule {
     pub(crate) mode: Mode,
     pub(super) ban: Option<Ban>,
     pub(super) response_settlement: ResponseSettlement,
-    /// Of its expressions, those of a rule file.
+    /// Error counts of the rule's expressions, which only rule files have.
     pub(super) expression_errors: Vec<ErrorCount>,
-    /// What its expressions read a token for. Its key and plan are looked at when the set is built.
+    /// What the expressions need a token for. The key and the plan are examined when the set is built.
     pub(super) expressions_read_token: TokenUse,
-    /// Why a name that was given cannot be one.
+    /// The error of an invalid name.
     problem: Option<InvalidLimit>,
 }
 
-/// What a rule reads the claims of a token for. The later ones include the earlier ones.
+/// What a rule needs the claims of a token for. Later variants include earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum TokenUse {
-    /// For nothing.
+    /// Nothing.
     #[default]
     Never,
-    /// To count: for the key, the plan or the cost.
+    /// Counting: the key, the plan or the cost.
     Counting,
-    /// To tell whether the rule is for a request, or exempts or blocks it.
+    /// Matching: whether the rule applies to a request, exempts it or blocks it.
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only expressions of a rule file match by claims"))]
     Matching,
 }
 
-/// What a rule bounds.
+/// What a rule limits.
 #[derive(Clone)]
 pub(super) enum Bound {
-    /// What requests take in a time: a limit of the store.
+    /// Units per time: a limit of the store.
     Rate(Limit),
-    /// How many requests are served at the same time.
+    /// Requests in flight.
     InFlight { name: Box<str>, most: u64 },
 }
 
@@ -77,43 +77,43 @@ pub(super) enum Numbers {
     InFlight(u64),
 }
 
-/// Whose numbers an override changes.
+/// The requests that an override applies to.
 #[derive(Clone, Debug)]
 pub(super) enum Whom {
     Plan(Box<str>),
     Key(Box<[Box<[u8]>]>),
 }
 
-/// What happens to a request that lacks a part of the key.
+/// How a rule treats a request that lacks a part of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Missing {
-    /// It shares one key, `anonymous`, with all others that lack it.
+    /// All such requests share one key, `anonymous`.
     #[default]
     Anonymous,
-    /// The rule is not for it.
+    /// The rule does not apply.
     Skip,
-    /// It is refused.
+    /// The request is refused.
     Deny,
 }
 
-/// Whether a rule refuses.
+/// Whether a rule is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// It does.
+    /// The rule refuses requests.
     #[default]
     Enforced,
-    /// It decides and counts, for every request it is for, but never refuses: to see what a rule would do.
+    /// The rule decides and counts, but never refuses: use it to try out a rule.
     Shadow,
-    /// It is not for any request, and counts nothing. Its counts are kept for when it is enabled again.
+    /// The rule applies to no request. Its counts are kept for when it is enabled again.
     Disabled,
 }
 
 /// Computes a cost.
 type CostOf = Arc<dyn Fn(&Request<'_>) -> Option<u64> + Send + Sync>;
 
-/// How much a request takes.
+/// The number of units that a request takes.
 #[derive(Clone)]
 pub struct Cost(pub(super) CostSource);
 
@@ -121,34 +121,34 @@ pub struct Cost(pub(super) CostSource);
 pub(super) enum CostSource {
     Constant(u64),
     Header(HeaderName),
-    /// A header whose name cannot be one: the set of rules is not built.
+    /// An invalid header name. Building the rule set reports it.
     Invalid(InvalidLimit),
     Custom(CostOf),
-    /// An expression of a rule file, and the cost of a request for which it fails: the whole quota if `None`.
+    /// An expression of a rule file, and the cost if it fails: the whole quota if `None`.
     Expression(CostOf, Option<u64>),
 }
 
 impl Cost {
-    /// Always so many units.
+    /// Takes a constant number of units.
     #[must_use]
     pub const fn constant(units: u64) -> Self {
         Self(CostSource::Constant(units))
     }
 
-    /// The number in a header. If it is missing, no number or 0, the request takes one unit: what a client sends
-    /// must not make its request free.
+    /// Takes the number in a request header. If it is missing, not a number or 0, the request takes one unit, so that a
+    /// client cannot make its requests free.
     #[must_use]
     pub fn header(name: impl AsRef<str>) -> Self {
         Self(header_name("cost", name.as_ref()).map_or_else(CostSource::Invalid, CostSource::Header))
     }
 
-    /// What a closure says; one unit where it says nothing.
+    /// Takes the result of a closure, or one unit if it returns `None`.
     pub fn custom(cost: impl Fn(&Request<'_>) -> Option<u64> + Send + Sync + 'static) -> Self {
         Self(CostSource::Custom(Arc::new(cost)))
     }
 
-    /// An expression, and the cost of a request for which it gives nothing: `when_error`, but never more than the
-    /// quota, which would refuse the request for ever; the whole quota if there is no `when_error`.
+    /// Takes the result of an expression. If it fails, the request takes `when_error`, but never more than the quota,
+    /// which would refuse the request forever. Without `when_error` it takes the whole quota.
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
     pub(super) fn expression(
         cost: impl Fn(&Request<'_>) -> Option<u64> + Send + Sync + 'static,
@@ -157,7 +157,7 @@ impl Cost {
         Self(CostSource::Expression(Arc::new(cost), when_error))
     }
 
-    /// Returns the units that a request takes from a limit with that quota.
+    /// Returns the units that a request takes from a limit with this quota.
     #[inline]
     pub(super) fn of(&self, request: &Request<'_>, quota_of: impl Fn() -> u64) -> u64 {
         match &self.0 {
@@ -180,7 +180,7 @@ impl Cost {
         }
     }
 
-    /// Returns the units that a request takes from a limit whose cost is that constant.
+    /// Returns the units that a request takes from a limit with a constant cost.
     #[inline]
     pub(super) fn of_constant(units: u64, request: &Request<'_>) -> u64 {
         match (units, request.facts().given_cost()) {
@@ -190,7 +190,7 @@ impl Cost {
         }
     }
 
-    /// Returns the units, if they are a constant.
+    /// Returns the units, if they are constant.
     pub(super) fn as_constant(&self) -> Option<u64> {
         match self.0 {
             CostSource::Constant(units) => Some(units),
@@ -198,13 +198,13 @@ impl Cost {
         }
     }
 
-    /// Whether it may be other than what a request is known to take.
+    /// Returns `true` if the actual cost may differ.
     pub(super) fn is_estimate(&self) -> bool {
         !matches!(self.0, CostSource::Constant(1))
     }
 }
 
-/// Whom a rule exempts or blocks: addresses, keys, or whatever a condition says.
+/// A list of exempt or blocked requests: by address, key, or condition.
 #[derive(Clone, Default)]
 #[must_use]
 pub struct Listing {
@@ -214,24 +214,24 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Nobody.
+    /// Returns an empty list.
     pub fn nobody() -> Self {
         Self::default()
     }
 
-    /// Clients with an address in these networks too.
+    /// Adds clients with an address in these networks.
     pub fn networks(mut self, networks: Networks) -> Self {
         self.networks = networks;
         self
     }
 
-    /// This key of the rule too, by its parts.
+    /// Adds a key of the rule, by its parts.
     pub fn key(mut self, parts: &[&str]) -> Self {
         self.keys.push(owned(parts));
         self
     }
 
-    /// Requests for which this is true too.
+    /// Adds requests for which a condition holds.
     pub fn when(mut self, condition: impl Fn(&Request<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.conditions.push(Arc::new(condition));
         self
@@ -241,18 +241,19 @@ impl Listing {
         self.networks.is_empty() && self.keys.is_empty() && self.conditions.is_empty()
     }
 
-    /// Whether it can list a request by anything but its key.
+    /// Returns `true` if the list has other entries than keys.
     pub(super) fn has_more_than_keys(&self) -> bool {
         !self.networks.is_empty() || !self.conditions.is_empty()
     }
 
-    /// Whether the request is listed, by anything but its key, in any reading of its path.
+    /// Returns `true` if the request is listed other than by its key, in any reading of its path.
     pub(super) fn lists(&self, request: &Request<'_>) -> bool {
         self.lists_network(request)
             || self.conditions.iter().any(|condition| request.in_any_reading(|| condition(request)))
     }
 
-    /// The same in every reading of its path: one spelling must not exempt what another reading would not.
+    /// Returns `true` if the request is listed in every reading of its path: an exemption for one reading must not
+    /// apply to another.
     pub(super) fn lists_every_reading(&self, request: &Request<'_>) -> bool {
         self.lists_network(request)
             || self.conditions.iter().any(|condition| request.in_every_reading(|| condition(request)))
@@ -269,7 +270,7 @@ pub(super) fn owned(parts: &[&str]) -> Box<[Box<[u8]>]> {
 }
 
 impl Rule {
-    /// Brings the keys that its lists and overrides name to the form in which requests have them.
+    /// Normalizes the keys of lists and overrides, so that they can equal those of requests.
     pub(super) fn normalize_listed_keys(&mut self, path_reading: PathReading) {
         let normal = |key: &[KeyPart], parts: &mut Box<[Box<[u8]>]>| {
             for (part, value) in key.iter().zip(parts.iter_mut()) {
@@ -285,15 +286,16 @@ impl Rule {
         }
     }
 
-    /// The limit for every request, one bucket for all.
+    /// Creates a rule that applies to every request, with one count for all.
     pub fn new(limit: Limit) -> Self {
         Self::of(Bound::Rate(limit))
     }
 
-    /// At most so many requests of a key at the same time, in this process; for every request, with one count for all.
+    /// Creates a rule that limits requests in flight in this process. It applies to every request, with one count for
+    /// all; add a [`key`](Self::key) to limit each client.
     ///
-    /// A request that finds no place spends nothing in other rules, and one that another rule denies holds no place.
-    /// Such a rule takes no [`cost`](Self::cost), no [`ban`](Self::ban), and hears no answers.
+    /// A request that gets no permit takes nothing from other rules, and a request that another rule denies holds no
+    /// permit. Such a rule has no [`cost`](Self::cost) and no [`ban`](Self::ban), and is not settled by responses.
     ///
     /// ```
     /// use tollgate::rules::{KeyPart, Rule};
@@ -304,7 +306,7 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// When the name cannot be one, or the number admits nothing or is above 2^32.
+    /// If the name is invalid, or `most` is 0 or above 2^32.
     pub fn in_flight(name: &str, most: u64) -> Result<Self, InvalidLimit> {
         check_name(name)?;
         check_in_flight(most).map_err(|error| error.of_limit(name))?;
@@ -331,8 +333,7 @@ impl Rule {
         }
     }
 
-    /// What the rule reads a token for. Closures of a rule that was made in code are not asked: such rules have no
-    /// tokens.
+    /// Returns what the rule needs a token for. Closures are not examined: rules made in code have no tokens.
     pub(super) fn token_use(&self) -> TokenUse {
         let counts_by_claim = self.key.iter().chain(&self.plan).any(KeyPart::reads_token);
         let counting = if counts_by_claim { TokenUse::Counting } else { TokenUse::Never };
@@ -346,7 +347,7 @@ impl Rule {
         }
     }
 
-    /// Returns the first text that cannot be what it was given for.
+    /// Returns the error of the first invalid text.
     pub(super) fn problem(&self) -> Option<&InvalidLimit> {
         let cost = match &self.cost.0 {
             CostSource::Invalid(problem) => Some(problem),
@@ -360,89 +361,90 @@ impl Rule {
         matches!(self.bound, Bound::InFlight { .. })
     }
 
-    /// For these requests only.
+    /// Sets the requests that the rule applies to.
     pub fn matching(mut self, matching: Match) -> Self {
         self.matching = matching;
         self
     }
 
-    /// Counted by this part too. Several make one key together.
+    /// Adds a part to the key.
     pub fn key(mut self, part: KeyPart) -> Self {
         self.key.push(part);
         self
     }
 
-    /// What happens to requests that lack a part of the key.
+    /// Sets how requests are treated that lack a part of the key.
     pub fn missing(mut self, missing: Missing) -> Self {
         self.missing = missing;
         self
     }
 
-    /// How much a request takes.
+    /// Sets the cost of a request.
     pub fn cost(mut self, cost: Cost) -> Self {
         self.cost = cost;
         self
     }
 
-    /// Where a request tells its plan. Whoever can set it chooses their own numbers: take it from a verified
-    /// token, or from a header that a gateway before this one sets.
+    /// Sets the source of a request's plan. Clients that can set it choose their own quota, so use a claim of a
+    /// verified token, or a header that a trusted gateway sets.
     pub fn plan(mut self, source: KeyPart) -> Self {
         self.plan = Some(source);
         self
     }
 
-    /// Other numbers for a plan. It must be the limit's own algorithm.
+    /// Sets other numbers for a plan. The algorithm must be the limit's own.
     pub fn plan_limit(mut self, plan: &str, algorithm: impl Into<Algorithm>) -> Self {
         self.overrides.push((Whom::Plan(plan.into()), Numbers::Rate(algorithm.into())));
         self
     }
 
-    /// Another number for a plan, of a rule [`in_flight`](Self::in_flight).
+    /// Sets another number for a plan, for a rule [`in_flight`](Self::in_flight).
     pub fn plan_in_flight(mut self, plan: &str, most: u64) -> Self {
         self.overrides.push((Whom::Plan(plan.into()), Numbers::InFlight(most)));
         self
     }
 
-    /// Another number for one key, by its parts, of a rule [`in_flight`](Self::in_flight); it wins over that of a plan.
+    /// Sets another number for one key, for a rule [`in_flight`](Self::in_flight). It takes precedence over that of a
+    /// plan.
     pub fn key_in_flight(mut self, parts: &[&str], most: u64) -> Self {
         self.overrides.push((Whom::Key(owned(parts)), Numbers::InFlight(most)));
         self
     }
 
-    /// Other numbers for one key, by its parts; they win over those of a plan. It must be the limit's own
-    /// algorithm.
+    /// Sets other numbers for one key, which take precedence over those of a plan. The algorithm must be the limit's
+    /// own.
     pub fn key_limit(mut self, parts: &[&str], algorithm: impl Into<Algorithm>) -> Self {
         self.overrides.push((Whom::Key(owned(parts)), Numbers::Rate(algorithm.into())));
         self
     }
 
-    /// Who is not limited by this rule.
+    /// Sets the requests that the rule exempts.
     pub fn exempt(mut self, listing: Listing) -> Self {
         self.exempt = listing;
         self
     }
 
-    /// Who is refused by this rule, whatever is left.
+    /// Sets the requests that the rule refuses regardless of the remaining quota.
     pub fn blocked(mut self, listing: Listing) -> Self {
         self.blocked = listing;
         self
     }
 
-    /// Whether the rule refuses, or only counts.
+    /// Sets whether the rule is enforced.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Refuses a key for a time once it has been denied too often: each denial by this rule is a strike.
+    /// Bans a key for a time once it has been denied too often. Each denial by this rule is a strike.
     pub fn ban(mut self, ban: Ban) -> Self {
         self.ban = Some(ban);
         self
     }
 
-    /// Which answers count. The cost is taken when the request comes in, and given back when its answer is none of
-    /// these, as far as the algorithm gives back (see [`Limiter::refund`](crate::Limiter::refund)). Who decides without
-    /// serving hears no answers: there all count.
+    /// Sets the response statuses that count. The cost is taken when the request arrives, and refunded if its response
+    /// has another status, as far as the algorithm supports refunds (see [`Limiter::refund`](crate::Limiter::refund)).
+    /// The decision service does not see responses, so there every request counts.
     ///
     /// ```
     /// use http::StatusCode;
@@ -459,8 +461,8 @@ impl Rule {
         self
     }
 
-    /// A request really costs the whole number in that header of its *answer*: what was taken for it is brought to
-    /// that. Where there is no such number, the cost stays what it was.
+    /// Settles each request at the whole number in this header of its *response*. Without such a number, the cost stays
+    /// unchanged.
     pub fn settle_by(mut self, header: impl AsRef<str>) -> Self {
         match header_name("settle", header.as_ref()) {
             Ok(name) => self.response_settlement.settle_by = Some(name),
@@ -470,7 +472,7 @@ impl Rule {
     }
 }
 
-/// Whether so many requests may be bounded to.
+/// Checks the bound of a limit on requests in flight.
 pub(super) fn check_in_flight(most: u64) -> Result<(), InvalidLimit> {
     match most {
         0 => {

@@ -1,7 +1,7 @@
-//! Rules compiled: the hits that a request makes.
+//! Compiled rules, which turn requests into hits.
 //!
-//! Everything that can be done at load is done there. A plain request (no escapes in what is matched, no expression, no
-//! token) allocates nothing to find its hits.
+//! As much work as possible is done at load time. Finding the hits of a plain request (no escapes in matched parts, no
+//! expression, no token) allocates nothing.
 
 mod building;
 mod per_address;
@@ -36,42 +36,42 @@ use crate::limit::{Limit, LimitId};
 use crate::limit_set::LimitSet;
 use crate::limiter::{Limiter, LimiterBuilder};
 
-/// More parts of one key than anyone counts by, and few enough to hash on the stack.
+/// More key parts than rules need, and few enough to hash on the stack.
 pub(super) const MAX_KEY_PARTS: usize = 8;
-/// What requests that lack a part of the key share.
+/// The value shared by requests that lack a part of the key.
 const ANONYMOUS: &[u8] = b"anonymous";
 
-/// Rules, compiled. Cloning it is cheap.
+/// A compiled set of rules. Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct RuleSet(Arc<Inner>);
 
 struct Inner {
     rules: Box<[Compiled]>,
-    /// Of each of them: what need not be asked, so that little of a rule has to be fetched to ask it.
+    /// For each rule: the checks that can be skipped. Kept apart, so that most of a rule need not be loaded.
     shortcuts: Box<[Shortcut]>,
-    /// Of each of them: how it counts.
+    /// For each rule: how it counts.
     plain: Box<[PlainRule]>,
-    /// By the names of their limits.
+    /// Rule numbers by the names of their limits.
     numbers: HashMap<Box<str>, u32, ahash::RandomState>,
     index: Index,
     proxies: TrustedProxies,
     path_reading: PathReading,
     tokens: Option<Tokens>,
-    /// What a store is made with: the limit of each rule, then bans, then variants of the numbers.
+    /// The limits of the store: the limit of each rule, then bans, then variants.
     limits: Vec<Limit>,
-    /// How many of them are of rules, the first ones.
+    /// The number of rate limits of rules, which come first.
     rates: usize,
-    /// How many requests may be in flight: of each rule that bounds that, then variants of the numbers. Their ids follow
-    /// those of the limits of the store.
+    /// Maximum requests in flight: of each rule that limits them, then of variants. Their ids follow those of the
+    /// store's limits.
     in_flight: Box<[u64]>,
-    /// For each of both, its rule.
+    /// The rule of each limit id.
     owners: Box<[u32]>,
-    /// For each of both, what headers say of it.
+    /// The headers of each limit id.
     policies: Box<[Policy]>,
     body: Body,
-    /// Whether any rule wants to know how requests are answered.
+    /// `true` if a rule is settled by responses.
     await_responses: bool,
-    /// Whether any rule bans.
+    /// `true` if a rule has a ban.
     have_bans: bool,
     per_address: Option<PerAddress>,
     phases: Phases,
@@ -88,22 +88,21 @@ struct Compiled {
     ban: Option<LimitId>,
 }
 
-/// What need not be asked of a rule that the index found.
+/// Checks that can be skipped for a rule that the index found.
 #[derive(Clone, Copy)]
 struct Shortcut {
     known: Known,
     exceptions: Exceptions,
 }
 
-/// Whether the case of a path's letters is known to fit the rules that the index found by it: the index does not tell
-/// letters of upper case from others.
+/// Whether the case of a path is known to match the rules that the index found by path. The index ignores case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Case {
     Known,
     Unknown,
 }
 
-/// Whether a rule exempts or blocks anybody, or has other numbers for somebody.
+/// Whether a rule has exemptions, blocks or overrides.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Exceptions {
     None,
@@ -111,14 +110,14 @@ enum Exceptions {
 }
 
 impl Shortcut {
-    /// Everything is asked.
+    /// Skips no check.
     const NONE: Self = Self { known: Known::Nothing, exceptions: Exceptions::Some };
 }
 
 /// The parts of one key.
 pub(crate) type Pieces<'r> = SmallVec<[Piece<'r>; 3]>;
 
-/// One rule that a request meets.
+/// A rule that counts a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) rule: u32,
@@ -126,11 +125,11 @@ pub(crate) struct Finding {
     pub(crate) ban: Option<LimitId>,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
-    /// Whether it bounds what is in flight: then no store has the limit.
+    /// `true` if the rule limits requests in flight. Its limit is not in the store.
     pub(crate) is_in_flight: bool,
 }
 
-/// Why a request is refused without asking a store.
+/// The reason that a request is refused without checking the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     Blocked,
@@ -139,12 +138,12 @@ pub(crate) enum Refused {
     Unreadable(Unreadable),
 }
 
-/// What one rule makes of a request.
+/// The result of checking one rule.
 pub(crate) enum Met<'r> {
     Not(Miss<'r>),
     /// The rule is disabled.
     Disabled,
-    /// It lacks a part of the key, and the rule is only for requests that have it.
+    /// The request lacks a part of the key, and the rule skips such requests.
     Lacks(&'r KeyPart),
     Exempt,
     Refused(u32, Refused),
@@ -152,7 +151,7 @@ pub(crate) enum Met<'r> {
 }
 
 impl RuleSet {
-    /// Rules, put together.
+    /// Returns a builder of rule sets.
     pub fn builder() -> RuleSetBuilder {
         RuleSetBuilder::default()
     }
@@ -161,11 +160,12 @@ impl RuleSet {
         Request::new(facts, self.0.path_reading, &self.0.proxies, self.0.tokens.as_ref())
     }
 
-    /// Every rule that the request meets, with its key.
+    /// Finds every rule that counts the request, with its key.
     ///
     /// # Errors
     ///
-    /// The rule that refuses the request whatever is left, and why. What was found before it is void.
+    /// The rule that refuses the request regardless of the remaining quota, and the reason. Rules found before are
+    /// void.
     pub(crate) fn find(
         &self,
         request: &Request<'_>,
@@ -190,7 +190,7 @@ impl RuleSet {
                 compiled.check_read(number, request)?;
                 continue;
             }
-            // What most rules are: few parts make the key, nobody is an exception, and the request has them all.
+            // Fast path for most rules: a key of few parts, all present, and no exceptions.
             if exceptions == Exceptions::None {
                 let plain = &self.0.plain[number as usize];
                 let (first, second, pair);
@@ -201,7 +201,7 @@ impl RuleSet {
                         first.as_ref().map(|piece| Key::from(piece.as_bytes()))
                     }
                     [one, other] => {
-                        // Where the first is missing, nobody looks at the other: it may be unreadable.
+                        // If the first part is missing, the second is not read: it may be ambiguous.
                         first = one.of(request);
                         second = if first.is_some() { other.of(request) } else { None };
                         match (&first, &second) {
@@ -227,12 +227,12 @@ impl RuleSet {
         Ok(())
     }
 
-    /// The rules that a request may meet; [`check_candidates`](Self::check_candidates) comes next.
+    /// Returns the rules that may match a request. Call [`check_candidates`](Self::check_candidates) next.
     fn candidates(&self, request: &Request<'_>) -> Candidates {
         self.0.index.candidates(|| request.readings(), || request.host())
     }
 
-    /// Refuses a request whose path or host cannot be read, if a rule needed it to be found.
+    /// Refuses a request whose path or host cannot be read, if the index needed it.
     fn check_candidates(&self, request: &Request<'_>) -> Result<Case, (Option<u32>, Refused)> {
         let is_unusual = self.0.index.has_paths() && request.has_upper_case_path();
         match request.errors().take() {
@@ -241,7 +241,7 @@ impl RuleSet {
         }
     }
 
-    /// Whether a rule that the index finds by path or host can refuse: rules that only watch refuse nothing.
+    /// Returns `true` if a rule that is indexed by path or host can refuse. Shadow rules cannot.
     fn enforces_by_path_or_host(&self) -> bool {
         let placed = self.0.rules.iter().zip(self.0.index.places());
         placed.into_iter().any(|(one, place)| *place != Place::Always && one.rule.mode == Mode::Enforced)
@@ -257,7 +257,7 @@ impl RuleSet {
         }
     }
 
-    /// Whether the request meets one rule.
+    /// Checks one rule.
     #[inline(never)]
     fn find_one(
         &self,
@@ -277,7 +277,7 @@ impl RuleSet {
         Ok(())
     }
 
-    /// What one rule makes of the request. The pieces of its key are put into `pieces`, which is empty.
+    /// Checks one rule, and adds the parts of its key to `pieces`, which must be empty.
     pub(crate) fn meet<'r>(&'r self, number: u32, request: &'r Request<'_>, pieces: &mut Pieces<'r>) -> Met<'r> {
         let met = self.meet_by(number, request, pieces, Shortcut::NONE);
         match self.0.rules[number as usize].check_read(number, request) {
@@ -299,7 +299,7 @@ impl RuleSet {
         if let Some(miss) = rule.matching.first_miss(request, known) {
             return if rule.mode == Mode::Disabled { Met::Disabled } else { Met::Not(miss) };
         }
-        // Whom a list names by anything but the key is named whether or not the request has one.
+        // Entries other than keys apply whether or not the request has a key.
         if exceptions == Exceptions::Some && rule.exempt.lists_every_reading(request) {
             return Met::Exempt;
         }
@@ -337,14 +337,14 @@ impl RuleSet {
             if rule.mode == Mode::Enforced && is_blocked {
                 return Met::Refused(number, Refused::Blocked);
             }
-            // Which reading counts is not known, so none has numbers of its own.
+            // It is unknown which reading applies, so no override for a key is used.
             let by_key = if is_several { None } else { compiled.by_key.get(parts).copied() };
             limit = by_key.or_else(|| compiled.plan_limit(request)).unwrap_or(limit);
         }
         Met::Hit(compiled.finding(number, limit, request, &self.0.limits))
     }
 
-    /// Why a request without a part of the key is refused: if that is a claim, for what its token failed at.
+    /// Returns the reason to refuse a request that lacks a part of the key: the token error, if the part is a claim.
     #[cold]
     fn key_missing(&self, part: &KeyPart, request: &Request<'_>) -> Refused {
         match request.token_status() {
@@ -355,18 +355,18 @@ impl RuleSet {
         }
     }
 
-    /// What a refusal for want of a token asks for, if it asks.
+    /// Returns the challenge for requests without a valid token, if the rules send one.
     pub(crate) fn challenge(&self) -> Option<&Challenge> {
         self.0.challenge.as_ref()
     }
 
-    /// Finds the bans that a request weighs on which was refused before any rule could look at it: of rules that are for
-    /// every request and count by what its connection shows.
+    /// Finds the bans for a request that was refused before any rule was checked: those of rules that match every
+    /// request and whose key depends on the connection only.
     pub(crate) fn find_bans(&self, request: &Request<'_>, mut found: impl FnMut(LimitId, Key<'_>)) {
         for compiled in self.0.rules.iter().filter(|_| self.0.have_bans) {
             let Rule { matching, key, mode, .. } = &compiled.rule;
             let is_concerned = *mode == Mode::Enforced && matching.is_everything();
-            // A key that anybody shares would let anybody ban everybody.
+            // With a shared key, one client could have everybody banned.
             let is_of_connection = !key.is_empty() && key.iter().all(KeyPart::is_of_connection);
             let (Some(ban), true) = (compiled.ban, is_concerned && is_of_connection) else { continue };
             let pieces: Option<Pieces<'_>> = key.iter().map(|part| part.of(request)).collect();
@@ -376,7 +376,7 @@ impl RuleSet {
         }
     }
 
-    /// The key of a question that names a rule and a key itself, in the form in which requests have it.
+    /// Normalizes a key that a caller gives for a rule, so that it can equal those of requests.
     pub(crate) fn normal_key<'k>(&self, name: &str, parts: &[&'k [u8]]) -> SmallVec<[Cow<'k, [u8]>; 3]> {
         let key = self.number(name).map_or(&[][..], |number| &self.rule(number).key);
         let normal = |(number, value): (usize, &&'k [u8])| match key.get(number) {
@@ -386,7 +386,7 @@ impl RuleSet {
         parts.iter().enumerate().map(normal).collect()
     }
 
-    /// The hit of a question that names a rule and a key itself.
+    /// Checks one rule by its name, with a given key.
     pub(crate) fn named(&self, name: &str, parts: &[&[u8]], cost: u64) -> Option<Met<'_>> {
         let number = self.number(name)?;
         let compiled = &self.0.rules[number as usize];
@@ -400,7 +400,7 @@ impl RuleSet {
         if compiled.rule.mode == Mode::Enforced && compiled.blocked.get(known.clone()).is_some() {
             return Some(Met::Refused(number, Refused::Blocked));
         }
-        // Nobody would tell when it ends.
+        // The end of the request is unknown.
         if compiled.rule.is_in_flight() {
             return Some(Met::Exempt);
         }
@@ -418,26 +418,26 @@ impl RuleSet {
         self.0.numbers.get(name).copied()
     }
 
-    /// The names of all rules, in their order.
+    /// Returns the names of all rules, in their order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.rules.iter().map(|compiled| compiled.rule.name())
     }
 
-    /// What the rule of that name counts by; `None` if there is no such rule.
+    /// Returns the key parts of the rule named `name`, or `None` if there is no such rule.
     #[must_use]
     pub fn key_parts(&self, name: &str) -> Option<&[KeyPart]> {
         self.number(name).map(|number| &*self.rule(number).key)
     }
 
-    /// The limits of all rules that have one, in their order, without overrides and bans. Rules that bound what is in
-    /// flight have none.
+    /// Returns the limits of all rules in their order, without overrides and bans. Rules that limit requests in flight
+    /// have none.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
         &self.0.limits[..self.0.rates]
     }
 
-    /// How often expressions failed, by the name of the limit and the field; see [`ExpressionField`] for what happens to
-    /// the request then. Every expression of the rules is listed, in their order.
+    /// Returns the number of failures of every expression, by limit name and field, in the order of the rules.
+    /// [`ExpressionField`] describes how a failure affects the request.
     pub fn expression_errors(&self) -> impl Iterator<Item = (&str, ExpressionField, u64)> {
         self.0.rules.iter().flat_map(|compiled| {
             let counts = compiled.rule.expression_errors.iter();
@@ -445,7 +445,7 @@ impl RuleSet {
         })
     }
 
-    /// Continues the counts of failed expressions of the rules that these replace.
+    /// Continues the failure counts of the rules that these replace.
     pub(crate) fn adopt_expression_errors(&self, before: &Self) {
         for compiled in &self.0.rules {
             let Some(number) = before.number(compiled.rule.name()) else { continue };
@@ -466,17 +466,18 @@ impl RuleSet {
         self.0.rules.len() as u32
     }
 
-    /// A limiter in memory with the limits of these rules.
+    /// Creates an in-memory limiter with the limits of these rules.
     pub(crate) fn limiter(&self, settings: LimiterBuilder) -> Result<Limiter, InvalidLimit> {
         settings.limits(self.limit_set()).build()
     }
 
-    /// A limiter with the limits of these rules, and the keys of another as far as they mean the same.
+    /// Creates a limiter with the limits of these rules, and with the keys of `before` where their limits are
+    /// compatible.
     pub(crate) fn limiter_after(&self, before: &Limiter) -> Result<Limiter, InvalidLimit> {
         before.with_limits(self.limit_set())
     }
 
-    /// What a store keeps, in the order of their ids.
+    /// Returns the limits of the store, in the order of their ids.
     pub(crate) fn limit_set(&self) -> LimitSet {
         let (limits, beside) = self.0.limits.split_at(self.0.rates);
         LimitSet::from_rules(limits, beside)
@@ -486,44 +487,44 @@ impl RuleSet {
         self.0.limits[limit.index()].quota()
     }
 
-    /// The rule that a limit of the store belongs to.
+    /// Returns the rule of a limit.
     pub(crate) fn owner(&self, limit: LimitId) -> u32 {
         self.0.owners[limit.index()]
     }
 
-    /// The ban of a rule.
+    /// Returns the ban of a rule.
     pub(crate) fn ban(&self, rule: u32) -> Option<LimitId> {
         self.0.rules[rule as usize].ban
     }
 
-    /// Whether the cost of a rule is an estimate.
+    /// Returns `true` if the cost of a rule is an estimate.
     pub(crate) fn estimates(&self, rule: u32) -> bool {
         self.0.rules[rule as usize].rule.cost.is_estimate()
     }
 
-    /// Whether any rule bans.
+    /// Returns `true` if any rule has a ban.
     #[inline]
     pub(crate) fn have_bans(&self) -> bool {
         self.0.have_bans
     }
 
-    /// Whether any rule wants to know how requests are answered.
+    /// Returns `true` if any rule is settled by responses.
     #[inline]
     pub(crate) fn await_responses(&self) -> bool {
         self.0.await_responses
     }
 
-    /// Whether a rule wants to know how a request is answered.
+    /// Returns `true` if a rule is settled by responses.
     pub(crate) fn awaits_response(&self, rule: u32) -> bool {
         self.response_settlement(rule).is_needed()
     }
 
-    /// What a rule does with an answer.
+    /// Returns how a rule is settled by responses.
     pub(crate) fn response_settlement(&self, rule: u32) -> &ResponseSettlement {
         &self.0.rules[rule as usize].rule.response_settlement
     }
 
-    /// Whether what a rule takes of a request may be given back in part, or be too little.
+    /// Returns `true` if the cost that a rule takes may be corrected later.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "memory has it where it was taken"))]
     pub(crate) fn may_change(&self, rule: u32) -> bool {
         self.estimates(rule) || self.awaits_response(rule)
@@ -533,34 +534,34 @@ impl RuleSet {
         &self.0.policies[limit.index()]
     }
 
-    /// Bodies of refusals.
+    /// Returns the body of refusals.
     pub(crate) fn body(&self) -> &Body {
         &self.0.body
     }
 
-    /// The name of a rule's limit.
+    /// Returns the name of a rule's limit.
     pub(crate) fn name(&self, rule: u32) -> &str {
         self.rule(rule).name()
     }
 
-    /// Whether any rule bounds what is in flight.
+    /// Returns `true` if any rule limits requests in flight.
     pub(crate) fn limit_in_flight(&self) -> bool {
         !self.0.in_flight.is_empty()
     }
 
-    /// Whether a rule does.
+    /// Returns `true` if a rule limits requests in flight.
     pub(crate) fn is_in_flight(&self, rule: u32) -> bool {
         self.rule(rule).is_in_flight()
     }
 
-    /// How many requests may be in flight by a limit of that.
+    /// Returns the maximum of requests in flight of a limit.
     pub(crate) fn most_in_flight(&self, limit: LimitId) -> u64 {
         let place = limit.index().checked_sub(self.0.limits.len());
         place.and_then(|place| self.0.in_flight.get(place)).copied().unwrap_or(u64::MAX)
     }
 }
 
-/// Makes the key of its pieces.
+/// Calls `found` with the key made of `pieces`.
 fn with_key(pieces: &[Piece<'_>], found: impl FnOnce(Key<'_>)) {
     match pieces {
         [one] => found(Key::from(one.as_bytes())),
@@ -586,8 +587,7 @@ impl Compiled {
         Finding { rule: number, limit, ban: self.ban, cost, mode: self.rule.mode, is_in_flight }
     }
 
-    /// Refuses a request if this rule looked at something that cannot be read in one way. A rule that only watches
-    /// refuses nothing.
+    /// Refuses a request if this rule read an ambiguous value. A shadow rule refuses nothing.
     #[inline(always)]
     fn check_read(&self, number: u32, request: &Request<'_>) -> Result<(), (Option<u32>, Refused)> {
         match request.errors().take() {
@@ -604,7 +604,7 @@ impl Compiled {
         }
     }
 
-    /// Whether a list has the key that the request makes in the reading at hand.
+    /// Returns `true` if a list contains the request's key in the current reading.
     fn lists_key(&self, list: &KeyMap<()>, request: &Request<'_>) -> bool {
         let pieces = self.rule.key.iter().map(|part| part.of(request).unwrap_or(Piece::Borrowed(ANONYMOUS)));
         let pieces: Pieces<'_> = pieces.collect();

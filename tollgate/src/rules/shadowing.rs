@@ -1,7 +1,7 @@
-//! Routes that no request reaches, because others that go before them match all that they match; and prefixes that no
-//! path of a glob begins with.
+//! Finds routes that no request reaches because other routes cover them, and prefixes that no path of a glob begins
+//! with.
 //!
-//! What is found is so. Not everything that is so is found: a route that several others cover only together, for one.
+//! It reports no false positives, but it misses some cases, such as a route that several others cover only together.
 
 use std::cmp::Ordering;
 
@@ -9,14 +9,13 @@ use super::path::{PathGlob, Segment, wildcard};
 use super::routes::specific;
 use super::{Match, PathCase};
 
-/// Comparing what people write takes some thousands of steps. A file that takes more is not looked at further: it
-/// serves all the same, and is nobody's.
+/// Files that people write need some thousand steps. The comparison stops after this many, without a warning.
 const MAX_STEPS: usize = 20_000_000;
 
-/// More hosts and paths than this, each with each, are not even taken apart.
+/// With more combinations of hosts and paths than this, routes are not compared.
 const MAX_PARTS: usize = 10_000;
 
-/// A route that no request reaches, by its number, and one that serves what it would.
+/// A route that no request reaches, and a route that covers it, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shadowed {
     pub(super) route: usize,
@@ -27,7 +26,7 @@ pub(super) struct Shadowed {
 struct Part {
     route: usize,
     matching: Match,
-    /// Its path, in a form that is easily covered.
+    /// The path in a form that is easy to compare.
     path: Vec<Segment>,
 }
 
@@ -43,7 +42,7 @@ impl Part {
     }
 }
 
-/// The routes that no request reaches, in their order.
+/// Returns the routes that no request reaches, in their order.
 pub(super) fn shadowed(routes: &[Match]) -> Vec<Shadowed> {
     let combinations = |route: &Match| route.hosts.len().max(1).saturating_mul(route.paths.len().max(1));
     if routes.iter().map(combinations).fold(0, usize::saturating_add) > MAX_PARTS {
@@ -66,16 +65,16 @@ pub(super) fn shadowed(routes: &[Match]) -> Vec<Shadowed> {
     shadows.collect()
 }
 
-/// Whether a path that the glob matches can begin with these whole segments.
+/// Returns `true` if a path that matches the glob can begin with these whole segments.
 pub(super) fn can_begin_with(glob: &PathGlob, prefix: &str) -> bool {
     let wanted = prefix.split('/').filter(|segment| !segment.is_empty());
     let mut globs = glob.segments.iter().map(Some).chain(std::iter::repeat(None));
-    // From a `**` on, everything is possible.
+    // After a `**`, everything is possible.
     let mut pairs = wanted.zip(&mut globs).take_while(|(_, glob)| !matches!(glob, Some(Segment::Any)));
     pairs.all(|(wanted, glob)| glob.is_some_and(|glob| glob.matches(wanted, PathCase::Sensitive)))
 }
 
-/// What may still be compared.
+/// The remaining number of comparisons.
 struct Steps(usize);
 
 impl Steps {
@@ -86,12 +85,12 @@ impl Steps {
     }
 }
 
-/// Whether each request that is for `other` is for `one` too.
+/// Returns `true` if every request that matches `other` matches `one` too.
 fn covers(one: &Part, other: &Part, steps: &mut Steps) -> bool {
     if !steps.take(1) {
         return false;
     }
-    // One that tells `/API` from `/api` leaves the other case to one that does not.
+    // A case-sensitive route leaves the other cases to a case-insensitive one.
     let covers_case = one.matching.ignores_path_case
         || !other.matching.ignores_path_case
         || one.path.iter().all(|segment| matches!(segment, Segment::One | Segment::Any));
@@ -121,12 +120,12 @@ fn covers_headers(one: &Match, other: &Match, steps: &mut Steps) -> bool {
     })
 }
 
-/// Whether all that a text with stars stands for is matched by another: a star is only matched by a star.
+/// Returns `true` if a pattern matches everything that a narrower one matches. A star is matched only by a star.
 fn narrower_text(pattern: &str, narrower: &str, steps: &mut Steps) -> bool {
     steps.take(pattern.len().saturating_mul(narrower.len())) && wildcard(pattern.as_bytes(), narrower.as_bytes())
 }
 
-/// The same with each `**` behind the `*`s that it stands beside: `/**/*` is `/*/**`.
+/// Moves each `**` behind adjacent `*`s: `/**/*` becomes `/*/**`.
 fn in_order(segments: &[Segment]) -> Vec<Segment> {
     let mut ordered = Vec::with_capacity(segments.len());
     for run in segments.chunk_by(|one, next| is_open(one) && is_open(next)) {
@@ -140,7 +139,7 @@ fn is_open(segment: &Segment) -> bool {
     matches!(segment, Segment::One | Segment::Any)
 }
 
-/// Whether each path of `others` is one of `globs`.
+/// Returns `true` if every path that matches `others` matches `globs`.
 fn covers_path(globs: &[Segment], others: &[Segment], steps: &mut Steps) -> bool {
     let (mut globs, mut others) = (globs, others);
     while let Some((glob, further)) = globs.split_first() {

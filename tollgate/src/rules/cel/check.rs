@@ -1,9 +1,9 @@
-//! The check: every part of an expression gets a type, or the expression is refused.
+//! Type checker: every part of an expression gets a type, or the expression is rejected.
 //!
-//! It is sound where it says anything: what it gives a type other than `dyn` has that type for every request, or fails.
-//! It is stricter than CEL where CEL would let a mistake pass, as in `request.path == 1`, which is never true.
+//! The checker is sound: a part with a type other than `dyn` has that type for every request, or fails. It is stricter
+//! than CEL for likely mistakes, such as `request.path == 1`, which is never true.
 //!
-//! On its way it compiles the literals of `matches` and `inCidr`, and puts names in their place; see `prepared.rs`.
+//! It also compiles the literals of `matches` and `inCidr`, and replaces them with names; see `prepared.rs`.
 
 use cel::IdedExpr;
 use cel::common::ast::{
@@ -17,17 +17,17 @@ use super::types::Type;
 use super::variables::{REQUEST_FIELDS, TOKENS, VARIABLES, type_of_field, type_of_variable};
 use super::{functions, operators};
 
-/// Loops in loops. Two over all the names that a request may have are thousands of steps; three would be millions.
+/// Nested loops. Two over all names that a request may have take thousands of steps; three would take millions.
 const MAX_NESTED_LOOPS: usize = 2;
 
-/// Each `map` may multiply what it is given, so that a chain of them would be a bomb.
+/// Each `map` can multiply the size of its input, so a chain of them could exhaust memory.
 const MAX_MAPS: usize = 1;
 
-/// What the check finds out.
+/// The result of the check.
 pub(super) struct Checked {
     pub(super) gives: Type,
     pub(super) prepared: Vec<Prepared>,
-    /// Whether it looks at the claims of a token.
+    /// `true` if the expression reads the claims of a token.
     pub(super) asks_tokens: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn check(parsed: &mut Parsed) -> Result<Checked, ExpressionError> {
 
 struct Checker<'s> {
     source: &'s SourceInfo,
-    /// The variables of the loops around the part that is looked at.
+    /// The variables of the enclosing loops.
     scope: Vec<(String, Type)>,
     maps: usize,
     prepared: Vec<Prepared>,
@@ -93,7 +93,7 @@ impl Checker<'_> {
 
     fn select(&mut self, id: u64, select: &mut SelectExpr) -> Result<Type, ExpressionError> {
         let field = select.field.clone();
-        // No loop may call its variable `request`, so that the name is always ours.
+        // No loop may name its variable `request`, so the name is always ours.
         if matches!(&select.operand.expr, Expr::Ident(name) if name == "request") {
             let known = type_of_field(&field).ok_or_else(|| self.refused(id, unknown_field(&field)))?;
             return match select.test {
@@ -144,7 +144,7 @@ impl Checker<'_> {
         Err(self.refused(id, format!("`?` gives {one} or {another}; give both sides of `:` one type")))
     }
 
-    /// A part that decides something.
+    /// Checks a part that must be a condition.
     fn condition(&mut self, condition: &mut IdedExpr, whereabouts: &str) -> Result<(), ExpressionError> {
         let id = condition.id;
         match self.part(condition)? {
@@ -170,7 +170,7 @@ impl Checker<'_> {
         functions::call(&name, on_value, &given).map_err(|message| self.refused(id, message))
     }
 
-    /// Compiles a literal, and puts the name of what it became in its place.
+    /// Compiles a literal, and replaces it with the name of the compiled value.
     fn prepare(&mut self, function: &str, argument: &mut IdedExpr) -> Result<Type, ExpressionError> {
         let Expr::Literal(LiteralValue::String(text)) = &argument.expr else {
             let what = if function == "matches" { "pattern" } else { "range" };
@@ -221,7 +221,7 @@ impl Checker<'_> {
         Ok(Type::map(keys, values))
     }
 
-    /// A loop. Only the parser makes them, of `all`, `exists`, `exists_one`, `map` and `filter`.
+    /// Checks a loop. Only the parser creates them, from `all`, `exists`, `exists_one`, `map` and `filter`.
     fn comprehension(&mut self, id: u64, of: &mut ComprehensionExpr) -> Result<Type, ExpressionError> {
         let over = match self.part(&mut of.iter_range)? {
             Type::List(held) | Type::Map(held, _) => *held,
@@ -246,7 +246,7 @@ impl Checker<'_> {
         gives
     }
 
-    /// What a loop does at each step, told apart by what it starts with.
+    /// Checks the step of a loop. The kind of loop follows from its initial value.
     fn step(&mut self, id: u64, of: &mut ComprehensionExpr) -> Result<Type, ExpressionError> {
         const WHEREABOUTS: &str = "in the condition of the loop";
         let Expr::Call(step) = &mut of.loop_step.expr else {
@@ -257,7 +257,7 @@ impl Checker<'_> {
             (Expr::Literal(LiteralValue::Boolean(_)), op::LOGICAL_AND | op::LOGICAL_OR, [_, condition]) => {
                 self.condition(condition, WHEREABOUTS).map(|()| Type::Bool)
             }
-            // `condition ? @result + 1 : @result`, and in the end `@result == 1`
+            // `condition ? @result + 1 : @result`, and at the end `@result == 1`
             (Expr::Literal(LiteralValue::Int(_)), op::CONDITIONAL, [condition, _, _]) => {
                 self.condition(condition, WHEREABOUTS).map(|()| Type::Bool)
             }
@@ -275,7 +275,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The list that `map` or `filter` gives, from `@result` and `[value]`.
+    /// Returns the type of the list that `map` or `filter` produces, from `@result` and `[value]`.
     fn appended(&mut self, id: u64, variable: &str, append: &mut [IdedExpr]) -> Result<Type, ExpressionError> {
         let [_, IdedExpr { expr: Expr::List(appended), .. }] = append else {
             return Err(self.refused(id, "this loop cannot be read; write it another way".to_owned()));

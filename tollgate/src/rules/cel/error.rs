@@ -1,4 +1,4 @@
-//! Why an expression cannot be used, and why one fails for a request.
+//! Errors of expressions: when a file is loaded, and for a single request.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use cel::common::value::Val;
 
 use super::variables::MAX_LOOP_NAMES;
 
-/// An expression that cannot be used: what is wrong with it, the fix, and the place if there is one.
+/// An expression that cannot be used: the problem, the fix, and the position if there is one.
 ///
-/// `Display` leaves the place out, because whoever reads the file knows where in it the text begins.
+/// `Display` omits the position, because the reader of the file knows where the text begins in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExpressionError {
     place: Option<Place>,
     message: String,
 }
 
-/// A place in the text of an expression, counted in characters from 1.
+/// A position in the text of an expression, in characters from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) line: usize,
@@ -24,24 +24,24 @@ pub(crate) struct Place {
 }
 
 impl ExpressionError {
-    /// An error of the expression as a whole.
+    /// Creates an error of the whole expression.
     pub(super) fn whole(message: String) -> Self {
         Self { place: None, message }
     }
 
-    /// An error at a place.
+    /// Creates an error at a position.
     pub(super) fn at(place: Option<Place>, message: String) -> Self {
         Self { place, message }
     }
 
-    /// Where in the text it is, unless the whole is meant.
+    /// Returns the position, or `None` for the whole expression.
     pub(crate) fn place(&self) -> Option<Place> {
         self.place
     }
 }
 
 impl Place {
-    /// The place of the character that begins at that byte.
+    /// Returns the position of the character at a byte offset.
     pub(super) fn of_byte(text: &str, offset: usize) -> Self {
         let before = text.char_indices().take_while(|(at, _)| *at < offset);
         let (line, column) = before.fold((1, 1), |(line, column), (_, character)| match character {
@@ -60,12 +60,13 @@ impl fmt::Display for ExpressionError {
 
 impl std::error::Error for ExpressionError {}
 
-/// Why an expression failed for a request. `Display` repeats little of what the client sent, and no control characters.
+/// The reason that an expression failed for a request. `Display` repeats little of what the client sent, and no control
+/// characters.
 #[derive(Debug)]
 pub(crate) enum EvaluationError {
-    /// The interpreter gave up.
+    /// The interpreter failed.
     Failed(Box<ExecutionError>),
-    /// The result has another type than the field needs, which only a claim can bring about.
+    /// The result has another type than the field needs. Only a claim can cause this.
     WrongType { found: String, wanted: &'static str },
     /// The cost is below 0.
     Negative(i64),
@@ -107,7 +108,7 @@ impl fmt::Display for EvaluationError {
 
 impl std::error::Error for EvaluationError {}
 
-/// A text that may come from a client, short enough for a line and safe for a terminal.
+/// Shortens a text that may come from a client, and removes control characters.
 fn printable(text: &str) -> String {
     const MAX_CHARACTERS: usize = 80;
     let mut shown: String = text.chars().take(MAX_CHARACTERS).collect::<String>().escape_debug().collect();
@@ -117,9 +118,9 @@ fn printable(text: &str) -> String {
     shown
 }
 
-/// As much of the text as an error repeats.
+/// Returns the part of the text that an error repeats.
 pub(super) fn excerpt(text: &str) -> String {
-    /// Enough to find the place, short enough for one line.
+    /// Enough to find the position, and short enough for one line.
     const MAX_EXCERPT_CHARACTERS: usize = 40;
     match text.char_indices().nth(MAX_EXCERPT_CHARACTERS) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -127,9 +128,9 @@ pub(super) fn excerpt(text: &str) -> String {
     }
 }
 
-/// The known name that was probably meant.
+/// Returns the known name that was probably meant.
 pub(super) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    /// Two slips of the finger; further off, a guess would mislead.
+    /// Two typing errors. A guess for more would mislead.
     const MAX_DISTANCE: usize = 2;
     let name = name.to_lowercase();
     known

@@ -1,4 +1,4 @@
-//! The functions that an expression may call: what they take, and those that CEL does not have.
+//! Functions of expressions: their signatures, and the ones that CEL lacks.
 
 use std::cmp::Ordering;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use super::error::nearest;
 use super::prepared::Prepared;
 use super::types::Type;
 
-/// How a function is called.
+/// The call syntax of a function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// `f(x)`
@@ -22,11 +22,11 @@ enum Form {
     Both,
 }
 
-/// What an argument may be.
+/// The types that an argument accepts.
 #[derive(Clone, Copy)]
 enum Takes {
     Text,
-    /// Was checked with its literal.
+    /// Checked together with its literal.
     Prepared,
     Sized,
     Number,
@@ -41,7 +41,7 @@ struct Function {
     name: &'static str,
     form: Form,
     takes: &'static [Takes],
-    /// `None`: the type of the first argument.
+    /// The type of the first argument, if `None`.
     gives: Option<Type>,
     usage: &'static str,
 }
@@ -78,11 +78,11 @@ static FUNCTIONS: [Function; 16] = [
     function("dyn", Form::Plain, &[Takes::Any], Some(Type::Dyn), "dyn(x)"),
     function("min", Form::Plain, &[Takes::Number, Takes::Number], None, "min(x, y)"),
     function("max", Form::Plain, &[Takes::Number, Takes::Number], None, "max(x, y)"),
-    // The parser turns it into something else, unless it is called in another way.
+    // The parser replaces it, unless it is called in another form.
     function("has", Form::Plain, &[Takes::Any], Some(Type::Bool), "has(request.headers.name)"),
 ];
 
-/// What the parser turns into loops, if they are written so.
+/// Names that the parser turns into loops, if they are called correctly.
 const LOOPS: [(&str, &str); 6] = [
     ("all", "list.all(x, condition)"),
     ("exists", "list.exists(x, condition)"),
@@ -120,7 +120,7 @@ impl Takes {
     }
 }
 
-/// The type that a call gives. The value that it is called on, if any, is the first of the arguments.
+/// Returns the type of a call. A receiver is the first argument.
 pub(super) fn call(name: &str, on_value: bool, arguments: &[Type]) -> Result<Type, String> {
     let Some(function) = FUNCTIONS.iter().find(|function| function.name == name) else {
         return Err(unknown(name));
@@ -157,7 +157,7 @@ fn unknown(name: &str) -> String {
     }
 }
 
-/// CEL's functions and ours. Shared, because it holds nothing of an expression.
+/// Returns the environment with CEL's functions and ours. It is shared, because it contains nothing of an expression.
 pub(super) fn environment() -> Arc<Env> {
     static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
         let mut environment = Env::stdlib().with_optional_support(false);
@@ -193,7 +193,7 @@ fn in_cidr<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     match text_and_prepared(&arguments) {
         Some((text, Prepared::Range(range))) => {
             let address: IpAddr = text.parse().map_err(|error| ExecutionError::function_error("inCidr", error))?;
-            // An IPv4 client of an IPv6 socket is still an IPv4 client.
+            // An IPv4 client on an IPv6 socket is still an IPv4 client.
             Ok(CowVal::owned(CelBool::from(range.contains(&address.to_canonical()))))
         }
         _ => Err(ExecutionError::missing_argument_or_target()),
@@ -213,7 +213,7 @@ fn max<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
     first_if(arguments, Ordering::is_ge)
 }
 
-/// The first of two numbers if it compares so with the second, which is the answer otherwise.
+/// Returns the first of two numbers if the comparison holds, and otherwise the second.
 fn first_if<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>, wanted: fn(Ordering) -> bool) -> Outcome<'b, 'v> {
     let Ok([first, second]) = <[CowVal<'b, 'v>; 2]>::try_from(arguments) else {
         return Err(ExecutionError::missing_argument_or_target());

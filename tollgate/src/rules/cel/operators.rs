@@ -1,10 +1,10 @@
-//! What operators take and give. The error of each is its message, which ends with the fix.
+//! Types of operators. Error messages end with the fix.
 
 use cel::common::ast::operators as op;
 
 use super::types::Type;
 
-/// The type that an operator with two sides gives.
+/// Returns the type of a binary operator.
 pub(super) fn binary(operator: &str, left: &Type, right: &Type) -> Result<Type, String> {
     match operator {
         op::LOGICAL_AND | op::LOGICAL_OR => logical(operator, left, right),
@@ -16,7 +16,7 @@ pub(super) fn binary(operator: &str, left: &Type, right: &Type) -> Result<Type, 
     }
 }
 
-/// The type that an operator before one value gives.
+/// Returns the type of a unary operator.
 pub(super) fn unary(operator: &str, of: &Type) -> Result<Type, String> {
     match (operator, of) {
         (op::LOGICAL_NOT, Type::Bool | Type::Dyn) => Ok(Type::Bool),
@@ -27,7 +27,7 @@ pub(super) fn unary(operator: &str, of: &Type) -> Result<Type, String> {
     }
 }
 
-/// As it is written.
+/// Returns the operator as written.
 fn sign(operator: &str) -> &str {
     match operator {
         op::IN => "in",
@@ -59,7 +59,7 @@ fn order(operator: &str, left: &Type, right: &Type) -> Result<Type, String> {
     if left.fits(right) { Ok(Type::Bool) } else { Err(different(operator, left, right)) }
 }
 
-/// A comparison of two types never holds, which nobody means.
+/// A comparison of different types is never true, which cannot be intended.
 fn different(operator: &str, left: &Type, right: &Type) -> String {
     let fix = match (left, right) {
         (Type::String, number) | (number, Type::String) if number.is_number() => {

@@ -1,7 +1,7 @@
 //! Patterns and address ranges, compiled when the file is loaded.
 //!
-//! The check puts a name that no file can write, `@0`, in the place of the literal; evaluation finds the compiled value
-//! by it. So nothing is compiled while a request waits.
+//! The checker replaces the literal with a name that no file can contain, `@0`. Evaluation finds the compiled value by
+//! that name, so nothing is compiled during a request.
 
 use std::any::Any;
 use std::net::IpAddr;
@@ -13,13 +13,13 @@ use regex::Regex;
 
 use super::error::excerpt;
 
-/// What a pattern may take once compiled: far more than any path needs, and ten thousand rules of it still fit.
+/// Memory of a compiled pattern: far more than any path needs, and small enough for ten thousand rules.
 const MAX_PATTERN_BYTES: usize = 256 << 10;
 
-/// What the interpreter calls such a value; no expression can name it.
+/// The interpreter's name for such a value. No expression can use it.
 static TYPE: CelType = CelType::new_unspecified_type("prepared");
 
-/// A literal that was compiled.
+/// A compiled literal.
 #[derive(Clone, Debug)]
 pub(super) enum Prepared {
     Pattern(Regex),
@@ -27,7 +27,7 @@ pub(super) enum Prepared {
 }
 
 impl Prepared {
-    /// A regular expression. Matching it takes time in proportion to the text, whatever the two are.
+    /// Compiles a regular expression. Matching takes linear time for any pattern and text.
     pub(super) fn pattern(text: &str) -> Result<Self, String> {
         let built =
             regex::RegexBuilder::new(text).size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES).build();
@@ -35,7 +35,7 @@ impl Prepared {
             regex::Error::CompiledTooBig(_) => {
                 format!("the pattern `{}` is too large; repeat less in it", excerpt(text))
             }
-            // The crate draws the pattern with a mark below it, and says what is wrong in the last line.
+            // The crate draws the pattern with a marker below it, and describes the problem in the last line.
             other => {
                 let drawn = other.to_string();
                 let reason = drawn.lines().last().unwrap_or_default().trim_start_matches("error: ");
@@ -44,7 +44,7 @@ impl Prepared {
         })
     }
 
-    /// A range of addresses, or one address.
+    /// Parses a range of addresses, or one address.
     pub(super) fn range(text: &str) -> Result<Self, String> {
         if let Ok(address) = text.parse::<IpAddr>() {
             return Ok(Self::Range(address.into()));
@@ -66,12 +66,12 @@ impl Prepared {
         }
     }
 
-    /// The name that stands for the literal in the tree.
+    /// Returns the name that replaces the literal in the tree.
     pub(super) fn name(index: usize) -> String {
         format!("@{index}")
     }
 
-    /// The index that such a name has.
+    /// Returns the index in such a name.
     pub(super) fn index(name: &str) -> Option<usize> {
         name.strip_prefix('@')?.parse().ok()
     }

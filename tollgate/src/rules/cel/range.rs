@@ -1,19 +1,19 @@
-//! The range of a cost, as far as it can be told from the expression alone.
+//! The range of a cost, as far as it follows from the expression alone.
 //!
-//! A cost that fails for a request takes the most that it could have been. Sound, not complete: a bound that is given
-//! holds for every request for which the expression does not fail.
+//! A cost that fails for a request takes its maximum. The analysis is sound but not complete: a bound holds for every
+//! request for which the expression does not fail.
 
 use cel::IdedExpr;
 use cel::common::ast::{EntryExpr, Expr, LiteralValue, operators as op};
 
-/// The least and the most that an expression can give; `None` where that depends on the request.
+/// The minimum and the maximum of an expression. `None` if they depend on the request.
 #[derive(Clone, Copy)]
 struct Range {
     least: Option<i128>,
     most: Option<i128>,
 }
 
-/// Returns the most units that a cost can give, at least 1, or `None` if it depends on the request.
+/// Returns the most units that a cost can evaluate to, at least 1, or `None` if it depends on the request.
 pub(super) fn most_units(tree: &IdedExpr) -> Option<u64> {
     range(tree).most.map(|most| u64::try_from(most.max(1)).unwrap_or(u64::MAX))
 }
@@ -25,7 +25,7 @@ impl Range {
         Self { least: Some(value), most: Some(value) }
     }
 
-    /// Returns the range of a value that is in one of two ranges.
+    /// Returns the union of two ranges.
     fn either(self, other: Self) -> Self {
         Self { least: both(self.least, other.least, i128::min), most: both(self.most, other.most, i128::max) }
     }
@@ -60,7 +60,7 @@ fn binary(name: &str, left: Range, right: Range) -> Range {
     let difference =
         |one: Option<i128>, other: Option<i128>| one.zip(other).and_then(|(one, other)| one.checked_sub(other));
     match name {
-        // One known side is enough: the lesser is not above it.
+        // One known side is enough: the minimum is not above it.
         "min" => Range {
             least: both(left.least, right.least, i128::min),
             most: left.most.into_iter().chain(right.most).min(),
@@ -85,7 +85,7 @@ fn product(left: Range, right: Range) -> Range {
     Range { least: products.iter().copied().min(), most: products.iter().copied().max() }
 }
 
-/// Returns the range of the values in a list or map that is written out.
+/// Returns the range of the values in a literal list or map.
 fn elements(of: &IdedExpr) -> Range {
     let ranges: Vec<Range> = match &of.expr {
         Expr::List(list) => list.elements.iter().map(range).collect(),

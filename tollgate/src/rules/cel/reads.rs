@@ -1,9 +1,9 @@
 //! Reads of entries that a request may lack: `request.headers["x"]`, `request.query.page`, `jwt.plan`.
 //!
-//! Such a read fails for a request without the entry, and a failing expression decides against the client. That is safe
-//! but rarely what the author of a rule had in mind, so a read without a guard is reported when the file is loaded. A
-//! guard is `"x" in map` or `has(map.x)` that holds wherever the read matters: beside it in a conjunction, negated beside
-//! it in a disjunction, or as the condition of `? :` around it.
+//! Such a read fails for a request without the entry, and a failed expression decides against the client. That is safe
+//! but rarely intended, so an unguarded read is reported when the file is loaded. A guard is `"x" in map` or
+//! `has(map.x)` that holds wherever the read matters: beside it in a conjunction, negated beside it in a disjunction,
+//! or as the condition of an enclosing `? :`.
 
 use cel::IdedExpr;
 use cel::common::ast::{CallExpr, Expr, LiteralValue, SourceInfo, operators as op};
@@ -12,18 +12,18 @@ use super::error::Place;
 use super::tree::{Parsed, place_of};
 use super::variables::TOKENS;
 
-/// A read without a guard.
+/// An unguarded read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnguardedRead {
-    /// Where it begins in the expression.
+    /// The position in the expression.
     pub(crate) place: Option<Place>,
-    /// The read as it is written: `request.query["page"]`.
+    /// The read as written: `request.query["page"]`.
     pub(crate) text: String,
-    /// A condition that is true if the entry is there: `"page" in request.query`.
+    /// A condition that is true if the entry is present: `"page" in request.query`.
     pub(crate) guard: String,
 }
 
-/// An entry of one of the maps of a request, or of an object in a claim.
+/// An entry of one of a request's maps, or of an object in a claim.
 #[derive(Clone, Debug)]
 struct Entry {
     /// `request.headers`, `request.query`, `descriptors` or `jwt`.
@@ -52,7 +52,7 @@ impl PartialEq for Entry {
     }
 }
 
-/// Returns the reads without a guard, each entry once, in the order of the text.
+/// Returns the unguarded reads, each entry once, in the order of the text.
 pub(super) fn unguarded(parsed: &mut Parsed) -> Vec<UnguardedRead> {
     let (root, source) = parsed.parts();
     let mut walk = Walk { source, found: Vec::new() };
@@ -68,14 +68,14 @@ struct Walk<'s> {
 }
 
 impl Walk<'_> {
-    /// Walks a part of the expression; `present` are the entries that are there whenever its value matters.
+    /// Walks a part of the expression. `present` are the entries that exist whenever its value matters.
     fn part(&mut self, part: &IdedExpr, present: &[Entry]) {
         if let Some(entry) = Entry::of(part) {
             return self.read(part, &entry, present);
         }
         match &part.expr {
             Expr::Call(call) => self.call(call, present),
-            // `has` reads what stands before the last dot.
+            // `has` reads the operand before the last dot.
             Expr::Select(select) => self.part(&select.operand, present),
             Expr::Comprehension(of) => {
                 self.part(&of.iter_range, present);
@@ -91,7 +91,7 @@ impl Walk<'_> {
 
     fn call(&mut self, call: &CallExpr, present: &[Entry]) {
         match (call.func_name.as_str(), call.args.as_slice()) {
-            // CEL takes the side that decides, whichever fails, so each side guards the other.
+            // CEL returns the deciding side even if the other fails, so each side guards the other.
             (op::LOGICAL_AND, [left, right]) => {
                 self.part(left, &join(present, present_if(right, true)));
                 self.part(right, &join(present, present_if(left, true)));
@@ -125,7 +125,7 @@ impl Walk<'_> {
     }
 }
 
-/// The leftmost part, where the text of a chain begins.
+/// Returns the leftmost part, where the text of a chain begins.
 fn beginning(part: &IdedExpr) -> &IdedExpr {
     match &part.expr {
         Expr::Select(select) => beginning(&select.operand),
@@ -138,7 +138,7 @@ fn join(present: &[Entry], more: Vec<Entry>) -> Vec<Entry> {
     present.iter().cloned().chain(more).collect()
 }
 
-/// Returns the entries that are there if a condition gives `value`.
+/// Returns the entries that exist if a condition evaluates to `value`.
 fn present_if(condition: &IdedExpr, value: bool) -> Vec<Entry> {
     let with_parents = |entry: Entry| (1..=entry.steps.len()).map(|length| entry.first(length)).collect();
     match &condition.expr {
@@ -154,7 +154,7 @@ fn present_if(condition: &IdedExpr, value: bool) -> Vec<Entry> {
             (op::LOGICAL_NOT, [of]) => present_if(of, !value),
             (op::LOGICAL_AND, [left, right]) | (op::LOGICAL_OR, [left, right]) => {
                 let (left, right) = (present_if(left, value), present_if(right, value));
-                // A conjunction is true only if both sides are; a disjunction is false only if both are.
+                // A conjunction is true only if both sides are. A disjunction is false only if both sides are.
                 if (call.func_name == op::LOGICAL_AND) == value {
                     join(&left, right)
                 } else {
@@ -178,7 +178,7 @@ impl Name {
 }
 
 impl Entry {
-    /// Returns the entry that a part reads, or the map itself, which has no steps.
+    /// Returns the entry that a part reads. A map itself has no steps.
     fn of(part: &IdedExpr) -> Option<Self> {
         let root = |root| Some(Self { root, steps: Vec::new() });
         match &part.expr {
@@ -200,7 +200,7 @@ impl Entry {
 
     fn with(mut self, name: Name, is_field: bool) -> Self {
         let name = match name {
-            // The names of headers have no case.
+            // Header names are case-insensitive.
             Name::Literal(name) if self.root == "request.headers" => Name::Literal(name.to_ascii_lowercase()),
             name => name,
         };
@@ -226,7 +226,7 @@ impl Entry {
 }
 
 impl Name {
-    /// As an expression writes it.
+    /// Formats the entry as an expression.
     fn text(&self) -> String {
         match self {
             Self::Literal(name) => format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\"")),

@@ -1,4 +1,4 @@
-//! Expressions that are accepted, and what they answer; that are refused, and why; and what holds for all.
+//! Tests of accepted expressions with their values, of rejected ones with their errors, and of properties.
 
 mod accepted;
 mod guards;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Expression, Facts, ReadErrors, Seen};
 
-/// A request, owned, so that a test can say it in one place.
+/// An owned request, so that a test can define it in one place.
 #[derive(Debug)]
 struct Request {
     target: String,
@@ -23,7 +23,7 @@ struct Request {
 }
 
 impl Request {
-    /// One in which every variable has something.
+    /// Returns a request in which every variable has a value.
     fn typical() -> Self {
         let mut headers = HeaderMap::new();
         headers.insert("x-beta", HeaderValue::from_static("1"));

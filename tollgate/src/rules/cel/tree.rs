@@ -1,8 +1,8 @@
-//! From text to a tree of bounded depth.
+//! Parses text to a tree of bounded depth.
 //!
-//! The parser descends a level of the stack for every operator in a row (`1+1+1…`), and so does everything that walks
-//! the tree. A file must not decide how deep that goes: the text has a length, it is parsed on a thread whose stack is
-//! large enough for the worst text of that length, and only a tree that is shallow enough for any thread leaves it.
+//! The parser uses a stack frame for every operator in a row (`1+1+1…`), and so does everything that walks the tree. A
+//! file must not control that depth: the length of the text is bounded, it is parsed on a thread whose stack is large
+//! enough for the worst text of that length, and only a tree that is shallow enough for any thread is accepted.
 
 use std::thread;
 
@@ -12,17 +12,17 @@ use cel::{IdedExpr, ParseError, ParseErrors};
 use super::error::{ExpressionError, Place, excerpt};
 use super::functions;
 
-/// An expression that needs more is better written as several limits. It also bounds what the parser can be asked.
+/// A longer expression is better written as several limits. It also bounds the work of the parser.
 pub(super) const MAX_TEXT_BYTES: usize = 4096;
 
-/// Deeper than anyone writes: `&&` and `||` in a row make a balanced tree. A request is judged on a stack that others
-/// use too, of two megabytes as a rule, and without optimisation the interpreter takes almost 40 kB of it for a level.
+/// Deeper than people write: `&&` and `||` in a row make a balanced tree. Requests are evaluated on a shared stack,
+/// usually of two megabytes, and without optimisation the interpreter needs almost 40 kB per level.
 pub(super) const MAX_DEPTH: usize = 24;
 
-/// Brackets in brackets; the parser stops there by itself. More than the depth, because some of them mean nothing.
+/// Nested brackets, which the parser limits itself. Larger than the depth, because some brackets add no level.
 const MAX_BRACKETS: u16 = 32;
 
-/// For the deepest text of [`MAX_TEXT_BYTES`], several times over. Only what is touched is ever taken.
+/// Several times enough for the deepest text of [`MAX_TEXT_BYTES`]. Only touched pages use memory.
 pub(super) const PARSER_STACK_BYTES: usize = 64 << 20;
 
 /// A text and its tree.
@@ -32,13 +32,13 @@ pub(super) struct Parsed {
 }
 
 impl Parsed {
-    /// The tree, to be changed, apart from what finds places in the text.
+    /// Returns the tree for modification, and the source positions.
     pub(super) fn parts(&mut self) -> (&mut IdedExpr, &SourceInfo) {
         (&mut self.root, &self.source)
     }
 }
 
-/// Where in the text a part of the tree is.
+/// Returns the position of a part of the tree.
 pub(super) fn place_of(source: &SourceInfo, id: u64) -> Option<Place> {
     let (start, _) = source.offset_for(id)?;
     Some(Place::of_byte(&source.source, usize::try_from(start).ok()?))
@@ -60,7 +60,7 @@ pub(super) fn parse(text: &str) -> Result<Parsed, ExpressionError> {
     })
 }
 
-/// For a thread with room: see the module.
+/// Parses a text. Call it on a thread with a large stack: see the module.
 pub(super) fn read(text: &str) -> Result<Parsed, ExpressionError> {
     let parser = functions::environment().parser().max_recursion_depth(MAX_BRACKETS);
     let (root, source) = parser.parse_with_source_info(text).map_err(|errors| syntax_error(text, &errors))?;
@@ -100,9 +100,9 @@ fn entry_children(entry: &EntryExpr) -> Vec<&IdedExpr> {
     }
 }
 
-/// The first of the parser's errors, in words for people: it names every token that it would have taken.
+/// Rewrites the parser's first error for people. The original lists every token that would have been accepted.
 fn syntax_error(text: &str, errors: &ParseErrors) -> ExpressionError {
-    // What the parser says after a syntax error is about the tree that it made up to go on.
+    // Errors after a syntax error refer to a tree that the parser invented to continue.
     let of_syntax = errors.errors.iter().find(|error| error.msg.starts_with("Syntax error"));
     match of_syntax.or(errors.errors.first()) {
         Some(first) if first.pos.0 == 0 || first.msg.contains("Recursion limit") => too_deep(),
@@ -111,7 +111,7 @@ fn syntax_error(text: &str, errors: &ParseErrors) -> ExpressionError {
     }
 }
 
-/// The parser counts columns in characters, and may point behind the end.
+/// The parser counts columns in characters, and may point past the end.
 fn place(text: &str, error: &ParseError) -> Option<Place> {
     let line = usize::try_from(error.pos.0).ok()?;
     let column = usize::try_from(error.pos.1).ok()?.max(1);
@@ -142,7 +142,7 @@ fn reworded(message: &str) -> String {
     }
 }
 
-/// Operators that other languages have, and ours for them.
+/// Operators of other languages, and ours for them.
 fn of_another_language(found: &str) -> Option<(&str, &'static str)> {
     let found = found.trim();
     let meant = match found {

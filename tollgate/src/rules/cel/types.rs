@@ -1,4 +1,4 @@
-//! The types that the check knows. `dyn` is what only a request can tell, and fits everywhere.
+//! Types of expressions. `dyn` is known only for a request, and fits everywhere.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl Type {
         Self::Map(Box::new(keys), Box::new(values))
     }
 
-    /// Whether a value of one may be a value of the other.
+    /// Returns `true` if a value of one type may be a value of the other.
     pub(super) fn fits(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Dyn, _) | (_, Self::Dyn) => true,
@@ -37,7 +37,7 @@ impl Type {
         }
     }
 
-    /// The type of what is either of them.
+    /// Returns the type of a value that has either type.
     pub(super) fn or(self, other: Self) -> Self {
         match (self, other) {
             (one, another) if one == another => one,
@@ -53,7 +53,7 @@ impl Type {
         matches!(self, Self::Int | Self::Uint | Self::Double)
     }
 
-    /// Maps are looked into, not compared: the maps of a request are never built.
+    /// Maps can be read but not compared: the maps of a request are never built.
     pub(super) fn holds_a_map(&self) -> bool {
         match self {
             Self::Map(..) => true,
@@ -62,7 +62,7 @@ impl Type {
         }
     }
 
-    /// With its article, for messages.
+    /// Returns the name with its article, for messages.
     pub(super) fn named(&self) -> String {
         match self {
             Self::Int => "an int".to_owned(),

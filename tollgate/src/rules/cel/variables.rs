@@ -1,8 +1,7 @@
-//! The request, as an expression sees it.
+//! The variables of expressions.
 //!
-//! Nothing is built before it is asked for: an expression that looks at one header costs the look-up of one header.
-//! A single fact that is not there, such as the route, is an empty string; an entry of a map that is not there is an
-//! error, which `in` and `has` avoid.
+//! Values are computed on demand: an expression that reads one header costs one header lookup. A missing fact, such as
+//! the route, is an empty string. A missing entry of a map is an error, which `in` and `has` avoid.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -21,19 +20,18 @@ use crate::http::Headers;
 use crate::rules::ReadErrors;
 use crate::rules::normal::{header, host, query};
 
-/// A loop over more is an error: the client decides how many there are, and one loop may stand in another.
+/// A loop over more names is an error: the client controls their number, and loops can be nested.
 pub(super) const MAX_LOOP_NAMES: usize = 128;
 
 /// The fields of `request`.
 pub(super) const REQUEST_FIELDS: [&str; 8] = ["method", "path", "query", "host", "headers", "ip", "route", "domain"];
 
-/// The variables beside `request`.
-/// The claims of a token.
+/// The variables other than `request`. This one holds the claims of a token.
 pub(super) const TOKENS: &str = "jwt";
 
 pub(super) const VARIABLES: [&str; 3] = ["request", "descriptors", TOKENS];
 
-/// The type of a field of `request`.
+/// Returns the type of a field of `request`.
 pub(super) fn type_of_field(field: &str) -> Option<Type> {
     match field {
         "query" | "headers" => Some(Type::map(Type::String, Type::String)),
@@ -41,7 +39,7 @@ pub(super) fn type_of_field(field: &str) -> Option<Type> {
     }
 }
 
-/// The type of a variable. `request` has none: only its fields are values.
+/// Returns the type of a variable. `request` has none: only its fields are values.
 pub(super) fn type_of_variable(name: &str) -> Option<Type> {
     match name {
         "descriptors" => Some(Type::map(Type::String, Type::String)),
@@ -50,7 +48,7 @@ pub(super) fn type_of_variable(name: &str) -> Option<Type> {
     }
 }
 
-/// What the interpreter asks for the variables of one request.
+/// Resolves variables for the interpreter.
 pub(super) struct Variables<'a> {
     seen: Seen<'a>,
     prepared: &'a [Prepared],
@@ -64,13 +62,13 @@ impl<'a> Variables<'a> {
     fn text(&self, field: &str) -> Option<Cow<'a, str>> {
         let facts = &self.seen.facts;
         Some(match field {
-            // Some frameworks read a method in any case.
+            // Some frameworks ignore the case of methods.
             "method" => match facts.method() {
                 method if method.bytes().any(|byte| byte.is_ascii_lowercase()) => method.to_ascii_uppercase().into(),
                 method => method.into(),
             },
             "path" => self.seen.path.into(),
-            // Its case means nothing, so that it must not decide a comparison.
+            // Hosts are case-insensitive, so case must not affect a comparison.
             "host" => match host::host(facts, self.seen.errors).unwrap_or_default() {
                 host if host.bytes().any(|byte| byte.is_ascii_uppercase()) => host.to_ascii_lowercase().into(),
                 host => host.into(),
@@ -107,12 +105,12 @@ impl VariableResolver for Variables<'_> {
     }
 }
 
-/// Names and values, where they lie.
+/// Names and values, without copies.
 #[derive(Clone, Copy, Debug)]
 enum Entries<'a> {
-    /// The one value of each name, whose case means nothing.
+    /// The single value of each header. Names are case-insensitive.
     Headers(Option<Headers<'a>>, &'a ReadErrors),
-    /// The one value of each name.
+    /// The single value of each query parameter.
     Query(&'a str, &'a ReadErrors),
     Descriptors(&'a [(&'a str, &'a str)]),
     Claims(Option<&'a Map<String, Value>>),
@@ -131,7 +129,7 @@ impl<'a> Entries<'a> {
         Some(Box::new(CelString::from(text)))
     }
 
-    /// Whether there is an entry of that name, however many values it has.
+    /// Returns `true` if there is an entry with this name, with any number of values.
     fn has(&self, name: &str) -> bool {
         match self {
             Self::Headers(headers, _) => {
@@ -160,7 +158,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// A claim. What is in an object of it is looked up when it is asked for.
+/// Converts a claim. Members of an object are converted on demand.
 fn json(value: &Value) -> Box<dyn Val + '_> {
     match value {
         Value::Null => Box::new(CelNull),
@@ -176,11 +174,11 @@ fn json(value: &Value) -> Box<dyn Val + '_> {
     }
 }
 
-/// A map of CEL over entries that are never copied.
+/// A CEL map over entries that are not copied.
 #[derive(Clone, Debug)]
 struct View<'a> {
     entries: Entries<'a>,
-    /// For loops and sizes only.
+    /// Needed for loops and sizes only.
     names: OnceLock<Vec<CelString<'a>>>,
 }
 

@@ -1,15 +1,15 @@
-//! One hop of a chain as proxies write it: an address, perhaps in brackets, perhaps with a port.
+//! Parses one hop of a proxy chain: an address, optionally in brackets or with a port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The longest that is legal is 39 of an address, brackets, a zone and a port.
+/// The longest valid hop: an address of 39 bytes, brackets, a zone and a port.
 const MAX_HOP_BYTES: usize = 96;
 
-/// The longest port that is legal, which stands for five digits too.
+/// The longest valid port. It can be an obfuscated name.
 const MAX_PORT_BYTES: usize = 32;
 
-/// The address of `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`. A zone, as in
-/// `fe80::1%eth0`, means something on the proxy alone and is left out. Anything else is none, nor is `unknown`.
+/// Parses `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`. A zone, as in
+/// `fe80::1%eth0`, is meaningful only on the proxy and is dropped. Anything else, including `unknown`, returns `None`.
 pub(super) fn parse(hop: &[u8]) -> Option<IpAddr> {
     if hop.len() > MAX_HOP_BYTES {
         return None;
@@ -42,7 +42,7 @@ fn v6(text: &str) -> Option<Ipv6Addr> {
     }
 }
 
-/// A number, or a name that hides it (RFC 7239, section 6).
+/// Accepts a number, or an obfuscated port (RFC 7239, section 6).
 fn is_port(text: &str) -> bool {
     match text.strip_prefix('_') {
         Some(name) => !name.is_empty() && name.len() <= MAX_PORT_BYTES && name.bytes().all(is_plain),

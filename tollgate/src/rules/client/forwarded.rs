@@ -1,13 +1,13 @@
-//! One element of `Forwarded` (RFC 7239): pairs of which `for` names the hop.
+//! Parses one element of `Forwarded` (RFC 7239), whose `for` parameter names the hop.
 //!
-//! Strict, for what cannot be read ends the walk, and nobody is taken for somebody else. Lenient in two things that
-//! proxies do and that cannot mislead: blanks around semicolons, and addresses that should have been quoted.
+//! Parsing is strict, because an invalid element ends the walk and no client is mistaken for another. It is lenient in
+//! two things that proxies do and that cannot mislead: blanks around semicolons, and unquoted addresses.
 
 use std::net::IpAddr;
 
 use super::address;
 
-/// The address behind `for`; none if it is missing, hidden, given twice, or if anything in the element is not legal.
+/// Returns the address in `for`, or `None` if it is missing, obfuscated or repeated, or if the element is invalid.
 pub(super) fn address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = element;
@@ -31,7 +31,7 @@ pub(super) fn address(element: &[u8]) -> Option<IpAddr> {
 
 struct Pair<'a> {
     name: &'a [u8],
-    /// Without its quotes. Escapes stand as they are: no address has any, so it will not be read as one.
+    /// The value without its quotes. Escapes are kept: no address has any, so such a value does not parse.
     value: &'a [u8],
     behind: &'a [u8],
 }
@@ -54,7 +54,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// What stands before the closing quote, and what behind it.
+/// Splits a text at its closing quote.
 fn until_quote(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut at = 0;
     loop {
@@ -70,7 +70,7 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// Quotes and backslashes are not among them: in a piece of a quoted text that a comma divided, they tell.
+/// Excludes quotes and backslashes, which appear in a quoted text that was split at a comma.
 fn is_bare(byte: u8) -> bool {
     is_token(byte) || matches!(byte, b'[' | b']' | b':')
 }

@@ -1,4 +1,4 @@
-//! A table of chains, honest and forged, and what no forger can do.
+//! Honest and forged proxy chains.
 
 use std::net::IpAddr;
 
@@ -7,9 +7,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A proxy that is trusted, at the other end of the connection.
+/// A trusted proxy, as the peer.
 const PROXY: &str = "10.0.0.1";
-/// One that is not.
+/// A peer that is not trusted.
 const STRANGER: &str = "198.51.100.7";
 
 fn trusted() -> TrustedProxies {
@@ -59,20 +59,20 @@ fn x_forwarded_for_is_read_from_the_right() {
         ("[fe80::9%eth0]:80", "fe80::9"),
         ("203.0.113.9:_hidden", "203.0.113.9"),
         (" \t203.0.113.9 \t", "203.0.113.9"),
-        // Trusted hops are passed over, whatever their form.
+        // Trusted hops are skipped in every form.
         ("203.0.113.9, 10.9.9.9", "203.0.113.9"),
         ("203.0.113.9,10.9.9.9:80,192.0.2.53", "203.0.113.9"),
         ("203.0.113.9, [fd00::1]:80, ::ffff:10.2.2.2", "203.0.113.9"),
-        // What the client wrote itself is to the left of its address.
+        // Entries that the client wrote are to the left of its address.
         ("6.6.6.6, 203.0.113.9", "203.0.113.9"),
         ("10.0.0.5, 203.0.113.9, 10.0.0.2", "203.0.113.9"),
         ("unknown, 203.0.113.9", "203.0.113.9"),
         ("\"6.6.6.6, 203.0.113.9", "203.0.113.9"),
         ("6.6.6.6 203.0.113.9, 203.0.113.8", "203.0.113.8"),
-        // Only proxies: the left-most.
+        // Only proxies: the leftmost.
         ("10.0.0.5", "10.0.0.5"),
         ("10.0.0.5, 10.0.0.4, 10.0.0.3", "10.0.0.5"),
-        // Empty elements are none.
+        // Empty elements are skipped.
         ("", PROXY),
         (" , ,", PROXY),
         ("203.0.113.9,,", "203.0.113.9"),
@@ -126,7 +126,7 @@ fn what_cannot_be_read_ends_the_walk_at_the_proxy_that_reported_it() {
         "%32%30%33.0.113.9",
     ] {
         assert_eq!(by_xff(garbage), PROXY, "{garbage:?}");
-        // Neither is anything to the left of it reached.
+        // Nothing to the left of it is read either.
         assert_eq!(by_xff(&format!("6.6.6.6, {garbage}")), PROXY, "{garbage:?}");
         assert_eq!(by_xff(&format!("6.6.6.6, {garbage}, 10.0.0.2")), "10.0.0.2", "{garbage:?}");
         assert_eq!(by_xff(&format!("{garbage}, 203.0.113.9, 10.0.0.2")), "203.0.113.9", "{garbage:?}");
@@ -219,7 +219,7 @@ fn an_open_quote_swallows_nothing_that_a_proxy_writes() {
 
 #[test]
 fn a_comma_in_what_a_proxy_quotes_forges_nothing() {
-    // A client chooses its Host, and a proxy writes it down with escapes.
+    // A client controls its Host, and a proxy writes it with escapes.
     for host in
         ["a,for=6.6.6.6", "a,for=6.6.6.6;x=", "a\\\",for=6.6.6.6;x=\\\"b", "a,for=6.6.6.6;x=\\\"b", ",for=6.6.6.6,"]
     {
@@ -289,7 +289,7 @@ fn without_headers_the_peer_is_the_client() {
     assert_eq!(trusted().client(&Facts::new("GET", "/").peer(PROXY.parse().unwrap())), PROXY.parse().ok());
 }
 
-/// Elements as a forger would mix them: parts of what is legal, in any order.
+/// Generates forged elements: fragments of valid ones in any order.
 fn forged() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         Just("for=".to_owned()),

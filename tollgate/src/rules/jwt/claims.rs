@@ -1,4 +1,4 @@
-//! What a verified token says. Only [`super::Verifier`] makes these.
+//! The claims of a verified token. Only [`super::Verifier`] creates them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::http::TokenError;
 use crate::units::Timestamp;
 
-/// The claims of a token whose signature is good. Cheap to clone.
+/// The claims of a token with a valid signature. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Claims(Arc<Read>);
 
@@ -20,7 +20,7 @@ struct Read {
 }
 
 impl Claims {
-    /// The claims of a payload, if it is an object whose times are times.
+    /// Parses a payload, which must be an object with valid times.
     pub(super) fn read(payload: &[u8]) -> Option<Self> {
         let claims: Map<String, Value> = serde_json::from_slice(payload).ok()?;
         let not_before = time(&claims, "nbf")?;
@@ -28,7 +28,7 @@ impl Claims {
         Some(Self(Arc::new(Read { claims: Arc::new(claims), not_before, expires })))
     }
 
-    /// Whether that moment is before `exp` and not before `nbf`, give or take the leeway.
+    /// Checks `exp` and `nbf` at a given time, with leeway.
     pub(super) fn are_current(&self, now: Timestamp, leeway: Duration) -> Result<(), TokenError> {
         let Read { not_before, expires, .. } = &*self.0;
         if expires.is_some_and(|end| now >= end.saturating_add(leeway)) {
@@ -40,7 +40,7 @@ impl Claims {
         Ok(())
     }
 
-    /// Whether the claim is one of these texts, or a list that has one of them.
+    /// Returns `true` if a claim is one of these texts, or a list that contains one.
     pub(super) fn name_one_of(&self, claim: &str, wanted: &[String]) -> bool {
         let is_wanted = |value: &Value| value.as_str().is_some_and(|text| wanted.iter().any(|one| one == text));
         match self.0.claims.get(claim) {
@@ -50,19 +50,19 @@ impl Claims {
         }
     }
 
-    /// All claims.
+    /// Returns all claims.
     pub(crate) fn map(&self) -> Arc<Map<String, Value>> {
         self.0.claims.clone()
     }
 }
 
-/// A time that is there must be a number of seconds; the outer none says that it is not.
+/// Parses an optional time. The outer `None` means that it is present but not a number of seconds.
 fn time(claims: &Map<String, Value>, name: &str) -> Option<Option<Timestamp>> {
     let Some(value) = claims.get(name) else { return Some(None) };
     let number = value.as_number()?;
     let moment = match (number.as_u64(), number.as_f64()) {
         (Some(seconds), _) => Timestamp::from_secs(seconds),
-        // Before the epoch, in fractions, or beyond all times: the cast goes to the nearest that there is.
+        // Before the epoch, in fractions, or out of range: the cast saturates.
         (None, Some(seconds)) => Timestamp::from_micros((seconds * 1e6) as u64),
         (None, None) => return None,
     };

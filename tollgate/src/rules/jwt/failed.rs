@@ -1,11 +1,10 @@
-//! Tokens whose signature was refused a moment ago.
+//! Cache of tokens whose signature was invalid.
 //!
-//! A client that sends the same bad token over and over costs one verification for each [`KEPT_FOR`]. Only the hash of a
-//! token is kept, of 128 bits and keyed with secrets of the process: nobody outside can make a good token meet a bad
-//! one. The entries belong to one set of keys, so other keys begin with none.
+//! A client that keeps sending the same invalid token costs one verification per [`KEPT_FOR`]. Only a 128-bit hash of
+//! each token is kept, keyed with secrets of the process, so nobody can construct a valid token that collides with an
+//! invalid one. The entries belong to one set of keys, so replaced keys start with an empty cache.
 //!
-//! Deliberately not here: tokens whose signature is good. Whether one is expired or not valid yet is decided anew each
-//! time.
+//! Not here: tokens with a valid signature. Their times are checked on every use.
 
 use std::time::Duration;
 
@@ -13,14 +12,15 @@ use crate::http::TokenError;
 use crate::sync::Mutex;
 use crate::units::Timestamp;
 
-/// Together with [`WAYS`], room for 1,024 tokens in 48 KiB. A flood of different bad tokens pushes out only bad ones.
+/// Together with [`WAYS`], room for 1,024 tokens in 48 KiB. A flood of different invalid tokens evicts only invalid
+/// ones.
 const SETS: usize = 256;
 
-/// Tokens whose hashes meet in one set stay side by side, up to this many.
+/// The number of tokens per set.
 const WAYS: usize = 4;
 
-/// Long enough that a client which retries every second costs next to nothing, and short enough that nobody waits for
-/// long if an entry should ever be wrong.
+/// Long enough that a client which retries every second costs next to nothing, and short enough that a wrong entry
+/// would not matter for long.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
 pub(super) struct Failed {
@@ -49,12 +49,12 @@ impl Default for Failed {
 }
 
 impl Failed {
-    /// Why the token was refused, if that was a moment ago.
+    /// Returns the cached error of a token.
     pub(super) fn get(&self, token: &str, now: Timestamp) -> Option<TokenError> {
         let hash = self.hash(token);
         let set = self.set(hash).lock();
         let entry = set.tokens.iter().flatten().find(|entry| entry.hash == hash)?;
-        // An entry from the future is from before the clock was set back: how old it is cannot be known.
+        // An entry from the future was added before the clock was set back, so its age is unknown.
         (entry.since <= now && now < entry.since.saturating_add(KEPT_FOR)).then_some(entry.error)
     }
 

@@ -1,4 +1,4 @@
-//! The keys that tokens are verified with, each for one algorithm.
+//! Keys for verifying tokens, each for one algorithm.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 use super::decoded;
 use super::signature::{MIN_SECRET_BYTES, PublicKey};
 
-/// Issuers publish two or three, of which old ones go. A token without a key's name may have to be tried with all.
+/// Issuers publish two or three keys. A token without a key id may have to be tried with several.
 const MAX_KEYS: usize = 32;
 
-/// A token that names no key is verified with at most this many: each costs as much as a hundred decisions, and issuers
-/// sign with one key or, while they change it, with two.
+/// A token without a key id is verified with at most this many keys. Each verification costs as much as a hundred
+/// decisions, and issuers sign with one key or, during a rotation, two.
 pub(super) const MAX_KEYS_TRIED: usize = 4;
 
-/// How tokens are signed. There are others; these are what issuers use.
+/// Signature algorithms that issuers use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     Hs256,
@@ -28,7 +28,7 @@ pub(crate) enum Algorithm {
 impl Algorithm {
     pub(crate) const ALL: [Self; 4] = [Self::Hs256, Self::Rs256, Self::Es256, Self::EdDsa];
 
-    /// The name in tokens and rule files.
+    /// Returns the name in tokens and rule files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Hs256 => "HS256",
@@ -47,16 +47,16 @@ impl FromStr for Algorithm {
     }
 }
 
-/// One key.
+/// A key.
 pub(super) struct Key {
-    /// What a set of keys calls it.
+    /// The `kid` of the key in its set.
     id: Option<String>,
     algorithm: Algorithm,
     public: PublicKey,
 }
 
 impl Key {
-    /// The key of a PEM file, or the secret that the file is.
+    /// Parses a PEM file, or a file that contains a secret.
     pub(super) fn of_file(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
         let (kind, key) = if contents.trim_ascii_start().starts_with(b"-----BEGIN ") {
             ("public key", of_pem(name, contents)?)
@@ -78,7 +78,8 @@ impl Key {
         Ok(key)
     }
 
-    /// The keys of a set that can serve one of the algorithms, or any. Others in the set are not ours to use.
+    /// Parses a key set and returns the keys for these algorithms, or for all if none are given. Other keys are
+    /// ignored.
     pub(super) fn of_jwks(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Vec<Self>, InvalidKeys> {
         let set: Map<String, Value> = serde_json::from_slice(contents)
             .map_err(|error| InvalidKeys::new(name, format_args!("is not JSON: {error}"), "name a JWKS file"))?;
@@ -109,8 +110,8 @@ impl Key {
         Ok(keys)
     }
 
-    /// Whether a token of that algorithm that names that key can be of this one. Where one of them has no name, the
-    /// signature alone decides.
+    /// Returns `true` if a token with this algorithm and key id may be signed with this key. If either has no id, the
+    /// signature decides.
     pub(super) fn fits(&self, algorithm: Algorithm, id: Option<&str>) -> bool {
         let same_id = match (self.id.as_deref(), id) {
             (Some(ours), Some(theirs)) => ours == theirs,
@@ -119,12 +120,12 @@ impl Key {
         self.algorithm == algorithm && same_id
     }
 
-    /// Whether it is the key that a token names.
+    /// Returns `true` if a token names this key.
     pub(super) fn is_named(&self, id: Option<&str>) -> bool {
         id.is_some() && self.id.as_deref() == id
     }
 
-    /// Whether it is for that algorithm.
+    /// Returns `true` if the key is for this algorithm.
     pub(super) fn is_for(&self, algorithm: Algorithm) -> bool {
         self.algorithm == algorithm
     }
@@ -176,7 +177,7 @@ fn of_secret(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Ke
     })
 }
 
-/// A text ends with a line end that nobody means. Of bytes that are no text, every one is meant.
+/// Removes the line end of a text file. Binary contents are unchanged.
 fn without_line_end(contents: &[u8]) -> &[u8] {
     match std::str::from_utf8(contents) {
         Ok(text) => text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line)).as_bytes(),
@@ -184,7 +185,7 @@ fn without_line_end(contents: &[u8]) -> &[u8] {
     }
 }
 
-/// The key of a JWK (RFC 7517), if it is sound and for verifying one of our algorithms.
+/// Parses a JWK (RFC 7517). Returns `None` if it is weak, invalid, or not for verifying one of our algorithms.
 fn of_jwk(jwk: &Map<String, Value>) -> Option<Key> {
     let text = |name: &str| jwk.get(name).and_then(Value::as_str);
     let bytes = |name: &str| decoded(text(name)?);
@@ -207,7 +208,7 @@ fn of_jwk(jwk: &Map<String, Value>) -> Option<Key> {
     Some(Key { id: text("kid").map(str::to_owned), algorithm, public })
 }
 
-/// Keys that cannot be used: the file, what is wrong with it, and the fix.
+/// Keys that cannot be used: the file, the problem, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidKeys {
     problem: String,

@@ -1,22 +1,21 @@
-//! Tokens that were verified a moment ago.
+//! Cache of verified tokens.
 //!
-//! A client sends the same token with every request, and to check a signature takes far longer than all the rest of a
-//! decision. A token is recognised by all its bytes, so nothing that merely resembles a good one
-//! is taken for it; the hash, keyed with a secret of the process, only says where to look. Only tokens with a good
-//! signature are kept, so nobody can push them out without having as many. Whether a token is still in time is not
-//! decided here.
+//! A client sends the same token with every request, and verifying a signature takes far longer than the rest of a
+//! decision. A token is compared in full, so a similar token is never accepted; the hash, keyed with a secret of the
+//! process, only selects the set. Only tokens with a valid signature are kept, so nobody can evict them without having
+//! as many. The times of a token are not checked here.
 
 use super::claims::Claims;
 use crate::sync::Mutex;
 
-/// Together with [`WAYS`], room for 2,048 tokens: at 4 KiB each, and as much again and more for what they say, some
-/// 30 MiB at the very most. Each set has a lock of its own, so threads seldom meet.
+/// Together with [`WAYS`], room for 2,048 tokens: at 4 KiB each, and more than that again for their claims, at most
+/// about 30 MiB. Each set has its own lock, so threads rarely contend.
 const SETS: usize = 512;
 
-/// Tokens whose hashes meet in one set stay side by side, up to so many.
+/// The number of tokens per set.
 const WAYS: usize = 4;
 
-/// Those of the usual issuers are one or two kilobytes. A longer one is verified every time.
+/// Tokens of the usual issuers have one or two kilobytes. A longer one is verified every time.
 const MAX_REMEMBERED_BYTES: usize = 4 * 1024;
 
 pub(super) struct Remembered {
@@ -27,12 +26,12 @@ pub(super) struct Remembered {
 #[derive(Default)]
 struct Set {
     tokens: [Option<Token>; WAYS],
-    /// The one that has been there longest.
+    /// The index of the oldest entry.
     oldest: usize,
 }
 
 struct Token {
-    /// Compared first, so that the time of a comparison tells nothing of the bytes of a token.
+    /// Compared first, so that the time of a comparison reveals nothing about the bytes of a token.
     fingerprint: u64,
     text: Box<str>,
     claims: Claims,

@@ -1,4 +1,4 @@
-//! Verifies signatures, with ring: an order of magnitude faster than portable Rust.
+//! Verifies signatures with ring, which is an order of magnitude faster than portable Rust.
 
 use ring::agreement::{self, ECDH_P256, EphemeralPrivateKey};
 use ring::rand::SystemRandom;
@@ -6,23 +6,23 @@ use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ED25519, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
 };
 
-/// As RFC 7518 demands for HS256 (section 3.2): a shorter one can be found by trying, from a single token.
+/// The minimum of RFC 7518 for HS256 (section 3.2). A shorter secret can be brute-forced from a single token.
 pub(super) const MIN_SECRET_BYTES: usize = 32;
 
-/// At least what RFC 7518 demands for RS256 (section 3.3). Larger keys than the most would make tokens that cost
-/// several times as much to verify.
+/// At least the minimum of RFC 7518 for RS256 (section 3.3). Keys above the maximum would make verification several
+/// times as expensive.
 const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=512;
 
-/// Exponents that ring takes.
+/// Exponents that ring supports.
 const RSA_EXPONENTS: std::ops::RangeInclusive<u64> = 3..=(1 << 33) - 1;
 
 /// The length of every Ed25519 key.
 const ED25519_BYTES: usize = 32;
 
-/// A point of P-256 that is not compressed: a tag and two coordinates.
+/// An uncompressed P-256 point: a tag and two coordinates.
 const P256_POINT_BYTES: usize = 65;
 
-/// A key that is whole and strong enough.
+/// A valid key of sufficient strength.
 pub(super) enum PublicKey {
     Hmac(ring::hmac::Key),
     Rsa(RsaPublicKeyComponents<Box<[u8]>>),
@@ -35,7 +35,7 @@ impl PublicKey {
         (secret.len() >= MIN_SECRET_BYTES).then(|| Self::Hmac(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, secret)))
     }
 
-    /// From modulus and exponent, which may begin with zeros.
+    /// Creates a key from modulus and exponent, which may have leading zeros.
     pub(super) fn rsa(n: &[u8], e: &[u8]) -> Option<Self> {
         let (n, e) = (without_zeros(n), without_zeros(e));
         if e.len() > 8 || !RSA_BYTES.contains(&n.len()) {
@@ -47,7 +47,7 @@ impl PublicKey {
         is_sound.then(|| Self::Rsa(RsaPublicKeyComponents { n: n.into(), e: e.into() }))
     }
 
-    /// From the DER of an `RSAPublicKey` (RFC 8017, appendix A.1.1).
+    /// Parses the DER of an `RSAPublicKey` (RFC 8017, appendix A.1.1).
     pub(super) fn rsa_der(der: &[u8]) -> Option<Self> {
         let (sequence, rest) = der_element(0x30, der)?;
         let (n, after) = der_element(0x02, sequence)?;
@@ -57,12 +57,12 @@ impl PublicKey {
         if is_whole { Self::rsa(n, e) } else { None }
     }
 
-    /// From a point that is not compressed.
+    /// Creates a key from an uncompressed point.
     pub(super) fn p256(point: &[u8]) -> Option<Self> {
         if point.len() != P256_POINT_BYTES || point.first() != Some(&4) {
             return None;
         }
-        // To agree on a secret with a key, ring checks that it is on the curve.
+        // ring checks that a point is on the curve when it agrees on a secret with it.
         let ours = EphemeralPrivateKey::generate(&ECDH_P256, &SystemRandom::new()).ok()?;
         agreement::agree_ephemeral(ours, &agreement::UnparsedPublicKey::new(&ECDH_P256, point), |_| ()).ok()?;
         Some(Self::P256(UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point.into())))
@@ -72,7 +72,7 @@ impl PublicKey {
         (key.len() == ED25519_BYTES).then(|| Self::Ed25519(UnparsedPublicKey::new(&ED25519, key.into())))
     }
 
-    /// Whether this key has signed the message.
+    /// Returns `true` if this key signed the message.
     pub(super) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
         match self {
             Self::Hmac(key) => ring::hmac::verify(key, message, signature).is_ok(),
@@ -86,7 +86,7 @@ fn without_zeros(number: &[u8]) -> &[u8] {
     &number[number.iter().take_while(|byte| **byte == 0).count()..]
 }
 
-/// The value of an element that begins with this tag, and what comes after it.
+/// Parses a DER element with this tag. Returns its value and the rest.
 fn der_element(tag: u8, input: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&[found, first], rest) = input.split_first_chunk()?;
     if found != tag {

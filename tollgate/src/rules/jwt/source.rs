@@ -1,4 +1,4 @@
-//! Where in a request its token is.
+//! Where a request carries its token.
 
 use std::borrow::Cow;
 
@@ -9,10 +9,10 @@ use crate::rules::normal::{ReadErrors, cookies, header, query};
 
 const SCHEME: &str = "Bearer ";
 
-/// Where the token is looked for; in `Authorization` unless said otherwise.
+/// Where a request carries its token. The default is `Authorization`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TokenSource {
-    /// Behind `Bearer`, which only `Authorization` must have.
+    /// In a header. The prefix `Bearer` is required only in `Authorization`.
     Header(HeaderName),
     Cookie(String),
     Query(String),
@@ -25,7 +25,7 @@ impl Default for TokenSource {
 }
 
 impl TokenSource {
-    /// The token, which nobody has verified yet. Several differing values are a problem.
+    /// Returns the unverified token. Several differing values are recorded as an error.
     pub(crate) fn token<'a>(&self, facts: &Facts<'a>, errors: &ReadErrors) -> Option<Cow<'a, str>> {
         match self {
             Self::Header(name) => {
@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
 
-    /// A source as the rule file writes it.
+    /// Parses a source as in the rule file.
     fn source(text: &str) -> TokenSource {
         match text.split_once(':').unwrap() {
             ("header", name) => TokenSource::Header(name.parse().unwrap()),

@@ -1,4 +1,4 @@
-//! Tokens signed with real keys, made when the tests run, and tokens that forgers would send.
+//! Tokens signed with real keys, which the tests generate, and forged tokens.
 
 use std::sync::LazyLock;
 
@@ -15,7 +15,7 @@ const NOW_SECS: u64 = 1_800_000_000;
 const NOW: Timestamp = Timestamp::from_secs(NOW_SECS);
 const SECRET: &[u8] = b"a secret of forty bytes, as tests have it";
 
-/// A pair of keys: the private one to sign with, the public one as it stands in a PEM file and in a JWKS.
+/// A key pair: the private key for signing, and the public key in PEM format and in a JWKS.
 struct Pair {
     algorithm: Algorithm,
     private: EncodingKey,
@@ -89,7 +89,7 @@ fn hmac_pair(secret: &[u8]) -> Pair {
     }
 }
 
-/// A token with any header, signed with the pair's key in its own way whatever the header says.
+/// Signs a token with any header, with the pair's own algorithm whatever the header says.
 fn sign(header: &Value, claims: &Value, pair: &Pair) -> String {
     let message = unsigned(header, claims);
     let algorithm: Signing = pair.algorithm.name().parse().unwrap();
@@ -115,7 +115,7 @@ fn jwks(keys: &[(&Pair, Value)], algorithms: &[Algorithm]) -> Result<Verifier, I
 
 fn is_good(verifier: &Verifier, token: &str) -> bool {
     let first = verifier.verify_at(token, NOW).claims.is_ok();
-    // A token that is remembered must be judged as it was at first.
+    // The cached result must equal the first.
     assert_eq!(verifier.verify_at(token, NOW).claims.is_ok(), first);
     first
 }
@@ -223,7 +223,7 @@ fn the_header_cannot_choose_another_algorithm() {
             assert_eq!(good, name == pair.algorithm.name(), "{name} with a key for {}", pair.algorithm.name());
         }
     }
-    // Signed well by the same key, in a way that was not asked for.
+    // A valid signature of the same key, with an algorithm that was not configured.
     let message = unsigned(&json!({ "alg": "RS512" }), &claims);
     let signature = jsonwebtoken::crypto::sign(message.as_bytes(), &RSA.private, Signing::RS512).unwrap();
     assert!(!is_good(&RSA.verifier(), &format!("{message}.{signature}")));
@@ -355,7 +355,7 @@ fn a_key_is_chosen_by_its_name() {
     ] {
         assert_eq!(is_good(&set, &token(pair, header.clone())), good, "{} {header}", pair.algorithm.name());
     }
-    // Keys without names fit every name.
+    // Keys without an id fit every id.
     assert!(is_good(&jwks(&[(&RSA, json!({}))], &[]).unwrap(), &token(&RSA, json!({ "kid": "any" }))));
 }
 
@@ -463,7 +463,7 @@ fn the_line_end_of_a_secret_is_not_part_of_it() {
         let verifier = Verifier::from_key("secret", &[SECRET, end].concat(), &[Algorithm::Hs256]).unwrap();
         assert!(is_good(&verifier, &token));
     }
-    // Of bytes that are no text, the last is meant.
+    // In binary contents, the last byte is part of the secret.
     let bytes = [&[0xff; 40][..], b"\n"].concat();
     let verifier = Verifier::from_key("secret", &bytes, &[Algorithm::Hs256]).unwrap();
     assert!(is_good(&verifier, &hmac_pair(&bytes).sign(&json!({}))));
@@ -606,7 +606,7 @@ fn a_token_is_verified_once_a_minute_whatever_comes_of_it() {
         assert_eq!(signatures(&verifier, &token, 1), 0);
         assert_eq!(signatures(&verifier, &token, 59), 0);
         assert_eq!(signatures(&verifier, &token, 60), later, "{token}");
-        // Other keys know nothing of it.
+        // Other keys do not share the cache.
         assert_eq!(signatures(&RSA.verifier(), &token, 1), first);
     }
 }

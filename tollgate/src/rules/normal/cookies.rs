@@ -1,8 +1,9 @@
-//! One cookie of a request (RFC 6265).
+//! Reads one cookie of a request (RFC 6265).
 //!
-//! Frameworks read more than the RFC allows, and each differently: quotes with octal escapes (Python), percent escapes
-//! (Express), pairs behind a comma (older parsers) or a space (Python's `SimpleCookie`). So a value is unquoted, unescaped
-//! and trimmed before it counts, which joins the spellings of one user, and a pair that only some would find is found.
+//! Frameworks accept more than the RFC allows, and each differently: quotes with octal escapes (Python), percent
+//! escapes (Express), pairs after a comma (older parsers) or a space (Python's `SimpleCookie`). A value is therefore
+//! unquoted, unescaped and trimmed, which joins the spellings of one user, and a pair that only some frameworks would
+//! find is found.
 
 use std::borrow::Cow;
 
@@ -14,17 +15,17 @@ use super::query::percent_decoded;
 use super::{ReadErrors, Unreadable, only};
 use crate::http::Headers;
 
-/// Returns the value of the cookie of that name, whose case counts. Several differing values are a problem.
+/// Returns the value of a cookie. The name is case-sensitive. Several differing values are recorded as an error.
 ///
-/// HTTP/2 may divide the header into several lines, so all are looked at.
+/// HTTP/2 may split the header into several lines, so all are read.
 pub(in crate::rules) fn cookie<'a>(headers: Headers<'a>, name: &str, errors: &ReadErrors) -> Option<Cow<'a, [u8]>> {
     let pieces = headers.get_all(&COOKIE).flat_map(|line| line.split(|byte| *byte == b';'));
     let values = pieces.flat_map(|piece| values(piece, name.as_bytes()));
     only(values, errors, || Unreadable::DuplicateCookie(name.into()))
 }
 
-/// The values of that name in what stands between two semicolons: of the pair itself, as a whole and as far as parsers
-/// read it that divide at blanks and commas, and of the pairs that those find behind it.
+/// Returns the values of a cookie in the text between two semicolons: of the pair itself, in full and as read by
+/// parsers that split at blanks and commas, and of the pairs that those parsers find after it.
 fn values<'a>(piece: &'a [u8], name: &[u8]) -> SmallVec<[Cow<'a, [u8]>; 2]> {
     let mut found = SmallVec::new();
     let piece = trimmed(piece);
@@ -46,8 +47,8 @@ fn is_divider(byte: &u8) -> bool {
     matches!(byte, b',' | b' ' | b'\t')
 }
 
-/// The part of a value that parsers read which end it at a blank, behind its closing quote, or before another pair; `None`
-/// if that is all of it.
+/// Returns the part of a value that is read by parsers which end it at a blank, after its closing quote, or before
+/// another pair. Returns `None` if that is the whole value.
 fn ended_early(value: &[u8]) -> Option<&[u8]> {
     if let Some(bytes) = quoted_bytes(value) {
         return (bytes < value.len()).then(|| &value[..bytes]);
@@ -56,7 +57,7 @@ fn ended_early(value: &[u8]) -> Option<&[u8]> {
     (value[end] != b',' || value[end..].contains(&b'=')).then(|| &value[..end])
 }
 
-/// How much of a value its quotes and what is between them take, if it begins with one.
+/// Returns the length of a leading quoted string, including its quotes.
 fn quoted_bytes(value: &[u8]) -> Option<usize> {
     let inner = value.strip_prefix(b"\"")?;
     let mut is_escaped = false;
@@ -68,7 +69,7 @@ fn quoted_bytes(value: &[u8]) -> Option<usize> {
     Some(end + 2)
 }
 
-/// The same without blanks around equals signs.
+/// Removes blanks around equals signs.
 fn close_up(piece: &[u8]) -> Vec<u8> {
     let mut closed: Vec<u8> = Vec::with_capacity(piece.len());
     for byte in piece {
@@ -91,7 +92,7 @@ fn pair(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((trimmed(name), value.get(1..)?.trim_ascii()))
 }
 
-/// A value as the service means it, whichever way it was written.
+/// Decodes a value from any of its spellings.
 pub(in crate::rules) fn plain(value: &[u8]) -> Cow<'_, [u8]> {
     let value = trimmed(value);
     let value = match value {
@@ -106,7 +107,7 @@ pub(in crate::rules) fn plain(value: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Undoes the escapes of a quoted value: a backslash with three octal digits, or with the character itself.
+/// Decodes the escapes of a quoted value: a backslash with three octal digits, or with the character itself.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -232,7 +233,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of lines in which names do not repeat and nothing is escaped, the crate has no other opinion.
+        /// For lines without repeated names and escapes, the crate must agree.
         #[test]
         fn agrees_with_the_cookie_crate(
             line in r#"a=["0-9]{0,4}; ?(b ?=["0-9= ]{0,4}; ?)?c(=["0-9]{0,3})?"#,

@@ -1,7 +1,7 @@
-//! Header values: trimmed, and one for a name.
+//! Header values: trimmed, and one per name.
 //!
-//! HTTP/1 parsers trim spaces and tabs. Python's and JavaScript's `strip` and `trim`, which services call on a key, also
-//! take the no-break space and the next-line character, as Latin-1 or as UTF-8.
+//! HTTP/1 parsers trim spaces and tabs. Python's `strip` and JavaScript's `trim`, which services call on keys, also
+//! remove the no-break space and the next-line character, in Latin-1 or UTF-8.
 
 use http::HeaderName;
 use http::header::COOKIE;
@@ -9,8 +9,8 @@ use http::header::COOKIE;
 use super::{ReadErrors, Unreadable, only};
 use crate::http::Headers;
 
-/// Returns the value of a header without the white space around it. Several differing values are a problem, but for
-/// cookies, which HTTP/2 may send in several lines (RFC 9113, 8.2.3).
+/// Returns the value of a header, trimmed. Several differing values are recorded as an error, except for cookies, which
+/// HTTP/2 may send in several lines (RFC 9113, 8.2.3).
 #[inline]
 pub(in crate::rules) fn header<'a>(headers: Headers<'a>, name: &HeaderName, errors: &ReadErrors) -> Option<&'a [u8]> {
     if headers.has_no_repeats() || *name == COOKIE {
@@ -19,19 +19,19 @@ pub(in crate::rules) fn header<'a>(headers: Headers<'a>, name: &HeaderName, erro
     only(headers.get_all(name).map(trimmed), errors, || Unreadable::DuplicateHeader(name.as_str().into()))
 }
 
-/// Returns whether a value begins or ends with a space or a tab. HTTP/2 forbids that (RFC 9113, 8.2.1), and an HTTP/1
-/// server behind would trim it.
+/// Returns `true` if a value begins or ends with a space or a tab. HTTP/2 forbids that (RFC 9113, 8.2.1), and an HTTP/1
+/// server would trim it.
 #[must_use]
 pub fn is_padded(value: &[u8]) -> bool {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     is_blank(value.first()) || is_blank(value.last())
 }
 
-/// A value without white space around it.
+/// Trims a value.
 #[inline]
 pub(in crate::rules) fn trimmed(value: &[u8]) -> &[u8] {
     match value {
-        // What nearly every value is: neither end can begin or end anything that is trimmed.
+        // Nearly every value: neither end can be part of something that is trimmed.
         [b'!'..=b'~'] | [b'!'..=b'~', .., b'!'..=b'~'] => value,
         _ => trim(value),
     }
@@ -57,15 +57,15 @@ fn trim(mut value: &[u8]) -> &[u8] {
             [0xC2, 0x85 | 0xA0, rest @ ..] => rest,
             [rest @ .., 0xC2, 0x85 | 0xA0] => rest,
             [rest @ .., 0x09..=0x0D | b' ' | 0x1C..=0x1F] => rest,
-            // As Latin-1, and not the end of a character of UTF-8.
+            // In Latin-1, and not the end of a UTF-8 character.
             [rest @ .., 0x85 | 0xA0] if !ends_in_utf8(value) => rest,
             _ => return value,
         };
     }
 }
 
-/// Whether the last byte ends a character of UTF-8 of several bytes. Only the last four are looked at: a client decides how
-/// many follow each other.
+/// Returns `true` if the last byte ends a multi-byte UTF-8 character. Only the last four bytes are read, because a
+/// client controls the length.
 fn ends_in_utf8(value: &[u8]) -> bool {
     let tails = (2..=4).filter_map(|bytes| value.get(value.len().checked_sub(bytes)?..));
     tails
@@ -73,7 +73,7 @@ fn ends_in_utf8(value: &[u8]) -> bool {
         .any(|tail| tail[0] >= 0xC2 && std::str::from_utf8(tail).is_ok_and(|text| text.chars().count() == 1))
 }
 
-/// Whether these bytes are white space of Unicode, or one of the characters without a width that some take for it.
+/// Returns `true` for Unicode white space, and for zero-width characters that some treat as such.
 fn is_wide_blank(bytes: [u8; 3]) -> bool {
     let is_blank = |letter: char| letter.is_whitespace() || matches!(letter, '\u{200b}' | '\u{feff}');
     bytes[0] >= 0xE1 && std::str::from_utf8(&bytes).is_ok_and(|text| text.chars().all(is_blank))

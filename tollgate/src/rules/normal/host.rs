@@ -1,4 +1,4 @@
-//! Hosts: a name or an address, and an optional port.
+//! Hosts: a name or an address, with an optional port.
 
 use http::header::HOST;
 
@@ -6,23 +6,23 @@ use super::{ReadErrors, Unreadable, only};
 use crate::http::Headers;
 use crate::rules::Facts;
 
-/// The longest name that DNS has.
+/// The longest DNS name.
 pub(in crate::rules) const MAX_HOST_BYTES: usize = 253;
 
-/// Refuses a `Host` that is not a host name, an IPv4 address or an IPv6 address in brackets, with an optional port.
+/// Rejects a `Host` that is not a host name, an IPv4 address or an IPv6 address in brackets, with an optional port.
 ///
-/// Frameworks cut an invalid one at different places: `node.test:x` is `node.test` to some. Stricter than RFC 3986: no
-/// registered name has percent escapes or sub-delimiters.
+/// Frameworks truncate an invalid host at different places: some read `node.test:x` as `node.test`. This is stricter
+/// than RFC 3986: registered names have no percent escapes or sub-delimiters.
 ///
 /// # Errors
 ///
-/// If it is anything else.
+/// If the host is invalid.
 pub fn check_host(host: &[u8]) -> Result<(), Unreadable> {
     host_name(host).map(drop).ok_or(Unreadable::InvalidHost)
 }
 
-/// Returns the host of a request without its port and without the dot that may end it. One that is invalid, or that
-/// differs from another, is a problem.
+/// Returns the host of a request without its port and trailing dot. An invalid host, or several differing ones, are
+/// recorded as an error.
 pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Option<&'a str> {
     let given = match facts.own_host() {
         Some(host) => host.as_bytes(),
@@ -37,7 +37,7 @@ pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Opti
     }
 }
 
-/// The `Host` line. Differing ones are a problem.
+/// Returns the `Host` header. Several differing values are recorded as an error.
 fn only_host<'a>(headers: Headers<'a>, errors: &ReadErrors) -> Option<&'a [u8]> {
     if headers.has_no_repeats() {
         return headers.get_named(&HOST);
@@ -45,7 +45,7 @@ fn only_host<'a>(headers: Headers<'a>, errors: &ReadErrors) -> Option<&'a [u8]> 
     only(headers.get_all(&HOST), errors, || Unreadable::InvalidHost)
 }
 
-/// Returns a host without its port and without the dot that may end it; `None` if it is invalid.
+/// Returns a host without its port and trailing dot, or `None` if it is invalid.
 fn host_name(host: &[u8]) -> Option<&[u8]> {
     if let [b'[', rest @ ..] = host {
         let end = rest.iter().position(|byte| *byte == b']')?;
@@ -60,7 +60,7 @@ fn host_name(host: &[u8]) -> Option<&[u8]> {
     (is_name && is_port(port)).then_some(name)
 }
 
-/// Whether it is nothing, or a colon with at most a port behind it.
+/// Returns `true` for an empty text, or a colon with an optional port.
 fn is_port(text: &[u8]) -> bool {
     match text {
         [] => true,
@@ -74,7 +74,7 @@ fn is_port(text: &[u8]) -> bool {
     }
 }
 
-/// The bytes of host names, in a table: every request has one.
+/// The bytes of host names, in a table because every request has one.
 static IN_NAMES: [bool; 256] = {
     let mut table = [false; 256];
     let mut byte = 0;

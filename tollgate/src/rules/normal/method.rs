@@ -1,8 +1,8 @@
-//! Methods. Their case counts (RFC 9110, 9.1), but some frameworks read `post` as `POST`.
+//! Methods. They are case-sensitive (RFC 9110, 9.1), but some frameworks read `post` as `POST`.
 
 use super::Unreadable;
 
-/// The methods of the IANA registry that services act on.
+/// The methods of the IANA registry that services handle.
 const REGISTERED: [&str; 19] = [
     "GET",
     "HEAD",
@@ -25,11 +25,11 @@ const REGISTERED: [&str; 19] = [
     "QUERY",
 ];
 
-/// Refuses a registered method in another case, and `*` as the target of anything but `OPTIONS`.
+/// Rejects a registered method in another case, and `*` as the target of any method but `OPTIONS`.
 ///
 /// # Errors
 ///
-/// What cannot be read safely.
+/// If the method or the target is ambiguous.
 pub fn check_method(method: &str, target: &str) -> Result<(), Unreadable> {
     if target == "*" && method != "OPTIONS" {
         return Err(Unreadable::AsteriskTarget);

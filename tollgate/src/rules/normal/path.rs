@@ -1,11 +1,11 @@
-//! Paths.
+//! Paths in normal form.
 //!
-//! A clean path has one spelling: characters that a path may contain stand for themselves, all others are escaped in
-//! capitals, dot segments are resolved (RFC 3986, 5.2.4) and slashes are merged. It is what the gateway routes by and
-//! forwards. A slash at its end stays, because services tell `/a/` from `/a`; rules do not.
+//! A clean path has one spelling: characters that a path may contain are not escaped, all others are escaped in upper
+//! case, dot segments are resolved (RFC 3986, 5.2.4) and slashes are merged. The gateway routes by it and forwards it.
+//! A trailing slash stays, because services distinguish `/a/` from `/a`; rules do not.
 //!
 //! Two things have no single reading, because services disagree: `%2F` is a slash to some and data to others, and so is
-//! `;`. [`PathReading`] says how the service reads them; by default both readings count.
+//! `;`. [`PathReading`] selects the service's reading; by default both readings count.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::Unreadable;
 
-/// How the service behind reads paths.
+/// How the service reads paths.
 ///
 /// ```
 /// use tollgate::internal::CleanPath;
@@ -28,11 +28,11 @@ use super::Unreadable;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathReading {
-    /// How it reads `%2F`, and `%5C`, which few read as a slash.
+    /// How it reads `%2F`, and `%5C`, which few services read as a slash.
     pub encoded_slash: EncodedSlash,
-    /// How it reads `;` and the text behind it, up to the next slash.
+    /// How it reads `;` and the text after it, up to the next slash.
     pub parameters: PathParameters,
-    /// Whether it tells `/API` from `/api`.
+    /// Whether it distinguishes `/API` from `/api`.
     pub case: PathCase,
 }
 
@@ -41,12 +41,12 @@ pub struct PathReading {
 #[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum EncodedSlash {
-    /// Nobody knows: a limit applies if either reading matches it. It is forwarded as it was sent.
+    /// Unknown: a limit applies if either reading matches it. The path is forwarded as sent.
     #[default]
     Any,
     /// Requests with one are refused with 400.
     Refuse,
-    /// As a slash, and that is what it gets. An encoded backslash stays.
+    /// As a slash, which the gateway forwards. An encoded backslash stays.
     Decode,
     /// As data.
     Keep,
@@ -57,55 +57,55 @@ pub enum EncodedSlash {
 #[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum PathParameters {
-    /// Nobody knows: a limit applies if the path with or without them matches it. They are forwarded.
+    /// Unknown: a limit applies if the path with or without them matches it. They are forwarded.
     #[default]
     Any,
-    /// Requests with some are refused with 400.
+    /// Requests with parameters are refused with 400.
     Refuse,
-    /// As no part of the path, and it gets none.
+    /// Not as part of the path. The gateway removes them.
     Strip,
     /// As part of the segment.
     Keep,
 }
 
-/// Whether a service tells `/API` from `/api`.
+/// Whether a service distinguishes `/API` from `/api`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum PathCase {
-    /// It does.
+    /// The service distinguishes them.
     #[default]
     Sensitive,
-    /// It does not.
+    /// The service does not distinguish them.
     Insensitive,
 }
 
 impl PathReading {
-    /// Encoded slashes and `;` are data, which is how a path is routed before it is known whose reading counts.
+    /// Encoded slashes and `;` are data. Used to route a path before the service, and so its reading, is known.
     pub const AS_WRITTEN: Self =
         Self { encoded_slash: EncodedSlash::Keep, parameters: PathParameters::Keep, case: PathCase::Sensitive };
 }
 
-/// The readings of one path. Nearly always it is one, and nothing is copied for it.
+/// The readings of a path. Nearly always there is one, and it is not copied.
 pub type PathReadings<'a> = SmallVec<[Cow<'a, str>; 1]>;
 
-/// A path in its one spelling.
+/// A path in its normal spelling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CleanPath<'a> {
     text: Cow<'a, str>,
     has_encoded_slash: bool,
     has_parameters: bool,
-    /// An encoded slash stands behind a `;` in its segment: where the parameter ends, nobody can tell.
+    /// An encoded slash follows a `;` in its segment, so the end of the parameter is ambiguous.
     has_slash_in_parameters: bool,
     has_resolved_dots: bool,
 }
 
 impl<'a> CleanPath<'a> {
-    /// Cleans a path, which has no query.
+    /// Cleans a path without a query.
     ///
     /// # Errors
     ///
-    /// When it cannot be read safely.
+    /// If the path cannot be read safely.
     pub fn new(path: &'a str) -> Result<Self, Unreadable> {
         if plain(path).is_some() {
             return Ok(Self {
@@ -119,23 +119,23 @@ impl<'a> CleanPath<'a> {
         clean(path)
     }
 
-    /// The clean path: encoded slashes and `;` as they were sent.
+    /// Returns the clean path, with encoded slashes and `;` as sent.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether the path was clean as it was sent, and has one reading.
+    /// Returns `true` if the path was clean as sent, and has one reading.
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
         matches!(self.text, Cow::Borrowed(_)) && !self.has_encoded_slash && !self.has_parameters
     }
 
-    /// Returns the path that a service of that reading gets.
+    /// Returns the path to forward to a service with this reading.
     ///
     /// # Errors
     ///
-    /// When it has something that is to be refused.
+    /// If the path contains something that the reading refuses.
     pub fn forwarded(&self, reading: PathReading) -> Result<Cow<'_, str>, Unreadable> {
         if self.has_encoded_slash && reading.encoded_slash == EncodedSlash::Refuse {
             return Err(Unreadable::EncodedSlash);
@@ -153,8 +153,8 @@ impl<'a> CleanPath<'a> {
         Ok(if decode { Cow::Owned(decoded_slashes(&text)) } else { text })
     }
 
-    /// Returns the readings that rules match, without a slash at the end. The first is the most merged one, by which keys
-    /// count: all spellings of one path share it.
+    /// Returns the readings that rules match, without a trailing slash. The first one merges the most and is used in
+    /// keys, so that all spellings of a path share it.
     #[must_use]
     pub fn readings(self, reading: PathReading) -> PathReadings<'a> {
         if !self.has_encoded_slash && !self.has_parameters {
@@ -178,7 +178,7 @@ impl<'a> CleanPath<'a> {
                 readings.push(one);
             }
         };
-        // Few services take a backslash for a slash.
+        // Few services read a backslash as a slash.
         let takes_backslash = reading.encoded_slash == EncodedSlash::Any && text.contains("%5C");
         if strips && decodes {
             if takes_backslash {
@@ -210,7 +210,7 @@ pub(in crate::rules) struct Readings<'a> {
 }
 
 impl<'a> Readings<'a> {
-    /// Reads a path that the service gets as it was sent.
+    /// Reads a path that the service gets as sent.
     pub(in crate::rules) fn new(path: &'a str, reading: PathReading) -> Result<Self, Unreadable> {
         match plain(path) {
             Some(Plain { has_upper_case }) if !has_upper_case || reading.case == PathCase::Sensitive => {
@@ -224,7 +224,8 @@ impl<'a> Readings<'a> {
     #[inline(never)]
     fn of_other(path: &'a str, reading: PathReading) -> Result<Self, Unreadable> {
         let path = CleanPath::new(path)?;
-        // Who forwards the clean path has resolved them. Others serve the path as it was sent, and may read it so.
+        // The gateway forwards the clean path, with dots resolved. Other servers serve the path as sent, and may read
+        // it so.
         if path.has_resolved_dots {
             return Err(Unreadable::DotSegment);
         }
@@ -238,13 +239,13 @@ impl<'a> Readings<'a> {
         &self.list
     }
 
-    /// Returns whether any of them has a letter of upper case.
+    /// Returns `true` if any reading has upper-case letters.
     pub(in crate::rules) fn has_upper_case(&self) -> bool {
         self.has_upper_case
     }
 }
 
-/// Returns a path as a service reads it that treats case so.
+/// Returns a path as read by a service with this case sensitivity.
 pub(in crate::rules) fn folded(path: Cow<'_, str>, case: PathCase) -> Cow<'_, str> {
     match case {
         PathCase::Insensitive if has_upper_case(&path) => Cow::Owned(path.to_ascii_lowercase()),
@@ -252,7 +253,7 @@ pub(in crate::rules) fn folded(path: Cow<'_, str>, case: PathCase) -> Cow<'_, st
     }
 }
 
-/// Returns whether a path has a letter that [`PathCase::Insensitive`] does not tell from another.
+/// Returns `true` if a path has letters that [`PathCase::Insensitive`] folds.
 pub(in crate::rules) fn has_upper_case(path: &str) -> bool {
     path.bytes().any(|byte| byte.is_ascii_uppercase())
 }
@@ -268,22 +269,22 @@ fn without_end(path: Cow<'_, str>) -> Cow<'_, str> {
     }
 }
 
-/// What is known of a path that is clean already and has one reading.
+/// Properties of a path that is clean already and has one reading.
 struct Plain {
     has_upper_case: bool,
 }
 
-/// Returns whether a path is plain. Every byte of every request is looked at, so that is done once, without branches.
+/// Returns `Some` if a path is plain. Reads every byte of every request's path, once and without branches.
 fn plain(path: &str) -> Option<Plain> {
     let (mut seen, mut pairs, mut before) = (0, 0, 0);
     for byte in path.bytes() {
         let class = CLASSES[usize::from(byte)];
         seen |= class;
-        // A slash, and behind it a slash or a dot.
+        // A slash, followed by a slash or a dot.
         pairs |= before << 1 & class;
         before = class;
     }
-    // `*` alone is not a path, but the target of a request about the server itself.
+    // `*` by itself is not a path, but the target of a request about the server.
     let is_plain = seen & ODD == 0 && pairs & SLASH_OR_DOT == 0 && path.starts_with('/');
     (is_plain || path == "*").then_some(Plain { has_upper_case: seen & UPPER_CASE != 0 })
 }
@@ -293,7 +294,7 @@ fn clean(path: &str) -> Result<CleanPath<'_>, Unreadable> {
     let mut has_parameters = false;
     let mut has_slash_in_parameters = false;
     let mut has_resolved_dots = false;
-    // Of each segment, where it begins in `text`. Empty segments are kept until dots are resolved: `..` takes one away.
+    // The start of each segment in `text`. Empty segments are kept until dots are resolved, because `..` removes one.
     let mut text = String::with_capacity(path.len() + 8);
     let mut begins: SmallVec<[usize; 16]> = SmallVec::new();
     let segments = path.strip_prefix('/').unwrap_or(path).split('/');
@@ -334,7 +335,8 @@ fn clean(path: &str) -> Result<CleanPath<'_>, Unreadable> {
     Ok(CleanPath { text, has_encoded_slash, has_parameters, has_slash_in_parameters, has_resolved_dots })
 }
 
-/// Writes a segment in its one spelling. What can be written without an escape is, all else is escaped in capitals.
+/// Writes a segment in its normal spelling. Characters that need no escape are written as they are, all others are
+/// escaped in upper case.
 fn spell(segment: &str, out: &mut String) -> Result<(), Unreadable> {
     let mut rest = segment.as_bytes();
     while let Some((first, behind)) = rest.split_first() {
@@ -356,7 +358,7 @@ fn spell(segment: &str, out: &mut String) -> Result<(), Unreadable> {
     Ok(())
 }
 
-/// Whether a spelled segment, or a part of it that some services take for one, is `.` or `..`.
+/// Returns `true` if a normalized segment, or a part of it that some services treat as one, is `.` or `..`.
 fn has_dots(segment: &str) -> bool {
     if !segment.contains('.') {
         return false;
@@ -369,7 +371,7 @@ fn has_dots(segment: &str) -> bool {
     })
 }
 
-/// A path without the parameters of its segments.
+/// Returns a path without the parameters of its segments.
 fn stripped(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for segment in path.strip_prefix('/').unwrap_or(path).split('/') {
@@ -379,12 +381,12 @@ fn stripped(path: &str) -> String {
     merge_slashes(&out)
 }
 
-/// A path whose encoded slashes divide segments.
+/// Returns a path in which encoded slashes separate segments.
 fn decoded_slashes(path: &str) -> String {
     merge_slashes(&path.replace("%2F", "/"))
 }
 
-/// A path whose encoded backslashes divide segments, too.
+/// Returns a path in which encoded backslashes separate segments too.
 fn decoded_backslashes(path: &str) -> String {
     merge_slashes(&path.replace("%5C", "/"))
 }
@@ -402,8 +404,8 @@ fn merge_slashes(path: &str) -> String {
     merged
 }
 
-/// Whether a byte is written without an escape: the characters of RFC 3986's `pchar`, but for the star, which is special
-/// in globs, and the semicolon, which is data when it is escaped.
+/// Returns `true` if a byte is written without an escape: the `pchar` of RFC 3986, except the star, which is special in
+/// globs, and the semicolon, which is data when escaped.
 const fn stands_for_itself(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')')
@@ -416,7 +418,7 @@ const UPPER_CASE: u8 = 1 << 1;
 const SLASH: u8 = 1 << 2;
 const SLASH_OR_DOT: u8 = SLASH << 1;
 
-/// Of each byte, what it is to [`plain`].
+/// The class of each byte, for [`plain`].
 static CLASSES: [u8; 256] = {
     let mut classes = [0; 256];
     let mut byte = 0;
@@ -434,8 +436,8 @@ static CLASSES: [u8; 256] = {
     classes
 };
 
-/// Spells a segment of a glob, whose stars stay. Control characters and backslashes are escaped: no request that is
-/// matched has them.
+/// Normalizes a segment of a glob, and keeps its stars. Control characters and backslashes are escaped: no request that
+/// is matched has them.
 pub(in crate::rules) fn spell_glob(segment: &str) -> String {
     let mut out = String::with_capacity(segment.len());
     for (number, literal) in segment.split('*').enumerate() {
@@ -462,7 +464,7 @@ fn push_escape(byte: u8, out: &mut String) {
     out.extend(['%', digit(byte >> 4), digit(byte & 15)]);
 }
 
-/// The byte that the two digits behind a percent sign mean, and what follows them.
+/// Decodes the two digits after a percent sign. Returns the byte and the rest.
 fn escape(behind: &[u8]) -> Option<(u8, &[u8])> {
     let digit = |at: usize| char::from(*behind.get(at)?).to_digit(16);
     let byte = u8::try_from(digit(0)? << 4 | digit(1)?).ok()?;
@@ -498,7 +500,7 @@ mod tests {
             ("/a/./b", "/a/b"),
             ("/a/../b", "/b"),
             ("/graphql/../x", "/x"),
-            // `..` takes the empty segment away, as RFC 3986 has it.
+            // `..` removes the empty segment, as in RFC 3986.
             ("/api//../login", "/api/login"),
             ("/..", "/"),
             ("/a/..", "/"),
@@ -604,7 +606,7 @@ mod tests {
                 let is_dots = |segment: &str| segment == "." || segment == "..";
                 prop_assert!(!reading.split('/').any(is_dots), "{}", reading);
                 prop_assert!(reading.starts_with('/') && !reading.contains("//"), "{}", reading);
-                // Whichever reading a service takes, it is one that rules have seen.
+                // Every reading of a service is one that rules have matched.
                 prop_assert!(CleanPath::new(&reading).is_ok());
             }
         }

@@ -1,31 +1,31 @@
-//! The parameters of a query (`application/x-www-form-urlencoded`).
+//! Query parameters (`application/x-www-form-urlencoded`).
 //!
-//! Names and values are decoded and trimmed, so that `a%62c` and `abc` are one client and not two. Some frameworks read
-//! `key[]=1`, `key[0]=1` and `[key]=1` as `key`, and some divide at `;` too; so a parameter that only some would find is
+//! Names and values are decoded and trimmed, so that `a%62c` and `abc` are one client. Some frameworks read `key[]=1`,
+//! `key[0]=1` and `[key]=1` as `key`, and some split at `;` too. A parameter that only some frameworks would find is
 //! found, and a value ends where the first of them ends it.
 //!
-//! Bytes that are not UTF-8 stay as their percent sign and two digits in upper case, so that different bytes stay
-//! different: replaced by a mark, as is usual, all of them would be one key. Then `%FF` and `%25FF` are one key, which only
-//! joins a client with itself.
+//! Bytes that are not UTF-8 stay percent-encoded in upper case, so that different bytes stay different: with the usual
+//! replacement character, all of them would be one key. As a result, `%FF` and `%25FF` are one key, which only joins a
+//! client with itself.
 
 use std::borrow::Cow;
 
 use super::{ReadErrors, Unreadable, only};
 
-/// Returns the value of the parameter of that name. One without an equals sign is empty, but it is there. Several
-/// differing values are a problem.
+/// Returns the value of a parameter. Without an equals sign it is empty, but present. Several differing values are
+/// recorded as an error.
 pub(in crate::rules) fn query<'a>(query: &'a str, name: &str, errors: &ReadErrors) -> Option<Cow<'a, str>> {
     let values = pairs(query).filter(|(given, _)| is_name(given, name)).map(|(_, value)| trimmed(decoded(value)));
     only(values, errors, || Unreadable::DuplicateParameter(name.into()))
 }
 
-/// Returns the names of all parameters, in order, decoded.
+/// Returns the decoded names of all parameters, in order.
 #[cfg_attr(not(any(feature = "file", test)), expect(dead_code, reason = "only expressions look at all of them"))]
 pub(in crate::rules) fn names(query: &str) -> impl Iterator<Item = Cow<'_, str>> {
     pairs(query).map(|(name, _)| trimmed(decoded(name)))
 }
 
-/// Names and values as they were sent.
+/// Returns names and values as sent.
 fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let pieces = query.split(['&', ';']).filter(|pair| !pair.is_empty());
     pieces.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
@@ -39,7 +39,7 @@ fn is_name(given: &str, name: &str) -> bool {
     given == name || base(&given) == name
 }
 
-/// The name of a parameter without the array syntax of PHP, Rails and Express.
+/// Returns the name of a parameter without the array syntax of PHP, Rails and Express.
 fn base(name: &str) -> &str {
     match name.strip_prefix('[') {
         Some(inner) => inner.split(']').next().unwrap_or_default(),
@@ -59,7 +59,7 @@ fn trimmed(value: Cow<'_, str>) -> Cow<'_, str> {
     }
 }
 
-/// Undoes the percent escapes of a cookie's value. A plus sign stays.
+/// Percent-decodes the value of a cookie. A plus sign stays.
 pub(super) fn percent_decoded(value: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(value.len());
     let mut rest = value;
@@ -106,7 +106,7 @@ fn hex(digit: u8) -> char {
     char::from_digit(digit.into(), 16).map_or('0', |digit| digit.to_ascii_uppercase())
 }
 
-/// The bytes that are meant. A percent sign without two digits means itself.
+/// Iterates over decoded bytes. A percent sign without two digits is literal.
 struct Decode<'a>(&'a [u8]);
 
 impl Iterator for Decode<'_> {
@@ -226,8 +226,8 @@ mod tests {
     }
 
     proptest! {
-        /// Letters that are no digits, so that no pieces make a byte together: of those that are not UTF-8 the other has
-        /// its own opinion.
+        /// Letters that are not hexadecimal digits, so that no fragments combine to a byte: the other crate treats
+        /// invalid UTF-8 differently.
         #[test]
         fn agrees_with_form_urlencoded(text in "([gh%+=&]|%[46][12]|%c3%a9|é){0,16}", name in "[ghéaA]{0,2}") {
             let theirs = form_urlencoded::parse(text.as_bytes())
@@ -239,7 +239,7 @@ mod tests {
 
         #[test]
         fn different_bytes_are_different_values(one in "(%[8-9a-f][0-9a-f]|[a-z]){0,6}", other in "(%[8-9a-f][0-9a-f]|[a-z]){0,6}") {
-            // White space around a value is trimmed.
+            // Values are trimmed.
             let value = |text: &str| query(&format!("key=x{text}x"), "key", &ReadErrors::default()).map(Cow::into_owned);
             prop_assert_eq!(value(&one) == value(&other), one == other);
         }

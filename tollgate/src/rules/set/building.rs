@@ -1,4 +1,4 @@
-//! Puts rules together: everything that can be done once is done here.
+//! Builds rule sets. All work that can be done once is done here.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::rules::key_map::KeyMap;
 use crate::rules::request::Tokens;
 use crate::rules::rule::{Bound, Mode, Numbers, Rule, Whom, check_in_flight};
 
-/// More rules than people write, and as many limits as one limiter takes.
+/// More rules than people write, and as many limits as a limiter supports.
 const MAX_RULES: usize = 10_000;
-/// Numbers for plans and single keys, over all rules: each takes some hundred bytes.
+/// Overrides for plans and single keys, over all rules. Each takes some hundred bytes.
 const MAX_OVERRIDES: usize = 100_000;
 
-/// Puts a [`RuleSet`] together.
+/// Builds a [`RuleSet`].
 #[derive(Clone, Default)]
 #[must_use]
 pub struct RuleSetBuilder {
@@ -31,36 +31,37 @@ pub struct RuleSetBuilder {
     families: Families,
     body: Body,
     challenge: Option<Challenge>,
-    /// Why the body cannot be sent.
+    /// The error of an invalid body.
     problem: Option<InvalidLimit>,
 }
 
 impl RuleSetBuilder {
-    /// Adds a rule. Names of limits must differ.
+    /// Adds a rule. The names of limits must be unique.
     pub fn rule(mut self, rule: Rule) -> Self {
         self.rules.push(rule);
         self
     }
 
-    /// Whose word is believed about whom a request is from; nobody's unless told otherwise.
+    /// Sets the proxies that are trusted to name their clients. The default is none.
     pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
         self.proxies = proxies;
         self
     }
 
-    /// How the service behind reads paths. Unless told otherwise, a limit applies if any plausible reading matches it.
+    /// Sets how the service reads paths. By default, a limit applies if any plausible reading matches it.
     pub fn path_reading(mut self, reading: PathReading) -> Self {
         self.path_reading = reading;
         self
     }
 
-    /// Which headers answers carry.
+    /// Sets the header families of responses.
     pub fn headers(mut self, families: Families) -> Self {
         self.families = families;
         self
     }
 
-    /// What refusals say: a [`Body`], or a plain text with placeholders, as in [`Template`](crate::http::Template).
+    /// Sets the body of refusals: a [`Body`], or a plain text with placeholders, as in
+    /// [`Template`](crate::http::Template).
     ///
     /// ```
     /// use tollgate::rules::RuleSet;
@@ -76,26 +77,27 @@ impl RuleSetBuilder {
         self
     }
 
-    /// Verifies tokens.
+    /// Sets the function that verifies tokens.
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
     pub(in crate::rules) fn tokens(mut self, tokens: Tokens) -> Self {
         self.tokens = Some(tokens);
         self
     }
 
-    /// Asks clients without a valid token for one, with a 401.
+    /// Sets the challenge for clients without a valid token, which then get a 401.
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
     pub(in crate::rules) fn challenge(mut self, challenge: Challenge) -> Self {
         self.challenge = Some(challenge);
         self
     }
 
-    /// The rules, compiled.
+    /// Compiles the rules.
     ///
     /// # Errors
     ///
-    /// When a rule cannot be: a text that is not a path, a host, the name of a header or a body, an override that is not of its limit's algorithm or has numbers that make no sense,
-    /// a ban likewise, a key of too many parts, two limits of one name, or too many of anything.
+    /// If a rule is invalid: a path, a host, a header name or a body cannot be parsed, an override or a ban has another
+    /// algorithm than its limit or invalid numbers, a key has too many parts, two limits have the same name, or there
+    /// are too many rules.
     pub fn build(mut self) -> Result<RuleSet, InvalidLimit> {
         if self.rules.len() > MAX_RULES {
             let problem = format!("{} rules are more than 10000", self.rules.len());
@@ -111,7 +113,7 @@ impl RuleSetBuilder {
         }
         self.rules.iter_mut().for_each(|rule| rule.normalize_listed_keys(self.path_reading));
         let mut compiling = Compiling::default();
-        // Of a rule that bounds what is in flight, the id is known once all limits of the store have theirs.
+        // The ids of in-flight limits are known only after all limits of the store have theirs.
         let mut ids = Vec::with_capacity(self.rules.len());
         for (number, rule) in (0..).zip(&self.rules) {
             ids.push(match &rule.bound {
@@ -122,7 +124,7 @@ impl RuleSetBuilder {
         let rates = compiling.limits.len();
         let mut compiled = Vec::with_capacity(self.rules.len());
         for (mut rule, limit) in self.rules.into_iter().zip(ids) {
-            // A condition that never holds, so that rules that are enabled need not be asked whether they are.
+            // A condition that never holds, so that the mode of enabled rules need not be checked.
             if rule.mode == Mode::Disabled {
                 rule.matching.conditions.insert(0, ("the limit is enabled".into(), Arc::new(|_| false)));
             }
@@ -202,11 +204,11 @@ fn check_names(rules: &[Rule]) -> Result<(), InvalidLimit> {
     Ok(())
 }
 
-/// The limits of a store, as they come together.
+/// The limits collected so far.
 #[derive(Default)]
 struct Compiling {
     limits: Vec<Limit>,
-    /// How many requests may be in flight, by ids that follow those of the limits.
+    /// Maximum requests in flight. Their ids follow those of the limits.
     in_flight: Vec<u64>,
     owners: Vec<u32>,
     overrides: usize,
@@ -226,7 +228,7 @@ impl Compiling {
         Ok(id)
     }
 
-    /// The id of so many requests in flight. No limit of the store may come after it.
+    /// Adds a limit on requests in flight and returns its id. No limit of the store may be added afterwards.
     fn add_in_flight(&mut self, rule: u32, most: u64) -> LimitId {
         let id = LimitId(self.owners.len() as u32);
         self.owners.push(rule);
@@ -272,7 +274,7 @@ impl Compiling {
 }
 
 impl Compiling {
-    /// The numbers of a rule that bounds what is in flight.
+    /// Compiles a rule that limits requests in flight.
     fn in_flight(&mut self, number: u32, compiled: &mut Compiled) -> Result<(), InvalidLimit> {
         let rule = &compiled.rule;
         let Bound::InFlight { name, most } = &rule.bound else { return Ok(()) };
@@ -301,7 +303,7 @@ impl Compiling {
     }
 }
 
-/// The same limit with other numbers.
+/// Returns the limit with other numbers.
 fn variant(limit: &Limit, algorithm: Algorithm) -> Result<Limit, InvalidLimit> {
     if std::mem::discriminant(&algorithm) != std::mem::discriminant(limit.algorithm()) {
         let problem = "an override has another algorithm than its limit".into();
@@ -311,7 +313,7 @@ fn variant(limit: &Limit, algorithm: Algorithm) -> Result<Limit, InvalidLimit> {
     Ok(like(limit, Limit::new(limit.name(), algorithm)?))
 }
 
-/// What stands beside a limit is kept as it is, and answers as it does while the store fails.
+/// A variant keeps the consistency and the store failure policy of its limit.
 fn like(limit: &Limit, beside: Limit) -> Limit {
     let beside = beside.with_consistency(limit.consistency());
     let beside = match limit.store() {

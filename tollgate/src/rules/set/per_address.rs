@@ -1,4 +1,4 @@
-//! The rules that most services begin with: one limit for each client address, and nothing else.
+//! The most common rule set: one limit per client address, and nothing else.
 
 use super::{Compiled, Exceptions, Index, Known, RuleSet, Shortcut};
 use crate::limit::LimitId;
@@ -7,8 +7,8 @@ use crate::rules::ip_group::IpGroup;
 use crate::rules::key_part::Source;
 use crate::rules::rule::{CostSource, Mode};
 
-/// The only rule of a set, if it counts every request by the address of its connection, at a constant cost, and has
-/// nothing to do afterwards.
+/// The only rule of a set, if it counts every request by the peer address, at a constant cost, and is not settled by
+/// responses.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "layers ask by it"))]
 pub(crate) struct PerAddress {
@@ -24,7 +24,7 @@ impl PerAddress {
         shortcuts: &[Shortcut],
         proxies: &TrustedProxies,
     ) -> Option<Self> {
-        // What a shortcut knows it knows of the requests that the index finds, which have to be all there are.
+        // A shortcut holds for the requests that the index finds, which must be all requests.
         let ([compiled], [shortcut], Some(_)) = (rules, shortcuts, index.all_always()) else { return None };
         let rule = &compiled.rule;
         let is_for_all = shortcut.known == Known::Everything && shortcut.exceptions == Exceptions::None;
@@ -43,7 +43,7 @@ impl PerAddress {
 }
 
 impl RuleSet {
-    /// What to count by if the address of a request is all that these rules want to know of it.
+    /// Returns the rule, if the address of a request is all that the rules need.
     #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "layers ask by it"))]
     #[inline]
     pub(crate) fn per_address(&self) -> Option<PerAddress> {

@@ -1,7 +1,7 @@
-//! Cheap rules first: a request that a rule without a token refuses never has its signature verified.
+//! Checks cheap rules first, so that a request which they refuse never has its signature verified.
 //!
-//! To verify a signature takes far longer than all the rest of a decision. A set with rules of both kinds is therefore
-//! asked in two phases: first the rules that read no token, and the block lists that need none; then, unless one of them
+//! Verifying a signature takes far longer than the rest of a decision. A set with both kinds of rules is therefore
+//! checked in two phases: first the rules that read no token, and block lists that need none; then, unless one of them
 //! refuses, the rules that read claims.
 
 use super::{Compiled, Finding, Mode, Refused, RuleSet, Shortcut};
@@ -9,30 +9,30 @@ use crate::key::Key;
 use crate::rules::Request;
 use crate::rules::rule::TokenUse;
 
-/// The rules that are asked together.
+/// A phase of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Those that read no token.
+    /// Rules that read no token.
     WithoutToken,
-    /// Those that read claims.
+    /// Rules that read claims.
     WithToken,
 }
 
-/// What a rule contributes to the first phase.
+/// The part of a rule that is checked in the first phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Early {
-    /// All of it: the rule reads no token.
+    /// The whole rule, which reads no token.
     Everything,
-    /// Its block list alone: addresses and conditions that read no token.
+    /// Only its block list: addresses and conditions that read no token.
     BlockList,
     Nothing,
 }
 
-/// When each rule of a set is asked.
+/// The phase of each rule.
 pub(super) struct Phases {
-    /// By the number of the rule; empty if no rule reads claims.
+    /// By rule number; empty if no rule reads claims.
     early: Box<[Early]>,
-    /// Whether any rule can refuse a request without its token.
+    /// `true` if a rule can refuse a request without its token.
     have_early: bool,
 }
 
@@ -57,19 +57,19 @@ impl Early {
 }
 
 impl RuleSet {
-    /// Whether any rule reads the claims of a token.
+    /// Returns `true` if any rule reads the claims of a token.
     #[must_use]
     #[inline]
     pub fn read_tokens(&self) -> bool {
         !self.0.phases.early.is_empty()
     }
 
-    /// Whether any rule can refuse a request without its token.
+    /// Returns `true` if any rule can refuse a request without its token.
     pub(crate) fn refuse_early(&self) -> bool {
         self.0.phases.have_early
     }
 
-    /// Whether a rule can refuse this request before its token is verified.
+    /// Returns `true` if a rule can refuse this request before its token is verified.
     pub(crate) fn is_early(&self, rule: u32, request: &Request<'_>) -> bool {
         match self.0.phases.early.get(rule as usize) {
             Some(Early::Everything) => true,
@@ -78,7 +78,7 @@ impl RuleSet {
         }
     }
 
-    /// As [`find`](Self::find), for the rules of one phase.
+    /// Finds the rules of one phase, like [`find`](Self::find).
     pub(crate) fn find_in(
         &self,
         phase: Phase,
@@ -106,7 +106,7 @@ impl RuleSet {
         Ok(())
     }
 
-    /// Whether the block list of a rule names the request by anything but its key.
+    /// Returns `true` if a rule's block list contains the request other than by its key.
     fn blocks(&self, number: u32, request: &Request<'_>, Shortcut { known, .. }: Shortcut) -> bool {
         let rule = &self.0.rules[number as usize].rule;
         rule.matching.first_miss(request, known).is_none()
@@ -130,7 +130,7 @@ mod tests {
     use crate::rules::{Facts, KeyPart, Listing, Match, Missing, Networks, Rule};
     use crate::{FixedWindow, Limit, MINUTE};
 
-    /// What a rule of the property is made of. Numbers are taken modulo the choices that there are.
+    /// The parts of a random rule. Numbers are taken modulo the number of choices.
     #[derive(Clone, Debug)]
     struct Choice {
         key: u8,
@@ -224,7 +224,7 @@ mod tests {
                     in_two.sort_unstable_by_key(|hit| hit.0);
                     prop_assert_eq!(at_once, in_two);
                 }
-                // Several rules may refuse it. Whichever speaks says what it says when it is asked alone.
+                // Several rules may refuse it. The one that is reported must refuse it by itself too.
                 (Err(_), Err((Some(number), refused))) => {
                     let request = rules.request(&facts);
                     let met = rules.meet(number, &request, &mut Pieces::new());

@@ -1,7 +1,7 @@
-//! What most rules need to count a request, in one cache line each.
+//! The fields that most rules need to count a request, in one cache line each.
 //!
-//! A rule is large, and of a thousand rules those that a request matches are in no cache. So what a rule without
-//! exceptions needs is kept apart from all the rest of it, and rules with the same key share its parts.
+//! A rule is large, and of a thousand rules, those that match a request are rarely in a cache. So the fields that a
+//! rule without exceptions needs are kept apart, and rules with the same key share its parts.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use super::{Compiled, Finding, LimitId};
 use crate::rules::rule::{Cost, Mode};
 use crate::rules::{KeyPart, Request};
 
-/// Different keys that are compared with that of a rule. A set with more of them shares less.
+/// Number of distinct keys that are compared with that of a rule. Sets with more of them share less.
 const MAX_COMPARED_KEYS: usize = 16;
 
-/// How a rule counts a request that it matches and that is no exception to it.
+/// How a rule counts a matching request that is no exception.
 #[repr(align(64))]
 pub(super) struct PlainRule {
     pub(super) key: Arc<[KeyPart]>,
-    /// `None` if it is not the same for all requests.
+    /// `None` if the cost is not constant.
     cost: Option<u64>,
     limit: LimitId,
     ban: Option<LimitId>,
@@ -25,7 +25,7 @@ pub(super) struct PlainRule {
 }
 
 impl PlainRule {
-    /// Those of all rules, in their order.
+    /// Returns the plain parts of all rules, in their order.
     pub(super) fn of_all(rules: &[Compiled]) -> Box<[Self]> {
         let mut keys: Vec<Arc<[KeyPart]>> = Vec::new();
         let mut shared = |key: &[KeyPart]| {
@@ -52,7 +52,7 @@ impl PlainRule {
         plain.collect()
     }
 
-    /// What it makes of a request; `None` if the whole rule has to be looked at for that.
+    /// Returns how the rule counts a request, or `None` if that needs the whole rule.
     #[inline(always)]
     pub(super) fn finding(&self, number: u32, request: &Request<'_>) -> Option<Finding> {
         let Self { cost, limit, ban, mode, is_in_flight, .. } = *self;

@@ -1,4 +1,4 @@
-//! Reads that a request may not be able to answer, and the most that a cost can be.
+//! Unguarded reads, and the maximum of costs.
 
 use super::Expression;
 
@@ -20,9 +20,9 @@ fn reads_without_a_guard_are_found() {
         ("jwt.realm.access == 1", &[(1, "jwt.realm", r#""realm" in jwt"#)]),
         ("has(jwt.realm) && jwt.realm.access == 1", &[(19, "jwt.realm.access", r#""access" in jwt.realm"#)]),
         ("has(jwt.realm.access)", &[(5, "jwt.realm", r#""realm" in jwt"#)]),
-        // Each entry once.
+        // Each entry is reported once.
         ("jwt.a == 1 || jwt.a == 2", &[(1, "jwt.a", r#""a" in jwt"#)]),
-        // The guard is of another entry, on the wrong side, or does not hold where the read is.
+        // The guard is for another entry, on the wrong side, or does not hold where the read is.
         (r#""a" in request.query && request.query.b == "1""#, &[(25, "request.query.b", r#""b" in request.query"#)]),
         (r#""a" in request.query || request.query.a == "1""#, &[(25, "request.query.a", r#""a" in request.query"#)]),
         (r#"!("a" in request.query) && request.query.a == "1""#, &[(28, "request.query.a", r#""a" in request.query"#)]),
@@ -72,7 +72,7 @@ fn the_most_that_a_cost_can_be_is_told_from_its_text() {
         (r#"{"gold": 5, "free": 1}[descriptors.tier]"#, Some(5)),
         (r#"[1, 7, 3][size(request.path)]"#, Some(7)),
         ("18446744073709551615u", Some(u64::MAX)),
-        // They depend on the request, whatever numbers are in them.
+        // These depend on the request, whatever numbers they contain.
         ("int(request.query.n)", None),
         ("int(request.query.n) * 2", None),
         ("max(1, int(request.query.n))", None),

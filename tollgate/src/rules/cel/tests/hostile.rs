@@ -1,4 +1,4 @@
-//! Files and requests that mean harm.
+//! Malicious files and requests.
 
 use std::fmt::Write as _;
 use std::thread;
@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue};
 use super::{Expression, Request};
 use crate::rules::cel::tree::{self, MAX_DEPTH, MAX_TEXT_BYTES, PARSER_STACK_BYTES};
 
-/// What repeats to a deep tree, or to one that the parser makes up.
+/// Texts that, repeated, produce a deep tree, or one that the parser invents.
 const DEEP: [&str; 17] = [
     "(",
     "[",
@@ -49,7 +49,7 @@ fn the_deepest_texts_are_refused_with_stack_to_spare() {
                 .stack_size(PARSER_STACK_BYTES / 4)
                 .spawn(move || tree::read(&text).map(|_| ()).map_err(|error| error.to_string()));
             let outcome = read.unwrap().join().unwrap();
-            // `||` in a row is a balanced tree, and `!` in a row is none at all.
+            // `||` in a row is a balanced tree, and `!` in a row is removed.
             assert!(outcome.is_err() || ["true||", "!", "-"].contains(&repeated), "{repeated}");
         }
     }
@@ -65,7 +65,7 @@ fn brackets_too_deep_are_called_so() {
 
 #[test]
 fn the_deepest_tree_is_evaluated_on_a_small_stack() {
-    // Beside the sum: `>`, and the number at the bottom.
+    // Besides the sum: `>`, and the number at the bottom.
     let sum = format!("0 < 1{}", "+1".repeat(MAX_DEPTH - 2));
     let condition = Expression::condition(&sum).unwrap();
     assert!(Expression::condition(&format!("{sum}+1")).is_err());
@@ -73,7 +73,7 @@ fn the_deepest_tree_is_evaluated_on_a_small_stack() {
     let lists = Expression::condition(&nested).unwrap();
     let evaluate =
         move || Request::typical().seen(|seen| [condition, lists].map(|one| one.holds(seen).unwrap()) == [true, true]);
-    // Three quarters of what a thread has if nobody asks for more.
+    // Three quarters of the default stack of a thread.
     let judged = thread::Builder::new().stack_size(1536 << 10).spawn(evaluate);
     assert!(judged.unwrap().join().unwrap());
 }

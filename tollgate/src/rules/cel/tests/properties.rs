@@ -1,4 +1,4 @@
-//! What holds for every text and every request.
+//! Properties of every text and every request.
 
 use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Expression, Request};
 use crate::rules::cel::types::Type;
 
-/// Pieces that make an expression more often than letters do.
+/// Fragments that form an expression more often than single letters do.
 const PIECES: [&str; 46] = [
     "request",
     ".path",
@@ -79,7 +79,7 @@ fn request() -> impl Strategy<Value = Request> {
     })
 }
 
-/// An expression of each type, from what has that type by the rules of CEL.
+/// Generates expressions of each type, by the typing rules of CEL.
 fn of_type(depth: u32) -> (BoxedStrategy<String>, BoxedStrategy<String>, BoxedStrategy<String>) {
     let text = prop_oneof![
         Just("request.path"),
@@ -133,7 +133,7 @@ fn of_type(depth: u32) -> (BoxedStrategy<String>, BoxedStrategy<String>, BoxedSt
     (deeper_truth.boxed(), deeper_number.boxed(), deeper_text.boxed())
 }
 
-/// The type that the check gives, and the name of the type of the value, if there is one.
+/// Returns the checked type, and the type of the value if there is one.
 fn check_and_run(text: &str, request: &Request) -> Option<(Type, Option<String>)> {
     let (expression, gives) = Expression::read(text).ok()?;
     let found = request.seen(|seen| expression.evaluate(seen, |value| Ok(value.get_type().name().to_owned())));

@@ -1,7 +1,7 @@
 use super::Expression;
 use crate::rules::cel::error::Place;
 
-/// `line:column: message`, as a file would say it.
+/// Formats an error as `line:column: message`, as for a file.
 fn told(result: Result<Expression, super::super::ExpressionError>) -> String {
     match result {
         Ok(_) => "accepted".to_owned(),
