@@ -1,7 +1,7 @@
-//! Any number of servers, one quota for each client: the layer on Redis.
+//! The layer on Redis: any number of servers share one quota per client.
 //!
-//! Needs a Redis: `redis-server --port 6379` elsewhere, then
-//! `cargo run --bin axum_redis -- redis://127.0.0.1:6379 127.0.0.1:3000`, as often as you like on other ports.
+//! Start Redis with `redis-server --port 6379`, then run `cargo run --bin axum_redis -- redis://127.0.0.1:6379
+//! 127.0.0.1:3000`, several times with different ports if you like.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let per_client = Limit::new("per-client", FixedWindow::new(5, HOUR).from_first_request())?;
     let rules = RuleSet::builder().rule(Rule::new(per_client).key(KeyPart::ip())).build()?;
-    // While Redis is away, each server counts for itself.
+    // While Redis is unreachable, each server counts for itself.
     let redis = RedisLimiter::builder(&url).on_store_failure(OnStoreFailure::Local);
     let limits = RateLimitLayer::new(Gate::on_redis(rules, redis).await?).for_axum();
     let app = Router::new().route("/", get(async || "hello\n")).layer(limits);

@@ -1,4 +1,4 @@
-//! Plans: an authentication layer says who asks and what they have paid for, and each plan has numbers of its own.
+//! Plans: an authentication layer finds the user and their plan, and each plan has its own quota.
 //!
 //! `cargo run --bin axum_tiers`, then `curl -i -H 'authorization: Bearer ann-gold' http://127.0.0.1:3000/`.
 
@@ -13,14 +13,14 @@ use tollgate::rules::{KeyPart, Rule, RuleSet};
 use tollgate::tower::RateLimitLayer;
 use tollgate::{FixedWindow, Gate, Limit, MINUTE};
 
-/// Who asks.
+/// The account that sent the request.
 #[derive(Clone)]
 struct Account {
     user: String,
     plan: String,
 }
 
-/// Stands for whatever finds out who asks: a session, an API key, a verified token.
+/// A stand-in for your authentication: a session, an API key, a verified token.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
     let account = token.and_then(|token| token.strip_prefix("Bearer ")?.split_once('-'));
@@ -43,7 +43,7 @@ fn rules() -> Result<RuleSet, tollgate::InvalidLimit> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Two lines: a layer with the rules, outside of it the layer that says who asks.
+    // Two layers: the rate limits, and around them the authentication that they depend on.
     let limits = RateLimitLayer::new(Gate::in_memory(rules()?)?).for_axum();
     let app = Router::new().route("/", get(async || "hello\n")).layer(limits).layer(from_fn(authenticate));
 

@@ -1,6 +1,7 @@
-//! Rules change while the server runs: nothing restarts, and what clients have spent stays spent.
+//! Rules are replaced while the server runs, without a restart. Clients keep what they have spent.
 //!
-//! They come from a rule file: `cargo run --bin hot_reload -- tollgate.yaml`, and change the file while you ask.
+//! The rules come from a rule file: run `cargo run --bin hot_reload -- tollgate.yaml`, and edit the file while you send
+//! requests.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ fn load(file: &Path) -> Result<RuleSet, Box<dyn std::error::Error>> {
     Ok(RuleFile::load(file)?.compile()?)
 }
 
-/// Looks every now and then whether the file has changed. A file that makes no sense changes nothing.
+/// Checks periodically whether the file has changed. An invalid file changes nothing.
 async fn watch(file: PathBuf, gate: Gate) {
     let written = || std::fs::metadata(&file).and_then(|metadata| metadata.modified()).ok();
     let mut known = written();
@@ -41,7 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = PathBuf::from(arguments.next().unwrap_or_else(|| "tollgate.yaml".to_owned()));
     let address = arguments.next().unwrap_or_else(|| "127.0.0.1:3000".to_owned());
 
-    // A clone is the same gate: what replaces its rules need not be near the server.
+    // Clones share the gate, so rules can be replaced from anywhere.
     let gate = Gate::open(&RuleFile::load(&file)?).await?;
     tokio::spawn(watch(file, gate.clone()));
     let app = Router::new().route("/", get(async || "hello\n")).layer(RateLimitLayer::new(gate).for_axum());

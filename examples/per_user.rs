@@ -1,4 +1,4 @@
-//! One limiter shared by threads: each user has a quota of their own, and together the threads admit exactly that.
+//! One limiter shared by threads: each user has a quota, and all threads together admit exactly that.
 
 use std::thread;
 
@@ -12,7 +12,7 @@ fn main() -> Result<(), InvalidLimit> {
     let limiter = Limiter::new(Limit::new("per-user", SlidingWindowLog::new(20, MINUTE))?);
 
     let workers = (0..THREADS).map(|_| {
-        // A clone is the same limiter: it costs a pointer and shares every count.
+        // Clones share the limiter and all its counts.
         let limiter = limiter.clone();
         thread::spawn(move || {
             USERS.map(|user| (0..CALLS_PER_THREAD).filter(|_| limiter.check(user).is_allowed()).count())

@@ -1,4 +1,4 @@
-//! The smallest use: one limit, asked before the work is done.
+//! The smallest use: one limit, checked before the work is done.
 
 use tollgate::{InvalidLimit, Limit, Limiter, Rate, TokenBucket};
 

@@ -1,4 +1,4 @@
-//! Shaping instead of refusing: each job waits for its turn, but not longer than it is worth.
+//! Shaping instead of refusing: each job waits until it may run, up to a maximum wait.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ async fn main() -> Result<(), InvalidLimit> {
             Err(_) => println!("job {job} gave up"),
         }
     }
-    // The next turn is 100 ms away, so this one is told at once that waiting is no use.
+    // The next slot is 100 ms away, so this call fails at once instead of waiting in vain.
     match limiter.until_ready("smtp", Duration::from_millis(1)).await {
         Ok(_) => println!("the impatient job left"),
         Err(_) => println!("the impatient job gave up"),

@@ -1,6 +1,6 @@
-//! Several servers, one quota: two limiters on the same Redis let through as much together as one would.
+//! Several servers, one quota: two limiters on the same Redis together admit as much as one.
 //!
-//! Needs a Redis: `redis-server --port 6379` elsewhere, then `cargo run --bin shared -- redis://127.0.0.1:6379`.
+//! Start Redis with `redis-server --port 6379`, then run `cargo run --bin shared -- redis://127.0.0.1:6379`.
 
 use tollgate::redis::RedisLimiter;
 use tollgate::{FixedWindow, HOUR, Limit, OnStoreFailure};
@@ -10,7 +10,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "redis://127.0.0.1:6379".to_owned());
     let mut servers = Vec::new();
     for _ in 0..2 {
-        // While Redis is away, each server counts for itself.
+        // While Redis is unreachable, each server counts for itself.
         let server = RedisLimiter::builder(&url)
             .limit(Limit::new("signup", FixedWindow::new(5, HOUR).from_first_request())?)
             .on_store_failure(OnStoreFailure::Local)

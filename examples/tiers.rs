@@ -1,4 +1,4 @@
-//! Several limits on one request, all or nothing: what one of them denies takes nothing from the others.
+//! Several limits on one request, all or nothing: a request that one limit denies takes nothing from the others.
 
 use tollgate::{Decision, FixedWindow, Hit, InvalidLimit, Key, Limit, Limiter, MINUTE, SlidingWindowLog};
 
@@ -13,7 +13,7 @@ fn main() -> Result<(), InvalidLimit> {
 
     let decided_by = |decision: &Decision| decision.limit().map_or("no limit", |id| limiter.limit(id).name());
 
-    // Each limit counts under its own key: everybody, one user, one user at one endpoint.
+    // Each limit has its own key: everybody, one user, one user at one endpoint.
     for call in 1..=11 {
         let decision = limiter.decide_now(&[
             Hit::new(global, "everybody"),
@@ -24,7 +24,7 @@ fn main() -> Result<(), InvalidLimit> {
         println!("call {call} {verdict}; {} has {} left", decided_by(&decision), decision.remaining());
     }
 
-    // A cost of zero looks without taking.
+    // A cost of zero reads the state without taking anything.
     for hit in [Hit::new(global, "everybody"), Hit::new(user, "ann")] {
         let decision = limiter.decide_now(&[hit.cost(0)]);
         println!("{} has {} left", decided_by(&decision), decision.remaining());

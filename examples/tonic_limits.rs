@@ -1,4 +1,4 @@
-//! A gRPC server behind the layer. A client that asks too often gets `RESOURCE_EXHAUSTED`, and is told when to retry.
+//! A gRPC server behind the layer. A client that exceeds its limit gets `RESOURCE_EXHAUSTED` and the time to wait.
 
 use tokio::net::TcpListener;
 use tollgate::rules::{KeyPart, Match, Rule, RuleSet};
@@ -20,7 +20,7 @@ fn rules() -> Result<RuleSet, Box<dyn std::error::Error>> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limits = RateLimitLayer::new(Gate::in_memory(rules()?)?).peer_address(|extensions| {
-        // Where tonic leaves the address of the connection.
+        // tonic stores the peer address in this extension.
         extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr).map(|address| address.ip())
     });
     let (_reporter, service) = tonic_health::server::health_reporter();

@@ -1,4 +1,4 @@
-//! Every example is run as a reader would run it, and prints what it promises.
+//! Runs every example as a reader would, and checks its output.
 
 mod redis;
 

@@ -1,4 +1,4 @@
-//! Examples that serve are started as a reader would start them, and asked over their socket.
+//! Starts the examples that serve as a reader would, and sends requests to them.
 
 mod redis;
 
@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use redis::Redis;
 
-/// A port that nobody has.
+/// Any free port.
 const ANY_PORT: &str = "127.0.0.1:0";
 
 /// An example that serves until the test ends.
@@ -28,12 +28,12 @@ impl Server {
         Self { process, said, address }
     }
 
-    /// The next line it prints.
+    /// Returns the next line of output.
     fn says(&mut self) -> String {
         self.said.next().expect("a line").expect("UTF-8")
     }
 
-    /// The status of an answer, and what its headers say is left.
+    /// Returns the status of a response, and its `ratelimit` header.
     fn ask(&self, header: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         let request = format!("GET / HTTP/1.1\r\nhost: localhost\r\n{header}connection: close\r\n\r\n");
@@ -42,7 +42,7 @@ impl Server {
         stream.read_to_string(&mut answer).expect("it answers");
         let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
         let left = answer.lines().find_map(|line| line.strip_prefix("ratelimit: ")).unwrap_or_default();
-        // Behind it stands the time until all is back, which a slow machine makes shorter.
+        // The time that follows depends on the speed of the machine.
         let left = left.split_once(";t=").map_or(left, |(left, _)| left);
         (status.unwrap_or_else(|| panic!("{answer}")), left.to_owned())
     }
@@ -65,7 +65,7 @@ fn axum_tiers_gives_each_plan_its_own_numbers() {
         assert_eq!(left("eve-free"), (200, format!("\"per-user\";r={remaining}")));
     }
     assert_eq!(left("eve-free").0, 429);
-    // Who buys more has more at once, and has spent what was spent.
+    // A client that upgrades gets the larger quota at once, and keeps what it has spent.
     assert_eq!(left("eve-silver"), (200, "\"per-user\";r=96".to_owned()));
 }
 

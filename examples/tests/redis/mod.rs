@@ -1,10 +1,10 @@
-//! A Redis for one test.
+//! A Redis server for one test.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A Redis that ends with the test.
+/// A Redis server that ends with the test.
 pub struct Redis {
     server: Child,
     port: u16,

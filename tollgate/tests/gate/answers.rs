@@ -1,10 +1,10 @@
-//! Limits that hear how requests were answered.
+//! Limits that are settled by responses.
 
 use http::{HeaderMap, HeaderName, StatusCode};
 use tollgate::rules::{Cost, Mode, Rule, StatusSet};
 use tollgate::{Ban, Gate, Limit, MINUTE, Settlement, SlidingWindowLog};
 
-use super::{ask, gate, headers, remaining};
+use super::{check, gate, headers, remaining};
 
 const COST: HeaderName = HeaderName::from_static("x-cost");
 
@@ -22,29 +22,29 @@ fn status(code: u16) -> StatusCode {
 }
 
 #[tokio::test]
-async fn only_the_answers_that_count_spend_a_limit() {
+async fn responses_that_do_not_count_are_refunded() {
     let refused = StatusSet::none().status(StatusCode::UNAUTHORIZED).class(StatusCode::INTERNAL_SERVER_ERROR);
     let (gate, _) = gate([log("logins", 3).count(refused), log("requests", 100)]);
     for code in [200, 302, 403, 404] {
-        let outcome = ask(&gate, "POST", "/login", &[]);
+        let outcome = check(&gate, "POST", "/login", &[]);
         assert!(outcome.awaits_response());
         assert_eq!(outcome.settle_response(status(code), &HeaderMap::new()).await, Settlement::Settled);
         assert_eq!(left(&gate, "logins"), 3, "{code}");
     }
     for (code, after) in [(401, 2), (503, 1), (599, 0)] {
-        _ = ask(&gate, "POST", "/login", &[]).settle_response(status(code), &HeaderMap::new()).await;
+        _ = check(&gate, "POST", "/login", &[]).settle_response(status(code), &HeaderMap::new()).await;
         assert_eq!(left(&gate, "logins"), after, "{code}");
     }
-    let denied = ask(&gate, "POST", "/login", &[]);
+    let denied = check(&gate, "POST", "/login", &[]);
     assert!(!denied.is_allowed() && !denied.awaits_response());
     _ = denied.settle_response(StatusCode::OK, &HeaderMap::new()).await;
     assert_eq!((left(&gate, "logins"), left(&gate, "requests")), (0, 93));
 }
 
 #[tokio::test]
-async fn tries_at_the_same_time_cannot_pass_a_limit_before_any_is_answered() {
+async fn concurrent_requests_cannot_exceed_a_limit_before_any_response() {
     let (gate, _) = gate([log("logins", 3).count(StatusSet::failures())]);
-    let open: Vec<_> = (0..5).map(|_| ask(&gate, "POST", "/", &[])).collect();
+    let open: Vec<_> = (0..5).map(|_| check(&gate, "POST", "/", &[])).collect();
     assert_eq!(open.iter().filter(|outcome| outcome.is_allowed()).count(), 3);
     for outcome in &open {
         _ = outcome.settle_response(StatusCode::OK, &HeaderMap::new()).await;
@@ -53,7 +53,7 @@ async fn tries_at_the_same_time_cannot_pass_a_limit_before_any_is_answered() {
 }
 
 #[tokio::test]
-async fn an_answer_tells_what_the_request_really_cost() {
+async fn a_response_header_settles_the_actual_cost() {
     // (status, header, left of 1000 after an estimate of 400)
     let table = [
         (200, Some("100"), 900),
@@ -68,7 +68,7 @@ async fn an_answer_tells_what_the_request_really_cost() {
         let (gate, _) = gate([log("tokens", 1000).cost(Cost::constant(400)).settle_by(COST), log("requests", 10)]);
         let pairs: Vec<_> = cost.map(|cost| ("x-cost", cost)).into_iter().collect();
         assert_eq!(
-            ask(&gate, "POST", "/", &[]).settle_response(status(code), &headers(&pairs)).await,
+            check(&gate, "POST", "/", &[]).settle_response(status(code), &headers(&pairs)).await,
             Settlement::Settled
         );
         assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (after, 9), "{code} {cost:?}");
@@ -76,26 +76,26 @@ async fn an_answer_tells_what_the_request_really_cost() {
 }
 
 #[tokio::test]
-async fn more_than_there_is_leaves_nothing_and_is_told() {
+async fn a_cost_above_the_remaining_quota_is_reported() {
     let (gate, _) = gate([log("tokens", 1000).settle_by(COST)]);
-    let settled = ask(&gate, "POST", "/", &[]).settle_response(StatusCode::OK, &headers(&[("x-cost", "1500")])).await;
+    let settled = check(&gate, "POST", "/", &[]).settle_response(StatusCode::OK, &headers(&[("x-cost", "1500")])).await;
     assert_eq!((settled, left(&gate, "tokens")), (Settlement::Short { missing: 500 }, 0));
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_count_costs_nothing_whatever_it_tells() {
+async fn a_status_that_does_not_count_takes_precedence_over_the_cost_header() {
     let (gate, _) = gate([log("tokens", 1000).settle_by(COST).count(StatusSet::successes())]);
-    _ = ask(&gate, "POST", "/", &[]).settle_response(StatusCode::BAD_GATEWAY, &headers(&[("x-cost", "70")])).await;
+    _ = check(&gate, "POST", "/", &[]).settle_response(StatusCode::BAD_GATEWAY, &headers(&[("x-cost", "70")])).await;
     assert_eq!(left(&gate, "tokens"), 1000);
-    _ = ask(&gate, "POST", "/", &[]).settle_response(StatusCode::OK, &headers(&[("x-cost", "70")])).await;
+    _ = check(&gate, "POST", "/", &[]).settle_response(StatusCode::OK, &headers(&[("x-cost", "70")])).await;
     assert_eq!(left(&gate, "tokens"), 930);
 }
 
 #[tokio::test]
-async fn a_rule_that_only_watches_hears_answers_too() {
+async fn shadow_rules_are_settled_by_responses_too() {
     let (gate, _) = gate([log("trial", 3).count(StatusSet::failures()).mode(Mode::Shadow), log("requests", 10)]);
     let watched = |gate: &Gate| {
-        let outcome = ask(gate, "GET", "/", &[]);
+        let outcome = check(gate, "GET", "/", &[]);
         assert!(outcome.awaits_response());
         let left = outcome.shadow_decisions().map(|(_, decision)| decision.remaining()).collect::<Vec<_>>();
         (outcome, left)
@@ -110,8 +110,8 @@ async fn a_rule_that_only_watches_hears_answers_too() {
 }
 
 #[test]
-fn rules_that_count_every_answer_do_not_ask_for_any() {
+fn rules_that_count_every_response_await_none() {
     let ban = Ban { after: 5, within: MINUTE, for_: MINUTE };
     let (gate, _) = gate([log("a", 10).ban(ban), log("b", 10).count(StatusSet::all())]);
-    assert!(!ask(&gate, "GET", "/", &[]).awaits_response());
+    assert!(!check(&gate, "GET", "/", &[]).awaits_response());
 }

@@ -1,11 +1,11 @@
-//! Rules that change while requests are decided.
+//! Rules that are replaced while requests are decided.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tollgate::rules::{Facts, KeyPart, Rule};
 use tollgate::{FixedWindow, Gate, HOUR, Limit, MINUTE, Rate, TokenBucket};
 
-use super::{ask, gate, headers, remaining, rule_set};
+use super::{check, gate, headers, remaining, rule_set};
 
 fn per_user(limit: u64) -> Rule {
     let key = KeyPart::header("x-user-id");
@@ -17,58 +17,58 @@ const ANN: [(&str, &str); 1] = [("x-user-id", "ann")];
 #[test]
 fn counts_survive_and_new_numbers_apply_at_once() {
     let (gate, _) = gate([per_user(10)]);
-    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 9);
+    assert_eq!(remaining(&check(&gate, "GET", "/", &ANN)), 9);
     gate.replace(rule_set([per_user(100)])).unwrap();
-    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 98);
+    assert_eq!(remaining(&check(&gate, "GET", "/", &ANN)), 98);
     gate.replace(rule_set([per_user(2)])).unwrap();
-    assert!(!ask(&gate, "GET", "/", &ANN).is_allowed());
+    assert!(!check(&gate, "GET", "/", &ANN).is_allowed());
     gate.replace(rule_set([])).unwrap();
-    assert!(ask(&gate, "GET", "/", &ANN).limit().is_none());
+    assert!(check(&gate, "GET", "/", &ANN).limit().is_none());
 }
 
 #[test]
 fn memory_of_a_burst_is_freed_and_counts_stay() {
     let (gate, clock) = gate([per_user(10)]);
     for user in 0..20_000 {
-        assert!(ask(&gate, "GET", "/", &[("x-user-id", &user.to_string())]).is_allowed());
+        assert!(check(&gate, "GET", "/", &[("x-user-id", &user.to_string())]).is_allowed());
     }
     let used = || gate.memory().unwrap().memory_used();
     let before = used();
     assert!(!gate.compact(), "the keys are not at rest");
     clock.advance(MINUTE);
-    let outcome = ask(&gate, "GET", "/", &ANN);
+    let outcome = check(&gate, "GET", "/", &ANN);
     assert!(gate.compact());
     assert!(!gate.compact() && used() > before, "a request is under way that may be settled");
     drop(outcome);
     assert!(!gate.compact());
     assert!(used() < before / 16, "{} bytes of {before}", used());
-    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 8);
+    assert_eq!(remaining(&check(&gate, "GET", "/", &ANN)), 8);
 }
 
 #[test]
-fn other_rules_beside_a_limit_do_not_touch_its_counts() {
+fn other_rules_do_not_change_the_counts_of_a_limit() {
     let (gate, _) = gate([per_user(10)]);
-    let _ = ask(&gate, "GET", "/", &ANN);
+    let _ = check(&gate, "GET", "/", &ANN);
     let bucket = Limit::new("bucket", TokenBucket::new(100, Rate::per_second(1))).unwrap();
     let before = Rule::new(bucket).matching(tollgate::rules::Match::everything().method("POST"));
     gate.replace(rule_set([before, per_user(10).plan_limit("gold", FixedWindow::new(50, MINUTE))])).unwrap();
-    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 8);
+    assert_eq!(remaining(&check(&gate, "GET", "/", &ANN)), 8);
 }
 
 #[test]
-fn a_limit_of_another_window_keeps_what_was_spent() {
+fn a_limit_with_another_window_keeps_what_was_spent() {
     let (gate, _) = gate([per_user(10)]);
-    let _ = ask(&gate, "GET", "/", &ANN);
+    let _ = check(&gate, "GET", "/", &ANN);
     let key = KeyPart::header("x-user-id");
     let hourly = Rule::new(Limit::new("per-user", FixedWindow::new(10, HOUR)).unwrap()).key(key);
     gate.replace(rule_set([hourly])).unwrap();
-    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 8);
+    assert_eq!(remaining(&check(&gate, "GET", "/", &ANN)), 8);
 }
 
 #[test]
-fn a_ruling_is_settled_by_the_rules_that_made_it() {
+fn an_outcome_is_settled_by_the_rules_that_made_it() {
     let (gate, _) = gate([per_user(10)]);
-    let outcome = ask(&gate, "GET", "/", &ANN);
+    let outcome = check(&gate, "GET", "/", &ANN);
     gate.replace(rule_set([Rule::new(Limit::new("other", FixedWindow::new(5, MINUTE)).unwrap()), per_user(20)]))
         .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -77,10 +77,10 @@ fn a_ruling_is_settled_by_the_rules_that_made_it() {
     assert_eq!(remaining(&runtime.block_on(after.outcome())), 20);
 }
 
-/// Threads ask while the rules are replaced without end. The quota of the test is never above 1000, so no more than
-/// that passes, and with the same numbers not one is lost.
+/// Threads send requests while the rules are replaced continuously. The quota is never above 1000, so at most 1000
+/// requests are allowed, and with equal numbers exactly 1000.
 #[test]
-fn rules_are_replaced_under_load_without_one_wrong_answer() {
+fn rules_are_replaced_under_load_without_a_wrong_decision() {
     let (gate, _) = gate([per_user(1000)]);
     let (admitted, done) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -106,7 +106,7 @@ fn rules_are_replaced_under_load_without_one_wrong_answer() {
         done.store(true, Ordering::Relaxed);
     });
     gate.replace(rule_set([per_user(1000)])).unwrap();
-    while ask(&gate, "GET", "/", &ANN).is_allowed() {
+    while check(&gate, "GET", "/", &ANN).is_allowed() {
         admitted.fetch_add(1, Ordering::Relaxed);
     }
     assert_eq!(admitted.into_inner(), 1000);
@@ -124,17 +124,17 @@ fn replace_without_end(gate: &Gate, done: &AtomicBool) {
 }
 
 #[test]
-fn a_gate_as_it_is_keeps_its_rules_and_shares_its_counts() {
+fn a_pinned_gate_keeps_its_rules_and_shares_its_counts() {
     let (gate, _) = gate([per_user(10)]);
     let kept = gate.pinned();
     gate.replace(rule_set([per_user(20)])).unwrap();
-    assert_eq!(remaining(&ask(&kept, "GET", "/", &ANN)), 9);
-    assert_eq!(remaining(&ask(&gate, "GET", "/", &ANN)), 18);
-    assert_eq!(remaining(&ask(&kept, "GET", "/", &ANN)), 7);
+    assert_eq!(remaining(&check(&kept, "GET", "/", &ANN)), 9);
+    assert_eq!(remaining(&check(&gate, "GET", "/", &ANN)), 18);
+    assert_eq!(remaining(&check(&kept, "GET", "/", &ANN)), 7);
 }
 
 #[test]
-fn a_cost_that_is_given_counts_where_the_rule_leaves_it_at_one_and_none_counts_nowhere() {
+fn a_cost_from_the_caller_replaces_the_default_and_zero_takes_nothing() {
     let fixed = |name: &str| Rule::new(Limit::new(name, FixedWindow::new(100, MINUTE)).unwrap());
     let (gate, _) = gate([fixed("plain"), fixed("dear").cost(tollgate::rules::Cost::constant(10))]);
     let left = |cost: u64| {

@@ -1,4 +1,4 @@
-//! Limits of how many requests are served at the same time.
+//! Limits on requests in flight.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use tollgate::http::Refusal;
 use tollgate::rules::{Cost, Facts, KeyPart, Listing, Match, Mode, Rule, RuleSet};
 use tollgate::{Ban, Check, FixedWindow, Gate, InFlightPermit, Limit, MINUTE, Outcome, RuleState};
 
-use super::{ask, gate, headers, remaining, rule_set};
+use super::{check, gate, headers, remaining, rule_set};
 
 fn per_user(most: u64) -> Rule {
     Rule::in_flight("at-once", most).unwrap().key(KeyPart::header("x-user-id"))
@@ -23,32 +23,32 @@ fn left(gate: &Gate, limit: &str) -> u64 {
 }
 
 fn get(gate: &Gate, user: &str) -> Outcome {
-    ask(gate, "GET", "/", &[("x-user-id", user)])
+    check(gate, "GET", "/", &[("x-user-id", user)])
 }
 
-fn place(gate: &Gate, user: &str) -> Option<InFlightPermit> {
+fn permit(gate: &Gate, user: &str) -> Option<InFlightPermit> {
     get(gate, user).take_permit()
 }
 
 #[test]
-fn a_place_is_free_again_when_it_is_dropped_or_was_never_taken() {
+fn a_permit_is_returned_when_it_is_dropped_or_was_never_taken() {
     let (gate, _) = gate([per_user(2)]);
-    let (first, second) = (place(&gate, "ann").unwrap(), place(&gate, "ann").unwrap());
+    let (first, second) = (permit(&gate, "ann").unwrap(), permit(&gate, "ann").unwrap());
     assert!(!get(&gate, "ann").is_allowed() && get(&gate, "bob").is_allowed());
     drop(first);
     let outcome = get(&gate, "ann");
     assert!(outcome.is_allowed() && !get(&gate, "ann").is_allowed());
     drop(outcome);
-    let third = place(&gate, "ann").unwrap();
+    let third = permit(&gate, "ann").unwrap();
     assert!(!get(&gate, "ann").is_allowed());
     std::thread::spawn(move || drop((second, third))).join().unwrap();
     assert!(get(&gate, "ann").is_allowed());
 }
 
 #[test]
-fn a_request_that_finds_no_place_spends_no_rate() {
+fn a_request_without_a_permit_spends_nothing() {
     let (gate, _) = gate([rate(10), per_user(1)]);
-    let _held = place(&gate, "ann");
+    let _held = permit(&gate, "ann");
     for _ in 0..3 {
         assert!(!get(&gate, "ann").is_allowed());
     }
@@ -56,7 +56,7 @@ fn a_request_that_finds_no_place_spends_no_rate() {
 }
 
 #[test]
-fn a_request_that_a_rate_denies_holds_no_place() {
+fn a_request_that_a_rate_limit_denies_holds_no_permit() {
     let everyone = Rule::in_flight("everyone", 2).unwrap();
     let (gate, clock) = gate([per_user(1), everyone, rate(1)]);
     drop(get(&gate, "ann"));
@@ -67,20 +67,20 @@ fn a_request_that_a_rate_denies_holds_no_place() {
 }
 
 #[test]
-fn places_of_several_limits_are_taken_together_or_not_at_all() {
+fn permits_of_several_limits_are_taken_all_or_nothing() {
     let everyone = Rule::in_flight("everyone", 3).unwrap();
     let (gate, _) = gate([everyone, per_user(2)]);
-    let _held = [place(&gate, "ann").unwrap(), place(&gate, "ann").unwrap()];
+    let _held = [permit(&gate, "ann").unwrap(), permit(&gate, "ann").unwrap()];
     assert_eq!(get(&gate, "ann").limit(), Some("at-once"));
-    let last = place(&gate, "bob");
+    let last = permit(&gate, "bob");
     assert!(last.is_some(), "what ann did not get is left");
     assert_eq!(get(&gate, "cid").limit(), Some("everyone"));
 }
 
 #[test]
-fn who_finds_no_place_is_told_like_who_is_limited() {
+fn a_request_without_a_permit_gets_the_response_of_a_denied_one() {
     let (gate, _) = gate([per_user(3)]);
-    let _held: Vec<_> = (0..3).map(|_| place(&gate, "ann").unwrap()).collect();
+    let _held: Vec<_> = (0..3).map(|_| permit(&gate, "ann").unwrap()).collect();
     let refused = get(&gate, "ann");
     assert_eq!((refused.refusal(), refused.limit()), (Some(&Refusal::Limited), Some("at-once")));
     let decision = refused.decision().unwrap();
@@ -99,22 +99,22 @@ fn who_finds_no_place_is_told_like_who_is_limited() {
 }
 
 #[test]
-fn who_is_admitted_is_told_of_its_rate() {
+fn an_allowed_request_reports_its_rate_limit() {
     let (gate, _) = gate([per_user(3), rate(10)]);
-    let mut told = HeaderMap::new();
+    let mut headers = HeaderMap::new();
     let outcome = get(&gate, "ann");
-    outcome.write_headers(&mut told);
-    assert_eq!((outcome.limit(), &told["x-ratelimit-limit"]), (Some("rate"), &"10".parse().unwrap()));
+    outcome.write_headers(&mut headers);
+    assert_eq!((outcome.limit(), &headers["x-ratelimit-limit"]), (Some("rate"), &"10".parse().unwrap()));
 }
 
 #[test]
-fn plans_and_single_keys_have_numbers_of_their_own() {
+fn plans_and_single_keys_have_overrides() {
     let rule = per_user(1).plan(KeyPart::header("x-plan")).plan_in_flight("gold", 3).key_in_flight(&["vip"], 5);
     let (gate, _) = gate([rule]);
     let most = |user: &str, plan: &str| {
         let mut held = Vec::new();
-        while let Some(place) = ask(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]).take_permit() {
-            held.push(place);
+        while let Some(permit) = check(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]).take_permit() {
+            held.push(permit);
         }
         held.len()
     };
@@ -122,20 +122,20 @@ fn plans_and_single_keys_have_numbers_of_their_own() {
 }
 
 #[test]
-fn matches_exemptions_and_blocks_hold_as_for_rates() {
+fn matches_exemptions_and_blocks_work_as_for_rate_limits() {
     let rule = per_user(1)
         .matching(Match::everything().method("POST"))
         .exempt(Listing::nobody().key(&["ops"]))
         .blocked(Listing::nobody().key(&["eve"]));
     let (gate, _) = gate([rule]);
-    let post = |user| ask(&gate, "POST", "/", &[("x-user-id", user)]);
+    let post = |user| check(&gate, "POST", "/", &[("x-user-id", user)]);
     assert!(get(&gate, "ann").take_permit().is_none() && post("ops").take_permit().is_none());
     assert_eq!(post("eve").refusal(), Some(&Refusal::Blocked));
     assert!(post("ann").take_permit().is_some());
 }
 
 #[test]
-fn a_rule_that_only_watches_says_what_it_would_do() {
+fn a_shadow_rule_reports_what_it_would_do() {
     let (gate, _) = gate([per_user(1).mode(Mode::Shadow)]);
     let watched =
         |outcome: &Outcome| outcome.shadow_decisions().map(|(_, decision)| decision.is_allowed()).collect::<Vec<_>>();
@@ -149,11 +149,11 @@ fn a_rule_that_only_watches_says_what_it_would_do() {
 }
 
 #[test]
-fn other_numbers_apply_at_once_and_places_survive_the_change() {
+fn new_numbers_apply_at_once_and_permits_survive_the_change() {
     let (gate, _) = gate([per_user(3)]);
-    let held: Vec<_> = (0..3).map(|_| place(&gate, "ann").unwrap()).collect();
+    let held: Vec<_> = (0..3).map(|_| permit(&gate, "ann").unwrap()).collect();
     gate.replace(rule_set([rate(100), per_user(4)])).unwrap();
-    let fourth = place(&gate, "ann").unwrap();
+    let fourth = permit(&gate, "ann").unwrap();
     assert_eq!(get(&gate, "ann").limit(), Some("at-once"));
     gate.replace(rule_set([per_user(2)])).unwrap();
     drop(held);
@@ -165,9 +165,9 @@ fn other_numbers_apply_at_once_and_places_survive_the_change() {
 }
 
 #[test]
-fn who_does_not_serve_the_request_takes_no_place() {
+fn a_request_served_elsewhere_takes_no_permit() {
     let (gate, _) = gate([per_user(1), rate(10)]);
-    let _held = place(&gate, "ann").unwrap();
+    let _held = permit(&gate, "ann").unwrap();
     let ann = headers(&[("x-user-id", "ann")]);
     let elsewhere = Facts::new("GET", "/").headers(&ann).served_elsewhere();
     let mut outcome = gate.decide_now(&elsewhere).unwrap();
@@ -178,7 +178,7 @@ fn who_does_not_serve_the_request_takes_no_place() {
 }
 
 #[tokio::test]
-async fn an_explanation_says_how_many_are_in_flight() {
+async fn an_explanation_contains_the_requests_in_flight() {
     let (gate, _) = gate([per_user(2)]);
     let ann = headers(&[("x-user-id", "ann")]);
     let mut held = Vec::new();
@@ -187,12 +187,12 @@ async fn an_explanation_says_how_many_are_in_flight() {
         let RuleState::InFlight { key, in_flight, decision } = &explanation.rules[0].state else { panic!("in flight") };
         assert_eq!((&**key, *in_flight, decision.quota()), (&["ann".to_owned()][..], expected, 2));
         assert_eq!((explanation.allowed, decision.is_allowed()), (allowed, allowed));
-        held.extend(place(&gate, "ann"));
+        held.extend(permit(&gate, "ann"));
     }
 }
 
 #[test]
-fn what_only_a_rate_has_is_refused() {
+fn settings_of_rate_limits_are_rejected_for_in_flight_limits() {
     let refused = |rule: Rule| RuleSet::builder().rule(rule).build().unwrap_err().to_string();
     let ban = Ban { after: 5, within: MINUTE, for_: MINUTE };
     assert_eq!(
@@ -215,14 +215,14 @@ fn what_only_a_rate_has_is_refused() {
 }
 
 #[test]
-fn many_threads_never_hold_more_than_there_is() {
+fn threads_never_hold_more_permits_than_the_maximum() {
     let (gate, _) = gate([per_user(5)]);
     let (now, most) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..5_000 {
-                    let held: Vec<_> = (0..2).filter_map(|_| place(&gate, "ann")).collect();
+                    let held: Vec<_> = (0..2).filter_map(|_| permit(&gate, "ann")).collect();
                     let taken = now.fetch_add(held.len() as u64, Ordering::SeqCst) + held.len() as u64;
                     most.fetch_max(taken, Ordering::SeqCst);
                     now.fetch_sub(held.len() as u64, Ordering::SeqCst);
@@ -232,6 +232,6 @@ fn many_threads_never_hold_more_than_there_is() {
         }
     });
     assert!((1..=5).contains(&most.into_inner()));
-    let held: Vec<_> = (0..9).filter_map(|_| place(&gate, "ann")).collect();
+    let held: Vec<_> = (0..9).filter_map(|_| permit(&gate, "ann")).collect();
     assert_eq!(held.len(), 5, "all places are free again");
 }

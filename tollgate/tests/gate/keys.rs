@@ -1,4 +1,4 @@
-//! What a key is made of.
+//! Key parts.
 
 use std::net::IpAddr;
 
@@ -6,13 +6,13 @@ use tollgate::http::Refusal;
 use tollgate::rules::{Facts, KeyPart, Missing, Rule, RuleSet, TrustedProxies};
 use tollgate::{FixedWindow, Gate, Limit, MINUTE};
 
-use super::{ask, gate, headers};
+use super::{check, gate, headers};
 
 fn once() -> Rule {
     Rule::new(Limit::new("once", FixedWindow::new(1, MINUTE)).unwrap())
 }
 
-/// The key that a rule makes of a request, as it is explained.
+/// Returns the key that a rule derives from a request, according to its explanation.
 fn key_of(part: KeyPart, facts: &Facts<'_>) -> Vec<String> {
     let (gate, _) = gate([once().key(part)]);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -24,7 +24,7 @@ fn key_of(part: KeyPart, facts: &Facts<'_>) -> Vec<String> {
 }
 
 #[test]
-fn every_part_is_found_where_it_is() {
+fn every_key_part_is_read() {
     let headers =
         headers(&[("x-user-id", "ann"), ("cookie", "a=1; session=\"s7\"; b=2"), ("host", "API.Example.com:8080")]);
     let descriptors = [("plan", "gold")];
@@ -54,7 +54,7 @@ fn every_part_is_found_where_it_is() {
 }
 
 #[test]
-fn an_ipv6_user_is_a_network() {
+fn an_ipv6_client_is_a_network() {
     let key = |part: KeyPart, address: &str| {
         key_of(part, &Facts::new("GET", "/").peer(address.parse::<IpAddr>().unwrap())).remove(0)
     };
@@ -64,7 +64,7 @@ fn an_ipv6_user_is_a_network() {
 }
 
 #[test]
-fn a_forged_address_is_believed_from_nobody_unless_it_is_trusted() {
+fn a_forwarded_address_is_ignored_except_from_trusted_proxies() {
     let forged = headers(&[("x-forwarded-for", "203.0.113.9")]);
     let asked = |gate: &Gate| {
         let facts = Facts::new("GET", "/").peer("10.0.0.1".parse().unwrap()).headers(&forged);
@@ -80,21 +80,21 @@ fn a_forged_address_is_believed_from_nobody_unless_it_is_trusted() {
 }
 
 #[test]
-fn who_lacks_the_key_is_skipped_or_refused_as_the_rule_says() {
+fn requests_without_the_key_are_skipped_or_refused() {
     let part = || KeyPart::header("x-api-key");
     let (skipping, _) = gate([once().key(part()).missing(Missing::Skip)]);
     for _ in 0..3 {
-        assert!(ask(&skipping, "GET", "/", &[]).is_allowed());
+        assert!(check(&skipping, "GET", "/", &[]).is_allowed());
     }
     let (denying, _) = gate([once().key(part()).missing(Missing::Deny)]);
-    let refused = ask(&denying, "GET", "/", &[]);
+    let refused = check(&denying, "GET", "/", &[]);
     assert_eq!(refused.refusal(), Some(&Refusal::KeyMissing { part: "header:x-api-key".into() }));
     assert_eq!(refused.response(&headers(&[])).unwrap().status(), 403);
-    assert!(ask(&denying, "GET", "/", &[("x-api-key", "k")]).is_allowed());
+    assert!(check(&denying, "GET", "/", &[("x-api-key", "k")]).is_allowed());
 }
 
 #[test]
-fn a_descriptor_that_was_not_given_means_that_the_rule_is_not_for_it() {
+fn a_rule_with_a_missing_descriptor_does_not_apply() {
     let (gate, _) = gate([once().key(KeyPart::descriptor("user"))]);
     for _ in 0..3 {
         assert!(gate.decide_now(&Facts::new("GET", "/")).unwrap().is_allowed());
@@ -106,7 +106,7 @@ fn a_descriptor_that_was_not_given_means_that_the_rule_is_not_for_it() {
 }
 
 #[test]
-fn a_certificate_counts_by_its_fingerprint_or_its_names() {
+fn certificates_are_counted_by_fingerprint_or_name() {
     use tollgate::rules::{Certificate, CertificateField};
 
     let certificate = |fingerprint: &str, cn: Option<&str>| {
@@ -114,7 +114,7 @@ fn a_certificate_counts_by_its_fingerprint_or_its_names() {
         certificate.cn = cn.map(str::to_owned);
         certificate
     };
-    // Of two certificates of one name and one without, how many pass where each key passes once.
+    // Two certificates with one name and one without: the number of requests allowed if each key is allowed once.
     for (field, passes) in [(CertificateField::Fingerprint, 3), (CertificateField::Cn, 2), (CertificateField::San, 1)] {
         let (gate, _) = gate([once().key(KeyPart::certificate(field))]);
         let all = [certificate("aa", Some("billing")), certificate("bb", Some("billing")), certificate("cc", None)];
@@ -122,7 +122,7 @@ fn a_certificate_counts_by_its_fingerprint_or_its_names() {
             all.iter().filter(|one| gate.decide_now(&Facts::new("GET", "/").certificate(one)).unwrap().is_allowed());
         assert_eq!(passed.count(), passes, "{field:?}");
     }
-    // Other middleware may leave it with the request.
+    // Other middleware may insert it into the extensions.
     let (gate, _) = gate([once().key(KeyPart::certificate(CertificateField::Cn)).missing(Missing::Skip)]);
     let mut extensions = http::Extensions::new();
     let asked = |extensions: &http::Extensions| {
@@ -134,16 +134,16 @@ fn a_certificate_counts_by_its_fingerprint_or_its_names() {
 }
 
 #[test]
-fn paths_that_mean_the_same_are_one_key() {
+fn spellings_of_one_path_are_one_key() {
     let (gate, _) = gate([once().key(KeyPart::path())]);
-    assert!(ask(&gate, "GET", "/api/x", &[]).is_allowed());
+    assert!(check(&gate, "GET", "/api/x", &[]).is_allowed());
     for evasion in ["/api//x", "/api/./x", "/api/y/../x", "/api/%78", "/api/x/", "/api/x?a=b", "/%61pi/x"] {
-        assert!(!ask(&gate, "GET", evasion, &[]).is_allowed(), "{evasion}");
+        assert!(!check(&gate, "GET", evasion, &[]).is_allowed(), "{evasion}");
     }
 }
 
 #[test]
-fn bytes_that_are_no_text_are_keys_as_well() {
+fn keys_can_be_bytes_that_are_not_utf8() {
     let (gate, _) = gate([once().key(KeyPart::header("x-user-id"))]);
     let asked = |bytes: &[u8]| {
         let mut headers = http::HeaderMap::new();
@@ -154,16 +154,16 @@ fn bytes_that_are_no_text_are_keys_as_well() {
 }
 
 #[test]
-fn a_host_is_one_key_however_it_is_written() {
+fn spellings_of_one_host_are_one_key() {
     let (gate, _) = gate([once().key(KeyPart::host())]);
-    assert!(ask(&gate, "GET", "/", &[("host", "api.example.com")]).is_allowed());
+    assert!(check(&gate, "GET", "/", &[("host", "api.example.com")]).is_allowed());
     for same in ["API.example.com", "api.example.com.", "api.example.com:80", "api.example.com.:80"] {
-        assert!(!ask(&gate, "GET", "/", &[("host", same)]).is_allowed(), "{same}");
+        assert!(!check(&gate, "GET", "/", &[("host", same)]).is_allowed(), "{same}");
     }
 }
 
 #[test]
-fn texts_that_cannot_be_what_they_are_given_for_are_reported_when_rules_are_built() {
+fn invalid_texts_are_reported_when_rules_are_built() {
     use tollgate::rules::{Cost, Match, Routes};
 
     let api = || Match::everything();

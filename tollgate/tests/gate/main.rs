@@ -1,4 +1,4 @@
-//! Rules on the memory store: which request meets which limit, by which key, at what cost.
+//! Rules on the memory store: which limits apply to a request, with which keys, and at what cost.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::{Facts, Rule, RuleSet};
 use tollgate::{Gate, Limiter, ManualClock, Outcome};
 
-/// A gate with these rules, at a time that only the test moves.
+/// Creates a gate with these rules and a manual clock.
 fn gate(rules: impl IntoIterator<Item = Rule>) -> (Gate, ManualClock) {
     let clock = ManualClock::at(tollgate::Timestamp::from_secs(1_700_000_000));
     let gate = Gate::with_limiter(rule_set(rules), Limiter::builder().clock(clock.clone())).unwrap();
@@ -33,8 +33,8 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     pairs.iter().map(header).collect()
 }
 
-/// What is ruled about a request with these headers.
-fn ask(gate: &Gate, method: &str, path: &str, pairs: &[(&'static str, &str)]) -> Outcome {
+/// Returns the outcome of a request with these headers.
+fn check(gate: &Gate, method: &str, path: &str, pairs: &[(&'static str, &str)]) -> Outcome {
     gate.decide_now(&Facts::new(method, path).headers(&headers(pairs))).expect("the store is in memory")
 }
 

@@ -1,9 +1,9 @@
-//! Numbers of one's own, and costs.
+//! Overrides and costs.
 
 use tollgate::rules::{Cost, KeyPart, Rule};
 use tollgate::{FixedWindow, Limit, MINUTE, Rate, TokenBucket};
 
-use super::{ask, gate, remaining};
+use super::{check, gate, remaining};
 
 fn per_user() -> Rule {
     let key = KeyPart::header("x-user-id");
@@ -19,10 +19,10 @@ fn tiered() -> Rule {
 }
 
 #[test]
-fn plans_and_single_keys_have_numbers_of_their_own() {
+fn plans_and_single_keys_have_overrides() {
     let (gate, _) = gate([tiered()]);
     let left = |user: &str, plan: &str| {
-        let outcome = ask(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]);
+        let outcome = check(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]);
         let decision = outcome.decision().unwrap();
         assert_eq!(outcome.limit(), Some("per-user"));
         (decision.quota(), decision.remaining())
@@ -32,13 +32,13 @@ fn plans_and_single_keys_have_numbers_of_their_own() {
     assert_eq!(left("cid", "unknown"), (10, 9));
     assert_eq!(left("dan", ""), (10, 9));
     assert_eq!(left("vip", "trial"), (5000, 4999));
-    // Who changes plans takes along what is spent.
+    // A client that changes plans keeps what it has spent.
     assert_eq!(left("bob", "gold"), (1000, 998));
     assert_eq!(left("bob", "trial"), (3, 0));
 }
 
 #[test]
-fn an_override_must_be_of_the_same_algorithm_and_make_sense() {
+fn an_override_must_have_the_same_algorithm_and_valid_numbers() {
     let other = per_user().plan_limit("gold", TokenBucket::new(10, Rate::per_second(1)));
     let error = tollgate::rules::RuleSet::builder().rule(other).build().unwrap_err();
     assert_eq!(
@@ -52,18 +52,18 @@ fn an_override_must_be_of_the_same_algorithm_and_make_sense() {
 }
 
 #[test]
-fn a_request_costs_what_its_rule_says() {
+fn the_rule_sets_the_cost_of_a_request() {
     let header = Cost::header("x-cost");
     let (gate, _) = gate([per_user().cost(header)]);
     let spent =
-        |user: &str, cost: &str| 10 - remaining(&ask(&gate, "GET", "/", &[("x-user-id", user), ("x-cost", cost)]));
+        |user: &str, cost: &str| 10 - remaining(&check(&gate, "GET", "/", &[("x-user-id", user), ("x-cost", cost)]));
     assert_eq!(spent("a", "4"), 4);
-    // What a client sends never makes its request free.
+    // A client's header never makes its request free.
     for (user, cost) in [("b", "0"), ("c", "-3"), ("d", "many"), ("e", ""), ("f", "1.5"), ("g", "99999999999999999999")]
     {
         assert_eq!(spent(user, cost), 1, "{cost}");
     }
-    let never = ask(&gate, "GET", "/", &[("x-user-id", "h"), ("x-cost", "11")]);
+    let never = check(&gate, "GET", "/", &[("x-user-id", "h"), ("x-cost", "11")]);
     assert!(!never.is_allowed() && never.decision().unwrap().retry_after().is_none());
 }
 
@@ -71,6 +71,6 @@ fn a_request_costs_what_its_rule_says() {
 fn a_cost_can_be_computed() {
     let by_path = Cost::custom(|request| request.path().starts_with("/export").then_some(5));
     let (gate, _) = gate([per_user().cost(by_path)]);
-    assert_eq!(remaining(&ask(&gate, "GET", "/export/all", &[])), 5);
-    assert_eq!(remaining(&ask(&gate, "GET", "/list", &[])), 4);
+    assert_eq!(remaining(&check(&gate, "GET", "/export/all", &[])), 5);
+    assert_eq!(remaining(&check(&gate, "GET", "/list", &[])), 4);
 }

@@ -1,9 +1,9 @@
-//! What the documents that the product comes from describe.
+//! Scenarios from the specification.
 
 use tollgate::rules::{KeyPart, Match, Rule};
 use tollgate::{FixedWindow, Limit, MINUTE};
 
-use super::{ask, gate, remaining};
+use super::{check, gate, remaining};
 
 fn per_minute(name: &str, limit: u64) -> Rule {
     Rule::new(Limit::new(name, FixedWindow::new(limit, MINUTE)).unwrap())
@@ -23,53 +23,53 @@ fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() {
     ]);
     let ann = [("x-user-id", "ann")];
     for left in (0..10).rev() {
-        let outcome = ask(&gate, "GET", "/api/expensive", &ann);
+        let outcome = check(&gate, "GET", "/api/expensive", &ann);
         assert!(outcome.is_allowed());
         assert_eq!((outcome.limit(), remaining(&outcome)), (Some("endpoint"), left));
     }
-    let denied = ask(&gate, "GET", "/api/expensive", &ann);
+    let denied = check(&gate, "GET", "/api/expensive", &ann);
     assert_eq!((denied.is_allowed(), denied.limit()), (false, Some("endpoint")));
-    let elsewhere = ask(&gate, "GET", "/api/cheap", &ann);
+    let elsewhere = check(&gate, "GET", "/api/cheap", &ann);
     assert_eq!((elsewhere.limit(), remaining(&elsewhere)), (Some("user"), 89));
-    let another = ask(&gate, "GET", "/api/cheap", &[("x-user-id", "bob")]);
+    let another = check(&gate, "GET", "/api/cheap", &[("x-user-id", "bob")]);
     assert_eq!((another.limit(), remaining(&another)), (Some("user"), 99));
 }
 
 #[test]
-fn search_has_a_limit_of_its_own_beside_the_general_one() {
+fn search_has_its_own_limit_and_the_general_one() {
     let search = Match::everything().path("/search/**");
     let (gate, _) =
         gate([per_minute("general", 100).key(user()), per_minute("search", 10).matching(search).key(user())]);
     let ann = [("x-user-id", "ann")];
     for _ in 0..10 {
-        assert!(ask(&gate, "GET", "/search?q=x", &ann).is_allowed());
+        assert!(check(&gate, "GET", "/search?q=x", &ann).is_allowed());
     }
-    assert!(!ask(&gate, "GET", "/search?q=x", &ann).is_allowed());
-    let general = ask(&gate, "GET", "/users", &ann);
+    assert!(!check(&gate, "GET", "/search?q=x", &ann).is_allowed());
+    let general = check(&gate, "GET", "/users", &ann);
     assert_eq!((general.limit(), remaining(&general)), (Some("general"), 89));
 }
 
 #[test]
 fn a_request_without_the_header_is_anonymous() {
     let (gate, _) = gate([per_minute("user", 2).key(user())]);
-    assert!(ask(&gate, "GET", "/", &[]).is_allowed());
-    assert!(ask(&gate, "GET", "/", &[("x-user-id", "")]).is_allowed());
-    assert!(!ask(&gate, "GET", "/", &[]).is_allowed());
-    assert!(!ask(&gate, "GET", "/", &[("x-user-id", "anonymous")]).is_allowed());
-    assert!(ask(&gate, "GET", "/", &[("x-user-id", "ann")]).is_allowed());
+    assert!(check(&gate, "GET", "/", &[]).is_allowed());
+    assert!(check(&gate, "GET", "/", &[("x-user-id", "")]).is_allowed());
+    assert!(!check(&gate, "GET", "/", &[]).is_allowed());
+    assert!(!check(&gate, "GET", "/", &[("x-user-id", "anonymous")]).is_allowed());
+    assert!(check(&gate, "GET", "/", &[("x-user-id", "ann")]).is_allowed());
 }
 
 #[test]
-fn a_request_that_no_rule_is_for_passes_without_a_word() {
+fn a_request_without_a_matching_rule_gets_no_headers() {
     let (gate, _) = gate([per_minute("posts", 1).matching(Match::everything().method("POST"))]);
     for _ in 0..3 {
-        let outcome = ask(&gate, "GET", "/", &[]);
+        let outcome = check(&gate, "GET", "/", &[]);
         assert!(outcome.is_allowed() && outcome.limit().is_none() && outcome.decision().is_none());
     }
 }
 
 #[test]
-fn no_rules_at_all_let_everything_pass() {
+fn an_empty_rule_set_allows_everything() {
     let (gate, _) = gate([]);
-    assert!(ask(&gate, "GET", "/", &[]).is_allowed());
+    assert!(check(&gate, "GET", "/", &[]).is_allowed());
 }

@@ -3,7 +3,7 @@
 use tollgate::rules::{Cost, Facts, Mode, Rule, StatusSet};
 use tollgate::{Gate, Limit, MINUTE, Settlement, SlidingWindowLog};
 
-use super::{ask, gate, remaining};
+use super::{check, gate, remaining};
 
 fn tokens_and_requests() -> Gate {
     let log = |name: &str, limit| Rule::new(Limit::new(name, SlidingWindowLog::new(limit, MINUTE)).unwrap());
@@ -16,26 +16,26 @@ fn left(gate: &Gate, limit: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn what_was_too_much_is_given_back_where_the_cost_was_an_estimate() {
+async fn an_estimate_that_was_too_high_is_refunded() {
     let gate = tokens_and_requests();
-    let outcome = ask(&gate, "POST", "/", &[]);
+    let outcome = check(&gate, "POST", "/", &[]);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (500, 9));
     assert_eq!(outcome.settle(120).await, Settlement::Settled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (880, 9));
 }
 
 #[tokio::test]
-async fn what_was_too_little_is_taken_as_far_as_there_is_any() {
+async fn an_estimate_that_was_too_low_takes_what_is_left() {
     let gate = tokens_and_requests();
-    let outcome = ask(&gate, "POST", "/", &[]);
+    let outcome = check(&gate, "POST", "/", &[]);
     assert_eq!(outcome.settle(1200).await, Settlement::Short { missing: 200 });
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (0, 9));
 }
 
 #[tokio::test]
-async fn a_refund_gives_back_from_every_limit_and_a_denial_gave_nothing() {
+async fn a_refund_applies_to_every_limit_and_not_to_a_denial() {
     let gate = tokens_and_requests();
-    let outcome = ask(&gate, "POST", "/", &[]);
+    let outcome = check(&gate, "POST", "/", &[]);
     assert_eq!(outcome.refund().await, Settlement::Settled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (1000, 10));
     let facts = Facts::new("GET", "/");
@@ -47,18 +47,18 @@ async fn a_refund_gives_back_from_every_limit_and_a_denial_gave_nothing() {
 }
 
 #[tokio::test]
-async fn one_limit_can_be_settled_by_its_name() {
+async fn one_limit_can_be_settled_by_name() {
     let gate = tokens_and_requests();
-    let outcome = ask(&gate, "POST", "/", &[]);
+    let outcome = check(&gate, "POST", "/", &[]);
     assert_eq!(outcome.settle_limit("requests", 3).await, Settlement::Settled);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (500, 7));
 }
 
 #[tokio::test]
-async fn what_was_settled_once_is_not_given_back_again() {
+async fn a_settled_limit_is_not_refunded_again() {
     let gate = tokens_and_requests();
-    let first = ask(&gate, "POST", "/", &[]);
-    let outcome = ask(&gate, "POST", "/", &[]);
+    let first = check(&gate, "POST", "/", &[]);
+    let outcome = check(&gate, "POST", "/", &[]);
     assert!(first.is_allowed());
     assert_eq!(outcome.settle(120).await, Settlement::Settled);
     assert_eq!(outcome.settle(0).await, Settlement::AlreadySettled);
@@ -72,10 +72,10 @@ async fn what_was_settled_once_is_not_given_back_again() {
 }
 
 #[tokio::test]
-async fn many_that_settle_one_request_give_back_once() {
+async fn concurrent_settlements_of_one_request_refund_once() {
     let gate = tokens_and_requests();
-    let other = ask(&gate, "POST", "/", &[]);
-    let outcome = std::sync::Arc::new(ask(&gate, "POST", "/", &[]));
+    let other = check(&gate, "POST", "/", &[]);
+    let outcome = std::sync::Arc::new(check(&gate, "POST", "/", &[]));
     let tasks = [(); 8].map(|()| {
         let outcome = outcome.clone();
         tokio::spawn(async move { outcome.refund().await })
@@ -93,7 +93,7 @@ async fn every_limit_of_a_request_with_many_is_settled_once() {
     let log =
         |number: u32| Rule::new(Limit::new(format!("limit-{number}"), SlidingWindowLog::new(10, MINUTE)).unwrap());
     let gate = gate((0..100).map(log)).0;
-    let outcome = ask(&gate, "GET", "/", &[]);
+    let outcome = check(&gate, "GET", "/", &[]);
     for number in [31, 32, 63, 64, 99] {
         let name = format!("limit-{number}");
         assert_eq!(left(&gate, &name), 9, "{name}");
@@ -106,21 +106,21 @@ async fn every_limit_of_a_request_with_many_is_settled_once() {
 }
 
 #[tokio::test]
-async fn limits_in_shadow_mode_are_settled_once_however_many_they_are() {
+async fn any_number_of_shadow_limits_are_settled_once() {
     let log = |number: u32| {
         let limit = Limit::new(format!("limit-{number}"), SlidingWindowLog::new(10, MINUTE)).unwrap();
         let mode = if number < 20 { Mode::Enforced } else { Mode::Shadow };
         Rule::new(limit).count(StatusSet::failures()).mode(mode)
     };
     let gate = gate((0..80).map(log)).0;
-    let other = ask(&gate, "GET", "/", &[]);
-    let outcome = ask(&gate, "GET", "/", &[]);
+    let other = check(&gate, "GET", "/", &[]);
+    let outcome = check(&gate, "GET", "/", &[]);
     for _ in 0..2 {
         _ = outcome.settle_response(http::StatusCode::OK, &http::HeaderMap::new()).await;
     }
-    let looked = ask(&gate, "GET", "/", &[]);
+    let looked = check(&gate, "GET", "/", &[]);
     assert!(other.is_allowed() && looked.shadow_decisions().count() == 60);
-    // One of `other`, one of `looked`: `outcome` has given back its own, and nothing else.
+    // One of `other`, one of `looked`: `outcome` has refunded its own, and nothing else.
     assert!(looked.shadow_decisions().all(|(_, decision)| decision.remaining() == 8));
     assert_eq!(remaining(&looked), 8);
 }

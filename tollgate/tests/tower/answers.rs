@@ -1,4 +1,4 @@
-//! What clients are told, to the letter.
+//! Responses, byte by byte.
 
 use http::{Method, Version};
 use tollgate::SECOND;
@@ -13,7 +13,7 @@ const IETF: [&str; 2] = ["ratelimit-policy", "ratelimit"];
 const ANN: [(&str, &str); 1] = [("x-user-id", "ann")];
 
 #[tokio::test]
-async fn every_answer_tells_what_is_left_and_a_denial_when_to_retry() {
+async fn every_response_has_the_remaining_quota_and_a_denial_the_wait() {
     let (gate, clock) = gate([per_minute("per-user", 2).key(user())]);
     let server = Server::with(&gate).await;
 
@@ -48,7 +48,7 @@ async fn every_answer_tells_what_is_left_and_a_denial_when_to_retry() {
 }
 
 #[tokio::test]
-async fn the_families_that_are_chosen_are_the_ones_that_are_sent() {
+async fn the_selected_header_families_are_sent() {
     const ALL: [&str; 8] = [
         "x-ratelimit-limit",
         "x-ratelimit-remaining",
@@ -80,7 +80,7 @@ async fn the_families_that_are_chosen_are_the_ones_that_are_sent() {
 }
 
 #[tokio::test]
-async fn the_body_is_the_one_that_the_client_likes_best() {
+async fn the_accept_header_selects_the_body() {
     let template = Body::template("<p>{{limit}}: wait {{retry_after}} s</p>", "text/html").unwrap();
     let (gate, _) = gate_of(RuleSet::builder().rule(per_minute("all", 1)).body(template));
     let server = Server::with(&gate).await;
@@ -100,7 +100,7 @@ async fn the_body_is_the_one_that_the_client_likes_best() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_head_has_the_head_of_a_refusal_and_no_body() {
+async fn a_refused_head_request_gets_no_body() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let server = Server::with(&gate).await;
     assert_eq!(server.get("/", &[]).await.status, 200);
@@ -116,7 +116,7 @@ async fn a_refusal_of_head_has_the_head_of_a_refusal_and_no_body() {
 }
 
 #[tokio::test]
-async fn http2_is_answered_the_same() {
+async fn http2_gets_the_same_responses() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let server = Server::with(&gate).await;
     let client = http2();
@@ -129,7 +129,7 @@ async fn http2_is_answered_the_same() {
 }
 
 #[tokio::test]
-async fn a_request_without_what_a_limit_insists_on_is_forbidden() {
+async fn a_request_without_a_required_key_is_forbidden() {
     let (gate, _) = gate([per_minute("per-user", 1).key(user()).missing(Missing::Deny)]);
     let server = Server::with(&gate).await;
     let refused = server.get("/", &[]).await;

@@ -1,4 +1,4 @@
-//! What the service inside says passes through as it is: streams, trailers, lengths, upgrades.
+//! Responses of the inner service pass through unchanged: streams, trailers, lengths, upgrades.
 
 use std::convert::Infallible;
 
@@ -19,7 +19,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use super::server::{Server, http1, http2, layer};
 use super::{gate, per_minute};
 
-/// Two pieces and a trailer.
+/// Two chunks and a trailer.
 fn streamed() -> impl http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static {
     let trailers = HeaderMap::from_iter([(http::HeaderName::from_static("x-sum"), HeaderValue::from_static("2"))]);
     let frames = [Frame::data(Bytes::from("one ")), Frame::data(Bytes::from("two")), Frame::trailers(trailers)];
@@ -40,14 +40,14 @@ async fn streams_and_trailers_pass_through() {
         assert!(response.headers().contains_key("ratelimit"));
         let is_http2 = response.version() == http::Version::HTTP_2;
         let collected = response.into_body().collect().await.unwrap();
-        // HTTP/1.1 has room for trailers that were announced only.
+        // HTTP/1.1 sends only trailers that were announced.
         let sum = collected.trailers().and_then(|trailers| trailers.get("x-sum")).map(HeaderValue::as_bytes);
         assert_eq!(sum, is_http2.then_some(&b"2"[..]));
         assert_eq!(collected.to_bytes(), "one two");
     }
 }
 
-/// The body of an answer, of the service and of a refusal.
+/// Returns the body of a response of the service, and of a refusal.
 async fn bodies<B>(body: fn() -> B) -> [tollgate::tower::ResponseBody<B>; 2]
 where
     B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
@@ -64,7 +64,7 @@ where
 }
 
 #[tokio::test]
-async fn lengths_are_told_as_they_are() {
+async fn body_lengths_are_preserved() {
     let [whole, refusal] = bodies(|| Full::new(Bytes::from("hello"))).await;
     assert_eq!((whole.size_hint().exact(), whole.is_end_stream()), (Some(5), false));
     let length = refusal.size_hint().exact().unwrap();
@@ -82,7 +82,7 @@ fn streamed_box() -> http_body_util::combinators::UnsyncBoxBody<Bytes, Infallibl
 }
 
 #[tokio::test]
-async fn a_connection_is_handed_over_through_the_layer() {
+async fn a_connection_can_be_upgraded_through_the_layer() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let echo = async |request: Request| {
         tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! Rules change while requests are under way.
+//! Rules are replaced while requests are in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,9 +10,9 @@ use tollgate::{FixedWindow, Limit, MINUTE};
 use super::server::{Answer, Server, http1, http2};
 use super::{gate_of, per_minute, user};
 
-/// Clients that ask without pause.
+/// Clients that send requests without a pause.
 const CLIENTS: usize = 8;
-/// How often the rules change meanwhile.
+/// The number of times that the rules are replaced.
 const CHANGES: usize = 400;
 
 fn rules(limit: u64, with_second: bool) -> RuleSet {
@@ -23,7 +23,7 @@ fn rules(limit: u64, with_second: bool) -> RuleSet {
     rules.build().unwrap()
 }
 
-/// What one of the rule sets says: all of it, and nothing of the other.
+/// Returns `true` if a response comes entirely from one of the rule sets.
 fn is_whole(answer: &Answer) -> bool {
     let limit = answer.header("x-ratelimit-limit");
     let remaining = answer.header("x-ratelimit-remaining").and_then(|left| left.parse::<u64>().ok());
@@ -38,7 +38,7 @@ fn is_whole(answer: &Answer) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_answer_under_load_is_one_of_the_old_rules_or_one_of_the_new() {
+async fn every_response_under_load_comes_from_the_old_rules_or_the_new() {
     let (gate, _) = gate_of(RuleSet::builder().rule(per_minute("per-user", 1_000_000).key(user())));
     let server = Arc::new(Server::with(&gate).await);
     let (done, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -62,7 +62,7 @@ async fn every_answer_under_load_is_one_of_the_old_rules_or_one_of_the_new() {
     for change in 0..CHANGES {
         let (limit, with_second) = if change % 2 == 0 { (5, true) } else { (1_000_000, false) };
         gate.replace(rules(limit, with_second)).unwrap();
-        // Each of them is asked, though not by everybody. A client that has failed asks no more.
+        // Each rule set gets requests, though not from every client. A client that failed sends no more.
         let enough = answered.load(Ordering::Relaxed) + CLIENTS / 2;
         while answered.load(Ordering::Relaxed) < enough && !clients.iter().any(tokio::task::JoinHandle::is_finished) {
             tokio::task::yield_now().await;
@@ -74,13 +74,13 @@ async fn every_answer_under_load_is_one_of_the_old_rules_or_one_of_the_new() {
         let statuses = client.await.unwrap();
         total = [total[0] + statuses[0], total[1] + statuses[1]];
     }
-    // Both rule sets have had their say, or nothing was tried.
+    // Both rule sets must have decided requests, or nothing was tested.
     assert!(total[0] > CLIENTS && total[1] > 0, "{total:?}");
     assert_eq!(server.calls(), total[0]);
 }
 
 #[tokio::test]
-async fn a_new_number_applies_at_once_to_who_has_spent_before() {
+async fn a_new_quota_applies_at_once_to_clients_that_have_spent() {
     let (gate, _) = gate_of(RuleSet::builder().rule(per_minute("per-user", 10).key(user())));
     let server = Server::with(&gate).await;
     let ann = [("x-user-id", "ann")];

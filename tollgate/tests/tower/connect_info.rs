@@ -1,4 +1,4 @@
-//! With the feature `axum`, the address is found where axum leaves it.
+//! With the feature `axum`, the address is read from `ConnectInfo`.
 
 use axum::Router;
 use axum::routing::get;

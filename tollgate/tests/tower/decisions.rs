@@ -1,4 +1,4 @@
-//! Handlers, hooks and responses of the program's own that see what was decided.
+//! Handlers, hooks and custom responses that use the decision.
 
 use std::sync::{Arc, Mutex};
 
@@ -22,8 +22,8 @@ async fn maybe_left(decision: Option<LimitDecision>) -> String {
 }
 
 #[tokio::test]
-async fn a_handler_sees_what_is_left() {
-    // By address alone, and by more than that, which are decided in different ways.
+async fn a_handler_reads_the_remaining_quota() {
+    // Limits by address alone, which take the fast path, and others.
     for key in [KeyPart::ip(), KeyPart::method()] {
         for for_axum in [false, true] {
             let (gate, _) = gate([per_minute("small", 3).key(key.clone()), per_minute("large", 100)]);
@@ -38,7 +38,7 @@ async fn a_handler_sees_what_is_left() {
 }
 
 #[tokio::test]
-async fn a_handler_sees_what_is_left_of_a_limit_by_address() {
+async fn a_handler_reads_the_remaining_quota_of_a_limit_by_address() {
     let (gate, _) = gate([per_minute("per-client", 3).key(KeyPart::ip())]);
     let app = Router::new().route("/", get(left)).layer(layer(&gate).share_decision());
     let server = Server::serving(app).await;
@@ -46,7 +46,7 @@ async fn a_handler_sees_what_is_left_of_a_limit_by_address() {
 }
 
 #[tokio::test]
-async fn a_request_that_meets_no_limit_has_no_decision() {
+async fn a_request_without_a_limit_has_no_decision() {
     let only = Match::everything().path("/limited");
     let (gate, _) = gate([per_minute("some", 3).matching(only)]);
     let app = Router::new()
@@ -63,7 +63,7 @@ async fn a_request_that_meets_no_limit_has_no_decision() {
 }
 
 #[tokio::test]
-async fn the_decision_is_not_shared_unless_that_is_asked_for() {
+async fn decisions_are_not_shared_by_default() {
     let (gate, _) = gate([per_minute("all", 3)]);
     let server = Server::serving(Router::new().route("/", get(maybe_left)).layer(layer(&gate))).await;
     assert_eq!(server.get("/", &[]).await.body, "no limit");
@@ -88,7 +88,7 @@ async fn a_hook_sees_every_decision_once() {
 }
 
 #[tokio::test]
-async fn a_closure_makes_the_response_to_refused_requests() {
+async fn a_closure_builds_the_response_to_refused_requests() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let layer = layer(&gate).refuse_with(|outcome, request, usual| {
         assert_eq!(outcome.refusal(), Some(&Refusal::Limited));
@@ -107,7 +107,7 @@ async fn a_closure_makes_the_response_to_refused_requests() {
 }
 
 #[tokio::test]
-async fn another_response_may_take_the_place_of_the_usual_one() {
+async fn a_closure_may_replace_the_default_response() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let layer = layer(&gate).refuse_with(|_, _, _| {
         let mut response = Response::new(Bytes::from_static(b"later"));

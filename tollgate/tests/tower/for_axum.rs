@@ -1,4 +1,4 @@
-//! The layer around axum's own bodies.
+//! The layer for axum's own body type.
 
 use axum::Router;
 use axum::body::Body;
@@ -12,10 +12,10 @@ use super::server::{Answer, Server, http1, http2, layer};
 use super::{gate, per_minute};
 
 #[tokio::test]
-async fn clients_are_told_the_same_as_by_the_other_layer() {
+async fn clients_get_the_same_responses_as_from_the_other_layer() {
     for key in [KeyPart::ip(), KeyPart::method()] {
         for client in [http1(), http2()] {
-            let mut told = Vec::new();
+            let mut responses = Vec::new();
             for for_axum in [false, true] {
                 let (gate, _) = gate([per_minute("all", 1).key(key.clone())]);
                 let app = Router::new().route("/", get(async || "hello"));
@@ -27,10 +27,10 @@ async fn clients_are_told_the_same_as_by_the_other_layer() {
                     let Answer { status, version, mut headers, body } =
                         server.ask(&client, method, "/", &[("content-type", kind)]).await;
                     headers.remove("date");
-                    told.push((for_axum, status, version, headers, body));
+                    responses.push((for_axum, status, version, headers, body));
                 }
             }
-            let (other, for_axum) = told.split_at(4);
+            let (other, for_axum) = responses.split_at(4);
             for (other, for_axum) in other.iter().zip(for_axum) {
                 assert_eq!((other.1, other.2, &other.3, &other.4), (for_axum.1, for_axum.2, &for_axum.3, &for_axum.4));
             }
@@ -39,7 +39,7 @@ async fn clients_are_told_the_same_as_by_the_other_layer() {
 }
 
 #[tokio::test]
-async fn a_body_passes_as_it_is_and_a_place_is_held_until_it_has_ended() {
+async fn a_body_passes_unchanged_and_its_permit_is_held_until_it_ends() {
     let (gate, _) = gate([Rule::in_flight("at-once", 1).unwrap()]);
     let inner = service_fn(|_: Request<()>| {
         std::future::ready(Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("hello"))))

@@ -1,4 +1,4 @@
-//! A gRPC server behind the layer, and a client that reads its answers: both are tonic's.
+//! A gRPC server behind the layer, and a gRPC client, both from tonic.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use tonic_types::StatusExt;
 
 use super::{gate, per_minute, user};
 
-/// A service that counts the calls that reach it.
+/// A service that counts its calls.
 struct Counting(Arc<AtomicUsize>);
 
 #[tonic::async_trait]
@@ -41,7 +41,7 @@ impl Health for Counting {
     }
 }
 
-/// A server behind the rules of a gate, the calls that reach it, and its address.
+/// Starts a server behind the rules of a gate. Returns its address and the number of its calls.
 async fn serve(gate: &Gate) -> (SocketAddr, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
     let service = HealthServer::new(Counting(calls.clone()));
@@ -90,7 +90,7 @@ async fn a_denied_call_is_resource_exhausted_with_the_exact_wait() {
 }
 
 #[tokio::test]
-async fn streams_of_answers_are_limited_when_they_begin() {
+async fn server_streams_are_limited_when_they_begin() {
     let (gate, _) = gate([per_minute("per-ip", 1).key(KeyPart::ip())]);
     let (address, calls) = serve(&gate).await;
     let mut client = client(address).await;

@@ -1,4 +1,4 @@
-//! Who a request is counted for, and attempts to be somebody else.
+//! The identity of clients, and attempts to forge it.
 
 use axum::Router;
 use axum::extract::Request;
@@ -14,7 +14,7 @@ use super::server::{Server, http1_from};
 use super::{gate, gate_of, per_minute};
 
 #[tokio::test]
-async fn nobody_is_believed_about_their_address() {
+async fn forwarding_headers_are_ignored_by_default() {
     let (gate, _) = gate([per_minute("per-ip", 1).key(KeyPart::ip())]);
     let server = Server::with(&gate).await;
     assert_eq!(server.get("/", &[]).await.status, 200);
@@ -33,13 +33,13 @@ async fn nobody_is_believed_about_their_address() {
 }
 
 #[tokio::test]
-async fn behind_a_trusted_proxy_the_right_most_stranger_is_the_client() {
+async fn behind_a_trusted_proxy_the_rightmost_untrusted_address_is_the_client() {
     let rules = RuleSet::builder()
         .rule(per_minute("per-ip", 1).key(KeyPart::ip()))
         .trusted_proxies(TrustedProxies::parse(["127.0.0.1", "10.0.0.0/8"]).unwrap());
     let (gate, _) = gate_of(rules);
     let server = Server::with(&gate).await;
-    // (X-Forwarded-For, whether it is a client that was not there before)
+    // (X-Forwarded-For, whether it is a new client)
     let table = [
         ("203.0.113.9", true),
         ("203.0.113.9", false),
@@ -58,7 +58,7 @@ async fn behind_a_trusted_proxy_the_right_most_stranger_is_the_client() {
         let answer = server.get("/", &[("x-forwarded-for", chain)]).await;
         assert_eq!(answer.status, if is_new { 200 } else { 429 }, "{chain}");
     }
-    // Somebody who is not a proxy says the same.
+    // The same from a peer that is not a proxy.
     let stranger = http1_from("127.0.0.3");
     let spoofed = [("x-forwarded-for", "198.51.100.1")];
     assert_eq!(server.ask(&stranger, Method::GET, "/", &spoofed).await.status, 200);
@@ -66,7 +66,7 @@ async fn behind_a_trusted_proxy_the_right_most_stranger_is_the_client() {
     assert_eq!(server.ask(&stranger, Method::GET, "/", &spoofed).await.status, 429);
 }
 
-/// Who a request is from, as a layer outside of ours has found out.
+/// The user of a request, as found by an outer layer.
 #[derive(Clone)]
 struct User(String);
 
@@ -80,7 +80,7 @@ async fn authenticate(mut request: Request, next: Next) -> axum::response::Respo
 }
 
 #[tokio::test]
-async fn a_key_is_made_by_a_closure_of_what_other_layers_left() {
+async fn a_closure_derives_a_key_from_extensions_of_other_layers() {
     let limit = Limit::new("per-user", FixedWindow::new(1, MINUTE)).unwrap();
     let layer = RateLimitLayer::per_key(limit, |request| Some(request.facts().extension::<User>()?.0.clone())).unwrap();
     let app = Router::new().route("/", get(async || "hello")).layer(layer).layer(from_fn(authenticate));
@@ -89,13 +89,13 @@ async fn a_key_is_made_by_a_closure_of_what_other_layers_left() {
     assert_eq!(status("Bearer secret-of-ann").await, 200);
     assert_eq!(status("Bearer secret-of-ann").await, 429);
     assert_eq!(status("Bearer secret-of-bob").await, 200);
-    // Who has no key shares one.
+    // Requests without a key share one.
     assert_eq!(status("Bearer wrong").await, 200);
     assert_eq!(status("Basic nonsense").await, 429);
 }
 
 #[tokio::test]
-async fn a_server_of_another_kind_leaves_the_address_with_the_request() {
+async fn other_servers_set_the_address_as_an_extension() {
     let limit = Limit::new("per-ip", FixedWindow::new(1, MINUTE)).unwrap();
     let inner = service_fn(async |_: http::Request<()>| {
         Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Full::<bytes::Bytes>::default()))

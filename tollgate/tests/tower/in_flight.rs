@@ -1,4 +1,4 @@
-//! Limits of how many requests the service inside has at the same time.
+//! Limits on requests in flight in the inner service.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn two_at_once() -> Gate {
     gate([Rule::in_flight("at-once", 2).unwrap()]).0
 }
 
-/// A service whose bodies last as long as whoever holds the senders wants.
+/// A service whose response bodies last until their senders are dropped.
 fn streaming(gate: &Gate) -> (axum::routing::RouterIntoService<Body>, mpsc::UnboundedReceiver<mpsc::Sender<Chunk>>) {
     let (opened, senders) = mpsc::unbounded_channel();
     let opened = Arc::new(opened);
@@ -43,7 +43,7 @@ fn request() -> http::Request<Body> {
 }
 
 #[tokio::test]
-async fn a_place_is_held_until_the_body_has_ended_or_is_dropped() {
+async fn a_permit_is_held_until_the_body_ends_or_is_dropped() {
     let (mut service, mut senders) = streaming(&two_at_once());
     let mut status = async || service.ready().await.unwrap().call(request()).await.unwrap();
     let (mut first, second) = (status().await, status().await);
@@ -67,7 +67,7 @@ async fn a_place_is_held_until_the_body_has_ended_or_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_service_that_fails_or_a_client_that_hangs_up_leaves_no_place_taken() {
+async fn failed_services_and_disconnected_clients_return_their_permits() {
     let failing = tower::service_fn(|_: http::Request<Body>| async {
         tokio::task::yield_now().await;
         Err::<http::Response<Body>, _>(std::io::Error::other("no"))

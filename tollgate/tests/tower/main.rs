@@ -1,4 +1,4 @@
-//! The layer around real services, over real sockets, asked by clients that know nothing of it.
+//! The layer around real services, over real sockets, with ordinary clients.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -27,10 +27,10 @@ mod websockets;
 use tollgate::rules::{KeyPart, Rule, RuleSet, RuleSetBuilder};
 use tollgate::{FixedWindow, Gate, Limit, Limiter, MINUTE, ManualClock, Timestamp};
 
-/// Twenty seconds before a full minute, so that windows of the clock have an end in sight.
+/// Twenty seconds before a full minute, so that fixed windows end soon.
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_020);
 
-/// A gate with these rules, at a time that only the test moves.
+/// Creates a gate with these rules and a manual clock.
 fn gate(rules: impl IntoIterator<Item = Rule>) -> (Gate, ManualClock) {
     gate_of(rules.into_iter().fold(RuleSet::builder(), RuleSetBuilder::rule))
 }

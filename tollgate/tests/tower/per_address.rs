@@ -1,4 +1,4 @@
-//! Rules that count by the address alone are asked a shorter way, which nobody can tell from the long one.
+//! Rules by address alone take a fast path, which must give the same responses as the general one.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use super::server::Answer;
 use super::{gate_of, per_minute};
 
-/// Who asks one after the other, whom its proxy speaks for, and for what.
+/// Requests in order: the peer, the client that the proxy names, and the path.
 const REQUESTS: [(&str, &str, &str); 16] = [
     ("192.0.2.1:1", "", "/"),
     ("192.0.2.1:2", "198.51.100.7", "/"),
@@ -44,8 +44,8 @@ fn of(rule: Rule) -> RuleSetBuilder {
     RuleSet::builder().rule(rule)
 }
 
-/// The same with a rule that is for nobody, so that the index has to be asked.
-fn the_long_way(rules: RuleSetBuilder) -> RuleSetBuilder {
+/// Adds a rule that matches no request, which disables the fast path.
+fn without_fast_path(rules: RuleSetBuilder) -> RuleSetBuilder {
     rules.rule(per_minute("nobody", 1).matching(Match::everything().path("/nobody")))
 }
 
@@ -68,8 +68,8 @@ async fn ask(gate: &Gate, (peer, forwarded_for, uri): (&str, &str, &str), cost: 
     Answer::of(RateLimitLayer::new(gate.clone()).layer(inner).oneshot(request).await.unwrap()).await
 }
 
-/// What each of the requests is told, the clock going on by a second with each.
-async fn told((gate, clock): (Gate, ManualClock)) -> Vec<String> {
+/// Returns the response to each request. The clock advances by a second with each.
+async fn responses((gate, clock): (Gate, ManualClock)) -> Vec<String> {
     let mut all = Vec::new();
     for request in REQUESTS {
         all.push(format!("{:?}", ask(&gate, request, None).await));
@@ -79,7 +79,7 @@ async fn told((gate, clock): (Gate, ManualClock)) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_kind_of_rule_by_address_tells_the_same_both_ways() {
+async fn the_fast_path_gives_the_same_responses_for_every_kind_of_rule() {
     let bucket = |bucket: LeakyBucket| Rule::new(Limit::new("queue", bucket).unwrap()).key(KeyPart::ip());
     let token_bucket = TokenBucket::new(2, Rate::per_minute(10));
     let office = || Listing::nobody().networks(Networks::parse(["192.0.2.0/31"]).unwrap());
@@ -109,14 +109,14 @@ async fn every_kind_of_rule_by_address_tells_the_same_both_ways() {
         ("in flight", of(Rule::in_flight("per-client", 1).unwrap().key(KeyPart::ip()))),
     ];
     for (kind, rules) in kinds {
-        let short = told(gate_of(rules.clone())).await;
-        let long = told(gate_of(the_long_way(rules))).await;
-        assert_eq!(short, long, "{kind}");
+        let fast = responses(gate_of(rules.clone())).await;
+        let general = responses(gate_of(without_fast_path(rules))).await;
+        assert_eq!(fast, general, "{kind}");
     }
 }
 
 #[tokio::test]
-async fn an_address_is_the_key_that_others_ask_for_by_name() {
+async fn the_fast_path_uses_the_same_key_as_a_check_by_name() {
     let (gate, _) = gate_of(of(per_client(5)));
     ask(&gate, ("192.0.2.1:1", "", "/"), None).await;
     ask(&gate, ("[2001:db8::1]:1", "", "/"), None).await;
@@ -129,8 +129,8 @@ async fn an_address_is_the_key_that_others_ask_for_by_name() {
 }
 
 #[tokio::test]
-async fn what_it_really_cost_is_settled() {
-    // (its cost, what the handler says, what is left)
+async fn the_actual_cost_is_settled() {
+    // (estimated cost, reported cost, remaining quota)
     let table = [
         (1, ActualCost::new(4), 9),
         (1, ActualCost::new(4).of_limit("per-client"), 6),
@@ -151,7 +151,7 @@ async fn what_it_really_cost_is_settled() {
 }
 
 #[tokio::test]
-async fn rules_that_are_replaced_decide_the_next_request() {
+async fn replaced_rules_apply_to_the_next_request() {
     let (gate, _) = gate_of(of(per_client(1)));
     let status = async || ask(&gate, ("192.0.2.1:1", "", "/"), None).await.status;
     assert_eq!([status().await, status().await], [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS].map(|it| it.as_u16()));

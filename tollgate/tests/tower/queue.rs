@@ -1,4 +1,4 @@
-//! A queue holds requests until it is their turn.
+//! A queue delays requests.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn queue_of(requests: u64, max_wait: Duration) -> Rule {
     Rule::new(Limit::new("queue", queue).unwrap())
 }
 
-/// Which request the service saw when, in whole seconds.
+/// The requests that the service got, with their times in whole seconds.
 type Seen = Arc<Mutex<Vec<(u32, u64)>>>;
 
 fn service(
@@ -38,7 +38,7 @@ fn service(
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_leave_one_by_one_in_the_order_they_came() {
+async fn requests_leave_one_by_one_in_their_order() {
     let (gate, _) = gate([queue_of(4, Duration::from_secs(60))]);
     let seen = Seen::default();
     let service = service(gate, seen.clone());
@@ -49,7 +49,7 @@ async fn requests_leave_one_by_one_in_the_order_they_came() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_held_longer_than_the_longest_wait() {
+async fn no_request_is_delayed_beyond_the_maximum_wait() {
     let (gate, _) = gate([queue_of(100, Duration::from_secs(2))]);
     let seen = Seen::default();
     let service = service(gate, seen.clone());
@@ -60,7 +60,7 @@ async fn nobody_is_held_longer_than_the_longest_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_away_while_it_is_held_never_reaches_the_service() {
+async fn a_client_that_disconnects_while_delayed_never_reaches_the_service() {
     let (gate, _) = gate([queue_of(4, Duration::from_secs(60))]);
     let seen = Seen::default();
     let service = service(gate, seen.clone());
@@ -68,12 +68,12 @@ async fn a_client_that_goes_away_while_it_is_held_never_reaches_the_service() {
     let impatient = tokio::time::timeout(Duration::from_millis(500), service.clone().oneshot(Request::new(1))).await;
     assert!(impatient.is_err());
     assert!(service.clone().oneshot(Request::new(2)).await.is_ok());
-    // The turn that was given away is not given again: others may have been told theirs already.
+    // The slot of an abandoned request is not reused: other clients may have been given later slots already.
     assert_eq!(*seen.lock().unwrap(), [(0, 0), (2, 2)]);
 }
 
 #[tokio::test]
-async fn over_a_socket_every_request_that_is_held_is_answered_in_the_end() {
+async fn over_a_socket_every_delayed_request_gets_its_response() {
     let queue = LeakyBucket::new(5, Rate::per_second(100)).queue(Duration::from_secs(1));
     let rules = tollgate::rules::RuleSet::builder().rule(Rule::new(Limit::new("queue", queue).unwrap()));
     let gate = Gate::in_memory(rules.build().unwrap()).unwrap();

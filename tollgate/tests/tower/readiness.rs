@@ -19,7 +19,7 @@ use tower::{Layer, Service, ServiceExt};
 use super::server::{Server, layer};
 use super::{gate, per_minute};
 
-/// A service of which every clone has to be made ready before it is called, as the contract of tower says.
+/// A service of which every clone must be polled before it is called, as tower requires.
 #[derive(Default)]
 struct Strict {
     is_ready: bool,
@@ -69,7 +69,7 @@ async fn the_service_that_was_ready_is_the_one_that_is_called() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_so_for_a_request_that_is_held_too() {
+async fn a_delayed_request_calls_the_service_that_was_ready_too() {
     let strict = Strict::default();
     let queue = LeakyBucket::new(3, Rate::per_second(1)).queue(Duration::from_secs(10));
     let (gate, _) = gate([Rule::new(Limit::new("queue", queue).unwrap())]);
@@ -80,7 +80,7 @@ async fn it_is_so_for_a_request_that_is_held_too() {
     assert_eq!(strict.calls.load(Ordering::Relaxed), 3);
 }
 
-/// Room for so many calls of a service, and those who wait for more.
+/// Capacity for a number of calls, and the tasks that wait for more.
 #[derive(Clone, Default)]
 struct Room(Arc<Mutex<(usize, Vec<Waker>)>>);
 
@@ -106,7 +106,7 @@ impl Room {
     }
 }
 
-/// A service that is ready only while there is room for another call.
+/// A service that is ready only while there is capacity for another call.
 #[derive(Default)]
 struct Busy<S = Strict> {
     room: Room,
@@ -140,7 +140,7 @@ impl<S: Service<Request<Q>>, Q> Service<Request<Q>> for Busy<S> {
 }
 
 #[tokio::test]
-async fn a_denied_request_does_not_wait_for_a_service_without_room() {
+async fn a_denied_request_does_not_wait_for_a_busy_service() {
     let busy = Busy::<Strict>::default();
     let (gate, _) = gate([per_minute("all", 1)]);
     let mut service = RateLimitLayer::new(gate).layer(busy.clone());
@@ -153,7 +153,7 @@ async fn a_denied_request_does_not_wait_for_a_service_without_room() {
 }
 
 #[tokio::test]
-async fn a_request_that_never_reaches_the_service_gets_back_what_it_took() {
+async fn a_request_that_never_reaches_the_service_is_refunded() {
     let by_address = per_minute("all", 1).key(KeyPart::ip());
     let at_once = Rule::in_flight("at-once", 1).unwrap();
     for rules in [vec![per_minute("all", 1)], vec![by_address], vec![per_minute("all", 2), at_once]] {
@@ -172,7 +172,7 @@ async fn a_request_that_never_reaches_the_service_gets_back_what_it_took() {
 }
 
 #[tokio::test]
-async fn a_service_that_fails_before_it_is_called_gives_back_what_the_request_took() {
+async fn a_request_is_refunded_if_the_service_fails_before_the_call() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let busy = Busy { room: Room::default(), has_room: false, inner: Broken };
     let mut service = RateLimitLayer::new(gate.clone()).layer(busy.clone());
@@ -183,9 +183,9 @@ async fn a_service_that_fails_before_it_is_called_gives_back_what_the_request_to
     assert_eq!(ask(&mut service).await, 200);
 }
 
-/// The same in a server of axum's, which waits until its layers are ready before each request.
+/// The same in an axum server, which waits until its layers are ready before each request.
 #[tokio::test]
-async fn a_denied_client_gets_its_answer_while_an_admitted_one_waits() {
+async fn a_denied_client_gets_its_response_while_an_allowed_one_waits() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let (decided, mut decisions) = tokio::sync::mpsc::unbounded_channel();
     let limits = layer(&gate).on_decision(move |outcome, _| decided.send(outcome.is_allowed()).unwrap());
@@ -205,7 +205,7 @@ async fn a_denied_client_gets_its_answer_while_an_admitted_one_waits() {
     assert_eq!(admitted.await.unwrap(), 200);
 }
 
-/// A service that is broken.
+/// A service that always fails.
 #[derive(Clone)]
 struct Broken;
 
@@ -227,7 +227,7 @@ impl Service<Request<()>> for Broken {
 }
 
 #[tokio::test]
-async fn errors_of_the_service_are_its_own() {
+async fn errors_of_the_service_are_passed_on() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let mut service = RateLimitLayer::new(gate).layer(Broken);
     assert_eq!(service.ready().await.err(), Some(OutOfOrder));

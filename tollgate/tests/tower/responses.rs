@@ -1,4 +1,4 @@
-//! Limits that hear how the service inside has answered.
+//! Limits that are settled by the responses of the inner service.
 
 use axum::Router;
 use axum::extract::Query;
@@ -37,7 +37,7 @@ async fn work(Query(query): Query<Vec<(String, String)>>) -> impl IntoResponse {
 
 #[tokio::test]
 async fn status_header_and_extension_settle_a_limit_once_in_that_order() {
-    // (what is answered, tokens left of 1000 after an estimate of 400, failures left of 5)
+    // (response, tokens left of 1000 after an estimate of 400, failures left of 5)
     let table = [
         ("/", 600, 5),
         ("/?cost=100", 900, 5),

@@ -1,4 +1,4 @@
-//! What the documents that the product comes from describe, from a client's side.
+//! Scenarios from the specification, seen by a client.
 
 use tollgate::rules::{KeyPart, Match};
 
@@ -20,13 +20,13 @@ async fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() 
         assert_eq!(answer.status, 200);
         assert_eq!(answer.left(), Some(&*format!(r#""endpoint";r={left};t=20"#)));
     }
-    // However the path is written.
+    // In every spelling of the path.
     for path in ["/api/expensive", "/api//expensive", "/api/expensive/", "/api/%65xpensive"] {
         let denied = server.get(path, &ann).await;
         assert_eq!((denied.status, denied.header("retry-after")), (429, Some("20")), "{path}");
         assert_eq!(denied.header("x-ratelimit-limit"), Some("10"));
     }
-    // The service would get it as it was sent, and may read it otherwise.
+    // The service would get the path as sent, and may read it differently.
     assert_eq!(server.get("/x/../api/expensive", &ann).await.status, 400);
     assert_eq!(server.calls(), 10);
     assert_eq!(server.get("/api/cheap", &ann).await.left(), Some(r#""user";r=89;t=20"#));
@@ -34,7 +34,7 @@ async fn the_eleventh_call_to_an_endpoint_takes_nothing_from_the_other_limits() 
 }
 
 #[tokio::test]
-async fn search_has_a_limit_of_its_own_beside_the_general_one() {
+async fn search_has_its_own_limit_and_the_general_one() {
     let search = Match::everything().path("/search/**");
     let (gate, _) =
         gate([per_minute("general", 100).key(user()), per_minute("search", 10).matching(search).key(user())]);
@@ -53,7 +53,7 @@ async fn search_has_a_limit_of_its_own_beside_the_general_one() {
 }
 
 #[tokio::test]
-async fn requests_without_a_user_are_one_user() {
+async fn requests_without_a_user_share_one_key() {
     let (gate, _) = gate([per_minute("per-user", 2).key(user())]);
     let server = Server::with(&gate).await;
     assert_eq!(server.get("/", &[]).await.status, 200);

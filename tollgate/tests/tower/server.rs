@@ -1,4 +1,4 @@
-//! A server on a port of its own that ends with the test, and a client for it.
+//! A server on its own port that ends with the test, and a client for it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tollgate::Gate;
 use tollgate::tower::RateLimitLayer;
 
-/// Answers every request with `hello`, and counts those that come through.
+/// A server that responds `hello` to every request, and counts its calls.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     calls: Arc<AtomicUsize>,
@@ -32,7 +32,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Behind the rules of a gate.
+    /// Starts the server behind the rules of a gate.
     pub(crate) async fn with(gate: &Gate) -> Self {
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = calls.clone();
@@ -44,7 +44,7 @@ impl Server {
         Self::counting(app, calls).await
     }
 
-    /// An application as it is.
+    /// Starts a server for an application.
     pub(crate) async fn serving(app: Router) -> Self {
         Self::counting(app, Arc::default()).await
     }
@@ -57,7 +57,7 @@ impl Server {
         Self { address, calls, serving }
     }
 
-    /// How many requests the service inside has seen.
+    /// Returns the number of requests that reached the inner service.
     pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }
@@ -83,7 +83,7 @@ impl Server {
     }
 }
 
-/// The layer of a gate, told where this server leaves the address of the connection.
+/// Returns a gate's layer that finds the peer address of this server.
 pub(crate) fn layer(gate: &Gate) -> RateLimitLayer {
     RateLimitLayer::new(gate.clone())
         .peer_address(|extensions| extensions.get::<ConnectInfo<SocketAddr>>().map(|connected| connected.0.ip()))
@@ -99,14 +99,14 @@ pub(crate) fn http2() -> HttpClient {
     Client::builder(TokioExecutor::new()).http2_only(true).build_http()
 }
 
-/// A client at another address of this machine.
+/// Returns a client at another loopback address.
 pub(crate) fn http1_from(address: &str) -> HttpClient {
     let mut connector = HttpConnector::new();
     connector.set_local_address(Some(address.parse::<IpAddr>().unwrap()));
     Client::builder(TokioExecutor::new()).build(connector)
 }
 
-/// What a client was told.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -131,7 +131,7 @@ impl Answer {
         }
     }
 
-    /// A header that is there at most once.
+    /// Returns a header that occurs at most once.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.get_all(name).into_iter();
         let value = values.next().map(|value| value.to_str().unwrap());
@@ -139,12 +139,12 @@ impl Answer {
         value
     }
 
-    /// The headers of these names, each with its value.
+    /// Returns the values of these headers.
     pub(crate) fn all<const N: usize>(&self, names: [&str; N]) -> [Option<&str>; N] {
         names.map(|name| self.header(name))
     }
 
-    /// What is left, of which limit.
+    /// Returns the `ratelimit` header.
     pub(crate) fn left(&self) -> Option<&str> {
         self.header("ratelimit")
     }

@@ -1,4 +1,4 @@
-//! What a request cost, known only once it was served.
+//! Costs that are known only after a request was served.
 
 use axum::Router;
 use axum::extract::Query;
@@ -21,7 +21,7 @@ fn left(gate: &Gate, limit: &str) -> u64 {
     looked.decision().unwrap().remaining()
 }
 
-/// `?units=N` says what the work has cost, `?of=NAME` of which limit.
+/// `?units=N` reports the cost of the work, `?of=NAME` names the limit.
 async fn work(Query(query): Query<Vec<(String, String)>>) -> impl IntoResponse {
     let value = |name: &str| query.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
     let mut response = "done".into_response();
@@ -36,8 +36,8 @@ async fn work(Query(query): Query<Vec<(String, String)>>) -> impl IntoResponse {
 }
 
 #[tokio::test]
-async fn a_handler_reports_the_real_cost_in_an_extension_of_its_response() {
-    // (what the handler says, tokens left, requests left)
+async fn a_handler_reports_the_actual_cost_in_an_extension() {
+    // (reported cost, tokens left, requests left)
     let table = [
         ("/", 600, 49),
         ("/?units=100", 900, 49),
@@ -58,7 +58,7 @@ async fn a_handler_reports_the_real_cost_in_an_extension_of_its_response() {
 }
 
 #[tokio::test]
-async fn an_estimate_that_does_not_fit_is_denied_until_others_settle_for_less() {
+async fn an_estimate_above_the_quota_left_is_denied_until_others_settle() {
     let gate = tokens_and_requests();
     let server = Server::serving(Router::new().route("/", get(work)).layer(layer(&gate))).await;
     assert_eq!(server.get("/", &[]).await.status, 200);

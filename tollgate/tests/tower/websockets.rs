@@ -1,4 +1,4 @@
-//! WebSockets hold their permits until their handlers let go of them.
+//! WebSockets hold their permits until their handlers drop them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::server::{Server, layer};
 
 type Client = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-/// Sends back what comes, until the client says `bye` or closes the connection.
+/// Echoes messages until the client says `bye` or closes the connection.
 async fn echo(mut socket: WebSocket) {
     while let Some(Ok(message)) = socket.recv().await {
         match message {
@@ -37,14 +37,14 @@ fn echoing() -> Router {
     Router::new().route("/chat", get(chat)).route("/", get(async || "hello"))
 }
 
-/// Servers of one request at a time: with the layer around any bodies, and with the layer around axum's.
+/// Starts servers that allow one request at a time: with the layer for any body type, and with the layer for axum's.
 async fn servers(app: &Router) -> [Server; 2] {
     let one_at_once = || layer(&gate([Rule::in_flight("at-once", 1).unwrap()]).0);
     let around_any = Server::serving(app.clone().layer(one_at_once())).await;
     [around_any, Server::serving(app.clone().layer(one_at_once().for_axum())).await]
 }
 
-/// Opens a WebSocket as soon as there is a permit for it.
+/// Opens a WebSocket as soon as a permit is free.
 async fn open(server: &Server) -> Client {
     loop {
         match connect_async(format!("ws://{}/chat", server.address)).await {
@@ -60,7 +60,7 @@ async fn status(server: &Server) -> u16 {
     server.get("/", &[]).await.status
 }
 
-/// A permit is given back a moment after the connection has ended.
+/// A permit is returned a moment after the connection has ended.
 async fn until_free(server: &Server) {
     let freed = async {
         while status(server).await != 200 {
@@ -98,7 +98,7 @@ async fn a_websocket_holds_its_permit_until_either_side_closes_it() {
 }
 
 #[tokio::test]
-async fn a_handler_that_works_on_without_its_client_keeps_the_permit() {
+async fn a_handler_that_outlives_its_client_keeps_the_permit() {
     let done = Arc::new(Notify::new());
     let wait = Arc::clone(&done);
     let chat = async move |upgrade: WebSocketUpgrade| {
@@ -120,11 +120,11 @@ async fn a_handler_that_works_on_without_its_client_keeps_the_permit() {
 }
 
 #[tokio::test]
-async fn a_handler_that_does_not_upgrade_gives_the_permit_back_with_its_answer() {
+async fn a_handler_that_does_not_upgrade_returns_the_permit_with_its_response() {
     for server in servers(&echoing()).await {
         for _ in 0..5 {
             let mut status = StatusCode::TOO_MANY_REQUESTS;
-            // The answer before may have the permit for a moment longer.
+            // The previous response may hold the permit for a moment longer.
             while status == StatusCode::TOO_MANY_REQUESTS {
                 let answered = connect_async(format!("ws://{}/", server.address)).await;
                 let Err(Error::Http(response)) = answered else { panic!("{answered:?}") };
@@ -136,9 +136,9 @@ async fn a_handler_that_does_not_upgrade_gives_the_permit_back_with_its_answer()
     }
 }
 
-/// hyper makes upgrades. Without hyper there is none, with or without the layer.
+/// hyper creates upgrades. Without hyper there are no upgrades, with or without the layer.
 #[tokio::test]
-async fn a_request_that_cannot_be_upgraded_is_answered_as_before() {
+async fn a_request_that_cannot_be_upgraded_is_served_normally() {
     let (gate, _) = gate([Rule::in_flight("at-once", 1).unwrap()]);
     let app = echoing().layer(layer(&gate).for_axum());
     let request = Request::get("/chat")

@@ -46,7 +46,7 @@ pub enum EncodedSlash {
     Any,
     /// Requests with one are refused with 400.
     Refuse,
-    /// As a slash, which the gateway forwards. An encoded backslash stays.
+    /// As a slash, so the gateway forwards it decoded. An encoded backslash stays.
     Decode,
     /// As data.
     Keep,
