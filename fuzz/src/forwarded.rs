@@ -62,7 +62,7 @@ impl Written {
 fn client(believing: ForwardingHeader, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
     let Ok(proxies) = TrustedProxies::parse(["10.0.0.0/8", "2001:db8::/32"]) else { panic!("these are networks") };
     let facts = Facts::new("GET", "/").peer(peer).headers(headers);
-    let Some(client) = proxies.believing(believing).client(&facts) else { panic!("the peer is known") };
+    let Some(client) = proxies.with_header(believing).client(&facts) else { panic!("the peer is known") };
     client
 }
 

@@ -56,5 +56,5 @@ pub use self::routes::Routes;
 pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
 #[cfg(feature = "tower")]
 pub(crate) use self::set::PerAddress;
-pub(crate) use self::set::{Finding, Met, Phase, Pieces, Refused};
+pub(crate) use self::set::{Phase, Pieces, Refused, RuleHit, RuleMatch};
 pub use self::set::{RuleSet, RuleSetBuilder};

@@ -11,7 +11,7 @@ use crate::http::Refusal;
 use crate::key::Key;
 use crate::limiter::Hit;
 use crate::rules::{
-    Facts, FailedExpression, FailedExpressions, Finding, Met, Mode, Piece, Pieces, Request, TokenStatus,
+    Facts, FailedExpression, FailedExpressions, Mode, Piece, Pieces, Request, RuleHit, RuleMatch, TokenStatus,
 };
 
 /// How the rules would decide a request. Nothing is counted.
@@ -122,18 +122,18 @@ impl State {
     fn inspect(&self, number: u32, request: &Request<'_>) -> Inspected {
         let mut pieces = Pieces::new();
         let early = self.rules.is_early(number, request);
-        let rule_state = match self.rules.meet(number, request, &mut pieces) {
-            Met::Not(miss) => RuleState::NotMatched(miss.to_string()),
-            Met::Disabled => RuleState::Disabled,
-            Met::Lacks(part) => RuleState::KeyMissing(part.to_string()),
-            Met::Exempt => RuleState::Exempt,
-            Met::Refused(_, refused) => RuleState::Refused(refused.into()),
-            Met::Hit(finding) => return Inspected { early, ..self.inspect_hit(&finding, &pieces) },
+        let rule_state = match self.rules.check_rule(number, request, &mut pieces) {
+            RuleMatch::NotMatched(miss) => RuleState::NotMatched(miss.to_string()),
+            RuleMatch::Disabled => RuleState::Disabled,
+            RuleMatch::KeyMissing(part) => RuleState::KeyMissing(part.to_string()),
+            RuleMatch::Exempt => RuleState::Exempt,
+            RuleMatch::Refused(_, refused) => RuleState::Refused(refused.into()),
+            RuleMatch::Hit(rule_hit) => return Inspected { early, ..self.inspect_hit(&rule_hit, &pieces) },
         };
         Inspected { rule_state, limit: None, ban: None, early, failed: Vec::new() }
     }
 
-    fn inspect_hit(&self, finding: &Finding, pieces: &[Piece<'_>]) -> Inspected {
+    fn inspect_hit(&self, rule_hit: &RuleHit, pieces: &[Piece<'_>]) -> Inspected {
         let slices: SmallVec<[&[u8]; 8]> = pieces.iter().map(Piece::as_bytes).collect();
         let key = Key::byte_parts(&slices);
         let hits_of = |limit, cost| {
@@ -143,17 +143,17 @@ impl State {
         };
         let text = |slice: &&[u8]| String::from_utf8_lossy(slice).into_owned();
         let key_text = slices.iter().map(text).collect();
-        if finding.is_in_flight {
-            let in_flight = self.in_flight.count(finding.rule, key);
-            let decision = in_flight::decision(self, finding.limit, in_flight);
+        if rule_hit.is_in_flight {
+            let in_flight = self.in_flight.count(rule_hit.rule, key);
+            let decision = in_flight::decision(self, rule_hit.limit, in_flight);
             let rule_state = RuleState::InFlight { key: key_text, in_flight, decision };
             return Inspected { rule_state, limit: None, ban: None, early: false, failed: Vec::new() };
         }
-        let rule_state = RuleState::Counted { key: key_text, cost: finding.cost, decision: None, banned_for: None };
-        let ban = finding.ban.map(|ban| hits_of(ban, 0));
+        let rule_state = RuleState::Counted { key: key_text, cost: rule_hit.cost, decision: None, banned_for: None };
+        let ban = rule_hit.ban.map(|ban| hits_of(ban, 0));
         Inspected {
             rule_state,
-            limit: Some(hits_of(finding.limit, finding.cost)),
+            limit: Some(hits_of(rule_hit.limit, rule_hit.cost)),
             ban,
             early: false,
             failed: Vec::new(),

@@ -18,7 +18,7 @@ use super::{Outcome, State};
 use crate::decision::{Admission, Decision, Verdict};
 use crate::key::Key;
 use crate::limit::LimitId;
-use crate::rules::{Facts, Finding, Mode, RuleSet};
+use crate::rules::{Facts, Mode, RuleHit, RuleSet};
 
 /// Enough shards that threads serving different keys rarely contend.
 const SHARDS: usize = 16;
@@ -86,8 +86,8 @@ impl InFlight {
         Self { secret, tables: (0..rules.len()).map(table).collect() }
     }
 
-    pub(super) fn request_permit(&self, finding: &Finding, key: Key<'_>) -> PermitRequest {
-        let Finding { rule, limit, mode, .. } = *finding;
+    pub(super) fn request_permit(&self, rule_hit: &RuleHit, key: Key<'_>) -> PermitRequest {
+        let RuleHit { rule, limit, mode, .. } = *rule_hit;
         PermitRequest { rule, limit, mode, fingerprint: self.fingerprint(key) }
     }
 
@@ -121,11 +121,11 @@ impl Table {
         self.shard(fingerprint).get(&fingerprint).copied().unwrap_or(0)
     }
 
-    /// Takes a permit and returns it with the new count, or `None` if `most` are taken.
-    fn take(self: &Arc<Self>, fingerprint: u64, most: u64) -> Option<(HeldPermit, u64)> {
+    /// Takes a permit and returns it with the new count, or `None` if `max` are taken.
+    fn take(self: &Arc<Self>, fingerprint: u64, max: u64) -> Option<(HeldPermit, u64)> {
         let mut shard = self.shard(fingerprint);
         let taken = shard.get(&fingerprint).copied().unwrap_or(0) + 1;
-        if taken > most {
+        if taken > max {
             return None;
         }
         shard.insert(fingerprint, taken);
@@ -196,9 +196,9 @@ fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Decis
     let mut taken = TakenPermits { permit: InFlightPermit(SmallVec::new()), shadow_decisions: ShadowDecisions::new() };
     for one in requests {
         let Some(table) = state.in_flight.table(one.rule) else { continue };
-        let most = state.rules.most_in_flight(one.limit);
-        let held = table.take(one.fingerprint, most);
-        let before = held.as_ref().map_or(most, |(_, taken)| taken - 1);
+        let max = state.rules.max_in_flight(one.limit);
+        let held = table.take(one.fingerprint, max);
+        let before = held.as_ref().map_or(max, |(_, taken)| taken - 1);
         match (held, one.mode) {
             (None, Mode::Enforced) => return Err(decision(state, one.limit, before)),
             (held, mode) => {
@@ -214,8 +214,8 @@ fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Decis
 
 /// Returns the decision on one more request of a key that has `in_flight` requests in flight.
 pub(super) fn decision(state: &State, limit: LimitId, in_flight: u64) -> Decision {
-    let most = state.rules.most_in_flight(limit);
-    let verdict = match most.saturating_sub(in_flight) {
+    let max = state.rules.max_in_flight(limit);
+    let verdict = match max.saturating_sub(in_flight) {
         0 => Verdict {
             admission: Admission::Denied { retry_after: RETRY_AFTER_MICROS },
             remaining: 0,
@@ -224,7 +224,7 @@ pub(super) fn decision(state: &State, limit: LimitId, in_flight: u64) -> Decisio
         free => Verdict { admission: Admission::Allowed { delay: 0 }, remaining: free - 1, reset_after: 0 },
     };
     let unlimited = Decision::without_limit(state.store.now());
-    Decision { limit: Some(limit), quota: most, cost: 1, verdict, ..unlimited }
+    Decision { limit: Some(limit), quota: max, cost: 1, verdict, ..unlimited }
 }
 
 #[cfg(test)]

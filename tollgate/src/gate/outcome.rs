@@ -20,7 +20,7 @@ use crate::key::Key;
 use crate::limit::LimitId;
 use crate::limiter::Hit;
 use crate::reservation::Settlement;
-use crate::rules::{Facts, Met, Refused, RuleSet, TokenStatus};
+use crate::rules::{Facts, Refused, RuleMatch, RuleSet, TokenStatus};
 
 /// The policies that a response lists.
 type Policies<'a> = SmallVec<[&'a Policy; 4]>;
@@ -107,7 +107,7 @@ impl Outcome {
         }
         let Self { state, hits, .. } = &mut *self;
         let mut collector = CheckCollector::new(state, hits);
-        let found = state.rules.find(&state.rules.request(facts), |finding, key| collector.add(finding, key));
+        let found = state.rules.find(&state.rules.request(facts), |rule_hit, key| collector.add(rule_hit, key));
         let pending = collector.finish();
         match found {
             Ok(()) => match pending {
@@ -137,13 +137,15 @@ impl Outcome {
         let mut collector = CheckCollector::new(state, hits);
         let key = state.rules.normal_key(rule, key);
         let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
-        match state.rules.named(rule, &key, cost)? {
-            Met::Hit(finding) => collector.add(&finding, Key::byte_parts(&key)),
-            Met::Refused(number, refused) => {
+        match state.rules.check_named(rule, &key, cost)? {
+            RuleMatch::Hit(rule_hit) => collector.add(&rule_hit, Key::byte_parts(&key)),
+            RuleMatch::Refused(number, refused) => {
                 self.refused_by(Some(number), refused);
                 return Some(None);
             }
-            Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => return Some(None),
+            RuleMatch::NotMatched(_) | RuleMatch::Disabled | RuleMatch::KeyMissing(_) | RuleMatch::Exempt => {
+                return Some(None);
+            }
         }
         let pending = collector.finish();
         Some(store::check(self, pending))

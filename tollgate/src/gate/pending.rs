@@ -9,7 +9,7 @@ use crate::decision::{Decision, Source};
 use crate::key::Key;
 use crate::limit::LimitId;
 use crate::limiter::Hit;
-use crate::rules::{Finding, Mode};
+use crate::rules::{Mode, RuleHit};
 
 /// Decisions of shadow rules, with the numbers of the rules.
 pub(super) type ShadowDecisions = Vec<(u32, Decision)>;
@@ -75,12 +75,12 @@ impl<'s> CheckCollector<'s> {
     }
 
     #[inline(always)]
-    pub(super) fn add(&mut self, finding: &Finding, key: Key<'_>) {
-        if finding.is_in_flight || finding.mode == Mode::Shadow {
-            return self.add_extra(finding, key);
+    pub(super) fn add(&mut self, rule_hit: &RuleHit, key: Key<'_>) {
+        if rule_hit.is_in_flight || rule_hit.mode == Mode::Shadow {
+            return self.add_extra(rule_hit, key);
         }
-        self.store.add_hit(self.enforced, Hit::new(finding.limit, key).cost(finding.cost));
-        if let Some(ban) = finding.ban {
+        self.store.add_hit(self.enforced, Hit::new(rule_hit.limit, key).cost(rule_hit.cost));
+        if let Some(ban) = rule_hit.ban {
             self.add_ban(ban, key);
         }
     }
@@ -92,17 +92,17 @@ impl<'s> CheckCollector<'s> {
     }
 
     #[inline(never)]
-    fn add_extra(&mut self, finding: &Finding, key: Key<'_>) {
+    fn add_extra(&mut self, rule_hit: &RuleHit, key: Key<'_>) {
         let pending = self.pending.get_or_insert_default();
-        if finding.is_in_flight {
-            if finding.mode == Mode::Enforced {
-                pending.in_flight.push(finding.limit);
+        if rule_hit.is_in_flight {
+            if rule_hit.mode == Mode::Enforced {
+                pending.in_flight.push(rule_hit.limit);
             }
-            return pending.permits.push(self.in_flight.request_permit(finding, key));
+            return pending.permits.push(self.in_flight.request_permit(rule_hit, key));
         }
         let mut shadow_hits = self.store.no_hits();
-        self.store.add_hit(&mut shadow_hits, Hit::new(finding.limit, key).cost(finding.cost));
-        pending.shadow_hits.push((finding.rule, shadow_hits));
+        self.store.add_hit(&mut shadow_hits, Hit::new(rule_hit.limit, key).cost(rule_hit.cost));
+        pending.shadow_hits.push((rule_hit.rule, shadow_hits));
     }
 
     #[inline(always)]

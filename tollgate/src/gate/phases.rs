@@ -53,7 +53,7 @@ fn gather(
     pending: Option<Box<PendingChecks>>,
 ) -> Gathered {
     let mut collector = CheckCollector::resume(state, &mut outcome.hits, pending);
-    let found = state.rules.find_in(phase, request, &mut |finding, key| collector.add(finding, key));
+    let found = state.rules.find_in(phase, request, &mut |rule_hit, key| collector.add(rule_hit, key));
     let mut pending = collector.finish();
     if let Err((rule, refused)) = found {
         outcome.refused_by(rule, refused);

@@ -43,12 +43,12 @@ use self::types::Type;
 use self::variables::Variables;
 use super::{Facts, ReadErrors};
 
-pub(crate) use self::error::{EvaluationError, ExpressionError, Place};
+pub(crate) use self::error::{EvaluationError, ExpressionError, TextPosition};
 pub(crate) use self::reads::UnguardedRead;
 
 /// The input of an expression.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen<'a> {
+pub(crate) struct Input<'a> {
     /// The request.
     pub(crate) facts: Facts<'a>,
     /// The path in its normal form, which can differ from the path as sent.
@@ -66,7 +66,7 @@ pub(crate) struct Seen<'a> {
 pub(crate) struct Expression {
     tree: IdedExpr,
     prepared: Vec<Prepared>,
-    asks_tokens: bool,
+    reads_token: bool,
     unguarded_reads: Vec<UnguardedRead>,
 }
 
@@ -103,14 +103,14 @@ impl Expression {
     fn read(text: &str) -> Result<(Self, Type), ExpressionError> {
         let mut parsed = tree::parse(text)?;
         let checked = check::check(&mut parsed)?;
-        let Checked { gives, prepared, asks_tokens } = checked;
+        let Checked { gives, prepared, reads_token } = checked;
         let unguarded_reads = reads::unguarded(&mut parsed);
-        Ok((Self { tree: parsed.root, prepared, asks_tokens, unguarded_reads }, gives))
+        Ok((Self { tree: parsed.root, prepared, reads_token, unguarded_reads }, gives))
     }
 
     /// Returns `true` if the expression reads the claims of a token.
-    pub(crate) fn asks_tokens(&self) -> bool {
-        self.asks_tokens
+    pub(crate) fn reads_token(&self) -> bool {
+        self.reads_token
     }
 
     /// Returns the unguarded reads of entries that a request may lack.
@@ -119,21 +119,21 @@ impl Expression {
     }
 
     /// Returns the most units that a cost can evaluate to, if that does not depend on the request.
-    pub(crate) fn most_units(&self) -> Option<u64> {
-        range::most_units(&self.tree)
+    pub(crate) fn max_units(&self) -> Option<u64> {
+        range::max_units(&self.tree)
     }
 
     /// Evaluates a condition.
-    pub(crate) fn holds(&self, seen: &Seen<'_>) -> Result<bool, EvaluationError> {
-        self.evaluate(seen, |value| match value.downcast_ref::<CelBool>() {
+    pub(crate) fn holds(&self, input: &Input<'_>) -> Result<bool, EvaluationError> {
+        self.evaluate(input, |value| match value.downcast_ref::<CelBool>() {
             Some(truth) => Ok(*truth.inner()),
             None => Err(EvaluationError::wrong_type(value, "a bool")),
         })
     }
 
     /// Evaluates a cost.
-    pub(crate) fn units(&self, seen: &Seen<'_>) -> Result<u64, EvaluationError> {
-        self.evaluate(seen, |value| match (value.downcast_ref::<CelInt>(), value.downcast_ref::<CelUInt>()) {
+    pub(crate) fn units(&self, input: &Input<'_>) -> Result<u64, EvaluationError> {
+        self.evaluate(input, |value| match (value.downcast_ref::<CelInt>(), value.downcast_ref::<CelUInt>()) {
             (Some(units), _) => u64::try_from(*units.inner()).map_err(|_| EvaluationError::Negative(*units.inner())),
             (None, Some(units)) => Ok(*units.inner()),
             (None, None) => Err(EvaluationError::wrong_type(value, "an int")),
@@ -142,10 +142,10 @@ impl Expression {
 
     fn evaluate<T>(
         &self,
-        seen: &Seen<'_>,
+        input: &Input<'_>,
         take: impl FnOnce(&dyn Val) -> Result<T, EvaluationError>,
     ) -> Result<T, EvaluationError> {
-        let variables = Variables::new(*seen, &self.prepared);
+        let variables = Variables::new(*input, &self.prepared);
         let mut context = Context::with_env(functions::environment());
         context.set_variable_resolver(&variables);
         let value = Value::resolve_val(&self.tree, &context).map_err(EvaluationError::failed)?;

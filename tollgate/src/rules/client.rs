@@ -80,7 +80,7 @@ impl TrustedProxies {
 
     /// Sets the header in which the proxies are trusted.
     #[must_use]
-    pub fn believing(mut self, header: ForwardingHeader) -> Self {
+    pub fn with_header(mut self, header: ForwardingHeader) -> Self {
         self.header = header;
         self
     }
@@ -88,11 +88,11 @@ impl TrustedProxies {
     /// Returns `true` if `address` is a trusted proxy.
     #[must_use]
     pub fn trusts(&self, address: IpAddr) -> bool {
-        self.networks.contain(address)
+        self.networks.contains(address)
     }
 
     /// Returns `true` if there are no trusted proxies, so the peer is the client.
-    pub(super) fn is_nobody(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.networks.is_empty()
     }
 
@@ -103,7 +103,7 @@ impl TrustedProxies {
     pub fn client(&self, facts: &Facts<'_>) -> Option<IpAddr> {
         let peer = facts.peer_address()?.to_canonical();
         match facts.all_headers() {
-            Some(headers) if self.networks.contain(peer) => Some(self.behind(peer, headers)),
+            Some(headers) if self.networks.contains(peer) => Some(self.behind(peer, headers)),
             _ => Some(peer),
         }
     }
@@ -132,7 +132,7 @@ impl TrustedProxies {
         for hop in hops.take(MAX_HOPS) {
             let Some(hop) = hop else { break };
             reached = hop;
-            if !self.networks.contain(hop) {
+            if !self.networks.contains(hop) {
                 break;
             }
         }

@@ -31,13 +31,13 @@ impl std::str::FromStr for HostGlob {
             return Err(invalid("has a port", "hosts are compared without it, so write the name alone"));
         }
         if name.is_empty() || name.len() > MAX_BYTES {
-            return Err(invalid("is no host", "write a name such as api.example.com"));
+            return Err(invalid("is not a host", "write a name such as api.example.com"));
         }
         if name.contains('*') {
-            return Err(invalid("has a star in the middle", "a star stands at the front, as in *.example.com"));
+            return Err(invalid("has a star in the middle", "put the star at the front, as in *.example.com"));
         }
         if name.contains(|letter: char| letter.is_whitespace() || letter.is_control() || letter == '/') {
-            return Err(invalid("is no host", "write a name such as api.example.com"));
+            return Err(invalid("is not a host", "write a name such as api.example.com"));
         }
         Ok(Self { name: lower(name.trim_end_matches('.')).as_str().into(), is_wildcard })
     }
@@ -65,21 +65,21 @@ impl fmt::Display for HostGlob {
 pub(super) fn lower(host: &str) -> LowerHost<'_> {
     let host = host.strip_suffix('.').unwrap_or(host);
     if !host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return LowerHost::AsItIs(host);
+        return LowerHost::Unchanged(host);
     }
     LowerHost::Lowered(host.bytes().map(|byte| byte.to_ascii_lowercase()).collect())
 }
 
 pub(super) enum LowerHost<'a> {
     /// The case of nearly every request.
-    AsItIs(&'a str),
+    Unchanged(&'a str),
     Lowered(SmallVec<[u8; 64]>),
 }
 
 impl LowerHost<'_> {
     pub(super) fn as_str(&self) -> &str {
         match self {
-            Self::AsItIs(host) => host,
+            Self::Unchanged(host) => host,
             // Only ASCII letters changed, so the bytes are still valid UTF-8.
             Self::Lowered(bytes) => std::str::from_utf8(bytes).unwrap_or(""),
         }
@@ -101,11 +101,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_says_what_would_be() {
+    fn an_invalid_host_reports_the_fix() {
         for (text, fix) in [
             ("https://a.com", "write the host alone"),
             ("a.com:80", "without it"),
-            ("a.*.com", "stands at the front"),
+            ("a.*.com", "star at the front"),
             ("", "such as api.example.com"),
             ("a b", "such as api.example.com"),
         ] {

@@ -24,12 +24,12 @@ pub(super) struct Index {
     wildcard_hosts: HashMap<Box<str>, Vec<u32>, ahash::RandomState>,
     always: Vec<u32>,
     /// One entry per rule.
-    places: Vec<Place>,
+    indexed_by: Vec<IndexedBy>,
 }
 
 /// The condition by which a rule is indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum IndexedBy {
     Path,
     Host,
     Always,
@@ -53,27 +53,27 @@ impl Index {
         }
         for (number, rule) in (0..).zip(rules) {
             let by_path = !rule.paths.is_empty() && !rule.paths.iter().any(PathGlob::is_everything);
-            let crowd_on_path = rule.paths.iter().map(|glob| on_path[&glob.to_string()]).max().unwrap_or(0);
-            let crowd_on_host = rule.hosts.iter().map(|glob| on_host[&*glob.name]).max().unwrap_or(usize::MAX);
-            let place = match (by_path, rule.hosts.is_empty()) {
-                (true, true) => Place::Path,
-                (true, false) if crowd_on_path <= crowd_on_host => Place::Path,
-                (_, false) => Place::Host,
-                (false, true) => Place::Always,
+            let rules_on_path = rule.paths.iter().map(|glob| on_path[&glob.to_string()]).max().unwrap_or(0);
+            let rules_on_host = rule.hosts.iter().map(|glob| on_host[&*glob.name]).max().unwrap_or(usize::MAX);
+            let indexed_by = match (by_path, rule.hosts.is_empty()) {
+                (true, true) => IndexedBy::Path,
+                (true, false) if rules_on_path <= rules_on_host => IndexedBy::Path,
+                (_, false) => IndexedBy::Host,
+                (false, true) => IndexedBy::Always,
             };
-            match place {
-                Place::Path => rule.paths.iter().for_each(|glob| index.paths.insert(glob, number)),
-                Place::Host => rule.hosts.iter().for_each(|glob| index.insert_host(glob, number)),
-                Place::Always => index.always.push(number),
+            match indexed_by {
+                IndexedBy::Path => rule.paths.iter().for_each(|glob| index.paths.insert(glob, number)),
+                IndexedBy::Host => rule.hosts.iter().for_each(|glob| index.insert_host(glob, number)),
+                IndexedBy::Always => index.always.push(number),
             }
-            index.places.push(place);
+            index.indexed_by.push(indexed_by);
         }
         index
     }
 
     /// Returns the condition by which each rule is indexed, in the order of the rules.
-    pub(super) fn places(&self) -> &[Place] {
-        &self.places
+    pub(super) fn indexed_by(&self) -> &[IndexedBy] {
+        &self.indexed_by
     }
 
     fn insert_host(&mut self, glob: &HostGlob, number: u32) {
@@ -84,7 +84,7 @@ impl Index {
     /// Returns all rules, if none is indexed by a path or a host.
     #[inline]
     pub(super) fn all_always(&self) -> Option<&[u32]> {
-        (self.always.len() == self.places.len()).then_some(&self.always)
+        (self.always.len() == self.indexed_by.len()).then_some(&self.always)
     }
 
     /// Returns `true` if a rule is indexed by its path.
@@ -320,10 +320,10 @@ mod tests {
                     prop_assert!(found.contains(&number), "{number} of {found:?}");
                 }
                 if found.contains(&number) {
-                    match index.places()[number as usize] {
-                        Place::Path => prop_assert!(near_path),
-                        Place::Host => prop_assert!(on_host),
-                        Place::Always => {}
+                    match index.indexed_by()[number as usize] {
+                        IndexedBy::Path => prop_assert!(near_path),
+                        IndexedBy::Host => prop_assert!(on_host),
+                        IndexedBy::Always => {}
                     }
                 }
             }
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_one_segment_over_and_over_finds_each_rule_once() {
+    fn a_path_that_repeats_one_segment_finds_each_rule_once() {
         let globs: [PathGlob; 2] = ["/**/a/**".parse().unwrap(), "/**/*/a/r7".parse().unwrap()];
         let indexed: Vec<_> = (0..100).map(|_| Indexed { paths: &globs, hosts: &[] }).collect();
         let index = Index::new(&indexed);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_group_of_all_addresses_or_of_less_than_one() {
+    fn prefixes_of_0_and_above_128_bits_are_rejected() {
         assert_eq!(IpGroup::of_prefix(0), None);
         assert_eq!(IpGroup::of_prefix(129), None);
         assert_eq!(IpGroup::of_prefix(64), Some(IpGroup::DEFAULT));

@@ -15,13 +15,13 @@
 //! Not here: whether a request is allowed. An invalid token has no claims, and a reason for that.
 
 mod claims;
-mod failed;
+mod failure_cache;
 mod keys;
-mod remembered;
 mod signature;
 mod source;
 #[cfg(test)]
 mod tests;
+mod verified_cache;
 
 use std::fs::File;
 use std::io::Read;
@@ -34,11 +34,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 pub(crate) use self::claims::Claims;
-use self::failed::Failed;
+use self::failure_cache::FailureCache;
 pub(crate) use self::keys::{Algorithm, InvalidKeys};
 use self::keys::{Key, MAX_KEYS_TRIED};
-use self::remembered::Remembered;
 pub(crate) use self::source::TokenSource;
+use self::verified_cache::VerifiedCache;
 use crate::clock::wall;
 use crate::http::TokenError;
 use crate::units::Timestamp;
@@ -58,8 +58,8 @@ pub(crate) struct Verifier {
     issuers: Vec<String>,
     audiences: Vec<String>,
     leeway: Duration,
-    remembered: Remembered,
-    failed: Failed,
+    verified_cache: VerifiedCache,
+    failed: FailureCache,
 }
 
 /// The result of verifying a token.
@@ -99,8 +99,8 @@ impl Verifier {
             issuers: Vec::new(),
             audiences: Vec::new(),
             leeway: DEFAULT_LEEWAY,
-            remembered: Remembered::default(),
-            failed: Failed::default(),
+            verified_cache: VerifiedCache::default(),
+            failed: FailureCache::default(),
         }
     }
 
@@ -130,17 +130,17 @@ impl Verifier {
     /// Verifies a token at a given time.
     pub(crate) fn verify_at(&self, token: &str, now: Timestamp) -> Verification {
         let mut signatures = 0;
-        let claims = self.signed_lately(token, now, &mut signatures);
-        let claims = claims.and_then(|claims| claims.are_current(now, self.leeway).map(|()| claims));
+        let claims = self.signed_cached(token, now, &mut signatures);
+        let claims = claims.and_then(|claims| claims.check_times(now, self.leeway).map(|()| claims));
         Verification { claims, signatures }
     }
 
     /// Cached version of [`signed`](Self::signed).
-    fn signed_lately(&self, token: &str, now: Timestamp, signatures: &mut u8) -> Result<Claims, TokenError> {
+    fn signed_cached(&self, token: &str, now: Timestamp, signatures: &mut u8) -> Result<Claims, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::Malformed);
         }
-        if let Some(claims) = self.remembered.get(token) {
+        if let Some(claims) = self.verified_cache.get(token) {
             return Ok(claims);
         }
         if let Some(error) = self.failed.get(token, now) {
@@ -148,7 +148,7 @@ impl Verifier {
         }
         let signed = self.signed(token, signatures);
         match &signed {
-            Ok(claims) => self.remembered.put(token, claims.clone()),
+            Ok(claims) => self.verified_cache.put(token, claims.clone()),
             // Failures without a verification are cheap, so only failed signatures are cached.
             Err(error) if *signatures > 0 => self.failed.put(token, *error, now),
             Err(_) => {}
@@ -175,7 +175,7 @@ impl Verifier {
         for key in keys {
             *signatures += 1;
             if key.has_signed(message.as_bytes(), &signature) {
-                return self.meant(payload);
+                return self.accepted_claims(payload);
             }
             error = TokenError::BadSignature;
         }
@@ -183,12 +183,12 @@ impl Verifier {
     }
 
     /// Returns the claims of a payload with an accepted issuer and audience.
-    fn meant(&self, payload: &str) -> Result<Claims, TokenError> {
+    fn accepted_claims(&self, payload: &str) -> Result<Claims, TokenError> {
         let claims = decoded(payload).and_then(|payload| Claims::read(&payload)).ok_or(TokenError::Malformed)?;
-        if !self.issuers.is_empty() && !claims.name_one_of("iss", &self.issuers) {
+        if !self.issuers.is_empty() && !claims.contain_one_of("iss", &self.issuers) {
             return Err(TokenError::WrongIssuer);
         }
-        if !self.audiences.is_empty() && !claims.name_one_of("aud", &self.audiences) {
+        if !self.audiences.is_empty() && !claims.contain_one_of("aud", &self.audiences) {
             return Err(TokenError::WrongAudience);
         }
         Ok(claims)

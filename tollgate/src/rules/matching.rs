@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::Request;
 use super::host::HostGlob;
-use super::index::Place;
+use super::index::IndexedBy;
 use super::key_part::header_name;
 use super::normal::PathCase;
 use super::normal::header::trimmed;
@@ -118,7 +118,7 @@ impl Match {
     }
 
     /// Splits the match into one for each combination of host and path.
-    pub(super) fn taken_apart(self) -> Vec<Self> {
+    pub(super) fn split(self) -> Vec<Self> {
         fn each<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
             if items.is_empty() { vec![Vec::new()] } else { items.iter().map(|item| vec![item.clone()]).collect() }
         }
@@ -142,19 +142,19 @@ impl Match {
     }
 
     /// Returns the conditions that are known to hold for requests that the index finds for this rule.
-    pub(super) fn known_if_found_by(&self, place: Place) -> Known {
+    pub(super) fn known_if_found_by(&self, indexed_by: IndexedBy) -> Known {
         let any_path = self.paths.is_empty() || self.paths.iter().any(PathGlob::is_everything);
         // The index ignores case.
-        let is_found_by_path = place == Place::Path && !self.paths.iter().any(PathGlob::has_upper_case);
+        let is_found_by_path = indexed_by == IndexedBy::Path && !self.paths.iter().any(PathGlob::has_upper_case);
         let on_path = any_path || is_found_by_path;
-        let on_host = self.hosts.is_empty() || place == Place::Host;
+        let on_host = self.hosts.is_empty() || indexed_by == IndexedBy::Host;
         let nothing_else = self.has_no_other_condition();
-        match place {
+        match indexed_by {
             _ if on_path && on_host && nothing_else => Known::Everything,
-            Place::Path if !is_found_by_path => Known::Nothing,
-            Place::Path => Known::Path,
-            Place::Host => Known::Host,
-            Place::Always => Known::Nothing,
+            IndexedBy::Path if !is_found_by_path => Known::Nothing,
+            IndexedBy::Path => Known::Path,
+            IndexedBy::Host => Known::Host,
+            IndexedBy::Always => Known::Nothing,
         }
     }
 

@@ -24,8 +24,8 @@ const MAPPED_PREFIX: u8 = 96;
 /// use tollgate::rules::Networks;
 ///
 /// let office = Networks::parse(["192.0.2.0/24", "2001:db8::/32", "198.51.100.7"])?;
-/// assert!(office.contain("192.0.2.200".parse()?));
-/// assert!(!office.contain("198.51.100.8".parse()?));
+/// assert!(office.contains("192.0.2.200".parse()?));
+/// assert!(!office.contains("198.51.100.8".parse()?));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Networks {
 
     /// Returns `true` if the address is in one of the networks.
     #[must_use]
-    pub fn contain(&self, address: IpAddr) -> bool {
+    pub fn contains(&self, address: IpAddr) -> bool {
         match address.to_canonical() {
             IpAddr::V4(address) => within(&self.v4, address),
             IpAddr::V6(address) => within(&self.v6, address),
@@ -192,12 +192,12 @@ mod tests {
             ("::ffff:10.1.2.3", true),
             ("::ffff:11.1.2.3", false),
         ] {
-            assert_eq!(networks.contain(address.parse().unwrap()), inside, "{address}");
+            assert_eq!(networks.contains(address.parse().unwrap()), inside, "{address}");
         }
     }
 
     #[test]
-    fn a_mapped_network_is_the_ipv4_network_that_it_stands_for() {
+    fn a_mapped_network_is_its_ipv4_network() {
         let mapped = Networks::parse(["::ffff:10.0.0.0/104", "::ffff:192.0.2.7"]).unwrap();
         assert_eq!(mapped, Networks::parse(["10.0.0.0/8", "192.0.2.7"]).unwrap());
     }
@@ -205,13 +205,13 @@ mod tests {
     #[test]
     fn all_of_ipv6_is_nothing_of_ipv4() {
         let networks = Networks::parse(["::/0"]).unwrap();
-        assert!(networks.contain("2001:db8::1".parse().unwrap()));
-        assert!(!networks.contain("192.0.2.1".parse().unwrap()));
-        assert!(!networks.contain("::ffff:192.0.2.1".parse().unwrap()));
+        assert!(networks.contains("2001:db8::1".parse().unwrap()));
+        assert!(!networks.contains("192.0.2.1".parse().unwrap()));
+        assert!(!networks.contains("::ffff:192.0.2.1".parse().unwrap()));
     }
 
     #[test]
-    fn a_wrong_text_is_named_with_the_fix() {
+    fn an_invalid_text_is_reported_with_the_fix() {
         assert_eq!(problem("10.0.0/8"), "`10.0.0/8` is not a network; use an address or a CIDR, such as 10.0.0.0/8");
         assert_eq!(
             problem("10.1.2.3/8"),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_bound_on_their_number() {
+    fn the_number_of_networks_is_bounded() {
         let texts = |count: usize| (0..count).map(|at| IpAddr::from(Ipv4Addr::from(at as u32 * 2)).to_string());
         assert!(Networks::parse(texts(MAX_NETWORKS)).is_ok());
         assert!(Networks::parse(texts(MAX_NETWORKS + 1)).is_err());
@@ -250,7 +250,7 @@ mod tests {
             let networks = Networks::parse(nets.iter().map(|net| net.trunc().to_string())).unwrap();
             for address in [IpAddr::from(Ipv4Addr::from(low)), IpAddr::from(Ipv6Addr::from(u128::from(low)))] {
                 let expected = nets.iter().any(|net| net.contains(&address));
-                prop_assert_eq!(networks.contain(address), expected, "{}", address);
+                prop_assert_eq!(networks.contains(address), expected, "{}", address);
             }
         }
 

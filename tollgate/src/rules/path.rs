@@ -94,7 +94,7 @@ impl std::str::FromStr for PathGlob {
             spelled.filter(|text| !text.is_empty() && text != ".").map(Segment::new).collect();
         segments.dedup_by(|one, other| matches!((one, other), (Segment::Any, Segment::Any)));
         if segments.iter().any(|segment| matches!(segment, Segment::Pattern(text) if text.contains("**"))) {
-            return Err(invalid("has ** beside other text", "** stands alone between slashes, as in /api/**"));
+            return Err(invalid("has ** beside other text", "write ** alone between slashes, as in /api/**"));
         }
         if segments.iter().any(|segment| matches!(segment, Segment::Literal(text) if &**text == "..")) {
             return Err(invalid("has .. in it, which no path has once it is resolved", "write the path itself"));
@@ -266,10 +266,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_glob_says_what_would_be() {
+    fn an_invalid_glob_reports_the_fix() {
         for (text, fix) in [
             ("api/**", "write /api/**"),
-            ("/a**", "** stands alone"),
+            ("/a**", "write ** alone"),
             ("/a/../b", "write the path itself"),
             ("/a/%2e%2E/b", "write the path itself"),
             ("/**/a/**/b", "use one"),

@@ -235,7 +235,7 @@ impl<'a> Request<'a> {
     }
 
     /// Returns the largest value over all readings of the path.
-    pub(super) fn most_of_readings(&self, number: impl Fn() -> u64) -> u64 {
+    pub(super) fn max_over_readings(&self, number: impl Fn() -> u64) -> u64 {
         let most = Cell::new(number());
         self.other_readings(&|| {
             most.set(most.get().max(number()));

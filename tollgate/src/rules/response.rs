@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 /// use tollgate::rules::StatusSet;
 ///
 /// let refused_logins = StatusSet::none().status(StatusCode::UNAUTHORIZED).status(StatusCode::FORBIDDEN);
-/// assert!(refused_logins.have(StatusCode::UNAUTHORIZED) && !refused_logins.have(StatusCode::OK));
-/// assert!(StatusSet::failures().have(StatusCode::BAD_GATEWAY));
+/// assert!(refused_logins.contains(StatusCode::UNAUTHORIZED) && !refused_logins.contains(StatusCode::OK));
+/// assert!(StatusSet::failures().contains(StatusCode::BAD_GATEWAY));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
@@ -67,7 +67,7 @@ impl StatusSet {
 
     /// Returns `true` if the set contains `status`.
     #[must_use]
-    pub fn have(&self, status: StatusCode) -> bool {
+    pub fn contains(&self, status: StatusCode) -> bool {
         self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&status.as_u16()))
     }
 }
@@ -89,7 +89,7 @@ impl ResponseSettlement {
 
     /// Returns the actual cost of a request with this response, or `None` if the cost does not change.
     pub(crate) fn actual(&self, status: StatusCode, headers: &HeaderMap) -> Option<u64> {
-        if self.count.as_ref().is_some_and(|count| !count.have(status)) {
+        if self.count.as_ref().is_some_and(|count| !count.contains(status)) {
             return Some(0);
         }
         whole_number(headers, self.settle_by.as_ref()?)
@@ -118,7 +118,9 @@ mod tests {
     fn a_status_counts_if_it_is_listed_or_of_a_class_that_is() {
         let answers = |answers: StatusSet| {
             let all = [100, 200, 302, 399, 400, 401, 404, 499, 500, 599, 999];
-            all.into_iter().filter(|status| answers.have(StatusCode::from_u16(*status).unwrap())).collect::<Vec<_>>()
+            all.into_iter()
+                .filter(|status| answers.contains(StatusCode::from_u16(*status).unwrap()))
+                .collect::<Vec<_>>()
         };
         assert_eq!(answers(StatusSet::all()).len(), 11);
         assert_eq!(answers(StatusSet::successes()), [100, 200, 302, 399]);
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_number_leaves_the_estimate() {
+    fn other_values_than_whole_numbers_leave_the_estimate() {
         let settles =
             ResponseSettlement { settle_by: Some(HeaderName::from_static("x-cost")), ..ResponseSettlement::default() };
         assert_eq!(heard(&settles, 200, Some(b"12")), Some(12));
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_does_not_count_costs_nothing_whatever_it_says() {
+    fn a_response_that_does_not_count_costs_nothing() {
         let both = ResponseSettlement {
             count: Some(StatusSet::successes()),
             settle_by: Some(HeaderName::from_static("x-cost")),

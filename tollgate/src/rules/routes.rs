@@ -8,7 +8,7 @@ use std::cmp::{Ordering, Reverse};
 
 use super::client::TrustedProxies;
 use super::host::HostGlob;
-use super::index::{Index, Indexed, Place};
+use super::index::{Index, Indexed, IndexedBy};
 use super::matching::Known;
 use super::path::{PathGlob, Segment};
 use super::{Facts, Match, PathReading, Request};
@@ -56,18 +56,18 @@ impl Routes {
             if let Some(problem) = route.problem() {
                 return Err(problem.clone());
             }
-            entries.extend(route.taken_apart().into_iter().map(|one| (one, number)));
+            entries.extend(route.split().into_iter().map(|one| (one, number)));
         }
         // A stable sort keeps equal routes in their order.
         entries.sort_by(|(one, _), (other, _)| specific(one, other));
         let indexed: Vec<Indexed<'_>> =
             entries.iter().map(|(one, _)| Indexed { paths: &one.paths, hosts: &one.hosts }).collect();
         let index = Index::new(&indexed);
-        let entry = |((matching, number), place): ((Match, usize), &Place)| {
-            let known = matching.known_if_found_by(*place);
+        let entry = |((matching, number), by): ((Match, usize), &IndexedBy)| {
+            let known = matching.known_if_found_by(*by);
             Entry { matching, known, number }
         };
-        let entries = entries.into_iter().zip(index.places()).map(entry).collect();
+        let entries = entries.into_iter().zip(index.indexed_by()).map(entry).collect();
         Ok(Self { entries, index, nobody: TrustedProxies::default() })
     }
 
@@ -207,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_no_route_matches_has_none() {
+    fn a_request_without_a_matching_route_has_none() {
         assert_eq!(found(&["/a/**", "b.example /b"], &Facts::new("GET", "/b").host("c.example")), None);
         assert_eq!(found(&[], &Facts::new("GET", "/")), None);
     }
 
     #[test]
-    fn each_path_and_host_of_a_route_is_as_specific_as_it_is() {
+    fn each_path_and_host_of_a_route_is_ranked_by_itself() {
         let routes = ["/a /b/**", "/b/c /**", "v.example w.example /a"];
         assert_eq!(found(&routes, &Facts::new("GET", "/a")), Some("/a /b/**"));
         assert_eq!(found(&routes, &Facts::new("GET", "/b/c")), Some("/b/c /**"));

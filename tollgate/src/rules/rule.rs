@@ -34,7 +34,7 @@ pub struct Rule {
     pub(super) missing: Missing,
     pub(super) cost: Cost,
     pub(super) plan: Option<KeyPart>,
-    pub(super) overrides: Vec<(Whom, Numbers)>,
+    pub(super) overrides: Vec<(OverrideTarget, Numbers)>,
     pub(super) exempt: Listing,
     pub(super) blocked: Listing,
     pub(crate) mode: Mode,
@@ -67,7 +67,7 @@ pub(super) enum Bound {
     /// Units per time: a limit of the store.
     Rate(Limit),
     /// Requests in flight.
-    InFlight { name: Box<str>, most: u64 },
+    InFlight { name: Box<str>, max: u64 },
 }
 
 /// The numbers of an override.
@@ -79,7 +79,7 @@ pub(super) enum Numbers {
 
 /// The requests that an override applies to.
 #[derive(Clone, Debug)]
-pub(super) enum Whom {
+pub(super) enum OverrideTarget {
     Plan(Box<str>),
     Key(Box<[Box<[u8]>]>),
 }
@@ -168,14 +168,14 @@ impl Cost {
                 units.unwrap_or(1).max(1)
             }
             CostSource::Invalid(_) => 1,
-            CostSource::Custom(cost) => request.most_of_readings(|| cost(request).unwrap_or(1)),
+            CostSource::Custom(cost) => request.max_over_readings(|| cost(request).unwrap_or(1)),
             CostSource::Expression(cost, when_error) => {
                 let quota = OnceCell::new();
                 let failed = || {
                     let quota = *quota.get_or_init(&quota_of);
                     when_error.map_or(quota, |units| units.min(quota))
                 };
-                request.most_of_readings(|| cost(request).unwrap_or_else(failed))
+                request.max_over_readings(|| cost(request).unwrap_or_else(failed))
             }
         }
     }
@@ -215,7 +215,7 @@ pub struct Listing {
 
 impl Listing {
     /// Returns an empty list.
-    pub fn nobody() -> Self {
+    pub fn none() -> Self {
         Self::default()
     }
 
@@ -237,7 +237,7 @@ impl Listing {
         self
     }
 
-    pub(super) fn is_nobody(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.networks.is_empty() && self.keys.is_empty() && self.conditions.is_empty()
     }
 
@@ -260,7 +260,7 @@ impl Listing {
     }
 
     fn lists_network(&self, request: &Request<'_>) -> bool {
-        let within = |address| self.networks.contain(address);
+        let within = |address| self.networks.contains(address);
         !self.networks.is_empty() && request.client().is_some_and(within)
     }
 }
@@ -279,8 +279,8 @@ impl Rule {
         };
         let listed = self.exempt.keys.iter_mut().chain(&mut self.blocked.keys);
         listed.for_each(|parts| normal(&self.key, parts));
-        for (whom, _) in &mut self.overrides {
-            if let Whom::Key(parts) = whom {
+        for (target, _) in &mut self.overrides {
+            if let OverrideTarget::Key(parts) = target {
                 normal(&self.key, parts);
             }
         }
@@ -306,11 +306,11 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// If the name is invalid, or `most` is 0 or above 2^32.
-    pub fn in_flight(name: &str, most: u64) -> Result<Self, InvalidLimit> {
+    /// If the name is invalid, or `max` is 0 or above 2^32.
+    pub fn in_flight(name: &str, max: u64) -> Result<Self, InvalidLimit> {
         check_name(name)?;
-        check_in_flight(most).map_err(|error| error.of_limit(name))?;
-        Ok(Self::of(Bound::InFlight { name: name.into(), most }))
+        check_in_flight(max).map_err(|error| error.of_limit(name))?;
+        Ok(Self::of(Bound::InFlight { name: name.into(), max }))
     }
 
     fn of(bound: Bound) -> Self {
@@ -322,8 +322,8 @@ impl Rule {
             cost: Cost::constant(1),
             plan: None,
             overrides: Vec::new(),
-            exempt: Listing::nobody(),
-            blocked: Listing::nobody(),
+            exempt: Listing::none(),
+            blocked: Listing::none(),
             mode: Mode::default(),
             ban: None,
             response_settlement: ResponseSettlement::default(),
@@ -394,27 +394,27 @@ impl Rule {
 
     /// Sets other numbers for a plan. The algorithm must be the limit's own.
     pub fn plan_limit(mut self, plan: &str, algorithm: impl Into<Algorithm>) -> Self {
-        self.overrides.push((Whom::Plan(plan.into()), Numbers::Rate(algorithm.into())));
+        self.overrides.push((OverrideTarget::Plan(plan.into()), Numbers::Rate(algorithm.into())));
         self
     }
 
     /// Sets another number for a plan, for a rule [`in_flight`](Self::in_flight).
-    pub fn plan_in_flight(mut self, plan: &str, most: u64) -> Self {
-        self.overrides.push((Whom::Plan(plan.into()), Numbers::InFlight(most)));
+    pub fn plan_in_flight(mut self, plan: &str, max: u64) -> Self {
+        self.overrides.push((OverrideTarget::Plan(plan.into()), Numbers::InFlight(max)));
         self
     }
 
     /// Sets another number for one key, for a rule [`in_flight`](Self::in_flight). It takes precedence over that of a
     /// plan.
-    pub fn key_in_flight(mut self, parts: &[&str], most: u64) -> Self {
-        self.overrides.push((Whom::Key(owned(parts)), Numbers::InFlight(most)));
+    pub fn key_in_flight(mut self, parts: &[&str], max: u64) -> Self {
+        self.overrides.push((OverrideTarget::Key(owned(parts)), Numbers::InFlight(max)));
         self
     }
 
     /// Sets other numbers for one key, which take precedence over those of a plan. The algorithm must be the limit's
     /// own.
     pub fn key_limit(mut self, parts: &[&str], algorithm: impl Into<Algorithm>) -> Self {
-        self.overrides.push((Whom::Key(owned(parts)), Numbers::Rate(algorithm.into())));
+        self.overrides.push((OverrideTarget::Key(owned(parts)), Numbers::Rate(algorithm.into())));
         self
     }
 
@@ -473,15 +473,15 @@ impl Rule {
 }
 
 /// Checks the bound of a limit on requests in flight.
-pub(super) fn check_in_flight(most: u64) -> Result<(), InvalidLimit> {
-    match most {
+pub(super) fn check_in_flight(max: u64) -> Result<(), InvalidLimit> {
+    match max {
         0 => {
             let fix = "use 1 or more, or `blocked` to refuse every request";
             Err(InvalidLimit::new("in_flight", "in_flight 0 admits nothing".into(), fix))
         }
         1..=MAX_QUOTA => Ok(()),
         _ => {
-            let problem = format!("in_flight {most} is above {MAX_QUOTA} (2^32)");
+            let problem = format!("in_flight {max} is above {MAX_QUOTA} (2^32)");
             Err(InvalidLimit::new("in_flight", problem, "use 4294967296 or less"))
         }
     }

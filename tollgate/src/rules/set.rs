@@ -20,7 +20,7 @@ pub(crate) use self::phases::Phase;
 use self::phases::Phases;
 use self::plain::PlainRule;
 use super::client::TrustedProxies;
-use super::index::{Candidates, Index, Place};
+use super::index::{Candidates, Index, IndexedBy};
 use super::key_map::KeyMap;
 use super::key_part::Piece;
 use super::matching::{Known, Miss};
@@ -119,7 +119,7 @@ pub(crate) type Pieces<'r> = SmallVec<[Piece<'r>; 3]>;
 
 /// A rule that counts a request.
 #[derive(Clone, Debug)]
-pub(crate) struct Finding {
+pub(crate) struct RuleHit {
     pub(crate) rule: u32,
     pub(crate) limit: LimitId,
     pub(crate) ban: Option<LimitId>,
@@ -139,15 +139,15 @@ pub(crate) enum Refused {
 }
 
 /// The result of checking one rule.
-pub(crate) enum Met<'r> {
-    Not(Miss<'r>),
+pub(crate) enum RuleMatch<'r> {
+    NotMatched(Miss<'r>),
     /// The rule is disabled.
     Disabled,
     /// The request lacks a part of the key, and the rule skips such requests.
-    Lacks(&'r KeyPart),
+    KeyMissing(&'r KeyPart),
     Exempt,
     Refused(u32, Refused),
-    Hit(Finding),
+    Hit(RuleHit),
 }
 
 impl RuleSet {
@@ -169,7 +169,7 @@ impl RuleSet {
     pub(crate) fn find(
         &self,
         request: &Request<'_>,
-        mut found: impl FnMut(&Finding, Key<'_>),
+        mut found: impl FnMut(&RuleHit, Key<'_>),
     ) -> Result<(), (Option<u32>, Refused)> {
         let (candidates, case);
         let numbers = match self.0.index.all_always() {
@@ -215,10 +215,10 @@ impl RuleSet {
                     _ => None,
                 };
                 if let Some(key) = key {
-                    let whole = || compiled.finding(number, compiled.limit, request, &self.0.limits);
-                    let finding = plain.finding(number, request).unwrap_or_else(whole);
+                    let whole = || compiled.rule_hit(number, compiled.limit, request, &self.0.limits);
+                    let rule_hit = plain.rule_hit(number, request).unwrap_or_else(whole);
                     compiled.check_read(number, request)?;
-                    found(&finding, key);
+                    found(&rule_hit, key);
                     continue;
                 }
             }
@@ -243,14 +243,14 @@ impl RuleSet {
 
     /// Returns `true` if a rule that is indexed by path or host can refuse. Shadow rules cannot.
     fn enforces_by_path_or_host(&self) -> bool {
-        let placed = self.0.rules.iter().zip(self.0.index.places());
-        placed.into_iter().any(|(one, place)| *place != Place::Always && one.rule.mode == Mode::Enforced)
+        let placed = self.0.rules.iter().zip(self.0.index.indexed_by());
+        placed.into_iter().any(|(one, by)| *by != IndexedBy::Always && one.rule.mode == Mode::Enforced)
     }
 
     fn shortcut(&self, number: u32, case: Case) -> Shortcut {
         let shortcut = self.0.shortcuts[number as usize];
         match case {
-            Case::Unknown if self.0.index.places()[number as usize] == Place::Path => {
+            Case::Unknown if self.0.index.indexed_by()[number as usize] == IndexedBy::Path => {
                 Shortcut { known: Known::Nothing, ..shortcut }
             }
             _ => shortcut,
@@ -264,57 +264,62 @@ impl RuleSet {
         number: u32,
         request: &Request<'_>,
         shortcut: Shortcut,
-        found: &mut dyn FnMut(&Finding, Key<'_>),
+        found: &mut dyn FnMut(&RuleHit, Key<'_>),
     ) -> Result<(), (Option<u32>, Refused)> {
         let mut pieces = Pieces::new();
-        let met = self.meet_by(number, request, &mut pieces, shortcut);
+        let result = self.check_rule_with(number, request, &mut pieces, shortcut);
         self.0.rules[number as usize].check_read(number, request)?;
-        match met {
-            Met::Hit(finding) => with_key(&pieces, |key| found(&finding, key)),
-            Met::Refused(number, refused) => return Err((Some(number), refused)),
-            Met::Not(_) | Met::Disabled | Met::Lacks(_) | Met::Exempt => {}
+        match result {
+            RuleMatch::Hit(rule_hit) => with_key(&pieces, |key| found(&rule_hit, key)),
+            RuleMatch::Refused(number, refused) => return Err((Some(number), refused)),
+            RuleMatch::NotMatched(_) | RuleMatch::Disabled | RuleMatch::KeyMissing(_) | RuleMatch::Exempt => {}
         }
         Ok(())
     }
 
     /// Checks one rule, and adds the parts of its key to `pieces`, which must be empty.
-    pub(crate) fn meet<'r>(&'r self, number: u32, request: &'r Request<'_>, pieces: &mut Pieces<'r>) -> Met<'r> {
-        let met = self.meet_by(number, request, pieces, Shortcut::NONE);
+    pub(crate) fn check_rule<'r>(
+        &'r self,
+        number: u32,
+        request: &'r Request<'_>,
+        pieces: &mut Pieces<'r>,
+    ) -> RuleMatch<'r> {
+        let result = self.check_rule_with(number, request, pieces, Shortcut::NONE);
         match self.0.rules[number as usize].check_read(number, request) {
-            Ok(()) => met,
-            Err((_, refused)) => Met::Refused(number, refused),
+            Ok(()) => result,
+            Err((_, refused)) => RuleMatch::Refused(number, refused),
         }
     }
 
     #[inline]
-    fn meet_by<'r>(
+    fn check_rule_with<'r>(
         &'r self,
         number: u32,
         request: &'r Request<'_>,
         pieces: &mut Pieces<'r>,
         Shortcut { known, exceptions }: Shortcut,
-    ) -> Met<'r> {
+    ) -> RuleMatch<'r> {
         let compiled = &self.0.rules[number as usize];
         let rule = &compiled.rule;
         if let Some(miss) = rule.matching.first_miss(request, known) {
-            return if rule.mode == Mode::Disabled { Met::Disabled } else { Met::Not(miss) };
+            return if rule.mode == Mode::Disabled { RuleMatch::Disabled } else { RuleMatch::NotMatched(miss) };
         }
         // Entries other than keys apply whether or not the request has a key.
         if exceptions == Exceptions::Some && rule.exempt.lists_every_reading(request) {
-            return Met::Exempt;
+            return RuleMatch::Exempt;
         }
         if exceptions == Exceptions::Some && rule.mode == Mode::Enforced && rule.blocked.lists(request) {
-            return Met::Refused(number, Refused::Blocked);
+            return RuleMatch::Refused(number, Refused::Blocked);
         }
         for part in &rule.key {
             let piece = match (part.of(request), rule.missing) {
                 (Some(piece), _) => piece,
-                (None, _) if part.is_absent_descriptor(request) => return Met::Lacks(part),
+                (None, _) if part.is_absent_descriptor(request) => return RuleMatch::KeyMissing(part),
                 (None, Missing::Anonymous) => Piece::Borrowed(ANONYMOUS),
                 (None, Missing::Deny) if rule.mode == Mode::Enforced => {
-                    return Met::Refused(number, self.key_missing(part, request));
+                    return RuleMatch::Refused(number, self.key_missing(part, request));
                 }
-                (None, Missing::Skip | Missing::Deny) => return Met::Lacks(part),
+                (None, Missing::Skip | Missing::Deny) => return RuleMatch::KeyMissing(part),
             };
             pieces.push(piece);
         }
@@ -328,20 +333,20 @@ impl RuleSet {
                 true => request.in_every_reading(|| compiled.lists_key(&compiled.exempt, request)),
             };
             if is_exempt {
-                return Met::Exempt;
+                return RuleMatch::Exempt;
             }
             let is_blocked = match is_several {
                 false => is_listed(&compiled.blocked),
                 true => request.in_any_reading(|| compiled.lists_key(&compiled.blocked, request)),
             };
             if rule.mode == Mode::Enforced && is_blocked {
-                return Met::Refused(number, Refused::Blocked);
+                return RuleMatch::Refused(number, Refused::Blocked);
             }
             // It is unknown which reading applies, so no override for a key is used.
             let by_key = if is_several { None } else { compiled.by_key.get(parts).copied() };
             limit = by_key.or_else(|| compiled.plan_limit(request)).unwrap_or(limit);
         }
-        Met::Hit(compiled.finding(number, limit, request, &self.0.limits))
+        RuleMatch::Hit(compiled.rule_hit(number, limit, request, &self.0.limits))
     }
 
     /// Returns the reason to refuse a request that lacks a part of the key: the token error, if the part is a claim.
@@ -365,10 +370,10 @@ impl RuleSet {
     pub(crate) fn find_bans(&self, request: &Request<'_>, mut found: impl FnMut(LimitId, Key<'_>)) {
         for compiled in self.0.rules.iter().filter(|_| self.0.have_bans) {
             let Rule { matching, key, mode, .. } = &compiled.rule;
-            let is_concerned = *mode == Mode::Enforced && matching.is_everything();
+            let applies = *mode == Mode::Enforced && matching.is_everything();
             // With a shared key, one client could have everybody banned.
             let is_of_connection = !key.is_empty() && key.iter().all(KeyPart::is_of_connection);
-            let (Some(ban), true) = (compiled.ban, is_concerned && is_of_connection) else { continue };
+            let (Some(ban), true) = (compiled.ban, applies && is_of_connection) else { continue };
             let pieces: Option<Pieces<'_>> = key.iter().map(|part| part.of(request)).collect();
             if let Some(pieces) = pieces {
                 with_key(&pieces, |key| found(ban, key));
@@ -387,24 +392,24 @@ impl RuleSet {
     }
 
     /// Checks one rule by its name, with a given key.
-    pub(crate) fn named(&self, name: &str, parts: &[&[u8]], cost: u64) -> Option<Met<'_>> {
+    pub(crate) fn check_named(&self, name: &str, parts: &[&[u8]], cost: u64) -> Option<RuleMatch<'_>> {
         let number = self.number(name)?;
         let compiled = &self.0.rules[number as usize];
         if compiled.rule.mode == Mode::Disabled {
-            return Some(Met::Disabled);
+            return Some(RuleMatch::Disabled);
         }
         let known = parts.iter().copied();
         if compiled.exempt.get(known.clone()).is_some() {
-            return Some(Met::Exempt);
+            return Some(RuleMatch::Exempt);
         }
         if compiled.rule.mode == Mode::Enforced && compiled.blocked.get(known.clone()).is_some() {
-            return Some(Met::Refused(number, Refused::Blocked));
+            return Some(RuleMatch::Refused(number, Refused::Blocked));
         }
         // The end of the request is unknown.
         if compiled.rule.is_in_flight() {
-            return Some(Met::Exempt);
+            return Some(RuleMatch::Exempt);
         }
-        Some(Met::Hit(Finding {
+        Some(RuleMatch::Hit(RuleHit {
             rule: number,
             limit: compiled.by_key.get(known).copied().unwrap_or(compiled.limit),
             ban: compiled.ban,
@@ -555,7 +560,7 @@ impl RuleSet {
     }
 
     /// Returns the maximum of requests in flight of a limit.
-    pub(crate) fn most_in_flight(&self, limit: LimitId) -> u64 {
+    pub(crate) fn max_in_flight(&self, limit: LimitId) -> u64 {
         let place = limit.index().checked_sub(self.0.limits.len());
         place.and_then(|place| self.0.in_flight.get(place)).copied().unwrap_or(u64::MAX)
     }
@@ -573,18 +578,18 @@ fn with_key(pieces: &[Piece<'_>], found: impl FnOnce(Key<'_>)) {
 }
 
 impl Compiled {
-    fn shortcut(&self, place: Place) -> Shortcut {
+    fn shortcut(&self, indexed_by: IndexedBy) -> Shortcut {
         let rule = &self.rule;
-        let alike = rule.exempt.is_nobody() && rule.blocked.is_nobody() && rule.overrides.is_empty();
-        let exceptions = if alike { Exceptions::None } else { Exceptions::Some };
-        Shortcut { known: rule.matching.known_if_found_by(place), exceptions }
+        let has_no_exceptions = rule.exempt.is_empty() && rule.blocked.is_empty() && rule.overrides.is_empty();
+        let exceptions = if has_no_exceptions { Exceptions::None } else { Exceptions::Some };
+        Shortcut { known: rule.matching.known_if_found_by(indexed_by), exceptions }
     }
 
     #[inline(always)]
-    fn finding(&self, number: u32, limit: LimitId, request: &Request<'_>, limits: &[Limit]) -> Finding {
+    fn rule_hit(&self, number: u32, limit: LimitId, request: &Request<'_>, limits: &[Limit]) -> RuleHit {
         let quota = || limits.get(limit.index()).map_or(1, Limit::quota);
         let (cost, is_in_flight) = (self.rule.cost.of(request, quota), self.rule.is_in_flight());
-        Finding { rule: number, limit, ban: self.ban, cost, mode: self.rule.mode, is_in_flight }
+        RuleHit { rule: number, limit, ban: self.ban, cost, mode: self.rule.mode, is_in_flight }
     }
 
     /// Refuses a request if this rule read an ambiguous value. A shadow rule refuses nothing.

@@ -49,7 +49,7 @@ pub(super) fn shadowed(routes: &[Match]) -> Vec<Shadowed> {
         return Vec::new();
     }
     let apart = routes.iter().enumerate();
-    let apart = apart.flat_map(|(number, route)| route.clone().taken_apart().into_iter().map(move |one| (number, one)));
+    let apart = apart.flat_map(|(number, route)| route.clone().split().into_iter().map(move |one| (number, one)));
     let parts: Vec<Part> = apart.map(Part::new).collect();
     let mut steps = Steps(MAX_STEPS);
     let mut covering = |part: &Part| {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_that_ignores_case_is_left_the_other_case() {
+    fn a_case_insensitive_route_gets_the_other_cases() {
         let route = |path: &str| Match::everything().path(path);
         let count = |routes: &[Match]| shadowed(routes).len();
         assert_eq!(count(&[route("/a/**"), route("/a/**").ignoring_path_case()]), 0);
@@ -209,12 +209,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_specific_is_reached() {
+    fn more_specific_routes_are_reached() {
         assert_eq!(found(&["/**", "/a/**", "/a/*", "/a/b", "*.h /**", "a.h /**", "GET /a/b", "GET /a/b x=1"]), []);
     }
 
     #[test]
-    fn a_prefix_is_possible_or_not() {
+    fn impossible_prefixes_are_found() {
         let can = |glob: &str, prefix: &str| can_begin_with(&glob.parse().unwrap(), prefix);
         for (glob, prefix) in [
             ("/api/**", "/api"),
@@ -235,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_covered_is_matched(
+        fn covered_paths_are_matched(
             one in "(/(a|b|a\\*|\\*b|\\*|\\*\\*)){1,4}",
             other in "(/(a|b|a\\*|\\*b|\\*|\\*\\*)){1,4}",
             paths in prop::collection::vec("(/[ab]{1,2}){0,4}", 20),

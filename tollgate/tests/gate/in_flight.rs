@@ -125,8 +125,8 @@ fn plans_and_single_keys_have_overrides() {
 fn matches_exemptions_and_blocks_work_as_for_rate_limits() {
     let rule = per_user(1)
         .matching(Match::everything().method("POST"))
-        .exempt(Listing::nobody().key(&["ops"]))
-        .blocked(Listing::nobody().key(&["eve"]));
+        .exempt(Listing::none().key(&["ops"]))
+        .blocked(Listing::none().key(&["eve"]));
     let (gate, _) = gate([rule]);
     let post = |user| check(&gate, "POST", "/", &[("x-user-id", user)]);
     assert!(get(&gate, "ann").take_permit().is_none() && post("ops").take_permit().is_none());
@@ -197,7 +197,7 @@ fn settings_of_rate_limits_are_rejected_for_in_flight_limits() {
     let ban = Ban { after: 5, within: MINUTE, for_: MINUTE };
     assert_eq!(
         refused(per_user(1).ban(ban)),
-        "limit `at-once`: ban of a rate means nothing to what is in flight; remove it, or use a limit of its own"
+        "limit `at-once`: ban does not apply to a limit on requests in flight; remove it, or use a separate limit"
     );
     for rule in [
         per_user(1).cost(Cost::constant(2)),
@@ -233,5 +233,5 @@ fn threads_never_hold_more_permits_than_the_maximum() {
     });
     assert!((1..=5).contains(&most.into_inner()));
     let held: Vec<_> = (0..9).filter_map(|_| permit(&gate, "ann")).collect();
-    assert_eq!(held.len(), 5, "all places are free again");
+    assert_eq!(held.len(), 5, "all permits are free again");
 }

@@ -16,7 +16,7 @@ const EVE: [(&str, &str); 1] = [("x-user-id", "eve")];
 
 #[test]
 fn exempt_requests_are_not_counted() {
-    let listing = Listing::nobody()
+    let listing = Listing::none()
         .key(&["ann"])
         .networks(Networks::parse(["10.0.0.0/8"]).unwrap())
         .when(|request| request.path().starts_with("/health"));
@@ -33,7 +33,7 @@ fn exempt_requests_are_not_counted() {
 
 #[test]
 fn blocked_requests_get_no_retry_after() {
-    let listing = Listing::nobody().key(&["eve"]).networks(Networks::parse(["192.0.2.0/24"]).unwrap());
+    let listing = Listing::none().key(&["eve"]).networks(Networks::parse(["192.0.2.0/24"]).unwrap());
     let (gate, _) = gate([per_user(10).blocked(listing)]);
     let refused = check(&gate, "GET", "/", &EVE);
     assert_eq!((refused.refusal(), refused.limit()), (Some(&Refusal::Blocked), Some("per-user")));
@@ -105,7 +105,7 @@ fn a_ban_is_not_reported_before_it_begins() {
 
 #[test]
 fn lists_by_address_apply_without_a_key_too() {
-    let listing = |network: &str| Listing::nobody().networks(Networks::parse([network]).unwrap());
+    let listing = |network: &str| Listing::none().networks(Networks::parse([network]).unwrap());
     let skipping = per_user(10).missing(Missing::Skip).blocked(listing("192.0.2.0/24"));
     let (gate, _) = super::gate([skipping]);
     let blocked = gate.decide_now(&Facts::new("GET", "/").peer("192.0.2.9".parse().unwrap())).unwrap();

@@ -82,7 +82,7 @@ async fn responses((gate, clock): (Gate, ManualClock)) -> Vec<String> {
 async fn the_fast_path_gives_the_same_responses_for_every_kind_of_rule() {
     let bucket = |bucket: LeakyBucket| Rule::new(Limit::new("queue", bucket).unwrap()).key(KeyPart::ip());
     let token_bucket = TokenBucket::new(2, Rate::per_minute(10));
-    let office = || Listing::nobody().networks(Networks::parse(["192.0.2.0/31"]).unwrap());
+    let office = || Listing::none().networks(Networks::parse(["192.0.2.0/31"]).unwrap());
     let proxies = TrustedProxies::parse(["192.0.2.0/24"]).unwrap();
     let kinds = [
         ("plain", of(per_client(2))),

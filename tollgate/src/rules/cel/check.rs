@@ -12,7 +12,7 @@ use cel::common::ast::{
 
 use super::error::{ExpressionError, nearest};
 use super::prepared::Prepared;
-use super::tree::{Parsed, place_of};
+use super::tree::{Parsed, position_of};
 use super::types::Type;
 use super::variables::{REQUEST_FIELDS, TOKENS, VARIABLES, type_of_field, type_of_variable};
 use super::{functions, operators};
@@ -28,14 +28,14 @@ pub(super) struct Checked {
     pub(super) gives: Type,
     pub(super) prepared: Vec<Prepared>,
     /// `true` if the expression reads the claims of a token.
-    pub(super) asks_tokens: bool,
+    pub(super) reads_token: bool,
 }
 
 pub(super) fn check(parsed: &mut Parsed) -> Result<Checked, ExpressionError> {
     let (root, source) = parsed.parts();
-    let mut checker = Checker { source, scope: Vec::new(), maps: 0, prepared: Vec::new(), asks_tokens: false };
+    let mut checker = Checker { source, scope: Vec::new(), maps: 0, prepared: Vec::new(), reads_token: false };
     let gives = checker.part(root)?;
-    Ok(Checked { gives, prepared: checker.prepared, asks_tokens: checker.asks_tokens })
+    Ok(Checked { gives, prepared: checker.prepared, reads_token: checker.reads_token })
 }
 
 struct Checker<'s> {
@@ -44,12 +44,12 @@ struct Checker<'s> {
     scope: Vec<(String, Type)>,
     maps: usize,
     prepared: Vec<Prepared>,
-    asks_tokens: bool,
+    reads_token: bool,
 }
 
 impl Checker<'_> {
     fn refused(&self, id: u64, message: String) -> ExpressionError {
-        ExpressionError::at(place_of(self.source, id), message)
+        ExpressionError::at(position_of(self.source, id), message)
     }
 
     fn part(&mut self, part: &mut IdedExpr) -> Result<Type, ExpressionError> {
@@ -73,7 +73,7 @@ impl Checker<'_> {
             return Ok(known.clone());
         }
         if let Some(known) = type_of_variable(name) {
-            self.asks_tokens |= name == TOKENS;
+            self.reads_token |= name == TOKENS;
             return Ok(known);
         }
         let in_scope = self.scope.iter().map(|(name, _)| name.as_str());
@@ -145,13 +145,13 @@ impl Checker<'_> {
     }
 
     /// Checks a part that must be a condition.
-    fn condition(&mut self, condition: &mut IdedExpr, whereabouts: &str) -> Result<(), ExpressionError> {
+    fn condition(&mut self, condition: &mut IdedExpr, context: &str) -> Result<(), ExpressionError> {
         let id = condition.id;
         match self.part(condition)? {
             Type::Bool | Type::Dyn => Ok(()),
             other => Err(self.refused(
                 id,
-                format!("what stands {whereabouts} is {}, not a bool; compare it with something", other.named()),
+                format!("the value {context} is {}, not a bool; compare it with something", other.named()),
             )),
         }
     }

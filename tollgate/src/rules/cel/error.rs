@@ -12,13 +12,13 @@ use super::variables::MAX_LOOP_NAMES;
 /// `Display` omits the position, because the reader of the file knows where the text begins in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExpressionError {
-    place: Option<Place>,
+    position: Option<TextPosition>,
     message: String,
 }
 
 /// A position in the text of an expression, in characters from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct TextPosition {
     pub(crate) line: usize,
     pub(crate) column: usize,
 }
@@ -26,21 +26,21 @@ pub(crate) struct Place {
 impl ExpressionError {
     /// Creates an error of the whole expression.
     pub(super) fn whole(message: String) -> Self {
-        Self { place: None, message }
+        Self { position: None, message }
     }
 
     /// Creates an error at a position.
-    pub(super) fn at(place: Option<Place>, message: String) -> Self {
-        Self { place, message }
+    pub(super) fn at(position: Option<TextPosition>, message: String) -> Self {
+        Self { position, message }
     }
 
     /// Returns the position, or `None` for the whole expression.
-    pub(crate) fn place(&self) -> Option<Place> {
-        self.place
+    pub(crate) fn position(&self) -> Option<TextPosition> {
+        self.position
     }
 }
 
-impl Place {
+impl TextPosition {
     /// Returns the position of the character at a byte offset.
     pub(super) fn of_byte(text: &str, offset: usize) -> Self {
         let before = text.char_indices().take_while(|(at, _)| *at < offset);
@@ -67,7 +67,7 @@ pub(crate) enum EvaluationError {
     /// The interpreter failed.
     Failed(Box<ExecutionError>),
     /// The result has another type than the field needs. Only a claim can cause this.
-    WrongType { found: String, wanted: &'static str },
+    WrongType { found: String, expected: &'static str },
     /// The cost is below 0.
     Negative(i64),
 }
@@ -77,8 +77,8 @@ impl EvaluationError {
         Self::Failed(Box::new(error))
     }
 
-    pub(super) fn wrong_type(found: &dyn Val, wanted: &'static str) -> Self {
-        Self::WrongType { found: found.get_type().name().trim_end_matches("_type").to_owned(), wanted }
+    pub(super) fn wrong_type(found: &dyn Val, expected: &'static str) -> Self {
+        Self::WrongType { found: found.get_type().name().trim_end_matches("_type").to_owned(), expected }
     }
 }
 
@@ -100,7 +100,7 @@ impl fmt::Display for EvaluationError {
                 ExecutionError::IndexOutOfBounds(_) => out.write_str("an index is outside its list"),
                 other => out.write_str(&printable(&other.to_string())),
             },
-            Self::WrongType { found, wanted } => write!(out, "the result is of type {found}, not {wanted}"),
+            Self::WrongType { found, expected } => write!(out, "the result is of type {found}, not {expected}"),
             Self::Negative(units) => write!(out, "the cost {units} is below 0"),
         }
     }

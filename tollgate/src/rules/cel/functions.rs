@@ -106,7 +106,7 @@ impl Takes {
         }
     }
 
-    fn wanted(self) -> &'static str {
+    fn expected(self) -> &'static str {
         match self {
             Self::Text => "a string",
             Self::Sized => "a string, bytes, a list or a map",
@@ -131,7 +131,7 @@ pub(super) fn call(name: &str, on_value: bool, arguments: &[Type]) -> Result<Typ
     }
     for (takes, given) in function.takes.iter().zip(arguments) {
         if !takes.accepts(given) {
-            return Err(format!("`{name}` does not take {}; give it {}", given.named(), takes.wanted()));
+            return Err(format!("`{name}` does not take {}; give it {}", given.named(), takes.expected()));
         }
     }
     match (&function.gives, arguments) {
@@ -214,7 +214,7 @@ fn max<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Outcome<'b, 'v> {
 }
 
 /// Returns the first of two numbers if the comparison holds, and otherwise the second.
-fn first_if<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>, wanted: fn(Ordering) -> bool) -> Outcome<'b, 'v> {
+fn first_if<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>, expected: fn(Ordering) -> bool) -> Outcome<'b, 'v> {
     let Ok([first, second]) = <[CowVal<'b, 'v>; 2]>::try_from(arguments) else {
         return Err(ExecutionError::missing_argument_or_target());
     };
@@ -222,5 +222,5 @@ fn first_if<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>, wanted: fn(Ordering) -> bool
         Some(comparer) => comparer.compare(second.as_ref())?,
         None => return Err(ExecutionError::missing_argument_or_target()),
     };
-    Ok(if wanted(order) { first } else { second })
+    Ok(if expected(order) { first } else { second })
 }

@@ -14,7 +14,7 @@ struct Range {
 }
 
 /// Returns the most units that a cost can evaluate to, at least 1, or `None` if it depends on the request.
-pub(super) fn most_units(tree: &IdedExpr) -> Option<u64> {
+pub(super) fn max_units(tree: &IdedExpr) -> Option<u64> {
     range(tree).most.map(|most| u64::try_from(most.max(1)).unwrap_or(u64::MAX))
 }
 

@@ -8,15 +8,15 @@
 use cel::IdedExpr;
 use cel::common::ast::{CallExpr, Expr, LiteralValue, SourceInfo, operators as op};
 
-use super::error::Place;
-use super::tree::{Parsed, place_of};
+use super::error::TextPosition;
+use super::tree::{Parsed, position_of};
 use super::variables::TOKENS;
 
 /// An unguarded read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnguardedRead {
     /// The position in the expression.
-    pub(crate) place: Option<Place>,
+    pub(crate) position: Option<TextPosition>,
     /// The read as written: `request.query["page"]`.
     pub(crate) text: String,
     /// A condition that is true if the entry is present: `"page" in request.query`.
@@ -58,7 +58,7 @@ pub(super) fn unguarded(parsed: &mut Parsed) -> Vec<UnguardedRead> {
     let mut walk = Walk { source, found: Vec::new() };
     walk.part(root, &[]);
     let mut reads: Vec<UnguardedRead> = walk.found.into_iter().map(|(read, _)| read).collect();
-    reads.sort_by_key(|read| read.place.map(|place| (place.line, place.column)));
+    reads.sort_by_key(|read| read.position.map(|position| (position.line, position.column)));
     reads
 }
 
@@ -119,8 +119,8 @@ impl Walk<'_> {
         if self.found.iter().any(|(_, known)| *known == missing) {
             return;
         }
-        let place = place_of(self.source, beginning(part).id);
-        let read = UnguardedRead { place, text: missing.text(), guard: missing.guard() };
+        let position = position_of(self.source, beginning(part).id);
+        let read = UnguardedRead { position, text: missing.text(), guard: missing.guard() };
         self.found.push((read, missing));
     }
 }

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
 
-use super::{Expression, Facts, ReadErrors, Seen};
+use super::{Expression, Facts, Input, ReadErrors};
 
 /// An owned request, so that a test can define it in one place.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Request {
         }
     }
 
-    fn seen<T>(&self, ask: impl FnOnce(&Seen<'_>) -> T) -> T {
+    fn input<T>(&self, evaluate: impl FnOnce(&Input<'_>) -> T) -> T {
         let descriptors = [("tier", "free"), ("tenant", "acme")];
         let facts = Facts::new("POST", &self.target)
             .host("API.example.com:8443")
@@ -52,7 +52,7 @@ impl Request {
             .route("search")
             .domain("edge")
             .descriptors(&descriptors);
-        ask(&Seen {
+        evaluate(&Input {
             facts,
             path: "/api/search",
             client: self.client,
@@ -63,7 +63,7 @@ impl Request {
 
     fn holds(&self, text: &str) -> Result<bool, String> {
         let condition = Expression::condition(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-        self.seen(|seen| condition.holds(seen)).map_err(|error| error.to_string())
+        self.input(|input| condition.holds(input)).map_err(|error| error.to_string())
     }
 
     fn is_true(&self, text: &str) -> bool {
@@ -72,6 +72,6 @@ impl Request {
 
     fn units(&self, text: &str) -> Result<u64, String> {
         let cost = Expression::cost(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-        self.seen(|seen| cost.units(seen)).map_err(|error| error.to_string())
+        self.input(|input| cost.units(input)).map_err(|error| error.to_string())
     }
 }

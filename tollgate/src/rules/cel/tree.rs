@@ -9,7 +9,7 @@ use std::thread;
 use cel::common::ast::{EntryExpr, Expr, SourceInfo};
 use cel::{IdedExpr, ParseError, ParseErrors};
 
-use super::error::{ExpressionError, Place, excerpt};
+use super::error::{ExpressionError, TextPosition, excerpt};
 use super::functions;
 
 /// A longer expression is better written as several limits. It also bounds the work of the parser.
@@ -39,9 +39,9 @@ impl Parsed {
 }
 
 /// Returns the position of a part of the tree.
-pub(super) fn place_of(source: &SourceInfo, id: u64) -> Option<Place> {
+pub(super) fn position_of(source: &SourceInfo, id: u64) -> Option<TextPosition> {
     let (start, _) = source.offset_for(id)?;
-    Some(Place::of_byte(&source.source, usize::try_from(start).ok()?))
+    Some(TextPosition::of_byte(&source.source, usize::try_from(start).ok()?))
 }
 
 pub(super) fn parse(text: &str) -> Result<Parsed, ExpressionError> {
@@ -106,17 +106,17 @@ fn syntax_error(text: &str, errors: &ParseErrors) -> ExpressionError {
     let of_syntax = errors.errors.iter().find(|error| error.msg.starts_with("Syntax error"));
     match of_syntax.or(errors.errors.first()) {
         Some(first) if first.pos.0 == 0 || first.msg.contains("Recursion limit") => too_deep(),
-        Some(first) => ExpressionError::at(place(text, first), reworded(&first.msg)),
+        Some(first) => ExpressionError::at(position(text, first), reworded(&first.msg)),
         None => unreadable(),
     }
 }
 
 /// The parser counts columns in characters, and may point past the end.
-fn place(text: &str, error: &ParseError) -> Option<Place> {
+fn position(text: &str, error: &ParseError) -> Option<TextPosition> {
     let line = usize::try_from(error.pos.0).ok()?;
     let column = usize::try_from(error.pos.1).ok()?.max(1);
     let length = text.lines().nth(line.checked_sub(1)?)?.chars().count();
-    Some(Place { line, column: column.min(length + 1) })
+    Some(TextPosition { line, column: column.min(length + 1) })
 }
 
 fn reworded(message: &str) -> String {
@@ -124,16 +124,16 @@ fn reworded(message: &str) -> String {
         return "`has` takes a field; write `has(request.headers.name)` or `\"a-name\" in request.headers`".to_owned();
     }
     if message.contains("'<EOF>'") {
-        return "the expression ends too early; close what is open, and complete it".to_owned();
+        return "the expression ends too early; close its brackets and complete it".to_owned();
     }
     let unreadable = message.split_once("token recognition error at: ").map(|(_, rest)| rest.trim_matches('\''));
     let found = message.split_once('\'').and_then(|(_, rest)| rest.split_once('\'')).map(|(found, _)| found);
     if let Some((written, meant)) = unreadable.or(found).and_then(of_another_language) {
-        return format!("`{written}` is no operator here; write `{meant}`");
+        return format!("`{written}` is not an operator; write `{meant}`");
     }
     match (unreadable, found) {
         (Some(unreadable), _) => {
-            format!("`{}` cannot be read; close quotes, and escape what is special in them", excerpt(unreadable))
+            format!("`{}` cannot be read; close quotes, and escape special characters in them", excerpt(unreadable))
         }
         (None, Some(found)) if message.starts_with("Syntax error") => {
             format!("`{}` is not expected here; check the operator or bracket before it", excerpt(found))

@@ -13,7 +13,7 @@ use cel::common::value::{CowVal, Val};
 use cel::context::VariableResolver;
 use serde_json::{Map, Value};
 
-use super::Seen;
+use super::Input;
 use super::prepared::Prepared;
 use super::types::Type;
 use crate::http::Headers;
@@ -50,30 +50,30 @@ pub(super) fn type_of_variable(name: &str) -> Option<Type> {
 
 /// Resolves variables for the interpreter.
 pub(super) struct Variables<'a> {
-    seen: Seen<'a>,
+    input: Input<'a>,
     prepared: &'a [Prepared],
 }
 
 impl<'a> Variables<'a> {
-    pub(super) fn new(seen: Seen<'a>, prepared: &'a [Prepared]) -> Self {
-        Self { seen, prepared }
+    pub(super) fn new(input: Input<'a>, prepared: &'a [Prepared]) -> Self {
+        Self { input, prepared }
     }
 
     fn text(&self, field: &str) -> Option<Cow<'a, str>> {
-        let facts = &self.seen.facts;
+        let facts = &self.input.facts;
         Some(match field {
             // Some frameworks ignore the case of methods.
             "method" => match facts.method() {
                 method if method.bytes().any(|byte| byte.is_ascii_lowercase()) => method.to_ascii_uppercase().into(),
                 method => method.into(),
             },
-            "path" => self.seen.path.into(),
+            "path" => self.input.path.into(),
             // Hosts are case-insensitive, so case must not affect a comparison.
-            "host" => match host::host(facts, self.seen.errors).unwrap_or_default() {
+            "host" => match host::host(facts, self.input.errors).unwrap_or_default() {
                 host if host.bytes().any(|byte| byte.is_ascii_uppercase()) => host.to_ascii_lowercase().into(),
                 host => host.into(),
             },
-            "ip" => self.seen.client.map(|address| address.to_canonical().to_string()).unwrap_or_default().into(),
+            "ip" => self.input.client.map(|address| address.to_canonical().to_string()).unwrap_or_default().into(),
             "route" => facts.route_name().unwrap_or_default().into(),
             "domain" => facts.domain_name().unwrap_or_default().into(),
             _ => return None,
@@ -81,12 +81,12 @@ impl<'a> Variables<'a> {
     }
 
     fn entries(&self, name: &str) -> Option<Entries<'a>> {
-        let facts = &self.seen.facts;
+        let facts = &self.input.facts;
         Some(match name {
-            "request.headers" => Entries::Headers(facts.all_headers(), self.seen.errors),
-            "request.query" => Entries::Query(facts.query().unwrap_or_default(), self.seen.errors),
+            "request.headers" => Entries::Headers(facts.all_headers(), self.input.errors),
+            "request.query" => Entries::Query(facts.query().unwrap_or_default(), self.input.errors),
             "descriptors" => Entries::Descriptors(facts.all_descriptors()),
-            TOKENS => Entries::Claims(self.seen.claims),
+            TOKENS => Entries::Claims(self.input.claims),
             _ => return None,
         })
     }

@@ -18,7 +18,7 @@ use super::{Parsed, Problems, RuleFile};
 use crate::Ban;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, HeaderFamily, TokenError};
-use crate::rules::cel::{Expression, Seen};
+use crate::rules::cel::{Expression, Input};
 use crate::rules::expression_errors::ErrorCount;
 use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
@@ -120,7 +120,7 @@ fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings
 
 fn trusted_proxies(gateway: &GatewayRule, root: &Node, findings: &mut Findings) -> Option<TrustedProxies> {
     match TrustedProxies::parse(gateway.trusted_proxies.iter().map(Cidr::to_string)) {
-        Ok(proxies) => Some(proxies.believing(gateway.forwarding_header.into())),
+        Ok(proxies) => Some(proxies.with_header(gateway.forwarding_header.into())),
         Err(error) => {
             let at = root.get("gateway").unwrap_or(root).value_at("trusted_proxies");
             findings.error(at, format!("trusted_proxies: {}", error.problem()), error.fix());
@@ -205,7 +205,7 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
 
 /// What the expressions of a limit read a token for.
 fn token_use(limit: &LimitRule) -> TokenUse {
-    let reads_token = |expression: Result<Expression, _>| expression.is_ok_and(|expression| expression.asks_tokens());
+    let reads_token = |expression: Result<Expression, _>| expression.is_ok_and(|expression| expression.reads_token());
     let mut conditions = [&limit.matches.when, &limit.exempt.when, &limit.blocked.when].into_iter().flatten();
     if conditions.any(|text| reads_token(Expression::condition(text.as_str()))) {
         return TokenUse::Matching;
@@ -267,7 +267,7 @@ fn matching(rule: &MatchRule) -> Result<Match, InvalidValue> {
 
 fn listing(rule: &ListRule, errors: ErrorCount) -> Result<Listing, InvalidValue> {
     let networks = Networks::parse(rule.ips.iter().map(Cidr::to_string))?;
-    let mut listing = Listing::nobody().networks(networks);
+    let mut listing = Listing::none().networks(networks);
     for key in &rule.keys {
         let parts: Vec<&str> = key.iter().map(String::as_str).collect();
         listing = listing.key(&parts);
@@ -287,8 +287,8 @@ fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, InvalidValu
         Some(CostRule::Computed(rule)) => (&rule.expression, rule.when_error),
     };
     let expression = Expression::cost(text.as_str()).map_err(disagreed)?;
-    let when_error = when_error.or_else(|| expression.most_units());
-    let units = move |request: &Request<'_>| match expression.units(&seen(&expression, request)) {
+    let when_error = when_error.or_else(|| expression.max_units());
+    let units = move |request: &Request<'_>| match expression.units(&input(&expression, request)) {
         Ok(units) => Some(units),
         Err(error) => {
             errors.note(request, &error);
@@ -358,7 +358,7 @@ fn condition(
         ExpressionField::MatchWhen | ExpressionField::BlockedWhen | ExpressionField::Cost => true,
     };
     Ok(move |request: &Request<'_>| {
-        expression.holds(&seen(&expression, request)).unwrap_or_else(|error| {
+        expression.holds(&input(&expression, request)).unwrap_or_else(|error| {
             errors.note(request, &error);
             when_error
         })
@@ -366,10 +366,10 @@ fn condition(
 }
 
 /// A request as an expression sees it. A token is verified only for an expression that looks at it.
-fn seen<'r>(expression: &Expression, request: &'r Request<'_>) -> Seen<'r> {
-    let claims = if expression.asks_tokens() { request.claims() } else { None };
+fn input<'r>(expression: &Expression, request: &'r Request<'_>) -> Input<'r> {
+    let claims = if expression.reads_token() { request.claims() } else { None };
     let errors = request.errors();
-    Seen { facts: *request.facts(), path: request.path(), client: request.client(), errors, claims }
+    Input { facts: *request.facts(), path: request.path(), client: request.client(), errors, claims }
 }
 
 fn family(name: FamilyName) -> HeaderFamily {

@@ -10,10 +10,10 @@ use crate::units::Timestamp;
 
 /// The claims of a token with a valid signature. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Claims(Arc<Read>);
+pub(crate) struct Claims(Arc<ParsedClaims>);
 
 #[derive(Debug)]
-struct Read {
+struct ParsedClaims {
     claims: Arc<Map<String, Value>>,
     not_before: Option<Timestamp>,
     expires: Option<Timestamp>,
@@ -25,12 +25,12 @@ impl Claims {
         let claims: Map<String, Value> = serde_json::from_slice(payload).ok()?;
         let not_before = time(&claims, "nbf")?;
         let expires = time(&claims, "exp")?;
-        Some(Self(Arc::new(Read { claims: Arc::new(claims), not_before, expires })))
+        Some(Self(Arc::new(ParsedClaims { claims: Arc::new(claims), not_before, expires })))
     }
 
     /// Checks `exp` and `nbf` at a given time, with leeway.
-    pub(super) fn are_current(&self, now: Timestamp, leeway: Duration) -> Result<(), TokenError> {
-        let Read { not_before, expires, .. } = &*self.0;
+    pub(super) fn check_times(&self, now: Timestamp, leeway: Duration) -> Result<(), TokenError> {
+        let ParsedClaims { not_before, expires, .. } = &*self.0;
         if expires.is_some_and(|end| now >= end.saturating_add(leeway)) {
             return Err(TokenError::Expired);
         }
@@ -41,7 +41,7 @@ impl Claims {
     }
 
     /// Returns `true` if a claim is one of these texts, or a list that contains one.
-    pub(super) fn name_one_of(&self, claim: &str, wanted: &[String]) -> bool {
+    pub(super) fn contain_one_of(&self, claim: &str, wanted: &[String]) -> bool {
         let is_wanted = |value: &Value| value.as_str().is_some_and(|text| wanted.iter().any(|one| one == text));
         match self.0.claims.get(claim) {
             Some(Value::Array(values)) => values.iter().any(is_wanted),

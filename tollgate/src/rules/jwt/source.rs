@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_found_where_it_is_looked_for() {
+    fn a_token_is_read_from_its_source() {
         for (text, name, value, expected) in [
             ("header:authorization", "authorization", "Bearer a.b.c", Some("a.b.c")),
             ("header:Authorization", "authorization", "bEARER   a.b.c ", Some("a.b.c")),

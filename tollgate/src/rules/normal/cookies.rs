@@ -36,7 +36,7 @@ fn values<'a>(piece: &'a [u8], name: &[u8]) -> SmallVec<[Cow<'a, [u8]>; 2]> {
     }
     let is_quoted = itself.is_some_and(|(_, value)| quoted_bytes(value) == Some(value.len()));
     if !is_quoted && piece.iter().any(is_divider) {
-        let closed = close_up(piece);
+        let closed = without_blanks_around_equals(piece);
         let behind = closed.split(is_divider).skip(1).filter_map(pair).filter(|(given, _)| *given == name);
         found.extend(behind.map(|(_, value)| Cow::Owned(plain(value).into_owned())));
     }
@@ -70,7 +70,7 @@ fn quoted_bytes(value: &[u8]) -> Option<usize> {
 }
 
 /// Removes blanks around equals signs.
-fn close_up(piece: &[u8]) -> Vec<u8> {
+fn without_blanks_around_equals(piece: &[u8]) -> Vec<u8> {
     let mut closed: Vec<u8> = Vec::with_capacity(piece.len());
     for byte in piece {
         match byte {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn differing_values_of_a_name_are_a_problem() {
+    fn differing_values_of_a_name_are_an_error() {
         for lines in [
             &["s=1; s=2"][..],
             &["b=0", "s=1", "s=2"],
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn untidy_lines_are_read_all_the_same() {
+    fn untidy_lines_are_accepted() {
         assert_eq!(found(&[" a = 1 ;;; b=2;"], "a").as_deref(), Some("1"));
         assert_eq!(found(&[" a = 1 ;;; b=2;"], "b").as_deref(), Some("2"));
         assert_eq!(found(&["a=\"1"], "a").as_deref(), Some("\"1"));

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn differing_values_are_a_problem_and_equal_ones_are_not() {
+    fn differing_values_are_an_error_and_equal_ones_are_not() {
         let name = HeaderName::from_static("x-key");
         let read = |values: &[&str]| {
             let mut headers = HeaderMap::new();

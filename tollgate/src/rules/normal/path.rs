@@ -348,7 +348,7 @@ fn spell(segment: &str, out: &mut String) -> Result<(), Unreadable> {
         if byte == b'\\' && escaped.is_none() {
             return Err(Unreadable::Backslash);
         }
-        if stands_for_itself(byte) || (byte == b';' && escaped.is_none()) {
+        if is_unescaped(byte) || (byte == b';' && escaped.is_none()) {
             out.push(char::from(byte));
         } else {
             push_escape(byte, out);
@@ -406,7 +406,7 @@ fn merge_slashes(path: &str) -> String {
 
 /// Returns `true` if a byte is written without an escape: the `pchar` of RFC 3986, except the star, which is special in
 /// globs, and the semicolon, which is data when escaped.
-const fn stands_for_itself(byte: u8) -> bool {
+const fn is_unescaped(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')')
         || matches!(byte, b'+' | b',' | b'=' | b':' | b'@')
@@ -428,7 +428,7 @@ static CLASSES: [u8; 256] = {
             b'/' => SLASH | SLASH_OR_DOT,
             b'.' => SLASH_OR_DOT,
             b'A'..=b'Z' => UPPER_CASE,
-            _ if stands_for_itself(letter) => 0,
+            _ if is_unescaped(letter) => 0,
             _ => ODD,
         };
         byte += 1;
@@ -448,7 +448,7 @@ pub(in crate::rules) fn spell_glob(segment: &str) -> String {
         while let Some((first, behind)) = rest.split_first() {
             let escaped = if *first == b'%' { escape(behind) } else { None };
             let (byte, after) = escaped.unwrap_or((*first, behind));
-            if stands_for_itself(byte) || (byte == b';' && escaped.is_none()) {
+            if is_unescaped(byte) || (byte == b';' && escaped.is_none()) {
                 out.push(char::from(byte));
             } else {
                 push_escape(byte, &mut out);
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_says_what_is_forwarded() {
+    fn the_setting_selects_the_forwarded_path() {
         let forwarded =
             |path: &str, reading| CleanPath::new(path).and_then(|path| path.forwarded(reading).map(Cow::into_owned));
         let any = PathReading::default();

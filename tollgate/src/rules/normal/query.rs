@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn differing_values_of_a_name_are_a_problem() {
+    fn differing_values_of_a_name_are_an_error() {
         for text in ["key=1&key=2", "key=1&k%65y=2", "key=1&key[]=2", "key=1&a=1;key=2", "key&key=1"] {
             assert!(read(text).1, "{text}");
         }

@@ -13,7 +13,7 @@ use crate::rules::client::TrustedProxies;
 use crate::rules::index::{Index, Indexed};
 use crate::rules::key_map::KeyMap;
 use crate::rules::request::Tokens;
-use crate::rules::rule::{Bound, Mode, Numbers, Rule, Whom, check_in_flight};
+use crate::rules::rule::{Bound, Mode, Numbers, OverrideTarget, Rule, check_in_flight};
 
 /// More rules than people write, and as many limits as a limiter supports.
 const MAX_RULES: usize = 10_000;
@@ -150,13 +150,12 @@ impl RuleSetBuilder {
             .map(|one| Indexed { paths: &one.rule.matching.paths, hosts: &one.rule.matching.hosts })
             .collect();
         let index = Index::new(&indexed);
-        let shortcuts: Box<[_]> =
-            compiled.iter().zip(index.places()).map(|(one, place)| one.shortcut(*place)).collect();
-        let of_places = compiling.owners[compiling.limits.len()..].iter().zip(&compiling.in_flight);
-        let of_places =
-            of_places.map(|(rule, most)| Policy::in_flight(compiled[*rule as usize].rule.name(), *most, self.families));
+        let shortcuts: Box<[_]> = compiled.iter().zip(index.indexed_by()).map(|(one, by)| one.shortcut(*by)).collect();
+        let in_flight = compiling.owners[compiling.limits.len()..].iter().zip(&compiling.in_flight);
+        let in_flight =
+            in_flight.map(|(rule, max)| Policy::in_flight(compiled[*rule as usize].rule.name(), *max, self.families));
         let policies =
-            compiling.limits.iter().map(|limit| Policy::new(limit, self.families)).chain(of_places).collect();
+            compiling.limits.iter().map(|limit| Policy::new(limit, self.families)).chain(in_flight).collect();
         let names = compiled.iter().map(|one| one.rule.name().into());
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
@@ -229,10 +228,10 @@ impl Compiling {
     }
 
     /// Adds a limit on requests in flight and returns its id. No limit of the store may be added afterwards.
-    fn add_in_flight(&mut self, rule: u32, most: u64) -> LimitId {
+    fn add_in_flight(&mut self, rule: u32, max: u64) -> LimitId {
         let id = LimitId(self.owners.len() as u32);
         self.owners.push(rule);
-        self.in_flight.push(most);
+        self.in_flight.push(max);
         id
     }
 
@@ -250,9 +249,9 @@ impl Compiling {
         }
         let Bound::Rate(limit) = &compiled.rule.bound else { return Ok(()) };
         let mut known: Vec<(Algorithm, LimitId)> = Vec::new();
-        for (whom, numbers) in &compiled.rule.overrides {
+        for (target, numbers) in &compiled.rule.overrides {
             let Numbers::Rate(algorithm) = numbers else {
-                let problem = "an override bounds what is in flight, and its limit does not".into();
+                let problem = "an override limits requests in flight, but its limit does not".into();
                 let fix = "use a limit of its own for that";
                 return Err(InvalidLimit::new("overrides", problem, fix).of_limit(limit.name()));
             };
@@ -264,9 +263,9 @@ impl Compiling {
                     id
                 }
             };
-            match whom {
-                Whom::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
-                Whom::Key(parts) => compiled.by_key.insert(parts.clone(), id),
+            match target {
+                OverrideTarget::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
+                OverrideTarget::Key(parts) => compiled.by_key.insert(parts.clone(), id),
             }
         }
         Ok(())
@@ -277,7 +276,7 @@ impl Compiling {
     /// Compiles a rule that limits requests in flight.
     fn in_flight(&mut self, number: u32, compiled: &mut Compiled) -> Result<(), InvalidLimit> {
         let rule = &compiled.rule;
-        let Bound::InFlight { name, most } = &rule.bound else { return Ok(()) };
+        let Bound::InFlight { name, max } = &rule.bound else { return Ok(()) };
         let of_rates = [
             ("ban", rule.ban.is_some()),
             ("cost", rule.cost.is_estimate()),
@@ -286,17 +285,17 @@ impl Compiling {
             ("overrides", rule.overrides.iter().any(|(_, numbers)| matches!(numbers, Numbers::Rate(_)))),
         ];
         if let Some((field, _)) = of_rates.iter().find(|(_, is_there)| *is_there) {
-            let problem = format!("{field} of a rate means nothing to what is in flight");
-            return Err(InvalidLimit::new(field, problem, "remove it, or use a limit of its own").of_limit(name));
+            let problem = format!("{field} does not apply to a limit on requests in flight");
+            return Err(InvalidLimit::new(field, problem, "remove it, or use a separate limit").of_limit(name));
         }
-        compiled.limit = self.add_in_flight(number, *most);
-        for (whom, numbers) in &rule.overrides {
-            let Numbers::InFlight(most) = numbers else { continue };
-            check_in_flight(*most).map_err(|error| error.of_limit(name))?;
-            let id = self.add_in_flight(number, *most);
-            match whom {
-                Whom::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
-                Whom::Key(parts) => compiled.by_key.insert(parts.clone(), id),
+        compiled.limit = self.add_in_flight(number, *max);
+        for (target, numbers) in &rule.overrides {
+            let Numbers::InFlight(max) = numbers else { continue };
+            check_in_flight(*max).map_err(|error| error.of_limit(name))?;
+            let id = self.add_in_flight(number, *max);
+            match target {
+                OverrideTarget::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
+                OverrideTarget::Key(parts) => compiled.by_key.insert(parts.clone(), id),
             }
         }
         Ok(())

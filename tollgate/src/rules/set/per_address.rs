@@ -29,7 +29,7 @@ impl PerAddress {
         let rule = &compiled.rule;
         let is_for_all = shortcut.known == Known::Everything && shortcut.exceptions == Exceptions::None;
         let is_plain = rule.mode == Mode::Enforced && !rule.is_in_flight() && compiled.ban.is_none();
-        if !is_for_all || !is_plain || rule.response_settlement.is_needed() || !proxies.is_nobody() {
+        if !is_for_all || !is_plain || rule.response_settlement.is_needed() || !proxies.is_empty() {
             return None;
         }
         match (&*rule.key, &rule.cost.0) {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Compiled, Finding, LimitId};
+use super::{Compiled, LimitId, RuleHit};
 use crate::rules::rule::{Cost, Mode};
 use crate::rules::{KeyPart, Request};
 
@@ -54,10 +54,10 @@ impl PlainRule {
 
     /// Returns how the rule counts a request, or `None` if that needs the whole rule.
     #[inline(always)]
-    pub(super) fn finding(&self, number: u32, request: &Request<'_>) -> Option<Finding> {
+    pub(super) fn rule_hit(&self, number: u32, request: &Request<'_>) -> Option<RuleHit> {
         let Self { cost, limit, ban, mode, is_in_flight, .. } = *self;
         let cost = Cost::of_constant(cost?, request);
-        Some(Finding { rule: number, limit, ban, cost, mode, is_in_flight })
+        Some(RuleHit { rule: number, limit, ban, cost, mode, is_in_flight })
     }
 }
 

@@ -50,7 +50,7 @@ fn conditions_that_hold() {
 }
 
 #[test]
-fn conditions_that_cannot_be_answered_are_errors() {
+fn conditions_that_fail_are_errors() {
     let mut request = Request::typical();
     request.target += "&digits=99999999999999999999&nan=NaN&inf=inf&word=ten";
     for (text, expected) in [
@@ -96,14 +96,14 @@ fn an_error_repeats_little_of_what_a_client_sent() {
 }
 
 #[test]
-fn an_error_does_not_hide_what_decides_anyway() {
+fn an_error_does_not_hide_the_deciding_side() {
     let request = Request::typical();
     assert!(request.is_true(r#"request.headers["x-none"] == "1" || request.method == "POST""#));
     assert!(request.is_true(r#"!(request.headers["x-none"] == "1" && request.method == "GET")"#));
 }
 
 #[test]
-fn costs_are_whole_numbers_from_nought() {
+fn costs_are_whole_numbers_from_zero() {
     let request = Request::typical();
     for (text, expected) in [
         ("5", Ok(5)),
@@ -127,7 +127,7 @@ fn costs_are_whole_numbers_from_nought() {
 }
 
 #[test]
-fn what_a_request_lacks_is_empty() {
+fn missing_facts_are_empty() {
     let mut request = Request::typical();
     request.target = "/".to_owned();
     request.headers.clear();

@@ -5,7 +5,7 @@ use super::Expression;
 fn unguarded(text: &str) -> Vec<(usize, String, String)> {
     let expression = Expression::condition(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     let reads = expression.unguarded_reads().iter();
-    reads.map(|read| (read.place.unwrap().column, read.text.clone(), read.guard.clone())).collect()
+    reads.map(|read| (read.position.unwrap().column, read.text.clone(), read.guard.clone())).collect()
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn reads_with_a_guard_are_not() {
 }
 
 #[test]
-fn the_most_that_a_cost_can_be_is_told_from_its_text() {
+fn the_maximum_of_a_cost_follows_from_its_text() {
     for (text, most) in [
         ("5", Some(5)),
         ("0", Some(1)),
@@ -80,6 +80,6 @@ fn the_most_that_a_cost_can_be_is_told_from_its_text() {
         (r#""n" in request.query ? int(request.query.n) : 1"#, None),
         ("jwt.level", None),
     ] {
-        assert_eq!(Expression::cost(text).unwrap().most_units(), most, "{text}");
+        assert_eq!(Expression::cost(text).unwrap().max_units(), most, "{text}");
     }
 }

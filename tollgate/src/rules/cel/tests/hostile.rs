@@ -30,7 +30,7 @@ const DEEP: [&str; 17] = [
 ];
 
 #[test]
-fn texts_without_end_are_refused_for_their_length() {
+fn long_texts_are_refused() {
     for text in ["(".repeat(100_000), "!".repeat(10_000)] {
         let error = Expression::condition(&text).unwrap_err().to_string();
         let expected = format!("the expression has {} bytes, more than 4096; split it over several limits", text.len());
@@ -56,7 +56,7 @@ fn the_deepest_texts_are_refused_with_stack_to_spare() {
 }
 
 #[test]
-fn brackets_too_deep_are_called_so() {
+fn brackets_that_are_too_deep_are_refused() {
     for text in [format!("{}1{}", "(".repeat(1000), ")".repeat(1000)), format!("1{} == 1", "+1".repeat(1000))] {
         let error = Expression::condition(&text).unwrap_err().to_string();
         assert_eq!(error, "the expression nests too deeply; split it over several limits");
@@ -71,8 +71,9 @@ fn the_deepest_tree_is_evaluated_on_a_small_stack() {
     assert!(Expression::condition(&format!("{sum}+1")).is_err());
     let nested = format!("size({}0{}) == 1", "[".repeat(20), "]".repeat(20));
     let lists = Expression::condition(&nested).unwrap();
-    let evaluate =
-        move || Request::typical().seen(|seen| [condition, lists].map(|one| one.holds(seen).unwrap()) == [true, true]);
+    let evaluate = move || {
+        Request::typical().input(|input| [condition, lists].map(|one| one.holds(input).unwrap()) == [true, true])
+    };
     // Three quarters of the default stack of a thread.
     let judged = thread::Builder::new().stack_size(1536 << 10).spawn(evaluate);
     assert!(judged.unwrap().join().unwrap());

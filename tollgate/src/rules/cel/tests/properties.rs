@@ -136,7 +136,7 @@ fn of_type(depth: u32) -> (BoxedStrategy<String>, BoxedStrategy<String>, BoxedSt
 /// Returns the checked type, and the type of the value if there is one.
 fn check_and_run(text: &str, request: &Request) -> Option<(Type, Option<String>)> {
     let (expression, gives) = Expression::read(text).ok()?;
-    let found = request.seen(|seen| expression.evaluate(seen, |value| Ok(value.get_type().name().to_owned())));
+    let found = request.input(|input| expression.evaluate(input, |value| Ok(value.get_type().name().to_owned())));
     Some((gives, found.ok()))
 }
 
@@ -166,7 +166,7 @@ proptest! {
     }
 
     #[test]
-    fn what_has_a_type_is_accepted_and_keeps_it(
+    fn typed_expressions_are_accepted_and_keep_their_type(
         (truth, number) in { let (truth, number, _) = of_type(3); (truth, number) },
         request in request(),
     ) {
@@ -190,7 +190,7 @@ proptest! {
     ) {
         for text in [truth, number] {
             let Ok((expression, _)) = Expression::read(&text) else { continue };
-            let outcome = request.seen(|seen| expression.evaluate(seen, |_| Ok(())));
+            let outcome = request.input(|input| expression.evaluate(input, |_| Ok(())));
             if expression.unguarded_reads().is_empty() && let Err(error) = outcome {
                 prop_assert!(!error.to_string().contains("there is no entry"), "{}: {}", text, error);
             }
@@ -200,7 +200,7 @@ proptest! {
     #[test]
     fn a_cost_is_never_above_its_bound(number in of_type(3).1, request in request()) {
         let Ok(cost) = Expression::cost(&number) else { return Ok(()) };
-        if let (Some(most), Ok(units)) = (cost.most_units(), request.seen(|seen| cost.units(seen))) {
+        if let (Some(most), Ok(units)) = (cost.max_units(), request.input(|input| cost.units(input))) {
             prop_assert!(units <= most, "{}: {} > {}", number, units, most);
         }
     }

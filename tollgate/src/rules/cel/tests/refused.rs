@@ -1,12 +1,12 @@
 use super::Expression;
-use crate::rules::cel::error::Place;
+use crate::rules::cel::error::TextPosition;
 
 /// Formats an error as `line:column: message`, as for a file.
-fn told(result: Result<Expression, super::super::ExpressionError>) -> String {
+fn message_of(result: Result<Expression, super::super::ExpressionError>) -> String {
     match result {
         Ok(_) => "accepted".to_owned(),
-        Err(error) => match error.place() {
-            Some(Place { line, column }) => format!("{line}:{column}: {error}"),
+        Err(error) => match error.position() {
+            Some(TextPosition { line, column }) => format!("{line}:{column}: {error}"),
             None => error.to_string(),
         },
     }
@@ -14,12 +14,12 @@ fn told(result: Result<Expression, super::super::ExpressionError>) -> String {
 
 fn assert_refused(table: &[(&str, &str)]) {
     for (text, expected) in table {
-        assert_eq!(told(Expression::condition(text)), *expected, "{text}");
+        assert_eq!(message_of(Expression::condition(text)), *expected, "{text}");
     }
 }
 
 #[test]
-fn names_that_are_not_there() {
+fn unknown_names() {
     assert_refused(&[
         ("reqest.path == 'a'", "1:1: there is no variable `reqest`; did you mean `request`?"),
         ("path == 'a'", "1:1: there is no variable `path`; did you mean `request.path`?"),
@@ -46,7 +46,7 @@ fn names_that_are_not_there() {
 }
 
 #[test]
-fn types_that_do_not_go_together() {
+fn types_that_do_not_match() {
     assert_refused(&[
         (
             "request.path + 1 == 'a'",
@@ -84,7 +84,7 @@ fn types_that_do_not_go_together() {
         ("request.path[0] == 'a'", "1:13: a string has nothing to index by an int; give a list or a map"),
         ("1.5 % 2.0 == 1.0", "1:5: `%` does not take a double and a double; convert one side with `int(…)`"),
         ("true ? 1 : 'a'", "1:6: `?` gives an int or a string; give both sides of `:` one type"),
-        ("1 ? true : false", "1:1: what stands before `?` is an int, not a bool; compare it with something"),
+        ("1 ? true : false", "1:1: the value before `?` is an int, not a bool; compare it with something"),
         ("{1.5: 'a'}.size() == 1", "1:5: a map has no key that is a double; use a string"),
         ("request.path", "a condition gives a bool, but this gives a string; compare it with something"),
         ("size(request.path)", "a condition gives a bool, but this gives an int; compare it with something"),
@@ -92,7 +92,7 @@ fn types_that_do_not_go_together() {
 }
 
 #[test]
-fn functions_called_otherwise_than_they_are_written() {
+fn functions_with_wrong_arguments() {
     assert_refused(&[
         ("size(1) == 1", "1:5: `size` does not take an int; give it a string, bytes, a list or a map"),
         ("int(true) == 1", "1:4: `int` does not take a bool; give it a number or a string"),
@@ -147,15 +147,15 @@ fn loops() {
         ("request.path.all(x, true)", "1:17: a loop cannot go through a string; give it a list or a map"),
         (
             "[1].all(x, x)",
-            "1:12: what stands in the condition of the loop is an int, not a bool; compare it with something",
+            "1:12: the value in the condition of the loop is an int, not a bool; compare it with something",
         ),
         (
             "[1].filter(x, x) == [1]",
-            "1:15: what stands in the condition of the loop is an int, not a bool; compare it with something",
+            "1:15: the value in the condition of the loop is an int, not a bool; compare it with something",
         ),
         (
             "[1].exists_one(x, 'a')",
-            "1:19: what stands in the condition of the loop is a string, not a bool; compare it with something",
+            "1:19: the value in the condition of the loop is a string, not a bool; compare it with something",
         ),
         ("[1].all(request, true)", "1:8: `request` has a meaning already; give the variable of the loop another name"),
         ("[1].all(x, [1].all(y, [1].all(z, true)))", "1:30: more than 2 loops are nested; split the expression"),
@@ -168,13 +168,13 @@ fn loops() {
 }
 
 #[test]
-fn text_that_is_no_expression() {
+fn texts_that_are_not_expressions() {
     assert_refused(&[
         ("", "the expression is empty; write one, or remove it"),
         (" \n", "the expression is empty; write one, or remove it"),
-        ("request.path ==", "1:16: the expression ends too early; close what is open, and complete it"),
-        ("(1", "1:3: the expression ends too early; close what is open, and complete it"),
-        ("\"abc", "1:1: `\"abc` cannot be read; close quotes, and escape what is special in them"),
+        ("request.path ==", "1:16: the expression ends too early; close its brackets and complete it"),
+        ("(1", "1:3: the expression ends too early; close its brackets and complete it"),
+        ("\"abc", "1:1: `\"abc` cannot be read; close quotes, and escape special characters in them"),
         ("a b", "1:3: `b` is not expected here; check the operator or bracket before it"),
         ("'é' b", "1:5: `b` is not expected here; check the operator or bracket before it"),
         (
@@ -182,9 +182,9 @@ fn text_that_is_no_expression() {
             "1:5: `==` compares a string with an int; convert the string with `int(…)`, or put the number in quotes",
         ),
         ("true\n && foo", "2:5: there is no variable `foo`; there are request, descriptors, jwt"),
-        ("request.path = 'a'", "1:14: `=` is no operator here; write `==`"),
-        ("true and false", "1:6: `and` is no operator here; write `&&`"),
-        ("true | false", "1:6: `|` is no operator here; write `||`"),
+        ("request.path = 'a'", "1:14: `=` is not an operator; write `==`"),
+        ("true and false", "1:6: `and` is not an operator; write `&&`"),
+        ("true | false", "1:6: `|` is not an operator; write `||`"),
         ("for", "1:1: reserved identifier: for; write it another way"),
         ("99999999999999999999 == 1", "1:1: invalid int literal; write it another way"),
         ("jwt.?sub == 1", "1:4: unsupported syntax '.?'; write it another way"),
@@ -192,12 +192,12 @@ fn text_that_is_no_expression() {
 }
 
 #[test]
-fn costs_that_are_no_number() {
+fn costs_that_are_not_numbers() {
     for (text, expected) in [
         ("true", "a cost gives an int, but this gives a bool; give a number"),
         ("1.5", "a cost gives an int, but this gives a double; convert it with `int(…)`"),
         ("request.headers.cost", "a cost gives an int, but this gives a string; convert it with `int(…)`"),
     ] {
-        assert_eq!(told(Expression::cost(text)), expected, "{text}");
+        assert_eq!(message_of(Expression::cost(text)), expected, "{text}");
     }
 }

@@ -124,7 +124,7 @@ fn compiled(
         findings.error(node.letter_at(offset), problem, fix);
         Compiled::default()
     });
-    if compiled.asks_tokens && !has_jwt {
+    if compiled.reads_token && !has_jwt {
         keys::no_jwt(node.at, findings);
     }
     compiled

@@ -16,9 +16,9 @@ const SETS: usize = 512;
 const WAYS: usize = 4;
 
 /// Tokens of the usual issuers have one or two kilobytes. A longer one is verified every time.
-const MAX_REMEMBERED_BYTES: usize = 4 * 1024;
+const MAX_CACHED_BYTES: usize = 4 * 1024;
 
-pub(super) struct Remembered {
+pub(super) struct VerifiedCache {
     sets: Box<[Mutex<Set>]>,
     secret: ahash::RandomState,
 }
@@ -37,14 +37,14 @@ struct Token {
     claims: Claims,
 }
 
-impl Default for Remembered {
+impl Default for VerifiedCache {
     fn default() -> Self {
         let sets = std::iter::repeat_with(Mutex::default).take(SETS).collect();
         Self { sets, secret: ahash::RandomState::new() }
     }
 }
 
-impl Remembered {
+impl VerifiedCache {
     pub(super) fn get(&self, token: &str) -> Option<Claims> {
         let fingerprint = self.secret.hash_one(token);
         let set = self.set(fingerprint).lock();
@@ -53,7 +53,7 @@ impl Remembered {
     }
 
     pub(super) fn put(&self, token: &str, claims: Claims) {
-        if token.len() > MAX_REMEMBERED_BYTES {
+        if token.len() > MAX_CACHED_BYTES {
             return;
         }
         let fingerprint = self.secret.hash_one(token);
@@ -79,33 +79,33 @@ mod tests {
 
     #[test]
     fn a_token_is_recognised_by_all_its_bytes() {
-        let remembered = Remembered::default();
-        remembered.put("head.body.signature", claims("ann"));
-        assert_eq!(remembered.get("head.body.signature").unwrap().map()["sub"], "ann");
+        let verified_cache = VerifiedCache::default();
+        verified_cache.put("head.body.signature", claims("ann"));
+        assert_eq!(verified_cache.get("head.body.signature").unwrap().map()["sub"], "ann");
         for other in ["head.body.signaturf", "head.body.signatur", "head.body.signature ", "Head.body.signature", ""] {
-            assert!(remembered.get(other).is_none(), "{other}");
+            assert!(verified_cache.get(other).is_none(), "{other}");
         }
     }
 
     #[test]
-    fn so_many_are_kept_and_the_newest_is_among_them() {
-        let remembered = Remembered::default();
+    fn a_full_set_keeps_the_newest_tokens() {
+        let verified_cache = VerifiedCache::default();
         let all: Vec<_> = (0..3 * SETS * WAYS).map(|number| format!("token {number}")).collect();
         for token in &all {
-            remembered.put(token, claims(token));
-            assert_eq!(remembered.get(token).unwrap().map()["sub"], *token);
+            verified_cache.put(token, claims(token));
+            assert_eq!(verified_cache.get(token).unwrap().map()["sub"], *token);
         }
-        let kept = all.iter().filter(|token| remembered.get(token).is_some()).count();
+        let kept = all.iter().filter(|token| verified_cache.get(token).is_some()).count();
         assert!(kept <= SETS * WAYS && kept > SETS * WAYS / 2, "{kept}");
     }
 
     #[test]
     fn a_long_token_is_not_kept() {
-        let remembered = Remembered::default();
-        for (length, kept) in [(MAX_REMEMBERED_BYTES, true), (MAX_REMEMBERED_BYTES + 1, false)] {
+        let verified_cache = VerifiedCache::default();
+        for (length, kept) in [(MAX_CACHED_BYTES, true), (MAX_CACHED_BYTES + 1, false)] {
             let token = "x".repeat(length);
-            remembered.put(&token, claims("ann"));
-            assert_eq!(remembered.get(&token).is_some(), kept, "{length}");
+            verified_cache.put(&token, claims("ann"));
+            assert_eq!(verified_cache.get(&token).is_some(), kept, "{length}");
         }
     }
 }

@@ -23,7 +23,7 @@ const WAYS: usize = 4;
 /// would not matter for long.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
-pub(super) struct Failed {
+pub(super) struct FailureCache {
     sets: Box<[Mutex<Set>]>,
     secrets: [ahash::RandomState; 2],
 }
@@ -41,14 +41,14 @@ struct Entry {
     since: Timestamp,
 }
 
-impl Default for Failed {
+impl Default for FailureCache {
     fn default() -> Self {
         let sets = std::iter::repeat_with(Mutex::default).take(SETS).collect();
         Self { sets, secrets: [ahash::RandomState::new(), ahash::RandomState::new()] }
     }
 }
 
-impl Failed {
+impl FailureCache {
     /// Returns the cached error of a token.
     pub(super) fn get(&self, token: &str, now: Timestamp) -> Option<TokenError> {
         let hash = self.hash(token);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_kept_for_a_minute_and_not_before_it_happened() {
-        let failed = Failed::default();
+        let failed = FailureCache::default();
         failed.put("a.b.c", TokenError::BadSignature, NOW);
         assert_eq!(failed.get("a.b.c", NOW), Some(TokenError::BadSignature));
         assert_eq!(failed.get("a.b.d", NOW), None);
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_number_of_failures_kept_is_bounded() {
-        let failed = Failed::default();
+        let failed = FailureCache::default();
         let all: Vec<_> = (0..3 * SETS * WAYS).map(|number| format!("token {number}")).collect();
         for token in &all {
             failed.put(token, TokenError::BadSignature, NOW);
