@@ -300,7 +300,7 @@ fn read_headers<'a>(
 mod tests {
     use proptest::prelude::*;
     use tollgate::rules::TrustedProxies;
-    use tollgate::rules::file::UnderscoreHeaders;
+    use tollgate::rules::file::internal::UnderscoreHeaders;
 
     use super::*;
 
