@@ -24,8 +24,8 @@ fn read(path: &str) -> String {
 fn pages() -> BTreeMap<String, String> {
     let mut pages = BTreeMap::new();
     for folder in FOLDERS {
-        for entry in fs::read_dir(root().join(folder)).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
+        for entry in fs::read_dir(root().join(folder)).expect("a folder") {
+            let name = entry.expect("an entry").file_name().into_string().expect("a name in UTF-8");
             if name.ends_with(".md") {
                 let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
                 let text = read(&path);

@@ -12,12 +12,12 @@ use super::{pages, parts, read, root};
 const MOST_APART: usize = 1500;
 
 fn add_files(folder: &Path, ending: &str, files: &mut Vec<(String, String)>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
         if path.is_dir() {
             add_files(&path, ending, files);
         } else if path.to_str().is_some_and(|name| name.ends_with(ending)) {
-            files.push((path.display().to_string(), fs::read_to_string(&path).unwrap()));
+            files.push((path.display().to_string(), fs::read_to_string(&path).expect("text")));
         }
     }
 }
