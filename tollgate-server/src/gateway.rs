@@ -1,10 +1,11 @@
-//! The gateway: a reverse proxy that asks the gate before it forwards.
+//! The gateway: a reverse proxy that checks every request against the limits before it forwards it.
 //!
-//! A request stays on one thread from its first byte to its last: every worker has its own runtime, its own listener on
-//! the shared port, and its own connections to upstreams. hyper speaks HTTP; what it reads has passed the [`guard`].
-//! Everything that waits for a client or an upstream has a deadline in [`ticks`].
+//! A request stays on one thread from its first byte to its last. Every worker has its own runtime, its own listener on
+//! the shared port, and its own connections to upstreams. Plain HTTP/1.1 requests take the fast path ([`lane`]); hyper
+//! serves everything else, behind the [`framing`] checks. Every wait for a client or an upstream has a deadline in
+//! [`ticks`].
 //!
-//! Deliberately not here: deciding. That is [`tollgate::Gate`]'s.
+//! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.
 
 mod abandoned;
 mod addresses;
@@ -78,8 +79,8 @@ use crate::descriptors::Plan;
 use crate::listening::ListenError;
 use crate::notice;
 
-/// Removes the headers that the gateway of a file drops from a request of that peer; all, where it would refuse the
-/// request for one of them.
+/// Removes the headers that the gateway would drop from a request of `peer`. Removes all headers if the gateway would
+/// refuse the request because of one of them.
 pub(crate) fn drop_headers(file: &Parsed, headers: &mut HeaderMap, peer: Option<IpAddr>) -> Result<(), Problems> {
     let (Some(gateway), proxies) = (&file.gateway, file.trusted_proxies()?) else { return Ok(()) };
     let peer = peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
@@ -90,34 +91,34 @@ pub(crate) fn drop_headers(file: &Parsed, headers: &mut HeaderMap, peer: Option<
     Ok(())
 }
 
-/// A gateway that runs.
+/// A running gateway.
 pub(crate) struct Gateway {
     site: Arc<ArcSwap<Site>>,
     workers: usize,
     tallies: Vec<Arc<Tally>>,
-    /// The address that the command line named, whatever a file says.
+    /// The address from the command line. It overrides the one in the rule file.
     listen: Option<Address>,
     ticks: Arc<Ticks>,
     queued: Arc<AtomicU32>,
     upstream_slots: Arc<UpstreamSlots>,
-    /// Lines of the access log that were lost.
+    /// Access log lines that were lost.
     lost: Arc<AtomicU64>,
-    /// What ends it, while it runs.
+    /// Handles that keep the gateway running; `None` once it has stopped.
     handles: Mutex<Option<Handles>>,
     closing: Arc<AtomicBool>,
 }
 
-/// Dropped, these end a gateway.
+/// Handles of the parts of a running gateway. Dropping them stops it.
 struct Handles {
     ports: Vec<Port>,
     serving: signal::Sender<()>,
     workers: Vec<WorkerHandle>,
 }
 
-/// Why a gateway does not start.
+/// The reason why a gateway could not start.
 #[derive(Debug)]
 pub(crate) enum StartError {
-    /// What the file says of it, or names for it, cannot be used.
+    /// The gateway settings in the rule file, or the files that they name, cannot be used.
     Refused(Problems),
     Listen(ListenError),
     Runtime(std::io::Error),
@@ -133,20 +134,20 @@ impl fmt::Display for StartError {
     }
 }
 
-/// What a gateway is to serve next, and where.
+/// A checked configuration with bound listeners, ready to replace the current one.
 pub(crate) struct NextConfig {
     site: Site,
     ports: Vec<NextPort>,
 }
 
 impl Gateway {
-    /// How many threads serve the connections of such a gateway.
+    /// Returns the number of worker threads for these settings.
     pub(crate) fn workers(rule: &GatewayRule) -> usize {
         let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         rule.workers.map_or_else(processors, usize::from)
     }
 
-    /// Binds and starts. `listen` is used in place of the file's address.
+    /// Binds the listeners and starts the workers. `listen` overrides the address in the rule file.
     pub(crate) async fn start(
         file: &Parsed,
         gate: &Gate,
@@ -201,8 +202,8 @@ impl Gateway {
         Ok(Self { site, workers, tallies, listen, ticks, queued, upstream_slots, lost, handles, closing })
     }
 
-    /// What keeps a rule file from being served, if something does: the files that it names for the gateway, or where it
-    /// leads to. `listen` is used in place of the file's address.
+    /// Returns the problems that prevent the gateway from serving this rule file: unusable files that it names, and
+    /// upstreams that are the gateway itself. `listen` overrides the address in the rule file.
     pub(crate) fn problems(file: &Parsed, listen: Option<&Address>) -> Option<Problems> {
         let rule = file.gateway.as_ref()?;
         let listens: Vec<String> =
@@ -211,18 +212,18 @@ impl Gateway {
         (!errors.is_empty()).then(|| file.problems(errors))
     }
 
-    /// The address that the command line named, whatever a file says.
+    /// Returns the address from the command line, which overrides the one in the rule file.
     pub(crate) fn listen(&self) -> Option<&Address> {
         self.listen.as_ref()
     }
 
-    /// Where it listens, and what is spoken there.
+    /// Returns the bound addresses and their schemes.
     pub(crate) fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
         let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         handles.iter().flat_map(|handles| &handles.ports).map(Port::address).collect()
     }
 
-    /// What another file says, ready to be served. New listeners are bound already.
+    /// Prepares another rule file for [`change`](Self::change): checks it and binds new listeners.
     pub(crate) async fn prepare(&self, file: &Parsed) -> Result<NextConfig, StartError> {
         let before = self.site.load_full();
         let site = Site::new(file, Some(&before), self.workers, &self.lost).map_err(StartError::Refused)?;
@@ -234,7 +235,8 @@ impl Gateway {
         Ok(NextConfig { site, ports })
     }
 
-    /// Serves that, from the next request on. Connections stay as they are, wherever they came in.
+    /// Applies a new configuration from the next request on. Open connections stay open, whichever listener accepted
+    /// them.
     pub(crate) fn change(&self, next: NextConfig) {
         self.site.store(Arc::new(next.site));
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
@@ -244,12 +246,13 @@ impl Gateway {
         }
     }
 
-    /// Takes no more connections, finishes what is under way, and ends.
+    /// Stops accepting connections, finishes requests in flight, and stops the workers.
     pub(crate) async fn stop(&self) {
         let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Handles { ports, serving, workers }) = handles else { return };
         self.closing.store(true, Relaxed);
-        // Whoever is on the way is taken and told to go: a connection that waits in a listener is lost with it.
+        // Connections that wait in the listen queue are accepted and asked to close. Closing the listener would reset
+        // them.
         tokio::time::sleep(workers::GRACE).await;
         drop(ports);
         drop(serving);

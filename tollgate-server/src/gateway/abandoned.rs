@@ -153,7 +153,8 @@ async fn read_all(mut body: Incoming) -> bool {
     true
 }
 
-/// Whether an answer ends only when its connection is closed, so that waiting for its end is pointless.
+/// Returns whether a response of this type ends only when its connection is closed, so that waiting for its end is
+/// pointless.
 pub(super) fn is_event_stream(content_type: &[u8]) -> bool {
     const EVENT_STREAM: &[u8] = b"text/event-stream";
     let media_type = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
@@ -164,7 +165,7 @@ pub(super) fn has_event_stream(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|value| is_event_stream(value.as_bytes()))
 }
 
-/// Runs a future to its end, unless the worker is about to end.
+/// Spawns a future, unless the worker's runtime is shutting down.
 pub(super) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn(future);
@@ -183,7 +184,7 @@ pub(super) struct PermittedRequest {
     tally: Arc<Tally>,
 }
 
-/// The first part of an answer, or the reason why the client gets none.
+/// The start of a response, or the reason why the client gets none.
 #[expect(clippy::large_enum_variant, reason = "it is matched where it is made, and a box would be an allocation")]
 pub(super) enum ResponseStart {
     Answered(SendResult, Option<Http1Conn>),
@@ -247,7 +248,7 @@ impl Drop for PermittedRequest {
                 conn.note_keep_alive(response.headers());
             }
             abandoned.attempt.conn = conn;
-            // Neither has an end: the one is a tunnel by now, the other goes on until it is closed.
+            // Neither has an end: the first is a tunnel by now, the second goes on until it is closed.
             if response.status() != StatusCode::SWITCHING_PROTOCOLS && !has_event_stream(response.headers()) {
                 abandoned.drain(response.into_body()).await;
             }

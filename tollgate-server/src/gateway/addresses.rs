@@ -39,28 +39,28 @@ const AVOIDED_FOR: Duration = Duration::from_secs(30);
 /// Addresses of one name that are remembered. More are of no use to one gateway.
 const MAX_ADDRESSES: usize = 64;
 
-/// The host of an upstream, and what is known of its addresses.
+/// The host of an upstream and its known addresses.
 pub(super) struct HostAddresses {
     host: String,
     port: u16,
-    /// The address, where the host is one already.
+    /// The host itself, if it is an IP address.
     literal: Option<IpAddr>,
     resolved: watch::Sender<ResolvedHost>,
     is_resolving: AtomicBool,
-    /// Grows whenever an address is gone.
+    /// Incremented whenever an address is removed.
     generation: AtomicU64,
-    /// Which address the next connection begins with.
+    /// The index of the address that the next connection tries first.
     turn: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct ResolvedHost {
     addresses: Vec<KnownAddress>,
-    /// When the last answer was asked for.
+    /// The start of the last successful query.
     answered_at: Option<Tick>,
-    /// When the resolver was asked last, with or without success.
+    /// The start of the last query, successful or not.
     queried_at: Option<Tick>,
-    /// Why the last attempt failed, if it did.
+    /// The error of the last query, if it failed.
     error: Option<io::Error>,
     attempts: u64,
 }
@@ -68,18 +68,18 @@ struct ResolvedHost {
 #[derive(Debug)]
 struct KnownAddress {
     ip: IpAddr,
-    /// The last answer that named it.
+    /// The last answer that listed this address.
     named_at: Tick,
-    /// It failed, and is tried last until then.
+    /// Until then the address is tried last, because a connection to it failed.
     avoided_until: Tick,
 }
 
-/// What is to be done before a connection is opened.
+/// What to do before a connection is opened.
 #[derive(Debug, PartialEq, Eq)]
 enum Refresh {
     Unneeded,
     InBackground,
-    /// Wait, but not for long: there is an old answer.
+    /// Wait, but only briefly: there is an old answer.
     Soon,
     /// Wait: there is no answer.
     First,
@@ -100,7 +100,7 @@ impl HostAddresses {
         }
     }
 
-    /// Returns the addresses to connect to, in the order in which they are to be tried; at least one.
+    /// Returns the addresses to connect to, in the order in which to try them; at least one.
     pub(super) async fn to_try(self: &Arc<Self>, now: Tick) -> io::Result<Vec<SocketAddr>> {
         if let Some(literal) = self.literal {
             return Ok(vec![SocketAddr::new(literal, self.port)]);
@@ -132,8 +132,8 @@ impl HostAddresses {
         }
     }
 
-    /// Whether an address is still one of the host's. `seen` is what the caller keeps of the last time it asked, so that
-    /// this costs nothing while no address is gone.
+    /// Returns whether an address still belongs to the host. `seen` is the generation of the caller's last check, so
+    /// that this costs one load while no address is removed.
     pub(super) fn has(&self, ip: IpAddr, seen: &mut u64) -> bool {
         let generation = self.generation();
         let has = *seen == generation || self.resolved.borrow().addresses.iter().any(|address| address.ip == ip);
@@ -143,24 +143,24 @@ impl HostAddresses {
         has
     }
 
-    /// Changes whenever an address is gone.
+    /// Returns a number that changes whenever an address is removed.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Relaxed)
     }
 
-    /// Lets an address be tried after the others for a while.
+    /// Moves an address to the end of the order for a while.
     pub(super) fn avoid(&self, ip: IpAddr, now: Tick) {
         self.resolved.send_if_modified(|resolved| {
             if let Some(address) = resolved.addresses.iter_mut().find(|address| address.ip == ip) {
                 address.avoided_until = Wait::at_least(AVOIDED_FOR).from(now);
             }
-            // Nobody waits for this.
+            // No task waits for this change.
             false
         });
     }
 
-    /// Asks the resolver, unless it is being asked. It goes on when the caller is gone: a slow resolver is asked once at a
-    /// time, however many requests wait.
+    /// Starts a query, unless one is running. The query continues when the caller is dropped, so there is at most one
+    /// query per name, however many requests wait.
     fn resolve(self: &Arc<Self>, now: Tick) {
         if self.is_resolving.swap(true, Relaxed) {
             return;
@@ -192,7 +192,7 @@ impl HostAddresses {
     }
 }
 
-/// An attempt to resolve a name. Noted when it is dropped, so that nobody waits for one that was cancelled.
+/// A query for the addresses of a name. Its result is stored on drop, so that no task waits for a cancelled query.
 struct Attempt {
     host: Arc<HostAddresses>,
     queried_at: Tick,
@@ -217,7 +217,7 @@ impl ResolvedHost {
     fn refresh(&self, now: Tick) -> Refresh {
         let is_within = |at: Option<Tick>, span| at.is_some_and(|at| Wait::at_most(span).from(at) > now);
         match self.answered_at {
-            // A name that cannot be resolved is not asked for anew by every request.
+            // A name that cannot be resolved is not queried again by every request.
             _ if is_within(self.queried_at, FRESH_FOR) => Refresh::Unneeded,
             None => Refresh::First,
             Some(_) if is_within(self.answered_at, STALE_FOR) => Refresh::InBackground,
@@ -227,7 +227,7 @@ impl ResolvedHost {
         }
     }
 
-    /// Returns whether an address is gone.
+    /// Stores an answer. Returns whether an address was removed.
     fn note_answer(&mut self, ips: Vec<IpAddr>, now: Tick) -> bool {
         for ip in ips {
             match self.addresses.iter().position(|address| address.ip == ip) {
@@ -244,8 +244,8 @@ impl ResolvedHost {
         self.addresses.len() < before
     }
 
-    /// The addresses of the last answer: from that turn on, those that failed lately last, IPv4 and IPv6 in alternation
-    /// (RFC 8305, section 4).
+    /// Returns the addresses of the last answer: starting at `turn`, recently failed ones last, IPv4 and IPv6
+    /// alternating (RFC 8305, section 4).
     fn ordered(&self, turn: usize, now: Tick) -> Vec<IpAddr> {
         let named: Vec<&KnownAddress> =
             self.addresses.iter().filter(|address| Some(address.named_at) == self.answered_at).collect();

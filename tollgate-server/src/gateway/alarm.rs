@@ -1,4 +1,4 @@
-//! One timer for the deadlines that a task has one after the other.
+//! One timer for the consecutive deadlines of a task.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
@@ -8,7 +8,8 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::ticks::{TICK, Tick, Ticks};
 
-/// Rings at the deadline or before it, and is set anew then: a deadline that moves away costs nothing.
+/// A timer that fires at or before the deadline and is then set again, so that moving a deadline into the future costs
+/// nothing.
 pub(super) struct Alarm {
     sleep: Pin<Box<Sleep>>,
     fires_at: Tick,
@@ -19,7 +20,7 @@ impl Alarm {
         Self { sleep: Box::pin(sleep(TICK)), fires_at: Tick::MAX }
     }
 
-    /// Ready when the deadline has passed; until then the task is woken in time.
+    /// Returns ready once the deadline has passed. Until then the task is woken in time.
     pub(super) fn poll_passed(&mut self, deadline: Tick, ticks: &Ticks, context: &mut Context<'_>) -> Poll<()> {
         if deadline >= self.fires_at && !self.sleep.is_elapsed() {
             return Poll::Pending;
@@ -31,7 +32,7 @@ impl Alarm {
             }
             self.fires_at = deadline;
             self.sleep.as_mut().reset(Instant::now() + TICK.saturating_mul(u32::try_from(left).unwrap_or(u32::MAX)));
-            // A task that has done much is made to wait, but not without being heard of again.
+            // Otherwise a task that has used up its cooperative budget would not register its waker.
             ready!(pin!(unconstrained(self.sleep.as_mut())).poll(context));
         }
     }

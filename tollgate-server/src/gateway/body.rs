@@ -1,4 +1,4 @@
-//! Bodies on their way through: nothing of them is kept, and each side goes as fast as the other.
+//! Streaming bodies. Nothing is buffered here, so that each side is read only as fast as the other side is written.
 
 use std::fmt;
 use std::pin::Pin;
@@ -19,36 +19,36 @@ use super::headers;
 use super::ticks::Wait;
 use super::upstream_deadline::UpstreamDeadline;
 
-/// What a client sends, as an upstream gets it.
+/// A request body, as it is sent to an upstream.
 pub(super) enum ToUpstream {
     Empty,
-    /// In a box: a connection to an upstream allocates room for 32 requests at once.
+    /// Boxed, because a connection to an upstream allocates room for 32 requests.
     Upload(Box<Upload>),
 }
 
-/// A body that a client sends.
+/// A body that is received from a client.
 pub(super) struct Upload {
     body: Incoming,
     client: Arc<Client>,
-    /// How much more of it is taken.
+    /// The number of bytes that may still follow.
     room: u64,
     underscores: UnderscoreHeaders,
-    /// What is held of it while the upstream does not read.
+    /// Bytes that are buffered while the upstream does not read.
     buffered: BufferedBytes,
-    /// The most that can be.
+    /// The maximum of `buffered`.
     max_buffered: usize,
     upstream: Option<Reader>,
-    /// When it is late, on a connection that others share.
+    /// The timeout of the client, where several streams share its connection.
     late: Option<Pin<Box<Sleep>>>,
 }
 
-/// Whoever reads a body. While the client does not send, nothing is expected of the upstream.
+/// The upstream that reads a body. Its deadline is suspended while the client does not send.
 struct Reader {
     deadline: Arc<UpstreamDeadline>,
     timeout: Wait,
 }
 
-/// Why a body ended before its end.
+/// The reason why a request body ended early.
 #[derive(Debug)]
 pub(super) enum UploadError {
     Client(hyper::Error),
@@ -87,7 +87,7 @@ impl ToUpstream {
         }))
     }
 
-    /// Takes over what was held of it before.
+    /// Takes over the bytes that were counted as buffered before.
     pub(super) fn holding(mut self, buffered: Option<BufferedBytes>) -> Self {
         if let (Self::Upload(upload), Some(buffered)) = (&mut self, buffered) {
             upload.buffered = buffered;
@@ -95,7 +95,7 @@ impl ToUpstream {
         self
     }
 
-    /// Treats trailers with an underscore in their name as that setting says.
+    /// Sets how trailers with an underscore in their name are treated.
     pub(super) fn with_underscores(mut self, underscores: UnderscoreHeaders) -> Self {
         if let Self::Upload(upload) = &mut self {
             upload.underscores = underscores;
@@ -103,8 +103,7 @@ impl ToUpstream {
         self
     }
 
-    /// An upstream is about to be asked, and has to answer within that time; the time in which the client does not send
-    /// is not the upstream's.
+    /// Starts the deadline of the upstream that reads this body. Time in which the client does not send does not count.
     pub(super) fn read_by(&mut self, deadline: &Arc<UpstreamDeadline>, timeout: Wait) {
         deadline.start(timeout);
         if let Self::Upload(upload) = self {
@@ -130,7 +129,7 @@ impl Body for ToUpstream {
         };
         match Pin::new(&mut upload.body).poll_frame(context) {
             Poll::Pending => {
-                // Whatever has come has been read.
+                // Everything that was received has been read.
                 upload.buffered.release();
                 if let Some(reader) = &upload.upstream {
                     reader.deadline.clear();
@@ -156,7 +155,7 @@ impl Body for ToUpstream {
                     Some(room) => upload.room = room,
                     None => return upload.fail(UploadError::TooLong),
                 }
-                // While the upstream has this to read, more may come.
+                // While the upstream reads this, more may be received.
                 if upload.buffered.set(upload.max_buffered).is_err() {
                     return upload.fail(UploadError::Overloaded);
                 }
@@ -204,17 +203,16 @@ impl Drop for Upload {
     }
 }
 
-/// What a client is answered.
+/// A response body, as it is sent to a client.
 pub(super) struct ToClient {
     source: Source,
-    /// What is there and not given to the client yet.
+    /// Bytes that were received but not yet passed to hyper.
     rest: Bytes,
-    /// What is held of it while the client does not read.
+    /// Bytes that are buffered while the client does not read.
     buffered: Option<BufferedBytes>,
-    /// When an upstream that others share the connection of is given up; those that do not share it have a driver for
-    /// that.
+    /// The timeout of an upstream whose connection is shared. Other connections have a driver for that.
     stall: Option<Pin<Box<Sleep>>>,
-    /// What is done when the answer is over.
+    /// Finishes the request when the response ends.
     guard: RequestGuard,
 }
 
@@ -232,20 +230,21 @@ impl ToClient {
         Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, guard }
     }
 
-    /// Takes away what was written here, for an answer that has no body: how long it was, if there was any.
+    /// Removes a body that the gateway wrote, for a response that must not have one. Returns its length, unless it was
+    /// empty.
     pub(super) fn take_written(&mut self) -> Option<usize> {
         let is_written = matches!(self.source, Source::Local) && !self.rest.is_empty();
         is_written.then(|| std::mem::take(&mut self.rest).len())
     }
 
-    /// The head of the answer is about to leave.
+    /// Records the status, when the response head is about to be sent.
     pub(super) fn answers_with(&mut self, status: StatusCode) {
         self.guard.note_status(status);
     }
 }
 
 impl ToClient {
-    /// Counts what is held of the answer: what is not given yet, and what waits to be written to the client.
+    /// Counts the buffered bytes of the response: those not yet passed on, and those not yet written to the client.
     fn hold(&mut self) -> Result<(), DownloadError> {
         let bytes = self.rest.len() + self.guard.unwritten_bytes();
         if matches!(self.source, Source::Local) || self.buffered.is_none() && bytes < STEP_BYTES {
@@ -314,7 +313,7 @@ impl Body for ToClient {
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Local => SizeHint::with_exact(self.rest.len() as u64),
-            // Asked for before anything is given.
+            // hyper asks for this before it reads the body.
             Source::Upstream(body) => body.size_hint(),
         }
     }
@@ -335,7 +334,7 @@ impl Drop for ToClient {
     }
 }
 
-/// Why an answer ended before its end.
+/// The reason why a response body ended early.
 #[derive(Debug)]
 pub(super) enum DownloadError {
     Upstream(hyper::Error),
@@ -355,11 +354,11 @@ impl fmt::Display for DownloadError {
 
 impl std::error::Error for DownloadError {}
 
-/// What came of an upstream's body.
+/// The progress of an upstream's response body.
 pub(super) enum UpstreamProgress {
     Bytes,
     All,
-    /// Nothing, in all the time that it may take.
+    /// Nothing was received within the timeout.
     TimedOut,
     Error,
 }

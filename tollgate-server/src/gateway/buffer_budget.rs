@@ -1,12 +1,12 @@
-//! Bytes of bodies that one side has sent and the other does not read yet, of all connections together.
+//! A budget for bytes of bodies that one side has sent and the other side has not read, for all connections together.
 //!
-//! Each body has a bound of its own, but a client decides how many it begins. So all of them have one together,
-//! `max_buffered`. Up to half of it everything is held. Beyond that, a connection that would hold more than an equal share
-//! of the other half is refused: a connection that holds much does not grow, and one that holds little is served on. The
+//! Each body has its own bound, but a client decides how many bodies it starts. So all of them share one bound,
+//! `max_buffered`. Up to half of it, everything is buffered. Beyond that, a connection is refused more than an equal
+//! share of the other half: a connection that holds much cannot grow, and one that holds little is still served. The
 //! total never exceeds the bound.
 //!
-//! Where it cannot be known how much a library holds, the most that it may hold is counted. A body counts in steps of
-//! [`STEP_BYTES`], so that short ones, which are most, do not make workers share a counter.
+//! Where a library does not report how much it buffers, its maximum is counted. A body is counted in steps of
+//! [`STEP_BYTES`], so that short bodies, which are the most common, do not contend for a counter.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,29 +14,29 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use super::client::Client;
 
-/// Where the system does not say how much memory there is.
+/// The assumed memory where the system does not report it.
 const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
 
-/// Bodies count in whole steps. A request takes more memory than this for itself, so the rest does not matter.
+/// Bodies are counted in whole steps. A request itself takes more memory than this, so the remainder does not matter.
 pub(super) const STEP_BYTES: usize = 4 << 10;
 
-/// The bytes that are held, of all workers.
+/// The buffered bytes of all workers.
 #[derive(Debug)]
 pub(super) struct BufferBudget {
     used: AtomicI64,
-    /// Half of the bound.
+    /// Half of `max_buffered`.
     half: i64,
-    /// Open connections of clients.
+    /// Open client connections.
     connections: Arc<AtomicI64>,
     refused: AtomicU64,
 }
 
-/// There is no room for more.
+/// The budget is used up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Overloaded;
 
 impl BufferBudget {
-    /// Half of the memory that the process may have is for bodies, unless the rule file says.
+    /// Creates the budget. The default is half of the memory available to the process.
     pub(super) fn new(max_buffered: Option<u64>, connections: &Arc<AtomicI64>) -> Self {
         let most = max_buffered.unwrap_or_else(|| memory_bytes().unwrap_or(UNKNOWN_MEMORY_BYTES) / 2);
         Self {
@@ -47,24 +47,24 @@ impl BufferBudget {
         }
     }
 
-    /// How much is held.
+    /// Returns the number of buffered bytes.
     pub(super) fn used(&self) -> i64 {
         self.used.load(Relaxed)
     }
 
-    /// How many bodies were refused or broken off for want of room.
+    /// Returns how many bodies were refused or cut off because the budget was used up.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
-    /// Changes what a connection holds.
+    /// Adjusts the number of bytes that a connection holds.
     fn adjust(&self, own: &AtomicI64, bytes: i64) -> Result<(), Overloaded> {
         if bytes > 0 {
             let share = self.half / self.connections.load(Relaxed).max(1);
             let is_small = own.load(Relaxed) + bytes <= share;
             let taken = self.used.fetch_update(Relaxed, Relaxed, |used| {
                 let used = used + bytes;
-                // Shares shrink as connections come, so they alone do not keep the bound.
+                // Shares shrink as connections are opened, so shares alone do not keep the total within the bound.
                 (used <= self.half || (is_small && used <= 2 * self.half)).then_some(used)
             });
             if taken.is_err() {
@@ -79,7 +79,7 @@ impl BufferBudget {
     }
 }
 
-/// Bytes that a body of a connection holds, until this is dropped.
+/// Bytes that a body holds, until this is dropped.
 pub(super) struct BufferedBytes {
     client: Arc<Client>,
     bytes: i64,
@@ -90,7 +90,7 @@ impl BufferedBytes {
         Self { client: Arc::clone(client), bytes: 0 }
     }
 
-    /// Changes how many there are; an error if there is no room, and then nothing is changed.
+    /// Sets the number of bytes. Fails, and changes nothing, if the budget does not allow it.
     pub(super) fn set(&mut self, bytes: usize) -> Result<(), Overloaded> {
         let bytes = i64::try_from(bytes - bytes % STEP_BYTES).unwrap_or(i64::MAX / 4);
         if bytes == self.bytes {
@@ -103,7 +103,7 @@ impl BufferedBytes {
     }
 
     pub(super) fn release(&mut self) {
-        // Less is always taken.
+        // Setting a lower value never fails.
         _ = self.set(0);
     }
 }
@@ -114,7 +114,7 @@ impl Drop for BufferedBytes {
     }
 }
 
-/// Returns the memory that the process may have: that of its control group and those above it, or else of the machine.
+/// Returns the memory available to the process: the lowest limit of its control groups, or the machine's memory.
 fn memory_bytes() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let of_group = group_limits(&groups).into_iter();
@@ -126,8 +126,8 @@ fn memory_bytes() -> Option<u64> {
     of_group.into_iter().chain(of_machine).min()
 }
 
-/// Returns the files that may hold the memory limit of the control groups in a `/proc/PID/cgroup`, for both versions. The
-/// root is always among them: a container may see its own group there, and still get the path that it has on the host.
+/// Returns the files that may hold the memory limit of the control groups in a `/proc/PID/cgroup`, for both versions.
+/// The root is always included: a container may find its own group there although its path is the one on the host.
 fn group_limits(groups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines().chain(["0::/", "0:memory:/"]) {

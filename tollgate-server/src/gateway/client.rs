@@ -1,4 +1,4 @@
-//! A client's connection, as everything that serves it sees it.
+//! The state of a client connection, shared by everything that serves it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -20,21 +20,21 @@ use super::tally::{AMBIGUITIES, Tally};
 use super::ticks::{Tick, Ticks, Wait};
 use super::{per_address, streams};
 
-/// How long a client may go on sending after it has been answered.
+/// How long a client may continue to send after its last response.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
-/// A client of HTTP/2 has its time to read for each piece of this size, so that a slow one gets everything: half a
-/// kilobyte a second is enough. As long as frames are where nobody has asked for longer ones.
+/// The size of the pieces of an HTTP/2 response. The write timeout applies to each piece, so that a slow client still
+/// gets everything: half a kilobyte per second is enough. It is the default frame size.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// A request that the client resets after this time is no premature reset: clients end event streams and gRPC watches this
-/// way. Envoy's `premature_reset_min_stream_lifetime_seconds` has the same default.
+/// The age after which a reset of a request is not premature: clients end event streams and gRPC watches this way.
+/// Envoy's `premature_reset_min_stream_lifetime_seconds` has the same default.
 const MIN_MATURE_NANOS: u64 = 1_000_000_000;
 
-/// What is known of a connection, and what it waits for.
+/// A client connection and its deadlines.
 pub(super) struct Client {
     pub(super) address: SocketAddr,
-    /// As headers tell it.
+    /// The address as text, for headers.
     pub(super) address_text: HeaderValue,
     pub(super) scheme: Scheme,
     pub(super) certificate: Option<Certificate>,
@@ -42,19 +42,19 @@ pub(super) struct Client {
     pub(super) is_http2: bool,
     is_trusted_proxy: bool,
     pub(super) timeouts: ClientTimeouts,
-    /// Its place among the connections of its address, for as long as anything of it is there.
+    /// The slot among the connections of its address. Held until nothing refers to the connection.
     entered: Option<Arc<per_address::Counted>>,
     deadlines: ClientDeadlines,
     resets: Resets,
     upgraded: AtomicBool,
-    /// What was decided about the request that hyper is about to read.
+    /// A checked request that hyper is about to read.
     checked: Mutex<Option<CheckedRequest>>,
     has_checked: AtomicBool,
     ticks: Arc<Ticks>,
     tally: Arc<Tally>,
-    /// Bytes of bodies that are held for it.
+    /// Bytes of bodies that are buffered for this connection.
     buffered: AtomicI64,
-    /// The number of the reason for which it was refused as ambiguous, from 1 on.
+    /// The index in [`AMBIGUITIES`] of the reason why it was refused, plus one; 0 if it was not.
     ambiguity: AtomicUsize,
 }
 
@@ -73,7 +73,7 @@ impl Scheme {
     }
 }
 
-/// What a connection is made with.
+/// The parameters of a new connection.
 pub(super) struct ConnectionInfo {
     pub(super) address: SocketAddr,
     pub(super) is_trusted_proxy: bool,
@@ -87,12 +87,12 @@ pub(super) struct ConnectionInfo {
 impl Client {
     pub(super) fn new(info: ConnectionInfo, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
         let ConnectionInfo { address, is_trusted_proxy, scheme, certificate, max_head, timeouts, entered } = info;
-        // HTTP/2 has frames that are about the connection and begin no head, so there only silence counts.
+        // HTTP/2 has frames that belong to no request, so only the idle timeout applies.
         let deadlines = ClientDeadlines::new(ticks.after(if is_http2 { timeouts.idle } else { timeouts.head }));
         let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
         Self {
             address,
-            // An address has nothing in it that no header has.
+            // An IP address is always a valid header value.
             address_text: address_text.unwrap_or(HeaderValue::from_static("unknown")),
             scheme,
             certificate,
@@ -113,7 +113,7 @@ impl Client {
         }
     }
 
-    /// The same client, that turned out to speak HTTP/2.
+    /// Returns the state of the same client, now with HTTP/2.
     pub(super) fn over_http2(&self) -> Self {
         let info = ConnectionInfo {
             address: self.address,
@@ -127,7 +127,7 @@ impl Client {
         Self::new(info, true, Arc::clone(&self.ticks), Arc::clone(&self.tally))
     }
 
-    /// A request as it comes from this client.
+    /// Adds the client's address and certificate to the facts of a request.
     pub(super) fn with_client<'a>(&'a self, facts: Facts<'a>) -> Facts<'a> {
         let facts = facts.peer(self.address.ip());
         self.certificate.as_ref().map_or(facts, |certificate| facts.certificate(certificate))
@@ -145,12 +145,12 @@ impl Client {
         self.deadlines.check(self.ticks.now())
     }
 
-    /// A part of a head has come.
+    /// Records that a part of a request head was received.
     pub(super) fn head_received(&self) {
         self.deadlines.head_received(|| self.ticks.after(self.timeouts.head));
     }
 
-    /// The client has been told that the connection ends.
+    /// Records that the client was asked to close the connection.
     pub(super) fn note_goaway_sent(&self) {
         self.deadlines.goaway_sent(self.ticks.after(Wait::at_least(LINGER)));
     }
@@ -163,7 +163,7 @@ impl Client {
         }
     }
 
-    /// A part of an answer is the client's to take.
+    /// Starts the client's deadline for reading a part of a response.
     pub(super) fn set_read_deadline(&self) {
         if self.is_http2 {
             streams::set_read_deadline(self.ticks.after(self.timeouts.write));
@@ -176,30 +176,30 @@ impl Client {
         }
     }
 
-    /// Counts an HTTP/2 request that is over, `nanos` after it began. Trusted proxies pass on the resets of many clients,
-    /// so theirs are not counted.
+    /// Counts an HTTP/2 request that ended after `nanos`. Trusted proxies pass on the resets of many clients, so theirs
+    /// are not counted.
     pub(super) fn note_request_over(&self, is_reset: bool, nanos: u64) {
         if self.is_http2 && !self.is_trusted_proxy && (!is_reset || nanos < MIN_MATURE_NANOS) {
             self.resets.note(!is_reset, self.ticks.now());
         }
     }
 
-    /// Whether it has reset more requests than it may.
+    /// Returns whether the client has reset too many requests.
     pub(super) fn resets_too_much(&self) -> bool {
         self.resets.are_too_many()
     }
 
-    /// The connection is closed for misuse.
+    /// Counts and logs that the connection is closed because of misuse.
     pub(super) fn note_closed(&self, misuse: Misuse) {
         self.tally.note_closed(misuse, self.address.ip().to_canonical(), self.ticks.now());
     }
 
-    /// How much of an answer it is given at a time.
+    /// Returns the maximum size of a piece of a response.
     pub(super) fn piece_bytes(&self) -> usize {
         if self.is_http2 { PIECE_BYTES } else { usize::MAX }
     }
 
-    /// Returns the number of its requests under way.
+    /// Returns the number of requests in flight on this connection.
     pub(super) fn requests(&self) -> u32 {
         self.deadlines.requests()
     }
@@ -212,8 +212,8 @@ impl Client {
         self.deadlines.request_ended(self.ticks.after(self.timeouts.idle));
     }
 
-    /// The next part of a body is the client's to send. Where several bodies share the connection, each has to look at
-    /// its own time, which comes back.
+    /// Starts the deadline for the next part of a body. Where several bodies share the connection, returns the timeout
+    /// instead, and the caller has to enforce it.
     pub(super) fn body_awaited(&self) -> Option<Duration> {
         if self.is_http2 {
             return Some(self.timeouts.body.duration());
@@ -234,14 +234,14 @@ impl Client {
         self.deadlines.write_blocked(self.ticks.after(Wait::at_least(LINGER)));
     }
 
-    /// What was decided about the request that hyper is about to read.
+    /// Hands a checked request over to hyper.
     pub(super) fn hand_over(&self, checked: CheckedRequest) {
         *self.checked.lock().unwrap_or_else(PoisonError::into_inner) = Some(checked);
         self.has_checked.store(true, Relaxed);
     }
 
     pub(super) fn take_checked(&self) -> Option<CheckedRequest> {
-        // Nearly always there is nothing, and the lock is left alone.
+        // Usually there is none, and the lock is not taken.
         if !self.has_checked.load(Relaxed) {
             return None;
         }
@@ -249,7 +249,7 @@ impl Client {
         self.checked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// From here on the connection speaks another protocol.
+    /// Records that the connection was upgraded to another protocol.
     pub(super) fn upgrade(&self) {
         self.upgraded.store(true, Relaxed);
     }
@@ -258,19 +258,19 @@ impl Client {
         self.upgraded.load(Relaxed)
     }
 
-    /// What is held of bodies, of all connections and of this one.
+    /// Returns the budget for buffered bytes, and the bytes of this connection.
     pub(super) fn buffer_budget(&self) -> (&BufferBudget, &AtomicI64) {
         (&self.tally.buffer_budget, &self.buffered)
     }
 
-    /// Returns the most that is held of a body that it sends and the upstream does not read: no more than the body has, if
-    /// it says how long it is.
+    /// Returns the maximum number of bytes that are buffered of a request body while the upstream does not read: at
+    /// most the length of the body, if it is known.
     pub(super) fn upload_bytes(&self, body: &impl Body) -> usize {
         let most = if self.is_http2 { MAX_UPLOAD_BYTES } else { MAX_READ_BYTES };
         body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok()).map_or(most, |bytes| bytes.min(most))
     }
 
-    /// What its worker counts.
+    /// Returns the counters of its worker.
     pub(super) fn tally(&self) -> &Tally {
         &self.tally
     }
@@ -285,32 +285,33 @@ impl Client {
         self.ambiguity.store(number.map_or(0, |number| number + 1), Relaxed);
     }
 
-    /// Returns why its bytes were refused as ambiguous, if they were.
+    /// Returns the reason why its bytes were refused as ambiguous, if they were.
     pub(super) fn ambiguity(&self) -> Option<&'static str> {
         let number = self.ambiguity.load(Relaxed).checked_sub(1)?;
         AMBIGUITIES.get(number).map(|(_, reason)| *reason)
     }
 }
 
-/// Requests that a client of HTTP/2 has reset prematurely, beyond those that it let finish.
+/// Requests that an HTTP/2 client has reset prematurely, in excess of those that it let finish.
 ///
-/// A reset costs a client one small frame, and the gateway and the upstream a request. Clients that cancel now and then, as
-/// browsers do, let most requests finish.
+/// A reset costs a client one small frame, and the gateway and the upstream a request. Clients that cancel now and
+/// then, as browsers do, let most requests finish.
 #[derive(Debug, Default)]
 struct Resets {
     excess: AtomicU64,
-    /// When one was last forgiven for the time that has passed.
+    /// The last tick for which a reset was forgiven.
     forgiven_at: AtomicU64,
 }
 
 impl Resets {
-    /// As many are taken for impatience. A page that is left cancels all of its requests, some hundred at most.
+    /// The number of excess resets that is tolerated. A page that is left cancels all of its requests, a few hundred at
+    /// most.
     const MAX: u64 = 200;
 
-    /// Every second makes up for one.
+    /// One reset is forgiven every second.
     const FORGIVE_EVERY: Tick = 10;
 
-    /// Only the thread of the connection's worker changes it.
+    /// Counts a request. Only the thread of the connection's worker calls this.
     fn note(&self, is_complete: bool, now: Tick) {
         let excess = self.excess.load(Relaxed);
         let forgiven = match excess {

@@ -1,6 +1,7 @@
-//! What a connection of a client is waiting for, and until when.
+//! The deadlines of a client connection.
 //!
-//! Set and lifted by whoever sees it happen, for the price of a store; looked at by the connection now and then.
+//! They are set and cleared where the events happen, at the cost of a store, and checked by the connection
+//! periodically.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -12,14 +13,14 @@ use super::ticks::{Tick, Wait};
 /// No deadline is set.
 const NEVER: Tick = Tick::MAX;
 
-/// How long a client may take.
+/// The timeouts for clients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientTimeouts {
     pub(super) head: Wait,
     pub(super) body: Wait,
     pub(super) idle: Wait,
     pub(super) write: Wait,
-    /// Looking this often misses no deadline: none is set for a moment before the next look.
+    /// The interval of checks. It is as long as the shortest timeout, so no deadline is missed.
     pub(super) check_every: Duration,
 }
 
@@ -41,11 +42,11 @@ pub(super) struct ClientDeadlines {
     body: AtomicU64,
     /// For the client to read.
     write: AtomicU64,
-    /// Requests under way. Only the thread of the connection's worker changes it.
+    /// Requests in flight. Only the thread of the connection's worker changes it.
     active: AtomicU32,
-    /// Whether a head has begun.
+    /// Whether a head was received in part.
     in_head: AtomicBool,
-    /// A body did not come in time.
+    /// Whether a body was late.
     body_is_late: AtomicBool,
 }
 
@@ -61,7 +62,7 @@ impl ClientDeadlines {
         }
     }
 
-    /// A part of a head has come. Its first bytes begin its time.
+    /// Records that a part of a head was received. The first part starts the deadline.
     pub(super) fn head_received(&self, head_by: impl FnOnce() -> Tick) {
         if !self.in_head.load(Relaxed) && self.active.load(Relaxed) == 0 {
             self.in_head.store(true, Relaxed);
@@ -69,26 +70,26 @@ impl ClientDeadlines {
         }
     }
 
-    /// Returns the number of requests under way.
+    /// Returns the number of requests in flight.
     pub(super) fn requests(&self) -> u32 {
         self.active.load(Relaxed)
     }
 
-    /// A head is whole.
+    /// Records that a head is complete.
     pub(super) fn request_began(&self) {
         self.in_head.store(false, Relaxed);
         self.active.store(self.active.load(Relaxed) + 1, Relaxed);
         self.request.store(NEVER, Relaxed);
     }
 
-    /// The client has been told to go, and may take so long.
+    /// Sets the deadline for a client that was asked to close the connection.
     pub(super) fn goaway_sent(&self, by: Tick) {
         if self.active.load(Relaxed) == 0 {
             self.request.store(by, Relaxed);
         }
     }
 
-    /// An answer is given.
+    /// Records the end of a response.
     pub(super) fn request_ended(&self, next_by: Tick) {
         let left = self.active.load(Relaxed).saturating_sub(1);
         self.active.store(left, Relaxed);
@@ -121,7 +122,7 @@ impl ClientDeadlines {
         self.write.store(NEVER, Relaxed);
     }
 
-    /// Looks at all deadlines.
+    /// Checks all deadlines.
     pub(super) fn check(&self, now: Tick) -> Expired {
         if self.write.load(Relaxed) <= now {
             return Expired::Close;
@@ -130,7 +131,8 @@ impl ClientDeadlines {
             return Expired::NoRequest;
         }
         if self.body.load(Relaxed) <= now {
-            // Once, so that the client can be told; if that does not end it, the next look does.
+            // The first time, so that the client gets a response; if that does not end the connection, the next check
+            // does.
             return if self.body_is_late.swap(true, Relaxed) { Expired::Close } else { Expired::BodyLate };
         }
         let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.write.load(Relaxed));
@@ -138,15 +140,15 @@ impl ClientDeadlines {
     }
 }
 
-/// What a look at the deadlines found.
+/// The result of checking the deadlines.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Expired {
-    /// The connection has to end.
+    /// The connection has to be closed.
     Close,
-    /// No request has come in time.
+    /// No request arrived in time.
     NoRequest,
-    /// A body did not come in time.
+    /// A body did not arrive in time.
     BodyLate,
-    /// The next deadline is so far away.
+    /// The next deadline is this far away.
     NotYet { ticks: u64 },
 }

@@ -1,4 +1,4 @@
-//! New connections to upstreams.
+//! Opens connections to upstreams.
 
 use std::error::Error;
 use std::fmt;
@@ -25,45 +25,46 @@ use super::ticks::Tick;
 use super::upstream_slots::{UpstreamIo, UpstreamSlot};
 use super::upstream_tls::TlsFault;
 
-/// How often an HTTP/2 connection is asked whether it is still there, and how long it may take to say so.
+/// The interval of HTTP/2 keep-alive pings, and the timeout of a reply.
 const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What an upstream may send ahead of one answer while its client does not read. It is memory that a stuck client holds.
+/// How much of one response an upstream may send while the client does not read. This is memory that a stalled client
+/// holds.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 
-/// What it may send ahead of all of them together: more than all streams can hold, so that clients that do not read
-/// take nothing from those that do. The most that HTTP/2 knows.
+/// How much an upstream may send for all streams together. More than all streams can hold, so that stalled clients do
+/// not block the others. The maximum of HTTP/2.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 
-/// What is held of each body that the upstream does not read, beside what the client's window holds: two frames, so that
-/// one is there while another is written.
+/// How much of each body is buffered while the upstream does not read, in addition to the client's window: two frames,
+/// so that one is available while another is written.
 const SEND_BUFFER_BYTES: usize = 32 << 10;
 
-/// What a client wants of an upstream.
+/// The purpose of a connection to an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnUse {
     Request,
-    /// To speak another protocol from some point on.
+    /// Switching to another protocol.
     Upgrade,
 }
 
-/// A way to an upstream.
+/// A connection to an upstream.
 pub(super) enum UpstreamConn {
-    /// For one request at a time.
+    /// HTTP/1: one request at a time.
     H1(Http1Conn),
-    /// For many at once.
+    /// HTTP/2: many requests at a time.
     H2(Sender, StreamPermit),
 }
 
-/// Why there is no connection.
+/// The reason why a connection could not be opened.
 #[derive(Debug)]
 pub(super) enum ConnectError {
     Io(io::Error),
     Tls(TlsFault),
     Http(hyper::Error),
     Timeout,
-    /// The gateway has none left of it.
+    /// The gateway has run out of a resource.
     Exhausted(Exhausted),
 }
 
@@ -83,7 +84,7 @@ impl fmt::Display for ConnectError {
 }
 
 impl ConnectError {
-    /// What the gateway has run out of, if that is why.
+    /// Returns the resource that the gateway has run out of, if that is the cause.
     pub(super) fn exhausted(&self) -> Option<Exhausted> {
         match self {
             Self::Io(error) => Exhausted::of(error),
@@ -93,7 +94,7 @@ impl ConnectError {
     }
 }
 
-/// What a connection takes and the gateway has none left of. The upstream has nothing to do with it.
+/// A resource that a connection needs and the gateway has run out of. The upstream is not at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exhausted {
     /// Slots for connections to upstreams.
@@ -116,7 +117,7 @@ impl Exhausted {
     }
 }
 
-/// What is missing, and the fix.
+/// Describes the missing resource and the fix.
 impl fmt::Display for Exhausted {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
@@ -154,7 +155,7 @@ impl From<hyper::Error> for ConnectError {
     }
 }
 
-/// A connection to an upstream: one that is shared and has room, or a new one.
+/// Returns a connection to an upstream: a shared one that has room, or a new one.
 pub(super) async fn obtain(
     target: &Target,
     (worker, client): (&Arc<Worker>, &Client),
@@ -174,7 +175,7 @@ pub(super) async fn obtain(
     }
     let opened = async {
         let turn = target.opening_turn(worker.number).await;
-        // Whoever had the turn before may have opened it.
+        // The previous holder of the turn may have opened one.
         match turn.as_ref().and_then(|_| reserve()) {
             Some((sender, stream_permit)) => Ok(UpstreamConn::H2(sender, stream_permit)),
             None => open(target, (worker, client), conn_use).await,
@@ -183,13 +184,13 @@ pub(super) async fn obtain(
     timeout(connect_timeout, opened).await.map_err(|_elapsed| ConnectError::Timeout)?
 }
 
-/// What an upstream was found to speak, and where.
+/// A new connection by protocol, with the address it leads to.
 pub(super) enum Dialled {
     Http1(UpstreamIo, IpAddr),
     Http2(UpstreamIo, IpAddr),
 }
 
-/// Connects, and agrees on what is spoken.
+/// Connects to an upstream and negotiates the protocol.
 pub(super) async fn dial(target: &Target, now: Tick, slot: UpstreamSlot) -> Result<Dialled, ConnectError> {
     dial_for(target, ConnUse::Request, now, slot).await
 }
@@ -199,7 +200,7 @@ async fn dial_for(target: &Target, conn_use: ConnUse, now: Tick, slot: UpstreamS
     let avoid = |failed: SocketAddr| target.addresses.avoid(failed.ip(), now);
     let (tcp, reached, slot) = dial::connect(&addresses, slot, avoid).await?;
     let ip = reached.ip();
-    // Small requests must not wait for more to come.
+    // Nagle's algorithm would delay small requests.
     tcp.set_nodelay(true)?;
     Ok(match (&target.tls, target.address.scheme) {
         (Some(tls), _) => {
@@ -247,7 +248,7 @@ async fn share(
         .initial_max_send_streams(UNKNOWN_STREAMS)
         .max_header_list_size(MAX_HEAD_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
-        // Not adaptive: that makes both windows the same, and one stuck stream fills both.
+        // Not adaptive: that would make both windows the same size, and one stalled stream would fill both.
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;

@@ -1,4 +1,4 @@
-//! One connection of a client, from its first byte to its end.
+//! A client connection, from accept to close.
 
 use std::future::poll_fn;
 use std::io;
@@ -33,39 +33,41 @@ use super::tls::{self, HandshakeFailure};
 use super::workers::Counted;
 use crate::service::proxy_protocol;
 
-/// What a client that speaks HTTP/2 without having agreed on it says first. No request of HTTP/1 begins so.
+/// The start of the HTTP/2 connection preface, for clients that use HTTP/2 without ALPN. No HTTP/1 request starts like
+/// this.
 pub(super) const HTTP2_PREFACE: &[u8] = b"PRI ";
 
-/// Streams of one HTTP/2 connection at a time. Clients wait with more. As many as RFC 9113 wants at least: each may
-/// hold memory.
+/// The maximum of concurrent streams of an HTTP/2 connection: the minimum that RFC 9113 recommends, since each stream
+/// may hold memory.
 const MAX_STREAMS: u32 = 100;
 
-/// Memory that a stream's body may take while its upstream does not read: enough for a megabyte a second from the other
-/// side of the world.
+/// How much of a request body is received while the upstream does not read: enough for a megabyte per second around the
+/// world.
 const STREAM_WINDOW_BYTES: u32 = 128 << 10;
 
-/// Room for all streams at once, so that uploads that are stuck leave the others what they need.
+/// Room for all streams at once, so that stalled uploads do not block the others.
 const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 
-/// What is held of each answer that the client does not read: two frames, so that one is there while another is written.
+/// How much of each response is buffered while the client does not read: two frames, so that one is available while
+/// another is written.
 pub(super) const SEND_BUFFER_BYTES: usize = 32 << 10;
 
-/// What is held of an upload that the upstream does not read: the window, and what waits to be written.
+/// How much of an upload is buffered while the upstream does not read: the window and the send buffer.
 pub(super) const MAX_UPLOAD_BYTES: usize = STREAM_WINDOW_BYTES as usize + SEND_BUFFER_BYTES;
 
-/// How often an HTTP/2 connection is asked whether it is still there.
+/// The interval of HTTP/2 keep-alive pings.
 const PING_EVERY: Duration = Duration::from_secs(20);
 
-/// How a listener's connections begin.
+/// The settings of a listener that apply to new connections.
 pub(super) struct ListenerConfig {
     pub(super) proxy_protocol: bool,
     pub(super) tls: Option<TlsAcceptor>,
 }
 
-/// The end of all connections, in two steps.
+/// The shutdown signal for all connections.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
-    /// From now on connections end as soon as they are idle.
+    /// Notified when idle connections have to close.
     pub(super) idle: Notify,
     is_idle: std::sync::atomic::AtomicBool,
 }
@@ -81,7 +83,7 @@ impl Stop {
     }
 }
 
-/// A connection whose requests come next.
+/// A connection that is ready for its first request.
 struct ReadyConnection {
     stream: Stream,
     peer: SocketAddr,
@@ -93,8 +95,8 @@ struct ReadyConnection {
 
 /// Serves a connection until the client, a deadline or the gateway ends it. `_counted` is dropped last.
 ///
-/// Most connections are idle most of the time, and each holds all that this function holds at its largest. So what is rare
-/// or short has its room for as long as it takes.
+/// Most connections are idle most of the time, and each holds the maximum size of this future. So rare or short steps
+/// are boxed.
 pub(super) async fn serve(
     _counted: Counted,
     tcp: TcpStream,
@@ -122,12 +124,13 @@ pub(super) async fn serve(
         return Ok(());
     }
     let client = if handover.is_http2 && !client.is_http2 { Arc::new(client.over_http2()) } else { client };
-    // Few connections need all of this, and most have no room for it.
+    // Few connections need this large future.
     Box::pin(serve_by_hyper(handover, client, worker, stop)).await;
     Ok(())
 }
 
-/// Reads what comes before requests: who the client is, and the handshake of TLS. `None` if the connection is over.
+/// Reads what precedes the first request: the PROXY protocol header and the TLS handshake. Returns `None` if the
+/// connection is closed.
 async fn begin(
     mut tcp: TcpStream,
     (mut peer, mut entered): (SocketAddr, Option<per_address::Counted>),
@@ -172,7 +175,7 @@ fn client(
     Client::new(info, is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally))
 }
 
-/// How a connection begins where TLS is spoken.
+/// The first bytes on a TLS listener.
 enum Accepted {
     Tls(Box<TlsStream<TcpStream>>),
     PlainHttp(TcpStream),
@@ -185,7 +188,7 @@ async fn accept(tcp: TcpStream, tls: &TlsAcceptor) -> io::Result<Accepted> {
     Ok(Accepted::Tls(Box::new(tls.accept(tcp).await?)))
 }
 
-/// Serves what is not plain.
+/// Serves the remaining requests of a connection with hyper.
 async fn serve_by_hyper(handover: Handover, client: Arc<Client>, worker: Arc<Worker>, stop: Arc<Stop>) {
     let Handover { stream, first, is_http2, .. } = handover;
     let max_head = client.max_head;
@@ -193,7 +196,7 @@ async fn serve_by_hyper(handover: Handover, client: Arc<Client>, worker: Arc<Wor
     let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), framing_guard));
     let ticks = Arc::clone(&worker.ticks);
     let service = Exchange { worker: Arc::clone(&worker), client: Arc::clone(&client) };
-    // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
+    // Errors are the client's: it disconnected or did not speak HTTP.
     if is_http2 {
         let mut builder = http2::Builder::new(Streams { ticks });
         builder
@@ -217,15 +220,16 @@ async fn serve_by_hyper(handover: Handover, client: Arc<Client>, worker: Arc<Wor
     }
 }
 
-/// What hyper has answered to a head that it could not read, or that the guard had kept from it.
+/// Returns the status that hyper has sent for a head that it could not parse, or that the framing checks withheld from
+/// it.
 fn answered_by_hyper(error: &hyper::Error) -> Option<StatusCode> {
     if !error.is_parse() || error.is_parse_version_h2() {
         return None;
     }
-    // Only the text tells some of them apart.
+    // hyper distinguishes some of them only by the message.
     let text = error.to_string();
     Some(match error.is_parse_too_large() {
-        // An error of its own is answered with nothing.
+        // hyper sends no response for its own errors.
         false if text.starts_with("internal") => return None,
         false => StatusCode::BAD_REQUEST,
         true if text.starts_with("URI") => StatusCode::URI_TOO_LONG,
@@ -236,11 +240,11 @@ fn answered_by_hyper(error: &hyper::Error) -> Option<StatusCode> {
 /// The reason in the access log for a head that is not HTTP.
 const MALFORMED: &str = "malformed";
 
-/// Counts and logs a request whose head nobody could read.
+/// Counts and logs a request whose head could not be parsed.
 fn note_unparsed(status: StatusCode, client: &Client, worker: &Worker) {
     worker.tally.note_unparsed(status);
     let site = worker.site.load();
-    // Which client of a trusted proxy sent it is in the head that nobody could read.
+    // The client behind a trusted proxy is named in the head, which could not be parsed.
     if status == StatusCode::BAD_REQUEST && !site.proxies.trusts(client.address.ip()) {
         worker.strike(&client.with_client(Facts::new("", "/")));
     }
@@ -254,15 +258,15 @@ fn note_unparsed(status: StatusCode, client: &Client, worker: &Worker) {
     }
 }
 
-/// Whoever should have named its client and did not is hung up on.
+/// Closes connections without a valid PROXY protocol header.
 fn unusable(_: proxy_protocol::HeaderError) -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
 
-/// hyper does not take less.
+/// The minimum that hyper accepts.
 const MIN_BUFFER_BYTES: usize = 8192;
 
-/// Drives a connection, looks at its deadlines now and then, and lets it `end` when all do.
+/// Drives a connection, checks its deadlines periodically, and calls `end` at shutdown.
 async fn drive<Connection: Future<Output = hyper::Result<()>>>(
     connection: Connection,
     end: impl Fn(Pin<&mut Connection>),
@@ -279,7 +283,7 @@ async fn drive<Connection: Future<Output = hyper::Result<()>>>(
         }
         let is_first = !std::mem::replace(&mut is_set, true);
         if is_first {
-            // A stop that comes later wakes this task; one that came before is seen below.
+            // A later stop wakes this task; an earlier one is noticed below.
             stopped.as_mut().enable();
             _ = stopped.as_mut().poll(context);
         }
@@ -290,7 +294,7 @@ async fn drive<Connection: Future<Output = hyper::Result<()>>>(
                 return Poll::Ready(ended);
             }
         }
-        // Once it is set, the alarm wakes this task; asking it every time would only cost.
+        // Once set, the timer wakes this task, so it need not be polled every time.
         if !is_first && !alarm.is_elapsed() {
             return Poll::Pending;
         }
@@ -308,7 +312,8 @@ fn check_deadlines<Connection: Future<Output = hyper::Result<()>>>(
 ) -> Poll<hyper::Result<()>> {
     while alarm.as_mut().poll(context).is_ready() {
         let next = match client.check_deadlines() {
-            // A client of HTTP/2 is told first: what it has sent by then is served, and the rest it may send elsewhere.
+            // An HTTP/2 client is sent GOAWAY first: requests that it has sent by then are served, and it may send
+            // others elsewhere.
             Expired::NoRequest if client.is_http2 && !std::mem::replace(is_ending, true) => {
                 end(connection.as_mut());
                 client.note_goaway_sent();
@@ -319,7 +324,7 @@ fn check_deadlines<Connection: Future<Output = hyper::Result<()>>>(
             }
             Expired::Close | Expired::NoRequest => return Poll::Ready(Ok(())),
             Expired::BodyLate => {
-                // The request under way sees it, and the client is told.
+                // The request in flight notices the timeout and sends a response.
                 if let Poll::Ready(ended) = connection.as_mut().poll(context) {
                     return Poll::Ready(ended);
                 }

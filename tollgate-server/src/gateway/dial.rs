@@ -1,4 +1,4 @@
-//! A TCP connection to the first of several addresses that answers.
+//! TCP connections to the first of several addresses that accepts.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -14,16 +14,16 @@ use tokio::time::sleep;
 use super::connect::Exhausted;
 use super::upstream_slots::UpstreamSlot;
 
-/// How long an attempt has before the next address is tried beside it (RFC 8305, section 5).
+/// The delay before the next address is tried in parallel (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Attempts under way at the same time. During a partition every request would otherwise open a socket for every address.
+/// Concurrent attempts. During a partition, every request would otherwise open a socket for every address.
 const MAX_ATTEMPTS: usize = 3;
 
-/// Connects to one of the addresses, tried in their order: the next one when an attempt fails, or has taken
-/// [`ATTEMPT_DELAY`]. The oldest is dropped when the next one starts, if there are [`MAX_ATTEMPTS`] or there is no slot for
-/// another. Calls `on_failure` for each
-/// address that failed, was dropped, or was overtaken by a later one, unless the gateway itself lacks something.
+/// Connects to one of the addresses, in their order: the next one is tried when an attempt fails, or has taken
+/// [`ATTEMPT_DELAY`]. The oldest attempt is dropped when the next one starts, if there are [`MAX_ATTEMPTS`] or no slot
+/// is free. Calls `on_failure` for each address that failed, was dropped, or was overtaken by a later one, unless the
+/// gateway itself lacks a resource.
 pub(super) async fn connect(
     addresses: &[SocketAddr],
     slot: UpstreamSlot,
@@ -82,7 +82,7 @@ pub(super) async fn connect(
     }
 }
 
-/// A connection that is being opened.
+/// An attempt to connect.
 struct Attempt {
     address: SocketAddr,
     connecting: Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>,
@@ -94,7 +94,7 @@ impl Attempt {
         Self { address, connecting: Box::pin(TcpStream::connect(address)), slot }
     }
 
-    /// Ends the attempt.
+    /// Cancels the attempt.
     fn into_slot(self) -> UpstreamSlot {
         self.slot
     }
@@ -114,14 +114,14 @@ async fn first_finished(attempts: &mut VecDeque<Attempt>) -> (usize, Attempt, io
     .await
 }
 
-/// Returns whether the gateway lacks what a connection to any address takes. Without a local address or port, another
-/// address may still be reached.
+/// Returns whether the gateway lacks a resource that a connection to any address needs. Without a local address or
+/// port, another address may still be reached.
 fn is_gateways_own(error: &io::Error) -> bool {
     Exhausted::of(error).is_some_and(|exhausted| exhausted != Exhausted::LocalAddresses)
 }
 
-/// The error that says more about why there is no connection: what the gateway lacks for any address, then what an upstream
-/// did, and last that there is no way to one address.
+/// Returns the error that better explains why there is no connection: a resource that the gateway lacks, then an error
+/// of the upstream, and last an address that cannot be reached from here.
 fn more_specific(old: io::Error, new: io::Error) -> io::Error {
     let rank = |error: &io::Error| match Exhausted::of(error) {
         Some(Exhausted::LocalAddresses) => 2,

@@ -1,4 +1,4 @@
-//! The upstream that is built in: it answers with what it was asked, so that limits can be tried without a service.
+//! The built-in echo upstream: it responds with the request it got, so that limits can be tried without a service.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use serde::Serialize;
 use super::body::ToUpstream;
 use super::client::Client;
 
-/// So much of a body is told back; of a longer one, nothing.
+/// The maximum length of an echoed body. Longer bodies are left out.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// What was asked.
+/// The request, as it is echoed.
 #[derive(Serialize)]
 struct EchoedRequest<'a> {
     method: &'a str,

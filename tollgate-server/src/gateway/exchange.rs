@@ -1,7 +1,7 @@
-//! One request on its way: routed, asked about, forwarded, answered.
+//! One request served with hyper: routed, checked, forwarded and answered.
 //!
-//! The gate decides; nothing here does. A refused request never reaches an upstream, and a request that is tried again
-//! at another upstream has been counted once.
+//! Only the gate decides. A refused request never reaches an upstream, and a request that is retried at another
+//! upstream is counted once.
 
 #[cfg(test)]
 mod footprint;
@@ -47,7 +47,7 @@ use super::ticks::Ticks;
 use super::upstream_slots::{Evicted, UpstreamSlot, UpstreamSlots};
 use super::{echo, failure, headers};
 
-/// What all exchanges of a worker share.
+/// The state that all requests of a worker share.
 pub(super) struct Worker {
     pub(super) number: usize,
     pub(super) gate: Gate,
@@ -55,9 +55,9 @@ pub(super) struct Worker {
     pub(super) ticks: Arc<Ticks>,
     pub(super) tally: Arc<Tally>,
     pub(super) ids: RequestIds,
-    /// Requests that a limit holds back, of all workers.
+    /// Requests of all workers that wait in the queue of a limit.
     pub(super) queued: Arc<AtomicU32>,
-    /// Whether clients are asked to go elsewhere with their next request.
+    /// Whether clients are asked to close their connections, because the gateway stops.
     pub(super) closing: Arc<AtomicBool>,
     /// Open connections by client address, of all workers.
     pub(super) per_address: Arc<PerAddress>,
@@ -87,12 +87,12 @@ pub(super) struct Exchange {
     pub(super) client: Arc<Client>,
 }
 
-/// An answer, or the way to one.
+/// The response to a request, or a future that resolves to it.
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every refusal")]
 pub(super) enum ResponseFuture {
-    /// The request is answered here and now: a refusal must cost as little as can be.
+    /// A response that is available at once: refusals must be cheap.
     Ready(Option<Response<ToClient>>),
-    /// An upstream or a store is asked. In a box, because hyper moves what it is given.
+    /// A response that an upstream or a remote store delays. Boxed, because hyper moves the future.
     Pending(Pin<Box<dyn Future<Output = Response<ToClient>> + Send>>),
 }
 
@@ -122,7 +122,7 @@ impl Service<Request<Incoming>> for Exchange {
                 ResponseFuture::Pending(Box::pin(async move {
                     let response = match check {
                         Check::Ready(outcome) => this.pass(outcome, forwarding).await,
-                        // In a box: with a store elsewhere the way is longer, and the others need not have room for it.
+                        // Boxed: the future is larger with a remote store, and other requests need no room for it.
                         Check::Pending(outcome) => Box::pin(this.after_check(outcome, forwarding)).await,
                     };
                     this.finish(response, traits)
@@ -132,7 +132,7 @@ impl Service<Request<Incoming>> for Exchange {
     }
 }
 
-/// What its answer has to know of a request.
+/// The properties of a request that its response depends on.
 #[derive(Clone, Copy)]
 struct RequestTraits {
     is_http1: bool,
@@ -145,7 +145,7 @@ impl RequestTraits {
     }
 }
 
-/// A request that has been asked about.
+/// A checked request that is to be forwarded.
 struct Forwarding {
     request: Request<Incoming>,
     site: Arc<Site>,
@@ -154,15 +154,16 @@ struct Forwarding {
 }
 
 impl Worker {
-    /// Counts a request that nobody could read towards bans of its sender.
+    /// Counts a malformed request as a strike against the client.
     pub(super) fn strike(&self, facts: &Facts<'_>) {
         if let Check::Pending(strike) = self.gate.strike(facts) {
-            // It ends by the store's deadline.
+            // It ends at the store's deadline.
             tokio::spawn(strike);
         }
     }
 
-    /// Counts a connection of that address; an error if it has too many. Trusted proxies speak for many clients.
+    /// Counts a connection of an address. Fails if the address has too many. Trusted proxies are not counted, since
+    /// they serve many clients.
     pub(super) fn enter(&self, address: IpAddr) -> io::Result<Option<per_address::Counted>> {
         let site = self.site.load();
         if site.proxies.trusts(address) {
@@ -176,18 +177,18 @@ impl Worker {
         entered.map(Some).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
     }
 
-    /// Whether clients are asked to go elsewhere.
+    /// Returns whether clients are asked to close their connections.
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Relaxed)
     }
 }
 
 impl Exchange {
-    /// The answer to a request if it is known at once, or what goes on with it.
+    /// Returns the response if it is available at once. Otherwise returns the check and the request.
     #[expect(clippy::result_large_err, reason = "it is no error, and goes into a box at once")]
     fn begin(&self, mut request: Request<Incoming>) -> Result<Response<ToClient>, (Check, Forwarding)> {
         let mut guard = RequestGuard::new(&self.client);
-        // What was decided before hyper has read the request must not be decided again.
+        // The lane has checked this request already; it must not be counted twice.
         let checked = self.client.take_checked();
         let site = checked.as_ref().map_or_else(|| self.worker.site.load_full(), |checked| Arc::clone(&checked.site));
         if let Some(log) = &site.log {
@@ -225,7 +226,7 @@ impl Exchange {
         Err((check, Forwarding { request, site, route, guard }))
     }
 
-    /// What all answers have in common.
+    /// Applies the changes that all responses need.
     fn finish(&self, mut response: Response<ToClient>, traits: RequestTraits) -> Response<ToClient> {
         let status = response.status();
         response.body_mut().answers_with(status);
@@ -240,7 +241,7 @@ impl Exchange {
         response
     }
 
-    /// A store elsewhere has answered.
+    /// Continues after a remote store has decided.
     async fn after_check(
         &self,
         outcome: impl Future<Output = Outcome>,
@@ -254,11 +255,11 @@ impl Exchange {
         self.pass(outcome, forwarding).await
     }
 
-    /// A request that may pass. What few requests need is in boxes, so that it takes no room in all of them.
+    /// Serves an allowed request. Rare steps are boxed, so that their futures take no room in every request.
     async fn pass(&self, mut outcome: Outcome, forwarding: Forwarding) -> Response<ToClient> {
         let Forwarding { request, site, route, mut guard } = forwarding;
         guard.keep_permit(outcome.take_permit());
-        // Until an upstream reads it, as much of the body may come as the client may send ahead.
+        // Until an upstream reads it, the client may send this much of the body.
         let mut buffered = (!request.body().is_end_stream()).then(|| BufferedBytes::none(&self.client));
         let upload_bytes = self.client.upload_bytes(request.body());
         if buffered.as_mut().is_some_and(|buffered| buffered.set(upload_bytes).is_err()) {
@@ -291,7 +292,7 @@ impl Exchange {
         }
     }
 
-    /// Brings a request to its normal form, which is what limits see and upstreams get, and finds its route.
+    /// Normalizes a request, for limits and upstreams alike, and finds its route.
     fn normalize(&self, request: &mut Request<Incoming>, site: &Site) -> Result<Option<usize>, Unreadable> {
         check_readable(request)?;
         headers::join_cookies(request.headers_mut());
@@ -303,7 +304,7 @@ impl Exchange {
         let routed_by = [&site.routing_path(&path)?, &*query].concat();
         let route = site.find(&self.facts(request, Some(&routed_by)));
         let forwarded = [&site.forwarded_path(&path, route)?, &*query].concat();
-        // It has nothing in it that a URI may not have, and one that is too long leads nowhere.
+        // The path is valid in a URI, but it may be too long. Then there is no route.
         match with_path(request.uri(), forwarded) {
             Ok(uri) => {
                 *request.uri_mut() = uri;
@@ -313,7 +314,7 @@ impl Exchange {
         }
     }
 
-    /// What limits and routes know of a request; for another target than its own if one is given.
+    /// Returns the facts of a request for limits and routes. `target` replaces its own target.
     fn facts<'f>(&'f self, request: &'f Request<Incoming>, target: Option<&'f str>) -> Facts<'f> {
         let uri = request.uri();
         let own = || uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
@@ -326,27 +327,27 @@ impl Exchange {
         self.worker.gate.check(&site.with_route(self.facts(request, None), route))
     }
 
-    /// Holds a request until its turn in a queue comes.
+    /// Waits for the delay that a limit imposes.
     async fn wait_in_queue(&self, outcome: &Outcome, site: &Site) -> Result<(), Failure> {
         let _permit = QueuePermit::enter(&self.worker.queued, site.max_queued).ok_or(Failure::QueueFull)?;
         tokio::time::sleep(outcome.delay()).await;
         Ok(())
     }
 
-    /// The headers that a route gives every answer.
+    /// Applies the route's response headers.
     fn apply_response_edits(&self, mut response: Response<ToClient>, route: &Route) -> Response<ToClient> {
         route.response_edits.apply(response.headers_mut());
         response
     }
 
-    /// Lets limits that count answers hear this one, and tells the client what is left.
+    /// Settles limits that count responses, and adds the rate limit headers.
     async fn settle_and_write_headers(
         &self,
         outcome: &Outcome,
         mut response: Response<ToClient>,
     ) -> Response<ToClient> {
         if outcome.awaits_response() {
-            // What cannot be settled stays as it was estimated.
+            // If settling fails, the estimate stands.
             _ = Box::pin(outcome.settle_response(response.status(), response.headers())).await;
         }
         outcome.write_headers(response.headers_mut());
@@ -359,7 +360,7 @@ impl Exchange {
     }
 }
 
-/// A place among the requests that wait for their turn.
+/// A slot among the requests that wait in a queue.
 struct QueuePermit<'a>(&'a AtomicU32);
 
 impl<'a> QueuePermit<'a> {
@@ -376,7 +377,7 @@ impl Drop for QueuePermit<'_> {
     }
 }
 
-/// Whether it is clear what is asked, and of whom.
+/// Checks the method, the host and the length of a request.
 fn check_head(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
     if request.method() == Method::CONNECT {
         return Err(Failure::Connect);
@@ -390,7 +391,7 @@ fn check_head(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
         }
         _ => {}
     }
-    // With HTTP/1 the guard has seen to it.
+    // For HTTP/1, the framing checks have done this.
     if request.version() == Version::HTTP_2 && !headers::has_one_length(request.headers()) {
         return Err(Failure::BadLength);
     }
@@ -400,21 +401,21 @@ fn check_head(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether a target has no path. [`Uri::path`] is `/` then, but nothing would be sent.
+/// Returns whether a target has no path. [`Uri::path`] returns `/` then, but nothing would be sent.
 fn has_empty_path(uri: &Uri) -> bool {
     uri.path_and_query().is_none_or(|target| match target.as_str() {
-        // What this text does not show, the comparison with a target does.
+        // The text hides the difference; the comparison shows it.
         "/" => *target != PathAndQuery::from_static("/"),
         text => !text.starts_with(['/', '*']),
     })
 }
 
-/// Whether everything beside the path has one reading.
+/// Checks that everything except the path has only one interpretation.
 fn check_readable(request: &Request<Incoming>) -> Result<(), Unreadable> {
     check_method(request.method().as_str(), request.uri().path())?;
     request.headers().get(HOST).map_or(Ok(()), |host| check_host(host.as_bytes()))?;
     request.uri().authority().map_or(Ok(()), |authority| check_host(authority.as_str().as_bytes()))?;
-    // A server of HTTP/1 behind would trim them. On HTTP/1 the parser has.
+    // An HTTP/1 server would trim them. For HTTP/1 requests, the parser has done so.
     let padded = request.headers().iter().find(|(_, value)| is_padded(value.as_bytes()));
     match padded {
         Some((name, _)) => Err(Unreadable::PaddedHeader(name.as_str().into())),
@@ -422,12 +423,12 @@ fn check_readable(request: &Request<Incoming>) -> Result<(), Unreadable> {
     }
 }
 
-/// The length of a body that is not sent, for an answer to HEAD.
+/// Removes the body of a response to HEAD and keeps its length.
 pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
     let length = std::mem::take(response.body_mut()).len();
     response.headers_mut().insert(CONTENT_LENGTH, length.into());
     response
 }
 
-/// What an upstream gets of a request.
+/// A request as it is sent to an upstream.
 type UpstreamRequest = Request<ToUpstream>;

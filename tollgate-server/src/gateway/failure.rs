@@ -1,11 +1,11 @@
-//! Answers that the gateway writes itself when something other than a limit is in the way.
+//! Error responses that the gateway itself sends, other than those of limits.
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use tollgate::internal::Unreadable;
 
-/// Why a request was not answered by an upstream.
+/// The reason why no upstream answered a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     NoHost,
@@ -28,14 +28,14 @@ pub(super) enum Failure {
     LongAnswerHead,
     RefusedAnswerHead,
     UpstreamTimeout,
-    /// The gateway has no descriptors, ports or memory left for a connection. No upstream is to blame.
+    /// The gateway has no descriptors, ports or memory left for a connection. The upstream is not at fault.
     Exhausted,
-    /// As many connections to upstreams are open as the gateway may have.
+    /// The maximum number of connections to upstreams is open.
     UpstreamConnections,
 }
 
 impl Failure {
-    /// Whether the upstream is to blame.
+    /// Returns whether the upstream is at fault.
     pub(super) const fn is_upstreams(self) -> bool {
         matches!(
             self,
@@ -50,7 +50,7 @@ impl Failure {
         )
     }
 
-    /// Returns whether the gateway lacks what a connection to an upstream takes.
+    /// Returns whether the gateway lacks the resources for a connection to an upstream.
     pub(super) const fn is_gateways(self) -> bool {
         matches!(self, Self::Exhausted | Self::UpstreamConnections)
     }
@@ -60,7 +60,7 @@ impl Failure {
         matches!(self, Self::NoHost | Self::SeveralHosts | Self::BadTarget | Self::BadLength | Self::UnderscoreHeader)
     }
 
-    /// Returns the reason of a 400, as the answer and the access log have it.
+    /// Returns the reason of a 400, as it appears in the response and in the access log.
     pub(super) const fn reason(self) -> Option<&'static str> {
         match self {
             Self::NoHost => Some("no_host"),
@@ -124,7 +124,7 @@ impl Failure {
                 r#"{"error":"overloaded","message":"Too many bodies wait to be read, more than gateway.max_buffered: try later."}"#
             }
             Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests wait already."}"#,
-            // Whom an upstream is believed for is nothing to a client.
+            // The client need not know which certificates the gateway trusts.
             Self::CannotConnect | Self::BadCertificate => {
                 r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#
             }
@@ -150,10 +150,11 @@ impl Failure {
     }
 }
 
-/// What is taken here, as far as it has a name; others are, too.
+/// The methods in the `Allow` header. Others are accepted, too.
 const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
 
-/// The answer to a request that cannot be read in one way: what is ambiguous, and the reason as metrics have it.
+/// Returns the response to a request with more than one interpretation. It names the ambiguous part, and the reason as
+/// metrics do.
 pub(super) fn unreadable_response(problem: &Unreadable) -> Response<Bytes> {
     let body = serde_json::json!({
         "error": "bad_request",
@@ -163,18 +164,18 @@ pub(super) fn unreadable_response(problem: &Unreadable) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(body.to_string()));
     *response.status_mut() = StatusCode::BAD_REQUEST;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    // A client that sends this may mean what follows it in another way, too.
+    // The rest of the connection may have more than one interpretation, too.
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// The answer that a failure is.
+/// Returns the response for a failure.
 pub(super) fn response(failure: Failure) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from_static(failure.body().as_bytes()));
     *response.status_mut() = failure.status();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if failure.status() == StatusCode::BAD_REQUEST {
-        // Whoever sends what cannot be read may mean what follows it in another way, too.
+        // The rest of the connection may have more than one interpretation, too.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     if failure == Failure::Connect {

@@ -1,4 +1,5 @@
-//! What an upstream failed at, for people: requests are told less of it, and metrics count it by kind.
+//! Errors of upstreams, described for operators. Clients get fewer details ([`Failure`]), and metrics count them by
+//! kind.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,25 +12,25 @@ use crate::limit_summary::span;
 
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// There was no connection to it, or none that held.
+    /// No connection could be opened, or it broke.
     Unreached(ConnectError),
-    /// There was one, and no answer that could be passed on.
+    /// The upstream sent no valid response.
     Failed(Failure),
-    /// It stopped in the middle of its answer, and did not go on in time.
+    /// The upstream did not finish its response in time.
     Stalled,
-    /// It answered that it is not well.
+    /// The upstream responded with an error status.
     Status(StatusCode),
-    /// A check took longer than it may.
+    /// A health check took too long.
     LateForCheck(Duration),
 }
 
 impl Fault {
-    /// Whether a request has no answer because of its upstreams, and not of itself or its client.
+    /// Returns whether the upstream is at fault, not the request or its client.
     pub(super) fn is_upstreams(&self) -> bool {
         self.failure().is_upstreams()
     }
 
-    /// What the gateway has run out of, if that is the cause.
+    /// Returns the resource that the gateway has run out of, if that is the cause.
     pub(super) fn exhausted(&self) -> Option<Exhausted> {
         match self {
             Self::Unreached(error) => error.exhausted(),
@@ -37,7 +38,7 @@ impl Fault {
         }
     }
 
-    /// What the request is told that met it.
+    /// Returns the failure that the client is sent.
     pub(super) fn failure(&self) -> Failure {
         match self {
             Self::Unreached(ConnectError::Exhausted(Exhausted::UpstreamConnections)) => Failure::UpstreamConnections,

@@ -1,33 +1,32 @@
-//! The HTTP/2 frames of a client's connection, counted as they pass.
+//! Counts the HTTP/2 frames of a client connection.
 //!
 //! Some frames cost a client nothing and the gateway a little: `WINDOW_UPDATE`, `PRIORITY`, `SETTINGS`, `PING`, empty
-//! `DATA`, requests that are reset at once. A client that does useful work sends a few of them for each request and each
-//! piece of an answer; one that sends nothing else is closed with `GOAWAY` (`ENHANCE_YOUR_CALM`). Until then its
-//! connection takes turns with the others of its worker.
+//! `DATA`, requests that are reset at once. A client that does useful work sends a few of them for each request and
+//! each piece of a response. A connection that carries nothing else is closed with `GOAWAY` (`ENHANCE_YOUR_CALM`).
+//! Until then it takes turns with the others of its worker.
 //!
-//! Only the nine bytes at the beginning of each frame are looked at. Deliberately not here: what frames mean. That is for
-//! hyper.
+//! Only the nine-byte header of each frame is read. Deliberately not here: the meaning of frames, which is up to hyper.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::ticks::Tick;
 use crate::notice;
 
-/// Cheap frames that a client may send ahead of anything useful. Browsers send some ten at the beginning of a connection;
-/// 2,000 are about 26 KB, and a millisecond of work.
+/// Cheap frames that a client may send in advance. Browsers send about ten at the start of a connection; 2,000 are
+/// about 26 KB, and a millisecond of work.
 const MAX_CREDIT: u32 = 2_000;
 
-/// Cheap frames that every `DATA` or `HEADERS` frame sent to the client pays for. A client that reads an answer sends at
-/// most two `WINDOW_UPDATE`s for a frame of it; Envoy allows ten, too.
+/// The credit for every `DATA` or `HEADERS` frame sent to the client. A client that reads a response sends at most two
+/// `WINDOW_UPDATE`s per frame. Envoy also allows ten.
 const CREDIT_PER_ANSWER_FRAME: u32 = 10;
 
-/// Every tick pays for one cheap frame, so that a quiet connection may send `PING`s for days: ten a second.
+/// The credit per tick, so that a quiet connection may send `PING`s for days: ten per second.
 const CREDIT_PER_TICK: u32 = 1;
 
-/// Frames that are read before other connections have their turn.
+/// Frames that are read before other connections get their turn.
 const FRAMES_PER_TURN: u32 = 256;
 
-/// What a client sends before its first frame.
+/// The length of the client's connection preface.
 const PREFACE_BYTES: usize = 24;
 
 const HEAD_BYTES: usize = 9;
@@ -36,30 +35,30 @@ const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 
-/// Why the gateway closes a client's connection.
+/// The reason why the gateway closes a client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misuse {
-    /// Frames that do nothing.
+    /// Too many frames that do nothing.
     CheapFrames,
-    /// Requests that were reset before their answers were complete.
+    /// Too many requests that were reset before their responses were complete.
     PrematureResets,
 }
 
-/// The misuses, and their names in metrics.
+/// The reasons with their labels in metrics.
 pub(super) const MISUSES: [(Misuse, &str); 2] =
     [(Misuse::CheapFrames, "cheap_frames"), (Misuse::PrematureResets, "premature_resets")];
 
-/// Where one direction of a connection is between two frames, or in one.
+/// The position in the frames of one direction.
 #[derive(Debug, Default)]
 struct FrameParser {
-    /// What is there of the next frame's head.
+    /// The bytes of the next frame header received so far.
     head: [u8; HEAD_BYTES],
     in_head: usize,
-    /// What is left of the payload, or of the preface.
+    /// The remaining bytes of the payload or the preface.
     skipped: usize,
 }
 
-/// A frame's head.
+/// A frame header.
 #[derive(Clone, Copy)]
 struct FrameHead {
     kind: u8,
@@ -71,7 +70,8 @@ impl FrameParser {
         self.in_head == 0 && self.skipped == 0
     }
 
-    /// Takes bytes up to the end of a frame's head or payload. Returns the number of them, and a head that is whole.
+    /// Consumes bytes up to the end of a frame header or payload. Returns their number, and the header if it is
+    /// complete.
     fn step(&mut self, bytes: &[u8]) -> (usize, Option<FrameHead>) {
         if self.skipped > 0 {
             let taken = self.skipped.min(bytes.len());
@@ -92,7 +92,7 @@ impl FrameParser {
     }
 }
 
-/// The frames of one connection.
+/// The frame counts of one connection.
 #[derive(Debug)]
 pub(super) struct Frames {
     from_client: FrameParser,
@@ -108,13 +108,13 @@ impl Frames {
         Self { from_client, to_client: FrameParser::default(), credit: MAX_CREDIT, paid_until: now, in_turn: 0 }
     }
 
-    /// Whether what was read so far ends with a frame.
+    /// Returns whether the bytes read so far end at the end of a frame.
     pub(super) fn is_between_frames(&self) -> bool {
         self.from_client.is_between_frames()
     }
 
-    /// Follows bytes from the client. If there are too many cheap frames, returns how many bytes belong to the frames
-    /// before the connection has to end.
+    /// Counts frames received from the client. If there are too many cheap ones, returns the number of bytes up to the
+    /// frame that ends the connection.
     pub(super) fn received(&mut self, bytes: &[u8], now: Tick) -> Result<(), usize> {
         let ticks = u32::try_from(now.saturating_sub(self.paid_until)).unwrap_or(u32::MAX);
         self.paid_until = now;
@@ -135,7 +135,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Follows bytes to the client.
+    /// Counts frames sent to the client.
     pub(super) fn sent(&mut self, bytes: &[u8]) {
         let mut at = 0;
         while at < bytes.len() {
@@ -151,7 +151,7 @@ impl Frames {
         self.credit = self.credit.saturating_add(credit).min(MAX_CREDIT);
     }
 
-    /// Whether others should have their turn before more is read. Asked again, it is this connection's turn.
+    /// Returns whether other connections should get their turn before more is read. The next call starts a new turn.
     pub(super) fn ends_turn(&mut self) -> bool {
         let is_over = self.in_turn >= FRAMES_PER_TURN;
         if is_over {
@@ -161,19 +161,19 @@ impl Frames {
     }
 }
 
-/// Bytes that make hyper end a connection of HTTP/2 with `GOAWAY` and `ENHANCE_YOUR_CALM`, which it has no function for:
-/// the beginning of a head, and then pieces of it that never end.
+/// Bytes that make hyper end an HTTP/2 connection with `GOAWAY` and `ENHANCE_YOUR_CALM`, for which it has no API: a
+/// head whose `CONTINUATION` frames never end.
 #[derive(Debug, Default)]
 pub(super) struct GoawayTrigger {
-    /// Bytes that were given out.
+    /// The number of bytes produced.
     written: usize,
 }
 
 impl GoawayTrigger {
-    /// hyper takes a number of pieces that grows with `max_head`. If it takes as many as this, the connection just ends.
+    /// hyper accepts a number of frames that grows with `max_head`. After this many bytes, the connection just ends.
     const MAX_BYTES: usize = HEAD_BYTES << 20;
 
-    /// The next byte, as long as there is one.
+    /// Returns the next byte.
     pub(super) fn next_byte(&mut self) -> Option<u8> {
         if self.written >= Self::MAX_BYTES {
             return None;
@@ -187,10 +187,10 @@ impl GoawayTrigger {
     }
 }
 
-/// How many ticks pass between two lines about closed connections: ten seconds.
+/// Ticks between two log lines about closed connections: ten seconds.
 const LOG_EVERY_TICKS: u64 = 100;
 
-/// Closed connections that were not logged yet, and the time of the last log line.
+/// Closed connections that were not logged yet, and the tick of the last log line.
 #[derive(Debug, Default)]
 pub(super) struct Closings {
     unlogged: AtomicU64,
@@ -198,7 +198,7 @@ pub(super) struct Closings {
 }
 
 impl Closings {
-    /// Logs a closed connection, unless another one was logged a moment ago.
+    /// Logs a closed connection, unless another one was logged recently.
     pub(super) fn log(&self, misuse: Misuse, peer: std::net::IpAddr, now: Tick) {
         let unlogged = self.unlogged.fetch_add(1, Relaxed) + 1;
         let logged_at = self.logged_at.load(Relaxed);

@@ -1,36 +1,37 @@
-//! Refuses requests that two readers could understand differently.
+//! Refuses requests whose framing has more than one interpretation (request smuggling).
 //!
-//! hyper reads leniently what RFC 9112 lets it: lines that end in a bare LF, a length beside a transfer coding, the
-//! same length twice. A server behind the gateway may read the same bytes another way, and then what one took for a
-//! body is another's request. So every byte of a connection passes here first, and a message that is not written in
-//! the one strict way ends it: hyper gets a byte that no request has, answers 400 and closes.
+//! hyper is as lenient as RFC 9112 permits: it accepts lines that end in a bare LF, `Content-Length` together with
+//! `Transfer-Encoding`, and repeated lengths. A server behind the gateway may interpret the same bytes differently, and
+//! take the body of one request for another request. So every byte of an HTTP/1 connection is checked here first. A
+//! message that is not in the strict form ends the connection: hyper gets an invalid byte instead, responds with 400
+//! and closes.
 //!
-//! Deliberately not here: everything that has only one reading. Names, values and targets are hyper's to judge.
+//! Deliberately not here: everything that has only one interpretation. hyper validates names, values and targets.
 
 use std::fmt;
 
-/// The longest line of chunk sizes; nobody uses their extensions.
+/// The maximum length of a chunk-size line. Chunk extensions are practically unused.
 const MAX_CHUNK_LINE: usize = 256;
-/// More trailers than this are an attack.
+/// The maximum length of trailers.
 const MAX_TRAILER_BYTES: usize = 16 << 10;
-/// A chunk of more hexadecimal digits than this has no end.
+/// The maximum number of hexadecimal digits of a chunk size.
 const MAX_CHUNK_DIGITS: u32 = 15;
 
-/// Follows the messages of one connection.
+/// The framing state of one connection.
 #[derive(Debug)]
 pub(super) struct FramingGuard {
     at: At,
     head: Head,
-    /// What was refused is a head.
+    /// Whether the refused bytes are in a head.
     refused_head: bool,
-    /// Behind the sizes of chunks.
+    /// Whether blanks after chunk sizes are allowed.
     allows_blanks: bool,
 }
 
-/// Where in a message the next byte is.
+/// The position of the next byte in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    /// In a head, so many bytes into the line.
+    /// In the head.
     Head,
     /// In a body of known length.
     Body {
@@ -53,21 +54,21 @@ enum At {
     },
     ChunkCr,
     ChunkLf,
-    /// In the trailers, so many bytes into them.
+    /// In the trailers.
     Trailer {
         bytes: usize,
         line: usize,
         after_cr: bool,
     },
-    /// The connection is no longer one of messages.
+    /// The connection was upgraded.
     Tunnel,
     Refused,
 }
 
-/// What is known of a head so far.
+/// The parts of a head that determine the framing.
 #[derive(Debug, Default)]
 struct Head {
-    /// The line under way, as far as it came in an earlier read.
+    /// The current line, as far as earlier reads contained it.
     line: Vec<u8>,
     lines: usize,
     length: Option<u64>,
@@ -75,7 +76,7 @@ struct Head {
     bytes: usize,
 }
 
-/// Why a connection is ended.
+/// The reason why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ambiguity {
     BareLf,
@@ -88,7 +89,7 @@ pub(super) enum Ambiguity {
     BadTransferCoding,
     BadChunk,
     HeadTooLong,
-    /// Found on hyper's road, in every version of HTTP.
+    /// Found later, for every version of HTTP.
     UnderscoreHeader,
 }
 
@@ -115,16 +116,16 @@ impl FramingGuard {
         Self { at: At::Head, head: Head::default(), refused_head: false, allows_blanks: false }
     }
 
-    /// For the body of an answer that comes in chunks. Some servers write blanks behind their sizes.
+    /// Creates a state for the chunked body of a response. Some servers write blanks after chunk sizes.
     pub(super) fn for_chunks() -> Self {
         Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, allows_blanks: true, ..Self::new() }
     }
 
-    /// Finds what is in the chunks of that body, and tells how many of these bytes are its.
+    /// Decodes a chunked body and passes its content to `found`. Returns the number of bytes that belong to the body.
     ///
     /// # Errors
     ///
-    /// When they are no chunks.
+    /// Fails if the chunks are malformed.
     pub(super) fn unchunk(&mut self, bytes: &[u8], mut found: impl FnMut(&[u8])) -> Result<usize, Ambiguity> {
         let mut rest = bytes;
         while !rest.is_empty() && !self.is_between() {
@@ -138,32 +139,32 @@ impl FramingGuard {
         Ok(bytes.len() - rest.len())
     }
 
-    /// Whether the next byte is the first of a message.
+    /// Returns whether the next byte is the first of a message.
     pub(super) fn is_between(&self) -> bool {
         self.at == At::Head && self.head.bytes == 0
     }
 
-    /// Whether a part of a head has come, and not all of it.
+    /// Returns whether a head was received in part.
     pub(super) fn is_in_head(&self) -> bool {
         self.at == At::Head && self.head.bytes > 0
     }
 
-    /// From here on the bytes are of another protocol.
+    /// Stops checking, because the connection was upgraded.
     pub(super) fn tunnel(&mut self) {
         self.at = At::Tunnel;
         self.head = Head::default();
     }
 
-    /// Whether it is a head that was refused, and not a body.
+    /// Returns whether the refused bytes are in a head, not in a body.
     pub(super) fn refused_head(&self) -> bool {
         self.refused_head
     }
 
-    /// Looks at the next bytes of the connection.
+    /// Checks the next bytes of the connection.
     ///
     /// # Errors
     ///
-    /// The first ambiguity, and how many bytes before it are good. Everything after it is refused.
+    /// Returns the first ambiguity and the number of valid bytes before it. Everything after it is refused.
     pub(super) fn check(&mut self, bytes: &[u8], max_head: usize) -> Result<(), (Ambiguity, usize)> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -179,7 +180,7 @@ impl FramingGuard {
         Ok(())
     }
 
-    /// Takes at least one byte.
+    /// Consumes at least one byte.
     fn step(&mut self, bytes: &[u8], max_head: usize) -> Result<usize, Ambiguity> {
         let byte = bytes[0];
         self.at = match self.at {
@@ -221,7 +222,7 @@ impl FramingGuard {
         Ok(1)
     }
 
-    /// Looks at one line of the head, or at as much of it as there is.
+    /// Checks one line of the head, or the part of it that was received.
     fn line_of_head(&mut self, bytes: &[u8], max_head: usize) -> Result<usize, Ambiguity> {
         let end = memchr::memchr(b'\n', bytes);
         let taken = end.map_or(bytes.len(), |end| end + 1);
@@ -245,7 +246,7 @@ impl FramingGuard {
         Ok(taken)
     }
 
-    /// A line without its LF.
+    /// Checks a line without its LF.
     fn whole_line(&mut self, line: &[u8]) -> Result<(), Ambiguity> {
         let Some((b'\r', line)) = line.split_last() else {
             return Err(Ambiguity::BareLf);
@@ -299,7 +300,7 @@ impl Head {
         if self.length.is_some() {
             return Err(Ambiguity::SeveralLengths);
         }
-        // `parse` would take a sign.
+        // `parse` would accept a sign.
         let digits = Some(value).filter(|value| value.iter().all(u8::is_ascii_digit));
         let text = digits.and_then(|digits| std::str::from_utf8(digits).ok());
         self.length = Some(text.and_then(|text| text.parse().ok()).ok_or(Ambiguity::BadLength)?);
@@ -317,7 +318,7 @@ impl Head {
         Ok(())
     }
 
-    /// Where the message goes on behind its head.
+    /// Returns the position after the head.
     fn end(&mut self) -> At {
         let (length, chunked) = (self.length.take(), std::mem::take(&mut self.chunked));
         (self.lines, self.bytes) = (0, 0);
@@ -438,7 +439,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is found does not depend on how the bytes come.
+        /// The result does not depend on how the bytes are split.
         #[test]
         fn bytes_may_come_in_any_pieces(cuts in proptest::collection::vec(0usize..200, 0..8), kind in 0usize..3) {
             let text = [

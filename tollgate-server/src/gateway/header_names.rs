@@ -1,7 +1,7 @@
-//! Names of headers that mean something to a proxy, and which of a client's headers are read at all.
+//! Header names with a meaning to a proxy, and the filter for request headers.
 //!
-//! A header that is dropped here is seen neither by limits nor by upstreams, on both roads: limits must not count by
-//! something that the upstream does not get.
+//! A header that the filter drops reaches neither limits nor upstreams, in the lane and with hyper: limits must not
+//! count by something that the upstream does not get.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -12,15 +12,15 @@ use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::site::Site;
 
-/// What a header is to a proxy.
+/// The meaning of a header to a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderKind {
-    /// Nothing: it passes.
+    /// No special meaning.
     Other,
-    /// It is between two neighbours, and says nothing else.
+    /// A hop-by-hop header without further meaning.
     HopByHop,
     Connection,
-    /// What only hyper's way knows.
+    /// Only hyper's path handles it.
     HyperOnly,
     TransferEncoding,
     /// Announces trailers.
@@ -34,21 +34,21 @@ pub(super) enum HeaderKind {
     XForwardedFor,
     XForwardedProto,
     XForwardedHost,
-    /// Any other in which proxies describe the client or the original request.
+    /// Another header in which proxies describe the client or the original request.
     Forwarding,
     XRequestId,
-    /// Of a family that tells what is left of a limit.
+    /// A rate limit header.
     RateLimit,
 }
 
 impl HeaderKind {
-    /// Whether it is only between two neighbours.
+    /// Returns whether it is a hop-by-hop header.
     pub(super) fn is_hop_by_hop(self) -> bool {
         matches!(self, Self::HopByHop | Self::Connection | Self::HyperOnly | Self::TransferEncoding)
     }
 }
 
-/// The kinds of names, by their length: most lengths have one or none.
+/// Returns the kind of a header name. Matching by length first leaves one candidate or none for most names.
 pub(super) fn kind(name: &str) -> HeaderKind {
     let is = |wanted: &str| name.eq_ignore_ascii_case(wanted);
     match name.len() {
@@ -83,16 +83,16 @@ fn begins(name: &str, with: &str) -> bool {
     name.get(..with.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(with))
 }
 
-/// Decides which headers of a request are read.
+/// Decides which headers of a request are kept.
 pub(super) struct HeaderFilter<'a> {
     underscores: UnderscoreHeaders,
     proxies: &'a TrustedProxies,
     peer: IpAddr,
-    /// Whether the peer is a trusted proxy, once that matters.
+    /// Whether the peer is a trusted proxy, determined when it is first needed.
     is_trusted: OnceCell<bool>,
 }
 
-/// What becomes of a header.
+/// The fate of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Kept,
@@ -101,16 +101,16 @@ pub(super) enum Fate {
     Refused,
 }
 
-/// Why a header is dropped.
+/// The reason why a header is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DropReason {
     HopByHop,
     Underscore,
-    /// It describes a client, and does not come from a trusted proxy.
+    /// It describes a client, and its sender is not a trusted proxy.
     Forwarding,
 }
 
-/// Headers of a request that were dropped, except for those that every proxy drops.
+/// The number of dropped headers of a request, except for hop-by-hop headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DroppedHeaders {
     pub(super) underscore: u32,
@@ -136,7 +136,7 @@ impl<'a> HeaderFilter<'a> {
         Self { underscores, proxies, peer, is_trusted: OnceCell::new() }
     }
 
-    /// Returns what becomes of a request header of this name, which is of that kind.
+    /// Returns the fate of a request header with this name and kind.
     pub(super) fn fate(&self, name: &str, kind: HeaderKind) -> Fate {
         match kind {
             HeaderKind::Other | HeaderKind::Forwarding | HeaderKind::RateLimit if has_underscore(name) => {
@@ -165,8 +165,9 @@ impl<'a> HeaderFilter<'a> {
     }
 }
 
-/// Returns whether a trailer of this name is passed on to an upstream. Limits have decided before it came, so everything
-/// that says who asks, for what, or by which way is dropped, from trusted proxies too (RFC 9110, section 6.5.1).
+/// Returns whether a trailer of this name is forwarded. Limits have decided before it arrives, so every trailer that
+/// describes the client, the target or the route of the request is dropped, from trusted proxies too (RFC 9110, section
+/// 6.5.1).
 pub(super) fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> bool {
     const OF_HEADS: [&str; 2] = ["authorization", "cookie"];
     let is_kept = match has_underscore(name) {
@@ -177,11 +178,11 @@ pub(super) fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> b
 }
 
 fn has_underscore(name: &str) -> bool {
-    // Without an end before the last byte: names are short.
+    // Without an early return: names are short.
     name.bytes().fold(false, |found, byte| found | (byte == b'_'))
 }
 
-/// Whether a name with underscores means something to a proxy once an upstream has taken them for hyphens.
+/// Returns whether a name has a meaning to a proxy once an upstream replaces its underscores with hyphens.
 fn is_special_with_hyphens(name: &str) -> bool {
     kind(&name.replace('_', "-")) != HeaderKind::Other
 }

@@ -1,4 +1,4 @@
-//! What a proxy takes from messages, and what it adds to them (RFC 9110, RFC 7239).
+//! Headers that a proxy removes and adds (RFC 9110, RFC 7239).
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -22,17 +22,17 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(super) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
-/// How we are called in `Via` of a message that came as HTTP/1.1.
+/// Our `Via` entry for HTTP/1.1 messages.
 pub(super) const OUR_VIA: &str = "1.1 tollgate";
 
-/// A longer id is no id.
+/// The maximum length of a request ID. Longer ones are replaced.
 const MAX_ID_BYTES: usize = 128;
 
-/// Room for what we add, so that the map grows once.
+/// The capacity for headers that we add, so that the map grows once.
 const ADDED: usize = 8;
 
-/// Removes what the filter drops and what `Connection` names, before limits see the request: an upstream gets neither.
-/// Returns how many headers the filter has dropped.
+/// Removes the headers that the filter drops and those that `Connection` names, before limits are checked: an upstream
+/// gets neither. Returns the number of headers that the filter dropped.
 pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Result<DroppedHeaders, Failure> {
     let mut dropped: SmallVec<[HeaderName; 4]> = SmallVec::new();
     let mut counts = DroppedHeaders::default();
@@ -58,7 +58,7 @@ pub(super) fn screen(headers: &mut HeaderMap, filter: &HeaderFilter<'_>) -> Resu
     Ok(counts)
 }
 
-/// Removes the trailers of a request that no upstream may take for headers of its head.
+/// Removes the trailers of a request that an upstream might treat as headers.
 pub(super) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHeaders) -> HeaderMap {
     let is_dropped = |name: &&HeaderName| !header_names::passes_as_trailer(name.as_str(), underscores);
     let dropped: SmallVec<[HeaderName; 4]> = trailers.keys().filter(is_dropped).cloned().collect();
@@ -68,9 +68,9 @@ pub(super) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHe
     trailers
 }
 
-/// Returns whether a header stays although `Connection` names it. Without its framing a request becomes another one, and
-/// without the forwarding headers of a trusted proxy it has another client (CVE-2022-31813). `Upgrade`, `TE` and
-/// `Connection` itself are read later.
+/// Returns whether a header is kept although `Connection` names it. Without its framing headers a request becomes
+/// another one, and without the forwarding headers of a trusted proxy it has another client (CVE-2022-31813).
+/// `Upgrade`, `TE` and `Connection` itself are handled later.
 fn outlives_connection_option(name: &HeaderName) -> bool {
     matches!(
         header_names::kind(name.as_str()),
@@ -87,18 +87,18 @@ fn outlives_connection_option(name: &HeaderName) -> bool {
     )
 }
 
-/// The names that `Connection` lists.
+/// Returns the header names that `Connection` lists.
 fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let names = values.flat_map(|value| value.split(',')).map(str::trim);
-    // These two name no header, and nearly nobody says anything else.
+    // These two are not header names, and nearly all clients send one of them.
     let names = names.filter(|name| !name.eq_ignore_ascii_case("keep-alive") && !name.eq_ignore_ascii_case("close"));
     names.filter_map(|name| name.parse().ok())
 }
 
-/// Takes away what is only between two neighbours.
+/// Removes hop-by-hop headers.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // One look at each name is cheaper than a lookup of each that may be there.
+    // One pass over the names is cheaper than a lookup of each hop-by-hop header.
     let mut found: SmallVec<[HeaderName; 4]> =
         headers.keys().filter(|name| header_names::kind(name.as_str()).is_hop_by_hop()).cloned().collect();
     if found.is_empty() {
@@ -121,8 +121,8 @@ fn lists(value: &HeaderValue, word: &str) -> bool {
     words.into_iter().any(|one| one.split(';').next().is_some_and(|one| one.trim().eq_ignore_ascii_case(word)))
 }
 
-/// Whether the client wants to speak another protocol on this connection. Another version of HTTP is none: requests
-/// would pass that no limit has seen.
+/// Returns whether the client wants to switch to another protocol. Other versions of HTTP are excluded: limits would
+/// not apply to their requests.
 pub(super) fn wants_upgrade(request: &Request<Incoming>) -> bool {
     const HTTP: [&str; 4] = ["h2c", "h2", "http", "tls"];
     let is_other = |value: &HeaderValue| {
@@ -136,13 +136,13 @@ pub(super) fn wants_upgrade(request: &Request<Incoming>) -> bool {
         && request.headers().get_all(CONNECTION).iter().any(|value| lists(value, "upgrade"))
 }
 
-/// Says on this connection which other protocol is meant.
+/// Sets the headers that request an upgrade.
 pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol);
 }
 
-/// Says to an upstream of HTTP/1 which headers are for it alone.
+/// Names the remaining hop-by-hop headers in `Connection`, for an HTTP/1 upstream.
 pub(super) fn set_connection_options(headers: &mut HeaderMap) {
     let named = match (headers.contains_key(UPGRADE), headers.contains_key(TE)) {
         (true, true) => "upgrade, te",
@@ -153,8 +153,8 @@ pub(super) fn set_connection_options(headers: &mut HeaderMap) {
     headers.insert(CONNECTION, HeaderValue::from_static(named));
 }
 
-/// Whether an answer does not say in one way how long it is. hyper takes one of two ways, and the client may take the
-/// other.
+/// Returns whether a response has duplicate or invalid length headers. hyper would pick one interpretation, and the
+/// client might pick another.
 pub(super) fn has_unclear_length(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -170,17 +170,17 @@ pub(super) fn has_unclear_length(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Whether a request says at most once how long it is, and in digits.
+/// Returns whether a request has at most one `Content-Length`, and a valid one.
 pub(super) fn has_one_length(headers: &HeaderMap) -> bool {
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     let is_good = |length: &HeaderValue| !length.is_empty() && length.as_bytes().iter().all(u8::is_ascii_digit);
     lengths.next().is_none_or(is_good) && lengths.next().is_none()
 }
 
-/// Whether a byte is one of a kind, by its number.
+/// A set of bytes.
 pub(super) type ByteKind = [bool; 256];
 
-/// Letters, digits, and these.
+/// Returns the set of letters, digits and `others`.
 pub(super) const fn letters_digits_and(others: &[u8]) -> ByteKind {
     let mut kind = [false; 256];
     let mut at = 0;
@@ -196,7 +196,7 @@ pub(super) const fn letters_digits_and(others: &[u8]) -> ByteKind {
     kind
 }
 
-/// HTTP/2 may send a cookie in pieces, which HTTP/1 puts together (RFC 9113, 8.2.3).
+/// Joins the pieces of a cookie, which HTTP/2 may split (RFC 9113, section 8.2.3).
 pub(super) fn join_cookies(headers: &mut HeaderMap) {
     if headers.get_all(COOKIE).iter().nth(1).is_none() {
         return;
@@ -207,7 +207,7 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Adds who the client is and which way its request of HTTP/1.1 came. The id of the request comes back.
+/// Adds the headers that describe the client and the connection. Returns the request ID.
 pub(super) fn add_proxy_headers(
     version: Version,
     headers: &mut HeaderMap,
@@ -229,7 +229,7 @@ pub(super) fn add_proxy_headers(
         return None;
     }
     let mut given = headers.get_all(X_REQUEST_ID).iter();
-    // Of several, nobody knows which one the upstream takes.
+    // Of several, it is unknown which one the upstream uses.
     if let (Some(id), None) = (given.next(), given.next())
         && is_id(id)
     {
@@ -240,12 +240,12 @@ pub(super) fn add_proxy_headers(
     Some(id)
 }
 
-/// Whether what a client sent can be an id.
+/// Returns whether a client's request ID is valid.
 pub(super) fn is_id(id: &HeaderValue) -> bool {
     (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// Adds to what a trusted proxy says; what others say was dropped when the request came ([`screen`]).
+/// Appends to the headers of a trusted proxy. Those of others were dropped before ([`screen`]).
 fn add_x_forwarded(headers: &mut HeaderMap, client: &Client) {
     match headers.get_all(X_FORWARDED_FOR).iter().next() {
         Some(_) => {
@@ -281,7 +281,7 @@ fn add_forwarded(headers: &mut HeaderMap, client: &Client) {
     headers.append(FORWARDED, element);
 }
 
-/// `for=192.0.2.7;host="h:80";proto=http`.
+/// Writes an element such as `for=192.0.2.7;host="h:80";proto=http`.
 pub(super) fn put_forwarded(out: &mut Vec<u8>, client: &Client, host: Option<&[u8]>) {
     out.extend_from_slice(b"for=");
     match client.address.ip().to_canonical() {
@@ -297,7 +297,7 @@ pub(super) fn put_forwarded(out: &mut Vec<u8>, client: &Client, host: Option<&[u
     out.extend_from_slice(client.scheme.as_str().as_bytes());
 }
 
-/// Names us in a message that came in that version.
+/// Adds our entry to `Via`, for a message of that version.
 pub(super) fn append_via(version: Version, headers: &mut HeaderMap) {
     let via = match version {
         Version::HTTP_2 => "2 tollgate",

@@ -1,6 +1,6 @@
-//! Asks upstreams now and then whether they are well, and tells people of those that are not.
+//! Checks the health of upstreams periodically, and logs ejections and outages.
 //!
-//! Workers only note that an upstream is ejected: whoever serves requests must not wait for a terminal.
+//! Workers only record that an upstream is ejected: a thread that serves requests must not wait for a terminal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use super::ticks::{Tick, Ticks, Wait};
 use super::upstream_slots::{UpstreamSlot, UpstreamSlots};
 use crate::notice;
 
-/// Checks the upstreams of a site until it is replaced; then those of the next. Ends with the gateway's runtime.
+/// Checks the upstreams of a site until it is replaced, then those of the next. Ends with the gateway's runtime.
 pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<UpstreamSlots>) {
     let mut outages = Outages::default();
     let mut exhaustion = Exhaustion::default();
@@ -37,11 +37,11 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<
                     let shared = (Arc::clone(&ticks), Arc::clone(&slots));
                     checks.spawn(check(upstream.clone(), rule.clone(), shared));
                 }
-                // What a check said of an upstream that is no longer checked would stay for ever.
+                // Otherwise the last result of a check that was removed would stay in force.
                 None => upstream.target.set_healthy(true),
             }
         }
-        // A site lives for hours; looking for the next one now and then is enough.
+        // A site lives for hours, so it is enough to look for a new one now and then.
         while Arc::ptr_eq(&now, &site.load()) {
             sleep(POLL_EVERY).await;
             upstreams.iter().for_each(|upstream| log_ejection(upstream, ticks.now()));
@@ -53,14 +53,14 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<
 
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// Reports that the gateway itself is why there are no connections.
+/// Logs that the gateway itself lacks resources for connections.
 #[derive(Default)]
 struct Exhaustion {
     quiet_until: Tick,
 }
 
 impl Exhaustion {
-    /// It goes on for as long as the load does, and a line a minute is enough to find it.
+    /// The interval of the log lines while the problem lasts.
     const EVERY: Duration = Duration::from_secs(60);
 
     fn report(&mut self, upstreams: &[RoutedUpstream], now: Tick) {
@@ -75,7 +75,7 @@ impl Exhaustion {
     }
 }
 
-/// At most two lines in two looks, however many requests fail.
+/// Logs changes of an upstream's ejection: at most one line per call, however many requests fail.
 fn log_ejection(upstream: &RoutedUpstream, now: Tick) {
     match upstream.target.take_ejection(now) {
         Some(Ejection::Began(Cause { rule, fault })) => {
@@ -103,7 +103,7 @@ async fn check(upstream: RoutedUpstream, rule: HealthCheckRule, (ticks, slots): 
         let answer = timeout(within, probe(target, rule.path.as_str(), ticks.now(), slots.take_for_check())).await;
         let fault = answer.unwrap_or(Err(Fault::LateForCheck(within))).err();
         if let Some(exhausted) = fault.as_ref().and_then(Fault::exhausted) {
-            // Says nothing of the upstream.
+            // This says nothing about the upstream.
             target.note_exhausted(exhausted);
             sleep(rule.every.duration()).await;
             continue;
@@ -139,7 +139,7 @@ async fn check(upstream: RoutedUpstream, rule: HealthCheckRule, (ticks, slots): 
     }
 }
 
-/// Whether it answers with 2xx or 3xx, on a connection of its own.
+/// Sends a health check on a new connection. Succeeds on a 2xx or 3xx status.
 async fn probe(target: &Target, path: &str, now: Tick, slot: UpstreamSlot) -> Result<(), Fault> {
     let mut request = Request::new(ToUpstream::Empty);
     if let Ok(uri) = path.parse() {

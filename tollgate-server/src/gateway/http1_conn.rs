@@ -1,4 +1,4 @@
-//! One HTTP/1 connection to an upstream, and the task that drives it.
+//! An HTTP/1 connection to an upstream, and the task that drives it.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -21,24 +21,24 @@ use super::ticks::{TICK, Tick, Ticks, Wait};
 use super::upstream_deadline::UpstreamDeadline;
 use super::upstream_slots::UpstreamIo;
 
-/// Answers have heads of a few hundred bytes; this bounds what an upstream can make us hold.
+/// The maximum size of a response head, which bounds the memory that an upstream can make us hold.
 pub(super) const MAX_HEAD_BYTES: u32 = 64 << 10;
 
-/// A connection that takes one request after the other.
+/// A connection for one request at a time.
 pub(super) struct Http1Conn {
     sender: http1::SendRequest<ToUpstream>,
     state: Arc<State>,
     usage: Usage,
 }
 
-/// What the driver of a connection looks at now and then.
+/// The state that the driver checks periodically.
 struct State {
     deadline: Arc<UpstreamDeadline>,
     is_late: AtomicBool,
 }
 
 impl Http1Conn {
-    /// Greets the upstream and spawns the driver.
+    /// Performs the HTTP/1 handshake and spawns the driver.
     pub(super) async fn new(io: UpstreamIo, usage: Usage, ticks: Arc<Ticks>) -> hyper::Result<Self> {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_HEAD_BYTES as usize);
@@ -54,59 +54,59 @@ impl Http1Conn {
         !self.sender.is_closed()
     }
 
-    /// Whether it can take a request.
+    /// Returns whether it can take a request.
     pub(super) fn is_ready(&self) -> bool {
         self.sender.is_ready()
     }
 
-    /// Whether it has rested for so long that the upstream may be closing it just now.
+    /// Returns whether it was idle, so that the upstream may be closing it just now.
     pub(super) fn has_been_idle(&self) -> bool {
         self.usage.has_been_idle(self.state.deadline.now())
     }
 
-    /// Notes what an answer says of how long the upstream keeps the connection.
+    /// Records the keep-alive time that a response announces.
     pub(super) fn note_keep_alive(&mut self, headers: &HeaderMap) {
         self.usage.note_keep_alive(headers.get_all(KEEP_ALIVE).iter().map(HeaderValue::as_bytes));
     }
 
-    /// No request is under way. Returns whether it can take another one.
+    /// Marks the connection as idle. Returns whether it can be used again.
     pub(super) fn become_idle(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
         let idle = self.usage.note_idle(now, policy);
         self.state.deadline.set(idle);
         self.usage.allows_another(now, policy)
     }
 
-    /// Whether its address is still one of the host's.
+    /// Returns whether its address still belongs to the host.
     pub(super) fn is_current(&mut self, addresses: &HostAddresses) -> bool {
         self.usage.is_current(addresses)
     }
 
-    /// Lets no request follow the one under way.
+    /// Prevents further requests on the connection.
     pub(super) fn end(&mut self) {
         self.usage.end();
     }
 
-    /// Whether its age and use allow another request.
+    /// Returns whether its age and use allow another request.
     pub(super) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
         self.usage.allows_another(now, policy)
     }
 
-    /// The upstream has to say something within that time.
+    /// Sets the upstream's deadline.
     pub(super) fn set_deadline(&self, wait: Wait) {
         self.state.deadline.set(wait);
     }
 
-    /// Nothing is expected of the upstream: it is the client that does not read.
+    /// Clears the upstream's deadline, because the client does not read.
     pub(super) fn clear_deadline(&self) {
         self.state.deadline.clear();
     }
 
-    /// How long the upstream may still take.
+    /// Returns the upstream's deadline.
     pub(super) fn deadline(&self) -> &Arc<UpstreamDeadline> {
         &self.state.deadline
     }
 
-    /// Whether the upstream was given up.
+    /// Returns whether the upstream missed its deadline.
     pub(super) fn is_late(&self) -> bool {
         self.state.is_late.load(Relaxed)
     }
@@ -120,12 +120,12 @@ impl Http1Conn {
 }
 
 impl State {
-    /// Drives the connection to its end, or until the upstream is late.
+    /// Drives the connection to its end, or until the upstream misses its deadline.
     async fn drive(&self, connection: impl Future<Output = hyper::Result<()>>) {
         let (mut connection, mut alarm) = (pin!(connection), pin!(sleep(CHECK_EVERY)));
         let mut is_set = false;
         poll_fn(|context| {
-            // How it ended is told to whoever waits for an answer.
+            // Its error is reported to the request that waits for a response.
             if connection.as_mut().poll(context).is_ready() {
                 return Poll::Ready(());
             }
@@ -148,5 +148,5 @@ impl State {
     }
 }
 
-/// A deadline that is shorter than this is seen a little late.
+/// The interval of checks. A shorter deadline is noticed a little late.
 const CHECK_EVERY: Duration = Duration::from_millis(500);

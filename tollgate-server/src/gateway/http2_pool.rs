@@ -1,8 +1,8 @@
-//! Connections of HTTP/2 to one upstream, each of which carries many requests of a worker.
+//! HTTP/2 connections of a worker to one upstream, each shared by many requests.
 //!
-//! An upstream says how many requests it takes on a connection at a time, and hyper lets more of them wait. They would
-//! wait while the upstream is well, and count against it when their time is over; so there is another connection once
-//! one is full. How connections are opened is not here.
+//! An upstream announces how many concurrent streams it accepts, and hyper queues requests beyond that. A queued
+//! request would time out although the upstream is healthy, and count against it. So another connection is opened once
+//! one is full. Opening is not done here.
 
 use std::future::poll_fn;
 use std::io;
@@ -23,24 +23,24 @@ use super::reuse::{ReusePolicy, Usage};
 use super::ticks::{Tick, Wait};
 use super::upstream_slots::UpstreamIo;
 
-/// Requests that a connection carries at a time, whatever its upstream would take: many serve a connection with one
-/// thread. It is what most allow.
+/// The maximum number of concurrent requests on a connection, whatever its upstream allows: many upstreams serve a
+/// connection with one thread. Most allow this number.
 const MAX_REQUESTS: usize = 100;
 
-/// What hyper is to assume until an upstream has said how many requests it takes.
+/// The number of streams that hyper assumes until the upstream announces one.
 pub(super) const UNKNOWN_STREAMS: usize = 0;
 
-/// How often it is looked whether it has. Nothing tells.
+/// How often a new connection is polled for the announced number. hyper has no notification for it.
 const POLL_EVERY: Duration = Duration::from_millis(2);
 
-/// No moment.
+/// Never.
 const NEVER: Tick = Tick::MAX;
 
-/// How long a connection that is not the only one may be without requests. HTTP/2 announces the end of a connection, and a
-/// request that comes too late is known not to have been served, so this need not be shorter than the upstream's own time.
+/// How long a surplus connection may be idle. HTTP/2 announces the end of a connection, and a request that is sent too
+/// late is known to be unprocessed, so this need not be shorter than the upstream's timeout.
 const SPARE_FOR: Duration = Duration::from_secs(55);
 
-/// Connections that a worker shares to one upstream. Where all are full, more requests wait.
+/// The maximum number of connections. When all are full, further requests are queued.
 const MAX_CONNECTIONS: usize = 32;
 
 pub(super) type Sender = http2::SendRequest<ToUpstream>;
@@ -50,29 +50,29 @@ pub(super) type Connection = http2::Connection<TokioIo<UpstreamIo>, ToUpstream, 
 #[derive(Default)]
 pub(super) struct Http2Pool {
     conns: Mutex<Vec<(Sender, Arc<Http2Conn>)>>,
-    /// There has been one.
+    /// Whether there has been a connection.
     speaks_http2: AtomicBool,
 }
 
-/// A connection, and how much it carries.
+/// A connection and its load.
 struct Http2Conn {
     requests: AtomicUsize,
-    /// Requests that it was used for, ended or not, are counted in it.
+    /// The age and the number of requests, including those in flight.
     usage: Mutex<Usage>,
-    /// When it was first seen to carry nothing.
+    /// When it was first seen without requests.
     quiet_since: AtomicU64,
     state: Mutex<ConnState>,
 }
 
-/// What becomes of a connection.
+/// The state of a connection.
 enum ConnState {
-    /// Only the connection knows what the upstream allows.
+    /// Kept here, because only the connection knows how many streams the upstream allows.
     Open(Connection),
-    /// Why, if it broke.
+    /// Closed, with the error if there was one.
     Closed(Option<hyper::Error>),
 }
 
-/// A request's place on a connection.
+/// A stream on a connection, held by a request.
 pub(super) struct StreamPermit(Arc<Http2Conn>);
 
 impl Http2Pool {
@@ -81,12 +81,12 @@ impl Http2Pool {
         !self.conns().is_empty()
     }
 
-    /// Whether the upstream is known to speak HTTP/2.
+    /// Returns whether the upstream is known to use HTTP/2.
     pub(super) fn speaks_http2(&self) -> bool {
         self.speaks_http2.load(Relaxed)
     }
 
-    /// A place for a request; none if there should be another connection.
+    /// Reserves a stream for a request. Returns `None` if another connection should be opened.
     pub(super) fn reserve(
         &self,
         now: Tick,
@@ -94,12 +94,12 @@ impl Http2Pool {
         addresses: &HostAddresses,
     ) -> Option<(Sender, StreamPermit)> {
         let mut conns = self.conns();
-        // One that takes no further requests ends with those that it carries.
+        // A connection that accepts no further requests ends with its last one.
         conns.retain(|(sender, conn)| {
             let mut usage = conn.usage();
             !sender.is_closed() && usage.is_young(now, policy) && usage.is_current(addresses)
         });
-        // The first that has room, so that those that are not needed any more become quiet.
+        // The first with room, so that surplus connections become idle.
         let found = conns.iter().find(|(_, conn)| conn.has_room());
         let found = match found {
             None if conns.len() >= MAX_CONNECTIONS => conns.iter().min_by_key(|(_, conn)| conn.requests.load(Relaxed)),
@@ -108,8 +108,8 @@ impl Http2Pool {
         found.map(|(sender, conn)| (sender.clone(), StreamPermit::on(conn)))
     }
 
-    /// Drives a new connection, and shares it if it is needed. It is the caller's to use in any case, unless it
-    /// ends before the upstream has said how many requests it takes.
+    /// Drives a new connection, and shares it if it is needed. The caller can use it in any case, unless it ends before
+    /// the upstream has announced how many streams it accepts.
     pub(super) async fn add(
         &self,
         sender: Sender,
@@ -124,21 +124,21 @@ impl Http2Pool {
         });
         let state = Arc::clone(&conn);
         tokio::spawn(async move { state.drive().await });
-        // It is the first thing that an upstream sends. More requests than that would be refused.
+        // The announcement is the first frame of an upstream. Requests beyond it would be refused.
         while conn.allowed().ok_or_else(|| conn.close_error())? == UNKNOWN_STREAMS {
             sleep(POLL_EVERY).await;
         }
         self.speaks_http2.store(true, Relaxed);
         let reserve = StreamPermit::on(&conn);
         let mut conns = self.conns();
-        // Where several were opened at once, one is enough.
+        // If several were opened at once, one is enough.
         if conns.len() < MAX_CONNECTIONS && !conns.iter().any(|(_, other)| other.has_room()) {
             conns.push((sender.clone(), conn));
         }
         Ok((sender, reserve))
     }
 
-    /// Lets go of connections that nobody has needed for a while, but for one.
+    /// Closes connections that have been idle for a while, except for one.
     pub(super) fn sweep(&self, now: Tick) {
         let mut is_first = true;
         self.conns()
@@ -158,7 +158,7 @@ impl Http2Pool {
 }
 
 impl Http2Conn {
-    /// How many requests the upstream takes at a time, as long as the connection is there.
+    /// Returns how many concurrent streams the upstream accepts, while the connection is open.
     fn allowed(&self) -> Option<usize> {
         match &*self.state() {
             ConnState::Open(connection) => Some(connection.current_max_send_streams()),
@@ -175,11 +175,11 @@ impl Http2Conn {
     }
 
     fn has_room(&self) -> bool {
-        // Where none is allowed any more, another connection would not get more.
+        // If the upstream accepts none any more, another connection would not get more.
         self.allowed().is_some_and(|allowed| self.requests.load(Relaxed) < allowed.clamp(1, MAX_REQUESTS))
     }
 
-    /// Whether it has been without requests for long.
+    /// Returns whether it has been idle for long.
     fn is_surplus(&self, now: Tick) -> bool {
         if self.requests.load(Relaxed) > 0 {
             return false;
@@ -189,7 +189,7 @@ impl Http2Conn {
         Wait::at_least(SPARE_FOR).from(since) <= now
     }
 
-    /// How it ends is told to whoever waits for an answer.
+    /// Drives the connection. Its error is reported to the requests that wait for a response.
     async fn drive(&self) {
         let ended = poll_fn(|context| match &mut *self.state() {
             ConnState::Open(connection) => Pin::new(connection).poll(context),

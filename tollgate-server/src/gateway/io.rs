@@ -1,4 +1,4 @@
-//! The bytes of a client's connection: guarded on their way in, timed on their way out.
+//! The byte stream of a client connection: framing is checked on reads, deadlines are set on writes.
 
 use std::io;
 use std::pin::Pin;
@@ -15,25 +15,25 @@ use super::frames::{Frames, GoawayTrigger, Misuse};
 use super::framing::FramingGuard;
 use super::maybe_tls::MaybeTls;
 
-/// What a client still sends after its answer is read and thrown away, so that closing does not destroy the answer on
-/// its way; up to this much.
+/// The maximum number of bytes that are read and discarded after the last response. Without that, closing could destroy
+/// the response before the client has read it.
 const MAX_LINGER_BYTES: usize = 1 << 20;
 
-/// hyper answers a head that is too long with 431 before this is reached.
+/// hyper responds to an oversized head with 431 before this is reached.
 const MAX_HEADS: usize = 2;
 
-/// A head and a body that are no longer than this are put together before they are written: the kernel takes one
-/// piece for less than two.
+/// The maximum length of a head and body that are copied together before they are written: one write of one buffer is
+/// cheaper.
 const SMALL_BYTES: usize = 2048;
 
-/// As much of HTTP/1 is read at once. hyper's buffer grows with the reads that fill it and does not shrink again, so a
-/// client that begins fast and then trickles would hold 64 KiB.
+/// The maximum size of an HTTP/1 read. hyper's buffer grows with the reads that fill it and does not shrink, so a
+/// client that starts fast and then trickles would hold 64 KiB.
 pub(super) const MAX_READ_BYTES: usize = (16 << 10) - 1;
 
-/// A byte that no request has.
+/// A byte that is invalid in every request.
 const NO_REQUEST: u8 = 0;
 
-/// hyper looks again at a head of which some came before only when its end is there.
+/// hyper parses a partial head again only when its end arrives.
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
 /// A client's connection, with or without TLS.
@@ -47,7 +47,8 @@ impl Stream {
         }
     }
 
-    /// Ends the connection so that an answer on its way arrives: what the client still sends is read and thrown away.
+    /// Closes the connection in such a way that the last response arrives: further bytes of the client are read and
+    /// discarded.
     pub(super) async fn end(&mut self) -> io::Result<()> {
         self.shutdown().await?;
         let mut scratch = [0; 1024];
@@ -62,16 +63,16 @@ impl Stream {
     }
 }
 
-/// A client's connection as hyper reads and writes it.
+/// A client connection as hyper reads and writes it.
 pub(super) struct ClientIo {
     stream: Stream,
-    /// What is read before anything else: what was read to find out which protocol it is, or the end of what is refused.
+    /// Bytes to return before others: those read during protocol detection, or the end of refused bytes.
     first: Bytes,
     client: Arc<Client>,
     framing_guard: Option<FramingGuard>,
-    /// Of HTTP/2.
+    /// The HTTP/2 frame counts.
     frames: Option<Frames>,
-    /// What is read once the connection has to end.
+    /// The bytes that are returned once the connection has to end.
     goaway_trigger: Option<GoawayTrigger>,
     refused: bool,
     at_end: bool,
@@ -97,7 +98,7 @@ impl ClientIo {
         }
     }
 
-    /// Follows the frames of HTTP/2 that were read. If the connection has to end, what comes behind them is replaced.
+    /// Counts HTTP/2 frames that were read. If the connection has to end, replaces the bytes after them.
     fn track_frames(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
         let Some(frames) = &mut self.frames else { return };
         if let Err(good) = frames.received(&buffer.filled()[before..], self.client.now()) {
@@ -121,7 +122,7 @@ impl ClientIo {
         }
     }
 
-    /// Whether other connections have their turn first, or this one has to end.
+    /// Waits until it is this connection's turn, and starts closing it after too many resets.
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(frames) = &mut self.frames else { return Poll::Ready(()) };
         if frames.ends_turn() {
@@ -134,7 +135,7 @@ impl ClientIo {
         Poll::Ready(())
     }
 
-    /// Looks at what was read, and takes away what is ambiguous.
+    /// Checks the framing of the bytes that were read, and removes ambiguous ones.
     fn check_framing(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
         let Some(framing_guard) = &mut self.framing_guard else { return };
         if self.client.is_upgraded() {
@@ -143,14 +144,14 @@ impl ClientIo {
             return;
         }
         let checked = framing_guard.check(&buffer.filled()[before..], MAX_HEADS * self.client.max_head);
-        // A head that is whole is hyper's already; and what is left of a body is no head.
+        // A complete head was passed to hyper, and the rest of a body is not a head.
         if framing_guard.is_in_head() {
             self.client.head_received();
         }
         if let Err((ambiguity, good)) = checked {
             self.client.note_ambiguity(ambiguity);
             self.refused = true;
-            // There is room for it: at least one byte was read that is not good.
+            // There is room: at least one of the bytes that were read is refused.
             buffer.set_filled(before + good);
             buffer.put_slice(&[NO_REQUEST]);
             self.first = Bytes::from_static(if framing_guard.refused_head() { END_OF_HEAD } else { b"" });
@@ -181,7 +182,7 @@ impl AsyncRead for ClientIo {
             buffer.put_slice(&this.first[..taken]);
             this.first.advance(taken);
             if this.first.is_empty() {
-                // What is used up would be kept with the connection.
+                // Otherwise the used buffer would be kept with the connection.
                 this.first = Bytes::new();
             }
         } else if this.framing_guard.is_some() && buffer.remaining() > MAX_READ_BYTES {
@@ -268,7 +269,7 @@ impl AsyncWrite for ClientIo {
         let mut scratch = [0; 4096];
         while this.lingered < MAX_LINGER_BYTES {
             let mut buffer = ReadBuf::new(&mut scratch);
-            // Whatever ends it, the answer is out by then or lost anyway.
+            // On any error, the response has arrived or is lost.
             if ready!(Pin::new(this.stream.tcp()).poll_read(context, &mut buffer)).is_err() {
                 break;
             }

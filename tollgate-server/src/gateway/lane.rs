@@ -1,13 +1,13 @@
-//! The lane of plain requests: from a client to an upstream and back in one task, without hyper on either side.
+//! The fast path for plain requests: from a client to an upstream and back in one task, without hyper on either side.
 //!
-//! Most requests of most gateways are alike: HTTP/1.1, a head that comes in one piece, a small body or none. They need
-//! nothing of what makes HTTP hard, so they are carried here: read and written in memory that all connections of a
-//! worker share, over connections to upstreams that need no task of their own. A client that is refused over and over
-//! costs one read and one write.
+//! Most requests of most gateways are alike: HTTP/1.1, a head that arrives in one piece, a small body or none. They
+//! need none of the hard parts of HTTP, so the lane serves them with buffers that all connections of a worker share,
+//! over connections to upstreams without a task of their own. A client that is refused again and again costs one read
+//! and one write per request.
 //!
-//! Deliberately not here: everything else. The first request of a connection that is not plain, in bytes, by its rules
-//! or by its route, is hyper's with all that follow, and gets its bytes as they came; what was decided about it already
-//! waits for it in the [`Client`]. What is ambiguous is never plain.
+//! Deliberately not here: everything else. At the first request that is not plain, by its bytes, its limits or its
+//! route, the connection is handed over to hyper with the bytes as they arrived. If the request was checked already,
+//! the result waits for hyper in the [`Client`]. Ambiguous requests are never plain.
 
 mod abandoned;
 mod conn;
@@ -50,10 +50,10 @@ use super::log::Record;
 use super::site::{RouteAction, Site};
 use super::ticks::{Tick, Wait};
 
-/// A head that comes in more pieces than this is not plain.
+/// The maximum number of reads for the head of a plain request.
 const MAX_PIECES: u32 = 16;
 
-/// A connection that rests keeps no larger buffers than this.
+/// The maximum size of the buffers that an idle connection keeps.
 const KEPT_BYTES: usize = 2 << 10;
 
 /// A connection in the lane.
@@ -61,69 +61,69 @@ struct Lane<'a> {
     stream: Stream,
     client: &'a Arc<Client>,
     worker: &'a Worker,
-    /// What every request needs to know of the client, so that nothing of it has to be fetched for a refusal.
+    /// Copied from the client, so that a refusal need not fetch it.
     peer: IpAddr,
     certificate: Option<&'a Certificate>,
     max_head: usize,
     idle: Wait,
-    /// What has come and is not served yet: a part of a request, or what was sent ahead.
+    /// Bytes that were read and not served yet: a part of a request, or pipelined requests.
     ahead: Vec<u8>,
-    /// Nobody has looked at what was sent ahead.
+    /// Whether `ahead` holds bytes that were not parsed yet.
     has_unparsed: bool,
     pieces: u32,
-    /// The request under way, for another try.
+    /// The request in flight, for a retry.
     saved: Vec<u8>,
-    /// What is left to be written of an answer.
+    /// The unwritten rest of a response.
     unsent: Vec<u8>,
-    /// The same, counted.
+    /// The same bytes in the buffer budget.
     unsent_held: BufferedBytes,
-    /// Nothing of what was written waits in the stream.
+    /// Whether all written bytes have left the stream's buffer.
     is_flushed: bool,
-    /// The client does not read.
+    /// Whether the client does not read.
     is_blocked: bool,
-    /// Something was read since there was nothing to read.
+    /// Whether the last read returned bytes.
     has_read: bool,
-    /// The connection ends with the answer.
+    /// Whether the connection closes after the response.
     is_last: bool,
     has_served: bool,
     alarm: Alarm,
     deadline: Tick,
-    /// How long whatever is waited for may take, when the client reads.
+    /// The timeout to restore when a blocked client reads again.
     wait: Wait,
 }
 
-/// A connection that has left the lane.
+/// A connection that leaves the lane.
 pub(super) struct Handover {
     pub(super) stream: Stream,
-    /// What was read of it.
+    /// The bytes that were read.
     pub(super) first: Bytes,
     pub(super) is_http2: bool,
-    /// Nothing was served on it.
+    /// Whether no request was served on it.
     pub(super) is_fresh: bool,
 }
 
-/// What was decided about a request before hyper has read it.
+/// A request that was checked before hyper has read it.
 pub(super) struct CheckedRequest {
     pub(super) site: Arc<Site>,
     pub(super) route: Option<usize>,
     pub(super) check: Check,
 }
 
-/// What comes next on a connection.
+/// The next step for a connection.
 enum NextStep {
-    /// A request has its answer, which is on its way.
+    /// A request was answered.
     Answered,
-    /// A store elsewhere is asked about a request.
+    /// Wait for a remote store to check a request.
     AwaitCheck(Box<CheckedRequest>),
-    /// A request is to be forwarded.
+    /// Forward a request.
     Forward(Box<Forwarding>),
-    /// The rest is hyper's.
+    /// Hand the connection over to hyper.
     HandOver,
-    /// Nothing.
+    /// Close the connection.
     Close,
 }
 
-/// Serves the plain requests of a connection. One that is over by then does not come back.
+/// Serves the plain requests of a connection. Returns `None` if the connection was closed.
 pub(super) async fn serve(
     stream: Stream,
     client: &Arc<Client>,
@@ -132,7 +132,7 @@ pub(super) async fn serve(
 ) -> io::Result<Option<Handover>> {
     let mut lane = Lane::new(stream, client, worker);
     let mut stopped = pin!(stop.idle.notified());
-    // A stop that comes later wakes this task, whatever it waits for.
+    // A later stop wakes this task, whatever it waits for.
     poll_fn(|context| Poll::Ready(_ = stopped.as_mut().poll(context))).await;
     loop {
         let mut next = poll_fn(|context| lane.poll_next(stop, context)).await?;
@@ -153,7 +153,7 @@ pub(super) async fn serve(
             }
             NextStep::Close | NextStep::AwaitCheck(_) => {
                 if lane.stream.is_buffered() {
-                    // TLS tells its end from a connection that broke.
+                    // `close_notify` distinguishes the end from a broken connection.
                     _ = Box::pin(timeout(LINGER, lane.stream.shutdown())).await;
                 }
                 return Ok(None);
@@ -195,7 +195,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Between two requests.
+    /// Prepares for the next request.
     fn reset_idle(&mut self) {
         self.set_deadline(self.idle);
         self.pieces = 0;
@@ -215,7 +215,7 @@ impl<'a> Lane<'a> {
         self.alarm.poll_passed(self.deadline, &self.worker.ticks, context)
     }
 
-    /// The next request, as far as it can be served without waiting.
+    /// Reads the next request and serves it, as far as that is possible without waiting.
     fn poll_next(&mut self, stop: &Stop, context: &mut Context<'_>) -> Poll<io::Result<NextStep>> {
         loop {
             ready!(self.poll_sent(context))?;
@@ -258,7 +258,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// What to do with what has come; nothing, as long as a part of it is missing.
+    /// Serves the bytes that were read. Returns `None` if the request is incomplete.
     fn handle_input(
         &mut self,
         scratch: &mut Scratch,
@@ -303,13 +303,13 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Keeps a copy of the request under way.
+    /// Keeps a copy of the request in flight.
     fn save(&mut self, plain: &PlainRequest<'_>) {
         self.saved.clear();
         self.saved.extend_from_slice(plain.bytes);
     }
 
-    /// A store elsewhere is asked, and what it says is done.
+    /// Waits for a remote store, and applies its outcome.
     async fn after_check(&mut self, checked: Box<CheckedRequest>) -> io::Result<NextStep> {
         let CheckedRequest { site, route, check } = *checked;
         let mut outcome = Some((check.outcome().await, site));
@@ -333,7 +333,7 @@ impl<'a> Lane<'a> {
         .await
     }
 
-    /// Does what was ruled: answers, or sends what the upstream is asked.
+    /// Applies the outcome of the check: sends a response, or the request to an upstream.
     fn apply_outcome(
         &mut self,
         plain: &PlainRequest<'_>,
@@ -385,7 +385,7 @@ impl<'a> Lane<'a> {
         Ok(NextStep::Answered)
     }
 
-    /// Answers with what was written here.
+    /// Sends a response of the gateway.
     fn respond(
         &mut self,
         response: &Response<Bytes>,
@@ -402,8 +402,8 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Whether an admitted request needs nothing that only hyper's way has: no turn in a queue to wait for, no limit that
-/// hears the answer, no upstream that speaks TLS or HTTP/2.
+/// Returns whether an allowed request can stay in the lane: it need not wait in a queue, no limit counts its response,
+/// and its upstreams use neither TLS nor HTTP/2.
 fn is_plain(outcome: &Outcome, site: &Site, route: Option<usize>) -> bool {
     let is_plain_route = route.is_none_or(|number| match &site.routes[number].action {
         RouteAction::Upstreams(_) => site.routes[number].is_plain(),

@@ -1,9 +1,9 @@
-//! The access log: a line for every request, when it is over.
+//! The access log: one line per request, written when the request ends.
 //!
-//! A worker writes its lines into a text of its own, which a thread takes away some times a second. So no request waits
-//! for a disk, and no two workers for each other. What does not fit is lost, and counted.
+//! Each worker appends lines to its own buffer, and a thread writes the buffers several times per second. So no request
+//! waits for a disk, and workers do not contend. Lines that do not fit are lost and counted.
 //!
-//! Deliberately not here: keys of users. A line names the limit that decided, not by what it counted.
+//! Deliberately not here: keys of users. A line names the limit that decided, but not the key it counted by.
 
 mod combined;
 mod json;
@@ -25,29 +25,29 @@ use self::stamp::Stamp;
 pub(super) use self::stamp::rfc3339;
 use self::writer::WriterSignal;
 
-/// Lines that a worker may have waiting. The thread comes so often that this is enough for millions of requests a
-/// second, unless it waits for a disk.
+/// The maximum size of a worker's buffer. The thread empties it often enough for millions of requests per second,
+/// unless it waits for a disk.
 const MAX_WAITING_BYTES: usize = 1 << 20;
 
-/// As much of a target is told. Longer ones are attacks, or mistakes.
+/// The maximum length of a logged target. Longer ones are attacks or mistakes.
 const MAX_TARGET_BYTES: usize = 8 << 10;
 
-/// As much of a header is told.
+/// The maximum length of a logged header.
 const MAX_HEADER_BYTES: usize = 1 << 10;
 
-/// How long the end of the gateway waits for the last lines.
+/// How long shutdown waits for the last lines.
 const END_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A log that is written.
+/// An open access log.
 pub(super) struct AccessLog {
     rule: AccessLogRule,
     shared: Arc<Shared>,
 }
 
-/// What workers and the thread that writes have in common.
+/// The state that the workers and the writer thread share.
 struct Shared {
     format: LogFormat,
-    /// For each worker its own.
+    /// One buffer per worker.
     worker_lines: Box<[WorkerLines]>,
     signal: WriterSignal,
     lost: Arc<AtomicU64>,
@@ -65,7 +65,7 @@ struct LineBuffer {
 }
 
 impl AccessLog {
-    /// Opens what the rule names. Lines that get lost are counted in `lost`.
+    /// Opens the log. Lost lines are counted in `lost`.
     pub(super) fn open(
         rule: &AccessLogRule,
         folder: &Path,
@@ -83,12 +83,12 @@ impl AccessLog {
         Ok(Self { rule: rule.clone(), shared })
     }
 
-    /// Whether this is what the rule asks for.
+    /// Returns whether the log was opened with this rule.
     pub(super) fn matches_rule(&self, rule: &AccessLogRule) -> bool {
         self.rule == *rule
     }
 
-    /// The file may have been renamed away; another of its name is wanted then.
+    /// Opens the file again, in case it was renamed.
     pub(super) fn reopen(&self) {
         self.shared.signal.reopen();
     }
@@ -112,7 +112,7 @@ impl AccessLog {
         }
     }
 
-    /// Waits until all lines are written, or for as long as that is worth.
+    /// Waits until all lines are written, but not longer than [`END_DEADLINE`].
     pub(super) fn finish(&self) {
         self.shared.signal.end();
         self.shared.signal.wait_for_end(END_DEADLINE);
@@ -125,7 +125,7 @@ impl Drop for AccessLog {
     }
 }
 
-/// As much of a text as is told. The bytes of a character that is cut in two are told as what they are.
+/// Truncates a text. An incomplete character at the end is escaped like any other byte.
 fn cut(text: &[u8], most: usize) -> &[u8] {
     &text[..text.len().min(most)]
 }

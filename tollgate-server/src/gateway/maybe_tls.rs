@@ -7,14 +7,14 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// TCP, or TLS of either side over it.
+/// A TCP connection, or a TLS connection of either side.
 pub(super) enum MaybeTls<T> {
     Plain(TcpStream),
     Tls(Box<T>),
 }
 
 impl<T> MaybeTls<T> {
-    /// Whether something may be between us and the kernel.
+    /// Returns whether writes may be buffered in this process.
     pub(super) fn is_buffered(&self) -> bool {
         matches!(self, Self::Tls(_))
     }
@@ -43,7 +43,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for MaybeTls<T> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match (self.get_mut(), slices) {
-            // The kernel takes one piece for less when it is told so.
+            // The single-buffer system call is cheaper.
             (Self::Plain(tcp), [one]) => Pin::new(tcp).poll_write(context, one),
             (Self::Plain(tcp), several) => Pin::new(tcp).poll_write_vectored(context, several),
             (Self::Tls(tls), several) => Pin::new(tls).poll_write_vectored(context, several),
@@ -59,7 +59,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for MaybeTls<T> {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            // There is nothing between us and the kernel.
+            // Nothing is buffered.
             Self::Plain(_) => Poll::Ready(Ok(())),
             Self::Tls(tls) => Pin::new(tls).poll_flush(context),
         }

@@ -1,4 +1,4 @@
-//! What the gateway has counted, added up over its workers.
+//! The gateway's metrics, summed over its workers.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::decisions::{Sums, TokenSums};
 use crate::metrics::Page;
 
 impl Gateway {
-    /// Writes it all down.
+    /// Writes all metrics of the gateway.
     pub(crate) fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         self.write_connections(page)?;
         self.write_tls(page)?;
@@ -111,7 +111,7 @@ impl Gateway {
         let mut ends: BTreeMap<&str, i64> = BTreeMap::new();
         for certificate in in_force {
             let new = certificate.ends.unix_timestamp();
-            // A file may be named twice, and two files may have one label: the first to end is worth the alert.
+            // A file may be named twice, and two files may have one label: report the earliest expiry.
             ends.entry(&certificate.label).and_modify(|first| *first = new.min(*first)).or_insert(new);
         }
         page.gauges(
@@ -165,7 +165,8 @@ impl Gateway {
         )
     }
 
-    /// Every route once, though several may have one name; first the requests that had none.
+    /// Returns the totals of every route name, although several routes may share one. Requests without a route come
+    /// first.
     fn routes(&self) -> Vec<RouteTotals> {
         let site = self.site.load();
         let mut names = HashSet::new();
@@ -174,14 +175,14 @@ impl Gateway {
         std::iter::once(unrouted).chain(routed.map(|route| RouteTotals::of(route.tallies()))).collect()
     }
 
-    /// Adds what its limits have decided to a sum.
+    /// Adds the decisions of limits to `sums`.
     pub(crate) fn add_decisions_to(&self, sums: &mut Sums) {
         for tally in &self.tallies {
             tally.decisions().add_to(sums);
         }
     }
 
-    /// Adds what came of tokens to a sum.
+    /// Adds the results of token checks to `sums`.
     pub(crate) fn add_tokens_to(&self, sums: &mut TokenSums) {
         for tally in &self.tallies {
             tally.decisions().add_tokens_to(sums);
@@ -193,7 +194,7 @@ impl Gateway {
         let mut upstreams = BTreeMap::new();
         for target in site.routes.iter().flat_map(|route| route.targets()) {
             let name = format!("{}:{}", target.address.host, target.address.port);
-            // The same place with another certificate is another upstream, and both have to be well.
+            // The same address with another certificate is another upstream. The metric is 1 only if both are healthy.
             *upstreams.entry(name).or_insert(true) &= target.is_healthy(now);
         }
         let rows = upstreams.iter().map(|(name, healthy)| ([("upstream", name.as_str())], i64::from(*healthy)));
@@ -202,7 +203,7 @@ impl Gateway {
         let mut routes = BTreeMap::new();
         for route in site.routes.iter().filter(|route| route.targets().next().is_some()) {
             let healthy = i64::try_from(route.healthy_upstreams(now)).unwrap_or(i64::MAX);
-            // Of routes that have one name, the one that fares worst is worth an alert.
+            // Of routes with the same name, report the lowest number.
             routes.entry(&route.name).and_modify(|least: &mut i64| *least = healthy.min(*least)).or_insert(healthy);
         }
         let rows = routes.iter().map(|(name, healthy)| ([("route", name.as_str())], *healthy));
@@ -212,7 +213,7 @@ impl Gateway {
     }
 }
 
-/// What became of the certificates of one listener.
+/// The certificate reloads of one listener.
 struct ListenerReloads {
     listener: String,
     applied: u64,
@@ -226,7 +227,7 @@ fn buckets(totals: &RouteTotals) -> Vec<(f64, u64)> {
     bounds.zip(totals.durations).collect()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "of a sum of durations, the first 15 digits tell enough")]
+#[expect(clippy::cast_precision_loss, reason = "15 digits are enough for a sum of durations")]
 fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }

@@ -1,7 +1,7 @@
-//! Open connections by client address, so that one client cannot take all of `max_connections`.
+//! Open connections by client address, so that one client cannot use up `max_connections`.
 //!
-//! Addresses of IPv6 count by their /64, as keys do: a subscriber has a whole one. Trusted proxies are not counted, since
-//! they speak for many clients.
+//! IPv6 addresses are counted by their /64, as keys are: a subscriber gets a whole /64. Trusted proxies are not
+//! counted, since they serve many clients.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,34 +11,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::ticks::{TICK, Tick};
 use crate::notice;
 
-/// Workers that accept at the same time seldom meet at one lock.
+/// The number of shards, so that workers rarely contend for a lock.
 const SHARDS: usize = 16;
 
-/// A quarter of all connections: no single client holds up the others, and an office or a mobile carrier behind one
-/// address has room.
+/// The default is a quarter of all connections: no client can block the others, and an office or a mobile carrier
+/// behind one address has room.
 const SHARE: u32 = 4;
 
-/// Fewer would cut off a load balancer that nobody named, where few connections are allowed in all. But one address never
-/// has more than half of them.
+/// The minimum of the default, for load balancers that are not configured as trusted proxies. One address never gets
+/// more than half of all connections.
 const LEAST: u32 = 64;
 
-/// A flood is logged this often.
+/// The interval of log lines about refused connections.
 const WARN_EVERY_TICKS: Tick = 10_000 / TICK.as_millis() as Tick;
 
 /// The open connections of all workers, by address.
 #[derive(Debug)]
 pub(super) struct PerAddress {
     shards: [Mutex<HashMap<IpAddr, u32>>; SHARDS],
-    /// How many connections one address may have, unless the rule file says.
+    /// The default maximum per address.
     default: u32,
-    /// From when on the next refusal is logged.
+    /// The tick from which on the next refusal is logged.
     warns_from: AtomicU64,
-    /// Refusals since the last that was logged.
+    /// Refusals since the last log line.
     unlogged: AtomicU64,
 }
 
 impl PerAddress {
-    /// For a gateway with that many connections in all.
+    /// Creates the counters for a gateway with this many connections in all.
     pub(super) fn new(max_connections: i64) -> Self {
         let connections = u32::try_from(max_connections).unwrap_or(u32::MAX);
         let most = (connections / 2).max(1);
@@ -50,7 +50,8 @@ impl PerAddress {
         }
     }
 
-    /// Counts a connection of that address until the guard is dropped; `None` if it has `most` already, or the default.
+    /// Counts a connection until the guard is dropped. Returns `None` if the address already has `most`, or the
+    /// default.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr, most: Option<u32>) -> Option<Counted> {
         let group = group(address);
         let mut shard = self.shard(group).lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +91,7 @@ impl PerAddress {
     }
 }
 
-/// A connection that is counted.
+/// A counted connection.
 #[derive(Debug)]
 pub(super) struct Counted {
     all: Arc<PerAddress>,
@@ -109,7 +110,7 @@ impl Drop for Counted {
     }
 }
 
-/// The address that connections are counted by.
+/// Returns the address that connections are counted by.
 fn group(address: IpAddr) -> IpAddr {
     const SUBSCRIBER: u128 = !0 << 64;
     match address.to_canonical() {
@@ -118,7 +119,7 @@ fn group(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A group as people write it.
+/// The notation of a group.
 struct Group(IpAddr);
 
 impl std::fmt::Display for Group {
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_so_many_connections_and_gets_them_back() {
+    fn address_has_a_maximum_of_connections_and_gets_them_back() {
         let all = Arc::new(PerAddress::new(1000));
         let enter = |text| all.enter(address(text), Some(2));
         let (one, two) = (enter("192.0.2.1"), enter("::ffff:192.0.2.1"));
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_ipv6_count_by_their_subscriber() {
+    fn ipv6_addresses_count_by_their_prefix() {
         let all = Arc::new(PerAddress::new(1000));
         let enter = |text| all.enter(address(text), Some(1));
         let _one = enter("2001:db8:0:1::1").unwrap();

@@ -1,4 +1,4 @@
-//! Where connections are taken. A port that a new file names is bound before one that it no longer names is closed.
+//! The listeners of the gateway. On reload, new ports are bound before removed ones are closed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use super::tls::{CertificateReloads, Tls};
 use super::workers::{Command, Listening, WorkerHandle};
 use crate::listening::{Flag, ListenError, Setting};
 
-/// A port that is listened on. Dropped, it is closed once nobody waits there.
+/// A bound port. Dropping it closes the listener, once all waiting connections are accepted.
 pub(super) struct Port {
-    /// Its address as it was written.
+    /// The address as it is configured.
     pub(super) configured: String,
     bound: SocketAddr,
     config: Arc<ArcSwap<ListenerConfig>>,
@@ -27,12 +27,12 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// What is spoken there, and where that is.
+    /// Returns the scheme and the bound address.
     pub(super) fn address(&self) -> (&'static str, SocketAddr) {
         (if self.config.load().tls.is_some() { "https" } else { "http" }, self.bound)
     }
 
-    /// Where TLS is spoken: what became of its certificates.
+    /// Returns the certificate reloads of a TLS listener.
     pub(super) fn certificate_reloads(&self) -> Option<(SocketAddr, &CertificateReloads)> {
         self.config.load().tls.is_some().then_some((self.bound, &*self.reloads))
     }
@@ -46,16 +46,16 @@ impl Drop for Port {
     }
 }
 
-/// A port that is to be listened on.
+/// A port to be opened.
 pub(super) struct NextPort {
     configured: String,
     config: ListenerConfig,
     tls: Option<Tls>,
-    /// Unless it is listened on already.
+    /// The bound sockets; `None` if the port is open already.
     listening: Option<Listening>,
 }
 
-/// Binds what a file names and is not there yet.
+/// Binds the configured addresses that are not bound yet.
 pub(super) async fn prepare(
     file: &Parsed,
     listen: Option<&Address>,
@@ -82,14 +82,14 @@ pub(super) async fn prepare(
     Ok(ports)
 }
 
-/// Where connections are to be taken.
+/// A configured address.
 pub(super) struct ListenAddress {
     pub(super) address: String,
     setting: Setting,
     is_tls: bool,
 }
 
-/// The places that connections are taken at.
+/// Returns the configured addresses.
 pub(super) fn listen_addresses(rule: &GatewayRule, listen: Option<&Address>) -> Vec<ListenAddress> {
     let listen_address =
         |address: &Address, setting, is_tls| ListenAddress { address: address.as_str().to_owned(), setting, is_tls };
@@ -107,7 +107,7 @@ pub(super) fn listen_addresses(rule: &GatewayRule, listen: Option<&Address>) -> 
     }
 }
 
-/// Takes connections at these ports, and no longer at those of before that are not among them.
+/// Opens the next ports, and closes those that are not among them.
 pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[WorkerHandle]) -> Vec<Port> {
     let mut ports = Vec::new();
     for NextPort { configured, config, tls, listening } in next {
@@ -122,7 +122,7 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Worker
                 let config = Arc::new(ArcSwap::from_pointee(config));
                 for (worker, socket) in workers.iter().zip(listening.sockets) {
                     let command = Command::Listen { socket, config: Arc::clone(&config), until: ends.clone() };
-                    // A worker takes orders for as long as it runs.
+                    // A worker accepts commands for as long as it runs.
                     _ = worker.commands.send(command);
                 }
                 let reloads = Arc::default();
@@ -130,7 +130,7 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Worker
                 ports.push(Port { configured, bound: listening.bound, config, watcher, reloads, _until: until });
             }
             (None, Some(mut port)) => {
-                // Whoever follows the files of before must not put them in force again.
+                // Otherwise the old task could apply the old files again.
                 if let Some(old) = port.watcher.take() {
                     old.abort();
                 }
@@ -138,7 +138,7 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Worker
                 port.watcher = watch_files(&port.config, &port.reloads);
                 ports.push(port);
             }
-            // It was there when it was asked, and only this takes ports away.
+            // The port was open when it was prepared, and only this function closes ports.
             (None, None) => {}
         }
     }

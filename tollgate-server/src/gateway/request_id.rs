@@ -1,11 +1,11 @@
-//! Ids of requests: no two the same, and none that can be guessed from another.
+//! Request IDs: unique, and not predictable from each other.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use http::HeaderValue;
 
-/// Makes ids.
+/// A generator of request IDs.
 #[derive(Debug)]
 pub(super) struct RequestIds {
     secret: RandomState,
@@ -17,7 +17,7 @@ impl RequestIds {
         Self { secret: RandomState::new(), next: AtomicU64::new(0) }
     }
 
-    /// 32 hexadecimal digits.
+    /// Returns a new ID of 32 hexadecimal digits.
     pub(super) fn next(&self) -> HeaderValue {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let number = self.next.fetch_add(1, Relaxed);
@@ -27,7 +27,7 @@ impl RequestIds {
         for (digits, byte) in text.chunks_exact_mut(2).zip(bytes) {
             digits.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
         }
-        // Hexadecimal digits are good in any header.
+        // Hexadecimal digits are valid in a header.
         HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static("0"))
     }
 }

@@ -1,9 +1,10 @@
-//! How long a connection to an upstream is used again.
+//! How long a connection to an upstream is reused.
 //!
-//! An upstream may close an idle connection at any time. A request that crosses the close on its way is lost, and one that
-//! must not be repeated fails with 502. So an idle connection is given up before the upstream is expected to close it.
+//! An upstream may close an idle connection at any time. A request that is sent at the same moment is lost, and one
+//! that must not be repeated fails with 502. So an idle connection is given up before the upstream is expected to close
+//! it.
 //!
-//! Deliberately not here: noticing that a connection has been closed, which each kind of connection does by its own means.
+//! Deliberately not here: noticing that a connection was closed. Each type of connection does that itself.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,11 +14,11 @@ use tollgate::rules::file::internal::UpstreamConnectionsRule;
 use super::addresses::HostAddresses;
 use super::ticks::{Tick, Wait};
 
-/// How much earlier than announced in `Keep-Alive: timeout=` a connection is given up: requests and closes take time to
-/// arrive. Half of the announced time if that is less.
+/// How much earlier than announced in `Keep-Alive: timeout=` a connection is given up, since requests and closes take
+/// time to arrive. Half of the announced time if that is less.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// Bounds on the reuse of connections, as a route sets them.
+/// The bounds of a route on the reuse of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReusePolicy {
     idle: Wait,
@@ -35,8 +36,8 @@ impl ReusePolicy {
     }
 }
 
-/// Whether upstreams read the bodies of requests with this method. The others give a body no meaning, or one that is not
-/// known here: some upstreams ignore it, and take its bytes for the next request on the connection.
+/// Returns whether upstreams read the bodies of requests with this method. For other methods a body has no defined
+/// meaning: some upstreams ignore it, and take its bytes for the next request on the connection.
 pub(super) fn reads_body(method: &str) -> bool {
     matches!(method, "POST" | "PUT" | "PATCH")
 }
@@ -48,21 +49,21 @@ pub(super) enum Repeatable {
     No,
 }
 
-/// Age and use of one connection.
+/// The age and use of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
     opened_at: Tick,
     requests: u32,
-    /// End of the last request.
+    /// The end of the last request.
     idle_since: Tick,
-    /// When it is given up if no request comes.
+    /// When it is given up if no request follows.
     stale_at: Tick,
-    /// How long the upstream keeps it, less the margin.
+    /// The announced keep-alive time, less the margin.
     announced: Option<Wait>,
     origin: Origin,
 }
 
-/// The address that a connection leads to, and what was known of the host's addresses when that was last checked.
+/// The address of a connection, and the generation of the host's addresses when it was last checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) ip: IpAddr,
@@ -74,18 +75,18 @@ impl Usage {
         Self { opened_at: now, requests: 0, idle_since: now, stale_at: Tick::MAX, announced: None, origin }
     }
 
-    /// Whether its address is still one of the host's.
+    /// Returns whether its address still belongs to the host.
     pub(super) fn is_current(&mut self, addresses: &HostAddresses) -> bool {
         addresses.has(self.origin.ip, &mut self.origin.generation)
     }
 
-    /// Notes the values of `Keep-Alive` in an answer.
+    /// Records the values of `Keep-Alive` in a response.
     pub(super) fn note_keep_alive<'v>(&mut self, values: impl IntoIterator<Item = &'v [u8]>) {
         let announced = values.into_iter().filter_map(announced_timeout).min();
         self.announced = announced.or(self.announced);
     }
 
-    /// Notes that a request has been answered to its end. Returns how long the connection may wait for the next one.
+    /// Records the end of a response. Returns how long the connection may wait for the next request.
     pub(super) fn note_idle(&mut self, now: Tick, policy: &ReusePolicy) -> Wait {
         let idle = self.announced.map_or(policy.idle, |announced| announced.min(policy.idle));
         self.note_request();
@@ -99,38 +100,38 @@ impl Usage {
         self.requests = self.requests.saturating_add(1);
     }
 
-    /// Lets no request follow the one under way.
+    /// Prevents further requests on the connection.
     pub(super) fn end(&mut self) {
         self.requests = u32::MAX;
     }
 
-    /// Whether no route may use it again, as far as the last one to use it knows.
+    /// Returns whether it is too old to be reused, by the bounds of the last route that used it.
     pub(super) fn is_stale(&self, now: Tick) -> bool {
         self.stale_at <= now
     }
 
-    /// Whether another request may use it.
+    /// Returns whether another request may use it.
     pub(super) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
         !self.is_stale(now) && policy.idle.from(self.idle_since) > now && self.is_young(now, policy)
     }
 
-    /// Whether its age and the number of its requests allow another.
+    /// Returns whether its age and number of requests allow another one.
     pub(super) fn is_young(&self, now: Tick, policy: &ReusePolicy) -> bool {
         policy.max_age.from(self.opened_at) > now && self.requests < policy.max_requests
     }
 
-    /// Whether a request has been answered on it. The upstream may be closing it just now.
+    /// Returns whether a request was answered on it. The upstream may be closing it just now.
     pub(super) fn is_used(&self) -> bool {
         self.requests > 0
     }
 
-    /// Whether it has been idle for a tick or more.
+    /// Returns whether it has been idle for at least a tick.
     pub(super) fn has_been_idle(&self, now: Tick) -> bool {
         self.idle_since < now
     }
 }
 
-/// The time in a value such as `timeout=5, max=100`, less the margin.
+/// Parses the timeout of a value such as `timeout=5, max=100`, less the margin.
 fn announced_timeout(value: &[u8]) -> Option<Wait> {
     let parameters = std::str::from_utf8(value).ok()?.split(',').map(str::trim);
     let seconds = parameters.filter_map(|parameter| {

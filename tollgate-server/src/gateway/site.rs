@@ -1,4 +1,4 @@
-//! What a gateway serves: the routes of a rule file, ready for requests. It is replaced whole.
+//! The routes and settings of a rule file, ready to serve requests. Replaced as a whole on reload.
 
 mod edits;
 mod outages;
@@ -39,25 +39,25 @@ use super::ticks::{Tick, Wait};
 use super::tls::Tls;
 use super::upstream_tls::UpstreamTls;
 
-/// Everything that may change while the gateway runs.
+/// The settings that can change while the gateway runs.
 pub(super) struct Site {
     pub(super) routes: Vec<Route>,
     found: Routes,
-    /// How upstreams read paths, where their route does not say otherwise.
+    /// How upstreams interpret paths, unless their route overrides it.
     path_reading: PathReading,
     pub(super) proxies: TrustedProxies,
-    /// What becomes of headers with an underscore in their name.
+    /// How headers with an underscore in their name are treated.
     pub(super) underscores: UnderscoreHeaders,
     upstream_headers: Vec<UpstreamHeader>,
-    /// Connections of one client address; by default a share of all.
+    /// The maximum number of connections per client address; by default a share of all.
     pub(super) max_per_address: Option<u32>,
     pub(super) max_body: u64,
     pub(super) max_head: usize,
     pub(super) max_queued: u32,
     pub(super) timeouts: ClientTimeouts,
-    /// How long a connection that was upgraded may be silent.
+    /// The idle timeout of upgraded connections.
     pub(super) upgraded: Wait,
-    /// Where requests are written down, if that is wanted.
+    /// The access log, if there is one.
     pub(super) log: Option<Arc<AccessLog>>,
 }
 
@@ -81,21 +81,21 @@ pub(super) struct Route {
     tallies: Tallies,
 }
 
-/// What is counted of a route, by the numbers of the workers.
+/// The counters of a route, by worker.
 type Tallies = Arc<[Arc<RouteTally>]>;
 
-/// Where a route leads.
+/// What a route does with a request.
 pub(super) enum RouteAction {
     Upstreams(Box<[WeightedUpstream]>),
     Respond(FixedResponse),
     Echo,
 }
 
-/// An upstream as one route names it.
+/// An upstream with the settings of one route.
 pub(super) struct WeightedUpstream {
     pub(super) target: Arc<Target>,
     weight: u32,
-    /// What the path of its URL puts before the request's. URLs that differ in nothing else share a target.
+    /// The path of its URL, which is prepended to the request's. URLs that differ only in the path share a target.
     prefix: Option<String>,
 }
 
@@ -105,7 +105,7 @@ impl WeightedUpstream {
     }
 }
 
-/// An answer that is always the same.
+/// A response with fixed content.
 pub(super) struct FixedResponse {
     status: StatusCode,
     headers: HeaderMap,
@@ -128,12 +128,12 @@ impl FixedResponse {
     }
 }
 
-/// What a site takes over from the one before it.
+/// The state that a site takes over from the previous one.
 struct Carryover {
     workers: usize,
-    /// By their addresses: a route that stays keeps its connections.
+    /// The upstreams by address, so that their connections stay open.
     targets: HashMap<UpstreamAddress, Arc<Target>>,
-    /// By the names of their routes: a route that stays goes on counting.
+    /// The counters by route name, so that they keep counting.
     tallies: HashMap<String, Tallies>,
 }
 
@@ -154,8 +154,8 @@ impl Carryover {
 }
 
 impl Site {
-    /// What a rule file says of the gateway. Upstreams that the site before it has too are taken over.
-    /// Lines of its log that get lost are counted in `lost`.
+    /// Creates a site from a rule file. Upstreams and counters of the previous site are taken over. Lost lines of the
+    /// access log are counted in `lost`.
     pub(super) fn new(
         file: &Parsed,
         before: Option<&Self>,
@@ -195,9 +195,9 @@ impl Site {
         })
     }
 
-    /// Everything that would keep the gateway of a file from serving at these addresses, short of opening anything: what
-    /// is wrong with the files that it names, and upstreams that are the gateway itself. What keeps the rules from being
-    /// compiled is not told again.
+    /// Returns everything that would prevent the gateway from serving this file at these addresses, without opening
+    /// anything: problems with the files that it names, and upstreams that are the gateway itself. Problems with the
+    /// rules are reported elsewhere.
     pub(super) fn errors(file: &Parsed, listens: &[String]) -> Vec<SettingError> {
         let Some(gateway) = &file.gateway else { return Vec::new() };
         let mut carryover = Carryover::of(None, 1);
@@ -215,13 +215,13 @@ impl Site {
         found
     }
 
-    /// The number of the route that serves a request whose path is clean and has one reading.
+    /// Returns the index of the route for a request with a normalized, unambiguous path.
     pub(super) fn find(&self, facts: &Facts<'_>) -> Option<usize> {
         self.found.find(&facts.path_reading(PathReading { case: self.path_reading.case, ..PathReading::AS_WRITTEN }))
     }
 
-    /// The path by which a route is found. Which reading counts is known only once the route is, so the gateway's own
-    /// setting chooses the route, and refuses nothing before that.
+    /// Returns the path that determines the route. The route's own settings are not known yet, so the gateway's
+    /// settings apply, and nothing is refused before the route is found.
     pub(super) fn routing_path<'p>(&self, path: &'p CleanPath<'_>) -> Result<Cow<'p, str>, Unreadable> {
         let mut reading = self.path_reading;
         if reading.encoded_slash == EncodedSlash::Refuse {
@@ -233,11 +233,11 @@ impl Site {
         path.forwarded(reading)
     }
 
-    /// The path that the upstreams of a route get.
+    /// Returns the path for the upstreams of a route.
     ///
     /// # Errors
     ///
-    /// When the path has something that the route refuses.
+    /// Fails if the route refuses something in the path.
     pub(super) fn forwarded_path<'p>(
         &self,
         path: &'p CleanPath<'_>,
@@ -246,7 +246,7 @@ impl Site {
         path.forwarded(route.map_or(self.path_reading, |number| self.routes[number].path_reading))
     }
 
-    /// The facts, with the route of that number.
+    /// Adds the route to the facts of a request.
     pub(super) fn with_route<'s: 'f, 'f>(&'s self, facts: Facts<'f>, route: Option<usize>) -> Facts<'f> {
         match route {
             Some(number) => {
@@ -266,7 +266,7 @@ fn of_route(error: SettingError, index: usize) -> SettingError {
     error.of(index).of("routes").of("gateway")
 }
 
-/// The log of the site before if it is as the rule says, or else another.
+/// Returns the previous access log if its settings are unchanged, or opens a new one.
 fn log(
     rule: &AccessLogRule,
     before: Option<&Site>,
@@ -274,7 +274,7 @@ fn log(
 ) -> Result<Arc<AccessLog>, SettingError> {
     match before.and_then(|before| before.log.as_ref()).filter(|log| log.matches_rule(rule)) {
         Some(log) => {
-            // Whoever asks for a reload may have renamed it away.
+            // The file may have been renamed before the reload.
             log.reopen();
             Ok(Arc::clone(log))
         }
@@ -322,7 +322,7 @@ impl Route {
         })
     }
 
-    /// What a worker counts of it.
+    /// Returns the counters of a worker.
     pub(super) fn tally(&self, worker: usize) -> &Arc<RouteTally> {
         &self.tallies[worker]
     }
@@ -342,7 +342,7 @@ impl Route {
         self.weighted().iter().map(|weighted| &weighted.target)
     }
 
-    /// How many of its upstreams are well, as far as requests and checks tell.
+    /// Returns the number of healthy upstreams, as far as requests and checks show.
     pub(super) fn healthy_upstreams(&self, now: Tick) -> usize {
         self.targets().filter(|target| target.is_likely_healthy(now)).count()
     }
@@ -351,12 +351,12 @@ impl Route {
         self.weighted().get(number)
     }
 
-    /// Whether its upstreams speak plain HTTP/1.
+    /// Returns whether all upstreams use plain HTTP/1.
     pub(super) fn is_plain(&self) -> bool {
         self.targets().all(|target| target.address.scheme == UpstreamProtocol::Http1)
     }
 
-    /// Whether upstreams may get another path than the client's.
+    /// Returns whether upstreams may get a different path than the client sent.
     pub(super) fn changes_paths(&self) -> bool {
         let has_prefixes = || self.weighted().iter().any(|upstream| upstream.prefix.is_some());
         self.path_rewrite.is_active() || has_prefixes()
@@ -366,8 +366,8 @@ impl Route {
         self.weighted().len() > 1
     }
 
-    /// The upstream that is to be asked next, other than those that were; one that was, if there is no other. Only a route
-    /// that leads to no upstream has none: files with an empty list, or with weights of 0, are refused.
+    /// Chooses an upstream that was not tried yet; one that was, if there is no other. Returns `None` only for a route
+    /// without upstreams: files with an empty list, or with weights of 0, are refused.
     pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &WeightedUpstream)> {
         let weighted = self.weighted();
         if let [only] = weighted {
@@ -377,7 +377,7 @@ impl Route {
         let numbers = (0..weighted.len()).map(|step| (turn + step) % weighted.len());
         let healthy = |number: &usize| weighted[*number].target.is_healthy(now);
         let fresh = |number: &usize| !tried.contains(number);
-        // Where none is well, any is better than none.
+        // If no upstream is healthy, any may be chosen.
         let candidates = numbers.clone().filter(fresh).filter(healthy);
         let chosen = self.best(candidates, turn).or_else(|| self.best(numbers.clone().filter(fresh), turn));
         let number = chosen.or_else(|| self.best(numbers, turn))?;
@@ -400,7 +400,7 @@ impl Route {
                     found
                 })
             }
-            // Least requests by weight: one more request must weigh the least. Equals take turns.
+            // The fewest requests relative to the weight, counting this one. Ties are broken by turn.
             _ => candidates.min_by(|one, other| {
                 let load = |number: usize| u64::from(weighted[number].target.active() + 1);
                 let weight = |number: usize| u64::from(weighted[number].weight);
@@ -409,13 +409,13 @@ impl Route {
         }
     }
 
-    /// What an upstream is asked for instead of `uri`.
+    /// Returns the URI for an upstream.
     pub(super) fn rewritten_uri(&self, upstream: &WeightedUpstream, uri: &Uri) -> Result<Uri, Failure> {
         self.path_rewrite.apply(upstream.prefix.as_deref(), uri)
     }
 }
 
-/// The upstream of that URL, taken over if it is there already.
+/// Returns the upstream of that URL, taken over from the previous site if possible.
 fn target(
     upstream: &UpstreamRule,
     rule: &RouteRule,

@@ -1,7 +1,7 @@
-//! Reads and writes of a socket without the C library.
+//! Reads from and writes to sockets without the C library.
 //!
-//! There each of them is a point at which a thread could be cancelled, and in a process of several threads it has to say
-//! so before and after the call. Nobody cancels threads here, but to a refusal that is a good part of its cost.
+//! In the C library these calls are cancellation points, which cost extra work before and after each call in
+//! multi-threaded processes. For a refusal that is a considerable part of its cost.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::task::{Context, Poll, ready};
@@ -11,10 +11,11 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Reads into the buffer, and says how much; nothing is the end.
+/// Reads into the buffer. Returns the number of bytes; 0 is the end of the stream.
 ///
-/// `has_read` is whether something was read since there was nothing to read. Then there probably is nothing now, or there
-/// always is, and others get their turn; who found nothing last time was probably woken because there is something.
+/// `has_read` is whether the last read returned bytes. Then there is probably nothing to read now, or other connections
+/// should get their turn, so readiness is checked first. Otherwise the task was probably woken because there is
+/// something to read.
 pub(super) fn poll_read(
     tcp: &TcpStream,
     has_read: &mut bool,
@@ -31,19 +32,19 @@ pub(super) fn poll_read(
     Poll::Ready(read)
 }
 
-/// Whether the other side has neither closed the connection nor sent anything, as the kernel knows it.
+/// Returns whether the kernel has seen neither a close nor any bytes from the other side.
 pub(super) fn is_open_and_quiet(tcp: &TcpStream) -> bool {
     let peeked = retry_on_intr(|| recv(tcp, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT));
     matches!(peeked, Err(Errno::AGAIN))
 }
 
-/// Writes as much as goes.
+/// Writes as many bytes as possible.
 pub(super) fn poll_write(tcp: &TcpStream, bytes: &[u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-    // A client that has gone is an error and no signal: those of pipes are ignored in every program of Rust's.
+    // A closed connection is an error, not a signal: Rust programs ignore `SIGPIPE`.
     poll(tcp, Interest::WRITABLE, bytes.len(), context, || send(tcp, bytes, SendFlags::empty()))
 }
 
-/// Writes as much as goes of both.
+/// Writes as many bytes of both as possible.
 pub(super) fn poll_write_both(
     tcp: &TcpStream,
     (head, body): (&[u8], &[u8]),
@@ -53,7 +54,7 @@ pub(super) fn poll_write_both(
     poll(tcp, Interest::WRITABLE, head.len() + body.len(), context, || rustix::io::writev(tcp, &slices))
 }
 
-/// Does what moves up to `most` bytes, once the socket is ready for it. Nearly always it is, so it is not asked first.
+/// Calls `call`, which transfers up to `most` bytes. Readiness is not checked first, since the socket is usually ready.
 fn poll(
     tcp: &TcpStream,
     interest: Interest,
@@ -66,7 +67,7 @@ fn poll(
         let tried = tcp.try_io(interest, || {
             let bytes = retry_on_intr(&mut call)?;
             moved = Some(bytes);
-            // Less than could be is all that could be: the next try would be in vain until the kernel says otherwise.
+            // A partial transfer means that the next call would block, so readiness is cleared.
             if 0 < bytes && bytes < most { Err(ErrorKind::WouldBlock.into()) } else { Ok(()) }
         });
         match (moved, tried) {

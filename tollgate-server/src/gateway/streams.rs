@@ -1,9 +1,9 @@
-//! The streams of a connection of HTTP/2, each a task with a deadline of its own for the client to read.
+//! The streams of an HTTP/2 connection, each a task with its own deadline for the client to read.
 //!
-//! A client can hold up one answer while it reads the others, so the connection cannot tell by its socket. hyper does
-//! not ask for more of an answer while the client has not taken what there is; whoever has given something notes until
-//! when that is to be taken, and the task of the stream looks. A stream that is late is dropped, which resets it, and
-//! the others go on. With HTTP/1 there is no such task: there a client that does not read holds up the socket.
+//! A client can stall one response while it reads the others, so the socket does not show it. hyper does not ask for
+//! more of a response until the client has taken the previous part. The sender of a part sets the deadline, and the
+//! stream's task checks it. A stream that is late is dropped, which resets it, and the others go on. HTTP/1 needs no
+//! such task: a client that does not read blocks the socket.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -16,25 +16,25 @@ use hyper::rt::Executor;
 use super::alarm::Alarm;
 use super::ticks::{Tick, Ticks};
 
-/// The client has nothing to take.
+/// No deadline is set.
 const NEVER: Tick = Tick::MAX;
 
 tokio::task_local! {
-    /// When the client has to have taken what it was given on the stream of this task.
+    /// The client's deadline for reading the current part of the response on this task's stream.
     static READ_DEADLINE: Arc<AtomicU64>;
 }
 
-/// A part of this task's answer is the client's to take until then.
+/// Sets the client's deadline for reading a part of this task's response.
 pub(super) fn set_read_deadline(read_by: Tick) {
     _ = READ_DEADLINE.try_with(|deadline| deadline.store(read_by, Relaxed));
 }
 
-/// The client has taken what it was given.
+/// Clears the deadline.
 pub(super) fn clear_read_deadline() {
     set_read_deadline(NEVER);
 }
 
-/// Runs the streams of a connection.
+/// The executor of a connection's streams.
 #[derive(Clone)]
 pub(super) struct Streams {
     pub(super) ticks: Arc<Ticks>,
@@ -52,7 +52,7 @@ where
             let mut alarm = None::<Alarm>;
             poll_fn(|context| match stream.as_mut().poll(context) {
                 Poll::Ready(()) => Poll::Ready(()),
-                // Only the stream sets the deadline, so nothing has to be waited for where there is none.
+                // Only the stream sets the deadline, so without one there is nothing to wait for.
                 Poll::Pending => match read_by.load(Relaxed) {
                     NEVER => Poll::Pending,
                     deadline => alarm.get_or_insert_with(Alarm::new).poll_passed(deadline, &ticks, context),

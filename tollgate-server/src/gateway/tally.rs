@@ -1,6 +1,6 @@
-//! What a worker counts. Each has its own, so that no two processors fight for a counter.
+//! The counters of a worker. Each worker has its own, so that processors do not contend for a counter.
 //!
-//! Deliberately not here: adding the workers together. That is done when somebody asks ([`metrics`](super::metrics)).
+//! Deliberately not here: the totals of all workers, which [`metrics`](super::metrics) computes on request.
 
 mod route;
 
@@ -28,39 +28,39 @@ use crate::decisions::{Decisions, LastLimit};
 #[repr(align(128))]
 pub(super) struct Tally {
     pub(super) connections: AtomicI64,
-    /// Connections of all workers together.
+    /// Open client connections of all workers.
     pub(super) all_connections: Arc<AtomicI64>,
-    /// What is held of bodies, of all workers together.
+    /// The buffer budget of all workers.
     pub(super) buffer_budget: Arc<BufferBudget>,
     pub(super) accepted: Counter,
     pub(super) turned_away: Counter,
     /// Requests whose permit is held after their clients have left.
     pub(super) abandoned: AtomicU32,
-    /// Those among them that keep their connection to the upstream.
+    /// Those of them that keep their connection to the upstream.
     pub(super) connected_abandoned: AtomicU32,
-    /// Connections that were closed, by the reasons in their order.
+    /// Connections closed because of misuse, in the order of [`MISUSES`].
     closed: [Counter; MISUSES.len()],
-    /// Those of all workers.
+    /// The rate limiter of the log lines about them, for all workers.
     closings: Arc<Closings>,
-    /// Those of an address that has too many already.
+    /// Connections refused because their address had too many.
     pub(super) turned_away_by_address: Counter,
-    /// By the reasons, in their order.
+    /// Refused requests, in the order of [`AMBIGUITIES`].
     ambiguous: [Counter; AMBIGUITIES.len()],
-    /// By the reasons, in their order.
+    /// Refused requests, in the order of [`Unreadable::REASONS`].
     unreadable: [Counter; Unreadable::REASONS.len()],
-    /// Headers of requests that were dropped because of an underscore in their name.
+    /// Request headers dropped because of an underscore in their name.
     pub(super) underscore_headers: Counter,
-    /// Those that describe a client, from others than trusted proxies.
+    /// Forwarding headers dropped because their sender is not a trusted proxy.
     pub(super) forwarding_headers: Counter,
-    /// By the reasons too.
+    /// Failed handshakes, in the order of [`HANDSHAKE_FAILURES`].
     failed_handshakes: [Counter; HANDSHAKE_FAILURES.len()],
-    /// Requests that no route serves.
+    /// Requests without a route.
     unrouted: RouteTally,
     decisions: Decisions,
     clock: quanta::Clock,
 }
 
-/// Why requests are refused as ambiguous, and how that is called.
+/// The reasons for refusing ambiguous requests, with their labels in metrics.
 pub(super) const AMBIGUITIES: [(Ambiguity, &str); 11] = [
     (Ambiguity::BareLf, "bare_lf"),
     (Ambiguity::Nul, "nul"),
@@ -75,7 +75,7 @@ pub(super) const AMBIGUITIES: [(Ambiguity, &str); 11] = [
     (Ambiguity::UnderscoreHeader, "underscore_header"),
 ];
 
-/// A moment, as the processor counts.
+/// A time stamp of the processor's counter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment(u64);
 
@@ -121,7 +121,7 @@ impl Tally {
         }
     }
 
-    /// A client's connection is closed for misuse.
+    /// Counts and logs a connection that is closed because of misuse.
     pub(super) fn note_closed(&self, misuse: Misuse, peer: IpAddr, now: Tick) {
         if let Some(number) = MISUSES.iter().position(|(one, _)| *one == misuse) {
             self.closed[number].add(1);
@@ -129,19 +129,19 @@ impl Tally {
         self.closings.log(misuse, peer, now);
     }
 
-    /// How many connections were closed, by the reason's number.
+    /// Returns the number of closed connections, by index of the reason.
     pub(super) fn closed(&self, number: usize) -> u64 {
         self.closed.get(number).map_or(0, Counter::value)
     }
 
-    /// A request was refused because something in it has several readings, by the reason's number.
+    /// Counts a request that has more than one interpretation, by index of the reason.
     pub(super) fn note_unreadable(&self, number: usize) {
         if let Some(counter) = self.unreadable.get(number) {
             counter.add(1);
         }
     }
 
-    /// Counts the headers of a request that were dropped.
+    /// Counts the dropped headers of a request.
     pub(super) fn note_dropped_headers(&self, dropped: DroppedHeaders) {
         if dropped != DroppedHeaders::default() {
             self.underscore_headers.add(dropped.underscore.into());
@@ -160,7 +160,7 @@ impl Tally {
         self.note_if_unreadable(outcome);
     }
 
-    /// The same, for less where one limit decides over and over.
+    /// Counts an outcome, faster if the same limit decides repeatedly.
     pub(super) fn note_outcome_after(&self, last: &mut LastLimit, outcome: &Outcome) {
         self.decisions.record_unlocked(outcome, last);
         self.note_if_unreadable(outcome);
@@ -174,13 +174,13 @@ impl Tally {
         }
     }
 
-    /// A request that no route serves is over.
+    /// Counts the end of a request without a route.
     pub(super) fn note_unrouted(&self, status: Option<StatusCode>, nanos: u64) {
         self.unrouted.note_began();
         self.unrouted.note_ended(status, nanos);
     }
 
-    /// A request that nobody could read is over. When it began is not known.
+    /// Counts a request that could not be parsed. Its duration is unknown.
     pub(super) fn note_unparsed(&self, status: StatusCode) {
         self.unrouted.note_began();
         self.unrouted.note_status(Some(status));
@@ -194,17 +194,17 @@ impl Tally {
         &self.decisions
     }
 
-    /// How many requests were ambiguous, by the reason's number.
+    /// Returns the number of ambiguous requests, by index of the reason.
     pub(super) fn ambiguous(&self, number: usize) -> u64 {
         self.ambiguous.get(number).map_or(0, Counter::value)
     }
 
-    /// How many requests had several readings, by the reason's number.
+    /// Returns the number of requests with more than one interpretation, by index of the reason.
     pub(super) fn unreadable(&self, number: usize) -> u64 {
         self.unreadable.get(number).map_or(0, Counter::value)
     }
 
-    /// How many handshakes failed, by the reason's number.
+    /// Returns the number of failed handshakes, by index of the reason.
     pub(super) fn failed_handshakes(&self, number: usize) -> u64 {
         self.failed_handshakes.get(number).map_or(0, Counter::value)
     }

@@ -1,4 +1,4 @@
-//! One upstream: where it is, how it fares, and the connections that wait for its next request.
+//! One upstream: its address, its health, and its idle connections.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -22,28 +22,29 @@ use super::ticks::{Tick, Wait};
 use super::upstream_slots::Evicted;
 use super::upstream_tls::UpstreamTls;
 
-/// Idle connections that a worker keeps to one upstream. More of them would hold memory on both sides for nothing.
+/// The maximum number of idle connections of a worker to one upstream. More would hold memory on both sides for
+/// nothing.
 const MAX_IDLE: usize = 256;
 
-/// What tells one target from another: a route that names the same again shares it.
+/// The identity of a target. Routes with the same address share a target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct UpstreamAddress {
     pub(super) scheme: UpstreamProtocol,
     pub(super) host: String,
     pub(super) port: u16,
-    /// What the file of it said.
+    /// The content of the CA file.
     pub(super) ca: Option<Vec<u8>>,
     pub(super) server_name: Option<String>,
 }
 
-/// What is spoken with an upstream.
+/// The protocol of an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum UpstreamProtocol {
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2, which the upstream is known to speak.
+    /// HTTP/2 with prior knowledge.
     Http2,
-    /// TLS, and in it what both sides agree on.
+    /// TLS with negotiated HTTP version.
     Tls,
 }
 
@@ -54,55 +55,55 @@ pub(super) struct Target {
     pub(super) host: HeaderValue,
     pub(super) addresses: Arc<HostAddresses>,
     pub(super) tls: Option<UpstreamTls>,
-    /// For each worker its own, so that no connection is handed from one to another.
+    /// Idle HTTP/1 connections by worker, so that none moves between workers.
     http1_conns: Box<[Mutex<Vec<Http1Conn>>]>,
-    /// The same for the lane.
+    /// Idle connections of the lane, by worker.
     #[expect(clippy::vec_box, reason = "every request takes one and gives it back")]
     lane_conns: Box<[Mutex<Vec<Box<LaneConn>>>]>,
     http2_pools: Box<[Http2Pool]>,
-    /// Whoever opens a connection that is to be shared; others wait for it.
+    /// Held while a shared connection is opened, so that other requests wait for it.
     opening: Box<[AsyncMutex<()>]>,
-    /// Requests under way.
+    /// Requests in flight.
     active: AtomicU32,
     health: Health,
 }
 
-/// How an upstream fares.
+/// The health of an upstream.
 #[derive(Debug, Default)]
 struct Health {
-    /// In a row.
+    /// Consecutive failures.
     failures: AtomicU32,
-    /// Until when it is left alone.
+    /// The end of the ejection.
     ejected_until: AtomicU64,
-    /// What brought that about, until somebody has asked.
+    /// The cause of the last ejection, until it is logged.
     cause: Mutex<Option<Cause>>,
-    /// Whether people were told that it is left alone, and not yet that it no longer is.
+    /// Whether the ejection was logged, and its end was not.
     ejection_logged: AtomicBool,
-    /// Whether no request has succeeded since it was ejected last.
+    /// Whether no request has succeeded since the last ejection.
     unproven: AtomicBool,
-    /// Whether one was sent there since, because the route had no well one among several.
+    /// Whether a request was sent during the ejection, because no upstream of its route was healthy.
     tried_while_ejected: AtomicBool,
-    /// Whether it has passed a check since the end of that ejection.
+    /// Whether a health check has succeeded since the end of the ejection.
     rechecked: AtomicBool,
-    /// Whether checks say that it is not well.
+    /// Whether health checks fail.
     fails_checks: AtomicBool,
-    /// What the gateway lacked for a connection to it, until somebody has asked.
+    /// The resource that the gateway lacked for a connection, until it is logged.
     exhausted: Mutex<Option<Exhausted>>,
 }
 
-/// What people are to be told of an upstream that requests found bad.
+/// A change of an ejection, to be logged.
 #[derive(Debug)]
 pub(super) enum Ejection {
     Began(Cause),
     Ended,
 }
 
-/// When an upstream is left alone, as a route sets it.
+/// The ejection settings of a route.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Eject {
     pub(super) after: u32,
     pub(super) lasts: Duration,
-    /// Statuses that count as failures: one bit for each from 500 on.
+    /// The statuses that count as failures: one bit for each from 500 on.
     statuses: u128,
 }
 
@@ -112,7 +113,7 @@ impl Eject {
         Self { after: rule.after, lasts: rule.lasts.duration(), statuses: bits.fold(0, |all, bit| all | bit) }
     }
 
-    /// Whether an answer of that status is a failure of the upstream.
+    /// Returns whether a response with that status is a failure of the upstream.
     pub(super) fn counts(&self, status: StatusCode) -> bool {
         status_bit(status.as_u16()).is_some_and(|bit| self.statuses & bit != 0)
     }
@@ -122,12 +123,12 @@ fn status_bit(status: u16) -> Option<u128> {
     1u128.checked_shl(status.checked_sub(500)?.into())
 }
 
-/// Why an upstream is left alone.
+/// The cause of an ejection.
 #[derive(Debug)]
 pub(super) struct Cause {
-    /// So many failures, and for how long.
+    /// The number of failures, and the duration.
     pub(super) rule: Eject,
-    /// What the last of them was.
+    /// The description of the last failure.
     pub(super) fault: String,
 }
 
@@ -159,7 +160,7 @@ impl Target {
         })
     }
 
-    /// Makes the target of a request whole, as HTTP/2 wants it. Its host stays the one it names.
+    /// Sets the full target that HTTP/2 needs. The host stays the one in the `Host` header.
     pub(super) fn set_http2_target<B>(&self, request: &mut Request<B>) {
         let host = request.headers_mut().remove(HOST);
         let authority = host.and_then(|host| host.to_str().ok()?.parse().ok());
@@ -173,11 +174,11 @@ impl Target {
         *request.version_mut() = Version::HTTP_2;
     }
 
-    /// A connection that can take a request at once.
+    /// Takes an idle HTTP/1 connection.
     pub(super) fn take_idle(&self, worker: usize, now: Tick, policy: &ReusePolicy) -> Option<Http1Conn> {
         let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        // The one used last is the least likely to be closed by now. One that is not ready still sends a body that its
-        // upstream did not wait for.
+        // The most recently used one is the least likely to be closed by now. One that is not ready still sends a body
+        // that the upstream did not wait for.
         for at in (0..http1_conns.len()).rev() {
             let is_reusable =
                 http1_conns[at].allows_another(now, policy) && http1_conns[at].is_current(&self.addresses);
@@ -190,7 +191,7 @@ impl Target {
         None
     }
 
-    /// Whether a connection is kept, open or not.
+    /// Returns whether there are connections, open or not.
     pub(super) fn has_kept(&self, worker: usize) -> bool {
         self.http2_pools[worker].has_connections()
             || !self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner).is_empty()
@@ -206,7 +207,7 @@ impl Target {
         }
     }
 
-    /// A connection of the lane that can take a request at once.
+    /// Takes an idle connection of the lane.
     pub(super) fn take_lane_conn(
         &self,
         worker: usize,
@@ -215,7 +216,7 @@ impl Target {
         repeatable: Repeatable,
     ) -> Option<Box<LaneConn>> {
         let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        // The one used last is the least likely to be closed by now.
+        // The most recently used one is the least likely to be closed by now.
         let mut last = std::iter::from_fn(|| lane_conns.pop());
         last.find_map(|mut conn| {
             let is_current = conn.usage.is_current(&self.addresses);
@@ -238,7 +239,7 @@ impl Target {
         self.lane_conns.len()
     }
 
-    /// Closes the connection of a worker that has been idle for longest, if one is idle.
+    /// Closes the connection of a worker that has been idle for longest.
     pub(super) fn evict_idle(&self, worker: usize) -> Evicted {
         let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
         if !lane_conns.is_empty() {
@@ -255,8 +256,8 @@ impl Target {
         if self.http2_pools[worker].evict_idle() { Evicted::Closing } else { Evicted::Nothing }
     }
 
-    /// Closes what the upstream has closed, and what has waited for too long, and resolves the host's name again while
-    /// there are connections to it. Connections of hyper for one request at a time close themselves.
+    /// Drops connections that the upstream has closed or that were idle for too long, and resolves the host's name
+    /// again while it is in use. HTTP/1 connections of hyper close themselves.
     pub(super) fn sweep(&self, worker: usize, now: Tick) {
         let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
         lane_conns.retain_mut(|conn| conn.is_worth_keeping(now) && conn.usage.is_current(&self.addresses));
@@ -268,17 +269,17 @@ impl Target {
         }
     }
 
-    /// What a new connection to that address of the host has to remember of it.
+    /// Returns the origin of a new connection to that address.
     pub(super) fn origin(&self, ip: IpAddr) -> Origin {
         Origin { ip, generation: self.addresses.generation() }
     }
 
-    /// The connections that requests of a worker share, if it is HTTP/2.
+    /// Returns the HTTP/2 connections of a worker.
     pub(super) fn http2_pool(&self, worker: usize) -> &Http2Pool {
         &self.http2_pools[worker]
     }
 
-    /// The turn to open a connection, where it will be shared.
+    /// Waits for the turn to open a connection, if it will be shared.
     pub(super) async fn opening_turn(&self, worker: usize) -> Option<MutexGuard<'_, ()>> {
         let speaks_http2 = || self.http2_pools[worker].speaks_http2();
         if self.address.scheme == UpstreamProtocol::Http2
@@ -306,22 +307,22 @@ impl Target {
         !self.health.fails_checks.load(Relaxed) && !self.is_ejected(now)
     }
 
-    /// Whether it is well as people are told: one whose ejection is over gets requests again, but whether it is well is
-    /// known once one of them has succeeded.
+    /// Returns whether it is healthy for the log: after an ejection it gets requests again, but one of them has to
+    /// succeed first.
     pub(super) fn is_proven_healthy(&self, now: Tick) -> bool {
         self.is_healthy(now) && !self.health.unproven.load(Relaxed)
     }
 
-    /// Whether it answers as far as is known: a request that has succeeded since it was ejected will do, and a check that was
-    /// passed after the ejection. Nobody need be woken for a route that is served, or that nobody asks for. Lines wait for
-    /// more, as those about one that passes its checks and fails requests would never end.
+    /// Returns whether it is healthy for metrics: after an ejection, a successful request or a passed check is enough,
+    /// so that no alert fires for a route that works or gets no requests. Log lines need a successful request, as an
+    /// upstream that passes checks and fails requests would fill the log.
     pub(super) fn is_likely_healthy(&self, now: Tick) -> bool {
         let Health { unproven, rechecked, .. } = &self.health;
         let answers = !unproven.load(Relaxed) || rechecked.load(Relaxed) && !self.is_ejected(now);
         self.passes_checks() && answers
     }
 
-    /// What checks have found.
+    /// Returns whether health checks succeed.
     pub(super) fn passes_checks(&self) -> bool {
         !self.health.fails_checks.load(Relaxed)
     }
@@ -330,7 +331,7 @@ impl Target {
         self.health.fails_checks.store(!healthy, Relaxed);
     }
 
-    /// It has passed a check that began when it was not ejected.
+    /// Records a passed check that started while the upstream was not ejected.
     pub(super) fn passed_check(&self, now: Tick) {
         if self.health.unproven.load(Relaxed) && !self.is_ejected(now) {
             self.health.rechecked.store(true, Relaxed);
@@ -338,12 +339,12 @@ impl Target {
     }
 
     pub(super) fn succeeded(&self) {
-        // A store that changes nothing would still take the line from other processors.
+        // A store that changes nothing would still take the cache line from other processors.
         if self.health.failures.load(Relaxed) != 0 {
             self.health.failures.store(0, Relaxed);
         }
         if self.health.unproven.load(Relaxed) {
-            // Where others are well, and where there are no others, nothing would be better for it.
+            // The ejection ends early only if it had no effect: no other upstream was healthy.
             if self.health.tried_while_ejected.load(Relaxed) {
                 self.health.ejected_until.store(0, Relaxed);
             }
@@ -351,14 +352,14 @@ impl Target {
         }
     }
 
-    /// A request is about to be sent there, chosen among several.
+    /// Records that a request is sent to it, chosen among several.
     pub(super) fn note_tried(&self, now: Tick) {
         if self.is_ejected(now) {
             self.health.tried_while_ejected.store(true, Relaxed);
         }
     }
 
-    /// Counts a failure of the upstream. A failure of the gateway is not counted, but reported.
+    /// Counts a failure of the upstream. A resource that the gateway lacks is not counted, but logged.
     pub(super) fn failed(&self, fault: &Fault, rule: &Eject, now: Tick) {
         if let Some(exhausted) = fault.exhausted() {
             return self.note_exhausted(exhausted);
@@ -369,19 +370,19 @@ impl Target {
             self.health.unproven.store(true, Relaxed);
             self.health.tried_while_ejected.store(false, Relaxed);
             self.health.rechecked.store(false, Relaxed);
-            // Workers whose requests fail all the time need not meet here for what nobody will be told.
+            // Otherwise workers whose requests fail all the time would contend for the lock.
             if !self.health.ejection_logged.load(Relaxed) {
                 *self.cause() = Some(Cause { rule: *rule, fault: fault.to_string() });
             }
         }
     }
 
-    /// Notes what the gateway lacked for a connection.
+    /// Records a resource that the gateway lacked for a connection.
     pub(super) fn note_exhausted(&self, exhausted: Exhausted) {
         *self.health.exhausted.lock().unwrap_or_else(PoisonError::into_inner) = Some(exhausted);
     }
 
-    /// What the gateway has lacked for a connection since this was asked last.
+    /// Returns the resource that the gateway lacked since the last call.
     pub(super) fn take_exhausted(&self) -> Option<Exhausted> {
         self.health.exhausted.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -394,8 +395,8 @@ impl Target {
         self.health.ejected_until.load(Relaxed) > now
     }
 
-    /// What is new since this was asked last. Ejections that follow each other without a success are one: one that is dead
-    /// is tried now and then, and nobody wants to read of every try.
+    /// Returns the change since the last call. Consecutive ejections without a success are one: a dead upstream is
+    /// tried now and then, and the log need not contain every attempt.
     pub(super) fn take_ejection(&self, now: Tick) -> Option<Ejection> {
         let news = self.cause().take();
         if let Some(cause) = news

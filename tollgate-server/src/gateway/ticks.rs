@@ -1,17 +1,17 @@
-//! Time in steps, for deadlines that need no better.
+//! A coarse clock for deadlines.
 //!
-//! Every request sets and lifts several deadlines. Reading a clock and arming a timer for each would cost more than
-//! the limits do; adding to a number that is counted up ten times a second costs nothing.
+//! Every request sets and clears several deadlines. Reading a clock and arming a timer for each would cost more than
+//! the limits do. Adding to a counter that is incremented ten times per second costs nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{MissedTickBehavior, interval};
 
-/// No deadline is shorter than a few of these.
+/// The resolution. No deadline is shorter than a few ticks.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 
-/// A moment, in ticks of the gateway's life.
+/// A time in ticks since the gateway started.
 pub(super) type Tick = u64;
 
 /// The clock of a gateway.
@@ -23,15 +23,15 @@ impl Ticks {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The first tick at which a wait of that length is over.
+    /// Returns the first tick at which this wait is over.
     pub(super) fn after(&self, wait: Wait) -> Tick {
         wait.from(self.now())
     }
 
-    /// Counts for ever.
+    /// Increments the clock forever.
     pub(super) async fn run(&self) {
         let mut steps = interval(TICK);
-        // Ticks that were missed on a busy machine are made up for.
+        // Ticks missed on a busy machine are made up for.
         steps.set_missed_tick_behavior(MissedTickBehavior::Burst);
         loop {
             steps.tick().await;
@@ -40,23 +40,23 @@ impl Ticks {
     }
 }
 
-/// How long to wait, in ticks.
+/// A duration in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Wait(u64);
 
 impl Wait {
-    /// At least that long, and at most two ticks longer.
+    /// Rounds up: at least that long, and at most two ticks longer.
     pub(super) fn at_least(span: Duration) -> Self {
         let ticks = span.as_millis().div_ceil(TICK.as_millis());
         Self(u64::try_from(ticks).unwrap_or(u64::MAX >> 1).saturating_add(1))
     }
 
-    /// At most that long, and at most a tick shorter.
+    /// Rounds down: at most that long, and at most a tick shorter.
     pub(super) fn at_most(span: Duration) -> Self {
         Self(u64::try_from(span.as_millis() / TICK.as_millis()).unwrap_or(u64::MAX >> 1))
     }
 
-    /// When it is over, if it begins now.
+    /// Returns when it is over, if it starts at `now`.
     pub(super) fn from(self, now: Tick) -> Tick {
         now.saturating_add(self.0)
     }

@@ -1,4 +1,4 @@
-//! TLS for clients: certificates by the name that a client asks for, read again when their files change.
+//! TLS for clients: certificates by server name, reloaded when their files change.
 
 mod failure;
 mod reloads;
@@ -36,16 +36,16 @@ use super::connection::ListenerConfig;
 use crate::notice;
 use crate::seconds::unix_now;
 
-/// Certificates are replaced days before they end; some seconds more do no harm.
+/// The interval of checks for changed files. Certificates are replaced days before they expire.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 
-/// Certificates and their chains are some thousand bytes.
+/// The maximum size of a file. Certificate chains have a few thousand bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// What is spoken inside, the better first.
+/// The ALPN protocols, in order of preference.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// The TLS of a listener, and the files that it was made of.
+/// The TLS settings of a listener, and the files they were read from.
 pub(super) struct Tls {
     pub(super) acceptor: TlsAcceptor,
     pub(super) validities: Arc<Vec<Validity>>,
@@ -53,15 +53,15 @@ pub(super) struct Tls {
     folder: PathBuf,
 }
 
-/// The two files of a certificate.
+/// The files of a certificate.
 struct Files {
     cert: PathBuf,
     key: PathBuf,
-    /// The certificate's, as it is written in the rule file.
+    /// The certificate's path as written in the rule file.
     configured: String,
 }
 
-/// Certificates, the one that was named first in front.
+/// The certificates in the order of the rule file.
 struct Certificates(Vec<Arc<CertifiedKey>>);
 
 impl fmt::Debug for Certificates {
@@ -83,7 +83,7 @@ impl ResolvesServerCert for Certificates {
 }
 
 impl Tls {
-    /// The TLS of a rule, or everything that is wrong with the files that it names: not only what is found first.
+    /// Creates the TLS settings. Returns all problems with the files, not only the first.
     pub(super) fn new(rule: &TlsRule, folder: &Path) -> Result<Self, Vec<SettingError>> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut errors = Vec::new();
@@ -115,8 +115,8 @@ impl Tls {
         Ok(Self { acceptor, validities, rule: rule.clone(), folder: folder.to_owned() })
     }
 
-    /// Reads all files again when one changes, for ever, and lets new connections begin with what they say. Files that
-    /// cannot be used change nothing. Certificates that expire are told.
+    /// Reloads all files when one changes, forever, and applies them to new connections. Files that cannot be used
+    /// change nothing. Logs certificates that expire.
     pub(super) async fn watch_files(self, config: Arc<ArcSwap<ListenerConfig>>, reloads: Arc<CertificateReloads>) {
         let (mut contents, mut warnings) = (self.file_contents(), ExpiryWarnings::new(&self.validities));
         loop {
@@ -126,7 +126,7 @@ impl Tls {
             if now == contents {
                 continue;
             }
-            // A certificate and its key are not written at the same moment: the next look may find both.
+            // A certificate and its key are not written at the same moment: the next check may find both.
             contents = now;
             match Self::new(&self.rule, &self.folder) {
                 Ok(other) => {
@@ -148,7 +148,7 @@ impl Tls {
         }
     }
 
-    /// What the files are now.
+    /// Returns the content of all files.
     fn file_contents(&self) -> Vec<Option<Vec<u8>>> {
         let of_certificates = files(&self.rule, &self.folder).into_iter().flat_map(|files| [files.cert, files.key]);
         let of_clients = self.rule.client_ca.iter().map(|file| self.folder.join(file));
@@ -165,7 +165,7 @@ fn files(rule: &TlsRule, folder: &Path) -> Vec<Files> {
     rule.certificates.iter().map(at).collect()
 }
 
-/// The certificate that a client has shown, and that was verified.
+/// Returns the verified certificate of a client.
 pub(super) fn client_certificate(connection: &ServerConnection) -> Option<Certificate> {
     let der = connection.peer_certificates()?.first()?;
     let mut certificate = Certificate::new(format!("{:x}", Sha256::digest(der)));
@@ -190,7 +190,7 @@ fn bad(key: &str, path: &Path, problem: &str) -> SettingError {
     SettingError::new(format!("gateway.tls.{key} {}: {problem}", path.display()), "name a file in PEM that may be read")
 }
 
-/// A certificate and its key, or what is wrong with either.
+/// Reads a certificate and its key. Returns the problems with both.
 fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, Vec<SettingError>> {
     let chain = chain(&files.cert).map_err(|error| error.of("cert"));
     let key = private_key(&files.key).map_err(|error| error.of("key"));
@@ -218,7 +218,7 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, SettingError> {
         .map_err(|error| bad("certificates", path, &format!("there is no private key in it ({error})")))
 }
 
-/// Why a certificate and a key cannot be used together.
+/// Describes why a certificate and a key cannot be used together.
 fn unfit(files: &Files, error: &rustls::Error) -> SettingError {
     let (cert, key) = (files.cert.display(), files.key.display());
     match error {
@@ -239,7 +239,7 @@ fn unfit(files: &Files, error: &rustls::Error) -> SettingError {
     }
 }
 
-/// Who believes the certificates of clients that the authorities in a file have signed.
+/// Returns a verifier for client certificates issued by the authorities in a file.
 fn verifier(
     path: &Path,
     wanted: ClientCertificates,

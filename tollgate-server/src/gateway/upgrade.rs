@@ -1,4 +1,4 @@
-//! Connections that speak another protocol than HTTP from some point on, such as WebSocket.
+//! Connections that were upgraded to another protocol, such as WebSocket.
 
 use std::io::Result;
 use std::pin::Pin;
@@ -17,20 +17,19 @@ use super::exchange::UpstreamAttempt;
 use super::ticks::{Ticks, Wait};
 use super::workers::Counted;
 
-/// What a connection has for as long as it is there: its upstream, its place among the requests of its key, and its
-/// place among all connections.
+/// The resources that a connection holds: its upstream, its permit, and its place in the connection count.
 pub(super) type Resources = (UpstreamAttempt, Option<InFlightPermit>, Counted);
 
-/// How long both sides may be silent.
+/// The idle timeout of both directions.
 pub(super) struct IdleTimeout {
     pub(super) ticks: Arc<Ticks>,
     pub(super) max: Wait,
 }
 
-/// How often it is looked whether anybody has said something.
+/// How often the idle timeout is checked.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
-/// Carries bytes in both directions until both sides have ended, or have been silent for too long.
+/// Relays bytes in both directions until both sides have closed, or the idle timeout has passed.
 pub(super) async fn relay(client: OnUpgrade, upstream: OnUpgrade, resources: Resources, idle_timeout: IdleTimeout) {
     let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else { return };
     let last_activity = Arc::new(AtomicU64::new(idle_timeout.ticks.now()));
@@ -45,7 +44,7 @@ pub(super) async fn relay(client: OnUpgrade, upstream: OnUpgrade, resources: Res
             sleep(CHECK_EVERY).await;
         }
     };
-    // Both ends are closed with it, and neither is to blame.
+    // On a timeout both connections are closed, and neither side is at fault.
     let copied = tokio::select! {
         copied = copy_bidirectional(&mut client, &mut upstream) => Some(copied),
         () = silent => None,
@@ -65,7 +64,7 @@ pub(super) async fn relay(client: OnUpgrade, upstream: OnUpgrade, resources: Res
     drop(resources);
 }
 
-/// Notes when something was last heard.
+/// A stream that records when bytes were last read.
 struct ActivityTracker {
     io: TokioIo<Upgraded>,
     last_activity: Arc<AtomicU64>,

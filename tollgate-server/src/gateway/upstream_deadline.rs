@@ -1,4 +1,4 @@
-//! How long an upstream may still take to say something.
+//! The deadline of an upstream, and the state of the request body that it reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -10,23 +10,23 @@ use tokio::time::timeout;
 use super::failure::Failure;
 use super::ticks::{TICK, Tick, Ticks, Wait};
 
-/// Nobody waits for the upstream.
+/// No deadline is set.
 const NEVER: Tick = Tick::MAX;
 
-/// What becomes of a body.
+/// The state of a request body.
 const UNDER_WAY: u8 = 0;
 const BROKEN: u8 = 1;
 const TOO_LONG: u8 = 2;
 const LATE: u8 = 3;
 const OVERLOADED: u8 = 4;
 
-/// A deadline that moves while a request is on its way.
+/// A deadline that moves while a request is served.
 #[derive(Debug)]
 pub(super) struct UpstreamDeadline {
     at: AtomicU64,
-    /// What became of the body that the client sends.
+    /// The state of the client's body.
     body: AtomicU8,
-    /// The task that answers the client, if it has to know when the body breaks.
+    /// The task that responds to the client, if it has to know when the body breaks.
     on_broken_body: AtomicWaker,
     ticks: Arc<Ticks>,
 }
@@ -40,18 +40,18 @@ impl UpstreamDeadline {
         self.ticks.now()
     }
 
-    /// The upstream has to say something within that time.
+    /// Sets the deadline.
     pub(super) fn set(&self, wait: Wait) {
         self.at.store(self.ticks.after(wait), Relaxed);
     }
 
-    /// A request begins.
+    /// Starts a request.
     pub(super) fn start(&self, wait: Wait) {
         self.body.store(UNDER_WAY, Relaxed);
         self.set(wait);
     }
 
-    /// The client's body ended before its end.
+    /// Records that the client's body ended early.
     pub(super) fn note_body_failure(&self, how: Failure) {
         let how = match how {
             Failure::BodyTooLong => TOO_LONG,
@@ -63,12 +63,12 @@ impl UpstreamDeadline {
         self.on_broken_body.wake();
     }
 
-    /// Wakes a task when the client's body ends before its end.
+    /// Wakes a task when the client's body ends early.
     pub(super) fn wake_on_body_failure(&self, waker: &Waker) {
         self.on_broken_body.register(waker);
     }
 
-    /// Returns why the client's body ended before its end. The upstream is not to blame.
+    /// Returns why the client's body ended early. The upstream is not at fault.
     pub(super) fn body_failure(&self) -> Option<Failure> {
         match self.body.load(Relaxed) {
             BROKEN => Some(Failure::BodyBroken),
@@ -79,20 +79,20 @@ impl UpstreamDeadline {
         }
     }
 
-    /// Nothing is expected of the upstream: it waits for the client.
+    /// Clears the deadline, because the upstream waits for the client.
     pub(super) fn clear(&self) {
         self.at.store(NEVER, Relaxed);
     }
 
-    /// How many ticks are left.
+    /// Returns the number of ticks left.
     pub(super) fn ticks_left(&self) -> u64 {
         self.at.load(Relaxed).saturating_sub(self.ticks.now())
     }
 
-    /// What comes of it before the deadline, wherever that has moved by then.
+    /// Runs a future until the deadline, wherever that moves. Returns `None` once it has passed.
     pub(super) async fn limit<F: Future + Unpin>(&self, mut future: F) -> Option<F::Output> {
         loop {
-            // A deadline that was lifted may be set again at any time.
+            // A deadline that was cleared may be set again at any time.
             let ticks = u32::try_from(self.ticks_left()).unwrap_or(u32::MAX).clamp(1, CHECK_EVERY_TICKS);
             match timeout(TICK * ticks, &mut future).await {
                 Ok(output) => return Some(output),
@@ -103,5 +103,5 @@ impl UpstreamDeadline {
     }
 }
 
-/// How long a deadline that was set anew may go unseen.
+/// The maximum delay until a new deadline is noticed.
 const CHECK_EVERY_TICKS: u32 = 5;

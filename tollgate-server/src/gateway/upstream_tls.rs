@@ -1,4 +1,4 @@
-//! TLS to upstreams: whose certificates are believed, and for which name.
+//! TLS to upstreams: trusted certificates and server names.
 
 mod fault;
 
@@ -13,11 +13,11 @@ use tollgate::rules::file::internal::{SettingError, UpstreamTlsRule};
 
 pub(super) use self::fault::TlsFault;
 
-/// How an upstream is spoken to by TLS.
+/// The TLS settings of an upstream.
 pub(super) struct UpstreamTls {
     /// Offers HTTP/2 and HTTP/1.1.
     pub(super) connector: TlsConnector,
-    /// Offers HTTP/1.1 alone, which is where other protocols can be switched to.
+    /// Offers only HTTP/1.1, which upgrades need.
     pub(super) http1: TlsConnector,
     pub(super) name: ServerName<'static>,
 }

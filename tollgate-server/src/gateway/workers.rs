@@ -1,5 +1,5 @@
-//! The threads that serve connections: each with a runtime, listeners and upstream connections of its own, so that a
-//! request stays on one processor from its first byte to its last.
+//! The threads that serve connections. Each has its own runtime, listeners and upstream connections, so that a request
+//! stays on one processor from its first byte to its last.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -21,41 +21,41 @@ use super::exchange::Worker;
 use super::lane::scratch;
 use super::site::Route;
 
-/// A process out of descriptors gets one back soon; until then, trying again at once would only burn the CPU.
+/// The pause after a failed accept. A process out of descriptors gets one back soon; retrying at once would only burn
+/// CPU.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// As many connections may wait to be accepted; the kernel has a bound of its own.
+/// The length of the listen queue. The kernel has its own bound.
 const BACKLOG: u32 = 4096;
 
-/// What a client is told when there is no room for its connection.
+/// The response when there is no room for another connection.
 const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
     connection: close\r\ncontent-length: 73\r\n\r\n\
     {\"error\":\"too_many_connections\",\"message\":\"Too many clients. Try later.\"}";
 
-/// As many clients are told so at a time, by each listener of a worker; each takes a descriptor for as long. The others are
-/// just hung up on.
+/// The maximum number of clients that a listener of a worker sends this response at a time; each takes a descriptor.
+/// Other connections are just closed.
 const MAX_REJECTING: i64 = 128;
 
-/// All of them together take this part of the connections that there may be, of which descriptors are set aside for them.
+/// All of them together take this part of `max_connections`. Descriptors are set aside for them.
 const REJECTING_SHARE: i64 = 8;
 
-/// A gateway listens with TLS and without it.
+/// A gateway has at most two ports: with and without TLS.
 const MAX_PORTS: i64 = 2;
 
-/// From the moment of a stop, clients that are between two requests may send one more, and are asked to go then. Then
-/// listeners are closed.
+/// How long listeners stay open after a stop. Clients may send one more request, and are asked to close the connection.
 pub(super) const GRACE: Duration = Duration::from_millis(400);
 
-/// The same for whoever came last.
+/// The same for the last connections.
 const LAST_GRACE: Duration = Duration::from_millis(100);
 
-/// As long takes the end of those that have nothing under way.
+/// How long idle connections take to close.
 const LAST_LOOK: Duration = Duration::from_millis(50);
 
-/// How long a connection that an upstream has closed may take up a descriptor.
+/// The interval in which connections closed by upstreams are dropped, to free their descriptors.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// A listener, bound once for each worker.
+/// A bound address, with one socket for each worker.
 pub(super) struct Listening {
     pub(super) sockets: Vec<StdListener>,
     pub(super) bound: SocketAddr,
@@ -76,7 +76,8 @@ impl Listening {
 }
 
 fn bind_all(address: SocketAddr, workers: usize) -> io::Result<(Vec<StdListener>, SocketAddr)> {
-    // The sockets of the workers share a port, and would share it with another gateway too. This one does not.
+    // The sockets of the workers share a port, and would share it with another gateway, too. This bind fails if another
+    // process uses the port.
     let alone = StdListener::bind(address)?;
     let bound = alone.local_addr()?;
     drop(alone);
@@ -93,33 +94,33 @@ fn bind_one(address: SocketAddr) -> io::Result<StdListener> {
     socket.listen(BACKLOG)?.into_std()
 }
 
-/// What a worker is told.
+/// A command to a worker.
 pub(super) enum Command {
-    /// Takes connections there too, until the stop.
+    /// Accept connections on this socket until `until` changes.
     Listen { socket: StdListener, config: Arc<ArcSwap<ListenerConfig>>, until: watch::Receiver<()> },
 }
 
-/// A worker that runs.
+/// A running worker.
 pub(super) struct WorkerHandle {
     pub(super) commands: mpsc::UnboundedSender<Command>,
-    /// Comes to how many connections were cut off.
+    /// Returns the number of connections that were cut off.
     thread: JoinHandle<i64>,
 }
 
-/// How a worker ends.
+/// The settings of a worker.
 #[derive(Clone)]
 pub(super) struct WorkerSettings {
-    /// Changes when the worker has to end.
+    /// Changes when the worker has to stop.
     pub(super) stop: watch::Receiver<()>,
-    /// How long what is under way may take then.
+    /// How long requests in flight may take then.
     pub(super) drain: Duration,
-    /// Of all workers together.
+    /// For all workers together.
     pub(super) max_connections: i64,
     pub(super) workers: i64,
 }
 
 impl WorkerSettings {
-    /// How many clients a listener of a worker may tell at a time that there is no room.
+    /// Returns how many clients a listener of a worker may send a rejection at a time.
     fn rejecting(&self) -> usize {
         let share = self.max_connections / (REJECTING_SHARE * MAX_PORTS * self.workers.max(1));
         usize::try_from(share.clamp(1, MAX_REJECTING)).unwrap_or(1)
@@ -139,7 +140,7 @@ impl WorkerHandle {
         Ok(Self { commands, thread })
     }
 
-    /// Waits for its end, which blocks the thread, and says how many connections were cut off by it.
+    /// Waits for the worker to stop, which blocks the thread. Returns the number of connections that were cut off.
     pub(super) fn join(self) -> i64 {
         self.thread.join().unwrap_or(0)
     }
@@ -163,19 +164,19 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Command>, m
                     max_connections: settings.max_connections,
                     rejecting: Arc::new(Semaphore::new(settings.rejecting())),
                 };
-                // Those that are over need not be remembered.
+                // Forget listeners that have ended.
                 while listeners.try_join_next().is_some() {}
                 listeners.spawn(async move { _ = accepting.run(socket, until).await });
             }
             None => break,
         }
     }
-    // Whoever still waits in a listener is served, too.
+    // Connections in the listen queue are served, too.
     _ = timeout(LAST_GRACE, async { while listeners.join_next().await.is_some() {} }).await;
     drain(&worker, &stop, settings.drain).await
 }
 
-/// Looks after connections to upstreams that nobody uses.
+/// Drops unused connections to upstreams periodically.
 async fn sweep(worker: Arc<Worker>) {
     loop {
         sleep(SWEEP_EVERY).await;
@@ -185,7 +186,7 @@ async fn sweep(worker: Arc<Worker>) {
     }
 }
 
-/// Lets what is under way finish, and says how many connections are left when there is no more time.
+/// Waits for requests in flight. Returns the number of connections that are left after the timeout.
 async fn drain(worker: &Worker, stop: &Stop, within: Duration) -> i64 {
     worker.closing.store(true, Relaxed);
     let all_gone = async {
@@ -200,20 +201,20 @@ async fn drain(worker: &Worker, stop: &Stop, within: Duration) -> i64 {
         }
     };
     if timeout(within, all_gone).await.is_err() {
-        // Whoever has nothing under way goes by itself, also where the time was shorter than that grace.
+        // Idle connections close by themselves, even if the timeout was shorter than the grace period.
         stop.end_idle();
         sleep(LAST_LOOK).await;
     }
     worker.tally.connections.load(Relaxed)
 }
 
-/// Takes connections from one listener.
+/// Accepts connections from one listener.
 struct Acceptor {
     config: Arc<ArcSwap<ListenerConfig>>,
     worker: Arc<Worker>,
     stop: Arc<Stop>,
     max_connections: i64,
-    /// Who is told at the same time that there is no room.
+    /// Bounds the rejections that are being sent.
     rejecting: Arc<Semaphore>,
 }
 
@@ -223,7 +224,7 @@ impl Acceptor {
         let listener = TcpListener::from_std(socket)?;
         loop {
             tokio::select! {
-                // One that waits is taken before the end is looked at: the kernel has told its client that it is.
+                // A waiting connection is accepted before the stop is checked: the kernel has completed its handshake.
                 biased;
                 accepted = listener.accept() => match accepted {
                     Ok((tcp, peer)) => self.take(tcp, peer),
@@ -236,11 +237,11 @@ impl Acceptor {
         }
     }
 
-    /// Takes who waits in a listener that is about to close: the kernel has told them that they are taken, and would reset
-    /// them. The runtime need not know of them yet, so the kernel is asked.
+    /// Accepts the connections in the queue of a listener that is about to close. Their handshakes are complete, and
+    /// closing the listener would reset them. The runtime may not know of them yet, so the kernel is queried.
     fn take_rest(&self, listener: TcpListener) -> io::Result<()> {
         let listener = listener.into_std()?;
-        // The line gets no longer meanwhile.
+        // The queue does not grow in the meantime.
         _ = rustix::net::listen(&listener, 0);
         loop {
             match listener.accept() {
@@ -260,7 +261,7 @@ impl Acceptor {
         tally.accepted.add(1);
         let Some(counted) = Counted::within(self.max_connections, &tally) else {
             tally.turned_away.add(1);
-            // In a flood, being told is for some.
+            // In a flood, only some clients get a response.
             if let Ok(permit) = Arc::clone(&self.rejecting).try_acquire_owned() {
                 tokio::spawn(async move {
                     turn_away(tcp).await;
@@ -270,18 +271,18 @@ impl Acceptor {
             return;
         };
         let config = self.config.load_full();
-        // Behind a load balancer, the client is known once the PROXY protocol has named it.
+        // Behind a load balancer, the client is known only after the PROXY protocol header.
         let entered = if config.proxy_protocol { Ok(None) } else { self.worker.enter(peer.ip()) };
         let Ok(entered) = entered else { return };
-        // An answer is one small write; waiting to fill a packet would only delay it.
+        // A response is one small write; Nagle's algorithm would only delay it.
         _ = tcp.set_nodelay(true);
         let (worker, stop) = (Arc::clone(&self.worker), Arc::clone(&self.stop));
-        // Not from within a block: what it takes along would have its room twice.
+        // Not from within an async block: its captures would take room twice.
         tokio::spawn(connection::serve(counted, tcp, (peer, entered), config, worker, stop));
     }
 }
 
-/// A connection among those that are counted.
+/// A connection that is counted.
 pub(super) struct Counted(Arc<super::tally::Tally>);
 
 impl Counted {
@@ -291,7 +292,8 @@ impl Counted {
         Self(tally)
     }
 
-    /// Counts a connection, unless there are `most` already. Other workers count at the same time, so it is counted first.
+    /// Counts a connection, unless there are `most` already. Other workers count at the same time, so it is counted
+    /// first.
     fn within(most: i64, tally: &Arc<super::tally::Tally>) -> Option<Self> {
         let counted = Self::new(Arc::clone(tally));
         (tally.all_connections.load(Relaxed) <= most).then_some(counted)
@@ -305,13 +307,13 @@ impl Drop for Counted {
     }
 }
 
-/// Says that there is no room. Over TLS nobody would understand it, and the connection just ends.
+/// Sends the rejection. On a TLS port the client cannot read it, and the connection just ends.
 async fn turn_away(mut tcp: TcpStream) {
     const TIMEOUT: Duration = Duration::from_secs(1);
     let reply = async {
         tcp.write_all(NO_ROOM).await?;
         tcp.shutdown().await?;
-        // What the client has sent is read, so that the answer is not lost with the connection.
+        // Reads what the client has sent, so that closing does not destroy the response.
         tokio::io::copy(&mut tcp, &mut tokio::io::sink()).await
     };
     _ = timeout(TIMEOUT, reply).await;

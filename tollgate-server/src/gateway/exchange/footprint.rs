@@ -1,5 +1,5 @@
-//! Bounds on the memory that a request holds while its client uploads slowly. A client decides how many uploads it
-//! begins and how long they take, so each must be small. hyper's buffers come on top, two of 8 KiB on either side.
+//! Bounds on the memory of a request while its client uploads slowly. A client decides how many uploads it starts and
+//! how long they take, so each must be small. hyper adds two buffers of 8 KiB per side.
 
 use super::*;
 

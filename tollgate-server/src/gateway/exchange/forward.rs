@@ -1,4 +1,4 @@
-//! To an upstream and back.
+//! Forwards requests to upstreams and returns their responses.
 
 use std::error::Error as _;
 use std::future::poll_fn;
@@ -34,10 +34,10 @@ use super::super::{failure, headers, upgrade};
 use super::request_guard::UpstreamAttempt;
 use super::{Exchange, RequestGuard, UpstreamRequest};
 
-/// What comes of one try.
+/// The result of one attempt.
 enum AttemptResult {
     Answered(Response<Incoming>, UpstreamAttempt),
-    /// The request has not left, or may be sent again.
+    /// The request was not sent, or may be sent again.
     Retry(UpstreamRequest, Fault),
     Failed(Fault),
 }
@@ -78,7 +78,7 @@ impl Exchange {
         if let Some(protocol) = protocol {
             headers::set_upgrade(&mut parts.headers, protocol);
         }
-        // What is spoken with the client is between the client and hyper.
+        // hyper sets the version that it speaks with the client.
         let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
         if site.adds_header(UpstreamHeader::Via) {
             headers::append_via(version, &mut parts.headers);
@@ -105,7 +105,7 @@ impl Exchange {
         }
     }
 
-    /// Makes of a client's request what an upstream is asked. The id of the request comes back.
+    /// Turns a client's request into the one for the upstream. Returns the request ID.
     fn prepare(
         &self,
         request: &mut Request<Incoming>,
@@ -138,10 +138,10 @@ impl Exchange {
         guard: &mut RequestGuard,
     ) -> Result<(Response<Incoming>, UpstreamAttempt), Fault> {
         let tally = route.tally(self.worker.number);
-        // A try over HTTP/2 makes it a part of the target.
+        // An attempt over HTTP/2 moves it into the target.
         let host = request.headers().get(HOST).map(|host| owned_if_streaming(host, request.body()));
         let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
-        // What comes back from one upstream has its path already, and the next has another.
+        // An attempt changes the path, and another upstream may need a different one.
         let original_uri = route.changes_paths().then(|| request.uri().clone());
         loop {
             let chosen = route.choose(&tried, self.worker.ticks.now());
@@ -155,7 +155,7 @@ impl Exchange {
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
             match self.try_one(request, (route, target), conn_use, guard).await {
                 AttemptResult::Answered(response, attempt) => {
-                    // Whether it has succeeded is known at the end of its answer.
+                    // Success is known only at the end of the response.
                     if route.eject.counts(response.status()) {
                         target.failed(&Fault::Status(response.status()), &route.eject, self.worker.ticks.now());
                     }
@@ -216,7 +216,7 @@ impl Exchange {
         };
         let mut request = request;
         self.set_target(&mut request, route, target, Version::HTTP_11);
-        // A copy is worth its price where there is another upstream, or where the connection may be closing just now.
+        // A copy pays off if there is another upstream, or if the upstream may be closing the connection just now.
         let is_copied = may_repeat && (route.has_several() || conn.has_been_idle());
         let copy = is_copied.then(|| request.clone_without_body());
         if !request.body().is_empty() && !reads_body(request.method().as_str()) {
@@ -255,7 +255,7 @@ impl Exchange {
             Some(Ok(response)) if headers::has_unclear_length(response.headers()) => {
                 AttemptResult::Failed(Failure::BadAnswer.into())
             }
-            // Nobody asked for that.
+            // The client did not request an upgrade.
             Some(Ok(response)) if is_switch(&response) && conn_use == ConnUse::Request => {
                 AttemptResult::Failed(Failure::BadAnswer.into())
             }
@@ -276,8 +276,8 @@ impl Exchange {
         }
     }
 
-    /// Waits for the answer to a request with a permit. A request that is given up before, for whatever reason, keeps its
-    /// permit until the upstream is done.
+    /// Waits for the response to a request with a permit. A request that is given up before keeps its permit until the
+    /// upstream is done.
     async fn await_permitted(
         &self,
         mut sent: PermittedRequest,
@@ -335,7 +335,7 @@ impl Exchange {
         let Some(answered) = answered else { return AttemptResult::Failed(Failure::UpstreamTimeout.into()) };
         match answered {
             None => AttemptResult::Failed(Failure::BodyLate.into()),
-            // HTTP/2 knows no such thing.
+            // HTTP/2 has no upgrades.
             Some(Ok(response)) if is_switch(&response) => AttemptResult::Failed(Failure::BadAnswer.into()),
             Some(Ok(response)) => AttemptResult::Answered(response, attempt),
             Some(Err(error)) => match deadline.body_failure() {
@@ -345,8 +345,8 @@ impl Exchange {
         }
     }
 
-    /// What comes of it, or nothing if the client's body is late by then. The connection looks at the deadline of the
-    /// body, and wakes this when it has passed.
+    /// Polls a future, unless the client's body is late. The connection checks the deadline of the body and wakes this
+    /// task.
     fn poll_before_late<F: Future>(&self, future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<Option<F::Output>> {
         match self.client.body_is_late() {
             true => Poll::Ready(None),
@@ -354,25 +354,25 @@ impl Exchange {
         }
     }
 
-    /// Puts the target's form of the request line and host into the request.
+    /// Sets the request line and the host for an upstream.
     fn set_target(&self, request: &mut UpstreamRequest, route: &Route, target: &Target, version: Version) {
-        // A request of HTTP/1.0 may have none, and one of HTTP/1.1 may not.
+        // HTTP/1.0 requests may lack it, HTTP/1.1 requests may not.
         if route.host == HostHeader::Upstream || !request.headers().contains_key(HOST) {
             request.headers_mut().insert(HOST, target.host.clone());
         }
         if version == Version::HTTP_2 {
-            // What an earlier try over HTTP/1 needed.
+            // An earlier attempt over HTTP/1 added them.
             request.headers_mut().remove(TRANSFER_ENCODING);
             request.headers_mut().remove(CONNECTION);
             return target.set_http2_target(request);
         }
         *request.version_mut() = version;
         headers::set_connection_options(request.headers_mut());
-        // hyper sends the trailers that this header announces. Limits have decided before they come, and some servers
-        // take them for headers: uvicorn for those of the same request, aiohttp for those of the next one.
+        // hyper sends the trailers that this header announces. Limits have decided before they arrive, and some servers
+        // treat them as headers: uvicorn as those of the same request, aiohttp as those of the next one.
         request.headers_mut().remove(TRAILER);
         if !request.body().is_empty() && request.body().size_hint().exact().is_none() {
-            // hyper would take a GET that does not say so for one without a body.
+            // Without it, hyper would send a GET without its body.
             request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
         if request.uri().scheme().is_some() || request.uri().authority().is_some() {
@@ -381,7 +381,7 @@ impl Exchange {
         }
     }
 
-    /// Both sides, the client and the upstream, speak another protocol from here on.
+    /// Connects both sides after an upgrade.
     fn switch(
         &self,
         (client, upstream): (OnUpgrade, OnUpgrade),
@@ -394,13 +394,13 @@ impl Exchange {
     }
 }
 
-/// Returns a value to be kept until the request is answered.
+/// Returns a header value to keep until the response. While a body is uploaded, it is copied.
 fn owned_if_streaming(value: &HeaderValue, body: &ToUpstream) -> HeaderValue {
     if body.is_empty() { value.clone() } else { copied(value) }
 }
 
-/// Copies a value. All values of a request share the buffer that its head was read into, and an upload may take long: the
-/// buffer is freed once the head is forwarded.
+/// Copies a value. All values of a request share the buffer of its head, and an upload may take long: the copy lets the
+/// buffer be freed once the head is forwarded.
 pub(super) fn copied(value: &HeaderValue) -> HeaderValue {
     HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_invalid| value.clone())
 }
@@ -409,15 +409,16 @@ fn is_switch(response: &Response<Incoming>) -> bool {
     response.status() == StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// The only upstream there is would fail again: it cannot be reached, and will not be a moment later.
+/// Returns whether another attempt is pointless: the route has one upstream, and it cannot be reached.
 pub(in super::super) fn would_fail_again(failure: Failure, route: &Route) -> bool {
     let is_unreached = matches!(failure, Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout)
         || failure.is_gateways();
     is_unreached && !route.has_several()
 }
 
-/// A request that was not sent can be sent elsewhere; one that was, only if there is a copy of it, and never if it has an
-/// answer that cannot be passed on: there would be the same again.
+/// Returns the result of a request that could not be sent or got no valid response. A request that was not sent can be
+/// retried. One that was sent can be retried if there is a copy, unless its response was invalid: it would be the same
+/// again.
 fn failed(mut error: TrySendError<UpstreamRequest>, copy: Option<UpstreamRequest>) -> AttemptResult {
     let unsent = error.take_message();
     let error = error.error();
@@ -445,12 +446,12 @@ fn failed(mut error: TrySendError<UpstreamRequest>, copy: Option<UpstreamRequest
     }
 }
 
-/// Whose head of an answer it was that our side of HTTP/2 did not take.
+/// The response whose head our HTTP/2 implementation rejected.
 enum RejectedHead {
-    /// That of the answer to this request. One that is too long and one that is not allowed look the same here.
+    /// The response to this request. An oversized head and an invalid one look the same here.
     OfThisRequest,
-    /// That of an answer on the same connection, which is so long that it has ended the connection. The requests of the
-    /// others are not to blame, and nothing tells them from the one that is.
+    /// A response on the same connection, oversized enough to end the connection. It is unknown which
+    /// request it belongs to.
     OfAnotherRequest,
 }
 
@@ -460,7 +461,7 @@ impl RejectedHead {
         match error.reason()? {
             _ if !error.is_library() => None,
             h2::Reason::PROTOCOL_ERROR if error.is_reset() => Some(Self::OfThisRequest),
-            // There are other reasons to be calm, and only the text tells them apart.
+            // There are other causes for this reason, and only the message distinguishes them.
             h2::Reason::ENHANCE_YOUR_CALM if error.is_go_away() => {
                 let text = error.to_string();
                 TOO_LONG.iter().any(|reason| text.contains(reason)).then_some(Self::OfAnotherRequest)
@@ -470,7 +471,7 @@ impl RejectedHead {
     }
 }
 
-/// How h2 calls far too long a head, when it ends the connection for it.
+/// The messages of h2 when it ends a connection because of an oversized head.
 const TOO_LONG: [&str; 2] = ["header_list_way_too_large", "too_many_continuations"];
 
 trait CloneWithoutBody {

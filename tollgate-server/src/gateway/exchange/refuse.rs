@@ -1,4 +1,4 @@
-//! Requests that may not pass, and what becomes of their bodies.
+//! Responses to refused requests, and the handling of their bodies.
 
 use bytes::Bytes;
 use http::{Method, Request, Response};
@@ -13,17 +13,18 @@ use super::super::body::ToClient;
 use super::super::failure::{self, Failure};
 use super::{Exchange, RequestGuard, bodiless};
 
-/// A body that nobody wants is read up to here, so that the connection can go on; a longer one ends the connection.
+/// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
+/// connection.
 const MAX_DRAINED_BYTES: usize = 256 << 10;
 
-/// Whether a limit refused a request as one that no honest client sends. A browser may have several cookies of one name,
-/// and a page several parameters.
+/// Returns whether a limit refused a request as one that no well-behaved client sends. Several cookies or parameters of
+/// one name are common.
 pub(in super::super) fn is_malformed(outcome: &Outcome) -> bool {
     matches!(outcome.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header")
 }
 
 impl Exchange {
-    /// Tells the client why its request does not pass.
+    /// Returns the response of a limit that refuses the request.
     pub(super) fn refuse(
         &self,
         request: Request<Incoming>,
@@ -44,7 +45,7 @@ impl Exchange {
         refusal.map(|text| ToClient::local(text, guard))
     }
 
-    /// Tells the client what of its request cannot be read in one way.
+    /// Returns the response to a request with more than one interpretation.
     pub(super) fn refuse_unreadable(
         &self,
         request: Request<Incoming>,
@@ -58,7 +59,7 @@ impl Exchange {
         failure::unreadable_response(problem).map(|text| ToClient::local(text, guard))
     }
 
-    /// Refuses a request before any limit has seen it. A malformed one counts towards bans of its sender.
+    /// Refuses a request before any limit is checked. A malformed request counts as a strike.
     pub(super) fn refuse_malformed(
         &self,
         request: Request<Incoming>,
@@ -74,7 +75,7 @@ impl Exchange {
         self.fail(request.into_body(), failure, guard)
     }
 
-    /// Reads what nobody wants, beside the answer, so that neither waits for the other.
+    /// Reads and discards a body in the background, so that it does not delay the response.
     pub(super) fn drain(&self, body: Incoming) {
         // Nothing is left to read, or too much.
         if body.is_end_stream() || body.size_hint().lower() > MAX_DRAINED_BYTES as u64 {

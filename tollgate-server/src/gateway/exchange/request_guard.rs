@@ -1,4 +1,4 @@
-//! What is done when an answer is over, however it ended.
+//! The guard of a request: records and releases everything when the request ends, however it ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,37 +25,37 @@ use super::super::target::{Eject, Target};
 use super::super::ticks::{Tick, Wait};
 use super::super::upstream_deadline::UpstreamDeadline;
 
-/// Ends a request when it is dropped.
+/// Finishes a request when it is dropped: releases its permit and upstream, counts it, and writes the access log.
 pub(in super::super) struct RequestGuard {
     client: Arc<Client>,
     upstream: Option<UpstreamAttempt>,
-    /// Whether the upstream has nothing left to do: its answer is over, or it was given up.
+    /// Whether the upstream has nothing left to do: its response has ended, or it was given up.
     is_upstream_done: bool,
-    /// Whether the answer ends only when its connection is closed.
+    /// Whether the response ends only when its connection is closed.
     is_endless: bool,
-    /// Among the requests of its key that are under way.
+    /// The permit of an `in_flight` limit.
     permit: Option<InFlightPermit>,
     sent_bytes: u64,
     began: Moment,
     route: Option<Arc<RouteTally>>,
-    /// `None` until the answer has a head.
+    /// `None` until the response has a head.
     status: Option<StatusCode>,
-    /// Whether all of the answer was given to the client.
+    /// Whether the whole response was passed to the client.
     is_complete: bool,
-    /// Whether the upstream did not finish the answer that it had begun, or the gateway cut it off.
+    /// Whether the upstream or the gateway cut off a response that had started.
     is_broken: bool,
-    /// What the access log is to tell, if there is one.
+    /// The entry for the access log, if there is one.
     record: Option<Box<Record>>,
 }
 
-/// The upstream that a request is at.
+/// An attempt of a request at an upstream. Counts as a request in flight of the upstream until it is dropped.
 pub(in super::super) struct UpstreamAttempt {
     pub(in super::super) target: Arc<Target>,
-    /// The connection, if it is this request's alone.
+    /// The connection, if only this request uses it.
     pub(in super::super) conn: Option<Http1Conn>,
-    /// Its place on the connection, if others share it.
+    /// The stream on a shared connection.
     pub(in super::super) stream_permit: Option<StreamPermit>,
-    /// The progress of the client's body, if the request has a permit.
+    /// The state of the client's body, if the request has a permit.
     pub(in super::super) deadline: Option<Arc<UpstreamDeadline>>,
     pub(in super::super) timeout: Wait,
     pub(in super::super) eject: Eject,
@@ -78,7 +78,7 @@ impl UpstreamAttempt {
         }
     }
 
-    /// Whether the client's body broke off, which ends the connection or stream.
+    /// Returns whether the client's body was cut off, which closes the connection or resets the stream.
     pub(in super::super) fn has_broken_body(&self) -> bool {
         self.body_failure().is_some()
     }
@@ -118,23 +118,23 @@ impl RequestGuard {
         }
     }
 
-    /// Gives the place back when the answer is over.
+    /// Holds a permit until the request ends.
     pub(in super::super) fn keep_permit(&mut self, permit: Option<InFlightPermit>) {
         self.permit = permit;
     }
 
-    /// The request is on a route from here on.
+    /// Assigns the request to a route.
     pub(in super::super) fn enter(&mut self, route: &Arc<RouteTally>) {
         route.note_began();
         self.route = Some(Arc::clone(route));
     }
 
-    /// The request is written down when it is over.
+    /// Sets the access log entry, which is written when the request ends.
     pub(in super::super) fn keep_record(&mut self, record: Record) {
         self.record = Some(Box::new(record));
     }
 
-    /// What was ruled is counted, and written down when the request is over.
+    /// Counts the outcome of the check, and adds it to the access log entry.
     pub(in super::super) fn note_outcome(&mut self, outcome: &Outcome) {
         self.client.tally().note_outcome(outcome);
         self.record_outcome(outcome);
@@ -146,7 +146,7 @@ impl RequestGuard {
         }
     }
 
-    /// The gateway refuses the request as malformed or ambiguous.
+    /// Records why the gateway refuses the request as malformed or ambiguous.
     pub(in super::super) fn note_reason(&mut self, reason: &'static str) {
         if let Some(record) = &mut self.record {
             record.note_reason(reason);
@@ -159,14 +159,14 @@ impl RequestGuard {
         }
     }
 
-    /// The request is tried there.
+    /// Records the upstream of an attempt.
     pub(in super::super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
         if let Some(record) = &mut self.record {
             record.note_upstream(upstream);
         }
     }
 
-    /// The upstream that the request was tried at last did not answer, or not to the end.
+    /// Records why the last attempt failed.
     pub(in super::super) fn note_fault(&mut self, fault: &Fault) {
         let Some(record) = &mut self.record else { return };
         if fault.is_upstreams() || fault.exhausted().is_some() {
@@ -181,17 +181,17 @@ impl RequestGuard {
         self.status = Some(status);
     }
 
-    /// Somebody else gives it back.
+    /// Takes the permit out of the guard.
     pub(in super::super) fn take_permit(&mut self) -> Option<InFlightPermit> {
         self.permit.take()
     }
 
-    /// All of the answer was given to the client.
+    /// Records that the whole response was passed to the client.
     pub(in super::super) fn note_complete(&mut self) {
         self.is_complete = true;
     }
 
-    /// The gateway cuts off the answer.
+    /// Records that the gateway cuts off the response.
     pub(in super::super) fn note_cut(&mut self) {
         self.is_broken = true;
     }
@@ -204,13 +204,14 @@ impl RequestGuard {
         self.permit.is_some()
     }
 
-    /// The answer goes on until its connection is closed, as events do.
+    /// Records that the response goes on until its connection is closed, as event streams do.
     pub(in super::super) fn note_endless(&mut self) {
         self.is_endless = true;
     }
 
-    /// The client has left. Returns the request if its answer has to be read to the end. Otherwise its connection has to
-    /// be closed: it has no permit, an answer without an end, a broken body, or too many others are read to their end.
+    /// Handles a client that has left. Returns the request if its response has to be read to the end. Otherwise its
+    /// connection has to be closed: it has no permit, an endless response, a broken body, or too many other responses
+    /// are being read to their end.
     pub(in super::super) fn abandon(&mut self) -> Option<Abandoned> {
         if self.is_upstream_done || self.is_endless || self.permit.is_none() {
             return None;
@@ -232,17 +233,17 @@ impl RequestGuard {
         self.sent_bytes += bytes as u64;
     }
 
-    /// Counts what is held of the answer, from nothing on.
+    /// Returns a new count of buffered bytes for this client.
     pub(in super::super) fn buffered_bytes(&self) -> BufferedBytes {
         BufferedBytes::none(&self.client)
     }
 
-    /// The most of what was given that may still wait to be written.
+    /// Returns the maximum number of bytes that were passed on and may not be written yet.
     pub(in super::super) fn unwritten_bytes(&self) -> usize {
         usize::try_from(self.sent_bytes).unwrap_or(usize::MAX).min(SEND_BUFFER_BYTES)
     }
 
-    /// The next piece of what is there of the answer.
+    /// Splits off the next piece of a response and starts the client's read deadline.
     pub(in super::super) fn next_piece(&mut self, rest: &mut Bytes) -> Bytes {
         let piece = rest.split_to(rest.len().min(self.client.piece_bytes()));
         self.note_sent(piece.len());
@@ -250,7 +251,7 @@ impl RequestGuard {
         piece
     }
 
-    /// The next part of the answer is the upstream's to send.
+    /// Starts the upstream's deadline for the next part of the response.
     pub(in super::super) fn await_upstream(&self) {
         self.client.clear_read_deadline();
         if let Some(UpstreamAttempt { conn: Some(conn), timeout, .. }) = &self.upstream {
@@ -258,7 +259,7 @@ impl RequestGuard {
         }
     }
 
-    /// How long the upstream may take for the next part, where nothing else looks at that.
+    /// Returns the timeout for the next part of the response, where the connection's driver does not enforce it.
     pub(in super::super) fn shared_timeout(&self) -> Option<Duration> {
         self.upstream.as_ref().filter(|attempt| attempt.conn.is_none()).map(|attempt| attempt.timeout.duration())
     }
@@ -289,14 +290,14 @@ impl RequestGuard {
                 }
             }
             UpstreamProgress::Error => {
-                // Whoever drives the connection ends it when the upstream is late.
+                // The driver closes the connection when the upstream is late.
                 let is_late = attempt.conn.take().is_some_and(|conn| conn.is_late());
                 self.note_upstream_failed(&if is_late { Fault::Stalled } else { Failure::Disconnected.into() });
             }
         }
     }
 
-    /// The upstream did not finish the answer that it had begun.
+    /// Records that the upstream did not finish a response that it had started.
     pub(in super::super) fn note_upstream_failed(&mut self, fault: &Fault) {
         self.is_broken = true;
         self.note_fault(fault);
@@ -319,7 +320,7 @@ impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.client.request_ended();
         let nanos = self.client.tally().nanos_since(self.began);
-        // If neither has ended the answer, the client has.
+        // If neither side has ended the response, the client has.
         self.client.note_request_over(!self.is_complete && !self.is_broken, nanos);
         match &self.route {
             Some(route) => route.note_ended(self.status, nanos),

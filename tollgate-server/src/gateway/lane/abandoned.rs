@@ -1,4 +1,5 @@
-//! Answers to requests of the lane whose client has left: read to their end and thrown away while their permit is held.
+//! Responses to requests of the lane whose client has left. They are read to the end and discarded while their permit
+//! is held.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use super::request::HeaderBuffer;
 use super::response::{ResponseBody, ResponseHead, ResponseParse};
 use super::scratch::{Scratch, scratch};
 
-/// What a client has left behind: the answer on its way, and the permit.
+/// A response in progress whose client has left, and its permit.
 struct AbandonedResponse {
     conn: Box<LaneConn>,
     is_head: bool,
@@ -24,12 +25,12 @@ struct AbandonedResponse {
     ticks: Arc<Ticks>,
 }
 
-/// The rest of an answer, and whether its connection stays open; `None` if the answer has not begun or has no end.
+/// The rest of a response, and whether its connection stays open; `None` if the response has not started or has no end.
 type ResponseProgress = Option<(ResponseBody, bool)>;
 
 impl Lane<'_> {
-    /// The client has left a request that an upstream works on. If it has a permit, that is held until the upstream is
-    /// done; or else closing the connection ends it.
+    /// Abandons a request whose client has left. If it has a permit, that is held until the upstream is done. Otherwise
+    /// the connection is closed.
     pub(super) fn abandon(&self, conn: Box<LaneConn>, begun: ResponseProgress, forwarding: &mut Forwarding) {
         let Some(abandoned) = forwarding.guard.abandon() else { return };
         let ticks = Arc::clone(&self.worker.ticks);
@@ -40,8 +41,8 @@ impl Lane<'_> {
 }
 
 impl AbandonedResponse {
-    /// Reads the answer to its end. Its head has to come in the time that the upstream had left, and its body in the
-    /// route's timeout.
+    /// Reads the response to its end. The head has to arrive in the time that the upstream had left, and the body
+    /// within the route's timeout.
     async fn drain(mut self, begun: ResponseProgress, head_within: std::time::Duration) {
         let begun = match begun {
             Some(begun) => Some(begun),
@@ -60,8 +61,8 @@ impl AbandonedResponse {
     }
 }
 
-/// Reads the head of an answer. There is none if the upstream hangs up, sends something else, or begins an answer that
-/// only closing ends.
+/// Reads the head of a response. Returns `None` if the upstream disconnects, sends an invalid response, or starts one
+/// that only closing ends.
 fn poll_head(conn: &mut LaneConn, is_head: bool, context: &mut Context<'_>) -> Poll<ResponseProgress> {
     let sent = conn.poll_send(context);
     let mut scratch = scratch();
@@ -103,7 +104,7 @@ fn poll_head(conn: &mut LaneConn, is_head: bool, context: &mut Context<'_>) -> P
     }
 }
 
-/// Reads a body to its end, or returns false if there is no end within the bytes that are left.
+/// Reads a body to its end. Returns false if there is no end within `left` bytes.
 fn poll_body(
     conn: &mut LaneConn,
     (body, stays_open): (&mut ResponseBody, &mut bool),

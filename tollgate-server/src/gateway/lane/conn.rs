@@ -10,15 +10,15 @@ use super::super::socket;
 use super::super::ticks::Tick;
 use super::super::upstream_slots::UpstreamSlot;
 
-/// A connection that takes one request after the other.
+/// An HTTP/1 connection for one request at a time.
 pub(in super::super) struct LaneConn {
     tcp: TcpStream,
-    /// Something was read since there was nothing to read; as good as that in the beginning, when nothing was asked.
+    /// Whether the last read returned bytes. True at the start, when nothing can have arrived.
     has_read: bool,
     pub(in super::super) usage: Usage,
-    /// What is left to be sent.
+    /// The unsent rest of a request.
     unsent: Vec<u8>,
-    /// What has come of a head.
+    /// The bytes of a partial response head.
     pub(super) head_bytes: Vec<u8>,
     /// Dropped after the socket is closed.
     _slot: UpstreamSlot,
@@ -29,14 +29,14 @@ impl LaneConn {
         Self { tcp, has_read: true, usage, unsent: Vec::new(), head_bytes: Vec::new(), _slot: slot }
     }
 
-    /// No request is under way. Returns whether it can take another one.
+    /// Marks the connection as idle. Returns whether it can be used again.
     pub(in super::super) fn become_idle(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
         self.usage.note_idle(now, policy);
         self.unsent = Vec::new();
         self.usage.allows_another(now, policy)
     }
 
-    /// Whether it can take a request now.
+    /// Returns whether it can take a request now.
     pub(in super::super) fn can_take_request(&self, now: Tick, policy: &ReusePolicy, repeatable: Repeatable) -> bool {
         // The runtime learns of a close when it next polls for events. A request that must not be lost does not rely on
         // that, nor does one on a connection that has been idle for long enough to be closed.
@@ -46,17 +46,17 @@ impl LaneConn {
             && (!checks_kernel || socket::is_open_and_quiet(&self.tcp))
     }
 
-    /// Whether it is worth keeping.
+    /// Returns whether it should stay in the pool.
     pub(in super::super) fn is_worth_keeping(&self, now: Tick) -> bool {
         !self.usage.is_stale(now) && self.is_quiet()
     }
 
-    /// Whether the upstream has neither closed it nor sent something unasked, as far as the runtime knows.
+    /// Returns whether the upstream has neither closed it nor sent unexpected bytes, as far as the runtime knows.
     fn is_quiet(&self) -> bool {
         matches!(self.tcp.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Sends a request, or as much of it as goes; the rest goes with [`poll_send`](Self::poll_send).
+    /// Sends as much of a request as possible. [`poll_send`](Self::poll_send) sends the rest.
     pub(super) fn send(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<()> {
         let sent = match socket::poll_write(&self.tcp, bytes, context) {
             Poll::Ready(sent) => sent?,
@@ -67,7 +67,7 @@ impl LaneConn {
         Ok(())
     }
 
-    /// Ready when all is sent.
+    /// Returns ready once the request is sent.
     pub(super) fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.unsent.is_empty() {
             match socket::poll_write(&self.tcp, &self.unsent, context) {
@@ -79,7 +79,7 @@ impl LaneConn {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads into the buffer, and says how much; nothing is the end.
+    /// Reads into the buffer. Returns the number of bytes; 0 is the end of the stream.
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         socket::poll_read(&self.tcp, &mut self.has_read, buffer, context)
     }

@@ -1,4 +1,4 @@
-//! A plain request at its upstreams, and the answer on its way back.
+//! Forwards a plain request to its upstreams, and the response to the client.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -28,11 +28,10 @@ use super::response::{InvalidBody, ResponseBody, ResponseHead, ResponseParse};
 use super::scratch::{Scratch, WorkerBuffers, scratch};
 use super::{Lane, text};
 
-/// A body that is no longer than this is written in one piece with its head: the kernel takes one piece for less than
-/// two.
+/// The maximum length of a body that is copied behind its head: one write of one buffer is cheaper.
 const SMALL_BYTES: usize = 4096;
 
-/// A request that may pass.
+/// An allowed request that is being forwarded.
 pub(super) struct Forwarding {
     site: Arc<Site>,
     route: usize,
@@ -40,36 +39,36 @@ pub(super) struct Forwarding {
     pub(super) guard: RequestGuard,
     id: Option<HeaderValue>,
     tried: SmallVec<[usize; 4]>,
-    /// The upstream that it is at, and the connection that it was sent on.
+    /// The current upstream and the connection to it.
     target: Option<Arc<Target>>,
     conn: Option<Box<LaneConn>>,
-    /// The rest of an answer that has begun, and whether its connection stays open. Kept here and not in the task, where
-    /// it would take its room for as long as the client is connected.
+    /// The rest of a response that has started, and whether its connection stays open. Kept here, because in the task's
+    /// future it would take room for as long as the client is connected.
     begun: Option<(ResponseBody, bool)>,
-    /// It cannot be asked of any upstream.
+    /// The reason why it cannot be sent to any upstream.
     failed: Option<Failure>,
     pub(super) is_head: bool,
     may_repeat: bool,
     may_desync: bool,
 }
 
-/// What came of it.
+/// The result of forwarding.
 pub(super) enum ForwardResult {
     Answered,
-    /// The connection cannot go on.
+    /// The connection has to be closed.
     Close,
 }
 
-/// Why a try ended without a whole answer.
+/// The reason why an attempt ended without a complete response.
 enum AttemptError {
     Failed {
         fault: Fault,
-        /// The upstream may be asked again.
+        /// Whether the request may be sent again.
         retryable: bool,
     },
-    /// The client has gone.
+    /// The client has left.
     ClientGone,
-    /// The connection cannot go on: the client has a part of an answer that has no end.
+    /// The client connection has to be closed: a response has started that cannot be completed.
     Aborted,
 }
 
@@ -109,7 +108,7 @@ impl Forwarding {
 }
 
 impl Lane<'_> {
-    /// Sends a request at once, if a connection is there for it.
+    /// Sends a request at once, if a connection is available.
     pub(super) fn start_forward(
         &mut self,
         plain: &PlainRequest<'_>,
@@ -132,7 +131,7 @@ impl Lane<'_> {
         forwarding
     }
 
-    /// The upstream that is asked next.
+    /// Chooses the next upstream.
     fn choose(&self, forwarding: &mut Forwarding) {
         let route = &forwarding.site.routes[forwarding.route];
         let chosen = route.choose(&forwarding.tried, self.worker.ticks.now());
@@ -168,7 +167,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Carries a request to its upstreams until one has answered, and the answer to the client.
+    /// Forwards a request to upstreams until one responds, and the response to the client.
     pub(super) async fn forward(&mut self, mut forwarding: Box<Forwarding>) -> ForwardResult {
         let fault = loop {
             if let Some(failure) = forwarding.failed {
@@ -220,7 +219,7 @@ impl Lane<'_> {
         self.respond(&response, forwarding.guard, &mut scratch().buffers, context)
     }
 
-    /// Asks one upstream.
+    /// Forwards a request to one upstream.
     async fn attempt(&mut self, target: &Arc<Target>, forwarding: &mut Forwarding) -> Result<(), AttemptError> {
         let mut conn = match forwarding.conn.take() {
             Some(conn) => conn,
@@ -244,7 +243,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Sends a request on another connection, or on a new one.
+    /// Sends a request on another idle connection, or on a new one.
     async fn connect_and_send(
         &mut self,
         target: &Arc<Target>,
@@ -261,7 +260,7 @@ impl Lane<'_> {
         Ok(conn)
     }
 
-    /// Sends a request that was read before.
+    /// Sends a saved request.
     fn send_again(
         &mut self,
         conn: &mut LaneConn,
@@ -283,7 +282,7 @@ impl Lane<'_> {
         conn.send(&buffers.out, context).map_err(not_sent)
     }
 
-    /// Ready when the client has all of the answer.
+    /// Returns ready once the client was sent the whole response.
     fn poll_relay(
         &mut self,
         target: &Target,
@@ -297,7 +296,7 @@ impl Lane<'_> {
         self.poll_body(conn, forwarding, context)
     }
 
-    /// Ready when the client has the head of the answer, and what came of its body with it.
+    /// Returns ready once the client was sent the head of the response, and the part of the body that arrived with it.
     fn poll_answer(
         &mut self,
         target: &Target,
@@ -305,13 +304,13 @@ impl Lane<'_> {
         forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
-        // A new connection to the only upstream has no excuse: what was asked may be what ended it.
+        // On a new connection to the only upstream there is no retry: the request may be what broke the connection.
         let may_repeat = forwarding.may_repeat && (conn.usage.is_used() || forwarding.route().has_several());
         let broken = |head_bytes: usize| AttemptError::Failed {
             fault: Failure::Disconnected.into(),
             retryable: head_bytes == 0 && may_repeat,
         };
-        // An upstream may answer before it has read everything; what it says is looked at in any case.
+        // An upstream may respond before it has read the whole request.
         let sent = conn.poll_send(context);
         let mut scratch = scratch();
         let Scratch { input, buffers, .. } = &mut *scratch;
@@ -357,7 +356,7 @@ impl Lane<'_> {
         Poll::Ready(Err(AttemptError::failed(Failure::UpstreamTimeout)))
     }
 
-    /// Writes the head of an answer, and what has come of its body.
+    /// Writes the head of a response, and the part of the body that arrived with it.
     fn begin_answer(
         &mut self,
         (mut head, header_buffer): (ResponseHead<'_>, HeadersView<'_>),
@@ -395,7 +394,7 @@ impl Lane<'_> {
         put.map_err(|_gone| AttemptError::ClientGone)
     }
 
-    /// Ready when the client has the rest of an answer that has begun.
+    /// Returns ready once the client was sent the rest of the response.
     fn poll_body(
         &mut self,
         conn: &mut LaneConn,
@@ -408,7 +407,7 @@ impl Lane<'_> {
             if ready!(self.poll_sent(context)).is_err() {
                 return Poll::Ready(Err(AttemptError::ClientGone));
             }
-            // Some upstreams answer before they have read everything.
+            // Some upstreams respond before they have read the whole request.
             let sent = conn.poll_send(context);
             if body.is_over() {
                 *stays_open &= matches!(sent, Poll::Ready(Ok(())));

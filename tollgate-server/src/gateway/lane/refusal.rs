@@ -1,4 +1,4 @@
-//! Requests that do not pass: told why, and counted.
+//! Responses to refused requests.
 
 use std::io;
 use std::task::Context;
@@ -14,7 +14,7 @@ use super::scratch::WorkerBuffers;
 use super::{Lane, text};
 
 impl Lane<'_> {
-    /// Tells the client why its request does not pass.
+    /// Sends the refusal to the client.
     pub(super) fn refuse(
         &mut self,
         plain: &PlainRequest<'_>,
@@ -29,7 +29,7 @@ impl Lane<'_> {
         self.put(bytes, &[], context)
     }
 
-    /// The same where nobody writes it down: all that a flood leaves is numbers.
+    /// Sends the refusal where there is no access log. A flood then costs only a few counters.
     pub(super) fn refuse_unlogged(
         &mut self,
         plain: &PlainRequest<'_>,
@@ -57,7 +57,7 @@ impl Lane<'_> {
         put
     }
 
-    /// What is sent to a client whose request is refused.
+    /// Returns the response to a refused request.
     fn refusal<'d>(
         &mut self,
         plain: &PlainRequest<'_>,

@@ -1,4 +1,4 @@
-//! A plain request: read from bytes, and written again as an upstream is asked it.
+//! Plain requests: parsed from the client's bytes, and written for the upstream.
 
 use std::mem::MaybeUninit;
 
@@ -19,17 +19,17 @@ use super::super::reuse::reads_body;
 use super::super::site::{Edits, Route, Site, WeightedUpstream};
 use super::text::{self, MAX_HEADERS};
 
-/// What bytes are.
+/// The result of parsing the bytes of a request.
 pub(super) enum RequestParse<'a> {
-    /// One request, and nothing behind it.
+    /// Exactly one request.
     Complete(PlainRequest<'a>),
-    /// The beginning of one.
+    /// The start of a request.
     Partial,
-    /// Anything else. It is for hyper to say what.
+    /// Anything else. hyper has to handle it.
     NotPlain,
 }
 
-/// The headers of a message, and what they are.
+/// The headers of a message and their kinds.
 #[derive(Default)]
 pub(super) struct HeaderBuffer<'a> {
     lines: SmallVec<[HeaderLine<'a>; 24]>,
@@ -48,7 +48,7 @@ impl<'a> HeaderBuffer<'a> {
     }
 }
 
-/// The same, to look at.
+/// A view of a [`HeaderBuffer`].
 #[derive(Clone, Copy)]
 pub(super) struct HeadersView<'a> {
     pub(super) lines: &'a [HeaderLine<'a>],
@@ -65,19 +65,19 @@ impl<'a> HeadersView<'a> {
     }
 }
 
-/// A request that has one reading and asks for nothing special.
+/// A request that is unambiguous and needs no special handling.
 pub(super) struct PlainRequest<'a> {
-    /// As it came.
+    /// The bytes as received.
     pub(super) bytes: &'a [u8],
     pub(super) method: &'a str,
-    /// Path and query.
+    /// The path and the query.
     pub(super) target: &'a str,
     pub(super) headers: HeadersView<'a>,
-    /// Headers that neither limits nor the upstream get.
+    /// Headers that neither limits nor upstreams get.
     pub(super) dropped: DroppedHeaders,
     host: &'a [u8],
     body: &'a [u8],
-    /// Whether the client wants the connection to end with the answer.
+    /// Whether the client wants the connection closed after the response.
     pub(super) is_last: bool,
 }
 
@@ -93,7 +93,7 @@ impl<'a> PlainRequest<'a> {
         let head = match request.parse_with_uninit_headers(bytes, &mut parsed) {
             Ok(httparse::Status::Complete(head)) => head,
             Ok(httparse::Status::Partial) if bytes.len() < max_head => {
-                // What is ambiguous already is not waited for.
+                // An ambiguous head need not be complete.
                 return if FramingGuard::new().check(bytes, usize::MAX).is_ok() {
                     RequestParse::Partial
                 } else {
@@ -128,12 +128,12 @@ impl<'a> PlainRequest<'a> {
         self.method == "HEAD"
     }
 
-    /// Whether it may be sent again when it is not known what became of it.
+    /// Returns whether it may be sent again if the response is lost.
     pub(super) fn may_repeat(&self) -> bool {
         self.body.is_empty() && matches!(self.method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")
     }
 
-    /// Whether it has a body that the upstream may take for the next request.
+    /// Returns whether it has a body that the upstream may take for the next request.
     pub(super) fn may_desync(&self) -> bool {
         !self.body.is_empty() && !reads_body(self.method)
     }
@@ -142,8 +142,8 @@ impl<'a> PlainRequest<'a> {
         self.target.parse().ok()
     }
 
-    /// Writes what the upstream is asked. The id of the request, if it is told one, comes back: the one given, the
-    /// client's, or a new one.
+    /// Writes the request for the upstream. Returns the request ID, if upstreams get one: the given one, the client's,
+    /// or a new one.
     pub(super) fn write(
         &self,
         out: &mut Vec<u8>,
@@ -171,7 +171,7 @@ impl<'a> PlainRequest<'a> {
         for (line, kind) in self.headers.iter() {
             let passes = match kind {
                 HeaderKind::Host => !is_upstreams_host,
-                // Nothing is announced that upstreams of HTTP/1 do not get.
+                // HTTP/1 upstreams get no trailers, so none are announced.
                 HeaderKind::Connection | HeaderKind::HyperOnly | HeaderKind::TransferEncoding | HeaderKind::Trailer => {
                     false
                 }
@@ -207,7 +207,7 @@ impl<'a> PlainRequest<'a> {
         Ok(id)
     }
 
-    /// Adds to what a trusted proxy says; nobody else's word has been read.
+    /// Appends to the headers of a trusted proxy. Those of others were dropped.
     fn add_x_forwarded(&self, out: &mut Vec<u8>, client: &Client, edits: &Edits) {
         if !edits.removes("x-forwarded-for") {
             out.extend_from_slice(b"x-forwarded-for: ");
@@ -227,7 +227,7 @@ impl<'a> PlainRequest<'a> {
         }
     }
 
-    /// The id that the client gave, if there is one and it is valid.
+    /// Returns the client's request ID, if there is exactly one and it is valid.
     fn id(&self) -> Option<HeaderValue> {
         let mut ids = self.headers.values(HeaderKind::XRequestId);
         let only = ids.next().filter(|_| ids.next().is_none())?;
@@ -235,7 +235,7 @@ impl<'a> PlainRequest<'a> {
     }
 }
 
-/// Whether a target is a path in its normal form, with one reading, and perhaps a query.
+/// Returns whether a target is a normalized, unambiguous path with an optional query.
 fn is_path(target: &str) -> bool {
     static IN_QUERIES: ByteKind = letters_digits_and(b"/-._~?=&+:@!$'()*,;%[]|");
     let end = target.bytes().position(|byte| byte == b'?').unwrap_or(target.len());
@@ -245,9 +245,10 @@ fn is_path(target: &str) -> bool {
         && CleanPath::new(path).is_ok_and(|path| path.is_unchanged())
 }
 
-/// httparse takes a bare LF for the end of a line. Everything else that could be read in two ways it refuses.
+/// Returns whether no line ends in a bare LF, which httparse accepts. httparse rejects everything else that is
+/// ambiguous.
 fn ends_lines_in_crlf(head: &[u8]) -> bool {
-    // Without an end before the last byte, so that many bytes are looked at together.
+    // Without an early return, so that the compiler can vectorize it.
     let behind_first = head.get(1..).unwrap_or_default();
     let is_bare = |(before, byte): (&u8, &u8)| *byte == b'\n' && *before != b'\r';
     head.first() != Some(&b'\n') && !head.iter().zip(behind_first).fold(false, |bare, pair| bare | is_bare(pair))
@@ -258,14 +259,14 @@ fn is_grpc(content_type: &[u8]) -> bool {
     content_type.get(..GRPC.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(GRPC))
 }
 
-/// What the headers say of the message.
+/// The headers that determine the framing and the host.
 struct FramingHeaders<'a> {
     host: &'a [u8],
     length: u64,
     is_last: bool,
 }
 
-/// Looks at the headers of a request; `None` if it is not plain.
+/// Reads the headers of a request. Returns `None` if it is not plain.
 fn read_headers<'a>(
     parsed: &[httparse::Header<'a>],
     lines: &mut HeaderBuffer<'a>,
@@ -289,7 +290,7 @@ fn read_headers<'a>(
         match filter.fate(header.name, kind) {
             Fate::Kept => lines.push(header, kind),
             Fate::Dropped(reason) => lines.dropped.add(reason, 1),
-            // hyper's road refuses it.
+            // hyper's path refuses it.
             Fate::Refused => return None,
         }
     }
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_plain() {
+    fn plain_requests_are_recognized() {
         for text in [
             "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
             "\r\nGET /a?b=c%20d HTTP/1.1\r\nhost: h:80\r\nConnection: Keep-Alive\r\nX: \t y \r\n\r\n",
@@ -349,7 +350,7 @@ mod tests {
         }
     }
 
-    /// Pieces that requests are made of, good and bad.
+    /// Parts of requests, valid and invalid.
     const PIECES: [&str; 26] = [
         "GET / HTTP/1.1\r\n",
         "POST /a HTTP/1.1\r\n",
@@ -380,9 +381,9 @@ mod tests {
     ];
 
     proptest! {
-        /// Whatever is plain is what the guard takes for one whole message.
+        /// The framing checks accept every plain request as exactly one message.
         #[test]
-        fn what_is_ambiguous_is_not_plain(pieces in proptest::collection::vec(0..PIECES.len(), 0..9), good in any::<bool>()) {
+        fn ambiguous_requests_are_not_plain(pieces in proptest::collection::vec(0..PIECES.len(), 0..9), good in any::<bool>()) {
             let mut text = if good { "POST / HTTP/1.1\r\nHost: h\r\n".to_owned() } else { String::new() };
             text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
             if is_plain(text.as_bytes()) {

@@ -1,4 +1,4 @@
-//! What an upstream answers: its head, and where its body ends.
+//! Responses of upstreams: parsing the head, and finding the end of the body.
 
 use std::mem::MaybeUninit;
 
@@ -13,49 +13,49 @@ use super::super::site::Edits;
 use super::request::{HeaderBuffer, HeadersView};
 use super::text;
 
-/// As many as hyper takes. More are no answer.
+/// The maximum number of response headers, as in hyper.
 const MAX_HEADERS: usize = 100;
 
-/// What bytes are.
+/// The result of parsing the bytes of a response.
 pub(super) enum ResponseParse<'a> {
     Complete(ResponseHead<'a>),
     Partial,
-    /// It has more headers than are taken.
+    /// It has too many headers.
     TooManyHeaders,
-    /// No answer that could be passed on.
+    /// It is malformed or ambiguous.
     Invalid,
 }
 
-/// The head of an answer. Its headers are beside it.
+/// The head of a response. Its headers are in a [`HeaderBuffer`].
 pub(super) struct ResponseHead<'a> {
     pub(super) status: StatusCode,
     reason: &'a [u8],
-    /// How long it is.
+    /// The length of the head.
     pub(super) bytes: usize,
     pub(super) body: ResponseBody,
-    /// Whether the upstream takes another request on its connection.
+    /// Whether the upstream accepts another request on the connection.
     pub(super) stays_open: bool,
-    /// HTTP/1.0.
+    /// Whether the version is HTTP/1.0.
     is_http10: bool,
 }
 
-/// What is left of a body.
+/// The rest of a body.
 pub(super) enum ResponseBody {
     Length(u64),
-    /// It comes in chunks, and the client gets it in others: without extensions, and without trailers, which a plain
-    /// request did not ask for.
+    /// Chunked. The client gets other chunks: without extensions, and without trailers, which a plain request did not
+    /// ask for.
     Chunks(FramingGuard),
-    /// It ends with the connection. The client gets it in chunks.
+    /// Ends when the connection is closed. The client gets it chunked.
     UntilClose {
         is_over: bool,
     },
 }
 
-/// A body that is not what it should be.
+/// A malformed or truncated body.
 pub(super) struct InvalidBody;
 
 impl<'a> ResponseHead<'a> {
-    /// Reads a head, of an answer to HEAD if `is_head`. Interim answers before it are left out.
+    /// Parses a head, of a response to HEAD if `is_head`. Skips interim responses.
     pub(super) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
         let mut start = 0;
         loop {
@@ -95,7 +95,7 @@ impl<'a> ResponseHead<'a> {
         };
         let has_close = connection_options(lines.view()).any(|word| word.eq_ignore_ascii_case(b"close"));
         let is_http10 = version == 0;
-        // Bytes that nobody expects may follow.
+        // Unexpected bytes may follow.
         let may_have_stray_body = status == StatusCode::NO_CONTENT && has_body_headers(lines.view());
         let stays_open =
             !is_http10 && !matches!(body, ResponseBody::UntilClose { .. }) && !has_close && !may_have_stray_body;
@@ -103,13 +103,13 @@ impl<'a> ResponseHead<'a> {
         ResponseParse::Complete(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_http10 })
     }
 
-    /// The values of `Keep-Alive`.
+    /// Returns the values of `Keep-Alive`.
     pub(super) fn keep_alive<'l>(&self, lines: HeadersView<'l>) -> impl Iterator<Item = &'l [u8]> {
         let hop_by_hop = lines.iter().filter(|(_, kind)| *kind == HeaderKind::HopByHop).map(|(line, _)| line);
         hop_by_hop.filter(|line| line.name.eq_ignore_ascii_case("keep-alive")).map(|line| line.value)
     }
 
-    /// Writes the head as the client gets it, but for its end.
+    /// Writes the head for the client, without the final empty line.
     pub(super) fn write(
         &self,
         out: &mut Vec<u8>,
@@ -148,7 +148,7 @@ impl<'a> ResponseHead<'a> {
         }
         match of_limits {
             None => outcome.write_header_lines(out),
-            // The upstream limits requests too, and the stricter of the two is told.
+            // The upstream sends rate limit headers, too. The client gets the stricter ones.
             Some(mut theirs) => {
                 outcome.write_headers(&mut theirs);
                 text::put_headers(out, &theirs);
@@ -173,26 +173,27 @@ fn add(map: &mut HeaderMap, name: &str, value: &[u8]) {
     }
 }
 
-/// Whether an answer says that it has a body.
+/// Returns whether a response has headers that announce a body.
 fn has_body_headers(lines: HeadersView<'_>) -> bool {
     let has_length = lines.values(HeaderKind::ContentLength).any(|value| text::length(value) != Some(0));
     has_length || lines.values(HeaderKind::TransferEncoding).next().is_some()
 }
 
-/// What `Connection` says.
+/// Returns the options in `Connection`.
 fn connection_options(lines: HeadersView<'_>) -> impl Iterator<Item = &[u8]> {
     let values = lines.values(HeaderKind::Connection);
     values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
-/// Whether `Connection` names a header. Those that say what the message is stay in any case.
+/// Returns whether `Connection` names a header. `Content-Length` is kept in any case.
 fn is_connection_option(lines: HeadersView<'_>, name: &str) -> bool {
     connection_options(lines).any(|word| word.eq_ignore_ascii_case(name.as_bytes()))
         && !name.eq_ignore_ascii_case("content-length")
 }
 
 impl ResponseBody {
-    /// What a head says of it; `None` if that is not said in one way. A client may take the other.
+    /// Determines the length of a body from the head. Returns `None` if the headers are ambiguous: the client might
+    /// interpret them differently.
     fn of(lines: HeadersView<'_>, status: StatusCode, is_head: bool, is_http10: bool) -> Option<Self> {
         let (mut length, mut is_chunked) = (None, false);
         for (line, kind) in lines.iter() {
@@ -228,13 +229,13 @@ impl ResponseBody {
         }
     }
 
-    /// Whether the client is told that it comes in chunks.
+    /// Returns whether the client gets the body chunked.
     pub(super) fn is_chunked(&self) -> bool {
         !matches!(self, Self::Length(_))
     }
 
-    /// How many of these bytes are the body's. What a client gets in chunks is written to `out`; how much of it there was
-    /// comes second.
+    /// Consumes bytes of the body. A body that the client gets chunked is written to `out`. Returns the number of bytes
+    /// consumed, and the number of content bytes.
     pub(super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), InvalidBody> {
         match self {
             Self::Length(left) => {
@@ -261,7 +262,7 @@ impl ResponseBody {
         }
     }
 
-    /// The upstream has closed its connection.
+    /// Ends the body, because the upstream has closed the connection.
     pub(super) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
         match self {
             Self::UntilClose { is_over } => {
@@ -276,7 +277,7 @@ impl ResponseBody {
 
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
-/// Nothing is no chunk: that would be the last.
+/// Writes a chunk. An empty one is skipped, since it would be the last.
 fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
     if !bytes.is_empty() {
         out.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());

@@ -1,6 +1,6 @@
-//! Memory that all connections of a worker use by turns: what is in it is read and written between two waits.
+//! Buffers that all connections of a worker share. They are used only between two waits.
 //!
-//! So a connection that waits holds no buffers, and what a request is worked on with is in the cache already.
+//! So a waiting connection holds no buffers, and the buffers stay in the CPU cache.
 
 use std::cell::{RefCell, RefMut};
 use std::sync::Arc;
@@ -14,48 +14,48 @@ use super::super::site::Site;
 use super::super::ticks::Tick;
 use crate::decisions::LastLimit;
 
-/// As much is read at once. A longer head is not read in the lane.
+/// The maximum size of a read. A longer head is handed over to hyper.
 pub(super) const INPUT_BYTES: usize = 64 << 10;
 
-/// A buffer that one message has made longer than this is not kept.
+/// The maximum size of a buffer that is kept for the next message.
 const KEPT_BYTES: usize = 128 << 10;
 
-/// What a worker reads into, and what it works on.
+/// The shared buffers of a worker.
 pub(in super::super) struct Scratch {
     pub(super) input: Box<[u8]>,
     pub(super) buffers: WorkerBuffers,
     pub(super) current: CurrentConfig,
 }
 
-/// What a message is worked on with.
+/// The buffers for one message.
 #[derive(Default)]
 pub(super) struct WorkerBuffers {
-    /// What is about to be written.
+    /// The bytes to be written.
     pub(super) out: Vec<u8>,
     pub(super) date: Date,
-    /// What a client was refused with last.
+    /// The last refusal, which is reused if the next one is the same.
     pub(super) last_refusal: ReusedResponse,
-    /// The limit that decided last, which is often the one that decides next.
+    /// The limit that decided last. It often decides next, too.
     pub(super) last_noted: LastLimit,
 }
 
-/// The site and the rules in force, at hand: they are looked for only when they have changed.
+/// The current site and rules, cached until they change.
 #[derive(Default)]
 pub(in super::super) struct CurrentConfig(Option<(CachedSite, CachedGate)>);
 
 type CachedSite = Cache<Arc<ArcSwap<Site>>, Arc<Site>>;
 
 thread_local! {
-    /// That of this thread's worker. It lives as long as the process, as workers do.
+    /// The buffers of this thread's worker. Never freed, since workers live as long as the process.
     static SCRATCH: &'static RefCell<Scratch> = Box::leak(Box::new(RefCell::new(Scratch::new())));
 }
 
-/// What this thread works with. It has to be given back before anybody else asks.
+/// Borrows the buffers of this thread. They must be returned before the next borrow.
 pub(in super::super) fn scratch() -> RefMut<'static, Scratch> {
     SCRATCH.with(|scratch| scratch.borrow_mut())
 }
 
-/// The date of answers, as a line of their heads.
+/// The `Date` header line of responses.
 #[derive(Default)]
 pub(super) struct Date {
     line: String,
@@ -71,14 +71,14 @@ impl Scratch {
         }
     }
 
-    /// Lets go of a site that is not in force any more, so that its connections end, and of such rules.
+    /// Drops a site and rules that are no longer current, so that the site's connections are closed.
     pub(in super::super) fn renew(&mut self, worker: &Worker) {
         self.current.load(worker).1.renew();
     }
 }
 
 impl CurrentConfig {
-    /// That of the worker, of which a thread has one.
+    /// Returns the current site and gate of the worker.
     pub(super) fn load(&mut self, worker: &Worker) -> (&Arc<Site>, &mut CachedGate) {
         let cached_pair = || (Cache::new(Arc::clone(&worker.site)), worker.gate.cached());
         let (site, cached) = self.0.get_or_insert_with(cached_pair);
@@ -87,7 +87,7 @@ impl CurrentConfig {
 }
 
 impl WorkerBuffers {
-    /// Nothing of the message before stays, but for the memory.
+    /// Clears the content and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.out.clear();
         self.out.shrink_to(KEPT_BYTES);
@@ -104,7 +104,7 @@ impl Date {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the date of an answer is the wall clock's, and decides nothing")]
+#[expect(clippy::disallowed_methods, reason = "the `Date` header is wall-clock time; no decision depends on it")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

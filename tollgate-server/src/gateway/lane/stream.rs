@@ -1,4 +1,4 @@
-//! Bytes from a client and to it. What does not go at once is kept, and waited for.
+//! Reads from and writes to the client. Bytes that cannot be written at once are kept.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -26,8 +26,8 @@ impl Lane<'_> {
         }
     }
 
-    /// Writes both, or as much as goes; the rest goes with [`poll_sent`](Self::poll_sent). Nothing is left of what was
-    /// written before.
+    /// Writes as much of both as possible. [`poll_sent`](Self::poll_sent) writes the rest. Nothing may be left of
+    /// earlier writes.
     pub(super) fn put(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> io::Result<()> {
         let written = match (&mut self.stream, body) {
             (Stream::Plain(tcp), []) => socket::poll_write(tcp, head, context),
@@ -45,14 +45,14 @@ impl Lane<'_> {
         self.unsent.extend_from_slice(&head[written.min(head.len())..]);
         self.unsent.extend_from_slice(&body[written.saturating_sub(head.len())..]);
         self.is_flushed = !self.stream.is_buffered();
-        // Nearly always there is nothing.
+        // Usually nothing is left.
         if !self.unsent.is_empty() {
             self.unsent_held.set(self.unsent.len()).map_err(|_overloaded| io::ErrorKind::OutOfMemory)?;
         }
         Ok(())
     }
 
-    /// Ready when all that was put is on its way. A client that does not read it in time is given up.
+    /// Returns ready once everything is written. Fails if the client does not read in time.
     pub(super) fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !(self.unsent.is_empty() && self.is_flushed) {
             let stream = Pin::new(&mut self.stream);
@@ -79,7 +79,7 @@ impl Lane<'_> {
         Poll::Ready(Ok(()))
     }
 
-    /// Waits for something that is not the client's; `None` if the client goes meanwhile.
+    /// Waits for a future. Returns `None` if the client leaves in the meantime.
     pub(super) async fn unless_gone<T>(&mut self, something: impl Future<Output = T>) -> Option<T> {
         let mut something = pin!(something);
         poll_fn(|context| match something.as_mut().poll(context) {
@@ -90,7 +90,7 @@ impl Lane<'_> {
         .await
     }
 
-    /// Whether the client has gone. What it sends ahead is kept for later.
+    /// Returns whether the client has left. Bytes that it sends ahead are kept.
     pub(super) fn has_gone(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
         if !self.ahead.is_empty() {
             return false;

@@ -1,9 +1,9 @@
-//! Heads as text.
+//! Writes message heads as text.
 
 use http::header::{CONTENT_LENGTH, DATE};
 use http::{HeaderMap, Response, StatusCode};
 
-/// A message with more headers is not plain.
+/// The maximum number of headers of a plain request.
 pub(super) const MAX_HEADERS: usize = 64;
 
 pub(super) const CLOSE: &[u8] = b"connection: close\r\n";
@@ -22,7 +22,7 @@ pub(super) fn put_headers(out: &mut Vec<u8>, headers: &HeaderMap) {
     }
 }
 
-/// The first line of an answer.
+/// Writes the status line.
 pub(super) fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: &[u8]) {
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(status.as_str().as_bytes());
@@ -31,7 +31,7 @@ pub(super) fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// A whole answer that is written here. `date` is a line.
+/// Writes a complete response of the gateway. `date` is a header line.
 pub(super) fn put_answer(out: &mut Vec<u8>, response: &Response<bytes::Bytes>, date: &[u8], is_last: bool) {
     let status = response.status();
     put_status(out, status, status.canonical_reason().unwrap_or_default().as_bytes());
@@ -52,7 +52,7 @@ pub(super) fn put_answer(out: &mut Vec<u8>, response: &Response<bytes::Bytes>, d
     }
 }
 
-/// A length, which is digits and nothing else.
+/// Parses a length, which consists only of digits.
 pub(super) fn length(value: &[u8]) -> Option<u64> {
     let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(value).ok().filter(|_| is_number)?.parse().ok()

@@ -1,4 +1,4 @@
-//! A line in the combined format of Apache and nginx, with the limit, its decision and the duration at the end.
+//! Lines in the combined format of Apache and nginx, with the limit, its decision and the duration at the end.
 
 use std::io::Write as _;
 
@@ -35,7 +35,7 @@ fn header_or_dash(header: Option<&HeaderValue>) -> &[u8] {
     header.map_or(b"-", |header| cut(header.as_bytes(), MAX_HEADER_BYTES))
 }
 
-/// As nginx does it: whatever could end the quotes or the line, and whatever is not ASCII, as `\x` and two digits.
+/// Escapes as nginx does: quotes, backslashes, control characters and everything outside ASCII as `\x` and two digits.
 fn escape(line: &mut Vec<u8>, value: &[u8]) {
     for byte in value {
         match byte {
@@ -45,7 +45,7 @@ fn escape(line: &mut Vec<u8>, value: &[u8]) {
     }
 }
 
-/// The same, for what stands without quotes.
+/// Escapes a value that is not quoted.
 fn word(line: &mut Vec<u8>, value: &str) {
     for part in value.as_bytes().split_inclusive(|byte| *byte == b' ') {
         match part.strip_suffix(b" ") {

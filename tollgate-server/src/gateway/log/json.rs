@@ -1,4 +1,4 @@
-//! A line as an object in JSON.
+//! Lines as JSON objects.
 
 use std::io::Write as _;
 
@@ -41,7 +41,7 @@ pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, comp
     line.extend_from_slice(b"}\n");
 }
 
-/// A member that is left out where there is nothing to tell.
+/// Writes a field, unless there is no value.
 fn header(line: &mut Vec<u8>, name: &str, value: Option<&[u8]>) {
     if let Some(value) = value {
         text(line, name, cut(value, MAX_HEADER_BYTES));
@@ -56,7 +56,7 @@ fn text(line: &mut Vec<u8>, name: &str, value: &[u8]) {
     line.push(b'"');
 }
 
-/// Whatever a client sends stays inside its quotes, on its line, and moves no terminal.
+/// Escapes a value, so that a client can neither leave the quotes or the line nor control a terminal.
 fn escape(line: &mut Vec<u8>, value: &[u8]) {
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
     if value.iter().all(is_plain) {
@@ -65,7 +65,7 @@ fn escape(line: &mut Vec<u8>, value: &[u8]) {
     for char in String::from_utf8_lossy(value).chars() {
         match char {
             '"' | '\\' => line.extend_from_slice(&[b'\\', char as u8]),
-            // All of these have four digits.
+            // All of these have four hexadecimal digits.
             _ if char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') => {
                 _ = write!(line, "\\u{:04x}", u32::from(char));
             }
@@ -82,12 +82,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_told_is_json_on_one_line(value in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn every_value_is_json_on_one_line(value in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut line = b"{\"a\":1".to_vec();
-            text(&mut line, "told", &value);
+            text(&mut line, "value", &value);
             line.push(b'}');
             let object: serde_json::Value = serde_json::from_slice(&line).expect("valid JSON");
-            prop_assert_eq!(object["told"].as_str().expect("a text"), String::from_utf8_lossy(&value));
+            prop_assert_eq!(object["value"].as_str().expect("a text"), String::from_utf8_lossy(&value));
             prop_assert_eq!(String::from_utf8(line).expect("UTF-8").chars().filter(|char| char.is_control()).count(), 0);
         }
     }

@@ -1,4 +1,4 @@
-//! What a line tells, gathered while the request is under way.
+//! The data of one line, collected while the request is served.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,44 +16,44 @@ use super::super::target::Target;
 use super::AccessLog;
 use crate::decisions::DecisionLabel;
 
-/// The status of a request whose client left before it had an answer, as nginx has it.
+/// The status of a request whose client left before the response, as in nginx.
 const CLIENT_LEFT: u16 = 499;
 
-/// A request, as the log tells it.
+/// A request, as it is logged.
 pub(in super::super) struct Record {
     log: Arc<AccessLog>,
     worker: usize,
     pub(super) client: IpAddr,
-    /// Its first line, if anybody could read it.
+    /// The request line, if it could be parsed.
     pub(super) line: Option<RequestLine>,
     host: Option<HeaderValue>,
     pub(super) user_agent: Option<HeaderValue>,
     pub(super) referer: Option<HeaderValue>,
     pub(super) limit: Option<Box<str>>,
     outcome: Option<DecisionLabel>,
-    /// Why the gateway refused it as malformed or ambiguous.
+    /// The reason why the gateway refused it as malformed or ambiguous.
     pub(super) reason: Option<&'static str>,
-    /// Why its token failed, if a rule read one.
+    /// The reason why its token was rejected, if a rule reads one.
     pub(super) token: Option<TokenError>,
     pub(super) delay: Duration,
     pub(super) id: Option<HeaderValue>,
     pub(super) upstream: Option<Arc<Target>>,
-    /// Why that did not answer, or not to the end.
+    /// The error of that upstream.
     pub(super) fault: Option<Box<str>>,
 }
 
-/// What a request begins with.
+/// The request line.
 pub(super) struct RequestLine {
     pub(super) method: Method,
     uri: Uri,
     version: Version,
 }
 
-/// How a request ended.
+/// The end of a request.
 pub(in super::super) struct Completion<'a> {
     pub(in super::super) status: Option<StatusCode>,
     pub(in super::super) sent_bytes: u64,
-    /// Whether its upstream or the gateway broke off the answer.
+    /// Whether the upstream or the gateway cut off the response.
     pub(in super::super) is_broken: bool,
     pub(in super::super) nanos: u64,
     pub(in super::super) route: Option<&'a str>,
@@ -80,7 +80,7 @@ impl Record {
         }
     }
 
-    /// One that nobody could read.
+    /// Returns the record of a request that could not be parsed.
     pub(in super::super) fn unparsed(client: IpAddr, (log, worker): (&Arc<AccessLog>, usize)) -> Self {
         Self {
             log: Arc::clone(log),
@@ -128,7 +128,7 @@ impl Record {
         self.fault = Some(fault.to_string().into());
     }
 
-    /// Hands it to the log.
+    /// Writes the line.
     pub(in super::super) fn write(&self, completion: &Completion<'_>) {
         self.log.write(self.worker, self, completion);
     }
@@ -138,14 +138,14 @@ impl Record {
         named.map(|authority| authority.as_str().as_bytes()).or_else(|| self.host.as_ref().map(HeaderValue::as_bytes))
     }
 
-    /// `none` if no limit was for the request.
+    /// Returns the decision; `none` if no limit applied to the request.
     pub(super) fn decision(&self) -> &'static str {
         self.outcome.map_or("none", DecisionLabel::as_str)
     }
 }
 
 impl RequestLine {
-    /// Path and query.
+    /// Returns the path and the query.
     pub(super) fn target(&self) -> &str {
         self.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str)
     }

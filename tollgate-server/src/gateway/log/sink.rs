@@ -1,4 +1,4 @@
-//! Where lines go.
+//! The destination of the log: a file or the standard output.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
@@ -8,23 +8,23 @@ use tollgate::rules::file::internal::SettingError;
 
 use crate::notice;
 
-/// The standard output, or a file that is opened again when it was renamed away.
+/// The standard output, or a file that is reopened after it was renamed.
 pub(super) struct Sink {
     file: Option<LogFile>,
-    /// What is wrong with writing, as far as somebody has been told.
+    /// The last logged write error.
     last_warning: LastWarning,
 }
 
 struct LogFile {
     path: PathBuf,
     file: File,
-    /// It was removed, and there is no other yet: nobody would ever read what is written.
+    /// The file was removed and cannot be created again, so lines would be lost.
     is_gone: bool,
-    /// What is wrong with opening it again.
+    /// The last logged error of reopening.
     last_warning: LastWarning,
 }
 
-/// What is wrong, told once until it is something else.
+/// An error that is logged once, until it changes.
 #[derive(Default)]
 struct LastWarning(Option<String>);
 
@@ -40,14 +40,14 @@ impl Sink {
         Ok(Self { file: opened.transpose()?, last_warning: LastWarning::default() })
     }
 
-    /// Opens the file again if it is no longer the one of its name.
+    /// Opens the file again if it was renamed or removed.
     pub(super) fn reopen_if_moved(&mut self) {
         if let Some(opened) = &mut self.file {
             opened.reopen_if_moved();
         }
     }
 
-    /// Writes lines, and says how many were lost.
+    /// Writes lines. Returns the number of lost lines.
     pub(super) fn write(&mut self, lines: &[u8]) -> u64 {
         let lost = || memchr::memchr_iter(b'\n', lines).count() as u64;
         let written = match &mut self.file {
@@ -125,7 +125,7 @@ fn has_no_name(_: &Metadata) -> bool {
     false
 }
 
-/// Where an open file cannot be renamed, there is always the same one.
+/// An open file cannot be renamed here.
 #[cfg(not(unix))]
 fn identity(_: &Metadata) -> (u64, u64) {
     (0, 0)

@@ -1,21 +1,22 @@
-//! The time of a line. Its text is made once a second.
+//! The time of a line, formatted once per second.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use time::OffsetDateTime;
 
-/// The text of the last second that was told.
+/// The last formatted second.
 #[derive(Default)]
 pub(super) struct Stamp {
     second: i64,
     text: String,
 }
 
-/// How a time looks, given the date.
+/// A time format.
 pub(super) type TimeFormat = fn(&OffsetDateTime) -> String;
 
 impl Stamp {
-    /// The time now, to the second, in that form, and the milliseconds beyond. A stamp is for one form.
+    /// Returns the current second in that format, and the milliseconds. A stamp must always be used with the same
+    /// format.
     pub(super) fn now(&mut self, format_time: TimeFormat) -> (&str, u32) {
         self.at(wall_clock(), format_time)
     }
@@ -31,7 +32,7 @@ impl Stamp {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a line tells the time of day; nothing is decided by it")]
+#[expect(clippy::disallowed_methods, reason = "a line contains the wall-clock time; no decision depends on it")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_in_both_forms_and_change_with_the_second() {
+    fn times_have_both_formats_and_change_with_the_second() {
         let leap_day = UNIX_EPOCH + Duration::from_millis(1_709_210_096_789);
         assert_eq!(Stamp::default().at(leap_day, rfc3339), ("2024-02-29T12:34:56", 789));
         let mut stamp = Stamp::default();

@@ -1,4 +1,4 @@
-//! The thread that writes.
+//! The thread that writes the log.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use super::sink::Sink;
 use super::{LineBuffer, Shared};
 
-/// Lines of so long are written together.
+/// How long lines are gathered before they are written together.
 const GATHER: Duration = Duration::from_millis(50);
 
-/// How often a quiet log is looked at: its file may have been renamed away.
+/// How often the file of a quiet log is checked: it may have been renamed.
 const REOPEN_EVERY: Duration = Duration::from_secs(1);
 
-/// What the thread waits for.
+/// The signals to the writer thread.
 #[derive(Default)]
 pub(super) struct WriterSignal {
     signals: Mutex<Signals>,
@@ -30,7 +30,7 @@ struct Signals {
 }
 
 impl WriterSignal {
-    /// There are lines.
+    /// Signals new lines.
     pub(super) fn notify_lines(&self) {
         self.call(|signals| signals.lines = true);
     }
@@ -39,13 +39,13 @@ impl WriterSignal {
         self.call(|signals| signals.reopen = true);
     }
 
-    /// No more lines come.
+    /// Signals that no more lines follow.
     pub(super) fn end(&self) {
         self.call(|signals| signals.end = true);
     }
 
     pub(super) fn wait_for_end(&self, within: Duration) {
-        // Whether it ended or took too long, nothing more can be done.
+        // After the timeout, nothing more can be done.
         _ = self.changed.wait_timeout_while(self.lock(), within, |signals| !signals.ended);
     }
 
@@ -58,7 +58,7 @@ impl WriterSignal {
         self.changed.notify_all();
     }
 
-    /// Waits for a call, and then a moment longer for more lines.
+    /// Waits for a signal, and a moment longer for more lines.
     fn wait(&self) -> Signals {
         let quiet = |signals: &mut Signals| !signals.lines && !signals.reopen && !signals.end;
         let waited = self.changed.wait_timeout_while(self.lock(), REOPEN_EVERY, quiet);

@@ -1,11 +1,11 @@
-//! Changes that a route makes to headers.
+//! Header changes of a route.
 
 use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::file::internal::HeaderEdits;
 
-/// First what is removed, then what is set, then what is added.
+/// Headers to remove, then to set, then to add.
 #[derive(Debug, Default)]
 pub(in super::super) struct Edits {
     remove: Vec<HeaderName>,
@@ -13,15 +13,15 @@ pub(in super::super) struct Edits {
     add: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// The same on heads that are text.
+/// Operations on heads in text form.
 impl Edits {
-    /// Whether a header of that name, in any case, is taken away.
+    /// Returns whether headers of that name, in any case, are removed.
     pub(in super::super) fn removes(&self, name: &str) -> bool {
         let is = |other: &HeaderName| other.as_str().eq_ignore_ascii_case(name);
         self.remove.iter().any(is) || self.set.iter().any(|(other, _)| is(other))
     }
 
-    /// Whether it is taken away and no other takes its place.
+    /// Returns whether a header is removed and not replaced.
     pub(in super::super) fn removes_for_good(&self, name: &HeaderName) -> bool {
         self.remove.contains(name) && !self.sets(name)
     }
@@ -34,7 +34,7 @@ impl Edits {
         self.set.iter().chain(&self.add)
     }
 
-    /// Writes what is put in, but for some.
+    /// Writes the new headers, except for some.
     pub(in super::super) fn write_new(&self, out: &mut Vec<u8>, except: impl Fn(&HeaderName) -> bool) {
         for (name, value) in self.new_headers().filter(|(name, _)| !except(name)) {
             for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
@@ -63,7 +63,7 @@ impl Edits {
     }
 }
 
-/// A file that was understood has only names and values that can be headers.
+/// Returns the headers of a rule. The file was validated, so all names and values are valid.
 fn pairs(map: &BTreeMap<String, String>) -> impl Iterator<Item = (HeaderName, HeaderValue)> + '_ {
     map.iter().filter_map(|(name, value)| {
         Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.as_str()).ok()?))

@@ -1,7 +1,7 @@
-//! Routes that lead to several upstreams, none of which is well: told once when that begins, and once when it is over.
+//! Outages: routes with several upstreams, none of which is healthy. Logged once at the start and once at the end.
 //!
-//! Upstreams that fail for one cause fail together, and return together: none of them is the last to go, or the first to
-//! be back. So it is the routes that are looked at.
+//! Upstreams that fail for one cause fail and recover together, so that none is the last to fail or the first to
+//! recover. So the routes are observed, not the upstreams.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,13 +10,12 @@ use super::super::ticks::Tick;
 use super::upstreams::route_list;
 use super::{Route, Site};
 
-/// The names of routes of which people were told that no upstream is well. Of several routes with one name, one is
-/// enough for that.
+/// The names of routes whose outage was logged. Of several routes with the same name, one is enough.
 #[derive(Default)]
 pub(in super::super) struct Outages(BTreeSet<String>);
 
 impl Outages {
-    /// What is new since the last look. The site may be another by now.
+    /// Returns log lines for the changes since the last call. The site may have been replaced since.
     pub(in super::super) fn update(&mut self, site: &Site, now: Tick) -> impl Iterator<Item = String> {
         let down = || site.routes.iter().filter(|route| route.is_down(now));
         let before = std::mem::replace(&mut self.0, down().map(|route| route.name.clone()).collect());
@@ -25,7 +24,7 @@ impl Outages {
             .partition(|route| route.targets().any(|target| target.is_healthy(now)));
         let is_back = |route: &&Route| {
             let is_over = before.contains(&route.name) && !self.0.contains(&route.name);
-            // One that leads elsewhere now may be no better there.
+            // A route with new upstreams has not recovered until one of them is proven healthy.
             is_over && route.has_proven(now)
         };
         let back = site.routes.iter().filter(is_back).collect();
@@ -45,7 +44,8 @@ fn names(routes: Vec<&Route>) -> Option<String> {
 }
 
 impl Route {
-    /// Whether it has a choice of upstreams, and none that is well. Of the only one of a route it is told what that means.
+    /// Returns whether it has several upstreams and none is healthy. For a single upstream, the log line about its
+    /// ejection covers the consequences.
     fn is_down(&self, now: Tick) -> bool {
         let mut targets = self.targets();
         let first = targets.next();

@@ -1,4 +1,4 @@
-//! What upstreams are asked for in place of what a client asked for.
+//! Rewrites the paths of requests for upstreams.
 
 use http::Uri;
 use http::uri::PathAndQuery;
@@ -8,7 +8,7 @@ use tollgate::rules::{PathCase, PathReading};
 
 use super::super::failure::Failure;
 
-/// How a route changes paths.
+/// The path changes of a route.
 pub(super) struct PathRewrite {
     strip_prefix: Option<String>,
     rewrite: Option<RewriteRule>,
@@ -16,13 +16,13 @@ pub(super) struct PathRewrite {
 }
 
 impl PathRewrite {
-    /// Reads how a route of a gateway with that reading changes paths. The gateway's reading chooses the route and the
-    /// route's own is that of the upstreams: if either ignores case, so do the changes. Otherwise a path in another case
-    /// would reach the route and escape its changes.
+    /// Creates the path changes of a route. The gateway's settings choose the route, and the route's settings describe
+    /// its upstreams: if either ignores case, so do the changes. Otherwise a path in another case would match the route
+    /// and escape its changes.
     ///
     /// # Errors
     ///
-    /// When the pattern takes too much memory without regard to case.
+    /// Fails if the pattern takes too much memory without regard to case.
     pub(super) fn of(rule: &RouteRule, gateway: PathReading) -> Result<Self, SettingError> {
         let cases = [gateway.case, rule.paths.over(gateway).case];
         let ignores_case = cases.contains(&PathCase::Insensitive);
@@ -44,13 +44,13 @@ impl PathRewrite {
         })
     }
 
-    /// Whether it may.
+    /// Returns whether paths may be changed.
     pub(super) fn is_active(&self) -> bool {
         self.strip_prefix.is_some() || self.rewrite.is_some()
     }
 
-    /// What an upstream with that prefix is asked for instead of `uri`, whose path is clean: with `..` in it, it could lead
-    /// out of what the upstream's URL names.
+    /// Returns the URI for an upstream with that prefix. The path must be normalized: with `..` in it, it could leave
+    /// the prefix of the upstream's URL.
     pub(super) fn apply(&self, prefix: Option<&str>, uri: &Uri) -> Result<Uri, Failure> {
         if !(self.is_active() || prefix.is_some()) || uri.path() == "*" {
             return Ok(uri.clone());
@@ -76,14 +76,14 @@ impl PathRewrite {
     }
 }
 
-/// What the path of an upstream's URL puts before the request's.
+/// Returns the path of an upstream's URL, which is prepended to the request's.
 pub(super) fn prefix(rule: &UpstreamRule) -> Option<String> {
     let uri = rule.url.as_str().parse::<Uri>().ok()?;
     Some(uri.path().trim_end_matches('/').to_owned()).filter(|path| !path.is_empty())
 }
 
-/// The URLs that the upstreams of a route are asked for when a client asks for that path; as the file has them where it
-/// cannot be asked for.
+/// Returns the URLs that the upstreams of a route get for a path. Returns the URLs of the file if the path cannot be
+/// requested.
 pub(crate) fn upstream_urls(rule: &RouteRule, reading: PathReading, path: &str) -> Vec<String> {
     let clean = |path: &str| {
         let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
@@ -104,15 +104,15 @@ pub(crate) fn upstream_urls(rule: &RouteRule, reading: PathReading, path: &str) 
     upstreams.map(|upstream| apply(upstream).unwrap_or_else(|| upstream.url.as_str().to_owned())).collect()
 }
 
-/// The same with another path and query. One that is longer than a URI can be leads nowhere: as it was before, it could
-/// reach what the change keeps from it.
+/// Replaces the path and query. Fails if they are too long for a URI: the unchanged path could reach something that the
+/// change protects.
 pub(in super::super) fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| Failure::NoRoute)?);
     Uri::from_parts(parts).map_err(|_| Failure::NoRoute)
 }
 
-/// What is left of a path without whole segments at its beginning.
+/// Removes whole segments from the start of a path.
 fn stripped<'p>(path: &'p str, prefix: &str, case: PathCase) -> Option<&'p str> {
     let (beginning, rest) = path.split_at_checked(prefix.len())?;
     let is_prefix = match case {

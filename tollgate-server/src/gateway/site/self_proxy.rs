@@ -1,6 +1,7 @@
-//! Upstreams that are the gateway itself: a request to one would come back until its head is too long.
+//! Detects upstreams that are the gateway itself: a request would be forwarded in a loop until its head is too long.
 //!
-//! By what is written alone. Names other than `localhost` are not looked up: that takes time, and what they say changes.
+//! Only literal addresses and `localhost` are compared. Other names are not resolved: that takes time, and the result
+//! can change.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +10,7 @@ use tollgate::rules::file::internal::SettingError;
 use super::super::target::Target;
 use super::Route;
 
-/// The upstreams of a route that are one of the addresses that the gateway listens at.
+/// Returns a flaw for each upstream of a route that is one of the gateway's listen addresses.
 pub(super) fn errors(route: &Route, listens: &[String]) -> Vec<SettingError> {
     let upstreams = route.targets().enumerate();
     let itself = upstreams.filter_map(|(index, target)| {
@@ -31,18 +32,18 @@ fn is_itself(target: &Target, listen: &str) -> bool {
     port.parse() == Ok(target.address.port) && is_reached(host, &target.address.host)
 }
 
-/// Whether who connects to one host gets to who listens on the other.
+/// Returns whether a connection to `target` reaches a listener on `listening`.
 fn is_reached(listening: &str, target: &str) -> bool {
     if listening.eq_ignore_ascii_case(target) {
         return true;
     }
     let (listening, target) = (addresses(listening), addresses(target));
     target.iter().any(|target| {
-        // The system connects to itself by it.
+        // A connection to the unspecified address goes to the loopback address.
         let target = if target.is_unspecified() { loopback(target) } else { *target };
         listening.iter().any(|listening| match listening {
             IpAddr::V4(all) if all.is_unspecified() => target.is_ipv4() && target.is_loopback(),
-            // Linux takes IPv4 there too.
+            // On Linux, it accepts IPv4, too.
             IpAddr::V6(all) if all.is_unspecified() => target.is_loopback(),
             one => *one == target,
         })
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_listens_everywhere_is_reached_by_every_address_of_this_machine_that_is_known() {
+    fn wildcard_listener_is_reached_by_every_local_address() {
         for (listening, target) in [
             ("127.0.0.1", "127.0.0.1"),
             ("127.0.0.1", "localhost"),

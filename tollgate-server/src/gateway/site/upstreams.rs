@@ -1,5 +1,4 @@
-//! The upstreams of a site, each once, however many routes lead to it: as they are checked, and as people are told of
-//! them.
+//! The distinct upstreams of a site and the routes that use them, for health checks and log lines.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,20 +11,20 @@ use super::{Route, Site};
 use crate::limit_summary::span;
 use crate::notice::join_up_to;
 
-/// As many routes as fit a line. Whoever has more knows which.
+/// The maximum number of route names in a log line.
 const MAX_ROUTES: usize = 5;
 
-/// An upstream, and what people know it by.
+/// An upstream and the routes that use it.
 #[derive(Clone)]
 pub(in super::super) struct RoutedUpstream {
     pub(in super::super) target: Arc<Target>,
-    /// How it is asked whether it is well; the first route that wants that says it.
+    /// The health check, from the first route that has one.
     pub(in super::super) check: Option<HealthCheckRule>,
-    /// The routes that lead to it. Several may have one name: those of other hosts or methods, say.
+    /// The routes that use it. Several may have the same name.
     routes: Vec<RouteRef>,
 }
 
-/// A route, as one of its upstreams sees it.
+/// A route that uses an upstream.
 #[derive(Clone)]
 struct RouteRef {
     route: String,
@@ -56,20 +55,20 @@ impl RoutedUpstream {
         Self { target: Arc::clone(target), check: None, routes: Vec::new() }
     }
 
-    /// A route that leads to it.
+    /// Adds a route that uses it.
     fn add(&mut self, route: &Route) {
         self.check = self.check.take().or_else(|| route.health_check.clone());
         let has_other_upstreams = route.targets().any(|other| !Arc::ptr_eq(other, &self.target));
         self.routes.push(RouteRef { route: route.name.clone(), has_other_upstreams });
     }
 
-    /// What becomes of requests while it is not well, for so long if that is known.
+    /// Describes what happens to requests while it is unhealthy, for this long if that is known.
     pub(in super::super) fn consequence(&self, lasts: Option<Duration>) -> String {
         let lasts = lasts.map(|lasts| format!(" for {}", span(lasts))).unwrap_or_default();
         let spared = format!("it gets no requests{lasts} while another upstream is well");
         match &*self.route_names(|route_ref| !route_ref.has_other_upstreams) {
             [] => spared,
-            // Another route of that name may have another.
+            // Another route of that name may have another upstream.
             only if only.len() < self.routes.len() => {
                 format!("{spared}, but for those of {} where there is no other", route_list(only))
             }
@@ -90,7 +89,7 @@ impl fmt::Display for RoutedUpstream {
     }
 }
 
-/// Names of routes, each once.
+/// Joins route names without duplicates.
 pub(super) fn route_list(route_names: &[&str]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for name in route_names {

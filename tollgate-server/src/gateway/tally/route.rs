@@ -1,11 +1,11 @@
-//! What a worker counts of one route.
+//! The counters of a worker for one route.
 
 use http::StatusCode;
 
 use super::super::failure::Failure;
 use crate::counter::Counter;
 
-/// Where one bucket of durations ends and the next begins.
+/// The upper bounds of the duration buckets.
 pub(in super::super) const BOUNDS_NANOS: [u64; 16] = [
     100_000,
     250_000,
@@ -25,26 +25,26 @@ pub(in super::super) const BOUNDS_NANOS: [u64; 16] = [
     10_000_000_000,
 ];
 
-/// The counters of one route at one worker.
+/// The counters of one route in one worker.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(in super::super) struct RouteTally {
     pub(in super::super) name: Box<str>,
     began: Counter,
-    /// Answers by the hundreds of their status, from 1xx on; the last are requests that got none.
+    /// Responses by status class; the last counter is for requests without a response.
     ended: [Counter; CLASSES.len()],
-    /// By how long they took; the last took longer than the last bound.
+    /// Durations by bucket; the last bucket has no upper bound.
     durations: [Counter; BOUNDS_NANOS.len() + 1],
     nanos: Counter,
-    /// By what the upstream failed at.
+    /// Failures, in the order of [`FAILURES`].
     failures: [Counter; FAILURES.len()],
     retries: Counter,
 }
 
-/// How statuses are called together.
+/// The labels of status classes.
 pub(in super::super) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "aborted"];
 
-/// What upstreams fail at, and how that is called.
+/// The failures of upstreams, with their labels in metrics.
 pub(in super::super) const FAILURES: [(Failure, &str); 10] = [
     (Failure::CannotConnect, "cannot_connect"),
     (Failure::BadCertificate, "bad_certificate"),
@@ -75,7 +75,7 @@ impl RouteTally {
         self.began.add(1);
     }
 
-    /// A request is over: with that status, or without an answer if its client had gone.
+    /// Counts the end of a request; without a status if its client left before the response.
     pub(in super::super) fn note_ended(&self, status: Option<StatusCode>, nanos: u64) {
         self.note_status(status);
         let bucket = BOUNDS_NANOS.iter().position(|bound| nanos <= *bound).unwrap_or(BOUNDS_NANOS.len());
@@ -83,7 +83,7 @@ impl RouteTally {
         self.nanos.add(nanos);
     }
 
-    /// The same, where nobody knows how long it took.
+    /// Counts the end of a request of unknown duration.
     pub(super) fn note_status(&self, status: Option<StatusCode>) {
         let class = status.map_or(CLASSES.len() - 1, |status| usize::from(status.as_u16() / 100).clamp(1, 5) - 1);
         self.ended[class].add(1);
@@ -100,7 +100,7 @@ impl RouteTally {
     }
 }
 
-/// What has been counted of a route, by all workers.
+/// The totals of a route over all workers.
 #[derive(Debug, Default)]
 pub(in super::super) struct RouteTotals {
     pub(in super::super) name: String,
@@ -130,7 +130,7 @@ impl RouteTotals {
     }
 
     pub(in super::super) fn in_flight(&self) -> u64 {
-        // The two were not read at one moment.
+        // The counters are not read atomically.
         self.began.saturating_sub(self.ended.iter().sum())
     }
 }

@@ -1,29 +1,29 @@
-//! Why TLS with a client does not come about, as far as an operator can do something about it.
+//! The reasons why TLS handshakes with clients fail, as far as an operator can act on them.
 
 use std::io;
 
 use rustls::Error;
 
-/// Why a handshake fails.
+/// The reason why a handshake failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum HandshakeFailure {
-    /// It took longer than a head may take.
+    /// It took longer than `gateway.timeouts.head`.
     Timeout,
-    /// The client went away; so do those that only look whether somebody listens.
+    /// The client disconnected. Port scans look like this, too.
     Disconnected,
-    /// The client gave us up: it does not believe our certificate, or cannot speak as we do.
+    /// The client aborted: it does not trust our certificate, or supports none of our protocol versions.
     RefusedByClient,
-    /// The client has no certificate where one is wanted, or one that is not believed.
+    /// The client certificate is missing or not trusted.
     ClientCertificate,
-    /// The client speaks plain HTTP where TLS is spoken.
+    /// The client sent plain HTTP to a TLS port.
     PlainHttp,
-    /// The client wants to speak TLS where plain HTTP is spoken.
+    /// The client sent TLS to a plain HTTP port.
     TlsHello,
-    /// It is no TLS, or none that both sides speak.
+    /// It is not TLS, or there is no common protocol version.
     Protocol,
 }
 
-/// All of them, and what they are called.
+/// The reasons with their labels in metrics.
 pub(in super::super) const HANDSHAKE_FAILURES: [(HandshakeFailure, &str); 7] = [
     (HandshakeFailure::Timeout, "timeout"),
     (HandshakeFailure::Disconnected, "disconnected"),

@@ -1,4 +1,4 @@
-//! Certificates in force, and what became of those whose files have changed.
+//! The certificates in use, and the results of reloads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -7,13 +7,13 @@ use arc_swap::ArcSwap;
 
 use super::Validity;
 
-/// Counts how often the files of one listener were read again.
+/// Counts the reloads of one listener.
 #[derive(Debug, Default)]
 pub(in super::super) struct CertificateReloads {
     pub(in super::super) applied: AtomicU64,
     pub(in super::super) refused: AtomicU64,
     last_was_refused: AtomicBool,
-    /// What is served there.
+    /// The certificates in use.
     pub(in super::super) in_force: ArcSwap<Vec<Validity>>,
 }
 
@@ -28,7 +28,7 @@ impl CertificateReloads {
         self.last_was_refused.store(true, Relaxed);
     }
 
-    /// The files were read with the rule file, and are good.
+    /// Records certificates that were read with the rule file.
     pub(in super::super) fn note_good(&self, certificates: &Arc<Vec<Validity>>) {
         self.in_force.store(Arc::clone(certificates));
         self.last_was_refused.store(false, Relaxed);

@@ -1,5 +1,5 @@
-//! From when and until when certificates of the gateway are good. One that is not is served all the same: a client that
-//! does not look is better off, and the others say what is wrong.
+//! The validity periods of the gateway's certificates. A certificate outside its period is still served: a client that
+//! does not check it is better off, and others report the problem.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,29 +13,30 @@ use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 use super::super::log::rfc3339;
 use crate::notice::{self, join_up_to};
 
-/// Authorities that renew by themselves do so a month before the end: who comes to this has to be woken.
+/// How long before the end a warning is logged. Automatic renewal happens a month before the end, so this means that it
+/// failed.
 const SOON_SECONDS: i64 = 14 * DAY_SECONDS;
 
-/// Some live for a week, and are renewed when less than this part of it is left.
+/// Certificates with a short lifetime are renewed when less than this part of it is left.
 const SOON_PART: i64 = 3;
 
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// As many names as fit a line.
+/// The maximum number of names in a log line.
 pub(in super::super) const MAX_NAMES: usize = 5;
 
-/// What people have to know of a certificate to renew it. Those between it and its authority are not looked at.
+/// The validity of a certificate. Intermediate certificates are not included.
 #[derive(Debug)]
 pub(in super::super) struct Validity {
     file: String,
-    /// What metrics call it.
+    /// The label in metrics.
     pub(in super::super) label: String,
     names: Vec<String>,
     begins: OffsetDateTime,
     pub(in super::super) ends: OffsetDateTime,
 }
 
-/// How a certificate stands at some time.
+/// The state of a certificate at a given time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CertificateState {
     NotYet,
@@ -44,8 +45,8 @@ enum CertificateState {
     Expired,
 }
 
-/// The name of a certificate in metrics, which more people can read than the machine's files: as it is written in the rule
-/// file, or its last two parts where that is an absolute path.
+/// Returns the label of a certificate in metrics, which are more widely readable than the machine's files: the path as
+/// written in the rule file, or its last two parts if it is absolute.
 fn label(configured: &str) -> String {
     let path = Path::new(configured);
     if !path.is_absolute() {
@@ -59,7 +60,7 @@ fn label(configured: &str) -> String {
 }
 
 impl Validity {
-    /// Reads a certificate from its file, which is written like that in the rule file.
+    /// Reads the validity of a certificate. `configured` is its path as written in the rule file.
     pub(super) fn of(file: &Path, configured: &str, certificate: &CertificateDer<'_>) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
         let validity = parsed.validity();
@@ -77,7 +78,7 @@ impl Validity {
         }
     }
 
-    /// What people are to be told of it, and what to do.
+    /// Describes the state and the fix.
     fn message(&self, state: CertificateState, now: i64) -> Option<String> {
         match state {
             CertificateState::Good => None,
@@ -109,7 +110,7 @@ impl fmt::Display for Validity {
     }
 }
 
-/// The hosts that a certificate is for, or whom it names where it names no host.
+/// Returns the host names of a certificate, or its common name if it has none.
 fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
     let found = certificate.subject_alternative_name().ok().flatten();
     let found = found.iter().flat_map(|names| &names.value.general_names).filter_map(|name| match name {
@@ -130,7 +131,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     of_four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// Certificates in force, and what people were told of them: once when they come into force, and whenever that changes.
+/// Logs certificates that are not valid or expire soon: once when they come into use, and whenever their state changes.
 pub(super) struct ExpiryWarnings {
     certificates: Arc<Vec<Validity>>,
     logged: Vec<CertificateState>,
@@ -141,7 +142,7 @@ impl ExpiryWarnings {
         Self { certificates: Arc::clone(certificates), logged: vec![CertificateState::Good; certificates.len()] }
     }
 
-    /// Tells what is new at a time, in seconds of the Unix epoch.
+    /// Logs what has changed, at a time in seconds since the Unix epoch.
     pub(super) fn log(&mut self, now: i64) {
         self.changes(now).iter().for_each(notice::warn);
     }
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_told_whenever_it_stands_otherwise() {
+    fn certificate_is_logged_whenever_its_state_changes() {
         let day = |day: i64| day * DAY_SECONDS;
         let mut certificate = warnings(day(10), day(100));
         let begins_with = "gateway.tls.certificates cert.pem for a.example, b.example ";
@@ -210,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn a_short_life_is_told_by_its_last_third() {
+    fn short_lifetime_is_logged_in_its_last_third() {
         let mut of_six_days = warnings(0, 6 * DAY_SECONDS);
         assert_eq!(of_six_days.changes(4 * DAY_SECONDS), Vec::<String>::new());
         assert_eq!(of_six_days.changes(4 * DAY_SECONDS + 1).len(), 1);
     }
 
     #[test]
-    fn days_that_are_left_are_told_as_people_count_them() {
+    fn days_left_are_rounded_down() {
         for (left, words) in [(0, "less than a day"), (DAY_SECONDS, "1 day"), (2 * DAY_SECONDS + 1, "2 days")] {
             let lines = warnings(0, 100 * DAY_SECONDS).changes(100 * DAY_SECONDS - left);
             assert!(lines[0].contains(&format!(", in {words}; ")), "{lines:?}");

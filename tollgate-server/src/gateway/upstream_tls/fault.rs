@@ -1,4 +1,4 @@
-//! Why TLS with an upstream does not come about, and what to do: the library's words are for those who know it.
+//! TLS errors of upstreams, with a fix. The messages of the library assume knowledge of TLS.
 
 use std::error::Error;
 use std::{fmt, io};
@@ -11,42 +11,44 @@ use super::super::log::rfc3339;
 use super::super::tls::MAX_NAMES;
 use crate::notice::join_up_to;
 
-/// What upstreams say where a certificate of the client is missing. They can mean no other: the gateway has none.
+/// The alerts of upstreams that require a client certificate. They cannot mean another certificate, since the gateway
+/// sends none.
 const WANTS_CERTIFICATE: [AlertDescription; 2] =
     [AlertDescription::CertificateRequired, AlertDescription::BadCertificate];
 
-/// The longest name that DNS has is shorter.
+/// The maximum length of a quoted text. DNS names are shorter.
 const MAX_CHARS: usize = 300;
 
 #[derive(Debug)]
 pub(in super::super) enum TlsFault {
-    /// Its certificate is of nobody who is believed.
+    /// The certificate was issued by an unknown authority.
     UnknownAuthority,
-    /// Its certificate is of one who has the name of somebody who is: most often the same, before its key was made anew. Or
-    /// it has not the key of its certificate; the library does not tell which.
+    /// A signature does not verify. Most often the authority has a new key and the same name. Or the upstream does not
+    /// have the key of its certificate; the library does not distinguish them.
     OtherSignature,
-    /// Its certificate is one that others are signed with.
+    /// The certificate is a CA certificate.
     CaCertificate,
     Expired(UnixTime),
     NotYet(UnixTime),
-    /// Its certificate is for others than who was asked for.
+    /// The certificate is for other names.
     OtherName {
         expected: ServerName<'static>,
-        /// As the library writes them, such as `DnsName("api.internal")`.
+        /// As the library formats them, such as `DnsName("api.internal")`.
         presented: Vec<String>,
     },
-    /// Its certificate is not good for another reason.
+    /// The certificate is invalid for another reason.
     BadCertificate(CertificateError),
     NoTls,
     HungUp,
     WantsCertificate,
-    /// What upstreams say where a certificate is missing, and also where there is nothing that both sides speak.
+    /// Upstreams send this alert if a client certificate is missing, and also if there is no common protocol version or
+    /// cipher.
     NothingInCommon,
     Other(TlsError),
 }
 
 impl TlsFault {
-    /// What a handshake failed at, if that is a matter of TLS.
+    /// Returns the TLS error of a failed handshake, if it is one.
     pub(in super::super) fn of_handshake(error: &io::Error) -> Option<Self> {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Some(Self::HungUp),
@@ -54,12 +56,12 @@ impl TlsFault {
         }
     }
 
-    /// What an upstream says after the handshake of what was missing in it: by TLS 1.3 it cannot say so before.
+    /// Returns the TLS error that an upstream sent after the handshake: in TLS 1.3 it cannot send it earlier.
     pub(in super::super) fn of_connection(error: &hyper::Error) -> Option<Self> {
         let mut next = error.source();
         while let Some(error) = next {
             if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-                // HTTP/2 keeps nothing but the words.
+                // HTTP/2 keeps only the message.
                 let (words, alerts) = (inner.to_string(), WANTS_CERTIFICATE.map(TlsError::AlertReceived));
                 return alerts.iter().any(|alert| alert.to_string() == words).then_some(Self::WantsCertificate);
             }
@@ -96,7 +98,7 @@ impl TlsFault {
         }
     }
 
-    /// Whether the upstream was reached and its certificate is not believed.
+    /// Returns whether the upstream was reached and its certificate is not trusted.
     pub(in super::super) fn is_certificates(&self) -> bool {
         matches!(
             self,
@@ -167,13 +169,13 @@ impl fmt::Display for TlsFault {
     }
 }
 
-/// A name without the kind that the library writes around it. It comes from elsewhere, and must not move a terminal.
+/// Removes the type that the library writes around a name. The name is untrusted, and must not control a terminal.
 fn bare(name: &str) -> String {
     let name = name.split_once('(').map_or(name, |(_kind, name)| name);
     cut(name.trim_end_matches(')').trim_matches('"').escape_debug().to_string())
 }
 
-/// What is made of what an upstream sent, before it is believed: not more of it than people want to read.
+/// Truncates a text that contains untrusted data of the upstream.
 fn cut(mut text: String) -> String {
     if let Some((end, _)) = text.char_indices().nth(MAX_CHARS) {
         text.truncate(end);
@@ -182,7 +184,7 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// As the gateway's own certificates are told.
+/// Formats a date as for the gateway's own certificates.
 fn date(time: UnixTime) -> String {
     let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     match OffsetDateTime::from_unix_timestamp(seconds) {
