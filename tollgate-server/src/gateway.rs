@@ -269,8 +269,7 @@ impl Gateway {
             Ok(cut_off) => {
                 let connections = if cut_off == 1 { "connection" } else { "connections" };
                 notice::warn(format_args!(
-                    "{cut_off} {connections} with something under way when gateway.timeouts.drain was over: cut off; give \
-                     it more time if that is too little"
+                    "{cut_off} {connections} with requests in flight cut off at the end of gateway.timeouts.drain: raise it if requests need more time"
                 ));
             }
         }

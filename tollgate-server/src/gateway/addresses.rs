@@ -207,7 +207,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let cancelled = || Err(io::Error::new(io::ErrorKind::Interrupted, "the name was not resolved to the end"));
+        let cancelled = || Err(io::Error::new(io::ErrorKind::Interrupted, "resolving the name was cancelled"));
         self.host.is_resolving.store(false, Relaxed);
         self.host.note_attempt(self.answer.take().unwrap_or_else(cancelled), self.queried_at);
     }

@@ -62,8 +62,8 @@ impl fmt::Display for UploadError {
         match self {
             Self::Client(error) => error.fmt(out),
             Self::TooLong => out.write_str("the body is too long"),
-            Self::Late => out.write_str("the body did not come in time"),
-            Self::Overloaded => out.write_str("more of bodies is held than max_buffered"),
+            Self::Late => out.write_str("the body did not arrive in time"),
+            Self::Overloaded => out.write_str("gateway.max_buffered is reached"),
         }
     }
 }
@@ -346,8 +346,8 @@ impl fmt::Display for DownloadError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Upstream(error) => error.fmt(out),
-            Self::Late => out.write_str("the upstream did not go on"),
-            Self::Overloaded => out.write_str("more of bodies is held than max_buffered"),
+            Self::Late => out.write_str("the upstream did not continue its response in time"),
+            Self::Overloaded => out.write_str("gateway.max_buffered is reached"),
         }
     }
 }

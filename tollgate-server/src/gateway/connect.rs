@@ -78,7 +78,7 @@ impl fmt::Display for ConnectError {
                 None => error.fmt(out),
             },
             Self::Exhausted(exhausted) => exhausted.fmt(out),
-            Self::Timeout => out.write_str("no connection within the connect_timeout of the route"),
+            Self::Timeout => out.write_str("no connection within the route's connect_timeout"),
         }
     }
 }
@@ -122,7 +122,7 @@ impl fmt::Display for Exhausted {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::UpstreamConnections => {
-                "as many connections to upstreams are open as the limit of open files allows: raise it (LimitNOFILE=, \
+                "the limit of open files allows no more connections to upstreams: raise it (LimitNOFILE=, \
                  ulimit -n), or lower gateway.max_connections"
             }
             Self::Descriptors => {

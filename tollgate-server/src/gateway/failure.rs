@@ -100,9 +100,9 @@ impl Failure {
 
     const fn body(self) -> &'static str {
         match self {
-            Self::NoHost => r#"{"error":"bad_request","reason":"no_host","message":"The request names no host."}"#,
+            Self::NoHost => r#"{"error":"bad_request","reason":"no_host","message":"The request has no Host header."}"#,
             Self::SeveralHosts => {
-                r#"{"error":"bad_request","reason":"several_hosts","message":"The request names several hosts."}"#
+                r#"{"error":"bad_request","reason":"several_hosts","message":"The request has more than one Host header."}"#
             }
             Self::BadLength => {
                 r#"{"error":"bad_request","reason":"bad_length","message":"The request has duplicate or invalid Content-Length headers."}"#
@@ -113,39 +113,43 @@ impl Failure {
             Self::BadTarget => {
                 r#"{"error":"bad_request","reason":"bad_target","message":"The request target is not a valid URI."}"#
             }
-            Self::Connect => r#"{"error":"method_not_allowed","message":"This is no forward proxy."}"#,
-            Self::BodyTooLong => r#"{"error":"body_too_long","message":"The body is longer than is taken here."}"#,
-            Self::BodyLate => r#"{"error":"request_timeout","message":"The body did not come in time."}"#,
+            Self::Connect => {
+                r#"{"error":"method_not_allowed","message":"CONNECT is not supported: this is not a forward proxy."}"#
+            }
+            Self::BodyTooLong => r#"{"error":"body_too_long","message":"The request body exceeds the maximum size."}"#,
+            Self::BodyLate => r#"{"error":"request_timeout","message":"The request body did not arrive in time."}"#,
             Self::BodyBroken => {
-                r#"{"error":"bad_request","reason":"broken_body","message":"The body is malformed or not all there."}"#
+                r#"{"error":"bad_request","reason":"broken_body","message":"The request body is malformed or incomplete."}"#
             }
-            Self::NoRoute => r#"{"error":"no_route","message":"Nothing is served here."}"#,
+            Self::NoRoute => r#"{"error":"no_route","message":"No route matches this request."}"#,
             Self::Overloaded => {
-                r#"{"error":"overloaded","message":"Too many bodies wait to be read, more than gateway.max_buffered: try later."}"#
+                r#"{"error":"overloaded","message":"The gateway's buffers are full (gateway.max_buffered): try again later."}"#
             }
-            Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests wait already."}"#,
+            Self::QueueFull => r#"{"error":"queue_full","message":"Too many requests are waiting: try again later."}"#,
             // The client need not know which certificates the gateway trusts.
             Self::CannotConnect | Self::BadCertificate => {
                 r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#
             }
-            Self::Disconnected => r#"{"error":"bad_gateway","message":"The upstream hung up."}"#,
-            Self::BadAnswer => r#"{"error":"bad_gateway","message":"The upstream's answer makes no sense."}"#,
+            Self::Disconnected => {
+                r#"{"error":"bad_gateway","message":"The upstream closed the connection before the end of its response."}"#
+            }
+            Self::BadAnswer => r#"{"error":"bad_gateway","message":"The upstream sent an invalid response."}"#,
             Self::LongAnswerHead => {
-                r#"{"error":"bad_gateway","message":"The upstream's answer has more than 100 headers, or more than 64 KiB of them."}"#
+                r#"{"error":"bad_gateway","message":"The upstream's response has more than 100 headers, or more than 64 KiB of headers."}"#
             }
             Self::RefusedAnswerHead => {
-                r#"{"error":"bad_gateway","message":"The upstream's answer has more than 64 KiB of headers, or some that HTTP/2 does not allow."}"#
+                r#"{"error":"bad_gateway","message":"The upstream's response has more than 64 KiB of headers, or headers that HTTP/2 forbids."}"#
             }
             Self::ConnectTimeout => {
-                r#"{"error":"gateway_timeout","message":"The upstream cannot be reached in time."}"#
+                r#"{"error":"gateway_timeout","message":"The upstream could not be reached in time."}"#
             }
             Self::Exhausted => {
-                r#"{"error":"gateway_exhausted","message":"The gateway has no resources left for this request. Try later."}"#
+                r#"{"error":"gateway_exhausted","message":"The gateway has no resources left for this request: try again later."}"#
             }
             Self::UpstreamConnections => {
                 r#"{"error":"too_many_upstream_connections","message":"The gateway has too many connections to upstreams open: try later, or send fewer requests at the same time."}"#
             }
-            Self::UpstreamTimeout => r#"{"error":"gateway_timeout","message":"The upstream did not answer in time."}"#,
+            Self::UpstreamTimeout => r#"{"error":"gateway_timeout","message":"The upstream did not respond in time."}"#,
         }
     }
 }

@@ -75,18 +75,18 @@ impl fmt::Display for Fault {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreached(error) => error.fmt(out),
-            Self::Stalled => out.write_str("no more of its answer within the timeout of the route"),
-            Self::Status(status) => write!(out, "it answered with {}", status.as_u16()),
-            Self::LateForCheck(within) => write!(out, "no answer within {}", span(*within)),
+            Self::Stalled => out.write_str("no more of its response within the route's timeout"),
+            Self::Status(status) => write!(out, "it responded with {}", status.as_u16()),
+            Self::LateForCheck(within) => write!(out, "no response within {}", span(*within)),
             Self::Failed(failure) => out.write_str(match failure {
-                Failure::Disconnected => "it hung up before the end of its answer",
-                Failure::BadAnswer => "its answer makes no sense",
-                Failure::LongAnswerHead => "its answer has more than 100 headers, or more than 64 KiB of them",
+                Failure::Disconnected => "it closed the connection before the end of its response",
+                Failure::BadAnswer => "its response is invalid",
+                Failure::LongAnswerHead => "its response has more than 100 headers, or more than 64 KiB of headers",
                 Failure::RefusedAnswerHead => {
-                    "its answer has more than 64 KiB of headers, or some that HTTP/2 does not allow"
+                    "its response has more than 64 KiB of headers, or headers that HTTP/2 forbids"
                 }
-                Failure::UpstreamTimeout => "no answer within the timeout of the route",
-                _ => "it cannot be asked",
+                Failure::UpstreamTimeout => "no response within the route's timeout",
+                _ => "it cannot be used",
             }),
         }
     }

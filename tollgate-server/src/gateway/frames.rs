@@ -208,7 +208,7 @@ impl Closings {
         }
         self.unlogged.fetch_sub(unlogged, Relaxed);
         let why = match misuse {
-            Misuse::CheapFrames => "it sent too many frames that ask for nothing",
+            Misuse::CheapFrames => "it sent too many frames without effect",
             Misuse::PrematureResets => "it reset too many requests before they were answered",
         };
         let others = match unlogged - 1 {

@@ -68,7 +68,7 @@ impl Exhaustion {
             if let Some(exhausted) = upstream.target.take_exhausted()
                 && self.quiet_until <= now
             {
-                notice::warn(format_args!("no connection to {upstream}, which is not to blame: {exhausted}"));
+                notice::warn(format_args!("no connection to {upstream}, which is not at fault: {exhausted}"));
                 self.quiet_until = Wait::at_least(Self::EVERY).from(now);
             }
         }

@@ -77,9 +77,8 @@ impl AccessLog {
         let shared =
             Shared { format: rule.format, worker_lines, signal: WriterSignal::default(), lost: Arc::clone(lost) };
         let shared = Arc::new(shared);
-        writer::start(Arc::clone(&shared), sink).map_err(|error| {
-            SettingError::new(format!("gateway.access_log: {error}"), "give the process more threads")
-        })?;
+        writer::start(Arc::clone(&shared), sink)
+            .map_err(|error| SettingError::new(format!("gateway.access_log: {error}"), "raise the limit of threads"))?;
         Ok(Self { rule: rule.clone(), shared })
     }
 

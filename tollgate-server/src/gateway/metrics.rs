@@ -30,14 +30,14 @@ impl Gateway {
 
     fn write_connections(&self, page: &mut Page<'_>) -> fmt::Result {
         let open: i64 = self.tallies.iter().map(|tally| tally.connections.load(Relaxed)).sum();
-        page.gauge("tollgate_connections", "Connections of clients that are open", open)?;
+        page.gauge("tollgate_connections", "Open client connections", open)?;
         let accepted = self.sum(|tally| tally.accepted.value());
-        page.counter("tollgate_connections_accepted", "Connections of clients that were accepted", accepted)?;
+        page.counter("tollgate_connections_accepted", "Accepted client connections", accepted)?;
         let above_all = self.sum(|tally| tally.turned_away.value());
         let above_address = self.sum(|tally| tally.turned_away_by_address.value());
         page.counters(
             "tollgate_connections_turned_away",
-            "Connections above max_connections, or above max_connections_per_address",
+            "Client connections refused because of max_connections or max_connections_per_address",
             [("max_connections", above_all), ("max_connections_per_address", above_address)]
                 .into_iter()
                 .map(|(reason, count)| ([("reason", reason)], count)),
@@ -45,13 +45,13 @@ impl Gateway {
         let reasons = MISUSES.iter().enumerate();
         page.counters(
             "tollgate_connections_closed",
-            "HTTP/2 connections that the gateway closed with GOAWAY because the client misused them",
+            "HTTP/2 connections closed with GOAWAY because of misuse by the client",
             reasons.map(|(number, (_, reason))| ([("reason", *reason)], self.sum(|tally| tally.closed(number)))),
         )?;
         if let Some(tally) = self.tallies.first() {
-            let help = "Bytes of bodies that are held because one side does not read them, at most";
+            let help = "Upper bound of the bytes of bodies buffered because one side does not read them";
             page.gauge("tollgate_buffered_bytes", help, tally.buffer_budget.used())?;
-            let help = "Bodies that were refused or broken off because max_buffered was reached";
+            let help = "Bodies refused or cut off because max_buffered was reached";
             page.counter("tollgate_overloaded_bodies", help, tally.buffer_budget.refused())?;
         }
         let framing = AMBIGUITIES.iter().enumerate();
@@ -60,7 +60,7 @@ impl Gateway {
         let reading = reading.map(|(number, reason)| (*reason, self.sum(|tally| tally.unreadable(number))));
         page.counters(
             "tollgate_ambiguous_requests",
-            "Requests refused because two readers could understand them differently",
+            "Requests refused because they have more than one interpretation",
             framing.chain(reading).map(|(reason, count)| ([("reason", reason)], count)),
         )?;
         let underscore = self.sum(|tally| tally.underscore_headers.value());
@@ -72,7 +72,7 @@ impl Gateway {
                 .into_iter()
                 .map(|(reason, count)| ([("reason", reason)], count)),
         )?;
-        let help = "Lines of the access log that were lost because they could not be written fast enough or at all";
+        let help = "Access log lines lost because they could not be written, or not fast enough";
         page.counter("tollgate_access_log_lost", help, self.lost.load(Relaxed))?;
         let abandoned = self.sum(|tally| tally.abandoned.load(Relaxed).into());
         let help = "Requests whose permit of an in_flight limit is held after their clients left";
@@ -80,20 +80,20 @@ impl Gateway {
         let to_upstreams = i64::try_from(self.upstream_slots.used()).unwrap_or(i64::MAX);
         page.gauge("tollgate_upstream_connections", "Open connections to upstreams, idle ones included", to_upstreams)?;
         let queued = i64::from(self.queued.load(Relaxed));
-        page.gauge("tollgate_queued_requests", "Requests that wait for their turn in the queue of a limit", queued)
+        page.gauge("tollgate_queued_requests", "Requests waiting in the queue of a limit", queued)
     }
 
     fn write_tls(&self, page: &mut Page<'_>) -> fmt::Result {
         let reasons = HANDSHAKE_FAILURES.iter().enumerate();
         page.counters(
             "tollgate_tls_handshakes_failed",
-            "Connections that ended before TLS was agreed on",
+            "Failed TLS handshakes with clients",
             reasons.map(|(number, (_, why))| ([("reason", *why)], self.sum(|tally| tally.failed_handshakes(number)))),
         )?;
         let listeners = self.certificate_reloads();
         page.counters(
             "tollgate_certificate_reloads",
-            "Certificates that were read again because their files had changed, by what became of them",
+            "Certificate reloads after their files changed, by result",
             listeners.iter().flat_map(|reloads| {
                 let listener = ("listener", reloads.listener.as_str());
                 let results = [("applied", reloads.applied), ("refused", reloads.refused)];
@@ -102,7 +102,7 @@ impl Gateway {
         )?;
         page.gauges(
             "tollgate_last_certificate_reload_successful",
-            "1 if the certificates in the files are in force, 0 if they were refused and those before them are",
+            "1 if the certificates in the files are in use, 0 if they were refused and the previous ones are",
             listeners
                 .iter()
                 .map(|reloads| ([("listener", reloads.listener.as_str())], i64::from(reloads.last_was_good))),
@@ -116,7 +116,7 @@ impl Gateway {
         }
         page.gauges(
             "tollgate_certificate_expiry_timestamp_seconds",
-            "When the certificates in force expire",
+            "Expiry of the certificates in use",
             ends.into_iter().map(|(file, ends)| ([("file", file)], ends)),
         )
     }
@@ -139,28 +139,28 @@ impl Gateway {
         let each = || routes.iter().map(|totals| (totals, ("route", totals.name.as_str())));
         page.counters(
             "tollgate_requests",
-            "Requests that are over, by the class of their status; aborted ones had no answer when their client left",
+            "Finished requests by status class; aborted ones had no response when their client left",
             each().flat_map(|(totals, route)| {
                 CLASSES.iter().zip(totals.ended).map(move |(class, count)| ([route, ("status", *class)], count))
             }),
         )?;
         page.gauges(
             "tollgate_requests_in_flight",
-            "Requests under way",
+            "Requests in flight",
             each().map(|(totals, route)| ([route], i64::try_from(totals.in_flight()).unwrap_or(i64::MAX))),
         )?;
         page.counters(
             "tollgate_upstream_failures",
-            "What upstreams failed at, each try by itself",
+            "Failed attempts at upstreams, by kind",
             each().flat_map(|(totals, route)| {
                 FAILURES.iter().zip(totals.failures).map(move |((_, kind), count)| ([route, ("kind", *kind)], count))
             }),
         )?;
         let retries = each().map(|(totals, route)| ([route], totals.retries));
-        page.counters("tollgate_retries", "Tries at another upstream after one that failed", retries)?;
+        page.counters("tollgate_retries", "Retries after a failed attempt at an upstream", retries)?;
         page.histograms(
             "tollgate_request_duration_seconds",
-            "From the whole head of a request to the end of its answer",
+            "Time from the complete head of a request to the end of its response",
             each().map(|(totals, route)| ([route], seconds(totals.nanos), buckets(totals))),
         )
     }
@@ -198,7 +198,7 @@ impl Gateway {
             *upstreams.entry(name).or_insert(true) &= target.is_healthy(now);
         }
         let rows = upstreams.iter().map(|(name, healthy)| ([("upstream", name.as_str())], i64::from(*healthy)));
-        let help = "Whether an upstream is well: neither ejected nor failing its checks";
+        let help = "1 if an upstream is healthy: neither ejected nor failing its checks";
         page.gauges("tollgate_upstream_up", help, rows)?;
         let mut routes = BTreeMap::new();
         for route in site.routes.iter().filter(|route| route.targets().next().is_some()) {
@@ -207,8 +207,7 @@ impl Gateway {
             routes.entry(&route.name).and_modify(|least: &mut i64| *least = healthy.min(*least)).or_insert(healthy);
         }
         let rows = routes.iter().map(|(name, healthy)| ([("route", name.as_str())], *healthy));
-        let help =
-            "Upstreams of a route that are well; one that was ejected once a request or check has succeeded there";
+        let help = "Healthy upstreams of a route; after an ejection, once a request or check has succeeded";
         page.gauges("tollgate_route_upstreams_up", help, rows)
     }
 }

@@ -77,7 +77,7 @@ impl PerAddress {
         self.unlogged.fetch_sub(refused, Relaxed);
         let (group, most) = (Group(group(address)), most.unwrap_or(self.default));
         notice::warn(format_args!(
-            "{refused} connections closed: {group} has {most} open, as many as one address may have: name it in \
+            "{refused} connections closed: {group} has {most} open, the maximum per address: name it in \
              gateway.trusted_proxies if it is your load balancer, or raise gateway.max_connections_per_address"
         ));
     }

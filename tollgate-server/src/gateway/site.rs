@@ -424,7 +424,7 @@ fn target(
 ) -> Result<Arc<Target>, SettingError> {
     let text = upstream.url.as_str();
     let bad = || {
-        SettingError::new(format!("upstream {text} is no URL"), "write one such as http://127.0.0.1:8081")
+        SettingError::new(format!("upstream {text} is not a URL"), "use one such as http://127.0.0.1:8081")
             .of("upstream")
     };
     let uri: Uri = text.parse().map_err(|_| bad())?;

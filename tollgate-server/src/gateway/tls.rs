@@ -136,12 +136,12 @@ impl Tls {
                     });
                     reloads.note_applied(&other.validities);
                     warnings = ExpiryWarnings::new(&other.validities);
-                    notice::log("the certificates have changed and are in force");
+                    notice::log("certificates reloaded: new connections use them");
                 }
                 Err(errors) => {
                     reloads.note_refused();
                     for error in errors {
-                        notice::log(format_args!("the certificates before stay in force: {error}"));
+                        notice::log(format_args!("certificates not reloaded, the previous ones stay in use: {error}"));
                     }
                 }
             }
@@ -187,7 +187,7 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
 }
 
 fn bad(key: &str, path: &Path, problem: &str) -> SettingError {
-    SettingError::new(format!("gateway.tls.{key} {}: {problem}", path.display()), "name a file in PEM that may be read")
+    SettingError::new(format!("gateway.tls.{key} {}: {problem}", path.display()), "name a readable PEM file")
 }
 
 /// Reads a certificate and its key. Returns the problems with both.
@@ -207,7 +207,7 @@ fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, SettingError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let chain = chain.map_err(|error| bad("certificates", path, &error.to_string()))?;
     if chain.is_empty() {
-        return Err(bad("certificates", path, "there is no certificate in it"));
+        return Err(bad("certificates", path, "it contains no certificate"));
     }
     Ok(chain)
 }
@@ -215,7 +215,7 @@ fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, SettingError> {
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, SettingError> {
     let text = read(path).map_err(|error| bad("certificates", path, &error.to_string()))?;
     PrivateKeyDer::from_pem_slice(&text)
-        .map_err(|error| bad("certificates", path, &format!("there is no private key in it ({error})")))
+        .map_err(|error| bad("certificates", path, &format!("it contains no private key ({error})")))
 }
 
 /// Describes why a certificate and a key cannot be used together.
@@ -223,18 +223,17 @@ fn unfit(files: &Files, error: &rustls::Error) -> SettingError {
     let (cert, key) = (files.cert.display(), files.key.display());
     match error {
         rustls::Error::InconsistentKeys(_) => SettingError::new(
-            format!("gateway.tls.certificates {cert}: the key in {key} is not the one that it was made for"),
-            "name the key of this certificate, or the certificate of this key, and the server's own certificate first \
-             where there are several",
+            format!("gateway.tls.certificates {cert}: the key in {key} does not belong to it"),
+            "name the key of this certificate, or the certificate of this key; a chain starts with the server's own certificate",
         )
         .of("key"),
         rustls::Error::InvalidCertificate(_) => {
             let problem = format!("gateway.tls.certificates {cert}: it cannot be used ({error})");
-            SettingError::new(problem, "name a certificate of X.509 in PEM").of("cert")
+            SettingError::new(problem, "name an X.509 certificate in PEM").of("cert")
         }
         _ => {
             let problem = format!("gateway.tls.certificates {key}: it cannot be used ({error})");
-            SettingError::new(problem, "name a private key of RSA, ECDSA or Ed25519 without a password").of("key")
+            SettingError::new(problem, "name an RSA, ECDSA or Ed25519 private key without a password").of("key")
         }
     }
 }
@@ -262,7 +261,7 @@ fn authorities(path: &Path) -> Result<RootCertStore, SettingError> {
         roots.add(certificate).map_err(|error| bad("client_ca", path, &error.to_string()))?;
     }
     if roots.is_empty() {
-        return Err(bad("client_ca", path, "there is no certificate in it"));
+        return Err(bad("client_ca", path, "it contains no certificate"));
     }
     Ok(roots)
 }

@@ -31,7 +31,7 @@ impl UpstreamTls {
                 let path = folder.join(file);
                 let bad = |problem: String| {
                     let problem = format!("upstream_tls.ca {}: {problem}", path.display());
-                    SettingError::new(problem, "name a file in PEM with certificates").of("ca").of("upstream_tls")
+                    SettingError::new(problem, "name a PEM file with certificates").of("ca").of("upstream_tls")
                 };
                 let certificates = CertificateDer::pem_file_iter(&path).map_err(|error| bad(error.to_string()))?;
                 for certificate in certificates {
@@ -39,14 +39,14 @@ impl UpstreamTls {
                     roots.add(certificate).map_err(|error| bad(error.to_string()))?;
                 }
                 if roots.is_empty() {
-                    return Err(bad("there is no certificate in it".to_owned()));
+                    return Err(bad("it contains no certificate".to_owned()));
                 }
             }
         }
         let name = rule.server_name.as_deref().unwrap_or(host.trim_matches(['[', ']']));
         let name = ServerName::try_from(name.to_owned()).map_err(|_| {
-            let problem = format!("upstream_tls.server_name `{name}` is no name");
-            SettingError::new(problem, "write one such as api.internal").of("server_name").of("upstream_tls")
+            let problem = format!("upstream_tls.server_name `{name}` is not a host name");
+            SettingError::new(problem, "use one such as api.internal").of("server_name").of("upstream_tls")
         })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)

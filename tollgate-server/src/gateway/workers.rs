@@ -30,8 +30,8 @@ const BACKLOG: u32 = 4096;
 
 /// The response when there is no room for another connection.
 const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-    connection: close\r\ncontent-length: 73\r\n\r\n\
-    {\"error\":\"too_many_connections\",\"message\":\"Too many clients. Try later.\"}";
+    connection: close\r\ncontent-length: 83\r\n\r\n\
+    {\"error\":\"too_many_connections\",\"message\":\"Too many connections: try again later.\"}";
 
 /// The maximum number of clients that a listener of a worker sends this response at a time; each takes a descriptor.
 /// Other connections are just closed.

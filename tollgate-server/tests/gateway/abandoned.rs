@@ -97,7 +97,8 @@ fn working(speaks: Speaks) -> (Served, Work) {
     (upstream, work)
 }
 
-/// The head of a GET, in HPACK's plainest form: `:method`, `:scheme` and `:path` from the static table, `:authority` as it is.
+/// The head of a GET with the simplest HPACK encoding: `:method`, `:scheme` and `:path` from the static table,
+/// `:authority` as a literal.
 fn head_block(method: u8) -> Vec<u8> {
     [&[method, 0x86, 0x84, 0x41, 1][..], b"h"].concat()
 }
@@ -131,14 +132,14 @@ fn hang_up(gateway: &Gateway, request: &str) {
     std::thread::sleep(PACE);
 }
 
-/// All that a client can do to leave a request behind, whatever the upstream speaks.
+/// Abandons requests in every way a client can, for any protocol of the upstream.
 #[track_caller]
-fn leave_in_every_way(gateway: &Gateway, work: &Work) {
-    // From here on there is a connection to send requests on at once.
+fn abandon_requests_in_every_way(gateway: &Gateway, work: &Work) {
+    // From here on there is an open connection for requests.
     assert_eq!(gateway.get("/").status, 200);
     reset_over_and_over(gateway, GET, END_STREAM);
     work.never_exceeded_two();
-    // The body never comes.
+    // The body never arrives.
     reset_over_and_over(gateway, POST, 0);
     work.never_exceeded_two();
     // The first is plain, and the others are not.
@@ -150,7 +151,7 @@ fn leave_in_every_way(gateway: &Gateway, work: &Work) {
         hang_up_over_and_over(gateway, request);
         work.never_exceeded_two();
     }
-    // Permits come back.
+    // Permits are returned.
     until("the upstream has nothing to do", || work.running() == 0);
     until("there is a permit again", || gateway.get("/").status == 200);
     assert!(work.begun() > 2, "abandoned requests were at the upstream");
@@ -161,7 +162,7 @@ fn resets_and_hang_ups_never_put_more_requests_at_an_http_1_upstream_than_are_al
     let (upstream, work) = working(Speaks::Http1);
     let route = format!("{{ path: /**, timeout: 3s, upstream: 'http://{}' }}", upstream.address);
     let gateway = Gateway::start(&site("", &[route], AT_ONCE));
-    leave_in_every_way(&gateway, &work);
+    abandon_requests_in_every_way(&gateway, &work);
 }
 
 #[test]
@@ -169,7 +170,7 @@ fn resets_and_hang_ups_never_put_more_requests_at_an_http_2_upstream_than_are_al
     let (upstream, work) = working(Speaks::Http2);
     let route = format!("{{ path: /**, timeout: 3s, upstream: 'h2c://{}' }}", upstream.address);
     let gateway = Gateway::start(&site("", &[route], AT_ONCE));
-    leave_in_every_way(&gateway, &work);
+    abandon_requests_in_every_way(&gateway, &work);
 }
 
 #[test]
@@ -204,11 +205,11 @@ fn resets_and_hang_ups_never_put_more_requests_at_a_tls_upstream_than_are_allowe
         let tls = "{ ca: ca.pem, server_name: api.internal }";
         let route = format!("{{ path: /**, timeout: 3s, upstream: 'https://{address}', upstream_tls: {tls} }}");
         let folder = folder_with(&[("tollgate.yaml", &site("", &[route], AT_ONCE)), ("ca.pem", &authority.pem())]);
-        leave_in_every_way(&Gateway::in_folder(folder), &work);
+        abandon_requests_in_every_way(&Gateway::in_folder(folder), &work);
     }
 }
 
-/// An upstream that begins its answer at once, and works for a second before the rest of it.
+/// Returns an upstream that starts its response at once, and works for a second before the rest of it.
 fn begins_early(head: &'static str) -> (Raw, Work) {
     let work = Work::default();
     let counted = work.clone();
@@ -351,7 +352,7 @@ impl Drop for CountedOnDrop {
     }
 }
 
-/// An upstream whose handlers read the whole request and do not answer until they are released, but for `/quick`.
+/// An upstream whose handlers read the whole request and do not respond until they are released, except for `/quick`.
 struct Held {
     upstream: Served,
     begun: Arc<AtomicUsize>,
@@ -392,7 +393,7 @@ fn abandoned_requests_beyond_the_bound_lose_their_connection_and_keep_their_perm
     let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
     let rules = site("workers: 1", &routes, limits) + "admin: { listen: 127.0.0.1:0 }\n";
     let gateway = Gateway::start(&rules);
-    // The first is plain and takes the fast path, and the other does not.
+    // The first is plain and takes the lane, the other does not.
     let odd_header = |number: usize| if number.is_multiple_of(2) { "" } else { "TE: trailers\r\n" };
     let leave = |user: &str, path: &str, odd: &str| {
         let before = begun.load(SeqCst);
@@ -471,7 +472,7 @@ fn a_body_that_breaks_after_the_answer_has_begun_keeps_the_permit_too() {
     });
     let route = format!("{{ path: /**, timeout: 1h, upstream: {} }}", upstream.url());
     let limits = "{ name: at-once, key: const:all, in_flight: 1 }";
-    // A client that hangs up, and one that sends more than is allowed and stays.
+    // A client that disconnects, and one that sends more than is allowed and stays.
     for (number, rest) in [None, Some("x".repeat(100))].into_iter().enumerate() {
         let gateway = Gateway::start(&site("max_body: 50B", std::slice::from_ref(&route), limits));
         let mut connection = gateway.connect();
@@ -519,7 +520,7 @@ fn a_websocket_holds_its_permit_as_long_as_its_tunnel() {
     }
 }
 
-/// Its upstream goes on for a while, and may not be asked again meanwhile.
+/// The upstream goes on for a while, and must not get another request in the meantime.
 #[test]
 fn a_websocket_whose_client_breaks_off_holds_its_permit_until_the_upstream_ends() {
     let (release, released) = std::sync::mpsc::channel::<()>();
@@ -536,7 +537,7 @@ fn a_websocket_whose_client_breaks_off_holds_its_permit_until_the_upstream_ends(
     let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
     let mut chatting = gateway.connect();
     assert_eq!(chatting.ask(HANDSHAKE).status, 101);
-    // Closed with a reset, as a process that is killed does.
+    // Closed with a reset, as when a process is killed.
     socket2::SockRef::from(&chatting.tcp()).set_linger(Some(Duration::ZERO)).unwrap();
     drop(chatting);
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Bodies that one side sends and the other does not read, by the hundreds.
+//! Hundreds of bodies that one side sends and the other does not read.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn metric(gateway: &Gateway, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("there is no {name}")).parse().unwrap()
 }
 
-/// Waits until bodies are refused, and checks that the bound holds all the while and others are served.
+/// Waits until bodies are refused, and checks that the bound holds and others are served in the meantime.
 fn assert_bounded(gateway: &Gateway, before_kib: u64) {
     until("bodies are refused", || {
         let held = metric(gateway, "tollgate_buffered_bytes");
@@ -40,7 +40,7 @@ fn assert_bounded(gateway: &Gateway, before_kib: u64) {
     });
     assert_eq!(gateway.get("/small").status, 200, "others are served");
     let grown_kib = gateway.memory_kib().saturating_sub(before_kib);
-    // What is held, and connections, streams and heads beside it.
+    // The buffered bytes, and connections, streams and heads.
     assert!(grown_kib < 128 << 10, "{grown_kib} KiB more");
 }
 
@@ -61,7 +61,7 @@ fn answers_that_nobody_reads_hold_no_more_than_the_bound() {
         for _ in 0..CONNECTIONS {
             let mut sender = connect(gateway.address).await;
             let asked = (0..STREAMS).map(|_| sender.send_request(get(&gateway, "/big").body(full("")).unwrap()));
-            // Each answer is kept, and nothing of it is read.
+            // Each response is kept, and nothing of it is read.
             held.push((futures_util::future::join_all(asked.collect::<Vec<_>>()).await, sender));
         }
         held
@@ -71,7 +71,7 @@ fn answers_that_nobody_reads_hold_no_more_than_the_bound() {
 
 #[test]
 fn uploads_that_no_upstream_reads_hold_no_more_than_the_bound() {
-    // It reads the head, and nothing behind it.
+    // It reads the head, and nothing after it.
     let upstream = Raw::start(|conversation| {
         conversation.head();
         std::thread::sleep(Duration::from_secs(3600));
@@ -95,7 +95,7 @@ fn uploads_that_no_upstream_reads_hold_no_more_than_the_bound() {
         held
     });
     assert_bounded(&gateway, before_kib);
-    // Some were refused before their body came, and some in the middle of it.
+    // Some were refused before their body arrived, and some in the middle of it.
     let finished = held.into_iter().filter(tokio::task::JoinHandle::is_finished);
     for answered in runtime.block_on(futures_util::future::join_all(finished)) {
         if let Ok(Ok(answer)) = answered {

@@ -1,10 +1,10 @@
-//! Certificates of tests, and those who sign them.
+//! Certificates for tests, and authorities that issue them.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::RootCertStore;
 use time::OffsetDateTime;
 
-/// Whoever signs certificates.
+/// An authority that issues certificates.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, in PEM.
@@ -14,7 +14,7 @@ pub(crate) struct Signed {
 }
 
 impl Signed {
-    /// By itself, as `openssl req -x509` does it.
+    /// Returns a self-signed certificate, as `openssl req -x509` creates it.
     pub(crate) fn by_itself(params: &CertificateParams) -> Self {
         let key = KeyPair::generate().unwrap();
         Self { cert: params.self_signed(&key).unwrap().pem(), key: key.serialize_pem() }
@@ -25,7 +25,7 @@ impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Some take a certificate whose name is its authority's for one that signed itself.
+        // Some treat a certificate with the name of its authority as self-signed.
         params.distinguished_name.push(DnType::CommonName, "an authority of tests");
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }

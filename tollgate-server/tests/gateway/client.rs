@@ -1,4 +1,4 @@
-//! HTTP/1 by hand, so that a test can also send what no client library would, and sees every byte of the answer.
+//! A minimal HTTP/1 client, so that a test can send what no client library would, and sees every byte of the response.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -43,7 +43,7 @@ impl<S: Read + Write> Connection<S> {
         self.ask(format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"))
     }
 
-    /// A GET in somebody's name.
+    /// Sends a GET in the name of a user.
     pub(crate) fn get_as(&mut self, user: &str, target: &str) -> Answer {
         self.ask(format!("GET {target} HTTP/1.1\r\nHost: h\r\nX-User-Id: {user}\r\n\r\n"))
     }
@@ -67,7 +67,7 @@ impl<S: Read + Write> Connection<S> {
         self.try_receive().expect("the gateway answers")
     }
 
-    /// The next answer, interim ones too; an error if the connection ends before the answer does.
+    /// Reads the next response, interim ones too. Fails if the connection ends before the response does.
     pub(crate) fn try_receive(&mut self) -> io::Result<Answer> {
         let mut answer = self.receive_head()?;
         if (100..200).contains(&answer.status) || matches!(answer.status, 204 | 304) {
@@ -84,7 +84,7 @@ impl<S: Read + Write> Connection<S> {
         Ok(answer)
     }
 
-    /// The head of the next answer, and nothing behind it.
+    /// Reads the head of the next response, and nothing after it.
     pub(crate) fn receive_head(&mut self) -> io::Result<Answer> {
         let line = self.line()?;
         let mut words = line.split(' ');
@@ -128,14 +128,14 @@ impl<S: Read + Write> Connection<S> {
         }
     }
 
-    /// So many bytes, whatever they are.
+    /// Reads this many bytes.
     pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         self.stream.read_exact(&mut bytes).expect("they come");
         bytes
     }
 
-    /// Whether the gateway ends the connection without another byte, however it does that.
+    /// Returns whether the gateway ends the connection without another byte.
     pub(crate) fn is_closed(&mut self) -> bool {
         match self.stream.fill_buf() {
             Ok(bytes) => bytes.is_empty(),
@@ -143,7 +143,7 @@ impl<S: Read + Write> Connection<S> {
         }
     }
 
-    /// Reads to the end of the connection, however it ends: how many bytes came.
+    /// Reads to the end of the connection. Returns the number of bytes.
     pub(crate) fn rest(&mut self) -> usize {
         let mut scratch = vec![0; 64 << 10];
         let mut all = 0;
@@ -159,7 +159,7 @@ impl<S: Read + Write> Connection<S> {
 }
 
 impl Answer {
-    /// The value of the only header of this name.
+    /// Returns the value of the only header of this name.
     #[track_caller]
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.iter().filter(|(header, _)| header == name);

@@ -1,4 +1,4 @@
-//! Requests that may not pass, with bodies; and requests that a limit holds back.
+//! Refused requests with bodies, and requests that wait in the queue of a limit.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -20,9 +20,12 @@ fn without_a_file_the_eleventh_call_of_a_user_is_429() {
     assert_eq!((denied.status, denied.header("x-ratelimit-remaining")), (429, Some("0")));
     let seconds: u64 = denied.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&seconds), "{seconds}");
-    let told: serde_json::Value = serde_json::from_str(denied.text()).unwrap();
+    let expected: serde_json::Value = serde_json::from_str(denied.text()).unwrap();
     let message = format!("Too many requests. Please retry after {seconds} seconds.");
-    assert_eq!(told, serde_json::json!({"error": "rate_limit_exceeded", "message": message, "retry_after": seconds}));
+    assert_eq!(
+        expected,
+        serde_json::json!({"error": "rate_limit_exceeded", "message": message, "retry_after": seconds})
+    );
     assert_eq!(connection.get_as("other", "/api/test").status, 200);
 }
 
@@ -49,7 +52,7 @@ fn a_denied_request_never_reaches_the_upstream_and_the_connection_goes_on() {
     assert_eq!(upstream.requests(), 2);
 }
 
-/// What was told before is kept to be told again, so this goes back and forth between all that can differ.
+/// The last refusal is kept for reuse, so this alternates between everything that can differ.
 #[test]
 fn refusals_that_follow_each_other_are_each_their_own() {
     let limit = |name: &str, path: &str, window: &str| {
@@ -78,8 +81,8 @@ fn refusals_that_follow_each_other_are_each_their_own() {
         assert_eq!(answer.header("ratelimit-policy").unwrap(), format!("\"{name}\";q=1;w={window}"), "{number}");
         assert_eq!(answer.header("ratelimit").unwrap(), format!("\"{name}\";r=0;t={wait}"), "{number}");
         if method == "GET" && accept == "*/*" {
-            let told: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
-            assert_eq!(told["retry_after"], wait, "{number}");
+            let expected: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
+            assert_eq!(expected["retry_after"], wait, "{number}");
         }
         let is_problem = answer.header("content-type") == Some("application/problem+json");
         assert_eq!(is_problem, accept != "*/*", "{number}");
@@ -99,7 +102,7 @@ fn a_denial_arrives_while_the_client_is_still_sending() {
         let sending = std::thread::spawn(move || {
             let piece = vec![7; 64 << 10];
             let chunk = [b"10000\r\n", &piece[..], b"\r\n"].concat();
-            // The gateway may hang up on what nobody wants, but only after its answer.
+            // The gateway may close the connection on unwanted bytes, but only after its response.
             _ = (0..BODY_BYTES / piece.len()).try_for_each(|_| {
                 std::thread::sleep(Duration::from_millis(1));
                 tcp.write_all(if is_chunked { &chunk } else { &piece })
@@ -110,7 +113,7 @@ fn a_denial_arrives_while_the_client_is_still_sending() {
     }
 }
 
-/// As most client libraries do: the whole request first, then the answer.
+/// As most client libraries do: the whole request first, then the response.
 #[test]
 fn a_client_that_sends_everything_first_still_reads_its_denial() {
     let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], &per_user(1)));
@@ -169,7 +172,7 @@ fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
     for connection in &mut held {
         connection.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
     }
-    // Both are held as soon as a third is not.
+    // Both wait as soon as a third does not.
     until("a full queue", || {
         let mut connection = gateway.connect();
         connection.tcp().set_read_timeout(Some(Duration::from_millis(300))).unwrap();

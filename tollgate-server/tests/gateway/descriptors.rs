@@ -1,4 +1,4 @@
-//! A process that may not open many files, or start many threads.
+//! Processes with few open files or threads.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -10,6 +10,7 @@ use http::Request;
 use crate::client::Connection;
 use crate::common::{Process, RULES, folder_with, wait_until};
 use crate::http2::{connect, whole};
+use crate::process::skipped;
 use crate::upstream::{Raw, full, runtime};
 
 fn rules(max_connections: &str, upstream: &str) -> String {
@@ -21,7 +22,7 @@ fn rules(max_connections: &str, upstream: &str) -> String {
     )
 }
 
-/// Three HTTP/2 clients ask for more connections to an upstream of HTTP/1 than the process may open files.
+/// Three HTTP/2 clients need more connections to an HTTP/1 upstream than the process may open files.
 #[test]
 fn many_streams_to_a_slow_upstream_leave_descriptors_to_everything_else() {
     const MAX_UPSTREAM_CONNECTIONS: usize = 53;
@@ -64,7 +65,7 @@ fn many_streams_to_a_slow_upstream_leave_descriptors_to_everything_else() {
         assert!(body.starts_with(br#"{"error":"too_many_upstream_connections""#), "{body:?}");
     }
     assert!((20..=MAX_UPSTREAM_CONNECTIONS).contains(&upstream.accepted()), "{}", upstream.accepted());
-    // Plain, and not: slots are left for clients with few requests.
+    // Served by the lane, and by hyper: slots are left for clients with few requests.
     for road in ["", "TE: trailers\r\nConnection: te\r\n"] {
         let mut client = Connection::to(gateway);
         assert_eq!(client.ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{road}\r\n")).status, 200, "{road}");
@@ -75,16 +76,16 @@ fn many_streams_to_a_slow_upstream_leave_descriptors_to_everything_else() {
     let refused = value("tollgate_upstream_failures_total{route=\"/**\",kind=\"too_many_upstream_connections\"}");
     assert!(refused.is_some_and(|refused| refused >= 300 - MAX_UPSTREAM_CONNECTIONS), "{page}");
     assert!(value("tollgate_upstream_connections").is_some_and(|open| open <= MAX_UPSTREAM_CONNECTIONS), "{page}");
-    process.await_said("as many connections to upstreams are open as the limit of open files allows", 1);
+    process.await_said("the limit of open files allows no more connections to upstreams", 1);
 }
 
-/// Idle connections of one road make room for new ones of the other.
+/// Idle connections of the lane make room for new ones of hyper, and the other way round.
 #[test]
 fn idle_upstream_connections_are_closed_for_new_ones() {
     const CLIENTS: usize = 40;
     const ROADS: [&str; 2] = ["", "TE: trailers\r\nConnection: te\r\n"];
     for (first, second) in [(0, 1), (1, 0)] {
-        // Answers once all clients have asked, so that each needs a connection.
+        // Responds once all clients have sent a request, so that each needs a connection.
         let slow = || {
             let barrier = Arc::new(Barrier::new(CLIENTS));
             Raw::start(move |conversation| {
@@ -116,7 +117,7 @@ fn idle_upstream_connections_are_closed_for_new_ones() {
     }
 }
 
-/// Each of many clients is served or refused, none waits in vain, and the other listeners answer all the while.
+/// Each of many clients is served or refused, none waits in vain, and the other listeners respond in the meantime.
 #[test]
 fn few_open_files_serve_few_clients_and_keep_the_other_listeners_alive() {
     let upstream = Raw::named("one");
@@ -142,7 +143,7 @@ fn few_open_files_serve_few_clients_and_keep_the_other_listeners_alive() {
                 }
             }
         }
-        // On a slow machine, connections that waited for their turn may have been closed as idle.
+        // On a slow machine, waiting connections may have been closed as idle.
         assert!((26..=52).contains(&served), "{served} clients are served: {}", process.said());
         assert_eq!(Connection::to(process.address_of("admin")).get("/healthz").status, 200);
         let question = r#"{"limit":"one"}"#;
@@ -168,7 +169,7 @@ fn too_few_open_files_end_with_2_and_the_fix() {
     assert!(said.contains("the process may open 100 files") && said.contains("LimitNOFILE="), "{said}");
 }
 
-/// The bound on threads does not hold for root, so the process runs as a user that nobody is.
+/// The limit of threads does not apply to root, so the process runs as an unused user ID.
 #[test]
 fn too_few_threads_end_with_2_and_the_fix() {
     const NOBODY: &str = "61234";
@@ -183,11 +184,11 @@ fn too_few_threads_end_with_2_and_the_fix() {
             .env("TOKIO_WORKER_THREADS", "2")
             .output()
     };
-    // Only root may become somebody else.
+    // Only root may change the user.
     if !Command::new("setpriv").args(["--reuid", NOBODY, "true"]).status().is_ok_and(|status| status.success()) {
-        return;
+        return skipped("only root may run a process as another user");
     }
-    // With 1 the first of all fails; with 4 the runtime starts and the workers of the gateway do not.
+    // With 1 the main runtime fails; with 4 it starts and the workers of the gateway do not.
     for threads in [1, 2, 3, 4, 5] {
         let output = run(threads).unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

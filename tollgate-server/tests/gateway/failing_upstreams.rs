@@ -1,4 +1,4 @@
-//! Upstreams that refuse, hang, hang up or make no sense: the client gets a clear answer, and soon.
+//! Upstreams that refuse, hang, disconnect or send invalid responses: the client gets a clear response, and soon.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use crate::client::Answer;
 use crate::process::{Gateway, site};
-use crate::upstream::{Raw, nobody, until};
+use crate::upstream::{Raw, until, unused_address};
 
-/// Generous: a busy machine must not fail a test, but nothing may take for ever.
+/// Generous: a busy machine must not fail a test, but nothing may take forever.
 const SOON: Duration = Duration::from_secs(15);
 
 fn gateway(upstream: &str) -> Gateway {
     Gateway::start(&site("", &[format!("{{ path: /**, timeout: 1s, retries: 0, upstream: {upstream} }}")], ""))
 }
 
-/// The answer, and the connection behind it still serves.
+/// Returns the response, and checks that the connection still serves.
 fn answer(gateway: &Gateway) -> Answer {
     let mut connection = gateway.connect();
     let begun = Instant::now();
@@ -27,7 +27,7 @@ fn answer(gateway: &Gateway) -> Answer {
 
 #[test]
 fn an_upstream_that_refuses_is_502() {
-    let answer = answer(&gateway(&format!("http://{}", nobody())));
+    let answer = answer(&gateway(&format!("http://{}", unused_address())));
     assert_eq!(answer.status, 502);
     assert!(answer.text().contains("bad_gateway"), "{}", answer.text());
 }
@@ -70,14 +70,14 @@ fn an_upstream_that_sends_half_a_head_and_hangs_is_504() {
     assert_eq!(answer(&gateway(&upstream.url())).status, 504);
 }
 
-/// An answer without a length ends with its connection, but not with a connection that breaks.
+/// A response without a length ends when its connection is closed, but not when it is reset.
 #[test]
 fn a_reset_is_not_the_end_of_an_answer() {
     let upstream = Raw::start(|conversation| {
-        // It is there, and stays unread: so closing resets the connection.
+        // It has arrived and stays unread, so closing resets the connection.
         assert!(conversation.stream.peek(&mut [0]).is_ok_and(|there| there > 0));
         conversation.send("HTTP/1.1 200 OK\r\n\r\nhalf of it");
-        // A reset takes away what the gateway has not read.
+        // A reset discards what the gateway has not read.
         std::thread::sleep(Duration::from_millis(300));
     });
     let gateway = gateway(&upstream.url());
@@ -89,10 +89,10 @@ fn a_reset_is_not_the_end_of_an_answer() {
     }
 }
 
-/// The system does not take it at once, and the upstream answers before it reads.
+/// The system does not accept it at once, and the upstream responds before it reads.
 #[test]
 fn a_body_that_does_not_go_in_one_piece_goes_whole() {
-    // It comes in one piece, and does not go in one.
+    // It arrives in one piece, and cannot be sent in one.
     const LENGTH: usize = 40_000;
     let upstream = Raw::far_away(|conversation| {
         assert!(conversation.stream.peek(&mut [0]).is_ok_and(|there| there > 0));
@@ -111,7 +111,7 @@ fn a_body_that_does_not_go_in_one_piece_goes_whole() {
     }
 }
 
-/// What ends a new connection may be the request itself.
+/// The request itself may be what ends a new connection.
 #[test]
 fn a_request_that_a_new_connection_ends_with_is_not_sent_again_to_the_same() {
     let upstream = Raw::start(|conversation| _ = conversation.request());
@@ -140,9 +140,9 @@ fn an_answer_that_stops_in_the_middle_ends_the_clients_connection_too() {
         let begun = Instant::now();
         connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
         let cut = connection.try_receive();
-        // What is found out before the head has left is told in a better way.
-        let is_told = cut.as_ref().map_or(true, |answer| answer.status == 502);
-        assert!(is_told, "{head:?}, {stays}: the client must see that it is not all: {cut:?}");
+        // An error that is found before the head is sent gets a 502.
+        let assert_reported = cut.as_ref().map_or(true, |answer| answer.status == 502);
+        assert!(assert_reported, "{head:?}, {stays}: the client must see that it is not all: {cut:?}");
         assert!(begun.elapsed() < SOON, "{head:?}, {stays}");
     }
 }
@@ -151,7 +151,7 @@ fn an_answer_that_stops_in_the_middle_ends_the_clients_connection_too() {
 fn an_upstream_that_resets_the_connection_is_502() {
     let upstream = Raw::start(|conversation| {
         _ = conversation.head();
-        // Closing with bytes unread resets the connection.
+        // Closing with unread bytes resets the connection.
         _ = conversation.stream.shutdown(Shutdown::Write);
     });
     let gateway = gateway(&upstream.url());
@@ -167,7 +167,7 @@ fn answers_that_make_no_sense_are_502_and_nothing_of_them_is_passed_on() {
         ("no status", "HTTP/1.1 hello\r\n\r\n"),
         ("a name with a space", "HTTP/1.1 200 OK\r\nX y: z\r\nContent-Length: 0\r\n\r\n"),
         ("a NUL", "HTTP/1.1 200 OK\r\nX: y\0z\r\nContent-Length: 0\r\n\r\n"),
-        ("a length that is none", "HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello"),
+        ("an invalid length", "HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello"),
         ("two lengths", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!"),
         (
             "both lengths",
@@ -184,7 +184,7 @@ fn answers_that_make_no_sense_are_502_and_nothing_of_them_is_passed_on() {
         ),
         ("a head that is too long", &long),
         (
-            "another protocol that nobody asked for",
+            "an unrequested protocol",
             "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
         ),
     ] {
@@ -231,7 +231,7 @@ fn an_upstream_that_answers_before_it_has_read_everything_is_heard() {
     assert_eq!((answer.status, answer.text()), (403, "no"));
 }
 
-/// Somebody who hangs up in the middle of an upload is no reason to leave an upstream alone.
+/// A client that disconnects during an upload is no reason to eject an upstream.
 #[test]
 fn clients_that_break_off_are_not_the_upstreams_fault() {
     let (one, other) = (Raw::named("one"), Raw::named("other"));

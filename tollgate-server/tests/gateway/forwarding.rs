@@ -1,4 +1,4 @@
-//! What an upstream is told of the client and of the way, and who is believed about that.
+//! Headers that describe the client and the connection to upstreams, and whose headers are trusted.
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -6,14 +6,14 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use crate::http2::{connect, get, whole, with_trailers};
-use crate::process::{Gateway, site};
-use crate::upstream::{Asked, Raw, Served, Speaks, full, runtime};
+use crate::process::{Gateway, has_ipv6, site};
+use crate::upstream::{Raw, ReceivedRequest, Served, Speaks, full, runtime};
 
-/// What an upstream got of a request with these headers, and the id that the client got back.
-fn told(gateway: &Gateway, headers: &str) -> (Asked, Option<String>) {
+/// Returns the request that the upstream got for these headers, and the ID that the client got back.
+fn forwarded_headers(gateway: &Gateway, headers: &str) -> (ReceivedRequest, Option<String>) {
     let answer = gateway.connect().ask(format!("GET / HTTP/1.1\r\nHost: shop.example.com:81\r\n{headers}\r\n"));
     let id = answer.header("x-request-id").map(str::to_owned);
-    (Asked { head: answer.text().to_owned(), body: Vec::new(), trailers: String::new() }, id)
+    (ReceivedRequest { head: answer.text().to_owned(), body: Vec::new(), trailers: String::new() }, id)
 }
 
 fn gateway(settings: &str, upstream: &Raw) -> Gateway {
@@ -21,7 +21,7 @@ fn gateway(settings: &str, upstream: &Raw) -> Gateway {
 }
 
 #[test]
-fn an_upstream_is_told_of_the_client_and_what_strangers_say_of_it_is_not_passed_on() {
+fn upstream_gets_the_clients_address_and_no_forged_one() {
     let upstream = Raw::named("one");
     let gateway = gateway("", &upstream);
     for headers in [
@@ -29,7 +29,7 @@ fn an_upstream_is_told_of_the_client_and_what_strangers_say_of_it_is_not_passed_
         "X-Forwarded-For: 1.2.3.4\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: evil\r\nForwarded: for=1.2.3.4\r\n\
          X-Forwarded-For: 5.6.7.8\r\n",
     ] {
-        let (asked, _) = told(&gateway, headers);
+        let (asked, _) = forwarded_headers(&gateway, headers);
         assert_eq!(asked.values("x-forwarded-for"), ["127.0.0.1"]);
         assert_eq!(asked.values("x-forwarded-proto"), ["http"]);
         assert_eq!(asked.values("x-forwarded-host"), ["shop.example.com:81"]);
@@ -39,10 +39,10 @@ fn an_upstream_is_told_of_the_client_and_what_strangers_say_of_it_is_not_passed_
 }
 
 #[test]
-fn a_trusted_proxy_is_believed_and_added_to() {
+fn headers_of_a_trusted_proxy_are_kept_and_extended() {
     let upstream = Raw::named("one");
     let gateway = gateway("trusted_proxies: [127.0.0.0/8]", &upstream);
-    let (asked, _) = told(
+    let (asked, _) = forwarded_headers(
         &gateway,
         "X-Forwarded-For: 1.2.3.4\r\nX-Forwarded-For: 5.6.7.8\r\nX-Forwarded-Proto: https\r\n\
          X-Forwarded-Host: shop\r\nForwarded: for=1.2.3.4\r\nVia: 1.0 edge\r\n",
@@ -69,29 +69,30 @@ fn limits_count_by_the_client_behind_a_trusted_proxy_alone() {
 }
 
 #[test]
-fn the_id_of_a_request_is_made_or_kept_and_given_back() {
+fn request_id_is_created_or_kept_and_returned() {
     let upstream = Raw::named("one");
     let gateway = gateway("", &upstream);
     let mut made = std::collections::HashSet::new();
     for headers in ["", "", "X-Request-Id: has a space\r\n", "X-Request-Id: \r\n"] {
-        let (asked, id) = told(&gateway, headers);
+        let (asked, id) = forwarded_headers(&gateway, headers);
         let id = id.expect("it is given back");
         assert_eq!(asked.values("x-request-id"), [&id]);
         assert_eq!(id.len(), 32);
         assert!(made.insert(id), "it was made before");
     }
-    let (asked, id) = told(&gateway, "X-Request-Id: mine-1\r\n");
+    let (asked, id) = forwarded_headers(&gateway, "X-Request-Id: mine-1\r\n");
     assert_eq!((asked.values("x-request-id"), id.as_deref()), (vec!["mine-1"], Some("mine-1")));
-    let (asked, _) = told(&gateway, &format!("X-Request-Id: {}\r\n", "x".repeat(200)));
+    let (asked, _) = forwarded_headers(&gateway, &format!("X-Request-Id: {}\r\n", "x".repeat(200)));
     assert_eq!(asked.values("x-request-id")[0].len(), 32, "too long to be kept");
 }
 
 #[test]
-fn nothing_is_told_that_nobody_wants_told() {
+fn headers_that_are_turned_off_are_not_sent() {
     let upstream = Raw::named("one");
     let gateway = gateway("tell_upstreams: []", &upstream);
-    // What a client says of itself would be taken for what the gateway says.
-    let (asked, id) = told(&gateway, "X-Forwarded-For: 1.2.3.4\r\nX-Forwarded-Host: h\r\nForwarded: for=1.2.3.4\r\n");
+    // The upstream would take the client's own headers for those of the gateway.
+    let (asked, id) =
+        forwarded_headers(&gateway, "X-Forwarded-For: 1.2.3.4\r\nX-Forwarded-Host: h\r\nForwarded: for=1.2.3.4\r\n");
     for name in ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded", "via", "x-request-id"] {
         assert_eq!(asked.values(name), [""; 0], "{name}");
     }
@@ -100,13 +101,13 @@ fn nothing_is_told_that_nobody_wants_told() {
 
 #[test]
 fn ipv6_works_on_both_sides() {
-    if std::net::TcpListener::bind("[::1]:0").is_err() {
+    if !has_ipv6() {
         return;
     }
     let upstream = Raw::at_named("[::1]:0", "six");
     let rules = site("", &[format!("{{ path: /**, upstream: 'http://{}' }}", upstream.address)], "");
     let gateway = Gateway::start(&rules.replace("listen: 127.0.0.1:0", "listen: '[::1]:0'"));
-    let (asked, _) = told(&gateway, "");
+    let (asked, _) = forwarded_headers(&gateway, "");
     assert_eq!(asked.values("x-forwarded-for"), ["::1"]);
     assert_eq!(asked.values("forwarded"), ["for=\"[::1]\";host=\"shop.example.com:81\";proto=http"]);
 }
@@ -120,17 +121,17 @@ fn the_proxy_protocol_names_the_client() {
     assert!(answer.text().to_ascii_lowercase().contains("\r\nx-forwarded-for: 203.0.113.9\r\n"), "{}", answer.text());
     let mut direct = gateway.connect();
     direct.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert!(direct.is_closed(), "whoever does not name its client is hung up on");
+    assert!(direct.is_closed(), "a connection without a PROXY header is closed");
 }
 
-/// Two servers behind each other could log different ones, and a client could choose which.
+/// Two servers in a row could log different ones, and a client could choose which.
 #[test]
 fn single_valid_request_id_is_kept_and_anything_else_is_replaced() {
     let upstream = Raw::named("one");
     let gateway = gateway("", &upstream);
-    // The lane serves a plain request, hyper one with a header that the lane leaves to it.
+    // The lane serves a plain request, hyper one with a header that the lane does not handle.
     for road in ["", "TE: trailers\r\nConnection: te\r\n"] {
-        let (asked, id) = told(&gateway, &format!("{road}X-Request-Id: mine\r\n"));
+        let (asked, id) = forwarded_headers(&gateway, &format!("{road}X-Request-Id: mine\r\n"));
         assert_eq!(asked.values("x-request-id"), ["mine"]);
         assert_eq!(id.as_deref(), Some("mine"));
         for ids in [
@@ -139,7 +140,7 @@ fn single_valid_request_id_is_kept_and_anything_else_is_replaced() {
             "X-Request-Id: one\r\nX-Request-Id:\r\n",
             "X-Request-Id: two words\r\n",
         ] {
-            let (asked, id) = told(&gateway, &format!("{road}{ids}"));
+            let (asked, id) = forwarded_headers(&gateway, &format!("{road}{ids}"));
             let made = id.expect("the client gets the id");
             assert_eq!(asked.values("x-request-id"), [&made], "{road}{ids}");
             assert_eq!(made.len(), 32, "a new one: {made}");
@@ -165,19 +166,20 @@ const FORGED: [&str; 14] = [
     "X-Original-Host",
 ];
 
-/// Sends a request to hyper's road: `TE` is nothing for the lane.
+/// Makes hyper serve a request: the lane does not handle `TE`.
 const TO_HYPER: &str = "TE: trailers\r\n";
 
-/// The heads that an upstream got of a request with these headers, over HTTP/1 on both roads and over HTTP/2.
-fn heads(gateway: &Gateway, headers: &[(&str, &str)]) -> [Asked; 3] {
+/// Returns the heads that an upstream got of a request with these headers: over HTTP/1 from the lane and from hyper,
+/// and over HTTP/2.
+fn heads(gateway: &Gateway, headers: &[(&str, &str)]) -> [ReceivedRequest; 3] {
     let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let http1 = ["", TO_HYPER].map(|road| told(gateway, &format!("{road}{lines}")).0);
+    let http1 = ["", TO_HYPER].map(|road| forwarded_headers(gateway, &format!("{road}{lines}")).0);
     let http2 = runtime().block_on(async {
         let mut sender = connect(gateway.address).await;
         let request = headers.iter().fold(get(gateway, "/"), |request, (name, value)| request.header(*name, *value));
         let answered = sender.send_request(request.body(full("")).unwrap()).await.unwrap();
         let (_, head, _) = whole(answered).await;
-        Asked { head: String::from_utf8_lossy(&head).into_owned(), body: Vec::new(), trailers: String::new() }
+        ReceivedRequest { head: String::from_utf8_lossy(&head).into_owned(), body: Vec::new(), trailers: String::new() }
     });
     let [lane, hyper] = http1;
     [lane, hyper, http2]
@@ -205,9 +207,9 @@ fn dropped_headers_are_counted_by_reason_on_both_roads() {
     for asked in heads(&gateway, &sent[..3]) {
         assert!(!asked.head.is_empty());
     }
-    // Headers of a connection are dropped by every proxy. HTTP/2 does not know them.
+    // Every proxy drops hop-by-hop headers. HTTP/2 does not have them.
     let lines: String = sent[3..].iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    told(&gateway, &lines);
+    forwarded_headers(&gateway, &lines);
     gateway.await_metric(r#"tollgate_request_headers_dropped_total{reason="underscore"}"#, 6);
     gateway.await_metric(r#"tollgate_request_headers_dropped_total{reason="forwarding"}"#, 3);
 }
@@ -258,7 +260,8 @@ fn names_with_underscores_are_dropped_from_everybody_unless_they_are_kept_or_ref
     assert_eq!(upstream.requests(), 12, "a refused request does not reach the upstream");
 }
 
-/// Statuses of two requests that differ in the value of a header, on each road: a limit of 1 counts by that header.
+/// Returns the statuses of two requests that differ in the value of a header, in the lane and with hyper. A limit of 1
+/// counts by that header.
 fn statuses(gateway: &Gateway, header: &str, extra: &str) -> [[u16; 2]; 2] {
     ["", TO_HYPER].map(|road| {
         ["a", "b"].map(|value| {
@@ -278,7 +281,7 @@ fn limits_do_not_count_by_a_header_that_the_upstream_does_not_get() {
         ("", "x-user-id", "Connection: x-user-id\r\n"),
         ("", "x-user-id", "Connection: close, X-User-Id\r\n"),
     ] {
-        // On each road another count, so that both are seen to deny.
+        // Separate counts for the lane and hyper, so that both are seen to deny.
         let limit = format!(
             "{{ name: one, key: ['header:{header}', 'header:te'], algorithm: fixed_window, align: first_request, \
              limit: 1, window: 1h }}"
@@ -291,7 +294,7 @@ fn limits_do_not_count_by_a_header_that_the_upstream_does_not_get() {
 }
 
 #[test]
-fn a_header_that_connection_names_is_counted_by_nobody_over_websockets_too() {
+fn header_that_connection_names_is_not_counted_by_over_websockets() {
     let upstream = Raw::named("one");
     let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
     let gateway = Gateway::start(&site("", &[route], &crate::process::per_user(1)));
@@ -303,7 +306,7 @@ fn a_header_that_connection_names_is_counted_by_nobody_over_websockets_too() {
 }
 
 #[test]
-fn upstreams_of_http_1_are_announced_no_trailers() {
+fn http_1_upstreams_get_no_trailer_header() {
     let upstream = Raw::named("one");
     for asked in heads(&gateway("", &upstream), &[("Trailer", "x-sum"), ("X-Kept", "1")]) {
         let head = asked.head.to_ascii_lowercase();
@@ -313,13 +316,13 @@ fn upstreams_of_http_1_are_announced_no_trailers() {
 
 #[test]
 fn trailers_carry_nothing_that_an_upstream_could_take_for_a_header_of_the_proxy() {
-    // An upstream of HTTP/1 gets no trailers at all.
+    // An HTTP/1 upstream gets no trailers at all.
     let upstream = Served::start(Speaks::Http2, |request: Request<Incoming>| async {
         let trailers = request.into_body().collect().await.unwrap().trailers().cloned().unwrap_or_default();
         let lines = trailers.iter().map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap()));
         Response::new(full(lines.collect::<String>()))
     });
-    // From trusted proxies too: limits have decided before trailers come.
+    // From trusted proxies too: limits have decided before trailers arrive.
     for settings in ["", "trusted_proxies: [127.0.0.0/8]"] {
         let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
         let gateway = Gateway::start(&site(settings, &[route], ""));

@@ -1,4 +1,4 @@
-//! gRPC through the gateway, without TLS on either side: the client and the server are tonic's.
+//! gRPC through the gateway, without TLS on either side. The client and the server are tonic's.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -20,10 +20,10 @@ use crate::upstream::runtime;
 
 type Answer = Result<HealthCheckResponse, Status>;
 
-/// The health service: its one call is answered by the name that is asked for, its stream says what the test tells it.
+/// The health service: a call is answered by the requested name, and the stream sends what the test says.
 struct Service {
     calls: Arc<AtomicUsize>,
-    told: Mutex<Option<mpsc::Receiver<Answer>>>,
+    pending: Mutex<Option<mpsc::Receiver<Answer>>>,
 }
 
 #[tonic::async_trait]
@@ -47,8 +47,8 @@ impl Health for Service {
 
     async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         self.calls.fetch_add(1, Relaxed);
-        let mut told = self.told.lock().unwrap().take().ok_or_else(|| Status::unavailable("watched already"))?;
-        Ok(Response::new(Box::pin(stream::poll_fn(move |context| told.poll_recv(context)))))
+        let mut pending = self.pending.lock().unwrap().take().ok_or_else(|| Status::unavailable("watched already"))?;
+        Ok(Response::new(Box::pin(stream::poll_fn(move |context| pending.poll_recv(context)))))
     }
 }
 
@@ -56,24 +56,24 @@ fn health(status: ServingStatus) -> HealthCheckResponse {
     HealthCheckResponse { status: status.into() }
 }
 
-/// A server behind a gateway that allows each user so many calls, and a client before it.
+/// A server behind a gateway that allows each user a number of calls, and a client.
 struct Stage {
     client: HealthClient<Channel>,
-    /// What the server says to whoever watches.
-    tell: mpsc::Sender<Answer>,
+    /// The messages for the stream.
+    updates: mpsc::Sender<Answer>,
     calls: Arc<AtomicUsize>,
     _gateway: Gateway,
 }
 
 impl Stage {
     async fn set(calls_per_user: u64) -> Self {
-        let (calls, (tell, told)) = (Arc::default(), mpsc::channel(1));
-        let address = serve(Service { calls: Arc::clone(&calls), told: Mutex::new(Some(told)) }).await;
+        let (calls, (updates, pending)) = (Arc::default(), mpsc::channel(1));
+        let address = serve(Service { calls: Arc::clone(&calls), pending: Mutex::new(Some(pending)) }).await;
         let route = format!("{{ path: /grpc.health.v1.Health/*, upstream: 'h2c://{address}' }}");
         let gateway = Gateway::start(&site("", &[route], &per_user(calls_per_user)));
         let endpoint = Endpoint::from_shared(format!("http://{}", gateway.address)).unwrap().timeout(PATIENCE);
         let client = HealthClient::new(endpoint.connect().await.unwrap());
-        Self { client, tell, calls, _gateway: gateway }
+        Self { client, updates, calls, _gateway: gateway }
     }
 }
 
@@ -112,11 +112,11 @@ fn a_stream_passes_message_by_message_and_ends_with_the_status_in_its_trailers()
         let mut stage = Stage::set(10).await;
         let mut answers = stage.client.watch(ann_asks("shop")).await.unwrap().into_inner();
         for said in [ServingStatus::NotServing, ServingStatus::Serving, ServingStatus::Unknown] {
-            // The next is not said before this one is heard.
-            stage.tell.send(Ok(health(said))).await.unwrap();
+            // The next message is not sent before this one arrives.
+            stage.updates.send(Ok(health(said))).await.unwrap();
             assert_eq!(answers.message().await.unwrap().unwrap().status(), said);
         }
-        stage.tell.send(Err(Status::data_loss("the rest is lost"))).await.unwrap();
+        stage.updates.send(Err(Status::data_loss("the rest is lost"))).await.unwrap();
         let error = answers.message().await.unwrap_err();
         assert_eq!((error.code(), error.message()), (Code::DataLoss, "the rest is lost"));
     });
@@ -126,11 +126,11 @@ fn a_stream_passes_message_by_message_and_ends_with_the_status_in_its_trailers()
 fn a_client_that_leaves_a_stream_ends_it_at_the_server() {
     runtime().block_on(async {
         let mut stage = Stage::set(10).await;
-        stage.tell.send(Ok(health(ServingStatus::Serving))).await.unwrap();
+        stage.updates.send(Ok(health(ServingStatus::Serving))).await.unwrap();
         let mut answers = stage.client.watch(ann_asks("shop")).await.unwrap().into_inner();
         assert!(answers.message().await.unwrap().is_some());
         drop(answers);
-        timeout(PATIENCE, stage.tell.closed()).await.expect("the server hears of it");
+        timeout(PATIENCE, stage.updates.closed()).await.expect("the server hears of it");
     });
 }
 
@@ -149,7 +149,7 @@ fn a_denied_call_is_resource_exhausted_and_does_not_reach_the_server() {
             assert!(denied.metadata().contains_key("retry-after"), "{:?}", denied.metadata());
         }
         assert_eq!(stage.calls.load(Relaxed), 1);
-        // The connection is none the worse for it.
+        // The connection still works.
         let mut request = ann_asks("shop");
         request.metadata_mut().insert("x-user-id", "bob".parse().unwrap());
         assert!(stage.client.check(request).await.is_ok());

@@ -1,8 +1,9 @@
 //! HTTP/2 without TLS, on either side and on both.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -28,7 +29,7 @@ pub(crate) fn get(gateway: &Gateway, path: &str) -> http::request::Builder {
     Request::get(format!("http://{}{path}", gateway.address))
 }
 
-/// The status, the body and the trailers of an answer.
+/// Returns the status, the body and the trailers of a response.
 pub(crate) async fn whole(response: Response<Incoming>) -> (u16, Bytes, HeaderMap) {
     let status = response.status().as_u16();
     let collected = response.into_body().collect().await.unwrap();
@@ -36,7 +37,7 @@ pub(crate) async fn whole(response: Response<Incoming>) -> (u16, Bytes, HeaderMa
     (status, collected.to_bytes(), trailers)
 }
 
-/// Data, and trailers behind it.
+/// Returns a body of data and trailers.
 pub(crate) fn with_trailers(data: Bytes, trailers: &[(&'static str, &'static str)]) -> AnyBody {
     let trailers: HeaderMap = trailers
         .iter()
@@ -46,7 +47,7 @@ pub(crate) fn with_trailers(data: Bytes, trailers: &[(&'static str, &'static str
     BodyExt::boxed(StreamBody::new(futures_util::stream::iter(frames)))
 }
 
-/// As a gRPC server: what came is sent back, with a status in the trailers.
+/// Responds as a gRPC server: with the request body, and a status in the trailers.
 async fn grpc(request: Request<Incoming>) -> Response<AnyBody> {
     assert_eq!(request.version(), http::Version::HTTP_2);
     assert_eq!(request.headers()["te"], "trailers");
@@ -80,7 +81,7 @@ fn a_call_with_trailers_passes_from_http_2_to_http_2() {
                 .unwrap();
             let response = sender.send_request(request).await.unwrap();
             if number == 3 {
-                // RFC of gRPC: a call always ends with 200 and a status.
+                // gRPC over HTTP/2: a call always ends with 200 and a status.
                 assert_eq!(
                     (response.status().as_u16(), &response.headers()["grpc-status"]),
                     (200, &"8".parse().unwrap())
@@ -125,8 +126,8 @@ fn a_client_of_http_2_reaches_an_upstream_of_http_1() {
 #[test]
 fn a_client_of_http_1_reaches_an_upstream_of_http_2() {
     let upstream = Served::start(Speaks::Http2, |request| async move {
-        let told = format!("{} {:?} {}", request.method(), request.version(), request.uri());
-        Response::new(full(told))
+        let expected = format!("{} {:?} {}", request.method(), request.version(), request.uri());
+        Response::new(full(expected))
     });
     let gateway = Gateway::before(&format!("h2c://{}", upstream.address));
     let mut connection = gateway.connect();
@@ -157,7 +158,7 @@ fn a_client_of_http_2_shares_connections_to_an_upstream_of_http_1() {
 
 #[test]
 fn many_requests_share_one_connection_on_both_sides() {
-    // Ten requests have to be there before any of them is answered.
+    // Ten requests have to arrive before any of them gets a response.
     let ten = Arc::new(tokio::sync::Barrier::new(10));
     let upstream = Served::start(Speaks::Http2, move |request| {
         let ten = ten.clone();
@@ -213,12 +214,12 @@ fn an_upstream_of_http_2_that_hangs_is_given_up() {
     });
     let route = format!("{{ path: /**, timeout: 1s, upstream: 'h2c://{}' }}", upstream.address);
     let gateway = Gateway::start(&site("", &[route], ""));
-    let begun = Instant::now();
     assert_eq!(gateway.get("/head").status, 504);
     let mut connection = gateway.connect();
     connection.send("GET /body HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert!(connection.try_receive().is_err(), "the client must see that it is not all");
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    let cut_off = connection.try_receive().err().expect("the client must see that the response is incomplete");
+    let is_timeout = matches!(cut_off.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+    assert!(!is_timeout, "the gateway does not close the connection: {cut_off}");
 }
 
 #[test]
@@ -246,15 +247,15 @@ fn a_connection_that_an_upstream_of_http_2_lost_is_made_anew() {
     for _ in 0..3 {
         assert_eq!(gateway.get("/").text(), "ok");
     }
-    let refuses = Gateway::before(&format!("h2c://{}", crate::upstream::nobody()));
+    let refuses = Gateway::before(&format!("h2c://{}", crate::upstream::unused_address()));
     assert_eq!(refuses.get("/").status, 502);
-    // An upstream that speaks HTTP/1 after all.
+    // An upstream that speaks only HTTP/1.
     let other = Raw::named("one");
     let mistaken = Gateway::before(&format!("h2c://{}", other.address));
     assert_eq!(mistaken.get("/").status, 502);
 }
 
-/// Bodies that differ from their length are another way to hide a request.
+/// Bodies that differ from their length are another way to smuggle a request.
 #[test]
 fn a_body_of_http_2_is_as_long_as_it_says() {
     let upstream = Raw::named("one");
@@ -292,7 +293,7 @@ fn a_body_that_does_not_come_is_late_by_itself() {
     });
 }
 
-/// A GET may have a body, and nothing says how long one of HTTP/2 is.
+/// A GET may have a body, and an HTTP/2 body needs no length.
 #[test]
 fn a_body_of_unknown_length_passes_whatever_the_method() {
     let upstream = Raw::start(|conversation| {
@@ -324,14 +325,14 @@ fn a_body_of_unknown_length_passes_whatever_the_method() {
     }
 }
 
-/// HTTP/2 has no other way to say that a body is not there than not to send it.
+/// In HTTP/2, the absence of a body is only shown by not sending one.
 #[test]
-fn an_answer_to_head_has_no_body_whoever_wrote_it() {
+fn response_to_head_has_no_body() {
     let routes = [
         "{ path: /written, respond: { body: hello } }".to_owned(),
         "{ path: /nothing, respond: { status: 204, body: hello } }".to_owned(),
         "{ path: /echo, upstream: echo }".to_owned(),
-        format!("{{ path: /fails, retries: 0, upstream: 'http://{}' }}", crate::upstream::nobody()),
+        format!("{{ path: /fails, retries: 0, upstream: 'http://{}' }}", crate::upstream::unused_address()),
     ];
     let gateway = Gateway::start(&site("", &routes, ""));
     runtime().block_on(async {
@@ -339,7 +340,7 @@ fn an_answer_to_head_has_no_body_whoever_wrote_it() {
         for (path, wanted) in [("/written", 200), ("/nothing", 204), ("/echo", 200), ("/fails", 502), ("/none", 404)] {
             let uri = format!("http://{}{path}", gateway.address);
             let request = Request::head(uri).body(full("")).unwrap();
-            // A client that gets a body all the same ends the stream with an error.
+            // A client that gets a body nevertheless resets the stream.
             let (parts, body) = sender.send_request(request).await.unwrap().into_parts();
             let body = body.collect().await.unwrap_or_else(|error| panic!("{path}: {error}")).to_bytes();
             assert_eq!((parts.status.as_u16(), body.len()), (wanted, 0), "{path}");
@@ -378,7 +379,7 @@ fn requests_of_http_2_that_have_two_readings_are_refused() {
             let body = if lengths[0] == "5" { "hello" } else { "" };
             let body = with_trailers(Bytes::from_static(body.as_bytes()), &[]);
             let answered = sender.send_request(request.body(body).unwrap()).await;
-            // What the library refuses by itself never gets here.
+            // Requests that the library refuses itself do not reach the gateway.
             assert!(answered.is_err() || answered.is_ok_and(|answer| answer.status() == 400), "{lengths:?}");
         }
         let mut sender = connect(gateway.address).await;
@@ -391,7 +392,7 @@ fn requests_of_http_2_that_have_two_readings_are_refused() {
 }
 
 #[test]
-fn each_side_is_told_what_was_spoken_with_the_other() {
+fn via_names_the_version_of_the_other_side() {
     let one = Raw::named("one");
     let two = Served::start(Speaks::Http2, |_| async { Response::new(full("ok")) });
     let routes = [
@@ -407,7 +408,7 @@ fn each_side_is_told_what_was_spoken_with_the_other() {
         let (_, body, _) = whole(response).await;
         let seen = String::from_utf8_lossy(&body).to_ascii_lowercase();
         assert!(seen.contains("\r\nvia: 2 tollgate\r\n"), "{seen}");
-        // A header that is only for the neighbour has to be named as such.
+        // A hop-by-hop header has to be named in `Connection`.
         assert!(seen.contains("\r\nte: trailers\r\n") && seen.contains("\r\nconnection: te\r\n"), "{seen}");
         let request = get(&gateway, "/two").body(full("")).unwrap();
         assert_eq!(sender.send_request(request).await.unwrap().headers()["via"], "2 tollgate");
@@ -419,7 +420,7 @@ fn each_side_is_told_what_was_spoken_with_the_other() {
     assert!(refused.header("allow").is_some_and(|allow| allow.contains("GET") && !allow.contains("CONNECT")));
 }
 
-/// Requests and refusals on both roads of the gateway, over HTTP/1.1 and HTTP/2.
+/// Requests and refusals in the lane and with hyper, over HTTP/1.1 and HTTP/2.
 #[test]
 fn every_answer_lists_the_policies_that_matched() {
     let upstream = Raw::named("one");

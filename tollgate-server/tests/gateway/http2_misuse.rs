@@ -1,4 +1,4 @@
-//! Clients of HTTP/2 that send frames which cost them nothing, and clients that are merely busy.
+//! HTTP/2 clients that send frames which cost them nothing, and clients that are merely busy.
 
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ const END_HEADERS: u8 = 4;
 const CANCEL: [u8; 4] = [0, 0, 0, 8];
 const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
 
-/// The head of a request to the host `h`: everything but the host is in HPACK's static table, or a short literal.
+/// Returns the head of a request to the host `h`: everything but the host is in HPACK's static table, or a short
+/// literal.
 fn head(method: u8, path: &str) -> Vec<u8> {
     let length = u8::try_from(path.len()).unwrap();
     [&[method, 0x86, 0x04, length], path.as_bytes(), &[0x01, 1], b"h"].concat()
@@ -38,7 +39,7 @@ fn with_admin(rules: &str) -> String {
 }
 
 /// Reads to the end of the connection. Returns the error code of its GOAWAY.
-fn told_to_go(frames: &mut Frames) -> Option<Vec<u8>> {
+fn goaway_code(frames: &mut Frames) -> Option<Vec<u8>> {
     let mut code = None;
     while let Some((kind, _, payload)) = frames.next() {
         if kind == GOAWAY {
@@ -71,9 +72,9 @@ fn a_flood_of_cheap_frames_ends_its_connection() {
         frames.send_on(1, HEADERS, END_HEADERS, &head(POST, "/upload")).unwrap();
         // The gateway may close the connection before it has read everything.
         let sent = (0..4_000).take_while(|_| frames.send_on(stream, kind, flags, payload).is_ok()).count();
-        let code = told_to_go(&mut frames);
+        let code = goaway_code(&mut frames);
         assert!(code.as_deref().is_none_or(|code| code == ENHANCE_YOUR_CALM), "{name}: {code:?} after {sent}");
-        // Empty data is more than hyper takes, too.
+        // hyper also refuses a flood of empty DATA frames.
         if kind != DATA {
             let series = "tollgate_connections_closed_total{reason=\"cheap_frames\"}";
             gateway.await_metric(series, number as u64 + 1);
@@ -85,7 +86,7 @@ fn a_flood_of_cheap_frames_ends_its_connection() {
     assert_eq!(gateway.get("/").status, 200);
 }
 
-/// Heads that are no request, and more requests at once than are allowed.
+/// Heads that are not requests, and more concurrent requests than allowed.
 #[test]
 fn a_flood_of_heads_that_are_refused_ends_its_connection() {
     let upstream = Raw::start(|conversation| conversation.await_end());
@@ -98,7 +99,7 @@ fn a_flood_of_heads_that_are_refused_ends_its_connection() {
                 break;
             }
         }
-        let code = told_to_go(&mut frames);
+        let code = goaway_code(&mut frames);
         assert!(code.as_deref().is_none_or(|code| code == ENHANCE_YOUR_CALM), "{code:?}");
         // hyper or the gateway closes it, whichever counts faster.
         gateway.await_metric("tollgate_connections", 0);
@@ -106,7 +107,7 @@ fn a_flood_of_heads_that_are_refused_ends_its_connection() {
     }
 }
 
-/// 50 MB through a window of four kilobytes: two frames for each of them, and a PING, as gRPC sends them.
+/// 50 MB through a window of four kilobytes: two frames for each of them, and a PING, as gRPC clients send them.
 #[test]
 fn a_client_that_reads_much_through_small_windows_is_left_alone() {
     const BYTES: usize = 50 << 20;
@@ -133,7 +134,7 @@ fn a_client_that_reads_much_through_small_windows_is_left_alone() {
                     frames.send_on(0, PING, 0, &[7; 8]).unwrap();
                 }
             }
-            GOAWAY => panic!("told to go after {read} bytes: {payload:?}"),
+            GOAWAY => panic!("GOAWAY after {read} bytes: {payload:?}"),
             _ => {}
         }
     }
@@ -141,8 +142,8 @@ fn a_client_that_reads_much_through_small_windows_is_left_alone() {
     gateway.await_metric("tollgate_connections_closed_total{reason=\"cheap_frames\"}", 0);
 }
 
-/// Sends a request that the upstream does not answer, and resets it when it is there. Returns false if the gateway has
-/// closed the connection.
+/// Sends a request that the upstream does not answer, and resets it once it has arrived. Returns false if the gateway
+/// has closed the connection.
 fn reset(frames: &mut Frames, number: usize, (gateway, upstream): (&Gateway, &Raw)) -> bool {
     let (stream, before) = (u32::try_from(2 * number + 1).unwrap(), upstream.requests());
     let is_sent = frames.send_on(stream, HEADERS, END_HEADERS | END_STREAM, &head(GET, "/slow")).is_ok();
@@ -152,17 +153,17 @@ fn reset(frames: &mut Frames, number: usize, (gateway, upstream): (&Gateway, &Ra
 }
 
 #[test]
-fn a_client_that_resets_request_after_request_is_told_to_go() {
+fn client_that_resets_request_after_request_gets_goaway() {
     let upstream = Raw::start(|conversation| conversation.await_end());
     let gateway =
         Gateway::start(&with_admin(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], "")));
     let mut frames = Frames::to(&gateway);
-    // Some are forgiven meanwhile.
+    // Some are forgiven in the meantime.
     let resets = (0..400).take_while(|number| reset(&mut frames, *number, (&gateway, &upstream))).count();
     assert!(resets > 200, "{resets}");
     let series = "tollgate_connections_closed_total{reason=\"premature_resets\"}";
     gateway.await_metric(series, 1);
-    assert_eq!(told_to_go(&mut frames).as_deref(), Some(&ENHANCE_YOUR_CALM[..]));
+    assert_eq!(goaway_code(&mut frames).as_deref(), Some(&ENHANCE_YOUR_CALM[..]));
     gateway.await_said("warning: HTTP/2 connection of 127.0.0.1 closed: it reset too many requests", 1);
 }
 
@@ -182,14 +183,14 @@ fn a_client_that_resets_some_requests_and_lets_others_finish_is_left_alone() {
             match kind {
                 SETTINGS if flags & ACK == 0 => frames.send_on(0, SETTINGS, ACK, &[]).unwrap(),
                 DATA if flags & END_STREAM != 0 => break,
-                GOAWAY => panic!("told to go after {number}: {payload:?}"),
+                GOAWAY => panic!("GOAWAY after {number}: {payload:?}"),
                 _ => {}
             }
         }
     }
 }
 
-/// Sends a GET on a connection and waits for the end of its answer. Frames of other streams are skipped.
+/// Sends a GET and waits for the end of the response. Skips frames of other streams.
 #[track_caller]
 fn get_ok(frames: &mut Frames, stream: u32, path: &str) {
     frames.send_on(stream, HEADERS, END_HEADERS | END_STREAM, &head(GET, path)).unwrap();
@@ -265,7 +266,7 @@ fn answers_that_the_gateway_cuts_off_are_not_resets_of_the_client() {
     let settings = "max_buffered: 1MiB\n  timeouts: { write: 1h }";
     let gateway = Gateway::start(&with_admin(&site(settings, &routes, "")));
     let mut frames = Frames::to(&gateway);
-    // The window of the connection has room for all answers, and those of the streams have not.
+    // The window of the connection has room for all responses, the windows of the streams do not.
     frames.send_on(0, WINDOW_UPDATE, 0, &[0x3f, 0, 0, 0]).unwrap();
     let (mut cut, mut stream) = (0, 1);
     let mut begin = |frames: &mut Frames| {

@@ -1,4 +1,4 @@
-//! Many requests on one connection: what one does must not hold up the others.
+//! Many requests on one connection: none may block the others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -16,10 +16,10 @@ use crate::http2_deadlines::Frames;
 use crate::process::{Gateway, site};
 use crate::upstream::{AnyBody, Raw, Served, Speaks, accepting, full, runtime};
 
-/// Generous: a busy machine must not fail a test, but nothing may take for ever.
+/// Generous: a busy machine must not fail a test, but nothing may take forever.
 const SOON: Duration = Duration::from_secs(15);
 
-/// A body without end.
+/// Returns an endless body.
 pub(crate) fn endless() -> AnyBody {
     let piece = || Ok(Frame::data(Bytes::from_static(&[7; 16 << 10])));
     BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece)))
@@ -37,7 +37,7 @@ fn clients_that_do_not_read_hold_up_nobody_at_an_upstream_of_http_2() {
         connection.send("GET /endless HTTP/1.1\r\nHost: h\r\n\r\n");
         assert_eq!(connection.receive_head().unwrap().status, 200);
     }
-    // Until everything between here and there is full.
+    // Until all buffers between client and upstream are full.
     std::thread::sleep(Duration::from_secs(2));
     let begun = Instant::now();
     for _ in 0..5 {
@@ -49,7 +49,7 @@ fn clients_that_do_not_read_hold_up_nobody_at_an_upstream_of_http_2() {
 
 #[test]
 fn uploads_that_an_upstream_does_not_read_hold_up_no_others_of_the_client() {
-    // It never reads what it is sent there, as far as the system's buffers go.
+    // It never reads the body, beyond the system's buffers.
     let upstream = Raw::start(|conversation| {
         let Some(asked) = conversation.head() else { return };
         if asked.head.contains("/stuck") {
@@ -78,11 +78,11 @@ fn uploads_that_an_upstream_does_not_read_hold_up_no_others_of_the_client() {
     });
 }
 
-/// The host is the client's, whichever way the request was tried before.
+/// The host is the client's, whatever the protocol of the first attempt was.
 #[test]
 fn a_second_try_asks_for_the_same_host() {
     let broken = Raw::start(|conversation| {
-        // Says hello, and hangs up on a request: whatever is longer than the gateway's own hello.
+        // Sends its settings, and disconnects on a request: on anything longer than the gateway's settings.
         conversation.send([0, 0, 0, 4, 0, 0, 0, 0, 0]);
         while conversation.unread().len() < 160 && conversation.more() {}
     });
@@ -103,7 +103,7 @@ fn a_second_try_asks_for_the_same_host() {
     assert!(broken.accepted() > 0, "it was tried");
 }
 
-/// An upstream of HTTP/2 that takes so many requests of a connection at a time.
+/// Returns an HTTP/2 upstream that accepts this many concurrent requests on a connection.
 fn narrow(streams: u32, takes: Duration) -> (std::net::SocketAddr, Arc<AtomicUsize>) {
     accepting(move |stream| async move {
         let service = hyper::service::service_fn(move |_| async move {
@@ -146,7 +146,7 @@ fn a_head_of_some_length_passes_from_an_upstream_of_http_2() {
     assert_eq!((answer.status, answer.header("x-long").map(str::len)), (200, Some(40 << 10)));
 }
 
-/// A client that takes everything at once and reads nothing.
+/// A client that accepts everything at once and reads nothing.
 #[test]
 fn one_connection_cannot_hold_much() {
     let [headers, settings, window_update] = [1, 4, 8];
@@ -158,7 +158,7 @@ fn one_connection_cannot_hold_much() {
     frames.send_on(0, settings, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]).unwrap();
     frames.send_on(0, window_update, 0, &[0x7f, 0, 0, 0]).unwrap();
     for number in 0..250 {
-        // GET http://h/, and that is all of it.
+        // GET http://h/.
         frames.send_on(2 * number + 1, headers, 0x5, &[0x82, 0x86, 0x84, 0x41, 1, b'h']).unwrap();
     }
     std::thread::sleep(Duration::from_secs(4));
@@ -167,11 +167,11 @@ fn one_connection_cannot_hold_much() {
     assert!(held < 40 << 10, "{held} KiB");
 }
 
-/// The same the other way: an upstream that takes everything at once and reads nothing.
+/// The same the other way round: an upstream that accepts everything at once and reads nothing.
 #[test]
 fn uploads_that_an_upstream_of_http_2_does_not_read_hold_little() {
     let upstream = Raw::start(|conversation| {
-        // Windows as wide as they get, for streams and for the connection.
+        // Maximum windows, for streams and for the connection.
         conversation.send([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff]);
         conversation.send([0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0]);
         std::thread::sleep(Duration::from_secs(15));

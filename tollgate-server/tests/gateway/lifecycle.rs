@@ -1,4 +1,4 @@
-//! Starting, stopping and changing the routes while clients are being served.
+//! Starting, stopping and changing routes while clients are served.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -8,17 +8,17 @@ use crate::client::Connection;
 use crate::process::{Gateway, fails, site};
 use crate::upstream::{Raw, until};
 
-/// What clients know of each other.
+/// The state that clients share.
 #[derive(Default)]
 struct Clients {
     answered: AtomicUsize,
     done: AtomicBool,
-    /// The gateway has been told to end.
+    /// Whether the gateway was asked to stop.
     stopping: AtomicBool,
 }
 
-/// Sends requests one after the other and opens a new connection when it is asked to, until the gateway is gone or the
-/// test is done. No request may fail.
+/// Sends requests one after the other, and opens a new connection when it is asked to, until the gateway has stopped or
+/// the test is done. No request may fail.
 fn honest_client(address: std::net::SocketAddr, clients: &Clients) {
     let Clients { answered, done, stopping } = clients;
     'connections: while !done.load(Relaxed) {
@@ -31,7 +31,7 @@ fn honest_client(address: std::net::SocketAddr, clients: &Clients) {
             let answer = sent.and_then(|()| connection.try_receive());
             let answer = match answer {
                 Ok(answer) => answer,
-                // The kernel had taken this connection when the port was closed, and nobody else ever did.
+                // The kernel had accepted this connection when the port was closed, but the gateway never did.
                 Err(_) if is_first && stopping.load(Relaxed) => continue 'connections,
                 Err(error) => panic!("a request failed, the first: {is_first}: {error}"),
             };
@@ -102,7 +102,7 @@ fn a_request_that_never_ends_holds_up_the_end_for_drain_and_no_longer() {
     let gateway = gateway.ended();
     assert!(begun.elapsed() < Duration::from_secs(15));
     assert!(connection.is_closed());
-    gateway.await_said("1 connection with something under way when gateway.timeouts.drain was over: cut off", 1);
+    gateway.await_said("1 connection with requests in flight cut off at the end of gateway.timeouts.drain", 1);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_bad_file_changes_no_route() {
     for (times, bad) in [
         route("first").replace("path:", "pth:"),
         site("", &["{ path: /**, upstream: 'https://127.0.0.1:1', upstream_tls: { ca: absent.pem } }"], ""),
-        // The gateway would go on without routes, and somewhere else.
+        // Without the gateway section, the gateway would run without routes, and elsewhere.
         "service: { http: 127.0.0.1:0 }\nlimits: []\n".to_owned(),
     ]
     .iter()
@@ -181,10 +181,10 @@ fn a_port_in_use_ends_with_2_and_the_fix() {
 }
 
 #[test]
-fn a_port_in_use_at_a_reload_is_told_with_what_becomes_of_it_and_what_to_do() {
+fn port_in_use_at_a_reload_is_logged_with_the_fix() {
     let route = |listen: &str| site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", listen);
     let gateway = Gateway::start(&route("127.0.0.1:0"));
-    // Each of the two ways that the line names.
+    // Each of the two ways that the log line names.
     let hangs_up = |_: &str| gateway.signal("HUP");
     let changes_the_file = |rules: &str| gateway.save(&format!("{rules}# changed\n"));
     let mut reached = None;
@@ -192,12 +192,12 @@ fn a_port_in_use_at_a_reload_is_told_with_what_becomes_of_it_and_what_to_do() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap().to_string();
         gateway.save(&route(&address));
-        let told = format!(
+        let expected = format!(
             "tollgate.yaml is refused, and the rules before it stay in force: gateway.listen: cannot listen on {address}: \
              Address already in use (os error 98); the gateway goes on where it listens; stop the process that has it, or choose another port, \
              and send SIGHUP or change the file\n"
         );
-        gateway.await_said(&told, 1);
+        gateway.await_said(&expected, 1);
         let listens = reached.unwrap_or(gateway.address);
         assert_eq!(Connection::to(listens).get("/").status, 200);
         drop(taken);
@@ -208,7 +208,7 @@ fn a_port_in_use_at_a_reload_is_told_with_what_becomes_of_it_and_what_to_do() {
     }
 }
 
-/// Workers share a port, and two gateways would share it too if nothing kept them from it.
+/// Workers share a port, and two gateways would share it, too, if nothing prevented it.
 #[test]
 fn two_gateways_do_not_share_a_port() {
     let first = Gateway::start(&site("", &["{ path: /**, upstream: echo }"], ""));

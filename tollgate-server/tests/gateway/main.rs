@@ -1,4 +1,4 @@
-//! The gateway as its clients and upstreams meet it: a process of its own between real sockets.
+//! The gateway as its clients and upstreams see it: a separate process between real sockets.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]
@@ -14,11 +14,9 @@ mod redis;
 mod upstream;
 
 mod abandoned;
-mod answer_heads;
-mod answers_counted;
-mod broken_answers;
+mod broken_responses;
 mod buffers;
-mod circles;
+mod counted_responses;
 mod denials;
 mod descriptors;
 mod failing_upstreams;
@@ -28,14 +26,17 @@ mod http2;
 mod http2_deadlines;
 mod http2_misuse;
 mod http2_sharing;
+mod lane_and_hyper;
 mod lifecycle;
 mod messages;
 mod normal_form;
 mod on_redis;
 mod outages;
 mod per_address;
-mod refused_again;
+mod repeated_refusals;
+mod response_heads;
 mod routing;
+mod self_proxy;
 mod slow_clients;
 mod smuggling;
 mod soak;
@@ -47,4 +48,3 @@ mod upstream_addresses;
 mod upstream_health;
 mod upstream_reuse;
 mod upstream_tls;
-mod ways;

@@ -1,4 +1,4 @@
-//! HTTP/1 on both sides: connections, bodies, trailers, and the heads that a proxy must understand.
+//! HTTP/1 on both sides: connections, bodies, trailers, and heads that a proxy must understand.
 
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ fn bodies_in_chunks_pass_both_ways() {
     assert!(!upstream.seen().concat().contains("ext"), "extensions are between neighbours");
 }
 
-/// Some servers take trailers for headers, uvicorn for those of the same request, aiohttp for those of the next.
+/// Some servers treat trailers as headers: uvicorn as those of the same request, aiohttp as those of the next.
 #[test]
 fn trailers_of_responses_pass_and_those_of_requests_do_not_reach_http_1() {
     let upstream = Raw::start(|conversation| {
@@ -139,7 +139,7 @@ fn trailers_of_responses_pass_and_those_of_requests_do_not_reach_http_1() {
 }
 
 #[test]
-fn a_client_is_told_to_go_on_only_when_its_body_is_wanted() {
+fn interim_continue_is_sent_only_when_the_body_is_wanted() {
     let upstream = Raw::named("one");
     let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(1)));
     let request = "POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
@@ -212,7 +212,7 @@ fn an_answer_that_ends_with_its_connection_is_passed_on_whole() {
 }
 
 #[test]
-fn what_is_only_between_neighbours_is_not_passed_on() {
+fn hop_by_hop_headers_are_not_forwarded() {
     let upstream = Raw::start(|conversation| {
         while let Some(asked) = conversation.request() {
             conversation.send(format!(
@@ -272,7 +272,7 @@ fn a_client_that_goes_away_ends_the_request_to_the_upstream() {
     connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
     until("a request at the upstream", || upstream.requests() == 1);
     drop(connection);
-    // The place of the request is free again: another is served while the first upstream connection is gone.
+    // Another request is served, since the first upstream connection is closed.
     let begun = std::time::Instant::now();
     gateway.signal("TERM");
     assert_eq!(gateway.wait().code(), Some(0));

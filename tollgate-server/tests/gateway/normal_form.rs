@@ -1,4 +1,4 @@
-//! What a limit sees is what the upstream gets: one form of path, host, method and of the values that keys are made of.
+//! Limits see what upstreams get: one form of the path, host, method and key values.
 
 use http::{HeaderValue, Request};
 
@@ -8,7 +8,7 @@ use crate::upstream::{Raw, full, runtime, until};
 
 const SPENT: &str = "algorithm: fixed_window, limit: 1, window: 1h";
 
-/// A gateway whose limits by path are spent.
+/// Starts a gateway whose limits by path are spent.
 fn gateway(settings: &str, upstream: &Raw, limits: &[&str]) -> Gateway {
     let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
     Gateway::start(&site(settings, &[route], &limits.join(",\n  ")))
@@ -62,7 +62,7 @@ fn the_upstream_gets_the_path_that_limits_saw() {
         assert_eq!(answer.status, 200, "{sent}");
         assert!(answer.text().starts_with(&format!("GET {forwarded} HTTP/1.1\r\n")), "{sent}: {}", answer.text());
     }
-    // A target without a path asks for the root.
+    // A target without a path means the root.
     for (rest, forwarded) in [("?y=1", "/?y=1"), ("", "/"), ("#y", "/"), ("#", "/"), ("#?q", "/"), ("/", "/")] {
         let target = format!("http://{}{rest}", gateway.address);
         let answer = connection.ask(format!("GET {target} HTTP/1.1\r\nHost: {}\r\n\r\n", gateway.address));
@@ -71,7 +71,7 @@ fn the_upstream_gets_the_path_that_limits_saw() {
 }
 
 #[test]
-fn what_cannot_be_read_safely_is_refused_with_its_reason() {
+fn ambiguous_requests_are_refused_with_their_reason() {
     let upstream = Raw::named("one");
     let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
     let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &[route], "")));
@@ -124,7 +124,7 @@ fn a_flood_of_unreadable_requests_is_banned() {
             assert_eq!(gateway.get("/").status, 200);
             assert_eq!(gateway.connect().ask(bad).status, 400);
         }
-        // A head that nobody could read counts once its connection has ended.
+        // A head that could not be parsed counts once its connection has ended.
         until(&format!("the ban for {bad:?}"), || {
             let answer = gateway.get("/");
             answer.status == 429 && answer.text().contains(r#""error":"banned""#)
@@ -133,7 +133,7 @@ fn a_flood_of_unreadable_requests_is_banned() {
 }
 
 #[test]
-fn a_setting_says_how_upstreams_read_paths() {
+fn path_settings_describe_upstreams() {
     let upstream = Raw::named("one");
     let url = upstream.url();
     let routes = [
@@ -155,7 +155,7 @@ fn a_setting_says_how_upstreams_read_paths() {
     assert_eq!(gateway.get("/java/a%2Fb;v=1").status, 429, "the same path in another spelling");
 }
 
-/// Requests with values that frameworks read differently, against a key that is spent and one on a block list.
+/// Requests with values that frameworks interpret differently, against a spent key and one on a block list.
 #[test]
 fn spellings_of_a_key_count_as_one_or_are_refused() {
     let upstream = Raw::named("one");

@@ -1,4 +1,4 @@
-//! Gateways whose limits are on a Redis: decisions that are waited for.
+//! Gateways whose limits are on Redis, so that decisions take time.
 
 use crate::common::run_in;
 use crate::process::{Gateway, folder_with, per_user, site};
@@ -18,10 +18,10 @@ fn rules(redis: &Redis, upstream: &Raw) -> String {
 fn two_gateways_share_a_limit_and_count_every_request_once() {
     let (redis, upstream) = (Redis::start(), Raw::named("one"));
     let gateways = [(); 2].map(|()| Gateway::start(&rules(&redis, &upstream)));
-    // The third way is not plain, and is found out after the decision.
+    // The third is not plain, which is found out after the decision.
     for (user, target) in [("ann", "/api/x"), ("bob", "/written"), ("cyd", "/echo"), ("dan", "/nowhere")] {
         let mut connections = gateways.each_ref().map(Gateway::connect);
-        let told: Vec<_> = (0..6)
+        let expected: Vec<_> = (0..6)
             .map(|turn| {
                 let answer = connections[turn % 2].get_as(user, target);
                 (answer.status, answer.header("x-ratelimit-remaining").unwrap().to_owned())
@@ -29,7 +29,7 @@ fn two_gateways_share_a_limit_and_count_every_request_once() {
             .collect();
         let passed = if target == "/nowhere" { 404 } else { 200 };
         let wanted = [(passed, "3"), (passed, "2"), (passed, "1"), (passed, "0"), (429, "0"), (429, "0")];
-        assert_eq!(told, wanted.map(|(status, left)| (status, left.to_owned())), "{target}");
+        assert_eq!(expected, wanted.map(|(status, left)| (status, left.to_owned())), "{target}");
     }
     assert_eq!(upstream.requests(), 4);
 }
@@ -55,14 +55,14 @@ fn published_rules_leave_a_gateway_its_own_proxies() {
 }
 
 #[test]
-fn operators_are_told_when_redis_goes_and_when_it_is_back() {
+fn loss_and_return_of_redis_are_logged() {
     let (mut redis, upstream) = (Redis::start(), Raw::named("one"));
     let gateway = Gateway::start(&rules(&redis, &upstream));
     let mut connection = gateway.connect();
     assert_eq!(connection.get_as("ann", "/api/x").status, 200);
     redis.kill();
     until("the line about its end", || {
-        // Whatever is decided meanwhile, it is decided.
+        // Either decision is fine, as long as there is one.
         assert!([200, 429].contains(&connection.get_as("ann", "/api/x").status));
         gateway.said().contains(" does not answer: ")
     });
@@ -79,7 +79,7 @@ fn operators_are_told_when_redis_goes_and_when_it_is_back() {
 }
 
 #[test]
-fn requests_sent_ahead_while_redis_is_asked_are_answered_in_their_order() {
+fn pipelined_requests_are_answered_in_order_while_redis_decides() {
     let (redis, upstream) = (Redis::start(), Raw::named("one"));
     let gateway = Gateway::start(&rules(&redis, &upstream));
     let mut connection = gateway.connect();

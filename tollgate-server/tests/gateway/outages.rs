@@ -1,13 +1,13 @@
-//! Routes of which no upstream is well.
+//! Routes without a healthy upstream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::client::Connection;
 use crate::process::{Gateway, site};
-use crate::upstream::{Raw, moody, nobody, until};
+use crate::upstream::{Raw, moody, until, unused_address};
 
-/// An upstream that answers every request, and its checks as it is told to.
+/// Returns an upstream that answers every request, and its checks as `passes` says.
 fn checked(passes: &Arc<AtomicBool>) -> Raw {
     let passes = Arc::clone(passes);
     Raw::start(move |conversation| {
@@ -19,55 +19,54 @@ fn checked(passes: &Arc<AtomicBool>) -> Raw {
     })
 }
 
-/// Each is down for a reason of its own, and either may be the one that still answers.
+/// Each is down for its own reason, and either may be the one that still responds.
 #[test]
-fn a_route_without_a_well_upstream_is_told_as_that_and_so_is_its_end() {
-    let (is_well, passes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
-    let (ejected, checked) = (moody("ejected", &is_well), checked(&passes));
+fn outage_of_a_route_is_logged_at_its_start_and_end() {
+    let (is_healthy, passes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+    let (ejected, checked) = (moody("ejected", &is_healthy), checked(&passes));
     let check = "health_check: { path: /health, every: 100ms, unhealthy_after: 1, healthy_after: 1 }";
     let (eject, upstreams) = ("eject: { after: 1, for: 1h }", format!("[{}, {}]", ejected.url(), checked.url()));
     let routes = [
         format!("{{ name: both, path: /both/**, balance: round_robin, upstream: {upstreams}, {eject} }}"),
-        // The check of one of them alone.
+        // Only one of them has a check.
         format!("{{ name: one, path: /one/**, upstream: {}, {check} }}", checked.url()),
     ];
     let gateway = Gateway::start(&site("workers: 1", &routes, ""));
     let mut connection = gateway.connect();
     until("a failure", || connection.get("/both/").status == 200 && ejected.requests() > 0);
-    let told = format!("upstream {} of route both", ejected.address);
+    let described = format!("upstream {} of route both", ejected.address);
     let of_ejected = format!(
-        "{told} failed: it hung up before the end of its answer; it gets no requests for 3600 s while another upstream is \
-         well\n"
+        "{described} failed: it closed the connection before the end of its response; it gets no requests for 3600 s while another upstream is healthy\n"
     );
     gateway.await_said(&of_ejected, 1);
     passes.store(false, Relaxed);
     let of_checked = format!(
-        "upstream {} of routes both, one fails its health check of /health: it answered with 503; it gets no requests \
-         while another upstream is well, but for those of route one where there is no other\n",
+        "upstream {} of routes both, one fails its health check of /health: it responded with 503; it gets no requests \
+         while another upstream is healthy, except for route one where it is the only one\n",
         checked.address
     );
     gateway.await_said(&of_checked, 1);
-    gateway.await_said("tollgate: no upstream of route both is well now: requests go to all of them\n", 1);
+    gateway.await_said("tollgate: no upstream of route both is healthy: requests go to all of them\n", 1);
     let before = ejected.requests();
     let answered = (0..4).filter(|_| connection.get("/both/").header("x-upstream") == Some("checked")).count();
     assert_eq!(answered, 4, "what fails at one is tried at the other");
     assert!(ejected.requests() > before, "both are asked");
-    is_well.store(true, Relaxed);
+    is_healthy.store(true, Relaxed);
     until("the line about its return", || {
         connection.get("/both/");
-        gateway.said().contains(&format!("{told} answers requests again, and gets its share of them\n"))
+        gateway.said().contains(&format!("{described} answers requests again, and gets its share of them\n"))
     });
-    gateway.await_said("tollgate: there is a well upstream again for route both\n", 1);
+    gateway.await_said("tollgate: route both has a healthy upstream again\n", 1);
     passes.store(true, Relaxed);
     let said = gateway.await_said("passes its health checks again, and gets its share of requests\n", 1);
-    assert_eq!(said.matches("of route both is well now").count(), 1, "{said}");
+    assert_eq!(said.matches("of route both is healthy").count(), 1, "{said}");
 }
 
-/// What one cause takes down goes together: none is the last that goes.
+/// Upstreams that fail for one cause fail together, so that none is the last.
 #[test]
-fn upstreams_that_go_together_are_told_as_one_outage_of_their_routes() {
-    let is_well = Arc::new(AtomicBool::new(false));
-    let upstreams = ["one", "other"].map(|name| moody(name, &is_well));
+fn upstreams_that_fail_together_are_logged_as_one_outage() {
+    let is_healthy = Arc::new(AtomicBool::new(false));
+    let upstreams = ["one", "other"].map(|name| moody(name, &is_healthy));
     let [one, other] = upstreams.each_ref().map(Raw::url);
     let eject = "eject: { after: 1, for: 1h }";
     let routes = ["a", "b"].map(|name| {
@@ -77,25 +76,26 @@ fn upstreams_that_go_together_are_told_as_one_outage_of_their_routes() {
     let gateway = Gateway::start(&site("workers: 1", &routes, ""));
     let mut connection = gateway.connect();
     assert_eq!(connection.get("/a/").status, 502, "what fails at one is tried at the other");
-    let began = "tollgate: no upstream of routes a, b is well now: requests go to all of them\n";
+    let began = "tollgate: no upstream of routes a, b is healthy: requests go to all of them\n";
     gateway.await_said(began, 1);
-    is_well.store(true, Relaxed);
+    is_healthy.store(true, Relaxed);
     until("an answer", || connection.get("/a/").status == 200);
     gateway.await_said("answers requests again, and gets its share of them\n", 1);
-    let ended = "tollgate: there is a well upstream again for routes a, b\n";
+    let ended = "tollgate: routes a, b have a healthy upstream again\n";
     let said = gateway.await_said(ended, 1);
-    let told = said.split_inclusive('\n').filter(|line| line.starts_with("tollgate: "));
-    let of_routes: Vec<&str> = told.filter(|line| !line.starts_with("tollgate: upstream ")).collect();
+    let described = said.split_inclusive('\n').filter(|line| line.starts_with("tollgate: "));
+    let of_routes: Vec<&str> = described.filter(|line| !line.starts_with("tollgate: upstream ")).collect();
     assert_eq!(of_routes, [began, ended]);
 }
 
-/// Otherwise requests would go on failing at the others for as long as they are ejected.
+/// Otherwise requests would keep failing at the others for as long as they are ejected.
 #[test]
-fn of_a_route_without_a_well_upstream_the_first_that_answers_gets_all_requests() {
-    let is_well = Arc::new(AtomicBool::new(false));
-    let back = moody("back", &is_well);
-    for upstreams in [format!("[http://{}, {}, http://{}]", nobody(), back.url(), nobody()), back.url()] {
-        is_well.store(false, Relaxed);
+fn in_an_outage_the_first_upstream_that_responds_gets_all_requests() {
+    let is_healthy = Arc::new(AtomicBool::new(false));
+    let back = moody("back", &is_healthy);
+    for upstreams in [format!("[http://{}, {}, http://{}]", unused_address(), back.url(), unused_address()), back.url()]
+    {
+        is_healthy.store(false, Relaxed);
         let eject = "balance: round_robin, retries: 0, eject: { after: 1, for: 1h }";
         let route = format!("{{ name: all, path: /**, upstream: {upstreams}, {eject} }}");
         let gateway =
@@ -106,9 +106,9 @@ fn of_a_route_without_a_well_upstream_the_first_that_answers_gets_all_requests()
         };
         let mut connection = gateway.connect();
         until("the outage", || connection.get("/").status == 502 && counts(0));
-        is_well.store(true, Relaxed);
+        is_healthy.store(true, Relaxed);
         until("an answer", || connection.get("/").status == 200);
-        // The client may have the answer before the gateway has counted it.
+        // The client may have the response before the gateway has counted it.
         until("one that answers", || counts(1));
         for _ in 0..10 {
             assert_eq!(connection.get("/").header("x-upstream"), Some("back"));
@@ -116,7 +116,7 @@ fn of_a_route_without_a_well_upstream_the_first_that_answers_gets_all_requests()
     }
 }
 
-/// What it does for a route that has no choice says nothing of why another left it.
+/// Its responses to a route with a single upstream say nothing about its failures at another route.
 #[test]
 fn an_upstream_that_is_the_only_one_of_a_route_stays_ejected_from_another() {
     let fussy = Raw::start(|conversation| {
@@ -140,36 +140,36 @@ fn an_upstream_that_is_the_only_one_of_a_route_stays_ejected_from_another() {
     assert_eq!(fussy.requests(), before);
 }
 
-/// Requests go where they may be answered: to one that has been left alone for long enough, before one that has not.
+/// Requests go first to an upstream whose ejection is over.
 #[test]
-fn of_a_route_without_a_well_upstream_it_is_told_where_requests_go() {
+fn outage_log_line_names_where_requests_go() {
     let passes = Arc::new(AtomicBool::new(true));
     let (ejected, checked) = (moody("ejected", &Arc::default()), checked(&passes));
     let check = "health_check: { path: /health, every: 100ms, unhealthy_after: 1 }";
     let upstreams = format!("balance: round_robin, upstream: [{}, {}]", ejected.url(), checked.url());
     let routes = [
         format!("{{ name: both, path: /both/**, {upstreams}, eject: {{ after: 1, for: 1s }} }}"),
-        // The check of one of them alone.
+        // Only one of them has a check.
         format!("{{ name: one, path: /one/**, upstream: {}, {check} }}", checked.url()),
     ];
     let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("workers: 1", &routes, "")));
     let mut connection = gateway.connect();
     until("a failure", || connection.get("/both/").status == 200 && ejected.requests() > 0);
-    gateway.await_said("it gets no requests for 1 s while another upstream is well\n", 1);
+    gateway.await_said("it gets no requests for 1 s while another upstream is healthy\n", 1);
     let is_over = format!("tollgate_upstream_up{{upstream=\"{}\"}} 1\n", ejected.address);
     until("the end of the ejection", || {
         Connection::to(gateway.address_of("admin")).get("/metrics").text().contains(&is_over)
     });
     passes.store(false, Relaxed);
-    gateway.await_said("no upstream of route both is well now: requests go first to those whose ejection is over\n", 1);
+    gateway.await_said("no upstream of route both is healthy: requests go first to those whose ejection is over\n", 1);
     let before = ejected.requests();
     assert_eq!(connection.get("/both/").header("x-upstream"), Some("checked"), "what fails there is tried elsewhere");
     assert_eq!(ejected.requests(), before + 1);
 }
 
-/// Nobody is to be woken for a route that nobody asks for, once its upstreams are known to be back.
+/// No alert should fire for a route without requests, once its upstreams are known to be back.
 #[test]
-fn an_upstream_that_was_ejected_counts_as_well_once_it_has_passed_a_check() {
+fn ejected_upstream_counts_as_healthy_once_it_has_passed_a_check() {
     let upstream = Raw::start(|conversation| {
         while conversation.request().is_some_and(|asked| asked.head.starts_with("GET /health ")) {
             conversation.send("HTTP/1.1 204 No Content\r\n\r\n");

@@ -13,13 +13,13 @@ fn gateway(settings: &str, route: &str) -> Gateway {
     Gateway::start(&format!("{}admin: {{ listen: 127.0.0.1:0 }}\n", site(settings, &[route], "")))
 }
 
-/// Whether the connection was closed without an answer.
+/// Returns whether the connection was closed without a response.
 fn is_refused(connection: &Connection) -> bool {
     matches!(connection.tcp().read(&mut [0]), Ok(0) | Err(_))
 }
 
 #[test]
-fn an_address_holds_so_many_connections_and_others_are_closed_and_counted() {
+fn connections_beyond_the_maximum_of_an_address_are_closed_and_counted() {
     let gateway = gateway("max_connections_per_address: 2", ROUTE);
     let mut held: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
     assert!(held.iter_mut().all(|connection| connection.get("/").status == 200));
@@ -85,6 +85,6 @@ fn a_connection_that_was_upgraded_is_still_counted() {
 fn is_refused_now(gateway: &Gateway) -> bool {
     let connection = gateway.connect();
     connection.tcp().set_read_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
-    // Nothing is sent, so one that is taken waits.
+    // Nothing is sent, so an accepted connection waits.
     !matches!(connection.tcp().read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
 }

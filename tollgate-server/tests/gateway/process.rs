@@ -1,6 +1,7 @@
 //! The built binary as a gateway.
 
-use std::net::SocketAddr;
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::process::ExitStatus;
 
@@ -10,24 +11,44 @@ use crate::client::{Answer, Connection};
 pub(crate) use crate::common::{PATIENCE, folder_with, wait_until};
 use crate::common::{Process, RULES, run_in};
 
-/// A running gateway on a port of its own.
+/// Reports that the running test cannot run on this machine. Written to the standard error itself, because libtest
+/// captures `eprintln!` of tests that pass.
+pub(crate) fn skipped(reason: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    _ = writeln!(std::io::stderr(), "SKIPPED {test}: {reason}");
+}
+
+/// Returns whether this machine has an IPv6 loopback address. If it has one, listening on it must work.
+pub(crate) fn has_ipv6() -> bool {
+    let interfaces = std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    let has_loopback = interfaces.lines().any(|line| line.ends_with(" lo"));
+    if !has_loopback {
+        skipped("this machine has no IPv6 loopback address");
+        return false;
+    }
+    TcpListener::bind("[::1]:0").expect("the IPv6 loopback address accepts listeners");
+    true
+}
+
+/// A running gateway on its own port.
 pub(crate) struct Gateway {
     process: Process,
     pub(crate) address: SocketAddr,
 }
 
 impl Gateway {
-    /// With a rule file of this text.
+    /// Starts a gateway with this rule file.
     pub(crate) fn start(rules: &str) -> Self {
         Self::in_folder(folder_with(&[(RULES, rules)]))
     }
 
-    /// With a route for every path to one upstream, and no limits.
+    /// Starts a gateway with a route for every path to one upstream, and no limits.
     pub(crate) fn before(upstream: &str) -> Self {
         Self::start(&site("", &[format!("{{ path: /**, upstream: {upstream} }}")], ""))
     }
 
-    /// With these names of hosts, in the form of `/etc/hosts`, for this gateway alone.
+    /// Starts a gateway with its own hosts file, in the format of `/etc/hosts`.
     pub(crate) fn with_hosts(hosts: &str, rules: &str) -> Self {
         let folder = folder_with(&[(RULES, rules), ("hosts", hosts)]);
         let process = Process::start_with_hosts(folder, &["serve", "--config", RULES]);
@@ -35,7 +56,7 @@ impl Gateway {
         Self { process, address }
     }
 
-    /// In a folder that has a rule file.
+    /// Starts a gateway in a folder that has a rule file.
     pub(crate) fn in_folder(folder: TempDir) -> Self {
         let process = Process::start(folder, &["serve", "--config", RULES]);
         let address = process.address_of("gateway");
@@ -46,14 +67,14 @@ impl Gateway {
         Connection::to(self.address)
     }
 
-    /// The answer to a GET on a connection of its own.
+    /// Sends a GET on a new connection.
     pub(crate) fn get(&self, target: &str) -> Answer {
         self.connect().get(target)
     }
 
     /// Saves the rule file.
     pub(crate) fn save(&self, rules: &str) {
-        // In one step, so that no half of it is read.
+        // Atomically, so that no half of it is read.
         std::fs::write(self.path("draft"), rules).expect("the folder is writable");
         std::fs::rename(self.path("draft"), self.path(RULES)).expect("the folder is writable");
     }
@@ -63,9 +84,9 @@ impl Gateway {
     pub(crate) fn await_metric(&self, series: &str, wanted: u64) {
         let admin = self.address_of("admin");
         let wanted = format!("{series} {wanted}");
-        let told = || Connection::to(admin).get("/metrics").text().to_string();
-        let found = wait_until(|| told().lines().any(|line| line == wanted).then_some(()));
-        assert!(found.is_some(), "{wanted} is not in:\n{}", told());
+        let expected = || Connection::to(admin).get("/metrics").text().to_string();
+        let found = wait_until(|| expected().lines().any(|line| line == wanted).then_some(()));
+        assert!(found.is_some(), "{wanted} is not in:\n{}", expected());
     }
 
     /// Waits for its end.
@@ -73,7 +94,7 @@ impl Gateway {
         self.process.wait()
     }
 
-    /// Waits for its end, which is a good one.
+    /// Waits for its end, and checks that it is successful.
     pub(crate) fn ended(mut self) -> Self {
         assert_eq!(self.process.wait().code(), Some(0));
         self
@@ -88,20 +109,20 @@ impl Deref for Gateway {
     }
 }
 
-/// A rule file: settings of the gateway, its routes, and limits.
+/// Returns a rule file with settings of the gateway, routes, and limits.
 pub(crate) fn site(settings: &str, routes: &[impl AsRef<str>], limits: &str) -> String {
     let routes: String = routes.iter().map(|route| format!("    - {}\n", route.as_ref())).collect();
     format!("gateway:\n  listen: 127.0.0.1:0\n  {settings}\n  routes:\n{routes}limits: [{limits}]\n")
 }
 
-/// A limit of so many requests for each user, in a window that does not end before the test does.
+/// Returns a limit per user, with a window that does not end before the test does.
 pub(crate) fn per_user(limit: u64) -> String {
     format!(
         "{{ name: user, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: {limit}, window: 1h }}"
     )
 }
 
-/// Serves these rules, which are expected not to be served: what was said on stderr, and the exit code.
+/// Serves rules that are expected to be refused. Returns the standard error and the exit code.
 pub(crate) fn fails(files: &[(&str, &str)]) -> (String, Option<i32>) {
     let folder = folder_with(files);
     let output = run_in(folder.path(), &["serve", "--config", RULES]);

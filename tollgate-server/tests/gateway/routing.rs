@@ -1,18 +1,18 @@
-//! Which upstream a request reaches, and what is changed on the way.
+//! The choice of upstreams, and the changes to requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::client::Answer;
 use crate::process::{Gateway, fails, per_user, site};
-use crate::upstream::{Raw, nobody, until};
+use crate::upstream::{Raw, until, unused_address};
 
-/// Which upstream answered.
+/// Returns the name of the upstream that answered.
 fn by(answer: &Answer) -> &str {
     answer.header("x-upstream").unwrap_or_default()
 }
 
-/// The request line that reached the upstream.
+/// Returns the request line that reached the upstream.
 fn line(answer: &Answer) -> &str {
     answer.text().lines().next().unwrap_or_default()
 }
@@ -77,7 +77,7 @@ fn the_path_is_stripped_rewritten_and_put_behind_that_of_the_url() {
         ("/rewrite/42/x?y=1", "/item/42/x?y=1"),
         ("/url/a?b", "/base/a?b"),
         ("/url/a/?b", "/base/a/?b"),
-        // What a path is changed to is below the upstream's, however it is written.
+        // A rewritten path is below the upstream's, however it is written.
         ("/url/../url/a", "/base/a"),
         ("/url/../%75rl/a%20b%40", "/base/a%20b@"),
         ("/strip/../../strip/a", "/a"),
@@ -101,7 +101,7 @@ fn paths_are_changed_without_regard_to_case_where_routes_are_found_so() {
         format!("{{ path: /**, upstream: {url} }}"),
     ];
     let gateway = Gateway::start(&site("paths: { case: insensitive }", &routes, ""));
-    // `TE` is nothing for the lane.
+    // The lane does not handle `TE`.
     for road in ["", "TE: trailers\r\n"] {
         for (asked, wanted) in [
             ("/api/X", "/X"),
@@ -128,7 +128,7 @@ fn a_route_that_ignores_case_is_found_in_any_case() {
     ];
     let limits = "{ name: api, match: { path: /api/once }, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
     let gateway = Gateway::start(&site("", &routes, limits));
-    // `TE` is nothing for the lane.
+    // The lane does not handle `TE`.
     for road in ["", "TE: trailers\r\n"] {
         for (asked, wanted) in
             [("/api/X", "/X"), ("/API/X?y", "/X?y"), ("/Api", "/"), ("/EXACT/X", "/EXACT/X"), ("/exact/X", "/X")]
@@ -167,8 +167,9 @@ fn each_upstream_of_a_route_has_the_path_of_its_own_url() {
 fn a_request_tried_again_has_the_path_of_the_upstream_that_gets_it_alone() {
     let hangs_up = Raw::start(|conversation| _ = conversation.request());
     let live = Raw::named("live");
-    // One has never seen the request; the other has, with its own path before it.
-    for (dead, path) in [(format!("http://{}", nobody()), "/dead"), (hangs_up.url(), "/hangs/up"), (hangs_up.url(), "")]
+    // One has never seen the request; the other has, with its own path prepended.
+    for (dead, path) in
+        [(format!("http://{}", unused_address()), "/dead"), (hangs_up.url(), "/hangs/up"), (hangs_up.url(), "")]
     {
         for wanted in ["/live", ""] {
             let route = format!(
@@ -212,7 +213,7 @@ fn a_request_tried_again_asks_for_the_host_that_the_client_asked_for() {
 }
 
 #[test]
-fn a_path_too_long_to_be_changed_does_not_pass_as_it_is() {
+fn path_too_long_to_be_rewritten_is_not_forwarded() {
     let upstream = Raw::named("one");
     let (url, longer) = (upstream.url(), "/p".repeat(500));
     let prefixed = format!("{{ path: /**, upstream: {url}{longer} }}");
@@ -220,7 +221,7 @@ fn a_path_too_long_to_be_changed_does_not_pass_as_it_is() {
     for (number, route) in [prefixed, rewritten].into_iter().enumerate() {
         let gateway = Gateway::start(&site("max_head: 128KiB", &[route], ""));
         let mut connection = gateway.connect();
-        // No URI is longer than 65,534 bytes. The query is as good as the path to make it so.
+        // No URI is longer than 65,534 bytes. The query counts, too.
         assert_eq!(connection.get(&format!("/secret?{}", "x".repeat(64_900))).status, 404);
         assert_eq!(line(&connection.get("/x")), format!("GET {longer}/x HTTP/1.1"));
         assert_eq!(upstream.requests(), number + 1);
@@ -231,10 +232,10 @@ fn a_path_too_long_to_be_changed_does_not_pass_as_it_is() {
 fn headers_are_changed_both_ways() {
     let upstream = Raw::start(|conversation| {
         while let Some(asked) = conversation.request() {
-            let told = format!("{:?}", ["x-gone", "x-set", "x-added"].map(|name| asked.values(name)));
+            let expected = format!("{:?}", ["x-gone", "x-set", "x-added"].map(|name| asked.values(name)));
             conversation.send(format!(
-                "HTTP/1.1 200 OK\r\nServer: secret\r\nX-Set: old\r\nX-Added: first\r\nContent-Length: {}\r\n\r\n{told}",
-                told.len()
+                "HTTP/1.1 200 OK\r\nServer: secret\r\nX-Set: old\r\nX-Added: first\r\nContent-Length: {}\r\n\r\n{expected}",
+                expected.len()
             ));
         }
     });
@@ -275,7 +276,7 @@ fn an_upstream_is_asked_for_the_clients_host_or_for_its_own() {
 }
 
 #[test]
-fn a_route_can_answer_by_itself_and_echo_tells_what_it_was_asked() {
+fn route_can_respond_itself_and_echo_returns_the_request() {
     let gateway = Gateway::start(&site(
         "",
         &[
@@ -291,16 +292,16 @@ fn a_route_can_answer_by_itself_and_echo_tells_what_it_was_asked() {
     let head = connection.receive_head().unwrap();
     assert_eq!((head.status, head.header("content-length")), (503, Some("13")));
     let echo = connection.ask("PUT /a?b=c HTTP/1.1\r\nHost: h\r\nX-Y: z\r\nContent-Length: 5\r\n\r\nhello");
-    let told: serde_json::Value = serde_json::from_str(echo.text()).unwrap();
+    let expected: serde_json::Value = serde_json::from_str(echo.text()).unwrap();
     assert_eq!(
-        told,
+        expected,
         serde_json::json!({"method": "PUT", "path": "/a", "query": "b=c", "client": "127.0.0.1",
             "headers": {"host": "h", "x-y": "z", "content-length": "5"}, "body": "hello"})
     );
 }
 
 #[test]
-fn what_no_route_serves_is_404_and_is_counted() {
+fn request_without_a_route_is_404_and_counted() {
     let gateway = Gateway::start(&site("", &["{ path: /here, respond: { body: here } }"], &per_user(2)));
     let mut connection = gateway.connect();
     let answer = connection.get_as("ann", "/nowhere");
@@ -311,7 +312,7 @@ fn what_no_route_serves_is_404_and_is_counted() {
 }
 
 #[test]
-fn a_file_without_a_gateway_serves_none() {
+fn file_without_a_gateway_starts_none() {
     let (said, code) = fails(&[("tollgate.yaml", "limits: [{ name: user }]\n")]);
     assert!(said.contains("names nothing that can be served; add `gateway: { routes: [...] }`"), "{said}");
     assert_eq!(code, Some(2));
@@ -330,7 +331,7 @@ fn requests_are_shared_out_by_weight() {
         let light = (0..40).filter(|_| by(&connection.get("/")) == "light").count();
         match balance {
             "round_robin" => assert_eq!(light, 10),
-            // One at a time, neither has any under way: the heavier is always the less busy for its weight.
+            // One at a time, so neither has requests in flight: the heavier is always less busy for its weight.
             _ => assert_eq!(light, 0, "{balance}"),
         }
     }

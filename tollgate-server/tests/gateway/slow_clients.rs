@@ -1,4 +1,4 @@
-//! Clients that take their time, and clients that send or open too much.
+//! Slow clients, and clients that send or open too much.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::process::{Gateway, site};
 use crate::upstream::{Raw, until};
 
-/// Generous: a busy machine must not fail a test, but nothing may take for ever.
+/// Generous: a busy machine must not fail a test, but nothing may take forever.
 const SOON: Duration = Duration::from_secs(15);
 
 const TIMEOUTS: &str = "timeouts: { head: 1s, body: 1s, idle: 1s, write: 1s, drain: 1s }";
@@ -15,7 +15,7 @@ fn gateway(settings: &str, upstream: &Raw) -> Gateway {
     Gateway::start(&site(settings, &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""))
 }
 
-/// Sends something every now and then until the gateway ends the connection; how long that took.
+/// Sends a piece now and then until the gateway closes the connection. Returns how long that took.
 fn trickle(gateway: &Gateway, begins: &str, piece: &str) -> (Duration, String) {
     let mut connection = gateway.connect();
     let begun = Instant::now();
@@ -52,7 +52,7 @@ fn a_body_that_does_not_come_is_given_up() {
         }
         assert!(begun.elapsed() < SOON);
     }
-    // Its place at the upstream is free again.
+    // The upstream is free again.
     until("the end of both requests", || gateway.get("/").status == 200);
 }
 
@@ -70,7 +70,7 @@ fn a_body_that_comes_slowly_but_steadily_is_taken() {
     assert_eq!(connection.receive().status, 200, "three seconds, but never one without a byte");
 }
 
-/// What is still to come of a body that nobody wants is not the head of the next request.
+/// The rest of an unwanted body is not the head of the next request.
 #[test]
 fn the_rest_of_a_refused_body_may_take_longer_than_a_head() {
     let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
@@ -85,14 +85,14 @@ fn the_rest_of_a_refused_body_may_take_longer_than_a_head() {
         connection.send("x");
     }
     assert_eq!(connection.get("/").status, 429, "the connection goes on");
-    // The head of the next request still has its time.
+    // The head of the next request gets the full timeout.
     let begun = Instant::now();
     connection.send("GET / HTTP/1.1\r\n");
     assert!(connection.is_closed());
     assert!(begun.elapsed() < Duration::from_secs(15), "not only when it has been idle for long");
 }
 
-/// Whoever has been refused for longer than any head may take is not late with the next one.
+/// A client that was refused for longer than the head timeout is not late with the next head.
 #[test]
 fn after_many_refusals_a_head_that_hyper_reads_has_its_whole_time() {
     let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
@@ -104,7 +104,7 @@ fn after_many_refusals_a_head_that_hyper_reads_has_its_whole_time() {
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(connection.get("/").status, 429);
     }
-    // In so many pieces that it is hyper that has to wait for the last of them.
+    // In enough pieces that hyper has to wait for the last of them.
     connection.send("GET / HTTP/1.1\r\nHost: h\r\n");
     for number in 0..20 {
         std::thread::sleep(Duration::from_millis(20));
@@ -204,7 +204,7 @@ fn a_body_that_is_too_long_is_413() {
 }
 
 #[test]
-fn connections_beyond_the_bound_are_told_to_come_later() {
+fn connections_beyond_the_maximum_get_503() {
     let upstream = Raw::named("one");
     let gateway = gateway("workers: 1\n  max_connections: 2\n  max_connections_per_address: 2", &upstream);
     let mut held: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
@@ -225,7 +225,7 @@ fn connections_beyond_the_bound_are_told_to_come_later() {
     });
 }
 
-/// The kernel gives connections to workers as it likes.
+/// The kernel distributes connections over workers as it likes.
 #[test]
 fn the_bound_of_connections_is_of_all_workers_together() {
     let upstream = Raw::named("one");
@@ -237,7 +237,7 @@ fn the_bound_of_connections_is_of_all_workers_together() {
     assert_eq!(gateway.connect().receive().status, 503);
 }
 
-/// Many clients that send nothing must not keep others from being served.
+/// Many clients that send nothing must not block others.
 #[test]
 fn clients_that_only_connect_hold_up_nobody() {
     let upstream = Raw::named("one");

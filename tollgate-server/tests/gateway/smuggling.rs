@@ -1,15 +1,15 @@
-//! Requests that two readers could understand differently: none reaches an upstream in more than one reading.
+//! Requests with more than one interpretation: none reaches an upstream in more than one.
 
 use crate::process::Gateway;
 use crate::upstream::{Raw, until};
 
-/// What is sent, and what becomes of it.
+/// Bytes to send, and their description.
 struct Case {
     what: &'static str,
     sent: &'static str,
 }
 
-/// Both are answered with 400 and closed. Of the second, an upstream may get the beginning, but never an end.
+/// Both get 400 and are closed. An upstream may get the start of the second kind, but never an end.
 const REFUSED_BY_THEIR_HEAD: &[Case] = &[
     case(
         "both lengths",
@@ -125,7 +125,7 @@ const fn case(what: &'static str, sent: &'static str) -> Case {
     Case { what, sent }
 }
 
-/// A client that would have its second request taken for part of the first, or the other way round, sends this behind.
+/// The request that a smuggler would hide behind or in another one.
 const HIDDEN: &str = "GET /hidden HTTP/1.1\r\nHost: h\r\n\r\n";
 
 #[test]
@@ -158,7 +158,7 @@ fn a_head_with_two_readings_is_refused_behind_a_good_request_too() {
     assert!(!upstream.seen().concat().contains("hidden"));
 }
 
-/// In two pieces, wherever it is cut: the reading must not depend on how the bytes come.
+/// In two pieces, wherever it is cut: the interpretation must not depend on how the bytes arrive.
 #[test]
 fn how_the_bytes_come_changes_nothing() {
     let upstream = Raw::named("one");
@@ -169,7 +169,7 @@ fn how_the_bytes_come_changes_nothing() {
         let mut connection = gateway.connect();
         connection.send(&sent[..cut]);
         std::thread::sleep(std::time::Duration::from_millis(5));
-        // It may have been refused by what came first.
+        // The first piece may have been refused.
         _ = connection.try_send(&sent[cut..]);
         assert_eq!(connection.receive().status, 400, "cut at {cut}");
     }
@@ -189,7 +189,7 @@ fn a_body_with_two_readings_never_ends_at_the_upstream() {
         assert!(gateway.get("/probe").text().starts_with("GET /probe "), "{what}");
         for seen in upstream.seen() {
             assert!(!seen.contains("\r\n0\r\n") && !seen.contains("hidden"), "{what}: {seen}");
-            // What was half a request is not continued with another.
+            // Half a request is not continued with another.
             let half = seen.split_once("chunked").map_or("", |(_, half)| half);
             assert!(!half.contains(" HTTP/1.1"), "{what}: {seen}");
         }
@@ -220,7 +220,7 @@ fn a_request_inside_a_body_stays_there() {
         format!(
             "POST /outer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{length:x}\r\n{HIDDEN}\r\n0\r\n\r\n"
         ),
-        // RFC 9110, 9.3.1: a GET may have a body, and whoever ignores it takes it for the next request.
+        // RFC 9110, section 9.3.1: a GET may have a body, and a server that ignores it takes it for the next request.
         format!("GET /outer HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{HIDDEN}"),
     ] {
         let mut connection = gateway.connect();
@@ -249,7 +249,7 @@ fn a_body_that_a_route_does_not_want_is_not_the_next_request() {
     }
 }
 
-/// An upstream that agrees to speak HTTP/2 on the connection would get requests that no limit has seen.
+/// An upstream that agrees to speak HTTP/2 on the connection would get requests that no limit has checked.
 #[test]
 fn a_client_cannot_have_the_upstream_speak_http_2() {
     let upstream = Raw::named("one");

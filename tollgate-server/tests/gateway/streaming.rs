@@ -1,4 +1,4 @@
-//! Bodies of any length pass in constant memory, and each side goes as fast as the other.
+//! Bodies of any length pass in constant memory, and each side is read as fast as the other is written.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -40,7 +40,7 @@ fn drink(stream: &mut TcpStream, bytes: u64, pause: Duration) -> u64 {
     drunk
 }
 
-/// An upstream that answers with a long body, and one that takes one and says how long it was.
+/// Returns an upstream that sends a long body, or reads one and returns its length.
 fn upstream() -> Raw {
     Raw::start(|conversation| {
         while let Some(asked) = conversation.head() {
@@ -52,8 +52,8 @@ fn upstream() -> Raw {
             } else {
                 let early = conversation.unread().len() as u64;
                 let drunk = early + drink(&mut conversation.stream, BODY_BYTES - early, Duration::ZERO);
-                let told = drunk.to_string();
-                conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{told}", told.len()));
+                let expected = drunk.to_string();
+                conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{expected}", expected.len()));
                 return;
             }
         }
@@ -129,7 +129,7 @@ fn parts_of_an_answer_are_passed_on_as_they_come() {
         _ = conversation.request();
         conversation.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n");
         conversation.send("b\r\ndata: one\n\n\r\n");
-        // The next part comes only when the client has the first.
+        // The next part is sent only when the client has the first.
         while let Some(asked) = conversation.request() {
             assert!(asked.head.is_empty());
         }

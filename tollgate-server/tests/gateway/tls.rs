@@ -17,10 +17,10 @@ use tokio_rustls::TlsConnector;
 use crate::certificates::{Authority, Signed};
 use crate::client::Connection;
 use crate::common::run_in;
-use crate::process::{Gateway, fails, folder_with, site};
+use crate::process::{Gateway, fails, folder_with, site, skipped};
 use crate::upstream::{Raw, full, runtime, until};
 
-/// A client that believes this authority.
+/// Returns the configuration of a client that trusts this authority.
 fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Arc<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
@@ -70,7 +70,7 @@ fn https_works_and_nothing_else_is_spoken_there() {
     for _ in 0..3 {
         assert_eq!(connection.get("/").status, 200);
     }
-    // The guard stands behind TLS too.
+    // The framing is checked behind TLS, too.
     assert_eq!(connection.ask("GET / HTTP/1.1\nHost: h\r\n\r\n").status, 400);
     let mut nonsense = gateway.connect();
     nonsense.send("\0GET / HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -90,15 +90,14 @@ fn curl_agrees_on_http_2() {
         command.args(["-w", "%{http_version} %{http_code}"]).args(more);
         command.arg(format!("https://localhost:{port}/")).output()
     };
-    // Where there is no curl, the other tests have to do.
-    let Ok(output) = curl(&["--http2"]) else { return };
+    let Ok(output) = curl(&["--http2"]) else { return skipped("curl is not installed") };
     assert_eq!(String::from_utf8_lossy(&output.stdout), "2 200", "{}", String::from_utf8_lossy(&output.stderr));
     let output = curl(&["--http1.1", "--data", "hello"]).unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1.1 200");
 }
 
 #[test]
-fn http_2_is_agreed_on_and_the_scheme_is_told() {
+fn http_2_is_negotiated_and_the_scheme_is_forwarded() {
     let authority = Authority::new();
     let signed = authority.sign(&["localhost"]);
     let upstream = Raw::named("one");
@@ -148,7 +147,7 @@ fn certificates_that_are_replaced_are_served_within_seconds_and_bad_ones_are_not
     let mut held = connect(&gateway, &old, "localhost");
     assert_eq!(held.get("/").status, 200);
     std::fs::write(gateway.path("cert.pem"), "nonsense").unwrap();
-    gateway.await_said("the certificates before stay in force", 1);
+    gateway.await_said("certificates not reloaded, the previous ones stay in use", 1);
     assert_eq!(connect(&gateway, &old, "localhost").get("/").status, 200);
     let Signed { cert, key } = after.sign(&["localhost"]);
     std::fs::write(gateway.path("key.pem"), key).unwrap();
@@ -180,7 +179,7 @@ fn a_client_must_have_a_certificate_where_one_is_wanted() {
 }
 
 #[test]
-fn an_authority_of_clients_that_is_replaced_is_believed_no_longer() {
+fn replaced_client_authority_is_no_longer_trusted() {
     let (authority, before, after) = (Authority::new(), Authority::new(), Authority::new());
     let settings = "tls: { certificates: { cert: cert.pem, key: key.pem }, client_ca: people.pem }";
     let gateway = gateway(settings, &authority.sign(&["localhost"]), &[("people.pem", &before.pem())]);
@@ -195,12 +194,12 @@ fn an_authority_of_clients_that_is_replaced_is_believed_no_longer() {
 }
 
 #[test]
-fn tls_can_be_spoken_beside() {
+fn tls_can_have_its_own_port() {
     let authority = Authority::new();
     let settings = "tls: { listen: '127.0.0.1:0', certificates: { cert: cert.pem, key: key.pem } }";
     let gateway = gateway(settings, &authority.sign(&["localhost"]), &[]);
     assert_eq!(gateway.get("/").status, 200);
-    let (_, beside) = gateway.first_line.split_once("gateway https://").expect("both are told");
+    let (_, beside) = gateway.first_line.split_once("gateway https://").expect("both are listed");
     let address = beside.split([',', ';']).next().unwrap();
     let tcp = TcpStream::connect(address).unwrap();
     let name = ServerName::try_from("localhost").unwrap();
@@ -209,15 +208,15 @@ fn tls_can_be_spoken_beside() {
 }
 
 #[test]
-fn a_port_in_use_beside_is_told_as_that() {
+fn second_port_in_use_is_reported() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let Signed { cert, key } = Authority::new().sign(&["localhost"]);
     let tls = format!("tls: {{ listen: '{address}', certificates: {{ cert: cert.pem, key: key.pem }} }}");
     let (said, code) = fails(&[("tollgate.yaml", &rules(&tls)), ("cert.pem", &cert), ("key.pem", &key)]);
-    let told =
+    let expected =
         format!("tollgate: gateway.tls.listen: cannot listen on {address}: Address already in use (os error 98); ");
-    assert!(said.contains(&told) && said.ends_with(", or choose another port there\n"), "{said}");
+    assert!(said.contains(&expected) && said.ends_with(", or choose another port there\n"), "{said}");
     assert_eq!(code, Some(2));
 }
 
@@ -226,14 +225,14 @@ fn certificate_files_that_cannot_be_used_end_with_2_and_the_fix() {
     let authority = Authority::new();
     let (one, other) = (authority.sign(&["localhost"]), authority.sign(&["localhost"]));
     let rules = site(TLS, &["{ path: /**, upstream: echo }"], "{ name: user, key: ip }");
-    let (in_pem, of_it) = ("; name a file in PEM that may be read", "; name the key of this certificate, or");
+    let (in_pem, of_it) = ("; name a readable PEM file", "; name the key of this certificate, or");
     let no_key = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
     for (cert, key, wanted, fix) in [
         (None, Some(one.key.as_str()), "cert.pem: No such file", in_pem),
-        (Some("nonsense"), Some(&one.key), "cert.pem: there is no certificate in it", in_pem),
+        (Some("nonsense"), Some(&one.key), "cert.pem: it contains no certificate", in_pem),
         (Some(one.cert.as_str()), None, "key.pem: No such file", in_pem),
-        (Some(&one.cert), Some(no_key), "key.pem: it cannot be used", "; name a private key of RSA, ECDSA or Ed25519"),
-        (Some(&one.cert), Some(&other.key), "key.pem is not the one that it was made for", of_it),
+        (Some(&one.cert), Some(no_key), "key.pem: it cannot be used", "; name an RSA, ECDSA or Ed25519 private key"),
+        (Some(&one.cert), Some(&other.key), "key.pem does not belong to it", of_it),
     ] {
         let mut files = vec![("tollgate.yaml", rules.as_str())];
         files.extend(cert.map(|cert| ("cert.pem", cert)));
@@ -241,16 +240,16 @@ fn certificate_files_that_cannot_be_used_end_with_2_and_the_fix() {
         let (said, code) = fails(&files);
         assert!(said.contains(wanted) && said.contains(fix), "{wanted}: {said}");
         assert_eq!(code, Some(2));
-        // Whoever asks before hears the same, and that the answer is no.
+        // `validate` reports the same, and that the file is not valid.
         let problem = said.strip_suffix("tollgate: tollgate.yaml cannot be used; correct what stands above\n").unwrap();
         let place = if wanted.starts_with("cert.pem") { "tollgate.yaml:3:32: " } else { "tollgate.yaml:3:47: " };
         assert!(problem.starts_with(place), "{problem}");
-        let told = validated(&files);
-        assert_eq!(told, (format!("{problem}tollgate.yaml: not valid: 1 error\n"), Some(1)));
+        let expected = validated(&files);
+        assert_eq!(expected, (format!("{problem}tollgate.yaml: not valid: 1 error\n"), Some(1)));
     }
 }
 
-/// What `validate` answers about a rule file among these, and its exit code.
+/// Returns the output and the exit code of `validate` for these files.
 fn validated(files: &[(&str, &str)]) -> (String, Option<i32>) {
     let folder = folder_with(files);
     let output = run_in(folder.path(), &["validate", "tollgate.yaml"]);
@@ -258,7 +257,7 @@ fn validated(files: &[(&str, &str)]) -> (String, Option<i32>) {
 }
 
 #[test]
-fn every_file_that_cannot_be_used_is_told_at_once_when_it_is_asked() {
+fn validate_reports_every_unusable_file() {
     let authority = Authority::new();
     let signed = authority.sign(&["localhost"]);
     let tls = "tls: { certificates: [{ cert: cert.pem, key: key.pem }, { cert: absent.crt, key: absent.key }], client_ca: \
@@ -267,20 +266,20 @@ fn every_file_that_cannot_be_used_is_told_at_once_when_it_is_asked() {
     let limit = "{ name: user, key: 'jwt:sub' }";
     let rules = format!("jwt: {{ jwks_file: absent.json }}\n{}", site(tls, &[route], limit));
     let files = [("tollgate.yaml", &*rules), ("cert.pem", &signed.cert), ("key.pem", &signed.key), ("empty.pem", "")];
-    let (told, code) = validated(&files);
+    let (expected, code) = validated(&files);
     for wanted in [
         "tollgate.yaml:1:19: absent.json cannot be read",
         "tollgate.yaml:4:67: gateway.tls.certificates absent.crt: No such file",
         "tollgate.yaml:4:84: gateway.tls.certificates absent.key: No such file",
-        "tollgate.yaml:4:110: gateway.tls.client_ca empty.pem: there is no certificate in it",
+        "tollgate.yaml:4:110: gateway.tls.client_ca empty.pem: it contains no certificate",
         "tollgate.yaml:6:73: upstream_tls.ca absent.pem: ",
         "tollgate.yaml: not valid: 5 errors",
     ] {
-        assert!(told.contains(wanted), "{wanted}: {told}");
+        assert!(expected.contains(wanted), "{wanted}: {expected}");
     }
     assert_eq!(code, Some(1));
-    // So does whoever would serve it, before anything is begun.
-    let problems = told.strip_suffix("tollgate.yaml: not valid: 5 errors\n").unwrap();
+    // `serve` reports the same before it starts anything.
+    let problems = expected.strip_suffix("tollgate.yaml: not valid: 5 errors\n").unwrap();
     let (said, code) = fails(&files);
     assert_eq!(said, format!("{problems}tollgate: tollgate.yaml cannot be used; correct what stands above\n"));
     assert_eq!(code, Some(2));
@@ -322,9 +321,9 @@ fn handshakes_that_fail_are_counted_by_why() {
     gateway.await_metric(&failed("timeout"), 1);
 }
 
-/// As when somebody writes `http://` for `https://`.
+/// As when a URL has `http://` instead of `https://`.
 #[test]
-fn plain_http_where_tls_is_spoken_is_told_so_in_plain_http() {
+fn plain_http_on_a_tls_port_gets_a_plain_http_400() {
     let rules = format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", rules(TLS));
     let authority = Authority::new();
     let signed = authority.sign(&["localhost"]);
@@ -337,24 +336,23 @@ fn plain_http_where_tls_is_spoken_is_told_so_in_plain_http() {
     ] {
         let answer = gateway.connect().ask(request);
         assert_eq!((answer.status, answer.header("connection")), (400, Some("close")));
-        let told =
-            r#"{"error":"plain_http","message":"A plain HTTP request came to a port that speaks TLS. Use https."}"#;
-        assert_eq!(answer.text(), told);
+        let expected = r#"{"error":"plain_http","message":"This port requires TLS: use https."}"#;
+        assert_eq!(answer.text(), expected);
     }
     gateway.await_metric("tollgate_tls_handshakes_failed_total{reason=\"plain_http\"}", 2);
     gateway.await_metric("tollgate_tls_handshakes_failed_total{reason=\"protocol\"}", 0);
-    // Whoever speaks TLS has lost nothing to the look at its first byte.
+    // Peeking at the first byte does not disturb TLS clients.
     assert_eq!(connect(&gateway, &client(&authority, None, &[]), "localhost").get("/").status, 200);
 }
 
-/// As when somebody writes `https://` for `http://`.
+/// As when a URL has `https://` instead of `http://`.
 #[test]
-fn tls_where_plain_http_is_spoken_is_hung_up_on_and_is_no_request() {
+fn tls_on_a_plain_http_port_is_closed_and_not_counted_as_a_request() {
     let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", rules("")));
     let mut connection = connect(&gateway, &client(&Authority::new(), None, &[]), "localhost");
     _ = connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
     assert!(connection.try_receive().is_err());
-    // A hello has random bytes in it: with a line feed among them it was ambiguous.
+    // A TLS hello contains random bytes: with a line feed among them it was ambiguous.
     let mut connection = gateway.connect();
     connection.send("\x16\x03\x01\x00\x05\n\n\n\r\n\r\n");
     assert!(connection.try_receive().is_err());
@@ -365,7 +363,7 @@ fn tls_where_plain_http_is_spoken_is_hung_up_on_and_is_no_request() {
     gateway.await_metric("tollgate_tls_handshakes_failed_total{reason=\"tls_hello\"}", 3);
     gateway.await_metric("tollgate_ambiguous_requests_total{reason=\"bare_lf\"}", 0);
     gateway.await_metric("tollgate_requests_total{route=\"\",status=\"4xx\"}", 0);
-    // Behind a request it is no hello, but nonsense.
+    // After a request it is not a TLS hello, but an invalid request.
     let mut connection = gateway.connect();
     assert_eq!(connection.get("/").status, 200);
     assert_eq!(connection.ask("\x16\x03\r\n\r\n").status, 400);
@@ -373,7 +371,7 @@ fn tls_where_plain_http_is_spoken_is_hung_up_on_and_is_no_request() {
 }
 
 #[test]
-fn certificates_that_are_refused_are_told_to_prometheus_until_good_ones_come() {
+fn refused_certificates_show_in_metrics_until_valid_ones_arrive() {
     let authority = Authority::new();
     let signed = authority.sign(&["localhost"]);
     let rules = format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", rules(TLS));
@@ -394,7 +392,7 @@ fn certificates_that_are_refused_are_told_to_prometheus_until_good_ones_come() {
 }
 
 #[test]
-fn certificates_that_have_expired_or_will_soon_are_told_and_served() {
+fn expired_and_expiring_certificates_are_logged_and_served() {
     const DAY: u64 = 24 * 60 * 60;
     let authority = Authority::new();
     let (past, future) = ((2000, 2001), (4000, 4001));
@@ -413,8 +411,8 @@ fn certificates_that_have_expired_or_will_soon_are_told_and_served() {
         ("early.pem", &early.cert),
         ("early.key", &early.key),
     ]));
-    let of_expired = "warning: gateway.tls.certificates cert.pem for localhost has expired on 2001-01-01T00:00:00Z, and \
-                      clients do not believe it; put a new one in its place\n";
+    let of_expired = "warning: gateway.tls.certificates cert.pem for localhost expired on 2001-01-01T00:00:00Z, so \
+                      clients reject it: install a new one\n";
     gateway.await_said(of_expired, 1);
     gateway.await_said(
         "warning: gateway.tls.certificates early.pem for localhost is not valid before 4000-01-01T00:00",
@@ -423,7 +421,7 @@ fn certificates_that_have_expired_or_will_soon_are_told_and_served() {
     let expiry = |file: &str| format!("tollgate_certificate_expiry_timestamp_seconds{{file=\"{file}\"}}");
     gateway.await_metric(&expiry("cert.pem"), 978_307_200);
     gateway.await_metric(&expiry("early.pem"), 64_092_211_200);
-    // It was offered, or the client would have nothing to find fault with.
+    // It was offered, or the client could not have rejected it.
     let refused = connect(&gateway, &client(&authority, None, &[]), "localhost").try_send("GET / HTTP/1.1\r\n");
     assert!(refused.unwrap_err().to_string().contains("xpired"));
     gateway.signal("HUP");
@@ -433,6 +431,6 @@ fn certificates_that_have_expired_or_will_soon_are_told_and_served() {
     std::fs::write(gateway.path("cert.pem"), &ending.cert).unwrap();
     gateway.await_metric(&expiry("cert.pem"), u64::try_from(soon.unix_timestamp()).unwrap());
     gateway.await_said("warning: gateway.tls.certificates cert.pem for localhost, b.example expires on ", 1);
-    gateway.await_said("Z, in 3 days; put a new one in its place\n", 1);
+    gateway.await_said("Z, in 3 days: install a new one\n", 1);
     assert_eq!(connect(&gateway, &client(&authority, None, &[]), "localhost").get("/").status, 200);
 }

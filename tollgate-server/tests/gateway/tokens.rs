@@ -1,4 +1,5 @@
-//! Tokens at the gateway, by both of its ways and over HTTP/2: what fails is told, and what is denied is not verified.
+//! Tokens at the gateway, in the lane, with hyper and over HTTP/2: failures are reported, and denied requests are not
+//! verified.
 
 use serde_json::{Value, json};
 
@@ -8,7 +9,7 @@ use crate::upstream::{full, runtime};
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
-/// Names no header, and so changes nothing but the way.
+/// Names no header, and so changes only who serves the request.
 const WAYS: [&str; 2] = ["", "Connection: x-absent\r\n"];
 
 fn token(secret: &str, claims: &Value) -> String {
@@ -16,7 +17,7 @@ fn token(secret: &str, claims: &Value) -> String {
     jsonwebtoken::encode(&jsonwebtoken::Header::default(), claims, &key).unwrap()
 }
 
-/// A token that was never sent before, of another issuer.
+/// Returns a new token of another issuer.
 fn forged(number: u64) -> String {
     token("ffffffffffffffffffffffffffffffff", &json!({ "sub": number }))
 }
@@ -35,7 +36,7 @@ fn request(way: &str, token: Option<&str>) -> String {
     format!("GET / HTTP/1.1\r\nHost: a\r\n{way}{token}\r\n")
 }
 
-/// The field `token` of each line of the access log, once there are so many lines.
+/// Returns the field `token` of each line of the access log, once there are this many lines.
 fn logged(gateway: &Gateway, count: usize) -> Vec<Value> {
     let read = || std::fs::read_to_string(gateway.path("access.log")).unwrap_or_default();
     let whole = || Some(read()).filter(|text| text.lines().count() >= count && text.ends_with('\n'));
@@ -74,7 +75,7 @@ fn a_denied_client_costs_no_verification() {
 }
 
 #[test]
-fn a_client_without_a_valid_token_is_told_why_and_challenged() {
+fn client_without_a_valid_token_gets_the_reason_and_a_challenge() {
     let limits = "{ name: user, key: 'jwt:sub', missing: deny, limit: 1000 }";
     let expired = token(SECRET, &json!({ "sub": "ann", "exp": 1 }));
     let future = token(SECRET, &json!({ "sub": "ann", "nbf": 4_000_000_000_u64 }));
@@ -106,7 +107,7 @@ fn a_client_without_a_valid_token_is_told_why_and_challenged() {
         for reason in ["missing", "malformed", "expired", "not_yet_valid", "bad_signature"] {
             gateway.await_metric(&format!("tollgate_token_failures_total{{reason=\"{reason}\"}}"), 2);
         }
-        // Each of the four that could be verified, once: the second time they were known.
+        // Each of the four that could be verified, once: the second time they were cached.
         gateway.await_metric("tollgate_token_verifications_total", 4);
         let tokens = logged(&gateway, 12);
         assert_eq!(tokens.iter().filter(|token| **token == json!("expired")).count(), 2, "{tokens:?}");
@@ -120,6 +121,6 @@ fn without_a_limit_by_claim_no_token_is_counted() {
     assert_eq!(gateway.connect().ask(request("", Some(&forged(0)))).status, 204);
     gateway.await_metric("tollgate_decisions_total{limit=\"address\",outcome=\"allowed\"}", 1);
     let admin = gateway.address_of("admin");
-    let told = crate::client::Connection::to(admin).get("/metrics").text().to_owned();
-    assert!(!told.contains("tollgate_token_"), "{told}");
+    let expected = crate::client::Connection::to(admin).get("/metrics").text().to_owned();
+    assert!(!expected.contains("tollgate_token_"), "{expected}");
 }

@@ -1,4 +1,4 @@
-//! Connections that speak another protocol from some point on, as WebSocket does.
+//! Upgraded connections, such as WebSocket.
 
 use std::io::Read;
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub(crate) const HANDSHAKE: &str = "GET /chat HTTP/1.1\r\nHost: h\r\nX-User-Id: 
 pub(crate) const SWITCH: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
     Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// Agrees, and then sends back whatever comes.
+/// Accepts the upgrade, and then echoes every byte.
 fn chat(conversation: &mut Conversation) {
     let Some(asked) = conversation.request() else { return };
     assert_eq!(asked.values("upgrade"), ["websocket"]);
@@ -38,7 +38,7 @@ fn a_websocket_carries_anything_both_ways_until_either_side_ends() {
     assert_eq!(answer.status, 101);
     assert_eq!(answer.header("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
     assert!(answer.header("upgrade").is_some_and(|protocol| protocol == "websocket"));
-    // Frames, and bytes that no request has.
+    // Frames, and bytes that are invalid in requests.
     for message in
         [&b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58"[..], b"\0\n\n\r\0", b"GET / HTTP/1.1\nHost : h\n\n"]
     {
@@ -62,13 +62,13 @@ fn a_server_that_does_not_agree_is_heard_and_the_connection_goes_on() {
         let answer = connection.ask(HANDSHAKE);
         assert_eq!((answer.status, answer.text()), (400, "no"));
     }
-    // The guard is still there.
+    // The framing is still checked.
     assert_eq!(connection.ask("GET / HTTP/1.1\nHost: h\r\n\r\n").status, 400);
     assert!(connection.is_closed());
 }
 
 #[test]
-fn limits_are_asked_about_handshakes_too() {
+fn limits_apply_to_handshakes() {
     let upstream = Raw::start(chat);
     let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(1)));
     let mut first = gateway.connect();
@@ -111,9 +111,9 @@ fn conversations_count_among_connections_and_may_end_before_the_gateway_does() {
     assert_eq!(gateway.wait().code(), Some(0));
 }
 
-/// A handshake is an answer as any other.
+/// A handshake is a response like any other.
 #[test]
-fn a_handshake_is_heard_by_limits_and_told_as_other_answers_are() {
+fn handshake_is_counted_and_logged_like_other_responses() {
     let upstream = Raw::start(chat);
     let limits =
         "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, count: [401] }";
@@ -134,7 +134,7 @@ fn a_handshake_is_heard_by_limits_and_told_as_other_answers_are() {
 }
 
 #[test]
-fn a_switch_that_nobody_asked_for_is_a_failure_that_limits_hear_of() {
+fn unrequested_upgrade_is_a_failure_that_limits_count() {
     let upstream = Raw::start(|conversation| {
         _ = conversation.request();
         conversation.send(SWITCH);
@@ -155,7 +155,7 @@ fn a_switch_that_nobody_asked_for_is_a_failure_that_limits_hear_of() {
 }
 
 #[test]
-fn a_switch_that_nobody_asked_for_ejects_the_upstream() {
+fn unrequested_upgrade_ejects_the_upstream() {
     let bad = Raw::start(|conversation| {
         _ = conversation.request();
         conversation.send(SWITCH);

@@ -1,4 +1,4 @@
-//! Upstreams: some that a test writes by hand and that keep every byte they got, and some that hyper serves.
+//! Upstreams: some that a test scripts and that keep every byte they got, and some that hyper serves.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,13 +16,13 @@ use tokio::runtime::Runtime;
 
 use crate::process::{PATIENCE, wait_until};
 
-/// An upstream by hand.
+/// A scripted upstream.
 pub(crate) struct Raw {
     pub(crate) address: SocketAddr,
     seen: Seen,
 }
 
-/// What came on each connection, in the order in which they were accepted.
+/// The bytes of each connection, in the order in which they were accepted.
 type Seen = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// One connection of the gateway to an upstream.
@@ -33,17 +33,17 @@ pub(crate) struct Conversation {
     seen: Seen,
 }
 
-/// A request as it came.
+/// A request as it arrived.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ReceivedRequest {
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
-    /// What stood behind the last chunk.
+    /// The bytes after the last chunk.
     pub(crate) trailers: String,
 }
 
-impl Asked {
-    /// The values of a header.
+impl ReceivedRequest {
+    /// Returns the values of a header.
     pub(crate) fn values(&self, name: &str) -> Vec<&str> {
         let fields = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
         fields.filter(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).collect()
@@ -55,7 +55,8 @@ impl Asked {
 }
 
 impl Raw {
-    /// Every connection is served by `serve` on a thread of its own, and closed when that returns.
+    /// Starts an upstream. `serve` handles each connection on its own thread, and the connection is closed when it
+    /// returns.
     pub(crate) fn start(serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
         Self::at("127.0.0.1:0", serve)
     }
@@ -64,7 +65,7 @@ impl Raw {
         Self::on(TcpListener::bind(address).expect("a port is free"), serve)
     }
 
-    /// One to which the system sends small pieces, and of which it takes few that nobody has read: as over a network.
+    /// Starts an upstream with small socket buffers, as over a network.
     pub(crate) fn far_away(serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.set_tcp_mss(88).unwrap();
@@ -92,7 +93,7 @@ impl Raw {
         Self { address, seen }
     }
 
-    /// Answers every request with these bytes.
+    /// Starts an upstream that answers every request with these bytes.
     pub(crate) fn answering(answer: impl Into<Vec<u8>>) -> Self {
         let answer = answer.into();
         Self::start(move |conversation| {
@@ -102,14 +103,14 @@ impl Raw {
         })
     }
 
-    /// Answers every request with its head, and with its own name in a header.
+    /// Starts an upstream that answers every request with its head, and with its own name in a header.
     pub(crate) fn named(name: &'static str) -> Self {
         Self::at_named("127.0.0.1:0", name)
     }
 
     pub(crate) fn at_named(address: &str, name: &'static str) -> Self {
         Self::at(address, move |conversation| {
-            while let Some(Asked { head, .. }) = conversation.request() {
+            while let Some(ReceivedRequest { head, .. }) = conversation.request() {
                 conversation.send(format!(
                     "HTTP/1.1 200 OK\r\nX-Upstream: {name}\r\nContent-Length: {}\r\n\r\n{head}",
                     head.len()
@@ -122,7 +123,7 @@ impl Raw {
         format!("http://{}", self.address)
     }
 
-    /// What came on each connection so far.
+    /// Returns the bytes of each connection so far.
     pub(crate) fn seen(&self) -> Vec<String> {
         let seen = self.seen.lock().unwrap();
         seen.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect()
@@ -132,14 +133,14 @@ impl Raw {
         self.seen.lock().unwrap().len()
     }
 
-    /// How many requests came, on all connections, by their heads.
+    /// Returns the number of requests on all connections, by their heads.
     pub(crate) fn requests(&self) -> usize {
         self.seen().iter().map(|seen| seen.matches(" HTTP/1.1\r\n").count()).sum()
     }
 }
 
 impl Conversation {
-    /// Waits for more bytes; false at the end of the connection.
+    /// Waits for more bytes. Returns false at the end of the connection.
     pub(crate) fn more(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         let Ok(read) = self.stream.read(&mut buffer) else { return false };
@@ -148,7 +149,7 @@ impl Conversation {
         read > 0
     }
 
-    /// What came behind the last that was asked for.
+    /// Returns the bytes after the last request that was read.
     pub(crate) fn unread(&self) -> &[u8] {
         &self.unread
     }
@@ -174,14 +175,14 @@ impl Conversation {
         }
     }
 
-    /// The head of the next request.
-    pub(crate) fn head(&mut self) -> Option<Asked> {
+    /// Reads the head of the next request.
+    pub(crate) fn head(&mut self) -> Option<ReceivedRequest> {
         let head = self.until(b"\r\n\r\n")?;
-        Some(Asked { head, body: Vec::new(), trailers: String::new() })
+        Some(ReceivedRequest { head, body: Vec::new(), trailers: String::new() })
     }
 
-    /// The next request, whole.
-    pub(crate) fn request(&mut self) -> Option<Asked> {
+    /// Reads the next request.
+    pub(crate) fn request(&mut self) -> Option<ReceivedRequest> {
         let mut asked = self.head()?;
         if asked.is_chunked() {
             loop {
@@ -205,7 +206,7 @@ impl Conversation {
         Some(asked)
     }
 
-    /// False if the gateway reads no more.
+    /// Sends bytes. Returns false if the gateway does not read any more.
     pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).is_ok()
     }
@@ -216,12 +217,12 @@ impl Conversation {
     }
 }
 
-/// An upstream that hangs up on every request while it is not well.
-pub(crate) fn moody(name: &'static str, is_well: &Arc<AtomicBool>) -> Raw {
-    let is_well = Arc::clone(is_well);
+/// Starts an upstream that disconnects on every request while it is not healthy.
+pub(crate) fn moody(name: &'static str, is_healthy: &Arc<AtomicBool>) -> Raw {
+    let is_healthy = Arc::clone(is_healthy);
     Raw::start(move |conversation| {
         while let Some(asked) = conversation.request() {
-            if !is_well.load(Relaxed) {
+            if !is_healthy.load(Relaxed) {
                 return;
             }
             let status = if asked.head.starts_with("GET /health ") { "204 No Content" } else { "200 OK" };
@@ -231,8 +232,8 @@ pub(crate) fn moody(name: &'static str, is_well: &Arc<AtomicBool>) -> Raw {
     })
 }
 
-/// An address where nobody listens, and nobody else will: its port stays taken until the tests are over.
-pub(crate) fn nobody() -> SocketAddr {
+/// Returns an address where nothing listens. Its port stays reserved until the tests are over.
+pub(crate) fn unused_address() -> SocketAddr {
     let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     taken.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let address = taken.local_addr().unwrap().as_socket().unwrap();
@@ -240,13 +241,13 @@ pub(crate) fn nobody() -> SocketAddr {
     address
 }
 
-/// Waits until it is so.
+/// Waits until a condition holds.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     assert!(wait_until(|| is_so().then_some(())).is_some(), "{what} did not come to be");
 }
 
-/// Where asynchronous upstreams and clients of all tests run.
+/// Returns the runtime of the asynchronous upstreams and clients of all tests.
 pub(crate) fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
@@ -304,7 +305,7 @@ impl Served {
     }
 }
 
-/// Serves every connection in a task of its own: where that is, and how many there were.
+/// Serves every connection in its own task. Returns the address, and the number of connections.
 pub(crate) fn accepting<S>(
     serve: impl Fn(tokio::net::TcpStream) -> S + Send + 'static,
 ) -> (SocketAddr, Arc<AtomicUsize>)

@@ -1,4 +1,4 @@
-//! Upstreams whose name has several addresses, resolved by the system from a hosts file of the gateway's own.
+//! Upstreams whose name has several addresses, which the system resolves from the gateway's own hosts file.
 
 #![cfg(target_os = "linux")]
 
@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use socket2::{Domain, Socket, Type};
 
 use crate::client::Connection;
-use crate::process::{Gateway, site};
+use crate::process::{Gateway, site, skipped};
 use crate::upstream::{Raw, until};
 
 const ONE: [u8; 4] = [127, 0, 0, 1];
@@ -17,7 +17,7 @@ const TWO: [u8; 4] = [127, 0, 0, 2];
 const REQUESTS: [&str; 2] =
     ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: te\r\n\r\n"];
 
-/// Whether a process may have an `/etc/hosts` of its own here. Containers can forbid it.
+/// Returns whether a process may have its own `/etc/hosts` here. Containers can forbid it.
 fn can_have_own_hosts() -> bool {
     let tried = std::process::Command::new("unshare").args(["--map-root-user", "--mount", "true"]).status();
     let can = tried.is_ok_and(|status| status.success());
@@ -25,7 +25,7 @@ fn can_have_own_hosts() -> bool {
     can
 }
 
-/// An upstream of that name at an address, at a port that is free at another address too.
+/// Returns an upstream of that name at an address, on a port that is free at another address, too.
 fn upstream_beside(name: &'static str, at: [u8; 4], other: [u8; 4]) -> (Raw, Socket) {
     loop {
         let taken = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -55,7 +55,7 @@ fn upstream_of(connection: &mut Connection, request: &str) -> String {
 #[test]
 fn address_that_does_not_answer_does_not_hide_a_good_one() {
     if !can_have_own_hosts() {
-        return;
+        return skipped("a mount namespace for /etc/hosts is not allowed");
     }
     let (good, silent) = upstream_beside("good", TWO, ONE);
     // The queue of connections is full, so the system answers no further attempt.
@@ -80,7 +80,7 @@ fn address_that_does_not_answer_does_not_hide_a_good_one() {
 #[test]
 fn address_that_refuses_does_not_hide_a_good_one() {
     if !can_have_own_hosts() {
-        return;
+        return skipped("a mount namespace for /etc/hosts is not allowed");
     }
     let (good, _refuses) = upstream_beside("good", TWO, ONE);
     let gateway = gateway(good.address.port(), &["::1", "127.0.0.1", "127.0.0.2"], "max_requests: 1");
@@ -95,7 +95,7 @@ fn address_that_refuses_does_not_hide_a_good_one() {
 #[test]
 fn connections_are_spread_over_the_addresses() {
     if !can_have_own_hosts() {
-        return;
+        return skipped("a mount namespace for /etc/hosts is not allowed");
     }
     let (one, taken) = upstream_beside("one", ONE, TWO);
     drop(taken);
@@ -113,7 +113,7 @@ fn connections_are_spread_over_the_addresses() {
 #[test]
 fn address_that_the_name_no_longer_has_is_left() {
     if !can_have_own_hosts() {
-        return;
+        return skipped("a mount namespace for /etc/hosts is not allowed");
     }
     for request in REQUESTS {
         let (old, taken) = upstream_beside("old", ONE, TWO);

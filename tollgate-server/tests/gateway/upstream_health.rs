@@ -1,16 +1,16 @@
-//! Upstreams that fail and come back, and requests that are tried again.
+//! Upstreams that fail and recover, and requests that are retried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::process::{Gateway, per_user, site};
-use crate::upstream::{Raw, moody, nobody, until};
+use crate::upstream::{Raw, moody, until, unused_address};
 
 #[test]
 fn an_upstream_that_fails_is_left_alone_for_a_while_and_then_used_again() {
-    let is_well = Arc::new(AtomicBool::new(false));
-    let (bad, good) = (moody("moody", &is_well), Raw::named("good"));
+    let is_healthy = Arc::new(AtomicBool::new(false));
+    let (bad, good) = (moody("moody", &is_healthy), Raw::named("good"));
     let route = format!(
         "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 2, for: 2s }} }}",
         bad.url(),
@@ -22,14 +22,14 @@ fn an_upstream_that_fails_is_left_alone_for_a_while_and_then_used_again() {
         assert_eq!(connection.get("/").header("x-upstream"), Some("good"));
     }
     assert_eq!(bad.requests(), 2, "it is left alone after two failures");
-    is_well.store(true, Relaxed);
+    is_healthy.store(true, Relaxed);
     until("its return", || connection.get("/").header("x-upstream") == Some("moody"));
 }
 
 #[test]
-fn an_ejection_is_told_once_when_it_begins_and_once_when_it_ends() {
-    let is_well = Arc::new(AtomicBool::new(false));
-    let (bad, good) = (moody("moody", &is_well), Raw::named("good"));
+fn ejection_is_logged_once_at_its_start_and_once_at_its_end() {
+    let is_healthy = Arc::new(AtomicBool::new(false));
+    let (bad, good) = (moody("moody", &is_healthy), Raw::named("good"));
     let upstreams = format!("[{}, {}]", bad.url(), good.url());
     let eject = "eject: { after: 2, for: 3s }";
     let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
@@ -38,14 +38,13 @@ fn an_ejection_is_told_once_when_it_begins_and_once_when_it_ends() {
     for _ in 0..20 {
         connection.get("/");
     }
-    let told = format!("upstream {} of route /**", bad.address);
+    let described = format!("upstream {} of route /**", bad.address);
     let began = format!(
-        "{told} failed 2 times in a row: it hung up before the end of its answer; it gets no requests for 3 s while \
-         another upstream is well\n"
+        "{described} failed 2 times in a row: it closed the connection before the end of its response; it gets no requests for 3 s while another upstream is healthy\n"
     );
     gateway.await_said(&began, 1);
-    is_well.store(true, Relaxed);
-    let ended = format!("{told} answers requests again, and gets its share of them\n");
+    is_healthy.store(true, Relaxed);
+    let ended = format!("{described} answers requests again, and gets its share of them\n");
     until("the line about its return", || {
         connection.get("/");
         gateway.said().contains(&ended)
@@ -53,13 +52,13 @@ fn an_ejection_is_told_once_when_it_begins_and_once_when_it_ends() {
     assert_eq!(gateway.said(), format!("{NO_LIMITS}tollgate: {began}tollgate: {ended}"));
 }
 
-/// What is said of rules without limits.
+/// The log line about rules without limits.
 const NO_LIMITS: &str =
     "tollgate.yaml:6:1: warning: there are no limits, so everything passes; add a limit to `limits`\n";
 
 #[test]
-fn an_ejection_that_goes_on_is_told_once_however_many_requests_fail() {
-    let route = format!("{{ path: /**, upstream: http://{}, eject: {{ after: 1, for: 10s }} }}", nobody());
+fn lasting_ejection_is_logged_once() {
+    let route = format!("{{ path: /**, upstream: http://{}, eject: {{ after: 1, for: 10s }} }}", unused_address());
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
     let mut connection = gateway.connect();
     let begun = Instant::now();
@@ -71,8 +70,8 @@ fn an_ejection_that_goes_on_is_told_once_however_many_requests_fail() {
 }
 
 #[test]
-fn an_upstream_that_stays_dead_beside_a_good_one_is_told_once() {
-    let (dead, good) = (nobody(), Raw::named("good"));
+fn upstream_that_stays_dead_is_logged_once() {
+    let (dead, good) = (unused_address(), Raw::named("good"));
     let upstreams = format!("[http://{dead}, {}]", good.url());
     let eject = "eject: { after: 1, for: 1s }";
     let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
@@ -81,19 +80,18 @@ fn an_upstream_that_stays_dead_beside_a_good_one_is_told_once() {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(5) {
         assert_eq!(connection.get("/").header("x-upstream"), Some("good"));
-        // Long enough for somebody to look between the end of an ejection and the next.
+        // Long enough for a poll between the end of an ejection and the next.
         std::thread::sleep(Duration::from_millis(1500));
     }
     let began = format!(
-        "upstream {dead} of route /** failed: Connection refused (os error 111); it gets no requests for 1 s while \
-         another upstream is well\n"
+        "upstream {dead} of route /** failed: Connection refused (os error 111); it gets no requests for 1 s while another upstream is healthy\n"
     );
     assert_eq!(gateway.said(), format!("{NO_LIMITS}tollgate: {began}"));
 }
 
 #[test]
-fn a_check_that_is_passed_while_requests_have_failed_is_told_as_that() {
-    let (is_well, checks_pass) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+fn passed_check_of_an_ejected_upstream_is_logged() {
+    let (is_healthy, checks_pass) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let passes = Arc::clone(&checks_pass);
     let bad = Raw::start(move |conversation| {
         while let Some(asked) = conversation.request() {
@@ -103,8 +101,8 @@ fn a_check_that_is_passed_while_requests_have_failed_is_told_as_that() {
             conversation.send("HTTP/1.1 204 No Content\r\n\r\n");
         }
     });
-    let good = moody("good", &is_well);
-    is_well.store(true, Relaxed);
+    let good = moody("good", &is_healthy);
+    is_healthy.store(true, Relaxed);
     let check = "{ path: /health, every: 100ms, timeout: 1s, unhealthy_after: 1, healthy_after: 1 }";
     let upstreams = format!("[{}, {}]", bad.url(), good.url());
     let eject = "eject: { after: 1, for: 1m }";
@@ -122,17 +120,16 @@ fn a_check_that_is_passed_while_requests_have_failed_is_told_as_that() {
     gateway.await_said("fails its health check of /health", 1);
     checks_pass.store(true, Relaxed);
     let said = gateway.await_said(
-        "passes its health checks again, but requests have failed there; it gets no requests while another upstream is \
-         well",
+        "passes its health checks again, but requests have failed there; it gets no requests while another upstream is healthy",
         1,
     );
     assert!(!said.contains("gets its share"), "{said}");
 }
 
-/// A client that can provoke such answers could have an upstream ejected for everybody.
+/// A client that can provoke such responses could have an upstream ejected for everyone.
 #[test]
 fn statuses_count_as_failures_only_where_the_route_says_so() {
-    // Plain, and not.
+    // Served by the lane, and by hyper.
     for road in ["", "TE: trailers\r\nConnection: te\r\n"] {
         let (bad, good) =
             (Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"), Raw::named("good"));
@@ -166,7 +163,7 @@ fn statuses_that_the_route_names_count_as_failures() {
 #[test]
 fn answers_that_break_off_count_as_failures() {
     let heads = ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"];
-    // Plain, and not.
+    // Served by the lane, and by hyper.
     let bodies = ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"];
     for (head, body) in heads.iter().flat_map(|head| bodies.map(|body| (*head, body))) {
         let bad = Raw::start(move |conversation| {
@@ -189,8 +186,8 @@ fn answers_that_break_off_count_as_failures() {
 
 #[test]
 fn a_check_takes_an_upstream_out_and_puts_it_back() {
-    let is_well = Arc::new(AtomicBool::new(true));
-    let (checked, other) = (moody("checked", &is_well), Arc::new(AtomicBool::new(true)));
+    let is_healthy = Arc::new(AtomicBool::new(true));
+    let (checked, other) = (moody("checked", &is_healthy), Arc::new(AtomicBool::new(true)));
     let other = moody("other", &other);
     let check = "{ path: /health, every: 100ms, timeout: 1s, unhealthy_after: 2, healthy_after: 2 }";
     let route = format!(
@@ -201,22 +198,22 @@ fn a_check_takes_an_upstream_out_and_puts_it_back() {
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
     until("a check", || checked.seen().iter().any(|seen| seen.contains("GET /health HTTP/1.1\r\n")));
     let mut connection = gateway.connect();
-    is_well.store(false, Relaxed);
+    is_healthy.store(false, Relaxed);
     gateway.await_said("fails its health check of /health", 1);
     let asked = |upstream: &Raw| upstream.seen().concat().matches("GET /asked ").count();
     for _ in 0..6 {
         assert_eq!(connection.get("/asked").header("x-upstream"), Some("other"));
     }
     assert_eq!(asked(&checked), 0);
-    is_well.store(true, Relaxed);
+    is_healthy.store(true, Relaxed);
     gateway.await_said("passes its health checks again, and gets its share of requests", 1);
     let back = (0..4).filter(|_| connection.get("/asked").header("x-upstream") == Some("checked")).count();
     assert_eq!(back, 2);
 }
 
-/// Whoever is woken by such a line has to know what to look at.
+/// The log line has to name what to look at.
 #[test]
-fn a_line_about_an_upstream_names_its_routes_the_reason_and_what_becomes_of_requests() {
+fn log_line_about_an_upstream_names_its_routes_the_reason_and_the_consequence() {
     let unwell = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
     let (silent, good) = (Raw::start(|conversation| while conversation.request().is_some() {}), Raw::named("good"));
     let check = "health_check: { path: /health, every: 100ms, timeout: 200ms, unhealthy_after: 1 }";
@@ -224,26 +221,26 @@ fn a_line_about_an_upstream_names_its_routes_the_reason_and_what_becomes_of_requ
         format!("{{ name: api, path: /api/**, upstream: {}, {check} }}", unwell.url()),
         format!("{{ name: web, path: /web/**, upstream: [{}, {}] }}", unwell.url(), good.url()),
         format!("{{ name: slow, path: /slow/**, upstream: [{}, {}], {check} }}", silent.url(), good.url()),
-        format!("{{ name: gone, path: /gone/**, upstream: http://{}, eject: {{ after: 1 }} }}", nobody()),
+        format!("{{ name: gone, path: /gone/**, upstream: http://{}, eject: {{ after: 1 }} }}", unused_address()),
         format!(
             "{{ name: down, path: /down/**, upstream: {}/down, eject: {{ after: 1, statuses: [503] }} }}",
             unwell.url()
         ),
     ];
     let gateway = Gateway::start(&site("", &routes, ""));
-    for told in [
+    for described in [
         format!(
-            "upstream {} of routes api, web, down fails its health check of /health: it answered with 503; it gets no \
-             requests while another upstream is well, but for those of routes api, down where there is no other\n",
+            "upstream {} of routes api, web, down fails its health check of /health: it responded with 503; it gets no \
+             requests while another upstream is healthy, except for routes api, down where it is the only one\n",
             unwell.address
         ),
         format!(
-            "upstream {} of route slow fails its health check of /health: no answer within 200 ms; it gets no requests \
-             while another upstream is well\n",
+            "upstream {} of route slow fails its health check of /health: no response within 200 ms; it gets no requests \
+             while another upstream is healthy\n",
             silent.address
         ),
     ] {
-        gateway.await_said(&told, 1);
+        gateway.await_said(&described, 1);
     }
     assert_eq!(gateway.get("/gone/").status, 502);
     gateway.await_said(
@@ -252,12 +249,15 @@ fn a_line_about_an_upstream_names_its_routes_the_reason_and_what_becomes_of_requ
         1,
     );
     assert_eq!(gateway.get("/down/").status, 503);
-    gateway.await_said(" failed: it answered with 503; it gets no requests for 10 s while another upstream is well", 1);
+    gateway.await_said(
+        " failed: it responded with 503; it gets no requests for 10 s while another upstream is healthy",
+        1,
+    );
 }
 
-/// A route without a name is called by its path, which one for other hosts may have too.
+/// A route without a name is called by its path, which a route for other hosts may share.
 #[test]
-fn a_route_that_leads_nowhere_else_is_told_beside_another_of_its_name() {
+fn route_with_a_single_upstream_is_named_beside_another_of_its_name() {
     let unwell = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
     let good = Raw::answering("HTTP/1.1 204 No Content\r\n\r\n");
     let check = "health_check: { path: /health, every: 100ms, unhealthy_after: 1 }";
@@ -266,12 +266,11 @@ fn a_route_that_leads_nowhere_else_is_told_beside_another_of_its_name() {
         format!("{{ path: /**, hosts: [b], upstream: {} }}", unwell.url()),
     ];
     let gateway = Gateway::start(&site("", &routes, ""));
-    let told = format!(
-        "upstream {} of route /** fails its health check of /health: it answered with 503; it gets no requests while \
-         another upstream is well, but for those of route /** where there is no other\n",
+    let described = format!(
+        "upstream {} of route /** fails its health check of /health: it responded with 503; it gets no requests while another upstream is healthy, except for route /** where it is the only one\n",
         unwell.address
     );
-    gateway.await_said(&told, 1);
+    gateway.await_said(&described, 1);
 }
 
 #[test]
@@ -288,15 +287,15 @@ fn a_check_asks_for_its_path_whatever_the_path_of_the_upstream_is() {
 
 #[test]
 fn an_upstream_that_is_no_longer_checked_is_used_again() {
-    let is_well = Arc::new(AtomicBool::new(false));
-    let (checked, other) = (moody("checked", &is_well), Raw::named("other"));
+    let is_healthy = Arc::new(AtomicBool::new(false));
+    let (checked, other) = (moody("checked", &is_healthy), Raw::named("other"));
     let rules = |check: &str| {
         let upstreams = format!("[{}, {}]", checked.url(), other.url());
         site("workers: 1", &[format!("{{ path: /**, balance: round_robin, upstream: {upstreams}{check} }}")], "")
     };
     let gateway = Gateway::start(&rules(", health_check: { path: /health, every: 100ms, unhealthy_after: 1 }"));
     gateway.await_said("fails its health check of /health", 1);
-    is_well.store(true, Relaxed);
+    is_healthy.store(true, Relaxed);
     gateway.save(&rules(", health_check: { path: /health, every: 1h, unhealthy_after: 1 }"));
     gateway.await_said("is in force", 1);
     gateway.save(&rules(""));
@@ -309,7 +308,7 @@ fn an_upstream_that_is_no_longer_checked_is_used_again() {
 fn a_get_is_tried_again_elsewhere_and_spends_one_unit() {
     let hangs_up = Raw::start(|conversation| _ = conversation.request());
     let good = Raw::named("good");
-    for dead in [format!("http://{}", nobody()), hangs_up.url()] {
+    for dead in [format!("http://{}", unused_address()), hangs_up.url()] {
         let route = format!(
             "{{ path: /**, balance: round_robin, upstream: [{dead}, {}], eject: {{ after: 1000000 }} }}",
             good.url()
@@ -327,11 +326,11 @@ fn a_get_is_tried_again_elsewhere_and_spends_one_unit() {
 }
 
 #[test]
-fn without_retries_a_failure_is_told() {
+fn without_retries_the_client_gets_the_failure() {
     let good = Raw::named("good");
     let route = format!(
         "{{ path: /**, balance: round_robin, retries: 0, upstream: [http://{}, {}], eject: {{ after: 1000000 }} }}",
-        nobody(),
+        unused_address(),
         good.url()
     );
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
@@ -360,7 +359,8 @@ fn a_post_that_has_been_sent_is_never_sent_again() {
 #[test]
 fn a_post_that_found_no_connection_goes_elsewhere() {
     let good = Raw::named("good");
-    let route = format!("{{ path: /**, balance: round_robin, upstream: [http://{}, {}] }}", nobody(), good.url());
+    let route =
+        format!("{{ path: /**, balance: round_robin, upstream: [http://{}, {}] }}", unused_address(), good.url());
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
     for _ in 0..4 {
         let answer = gateway.connect().ask("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
@@ -369,7 +369,7 @@ fn a_post_that_found_no_connection_goes_elsewhere() {
     assert_eq!(good.seen().concat().matches("\r\n\r\nhello").count(), 4);
 }
 
-/// A server may close a connection that rests, without a word before.
+/// A server may close an idle connection without notice.
 #[test]
 fn a_connection_that_the_upstream_closed_in_the_meantime_fails_no_get() {
     let once = Raw::start(|conversation| {
@@ -387,7 +387,7 @@ fn a_connection_that_the_upstream_closed_in_the_meantime_fails_no_get() {
 
 #[test]
 fn an_address_that_does_not_answer_is_given_up_after_connect_timeout() {
-    // A network for documentation: packets to it go nowhere, or are refused at once.
+    // A network for documentation: packets to it are dropped, or refused at once.
     let route = "{ path: /**, connect_timeout: 500ms, retries: 0, upstream: 'http://192.0.2.1:81' }";
     let gateway = Gateway::start(&site("", &[route], ""));
     let begun = Instant::now();
@@ -410,7 +410,7 @@ fn gateway_without_descriptors_does_not_blame_the_upstream() {
     let rules = site("workers: 1\n  max_connections: 100", &[route], "");
     let gateway = Gateway::start(&format!("admin: {{ listen: 127.0.0.1:0 }}\n{rules}"));
     let mut connections = [gateway.connect(), gateway.connect()];
-    // Plain, and not.
+    // Served by the lane, and by hyper.
     let roads = ["", "TE: trailers\r\nConnection: te\r\n"];
     let mut get = || {
         let asked = connections.iter_mut().zip(roads);

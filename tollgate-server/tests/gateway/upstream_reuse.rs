@@ -1,4 +1,4 @@
-//! How long connections to upstreams are used again, and that no request is lost with one that was closed.
+//! How long connections to upstreams are reused, and that no request is lost with a closed one.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -105,7 +105,7 @@ fn is_closed_to(port: u16) -> bool {
     })
 }
 
-/// The request reaches the gateway before the close does, but both are there when the gateway looks.
+/// The request reaches the gateway before the close does, but both are there when the gateway checks.
 #[cfg(target_os = "linux")]
 #[test]
 fn post_is_not_sent_on_a_connection_that_the_upstream_has_closed() {
@@ -145,7 +145,7 @@ fn post_is_not_sent_on_a_connection_that_the_upstream_has_closed() {
 struct Foreign(Child, SocketAddr);
 
 impl Foreign {
-    /// Returns `None` if the program is not installed, which only CI has to have done.
+    /// Starts a server. Returns `None` if the program is not installed, which only CI requires.
     fn start(program: &str, arguments: &[&str]) -> Option<Self> {
         let started = Command::new(program).args(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let mut child = match started {

@@ -16,7 +16,7 @@ use crate::certificates::{Authority, Signed, params};
 use crate::process::{Gateway, folder_with, site};
 use crate::upstream::{Raw, full, runtime};
 
-/// A server that shows this certificate.
+/// Returns a server configuration with this certificate.
 pub(crate) fn server(signed: &Signed) -> ServerConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
@@ -29,7 +29,7 @@ fn ders(signed: &Signed) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
     (cert, PrivateKeyDer::from_pem_slice(signed.key.as_bytes()).unwrap())
 }
 
-/// An upstream by TLS that answers one request on each connection.
+/// Returns a TLS upstream that answers one request on each connection.
 fn tls_upstream(signed: &Signed) -> Raw {
     serving(server(signed))
 }
@@ -46,7 +46,7 @@ fn serving(config: ServerConfig) -> Raw {
             tls.conn.send_close_notify();
             _ = tls.flush();
         } else {
-            // A connection that is closed with something unread is reset, and what was said on it last may be lost.
+            // A connection that is closed with unread bytes is reset, and its last bytes may be lost.
             _ = tls.sock.shutdown(Shutdown::Write);
             conversation.await_end();
         }
@@ -69,7 +69,7 @@ fn an_authority_of_upstreams_that_is_replaced_is_read_at_the_next_reload() {
 }
 
 #[test]
-fn an_upstream_by_tls_is_believed_if_its_authority_and_its_name_are_good() {
+fn tls_upstream_is_trusted_if_its_authority_and_name_match() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let good = tls_upstream(&authority.sign(&["api.internal"]));
     let strange = tls_upstream(&stranger.sign(&["api.internal"]));
@@ -90,23 +90,23 @@ fn an_upstream_by_tls_is_believed_if_its_authority_and_its_name_are_good() {
     }
 }
 
-/// Whoever looks for the reason of a 502 finds it, with the fix, in the line about the upstream; clients are told no more
-/// than that it cannot be reached.
+/// Asserts that the reason of a 502 and the fix are in the log line about the upstream. Clients get only that it cannot
+/// be reached.
 #[track_caller]
-fn is_told(upstream: &Raw, (tls, ca): (&str, &str), fault: &str, kind: &str) {
+fn assert_reported(upstream: &Raw, (tls, ca): (&str, &str), fault: &str, kind: &str) {
     let address = upstream.address;
     let route = format!(
         "{{ name: all, path: /**, upstream: 'https://{address}', upstream_tls: {tls}, eject: {{ after: 1 }} }}"
     );
     let rules = format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("workers: 1", &[route], ""));
     let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", ca)]));
-    let told = r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#;
-    // What may be sent again, and what may not.
+    let expected = r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#;
+    // A request that may be retried, and one that may not.
     for (number, request) in
         ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "POST / HTTP/1.1\r\nHost: h\r\n\r\n"].into_iter().enumerate()
     {
         let answer = gateway.connect().ask(request);
-        assert_eq!((answer.status, answer.text()), (502, told), "{fault}");
+        assert_eq!((answer.status, answer.text()), (502, expected), "{fault}");
         let failures = format!("tollgate_upstream_failures_total{{route=\"all\",kind=\"{kind}\"}}");
         gateway.await_metric(&failures, number as u64 + 1);
     }
@@ -116,55 +116,54 @@ fn is_told(upstream: &Raw, (tls, ca): (&str, &str), fault: &str, kind: &str) {
 const NAMED: &str = "{ ca: ca.pem, server_name: api.internal }";
 
 #[test]
-fn a_certificate_that_is_not_believed_is_told_with_the_fix() {
+fn untrusted_certificate_is_reported_with_the_fix() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let [past, present, future] = [1999, 2001, 4001].map(|year| date_time_ymd(year, 1, 1));
     let names = ["api.internal", "*.shop.internal", "192.0.2.1"];
-    let unknown = "its certificate is of an authority that is not known; name it in upstream_tls.ca";
+    let unknown = "its certificate was issued by an unknown authority; name that authority in upstream_tls.ca";
     for (signed, tls, fault) in [
         (Signed::by_itself(&params(&names)), NAMED, unknown),
         (authority.sign(&names), "{ server_name: api.internal }", unknown),
         (
             stranger.sign(&names),
             NAMED,
-            "a signature in its certificate or handshake does not verify: it has not the key of that certificate, or the certificate is of another authority than the known one of that name; see that it has its own key, and that upstream_tls.ca has its authority",
+            "a signature in its certificate or handshake does not verify: it does not have the key of that certificate, or another authority of the same name has issued it; check its key, and that upstream_tls.ca contains its authority",
         ),
         (
             authority.sign_for(&names, past, present),
             NAMED,
-            "its certificate has expired on 2001-01-01T00:00:00Z; put a new one there",
+            "its certificate expired on 2001-01-01T00:00:00Z; install a new one",
         ),
         (
             authority.sign_for(&names, future, date_time_ymd(4002, 1, 1)),
             NAMED,
-            "its certificate is not valid before 4001-01-01T00:00:00Z; put one there that is valid now, or set the clock \
+            "its certificate is not valid before 4001-01-01T00:00:00Z; install one that is valid now, or set the clock \
              of this machine",
         ),
         (
             authority.sign(&names),
             "{ ca: ca.pem, server_name: other.internal }",
-            "its certificate is for api.internal, *.shop.internal, 192.0.2.1, and other.internal was asked for; name one \
-             that it is for in upstream_tls.server_name, or make one for other.internal",
+            "its certificate is for api.internal, *.shop.internal, 192.0.2.1, and other.internal was expected; set upstream_tls.server_name to one of its names, or create one for other.internal",
         ),
         (
             authority.sign(&[]),
             "{ ca: ca.pem }",
-            "its certificate is for no name, and 127.0.0.1 was asked for; make one with subjectAltName for 127.0.0.1",
+            "its certificate has no name, and 127.0.0.1 was expected; create one with subjectAltName for 127.0.0.1",
         ),
     ] {
-        is_told(&tls_upstream(&signed), (tls, &authority.pem()), fault, "bad_certificate");
+        assert_reported(&tls_upstream(&signed), (tls, &authority.pem()), fault, "bad_certificate");
     }
 }
 
-/// As `openssl req -x509` makes them, unless it is told otherwise.
+/// The default of `openssl req -x509`.
 #[test]
-fn a_certificate_that_is_an_authoritys_is_told_with_the_fix_and_that_helps() {
+fn ca_certificate_is_reported_with_a_fix_that_works() {
     let mut params = params(&["api.internal"]);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let signed = Signed::by_itself(&params);
-    let fault = "its certificate is marked as an authority's (CA:TRUE); make it with CA:FALSE (openssl req -x509 -addext \
+    let fault = "its certificate is a CA certificate (CA:TRUE); create it with CA:FALSE (openssl req -x509 -addext \
                  basicConstraints=CA:FALSE), or have that authority issue one for it";
-    is_told(&tls_upstream(&signed), (NAMED, &signed.cert), fault, "bad_certificate");
+    assert_reported(&tls_upstream(&signed), (NAMED, &signed.cert), fault, "bad_certificate");
 
     params.is_ca = IsCa::ExplicitNoCa;
     let signed = Signed::by_itself(&params);
@@ -175,27 +174,27 @@ fn a_certificate_that_is_an_authoritys_is_told_with_the_fix_and_that_helps() {
 }
 
 #[test]
-fn an_upstream_that_does_not_speak_tls_is_told_as_that() {
+fn upstream_without_tls_is_reported() {
     let authority = Authority::new();
     let plain = Raw::start(|conversation| {
         if conversation.more() {
             conversation.send("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         }
     });
-    let fault = "it does not speak TLS; write http://, or h2c:// for HTTP/2";
-    is_told(&plain, (NAMED, &authority.pem()), fault, "cannot_connect");
+    let fault = "it does not speak TLS; use http://, or h2c:// for HTTP/2";
+    assert_reported(&plain, (NAMED, &authority.pem()), fault, "cannot_connect");
     let silent = Raw::start(|conversation| _ = conversation.more());
-    let fault = "it hung up before TLS was agreed on; if it does not speak TLS, write http://";
-    is_told(&silent, (NAMED, &authority.pem()), fault, "cannot_connect");
+    let fault = "it closed the connection during the TLS handshake; if it does not speak TLS, use http://";
+    assert_reported(&silent, (NAMED, &authority.pem()), fault, "cannot_connect");
 }
 
 #[test]
-fn an_upstream_that_wants_a_certificate_of_the_gateway_is_told_as_that() {
+fn upstream_that_requires_a_client_certificate_is_reported() {
     let authority = Authority::new();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let people = Arc::new(authority.roots());
     let verifier = WebPkiClientVerifier::builder_with_provider(people, Arc::clone(&provider)).build().unwrap();
-    // By TLS 1.3 it can say so only when TLS is agreed on for the gateway.
+    // In TLS 1.3 it can report this only after the handshake is complete for the gateway.
     for (version, protocol) in [(&TLS12, "http/1.1"), (&TLS13, "http/1.1"), (&TLS13, "h2")] {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
         let builder = builder.with_protocol_versions(&[version]).unwrap();
@@ -203,12 +202,12 @@ fn an_upstream_that_wants_a_certificate_of_the_gateway_is_told_as_that() {
         let builder = builder.with_client_cert_verifier(Arc::clone(&verifier));
         let mut config = builder.with_single_cert(vec![cert], key).unwrap();
         config.alpn_protocols = vec![protocol.into()];
-        let fault = "it wants a client certificate, and the gateway has none to show; let it take connections without";
-        is_told(&serving(config), (NAMED, &authority.pem()), fault, "cannot_connect");
+        let fault = "it requires a client certificate, and the gateway sends none; configure it to accept connections without one";
+        assert_reported(&serving(config), (NAMED, &authority.pem()), fault, "cannot_connect");
     }
 }
 
-/// Speaks HTTP/2 with whoever offers it, and switches protocols with whoever does not.
+/// Returns an upstream that speaks HTTP/2 if the client offers it, and switches protocols otherwise.
 fn modern_upstream(signed: &Signed) -> std::net::SocketAddr {
     let mut config = server(signed);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -253,7 +252,7 @@ fn a_websocket_reaches_an_upstream_that_would_rather_speak_http_2() {
     );
     let rules = site("workers: 1", &[route], "");
     let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &authority.pem())]));
-    // Whether or not there is a shared connection already.
+    // With and without a shared connection.
     for _ in 0..2 {
         let mut connection = gateway.connect();
         let answer = connection.ask("GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");

@@ -81,7 +81,11 @@ fn an_answer_that_its_upstream_broke_off_is_told() {
         let line = parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]);
         assert_eq!((&line["status"], &line["sent_bytes"]), (&json!(200), &json!(5)), "{line}");
         assert_eq!(line["broken"], json!(true), "{body:?} {line}");
-        assert_eq!(line["upstream_error"], json!("it hung up before the end of its answer"), "{body:?} {line}");
+        assert_eq!(
+            line["upstream_error"],
+            json!("it closed the connection before the end of its response"),
+            "{body:?} {line}"
+        );
     }
     let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
     gateway.get("/shop/1");
@@ -100,9 +104,9 @@ fn why_the_gateway_answered_in_place_of_an_upstream_is_told() {
     let slow = slow_upstream(HELLO, Duration::from_secs(60));
     let cases = [
         (gone.0, 502, Some("Connection refused (os error 111)")),
-        (upstream(b""), 502, Some("it hung up before the end of its answer")),
-        (unclear, 502, Some("its answer makes no sense")),
-        (slow, 504, Some("no answer within the timeout of the route")),
+        (upstream(b""), 502, Some("it closed the connection before the end of its response")),
+        (unclear, 502, Some("its response is invalid")),
+        (slow, 504, Some("no response within the route's timeout")),
         // What an upstream says itself is no fault of the way to it.
         (down, 503, None),
         (upstream(HELLO), 200, None),
@@ -336,7 +340,7 @@ fn a_log_that_cannot_be_opened_ends_the_start() {
     let output = run_in(folder.path(), &["serve", "--config", "tollgate.yaml", "--listen", "127.0.0.1:0"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("gateway.access_log.file") && said.contains("; name a file that may be written"), "{said}");
+    assert!(said.contains("gateway.access_log.file") && said.contains("; name a writable file"), "{said}");
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl Sink {
             Ok(file) => Ok(LogFile { path, file, is_gone: false, last_warning: LastWarning::default() }),
             Err(error) => {
                 let problem = format!("gateway.access_log.file {}: {error}", path.display());
-                Err(SettingError::new(problem, "name a file that may be written in a folder that is there").of("file"))
+                Err(SettingError::new(problem, "name a writable file in an existing folder").of("file"))
             }
         });
         Ok(Self { file: opened.transpose()?, last_warning: LastWarning::default() })
@@ -75,7 +75,7 @@ impl LastWarning {
         let of = path.map_or(String::new(), |path| format!(" {}", path.display()));
         let last_warning = format!("the access log{of} cannot be {what}: {error}");
         if self.0.as_ref() != Some(&last_warning) {
-            notice::warn(format_args!("{last_warning}; make room for it, and see that it may be written"));
+            notice::warn(format_args!("{last_warning}; free some disk space, or fix its permissions"));
             self.0 = Some(last_warning);
         }
     }

@@ -28,11 +28,14 @@ impl Outages {
             is_over && route.has_proven(now)
         };
         let back = site.routes.iter().filter(is_back).collect();
-        let began = |go: &'static str| move |of| format!("no upstream of {of} is well now: requests go {go}");
+        let began = |go: &'static str| move |of| format!("no upstream of {of} is healthy: requests go {go}");
         let lines = [
             names(none).map(began("to all of them")),
             names(some).map(began("first to those whose ejection is over")),
-            names(back).map(|of| format!("there is a well upstream again for {of}")),
+            names(back).map(|of| match of.starts_with("routes ") {
+                true => format!("{of} have a healthy upstream again"),
+                false => format!("{of} has a healthy upstream again"),
+            }),
         ];
         lines.into_iter().flatten()
     }

@@ -17,11 +17,11 @@ pub(super) fn errors(route: &Route, listens: &[String]) -> Vec<SettingError> {
         let listen = listens.iter().find(|listen| is_itself(target, listen))?;
         let address = &target.address;
         let message = format!(
-            "the upstream {}:{} is the gateway itself, which listens on {listen}: a request would go round in circles",
+            "the upstream {}:{} is the gateway itself, which listens on {listen}: requests would be forwarded in a loop",
             address.host, address.port
         );
         let error =
-            SettingError::new(message, "name the service behind the gateway, or let gateway.listen be another address");
+            SettingError::new(message, "name the service behind the gateway, or change gateway.listen");
         Some(error.of("url").of(index).of("upstream"))
     });
     itself.collect()

@@ -65,12 +65,12 @@ impl RoutedUpstream {
     /// Describes what happens to requests while it is unhealthy, for this long if that is known.
     pub(in super::super) fn consequence(&self, lasts: Option<Duration>) -> String {
         let lasts = lasts.map(|lasts| format!(" for {}", span(lasts))).unwrap_or_default();
-        let spared = format!("it gets no requests{lasts} while another upstream is well");
+        let spared = format!("it gets no requests{lasts} while another upstream is healthy");
         match &*self.route_names(|route_ref| !route_ref.has_other_upstreams) {
             [] => spared,
             // Another route of that name may have another upstream.
             only if only.len() < self.routes.len() => {
-                format!("{spared}, but for those of {} where there is no other", route_list(only))
+                format!("{spared}, except for {} where it is the only one", route_list(only))
             }
             [_] => "it still gets requests, as the only upstream of its route".to_owned(),
             _ => "it still gets requests, as the only upstream of its routes".to_owned(),

@@ -83,8 +83,7 @@ impl Validity {
         match state {
             CertificateState::Good => None,
             CertificateState::NotYet => Some(format!(
-                "{self} is not valid before {}Z, and until then clients do not believe it; put one in its place that is \
-                 valid now, or set the clock of this machine",
+                "{self} is not valid before {}Z, so clients reject it: install one that is valid now, or set the clock of this machine",
                 rfc3339(&self.begins)
             )),
             CertificateState::EndsSoon => {
@@ -93,12 +92,11 @@ impl Validity {
                     1 => "1 day".to_owned(),
                     days => format!("{days} days"),
                 };
-                Some(format!("{self} expires on {}Z, in {left}; put a new one in its place", rfc3339(&self.ends)))
+                Some(format!("{self} expires on {}Z, in {left}: install a new one", rfc3339(&self.ends)))
             }
-            CertificateState::Expired => Some(format!(
-                "{self} has expired on {}Z, and clients do not believe it; put a new one in its place",
-                rfc3339(&self.ends)
-            )),
+            CertificateState::Expired => {
+                Some(format!("{self} expired on {}Z, so clients reject it: install a new one", rfc3339(&self.ends)))
+            }
         }
     }
 }
@@ -198,14 +196,10 @@ mod tests {
         let wanted = [
             (
                 day(9),
-                "is not valid before 1970-01-11T00:00:00Z, and until then clients do not believe it; put one in its place \
-                 that is valid now, or set the clock of this machine",
+                "is not valid before 1970-01-11T00:00:00Z, so clients reject it: install one that is valid now, or set the clock of this machine",
             ),
-            (day(86) + 1, "expires on 1970-04-11T00:00:00Z, in 13 days; put a new one in its place"),
-            (
-                day(100) + 1,
-                "has expired on 1970-04-11T00:00:00Z, and clients do not believe it; put a new one in its place",
-            ),
+            (day(86) + 1, "expires on 1970-04-11T00:00:00Z, in 13 days: install a new one"),
+            (day(100) + 1, "expired on 1970-04-11T00:00:00Z, so clients reject it: install a new one"),
         ];
         assert_eq!(lines, wanted.map(|(now, line)| (now, line.to_owned())));
     }
@@ -221,7 +215,7 @@ mod tests {
     fn days_left_are_rounded_down() {
         for (left, words) in [(0, "less than a day"), (DAY_SECONDS, "1 day"), (2 * DAY_SECONDS + 1, "2 days")] {
             let lines = warnings(0, 100 * DAY_SECONDS).changes(100 * DAY_SECONDS - left);
-            assert!(lines[0].contains(&format!(", in {words}; ")), "{lines:?}");
+            assert!(lines[0].contains(&format!(", in {words}: ")), "{lines:?}");
         }
     }
 }

@@ -15,8 +15,8 @@ const TLS_HANDSHAKE: u8 = 0x16;
 
 /// The response to plain HTTP on a TLS port.
 const USE_HTTPS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n\
-    content-length: 98\r\n\r\n\
-    {\"error\":\"plain_http\",\"message\":\"A plain HTTP request came to a port that speaks TLS. Use https.\"}";
+    content-length: 69\r\n\r\n\
+    {\"error\":\"plain_http\",\"message\":\"This port requires TLS: use https.\"}";
 
 /// Returns whether these are the first bytes of a TLS handshake.
 pub(in super::super) fn is_hello(first: &[u8]) -> bool {

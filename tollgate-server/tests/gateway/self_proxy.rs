@@ -5,7 +5,7 @@ use crate::common::{Process, RULES, run_in};
 use crate::process::{fails, folder_with};
 use crate::upstream::Raw;
 
-/// A request would come back until its head is too long.
+/// A request would be forwarded in a loop until its head is too long.
 #[test]
 fn an_upstream_that_is_the_gateway_itself_is_refused() {
     let limit = "limits: [{ name: user, key: ip }]";
@@ -16,12 +16,11 @@ fn an_upstream_that_is_the_gateway_itself_is_refused() {
         let folder = folder_with(&[(RULES, rules)]);
         String::from_utf8(run_in(folder.path(), &["validate", RULES]).stdout).unwrap()
     };
-    let fix = "a request would go round in circles; name the service behind the gateway, or let gateway.listen be another \
-               address\n";
-    let told = |place: &str, upstream: &str, listen: &str| {
+    let fix = "requests would be forwarded in a loop; name the service behind the gateway, or change gateway.listen\n";
+    let expected = |place: &str, upstream: &str, listen: &str| {
         format!("{RULES}:{place}: the upstream {upstream} is the gateway itself, which listens on {listen}: {fix}")
     };
-    let problem = told("5:17", "127.0.0.1:8080", "0.0.0.0:8080");
+    let problem = expected("5:17", "127.0.0.1:8080", "0.0.0.0:8080");
     let circle = rules("0.0.0.0:8080", "http://127.0.0.1:8080");
     assert_eq!(validate(&circle), format!("{problem}{RULES}: not valid: 1 error\n"));
     assert_eq!(
@@ -29,7 +28,7 @@ fn an_upstream_that_is_the_gateway_itself_is_refused() {
         format!("{problem}tollgate: {RULES} cannot be used; correct what stands above\n")
     );
     let several = rules("127.0.0.1:80", "[http://127.0.0.1:8081, { url: http://localhost, weight: 2 }]");
-    let problem = told("5:48", "localhost:80", "127.0.0.1:80");
+    let problem = expected("5:48", "localhost:80", "127.0.0.1:80");
     assert_eq!(validate(&several), format!("{problem}{RULES}: not valid: 1 error\n"));
     for (listen, upstream) in [("127.0.0.1:8080", "http://127.0.0.1:8081"), ("127.0.0.1:0", "http://127.0.0.1:8081")] {
         assert_eq!(validate(&rules(listen, upstream)), format!("{RULES}: valid, 1 limit\n"));
@@ -37,7 +36,7 @@ fn an_upstream_that_is_the_gateway_itself_is_refused() {
 }
 
 #[test]
-fn an_upstream_where_the_gateway_would_listen_but_for_the_command_line_is_none_of_it() {
+fn upstream_at_the_configured_address_is_allowed_if_the_command_line_overrides_it() {
     let upstream = Raw::named("behind");
     let rules = format!(
         "gateway:\n  listen: {}\n  routes: [{{ path: /**, upstream: {} }}]\nlimits: []\n",
@@ -48,7 +47,7 @@ fn an_upstream_where_the_gateway_would_listen_but_for_the_command_line_is_none_o
     let process = Process::start(folder_with(&[(RULES, &rules)]), &arguments);
     let answer = Connection::to(process.address_of("gateway")).get("/");
     assert_eq!(answer.header("x-upstream"), Some("behind"));
-    // What the command line says holds for the next file too.
+    // The command line overrides the next file, too.
     std::fs::write(process.path(RULES), format!("{rules}# saved again\n")).unwrap();
     process.await_said("is in force", 1);
 }

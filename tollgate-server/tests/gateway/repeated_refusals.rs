@@ -1,19 +1,20 @@
-//! Clients that are refused over and over. Their connections take a shorter way, which nobody may notice.
+//! Clients that are refused again and again. The lane answers them with a reused response, which must not be
+//! noticeable.
 
 use crate::client::Answer;
 use crate::process::{Gateway, per_user, site};
 use crate::upstream::Raw;
 
-/// What does not change from one second to the next.
+/// Returns what does not change from one second to the next.
 fn shape(answer: &Answer) -> (u16, Vec<String>, String) {
     let mut names: Vec<String> = answer.names().map(str::to_owned).collect();
     names.sort_unstable();
-    let told: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
-    (answer.status, names, told["error"].to_string())
+    let expected: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
+    (answer.status, names, expected["error"].to_string())
 }
 
 #[test]
-fn the_tenth_refusal_reads_like_the_first() {
+fn tenth_refusal_equals_the_first() {
     let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], &per_user(1)));
     let mut connection = gateway.connect();
     assert_eq!(connection.get_as("ann", "/").status, 200);
@@ -41,7 +42,7 @@ fn a_request_that_may_pass_again_is_counted_and_forwarded_once() {
 }
 
 #[test]
-fn what_is_not_plain_is_refused_all_the_same() {
+fn requests_that_are_not_plain_are_refused_too() {
     let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], &per_user(1)));
     let mut connection = gateway.connect();
     assert_eq!(connection.get_as("ann", "/").status, 200);
@@ -68,7 +69,7 @@ fn what_is_not_plain_is_refused_all_the_same() {
 }
 
 #[test]
-fn ambiguous_requests_are_refused_on_the_shorter_way_too() {
+fn ambiguous_requests_are_refused_in_the_lane_too() {
     for request in ["GET / HTTP/1.1\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nHost: i\r\n\r\n"] {
         let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], &per_user(1)));
         let mut connection = gateway.connect();

@@ -1,12 +1,12 @@
-//! Plain requests are carried in a lane, all others by hyper. Nobody must be able to tell the two ways apart.
+//! The lane serves plain requests, hyper serves all others. Clients and upstreams must not be able to distinguish them.
 
 use crate::process::{Gateway, site};
 use crate::upstream::Raw;
 
-/// Names no header, and so changes nothing but the way.
+/// Names no header, and so changes only who serves the request.
 const BY_HYPER: &str = "Connection: x-absent\r\n";
 
-/// The lines of a head in one order and case, but for what is another one every time.
+/// Returns the lines of a head in a fixed order and case, without those that always differ.
 fn lines(head: &str) -> Vec<String> {
     let mut lines: Vec<String> = head
         .lines()
@@ -23,7 +23,7 @@ fn lines(head: &str) -> Vec<String> {
     lines
 }
 
-/// What the upstream got of a request and the client of its answer, by one way.
+/// Returns the request that the upstream got and the response that the client got.
 fn exchanged(gateway: &Gateway, upstream: &Raw, (method, target, headers): (&str, &str, &str), way: &str) -> String {
     let before: Vec<usize> = upstream.seen().iter().map(String::len).collect();
     let mut connection = gateway.connect();
@@ -119,14 +119,14 @@ fn a_client_cannot_tell_the_ways_apart() {
         ];
         let gateway = Gateway::start(&site("workers: 1", &routes, limit));
         for (method, target) in [("GET", "/edited"), ("GET", "/x")] {
-            // What is left is told, and must be the same both times.
-            let told = |way| {
+            // The remaining quota must be the same both times.
+            let expected = |way| {
                 let text = exchanged(&gateway, &upstream, (method, target, ""), way);
                 let is_count =
                     |line: &&str| line.contains("x-ratelimit-remaining") || line.contains("ratelimit: \\\"all");
                 text.lines().filter(|line| !is_count(line)).collect::<Vec<_>>().join("\n")
             };
-            assert_eq!(told(""), told(BY_HYPER), "{answer}");
+            assert_eq!(expected(""), expected(BY_HYPER), "{answer}");
         }
     }
 }

@@ -1,18 +1,18 @@
-//! Limits that hear what the upstream answered, and limits of how many requests are under way.
+//! Limits that count responses, and limits on requests in flight.
 
 use std::sync::mpsc;
 
 use crate::process::{Gateway, site};
 use crate::upstream::{Raw, until};
 
-/// An upstream that says what its path asks for: `/401`, or `/200/7` for a cost of 7.
+/// Returns an upstream that responds as its path says: `/401`, or `/200/7` for a cost of 7.
 fn obedient() -> Raw {
     Raw::start(|conversation| {
         while let Some(asked) = conversation.request() {
             let target = asked.head.split(' ').nth(1).unwrap_or_default();
             let mut words = target.split('/').skip(1);
             let (status, cost) = (words.next().unwrap_or("200"), words.next().unwrap_or("1"));
-            let head = format!("HTTP/1.1 {status} Told\r\nX-Cost: {cost}\r\nContent-Length: 0\r\n\r\n");
+            let head = format!("HTTP/1.1 {status} Requested\r\nX-Cost: {cost}\r\nContent-Length: 0\r\n\r\n");
             if !conversation.send(head) {
                 return;
             }
@@ -38,7 +38,7 @@ fn only_failed_logins_spend_the_login_limit() {
 }
 
 #[test]
-fn an_answer_says_what_it_has_cost() {
+fn response_header_sets_the_cost() {
     let upstream = obedient();
     let limits = "{ name: tokens, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 1/h, \
                   cost: 50, settle: 'header:x-cost' }";
@@ -53,7 +53,7 @@ fn an_answer_says_what_it_has_cost() {
 }
 
 #[test]
-fn a_request_that_no_upstream_answers_is_heard_as_the_gateways_answer() {
+fn limits_count_the_gateways_response_if_no_upstream_responds() {
     let limits = "{ name: failures, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, \
                   count: successes }";
     let gateway = Gateway::start(&site("", &["{ path: /**, upstream: 'http://127.0.0.1:1', retries: 0 }"], limits));
@@ -64,7 +64,7 @@ fn a_request_that_no_upstream_answers_is_heard_as_the_gateways_answer() {
 }
 
 #[test]
-fn so_many_requests_of_a_key_are_under_way_at_once() {
+fn in_flight_bounds_concurrent_requests_of_a_key() {
     let (release, released) = mpsc::channel::<()>();
     let released = std::sync::Mutex::new(released);
     let upstream = Raw::start(move |conversation| {
@@ -85,7 +85,7 @@ fn so_many_requests_of_a_key_are_under_way_at_once() {
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
     release.send(()).unwrap();
     assert_eq!(first.receive().status, 200);
-    // Its place is free as soon as its answer is over, which is a moment after the client has read it.
+    // The permit is free as soon as the response has ended, which is a moment after the client has read it.
     release.send(()).unwrap();
     until("there is a place again", || second.get_as("ann", "/").status == 200);
 }
