@@ -4,6 +4,24 @@
 //! exemptions, blocks and overrides. A [`RuleSet`] is a compiled set of rules. A server describes a request as
 //! [`Facts`], and the rule set turns the facts into hits.
 //!
+//! ```
+//! use tollgate::rules::{Facts, KeyPart, Match, Rule, RuleSet};
+//! use tollgate::{FixedWindow, Gate, Limit, MINUTE, Rate, TokenBucket};
+//!
+//! let per_ip = Rule::new(Limit::new("per-ip", TokenBucket::new(100, Rate::per_second(10)))?).key(KeyPart::ip());
+//! let logins = Rule::new(Limit::new("logins", FixedWindow::new(5, MINUTE))?)
+//!     .matching(Match::everything().path("/login").method("POST"))
+//!     .key(KeyPart::ip());
+//! let gate = Gate::in_memory(RuleSet::builder().rule(per_ip).rule(logins).build()?)?;
+//!
+//! let facts = Facts::new("POST", "/login").peer([192, 0, 2, 7].into());
+//! let outcome = gate.decide_now(&facts).expect("the store is in memory");
+//! assert_eq!(outcome.limit(), Some("logins"));
+//! # Ok::<(), tollgate::InvalidLimit>(())
+//! ```
+//!
+//! `docs/rules.md` in the repository describes the same rules in a file, and `docs/normal-form.md` how requests are read.
+//!
 //! Not here: decisions, which are made by a [`Gate`](crate::Gate).
 
 #[cfg(feature = "file")]

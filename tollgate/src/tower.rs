@@ -1,6 +1,6 @@
 //! Rate limits for any [tower](https://docs.rs/tower) service: axum, hyper, tonic.
 //!
-//! A limit per client takes two lines:
+//! A limit per client takes two lines (`docs/middleware.md` in the repository has complete servers):
 //!
 //! ```
 //! use tollgate::tower::RateLimitLayer;

@@ -15,6 +15,21 @@ use crate::rules::{
 };
 
 /// How the rules would decide a request. Nothing is counted.
+///
+/// ```
+/// use tollgate::rules::{Facts, Match, Rule, RuleSet};
+/// use tollgate::{FixedWindow, Gate, Limit, MINUTE, RuleState};
+///
+/// # async fn example() -> Result<(), tollgate::InvalidLimit> {
+/// let search = Rule::new(Limit::new("search", FixedWindow::new(10, MINUTE))?)
+///     .matching(Match::everything().path("/search/**"));
+/// let gate = Gate::in_memory(RuleSet::builder().rule(search).build()?)?;
+/// let explanation = gate.explain(&Facts::new("GET", "/login")).await;
+/// assert!(explanation.allowed);
+/// assert!(matches!(explanation.rules[0].state, RuleState::NotMatched(_)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Explanation {

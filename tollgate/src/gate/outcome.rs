@@ -30,6 +30,28 @@ const MAX_POLICIES: usize = 32;
 
 /// The result for a whole request: whether it is allowed, which limit decided, the headers for its response, and what
 /// to settle once its actual cost is known.
+///
+/// ```
+/// use http::HeaderMap;
+/// use tollgate::rules::{Facts, KeyPart, Rule, RuleSet};
+/// use tollgate::{FixedWindow, Gate, Limit, MINUTE};
+///
+/// let per_ip = Rule::new(Limit::new("per-ip", FixedWindow::new(1, MINUTE))?).key(KeyPart::ip());
+/// let gate = Gate::in_memory(RuleSet::builder().rule(per_ip).build()?)?;
+/// let facts = Facts::new("GET", "/").peer([192, 0, 2, 7].into());
+///
+/// let allowed = gate.decide_now(&facts).expect("the store is in memory");
+/// assert!(allowed.is_allowed());
+/// let mut headers = HeaderMap::new();
+/// allowed.write_headers(&mut headers);
+/// assert_eq!(headers["x-ratelimit-remaining"], "0");
+///
+/// let denied = gate.decide_now(&facts).expect("the store is in memory");
+/// assert_eq!(denied.limit(), Some("per-ip"));
+/// let response = denied.response(&HeaderMap::new()).expect("the request is refused");
+/// assert_eq!(response.status(), 429);
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
 #[must_use = "the request is limited only if its outcome is used"]
 pub struct Outcome {
     pub(super) state: Arc<State>,
@@ -335,9 +357,9 @@ impl Outcome {
         &self.state.rules
     }
 
-    /// Settles the request at its actual cost. It applies to every rule whose cost is not the constant 1: units taken
-    /// too much are refunded, as far as they still count against the key, and missing units are taken, as far as they
-    /// are available.
+    /// Settles the request at its actual cost. It applies to every rule whose cost is not the constant 1: surplus
+    /// units are refunded, as far as they still count against the key, and missing units are taken, as far as they are
+    /// available.
     ///
     /// Each limit is settled once, by this method, [`settle_limit`](Self::settle_limit), [`refund`](Self::refund) or
     /// [`settle_response`](Self::settle_response). Later calls change nothing and return

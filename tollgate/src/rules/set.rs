@@ -530,7 +530,7 @@ impl RuleSet {
     }
 
     /// Returns `true` if the cost that a rule takes may be corrected later.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "memory has it where it was taken"))]
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only leases on Redis depend on it"))]
     pub(crate) fn may_change(&self, rule: u32) -> bool {
         self.estimates(rule) || self.awaits_response(rule)
     }

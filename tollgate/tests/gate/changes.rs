@@ -34,11 +34,11 @@ fn memory_of_a_burst_is_freed_and_counts_stay() {
     }
     let used = || gate.memory().unwrap().memory_used();
     let before = used();
-    assert!(!gate.compact(), "the keys are not at rest");
+    assert!(!gate.compact(), "the keys are still in use");
     clock.advance(MINUTE);
     let outcome = check(&gate, "GET", "/", &ANN);
     assert!(gate.compact());
-    assert!(!gate.compact() && used() > before, "a request is under way that may be settled");
+    assert!(!gate.compact() && used() > before, "a pending request may still be settled");
     drop(outcome);
     assert!(!gate.compact());
     assert!(used() < before / 16, "{} bytes of {before}", used());

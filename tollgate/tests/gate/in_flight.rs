@@ -63,7 +63,7 @@ fn a_request_that_a_rate_limit_denies_holds_no_permit() {
     let denied: Vec<_> = (0..5).map(|_| get(&gate, "ann")).collect();
     assert!(denied.iter().all(|outcome| outcome.limit() == Some("rate")));
     clock.advance(MINUTE);
-    assert!(get(&gate, "ann").is_allowed(), "while the denials are still there");
+    assert!(get(&gate, "ann").is_allowed(), "while the denied outcomes exist");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn permits_of_several_limits_are_taken_all_or_nothing() {
     let _held = [permit(&gate, "ann").unwrap(), permit(&gate, "ann").unwrap()];
     assert_eq!(get(&gate, "ann").limit(), Some("at-once"));
     let last = permit(&gate, "bob");
-    assert!(last.is_some(), "what ann did not get is left");
+    assert!(last.is_some(), "the permit that ann did not get is free");
     assert_eq!(get(&gate, "cid").limit(), Some("everyone"));
 }
 

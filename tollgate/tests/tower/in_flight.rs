@@ -59,7 +59,7 @@ async fn a_permit_is_held_until_the_body_ends_or_is_dropped() {
     drop(sender);
     assert!(first.body_mut().frame().await.is_none());
     let third = status().await;
-    assert_eq!(third.status(), 200, "the body has ended, and is still there");
+    assert_eq!(third.status(), 200, "the body has ended, but was not dropped");
     assert_eq!(status().await.status(), 429);
 
     drop(second);

@@ -20,7 +20,7 @@ pub(in crate::rules) fn query<'a>(query: &'a str, name: &str, errors: &ReadError
 }
 
 /// Returns the decoded names of all parameters, in order.
-#[cfg_attr(not(any(feature = "file", test)), expect(dead_code, reason = "only expressions look at all of them"))]
+#[cfg_attr(not(any(feature = "file", test)), expect(dead_code, reason = "only expressions list all names"))]
 pub(in crate::rules) fn names(query: &str) -> impl Iterator<Item = Cow<'_, str>> {
     pairs(query).map(|(name, _)| trimmed(decoded(name)))
 }

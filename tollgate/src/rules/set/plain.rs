@@ -91,6 +91,6 @@ mod tests {
         let plain = &rules.0.plain;
         assert!(Arc::ptr_eq(&plain[0].key, &plain[1].key));
         assert!(!Arc::ptr_eq(&plain[0].key, &plain[2].key));
-        assert!(!Arc::ptr_eq(&plain[3].key, &plain[4].key), "nobody knows what a closure does");
+        assert!(!Arc::ptr_eq(&plain[3].key, &plain[4].key), "closures are never known to be equal");
     }
 }
