@@ -3,16 +3,17 @@
 use ::http::header::{GetAll, ValueIter};
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The headers of a request, in a map or as parsed lines.
+/// The headers of a request.
 ///
-/// Building a map takes longer than deciding a request, so the gateway passes the parsed lines where it needs no map.
+/// A reference to a [`HeaderMap`] converts to it, so pass `&map` where a function takes `impl Into<Headers>`.
 ///
 /// ```
+/// use http::{HeaderMap, HeaderValue};
 /// use tollgate::http::Headers;
-/// use tollgate::internal::HeaderLine;
 ///
-/// let lines = [HeaderLine { name: "X-User-Id", value: b"user123" }];
-/// let headers = Headers::from(&lines[..]);
+/// let mut map = HeaderMap::new();
+/// map.insert("x-user-id", HeaderValue::from_static("user123"));
+/// let headers = Headers::from(&map);
 /// assert_eq!(headers.get("x-user-id"), Some(&b"user123"[..]));
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +21,9 @@ use ::http::{HeaderMap, HeaderName, HeaderValue};
 pub enum Headers<'a> {
     /// Headers in a map.
     Map(&'a HeaderMap),
-    /// Header lines in the order in which they arrived. A name can occur several times.
+    /// Header lines in the order in which they arrived. A name can occur several times. Building a map takes longer
+    /// than deciding a request, so the gateway passes the parsed lines where it needs no map.
+    #[doc(hidden)]
     Lines(&'a [HeaderLine<'a>]),
 }
 
