@@ -258,7 +258,7 @@ fn a_template_that_cannot_be_sent_is_refused_with_the_fix() {
     let long = "x".repeat(64 * 1024 + 1);
     let table = [
         ("{{limits}}", "text/html", "template", format!("unknown placeholder `limits` in the template; {known}")),
-        ("a {{}}", "text/html", "template", format!("the template has a place `` that is not known; {known}")),
+        ("a {{}}", "text/html", "template", format!("unknown placeholder `` in the template; {known}")),
         (
             "a {{limit",
             "text/html",
